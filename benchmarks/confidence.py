@@ -34,7 +34,7 @@ from torch import Tensor
 
 from app.demo.run import new_table
 from app.maths.geometry.space import fit_space
-from app.maths.quality.confidence import Expected, expect, fit_confidence
+from app.maths.quality.confidence import ExpectedCosines, expected_cosines, fit_confidence
 from app.maths.quality.metrics import unit
 from app.maths.translators import methods
 from app.maths.translators.translator import Translator, apply
@@ -118,7 +118,7 @@ def _cell(
     translator = methods.fit(METHOD, fit_space(x), fit_space(y), options)
     middle = y.mean(dim=0)
     found, translated = _cosines(translator, asked, native, middle)
-    usual = expect(model, asked)
+    usual = expected_cosines(model, asked)
     cell = {
         "fit_seconds": taken,
         "cosine": float(found.mean()),
@@ -129,7 +129,7 @@ def _cell(
     for level in LEVELS:
         cell |= {
             f"{name}_{level}": value
-            for name, value in _covered(expect(model, asked, level=level), found).items()
+            for name, value in _covered(expected_cosines(model, asked, level=level), found).items()
         }
     lost = ranks(translated - middle, native - middle) > 1
     cell["lost"] = _share(lost)
@@ -138,14 +138,14 @@ def _cell(
     draw = torch.Generator().manual_seed(seed)
     for name, (theirs, their_native) in elsewhere.items():
         rows = torch.randperm(len(theirs), generator=draw)[:OTHERS]
-        told = expect(model, theirs[rows])
+        told = expected_cosines(model, theirs[rows])
         cell[f"auroc_{name}"] = _auroc(-told.p_value, -usual.p_value)
         cell[f"flagged_{name}"] = _share(told.strange)
         cell[f"covered_{name}"] = _covered(
             told, _cosines(translator, theirs[rows], their_native[rows], middle)[0]
         )["coverage"]
     return cell | {
-        f"flagged_{name}": _share(expect(model, each).strange)
+        f"flagged_{name}": _share(expected_cosines(model, each).strange)
         for name, each in _garbage(x, asked, draw).items()
     }
 
@@ -174,7 +174,7 @@ def _garbage(x: Tensor, asked: Tensor, draw: torch.Generator) -> dict[str, Tenso
     }
 
 
-def _covered(told: Expected, found: Tensor) -> dict[str, float]:
+def _covered(told: ExpectedCosines, found: Tensor) -> dict[str, float]:
     return {
         "coverage": _share((told.low <= found) & (found <= told.high)),
         "width": float((told.high - told.low).mean()),

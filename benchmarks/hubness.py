@@ -32,7 +32,7 @@ from torch import Tensor
 
 from app.demo.run import new_table
 from app.maths.geometry.space import fit_space
-from app.maths.quality.evaluation import Evaluated, evaluate
+from app.maths.quality.evaluation import QueryEvaluation, evaluate
 from app.maths.quality.intervals import bootstrap_interval
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
@@ -60,7 +60,7 @@ PAIRS = {
     "words": (("w2v", "googlenews"), ("googlenews", "fasttext"), ("fasttext", "w2v")),
 }
 
-Cell = dict[str, Evaluated]
+Cell = dict[str, QueryEvaluation]
 
 
 def main() -> None:
@@ -154,7 +154,7 @@ def summarise(cells: list[Cell]) -> dict[str, dict[str, float]]:
     return {kind: row([cell[kind] for cell in cells]) for kind in (*METHODS, NATIVE)}
 
 
-def row(measured: list[Evaluated]) -> dict[str, float]:
+def row(measured: list[QueryEvaluation]) -> dict[str, float]:
     made: dict[str, float] = {"cells": len(measured)}
     for name, field in NUMBERS.items():
         differences = [getattr(each.csls, field) - getattr(each.items, field) for each in measured]

@@ -30,10 +30,10 @@ from rich.progress import track
 from torch import Tensor
 
 from app.demo.run import new_table
-from app.maths.anchors.coverage import RIDGE, suggest
-from app.maths.geometry.sampling import uniform
+from app.maths.anchors.coverage import COVERAGE_RIDGE, suggest
+from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space, normalise
-from app.maths.quality.metrics import Quality, per_item, summary
+from app.maths.quality.metrics import Quality, item_metrics, mean_quality
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from benchmarks.common import DATA, RESULTS, parser, write
@@ -117,7 +117,7 @@ def translate(
     x, y = fit_space(train[source][anchors]), fit_space(train[target][anchors])
     translator = methods.fit("graded", x, y, methods.resolve("graded", {}, anchors=len(anchors)))
     translated = apply(translator, test[source][held]).vectors
-    return summary(per_item(translated - y.mean, test[target][held] - y.mean))
+    return mean_quality(item_metrics(translated - y.mean, test[target][held] - y.mean))
 
 
 def suggested(anchors: Tensor, pool: Tensor, seed: int) -> list[int]:
@@ -130,7 +130,7 @@ def determinant(anchors: Tensor, pool: Tensor, seed: int) -> list[int]:
     space = fit_space(anchors)
     items = normalise(pool.double(), space.mean)[0]
     inverse = torch.linalg.inv(
-        space.unit.T @ space.unit + RIDGE * torch.eye(space.dim, dtype=items.dtype)
+        space.unit.T @ space.unit + COVERAGE_RIDGE * torch.eye(space.dim, dtype=items.dtype)
     )
     rows: list[int] = []
     for _ in range(ADDED):
@@ -144,7 +144,7 @@ def determinant(anchors: Tensor, pool: Tensor, seed: int) -> list[int]:
 
 SUGGESTED = "suggested, by the source"
 CHOICES: dict[str, Choice] = {
-    RANDOM: lambda anchors, pool, seed: uniform(len(pool), size=ADDED, seed=seed),
+    RANDOM: lambda anchors, pool, seed: draw_uniformly(len(pool), size=ADDED, seed=seed),
     "k-means medoids": lambda anchors, pool, seed: medoids(pool, size=ADDED, seed=seed),
     "D-optimal": determinant,
     SUGGESTED: suggested,

@@ -44,8 +44,8 @@ from app.encoders.base import EncoderSpec, ModelSources
 from app.encoders.text import load
 from app.maths.geometry.space import fit_space
 from app.maths.quality.metrics import unit
-from app.maths.thresholds.calibration import Calibration, calibrate, covered, expect
-from app.maths.thresholds.decisions import agreement
+from app.maths.thresholds.calibration import Calibration, calibrate, covered_range, expected_score
+from app.maths.thresholds.decisions import threshold_agreement
 from app.maths.thresholds.score_pairs import translate_held_out
 from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import apply
@@ -140,10 +140,10 @@ def intervals(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> dic
     """Coverage and mean absolute errors over the covered pairs, from a table like the answer of GET
     /calibration.
     """
-    ends = covered(calibration)
+    ends = covered_range(calibration)
     assert ends is not None
     grid = np.linspace(*ends, POINTS)
-    points = [(score, expect(calibration, score, level=LEVEL)) for score in grid.tolist()]
+    points = [(score, expected_score(calibration, score, level=LEVEL)) for score in grid.tolist()]
     known = [
         (score, each.answer, *each.interval) for score, each in points if each.interval is not None
     ]
@@ -174,8 +174,8 @@ def decisions(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> lis
         if reached.sum() < OCCURS or reached.mean() > 0.99:
             continue
         expected, agreed = (
-            expect(calibration, threshold, level=LEVEL),
-            agreement(calibration, threshold),
+            expected_score(calibration, threshold, level=LEVEL),
+            threshold_agreement(calibration, threshold),
         )
         near = np.abs(old - threshold) < 0.01
         chosen = {

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from app.maths.geometry.sampling import check_size, clusters
+from app.maths.geometry.sampling import check_size, cluster_centres
 from app.maths.geometry.space import fit_space
 from app.maths.translators.inverse import farthest_points
 
@@ -24,7 +24,7 @@ def medoids(pool: Float[Tensor, "n d"], *, size: int, seed: int) -> list[int]:
     check_size(size, pool.shape[0])
     points = fit_space(pool).unit
     return sorted(
-        set(torch.cdist(clusters(points, size=size, seed=seed), points).argmin(dim=1).tolist())
+        set(torch.cdist(cluster_centres(points, size=size, seed=seed), points).argmin(dim=1).tolist())
     )
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.maths.bootstrap import neighbours as matching
-from app.maths.bootstrap.neighbours import Beat, Best
-from app.maths.bootstrap.pools import Grown, OnStep, Pools, State, Step, check_seeds, ignore
+from app.maths.bootstrap.neighbours import Beat, BestMatches
+from app.maths.bootstrap.pools import GrownPairs, OnStep, Pools, State, Step, check_seeds, ignore_step
 from app.maths.geometry.spectrum import rank_tolerance
 
 
@@ -53,8 +53,8 @@ def procrustes(
     settings: Procrustes,
     *,
     state: State | None = None,
-    on_step: OnStep = ignore,
-) -> Grown:
+    on_step: OnStep = ignore_step,
+) -> GrownPairs:
     """The rotation of the seeds, then the pairs that choose each other by CSLS, the best scores
     first.
 
@@ -83,8 +83,8 @@ def vecmap(
     settings: Vecmap,
     *,
     state: State | None = None,
-    on_step: OnStep = ignore,
-) -> Grown:
+    on_step: OnStep = ignore_step,
+) -> GrownPairs:
     """Self-learning by orthogonal maps with a stochastic dictionary, from the seeds. The seeds
     themselves may be dropped.
 
@@ -172,7 +172,7 @@ class _Stand:
             self.keep >= 1.0 and self.stalled >= settings.patience
         )
 
-    def next(self, found: Best, objective: float, settings: Vecmap) -> _Stand:
+    def next(self, found: BestMatches, objective: float, settings: Vecmap) -> _Stand:
         """The state after a round."""
         better = objective > self.best + settings.tolerance
         best, stalled, keep = (
@@ -218,12 +218,12 @@ def _rotation(pools: Pools, dictionary: Int64[Tensor, "p 2"]) -> Float32[Tensor,
 
 def _looked_at(
     pools: Pools, translated: Float32[Tensor, "n dy"], k: int, stand: _Stand, beat: Beat
-) -> tuple[Best, float]:
+) -> tuple[BestMatches, float]:
     """Every item's best partner by CSLS among the drawn similarities, and the mean cosine to the
     nearest of all.
     """
-    there, _ = matching.nearest(translated, pools.y, k, memory=pools.memory, beat=beat)
-    back, _ = matching.nearest(pools.y, translated, k, memory=pools.memory, beat=beat)
+    there, _ = matching.nearest_rows(translated, pools.y, k, memory=pools.memory, beat=beat)
+    back, _ = matching.nearest_rows(pools.y, translated, k, memory=pools.memory, beat=beat)
     objective = float(there[:, 0].double().mean() + back[:, 0].double().mean()) / 2
     return _drawn(pools, translated, there.mean(dim=1), back.mean(dim=1), stand, beat), objective
 
@@ -235,7 +235,7 @@ def _drawn(
     near_y: Float32[Tensor, " m"],
     stand: _Stand,
     beat: Beat,
-) -> Best:
+) -> BestMatches:
     """As `matching.best`, but uses each similarity with probability `keep`, the same ones from both
     sides.
     """
@@ -244,11 +244,11 @@ def _drawn(
     score_x = near_x.new_empty(n)
     x_of_y = torch.zeros(m, dtype=torch.int64, device=pools.device)
     score_y = near_y.new_full((m,), -torch.inf)
-    # The product includes the offsets, as in `matching.best`.
+    # The product includes the offsets, as in `neighbours.best_matches`.
     left = torch.cat([2 * translated, -near_x[:, None], torch.ones_like(near_x)[:, None]], dim=1)
     right = torch.cat([pools.y, torch.ones_like(near_y)[:, None], -near_y[:, None]], dim=1)
     # Half of the memory is for the scores, half for the random numbers.
-    for piece, scores in matching.products(left, right, memory=pools.memory // 2, beat=beat):
+    for piece, scores in matching.product_blocks(left, right, memory=pools.memory // 2, beat=beat):
         if stand.keep < 1.0:
             drawn = torch.rand(scores.shape, generator=stand.generator, device=pools.device)
             scores.masked_fill_(drawn >= stand.keep, -torch.inf)
@@ -257,10 +257,10 @@ def _drawn(
         better = column > score_y
         x_of_y = torch.where(better, row + piece.start, x_of_y)
         score_y = torch.where(better, column, score_y)
-    return Best(y_of_x, score_x, x_of_y, score_y)
+    return BestMatches(y_of_x, score_x, x_of_y, score_y)
 
 
-def _dictionary(found: Best) -> Int64[Tensor, "p 2"]:
+def _dictionary(found: BestMatches) -> Int64[Tensor, "p 2"]:
     """Each item with its best partner, from both sides. A pair that chooses each other counts
     twice.
     """
@@ -280,11 +280,11 @@ def _mutual(
     k: int,
     facts: dict[str, float],
     beat: Beat,
-) -> Grown:
+) -> GrownPairs:
     """The seeds, then the other pairs that choose each other by CSLS, the best scores first."""
-    offset_x, offset_y = matching.hubness(translated, pools.y, k, memory=pools.memory, beat=beat)
-    found = matching.mutual(
-        matching.best(
+    offset_x, offset_y = matching.hubness_offsets(translated, pools.y, k, memory=pools.memory, beat=beat)
+    found = matching.mutual_pairs(
+        matching.best_matches(
             translated,
             pools.y,
             offset_q=offset_x,
@@ -297,7 +297,7 @@ def _mutual(
     taken_x, taken_y = ({pair[side] for pair in seeds} for side in (0, 1))
     others = zip(found.i[order].tolist(), found.j[order].tolist(), strict=True)
     pairs = [*seeds, *((i, j) for i, j in others if i not in taken_x and j not in taken_y)]
-    return Grown(
+    return GrownPairs(
         torch.tensor(pairs),
         torch.full((len(pairs),), torch.nan),
         {**facts, "pairs": float(len(pairs))},

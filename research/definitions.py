@@ -11,16 +11,7 @@ from torch import Tensor
 from app.maths.geometry.pair import Pair
 from app.maths.geometry.quantise import largest_code, levels
 from app.maths.geometry.space import Space, check_vectors, normalise
-from app.maths.quality.metrics import (
-    NEIGHBOURS,
-    Quality,
-    overlap,
-    per_item,
-    shared,
-    similarities,
-    summary,
-    unit,
-)
+from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, Quality, jaccard as overlap, item_metrics, shared_count, cosine_blocks, mean_quality, unit
 
 
 def relative(vectors: Float[Tensor, "n d"], space: Space) -> Float64[Tensor, "n k"]:
@@ -65,7 +56,7 @@ def ranks(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> Int
     """
     queries, index = unit(translated), unit(native)
     found = []
-    for start, block in similarities(queries, index):
+    for start, block in cosine_blocks(queries, index):
         own = block.gather(1, torch.arange(start, start + block.shape[0])[:, None])
         found.append((block >= own).sum(dim=1))
     return torch.cat(found)
@@ -85,7 +76,7 @@ def neighbours(
     self_included  whether item i may be its own neighbour
     """
     found = []
-    for start, block in similarities(unit(queries), unit(index)):
+    for start, block in cosine_blocks(unit(queries), unit(index)):
         if not self_included:
             block.scatter_(1, torch.arange(start, start + block.shape[0])[:, None], -torch.inf)
         found.append(block.topk(k, dim=1).indices)
@@ -93,7 +84,7 @@ def neighbours(
 
 
 def recall(
-    translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"], k: int = NEIGHBOURS
+    translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"], k: int = DEFAULT_NEIGHBOURS
 ) -> float:
     """recall@k: of the k items that a native query finds in the native index, the share that a
     translated query finds, too.
@@ -103,13 +94,13 @@ def recall(
     """
     ours = neighbours(translated, native, k, self_included=False)
     truth = neighbours(native, native, k, self_included=False)
-    return float(shared(ours, truth).double().mean() / k)
+    return float(shared_count(ours, truth).double().mean() / k)
 
 
 def jaccard(
     translated: Float[Tensor, "n d"],
     native: Float[Tensor, "n d"],
-    k: int = NEIGHBOURS,
+    k: int = DEFAULT_NEIGHBOURS,
     *,
     own_space: bool = False,
 ) -> float:
@@ -132,4 +123,4 @@ def measure(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> Q
     """All measures at once, at min(10, n - 1) neighbours. Needs n >= 2 and centred vectors, see the
     module.
     """
-    return summary(per_item(translated, native))
+    return mean_quality(item_metrics(translated, native))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.maths.geometry.quantise import bound, step
+from app.maths.geometry.quantise import error_bound, step_size
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "research" / "results"
@@ -101,7 +101,7 @@ def test_the_grid(text, found):
         expect(text, name, f"{row['bytes']['mean']:g}", *cells)
     for name, row in clusters.items():
         expect(text, name, shown(row, "cosine"), shown(row, "mrr"), shown(row, "left"))
-    assert json.dumps({"bits": 8, "step": step(8), "bound": bound(8)}) in text
+    assert json.dumps({"bits": 8, "step": step_size(8), "bound": error_bound(8)}) in text
 
 
 def test_the_guarantee_is_quoted_and_holds(text, found):

@@ -1,6 +1,6 @@
 """A worker: threads that run jobs, one that renews leases, and one that deletes old rows.
 
-It runs in the process of the API or in one of its own.
+It runs in the process of the API, or in a separate one.
 """
 
 from __future__ import annotations

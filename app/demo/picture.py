@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from torch import Tensor
+
+from app.demo.pack import Pack
+from app.maths.quality import metrics
 
 #: most intents in the map, because more colours are hard to distinguish
 MOST_INTENTS = 8
@@ -69,3 +74,24 @@ def draw_map(
     figure.suptitle(f"{title}: colour is the intent, a line joins the two vectors of one sentence")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
+
+
+def draw_translations(
+    pack: Pack, translations: dict[tuple[str, str], Tensor], path: Path, console: Console
+) -> None:
+    """Draw the picture if matplotlib is installed."""
+    if find_spec("matplotlib") is None:
+        console.print("No picture. For one, run: pip install 'anchorage-server\\[demo]'")
+        return
+    source, target = "minilm6-384", "static-256"
+    mean = pack.vectors[target][pack.anchors].mean(dim=0)
+    native = pack.vectors[target][pack.rest] - mean
+    draw_map(
+        path,
+        native=native,
+        translated=translations[source, target] - mean,
+        untranslated=metrics.do_nothing(pack.vectors[source][pack.rest], native.shape[1]) - mean,
+        labels=pack.labels[pack.rest],
+        title=f"{source} in the space of {target}",
+    )
+    console.print(f"Native and translated vectors in one map: {path}")

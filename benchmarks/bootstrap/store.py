@@ -20,7 +20,7 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from app.maths.bootstrap.pools import Grown
+from app.maths.bootstrap.pools import GrownPairs
 from app.services.anchors import bootstrap as service
 from benchmarks.common import CACHE
 
@@ -104,7 +104,7 @@ def keep(key: Key, measured: Mapping[str, Any]) -> None:
     partly.replace(path)
 
 
-def grown(key: Key, grow: Callable[[], tuple[Grown, float]]) -> tuple[Grown, float]:
+def grown(key: Key, grow: Callable[[], tuple[GrownPairs, float]]) -> tuple[GrownPairs, float]:
     """What a method grows, and its seconds; from disk if it grew it before."""
     path = _path("grown", key, "safetensors")
     if not path.exists():
@@ -120,7 +120,7 @@ def grown(key: Key, grow: Callable[[], tuple[Grown, float]]) -> tuple[Grown, flo
         return made, seconds
     with safe_open(path, "pt") as file:
         about = json.loads(file.metadata()["about"])
-        return Grown(
+        return GrownPairs(
             file.get_tensor("pairs"), file.get_tensor("confidence"), about["facts"]
         ), about["seconds"]
 

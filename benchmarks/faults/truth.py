@@ -102,7 +102,7 @@ def growth(variant: int) -> Growth:
     target = pool.new[order]
     partner = {int(row): place for place, row in enumerate(order)}
     seeds = [(row, partner[row]) for row in range(SEEDS)]
-    found = paper.grow(fit_pools(pool.old, target), seeds, paper.Settings(size=SIZE, steps=STEPS))
+    found = paper.grow(fit_pools(pool.old, target), seeds, paper.PaperSettings(size=SIZE, steps=STEPS))
     body = {
         "source": "old",
         "target": "new",

@@ -15,12 +15,13 @@ from rich.console import Console
 from app.demo.run import new_table
 from app.maths.geometry.space import fit_space
 from app.maths.quality import selection
-from app.maths.quality.selection import USUAL, Candidate
+from app.maths.quality.candidates import DEFAULT_CANDIDATE, Candidate
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from benchmarks.quality import data, table
 from benchmarks.quality.compare import task_of
 from benchmarks.quality.measure import Index
+from app.maths.quality import candidates
 
 ANCHORS = (50, 100, 300)
 PAIRS, SEEDS = 4, 2
@@ -92,9 +93,9 @@ def _of(
     x, y = (task.encoders[encoder] for encoder in pair)
     spaces, centre = (fit_space(x[known]), fit_space(y[known])), y[known].mean(dim=0)
     index = Index(y[held] - centre)
-    choice = selection.choose(x[known], y[known])
+    choice = selection.choose_method(x[known], y[known])
     reached = {}
-    for method, given in selection.CANDIDATES:
+    for method, given in candidates.CANDIDATES:
         options = methods.resolve(method, given, anchors=anchors)
         translated = apply(methods.fit(method, *spaces, options), x[held]).vectors.double()
         reached[_key(method, given)] = index.measure(translated - centre).recall
@@ -102,14 +103,14 @@ def _of(
     by_score = choice.candidates[0]
     chosen = {
         name: choice.options[name]
-        for method, given in selection.CANDIDATES
+        for method, given in candidates.CANDIDATES
         if method == choice.method
         for name in given
     }
     ways = {
         BY_RECALL: reached[_key(by_recall.method, by_recall.options)],
         BY_SCORE: reached[_key(by_score.method, by_score.options)],
-        ALWAYS: reached[_key(*USUAL["retrieval"])],
+        ALWAYS: reached[_key(*DEFAULT_CANDIDATE["retrieval"])],
         AUTO: reached[_key(choice.method, chosen)],
     }
     return ways, list(reached.values())

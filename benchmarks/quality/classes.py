@@ -14,11 +14,12 @@ from torch import Tensor
 
 from app.demo.run import new_table
 from app.maths.geometry.space import fit_space
-from app.maths.quality import selection
+from app.maths.quality import candidates, selection
 from app.maths.quality.metrics import unit
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from benchmarks.quality import data, table
+from app.maths.quality import candidates
 
 TASKS = ("banking77", "trec", "cifar10", "fashion-mnist")
 ANCHORS, SEEDS, PAIRS = 300, 2, 4
@@ -67,8 +68,8 @@ def _of(task: data.Task, seeds: int) -> dict[str, float]:
             head = _head(y[train] - pair[1].mean, task.labels[train])
             ways: dict[str, tuple[str, methods.Options]] = {
                 f"auto, prefer {use}": (choice.method, choice.options)
-                for use in selection.USUAL
-                for choice in [selection.choose(x[known], y[known], prefer=use)]
+                for use in candidates.DEFAULT_CANDIDATE
+                for choice in [selection.choose_method(x[known], y[known], prefer=use)]
             }
             for name in ("graded", "procrustes", "ridge", "irp"):
                 ways[name] = name, methods.resolve(name, {}, anchors=ANCHORS)

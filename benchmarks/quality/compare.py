@@ -13,7 +13,7 @@ from torch import Tensor
 
 from app.maths.geometry.space import Space, fit_space
 from app.maths.quality import selection
-from app.maths.quality.selection import Candidate
+from app.maths.quality.candidates import Candidate
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from benchmarks.quality import data, peers
@@ -135,14 +135,14 @@ def _cell(
             note(name, started, _translated(method, given, source, target, x[held]))
     if tuned:
         started = time.perf_counter()
-        chosen = selection.choose(x[known], y[known], candidates=DELTAS, usual=DELTAS[0])
+        chosen = selection.choose_method(x[known], y[known], candidates=DELTAS, usual=DELTAS[0])
         note(TUNED, started, _translated(chosen.method, chosen.options, source, target, x[held]))
     started = time.perf_counter()
-    choice = selection.choose(x[known], y[known])
+    choice = selection.choose_method(x[known], y[known])
     note(AUTO, started, _translated(choice.method, choice.options, source, target, x[held]))
     cell.chosen = (
         choice.method,
-        {name: value for name, value in choice.options.items() if name not in methods.SHAPE},
+        {name: value for name, value in choice.options.items() if name not in methods.OUTPUT_OPTIONS},
     )
     return cell
 

@@ -62,7 +62,7 @@ def run(console: Console, path: Path, about: str) -> None:
                     apply(methods.fit(method, *pair, options), x[held]).vectors.double()
                     - pair[1].mean
                 )
-            choice = selection.choose(x[known], y[known])
+            choice = selection.choose_method(x[known], y[known])
             chosen = apply(methods.fit(choice.method, *pair, choice.options), x[held])
             translated[AUTO] = chosen.vectors.double() - pair[1].mean
             for row, vectors in translated.items():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from app.maths.geometry.space import row_norms, unit_rows
-from app.maths.quality.metrics import NEIGHBOURS
+from app.maths.quality.metrics import DEFAULT_NEIGHBOURS
 
 #: random subsets of the test items, for each size
 SUBSETS = 5
@@ -47,7 +47,7 @@ class Index:
         n = len(native)
         self._unit = _unit(native)
         own = _without_self(self._unit @ self._unit.T)
-        self._k = min(NEIGHBOURS, n - 1)
+        self._k = min(DEFAULT_NEIGHBOURS, n - 1)
         self._nearest = _members(own, 1)
         self._truth = _members(own, self._k)
         self._parts = {
@@ -85,7 +85,7 @@ class _Part:
 
     def __init__(self, own: Tensor, size: int, seed: int) -> None:
         self._rows = torch.randperm(len(own), generator=torch.Generator().manual_seed(seed))[:size]
-        self._k = min(NEIGHBOURS, size - 1)
+        self._k = min(DEFAULT_NEIGHBOURS, size - 1)
         self._truth = _members(self._cut(own), self._k)
 
     def recall(self, cosines: Tensor) -> float:

@@ -19,7 +19,7 @@ from app.maths.geometry.space import fit_space
 from app.maths.quality import selection
 from app.maths.quality.crossfit import cross_fit
 from app.maths.quality.learning_curve import learning_curve
-from app.maths.quality.metrics import per_item
+from app.maths.quality.metrics import item_metrics
 from app.maths.quality.promise import Promise, promise
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
@@ -108,7 +108,7 @@ def _kept(name: str, anchors: int, seed: int, pair: tuple[str, str]) -> Kept:
     task = task_of(name)
     known, held = data.split(task, anchors, seed)
     x, y = (task.encoders[encoder] for encoder in pair)
-    choice = selection.choose(x[known], y[known])
+    choice = selection.choose_method(x[known], y[known])
     held_out = cross_fit(choice.method, x[known], y[known], choice.options)
     assert held_out is not None
     made = promise(
@@ -132,7 +132,7 @@ def _found(made: Promise, translated: Tensor, native: Tensor, seed: int) -> dict
     sums: list[list[float]] = []
     for _ in range(INDEXES):
         rows = torch.randperm(len(native), generator=generator)[: made.index]
-        items = per_item(translated[rows], native[rows], made.neighbours)
+        items = item_metrics(translated[rows], native[rows], made.neighbours)
         sums.append(
             [float(each.mean()) for each in (items.recall, items.reciprocal_rank, items.cosine)]
         )

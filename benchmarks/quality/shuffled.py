@@ -57,7 +57,7 @@ def run(console: Console, path: Path, about: str, arguments: argparse.Namespace)
 
 def _useless(name: str, x: torch.Tensor, y: torch.Tensor) -> bool:
     if name == "auto":
-        choice = selection.choose(x, y)
+        choice = selection.choose_method(x, y)
         name, options = choice.method, choice.options
     else:
         options = methods.resolve(name, {}, anchors=len(x))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.maths.geometry.sampling import uniform
+from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space
 from research.anchor_strategies.measure import Numbers, alike, over_seeds, relatives, translated
 from research.anchor_strategies.pools import POOL, TEXT_ENCODERS, Pools, texts
@@ -50,7 +50,7 @@ def measure() -> dict[str, Any]:
 def _pairs(own: Pools, other: Pools, size: int, share: float, seed: int) -> list[Numbers]:
     """Each ordered pair by the same anchors."""
     near, far = round(share * size), size - round(share * size)
-    rows = {pools: torch.tensor(uniform(POOL, size=size, seed=seed)) for pools in (own, other)}
+    rows = {pools: torch.tensor(draw_uniformly(POOL, size=size, seed=seed)) for pools in (own, other)}
     known = {
         name: torch.cat([own.pool[name][rows[own][:near]], other.pool[name][rows[other][:far]]])
         for name in TEXT_ENCODERS

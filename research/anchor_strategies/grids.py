@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.maths.geometry.quantise import step
-from app.maths.geometry.sampling import uniform
+from app.maths.geometry.quantise import step_size
+from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space
-from app.maths.quality import metrics, selection
+from app.maths.quality import candidates, metrics
 from app.maths.translators import methods
-from app.maths.translators.translator import decode
+from app.maths.translators.decoder import decode
 from research.anchor_strategies.measure import (
     GRADED,
     Numbers,
@@ -28,6 +28,7 @@ from research.anchor_strategies.measure import (
 from research.anchor_strategies.pools import SEEDS, Pools, texts, words
 from research.definitions import codes, jaccard, mrr, values
 from research.quantisation import most_steps
+from app.maths.quality import candidates
 
 ANCHORS, ITEMS = 300, 1_000
 WIDTHS = (2, 3, 4, 5, 6, 8, 12)
@@ -100,7 +101,7 @@ def _name(bits: int | None) -> str:
 
 
 def _anchors(pools: Pools, source: str, target: str, seed: int) -> tuple[Tensor, Tensor]:
-    rows = uniform(len(pools.pool[source]), size=ANCHORS, seed=seed)
+    rows = draw_uniformly(len(pools.pool[source]), size=ANCHORS, seed=seed)
     return pools.pool[source][rows], pools.pool[target][rows]
 
 
@@ -131,7 +132,7 @@ def _decoding(anchors: int) -> methods.Options:
     """Decode as the service decodes plain cosines."""
     return methods.resolve(
         "graded",
-        {"decode_power": selection.decode_power(0), "ridge": GRADED["ridge"]},
+        {"decode_power": candidates.decode_power(0), "ridge": GRADED["ridge"]},
         anchors=anchors,
     )
 
@@ -180,7 +181,7 @@ def _guarantee(pools: Pools, bits: int, turn: float) -> Numbers:
     rows = [_distorted(pools, bits, turn, seed) for seed in SEEDS]
     largest = {name: max(row[name] for row in rows) for name in ("apart", "largest")}
     return (
-        {"step": step(bits), "allowed": most_steps(2 * turn, bits=bits)} | averaged(rows) | largest
+        {"step": step_size(bits), "allowed": most_steps(2 * turn, bits=bits)} | averaged(rows) | largest
     )
 
 

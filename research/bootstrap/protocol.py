@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from app.maths.geometry.space import fit_space, row_norms, unit_rows
-from app.maths.quality.metrics import NEIGHBOURS, overlap
+from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, jaccard as overlap
 from app.maths.translators import methods
 from app.maths.translators.translator import Translator, apply
 
@@ -68,7 +68,7 @@ def relative(queries: Tensor, anchors_x: Tensor, index: Tensor, anchors_y: Tenso
     return Coordinates(queries @ (anchors_x.T @ q), lengths, index @ r.T)
 
 
-def retrieved(found: Coordinates, own: Tensor, k: int = NEIGHBOURS) -> Retrieved:
+def retrieved(found: Coordinates, own: Tensor, k: int = DEFAULT_NEIGHBOURS) -> Retrieved:
     """The paper's measures. `own` (q,) is the row of the index that is the query's own item."""
     index = unit(found.targets)
     # A query's length does not matter, because only the order of what it finds counts.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from app.errors import DegenerateAnchors
-from app.maths.geometry.sampling import uniform
+from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space
 from app.maths.quality import metrics
 from research.definitions import relative
@@ -80,5 +80,5 @@ def yardstick() -> tuple[Yardstick, Look]:
     with torch.no_grad():
         vectors = network.encode(graph)
     validation = torch.from_numpy(archive("planetoid/cora_plain.npz")["val_index"])
-    stick = Yardstick(graphs, validation, uniform(len(graph.y), size=ANCHORS, seed=0), vectors)
+    stick = Yardstick(graphs, validation, draw_uniformly(len(graph.y), size=ANCHORS, seed=0), vectors)
     return stick, stick.look(epoch, network)

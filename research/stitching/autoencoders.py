@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from app.maths.geometry.sampling import uniform
+from app.maths.geometry.sampling import draw_uniformly
 from app.maths.translators.methods import Options
 from app.maths.translators.translator import apply
 from benchmarks.common import DATA
@@ -198,8 +198,8 @@ def stitch_relative(networks: list[Autoencoder], test: Tensor) -> Accuracies:
 def measure_all(advance: Callable[[], None]) -> dict[str, Accuracies]:
     """Errors of the 20 ordered pairs of five networks, for AE and VAE."""
     train, test = images("train"), images("t10k")
-    data = train[uniform(len(train), size=IMAGES, seed=0)]
-    anchors = data[uniform(IMAGES, size=ANCHORS, seed=1)]
+    data = train[draw_uniformly(len(train), size=IMAGES, seed=0)]
+    anchors = data[draw_uniformly(IMAGES, size=ANCHORS, seed=1)]
     found = {}
     for name, variational in (("AE", False), ("VAE", True)):
         networks: dict[bool, list[Autoencoder]] = {False: [], True: []}

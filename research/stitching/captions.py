@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from app.encoders.torchvision_ops import make_importable
-from app.maths.geometry.sampling import uniform
+from app.maths.geometry.sampling import draw_uniformly
 from benchmarks.common import DATA
 from research.stitching.task import (
     IMAGE_ENCODERS,
@@ -71,7 +71,7 @@ def captions() -> tuple[list[str], Tensor]:
             by_class[named[0]].append(text)
     texts, truth = [], []
     for label, found in enumerate(by_class):
-        kept = uniform(len(found), size=min(MOST_CAPTIONS, len(found)), seed=0)
+        kept = draw_uniformly(len(found), size=min(MOST_CAPTIONS, len(found)), seed=0)
         texts += [found[row] for row in kept]
         truth += [label] * len(kept)
     return texts, torch.tensor(truth)
@@ -88,7 +88,7 @@ def text_sides() -> dict[str, Side]:
 
     texts, truth = captions()
     held = torch.zeros(len(texts), dtype=torch.bool)
-    held[uniform(len(texts), size=int(TEST_SHARE * len(texts)), seed=0)] = True
+    held[draw_uniformly(len(texts), size=int(TEST_SHARE * len(texts)), seed=0)] = True
     sides = {}
     for name in TEXT_ENCODERS:
         folder = (
@@ -130,8 +130,8 @@ def draw_within_classes(images: dict[str, Side], texts: dict[str, Side]) -> Draw
     y_text = next(iter(texts.values())).y_train.tolist()
 
     def draw(size: int, seed: int) -> dict[str, list[int]]:
-        text_rows = uniform(len(y_text), size=size, seed=seed)
-        shuffled = uniform(len(y_image), size=len(y_image), seed=seed)
+        text_rows = draw_uniformly(len(y_text), size=size, seed=seed)
+        shuffled = draw_uniformly(len(y_image), size=len(y_image), seed=seed)
         of_class = {
             label: iter([row for row in shuffled if y_image[row] == label])
             for label in set(y_image)

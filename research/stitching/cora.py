@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, embedding_bag
 
-from app.maths.geometry.sampling import uniform
+from app.maths.geometry.sampling import draw_uniformly
 from app.maths.translators.translator import apply
 from research.definitions import relative
 from research.stitching.head import Head, train_head
@@ -191,7 +191,7 @@ def measure_all(advance: Callable[[], None]) -> list[Accuracies]:
     open_ = sorted(set(range(len(graph.y))) - set(graph.test.tolist()))
     found = []
     for seed in SEEDS:
-        anchors = [open_[row] for row in uniform(len(open_), size=ANCHORS, seed=seed)]
+        anchors = [open_[row] for row in draw_uniformly(len(open_), size=ANCHORS, seed=seed)]
         found.append(stitch(graph, heads, vectors, anchors, seed))
         advance()
     return found

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from app.maths.geometry.sampling import uniform
+from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import Space, fit_space
 from app.maths.quality import metrics
 from app.maths.translators import methods
@@ -118,7 +118,7 @@ def measure(task: Task, heads: dict[str, Head], size: int, seed: int, *, main: b
     rows = task.draw(size, seed)
     anchors = {name: side.train[rows[name]] for name, side in task.sides.items()}
     fits = Fits(anchors)
-    known = uniform(size, size=size - int(HELD * size), seed=seed)
+    known = draw_uniformly(size, size=size - int(HELD * size), seed=seed)
     held = sorted(set(range(size)) - set(known))
     partial = Fits({name: vectors[known] for name, vectors in anchors.items()})
     found: Accuracies = {}

@@ -1,306 +1,31 @@
-"""Batches of many requests: complete answers, within the budget, shared fairly."""
+"""Batches of many requests: limits, cancellation, errors, and the end of the lanes."""
 
 from __future__ import annotations
 
 import gc
 import random
-import threading
 import time
 import weakref
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from prometheus_client import REGISTRY
 
-from app.encoders.base import Item, ModelIdentity
-from app.encoders.batch_queue import LENGTH_RATIOS
 from app.encoders.batcher import Batcher
 from app.errors import EncoderFailed, InvalidInput, Overloaded, TooMuchAtOnce
-from app.types import Modality
-
-LONG_S = 30.0
-
-
-class Squares:
-    """A small encoder: the vector of number x is (x, x^2). It records its batches.
-
-    It only runs while its gate is open.
-    """
-
-    identity = ModelIdentity("squares", None, {}, None, False, 2, "float32")
-    modality = Modality.text
-    nbytes = 0
-    dim = 2
-    pads = True
-
-    def __init__(self, *, remote: bool = False) -> None:
-        self.remote = remote
-        self.batches: list[list[Item]] = []
-        self.entered = threading.Semaphore(0)
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def prepare(self, inputs, role):
-        return [item(float(text)) for text in inputs]
-
-    def run(self, items):
-        self.batches.append(list(items))
-        self.entered.release()
-        assert self.gate.wait(LONG_S)
-        return self.vectors(items)
-
-    def vectors(self, items):
-        return squares([item.features for item in items])
-
-
-class Failing(Squares):
-    """Raises any input that is an error."""
-
-    def vectors(self, items):
-        for each in items:
-            if isinstance(each.features, BaseException):
-                raise each.features
-        return super().vectors(items)
-
-
-def squares(numbers):
-    numbers = torch.tensor(numbers, dtype=torch.float32).reshape(-1, 1)
-    return torch.cat([numbers, numbers**2], dim=1)
-
-
-def item(number, length=1, cost=None):
-    return Item(number, length, length if cost is None else cost, length)
-
-
-def metric(name, **labels):
-    families = REGISTRY.restricted_registry([f"anchorage_{name}"]).collect()
-    return next(
-        (
-            sample.value
-            for family in families
-            for sample in family.samples
-            if sample.labels == labels
-        ),
-        0.0,
-    )
-
-
-@contextmanager
-def lanes(count=1, budget=32, most=10**6, each=None):
-    """A batcher whose counts must be zero at the end."""
-    waiting = metric("encode_waiting_inputs")
-    batcher = Batcher(lanes=count, threads=None, budget=budget, most=most, each=each)
-    try:
-        yield batcher
-        assert (batcher._cost, batcher._costs, batcher._queues) == (0, {}, {})
-        assert metric("encode_waiting_inputs") == waiting
-    finally:
-        batcher.close()
-
-
-@contextmanager
-def held(batcher, count=1):
-    """Keep all lanes busy during the block, so that all requests of the block wait together."""
-    plug = Squares()
-    plug.gate.clear()
-    works = []
-    try:
-        for _ in range(count):
-            works.append(batcher.submit(plug, [item(0)], "plug", patient=True))
-            assert plug.entered.acquire(timeout=LONG_S)
-        yield
-    finally:
-        plug.gate.set()
-        for work in works:
-            work.future.result(LONG_S)
-
-
-def result(work):
-    return work.future.result(LONG_S)
-
-
-def together(*requests, count=1, **options):
-    """Run requests (model, items, owner) that wait together, and return their tasks."""
-    with lanes(count, **options) as batcher:
-        with held(batcher, count):
-            works = [batcher.submit(*request) for request in requests]
-        for work in works:
-            work.future.exception(LONG_S)
-    return works
-
-
-def test_an_idle_lane_takes_a_single_input_at_once():
-    model = Squares()
-    model.gate.clear()
-    with lanes(budget=10**6) as batcher:
-        work = batcher.submit(model, [item(3)], "a")
-        assert model.entered.acquire(timeout=LONG_S)  # no other request comes that could end a wait
-        model.gate.set()
-        torch.testing.assert_close(result(work), squares([3]))
-        assert len(model.batches) == 1
-
-
-def test_requests_that_wait_together_share_a_batch():
-    model = Squares()
-    for n, work in enumerate(
-        together(*((model, [item(n, length=4)], f"owner {n}") for n in range(8)))
-    ):
-        torch.testing.assert_close(result(work), squares([n]))
-    assert [len(batch) for batch in model.batches] == [8]
-
-
-def test_short_inputs_are_not_padded_to_the_length_of_long_ones():
-    model = Squares()
-    [work] = together((model, [item(n, length=n) for n in range(1, 101)], "a"), budget=1000)
-    torch.testing.assert_close(result(work), squares(range(1, 101)))
-    for batch in model.batches:
-        lengths = [each.length for each in batch]
-        assert min(lengths) >= LENGTH_RATIOS[-1] * max(lengths)
-    assert [batch[0].length for batch in model.batches] == sorted(
-        (batch[0].length for batch in model.batches), reverse=True
-    )
-
-
-def test_many_small_inputs_are_one_batch_and_few_are_spread_over_lanes():
-    model = Squares()
-    for work in together(*((model, [item(n)], "a") for n in range(64)), count=4, budget=64):
-        result(work)
-    assert sum(map(len, model.batches)) == 64
-    # The first lanes leave a share for each idle lane, but at least half a budget is a batch.
-    assert max(map(len, model.batches)) in (32, 64)
-
-
-@pytest.mark.parametrize(
-    ("budget", "items", "batches"),
-    [
-        (10, [item(1, length=500), item(2, length=400)], [1, 1]),
-        (100, [item(n, length=224, cost=20) for n in range(10)], [5, 5]),
-    ],
-    ids=["an input above the budget runs alone", "cost counts where length says something else"],
+from tests.encoders.squares import (
+    LONG_S,
+    Failing,
+    Squares,
+    hold_lanes,
+    item,
+    lanes,
+    metric,
+    order,
+    result,
+    run_together,
+    squares,
 )
-def test_a_batch_is_limited_by_cost(budget, items, batches):
-    model = Squares()
-    [work] = together((model, items, "a"), budget=budget)
-    torch.testing.assert_close(result(work), squares([each.features for each in items]))
-    assert [len(batch) for batch in model.batches] == batches
-
-
-def test_inputs_without_cost_and_empty_requests():
-    model = Squares()
-    with lanes() as batcher:
-        nothing = batcher.submit(model, [], "a")
-        assert nothing.future.result(0).shape == (0, 2)
-        free = batcher.submit(model, [item(n, length=0) for n in range(3)], "a")
-        torch.testing.assert_close(result(free), squares(range(3)))
-
-
-drawn_works = st.lists(
-    st.tuples(
-        st.integers(0, 3),  # owner
-        st.integers(0, 1),  # model
-        st.lists(st.integers(0, 40), max_size=12),  # lengths
-        st.sampled_from(["kept", "kept", "cancelled while waiting", "cancelled while running"]),
-        st.booleans(),  # patient
-    ),
-    max_size=12,
-)
-
-
-@given(drawn_works, st.integers(1, 3), st.integers(1, 64))
-def test_every_task_gets_its_own_rows_in_order(drawn, count, budget):
-    models = [Squares(), Squares()]
-    number = iter(range(10**6))
-    works = []
-    with lanes(count, budget) as batcher:
-        with held(batcher, count):
-            for owner, model, lengths, fate, patient in drawn:
-                items = [item(next(number), length) for length in lengths]
-                works.append(
-                    (
-                        batcher.submit(models[model], items, f"owner {owner}", patient=patient),
-                        items,
-                        fate,
-                    )
-                )
-            for work, _, fate in works:
-                if fate == "cancelled while waiting":
-                    work.future.cancel()
-        for work, _, fate in works:
-            if fate == "cancelled while running":
-                work.future.cancel()
-        for work, items, fate in works:
-            if fate == "kept" or not work.future.cancelled():
-                torch.testing.assert_close(result(work), squares([each.features for each in items]))
-    ran = [each.features for model in models for batch in model.batches for each in batch]
-    assert len(ran) == len(set(ran))
-    for work, items, fate in works:
-        if fate == "cancelled while waiting" and items:
-            assert work.future.cancelled()
-            assert not {each.features for each in items} & set(ran)
-    for batch in (batch for model in models for batch in model.batches):
-        assert len(batch) == 1 or len(batch) * max(each.cost for each in batch) <= budget
-
-
-# Fairness
-
-
-def order(model):
-    """The batch of each input."""
-    return {each.features: place for place, batch in enumerate(model.batches) for each in batch}
-
-
-@pytest.mark.parametrize(
-    ("length", "owner"), [(1, "single"), (8, "single"), (40, "single"), (2, "many")]
-)
-def test_one_input_does_not_wait_for_a_thousand_of_another_owner_or_its_own(length, owner):
-    model = Squares()
-    many = [item(n, length=8) for n in range(1000)]
-    for work in together((model, many, "many"), (model, [item(5000, length=length)], owner)):
-        result(work)
-    assert len(model.batches) > 200
-    assert order(model)[5000] <= 1
-
-
-def test_one_long_input_does_not_starve_among_many_short_ones_of_others():
-    model = Squares()
-    short = [(model, [item(100 * o + n) for n in range(100)], f"owner {o}") for o in range(5)]
-    for work in together(*short, (model, [item(5000, length=30)], "long")):
-        result(work)
-    assert order(model)[5000] <= 5
-
-
-@pytest.mark.parametrize("pads", [True, False])
-def test_owners_share_a_batch_evenly(pads):
-    model = Squares()
-    model.pads = pads
-    for work in together(
-        *((model, [item(100 * o + n) for n in range(90)], f"owner {o}") for o in range(3)),
-        budget=30,
-    ):
-        result(work)
-    first = [int(each.features) // 100 for each in model.batches[0]]
-    assert all(
-        9 <= first.count(owner) <= 11 for owner in range(3)
-    )  # the first owner may have one more
-
-
-def test_a_model_with_little_work_does_not_wait_for_a_busy_one():
-    busy, quiet = Squares(), Squares()
-    happened = []
-    for model, name in ((busy, "busy"), (quiet, "quiet")):
-        model.vectors = lambda items, name=name: (
-            happened.append(name) or squares([each.features for each in items])
-        )
-    for work in together(
-        (busy, [item(n, length=8) for n in range(100)], "a"), (quiet, [item(1)], "a")
-    ):
-        result(work)
-    assert happened.index("quiet") <= 1
-
 
 # Limits
 
@@ -308,7 +33,7 @@ def test_a_model_with_little_work_does_not_wait_for_a_busy_one():
 def test_too_much_of_one_owner_is_refused_while_others_are_served():
     model = Squares()
     with lanes(most=100) as batcher:
-        with held(batcher):
+        with hold_lanes(batcher):
             first = batcher.submit(model, [item(1, length=50)], "greedy")
             with pytest.raises(TooMuchAtOnce) as caught:
                 batcher.submit(model, [item(9)], "greedy")
@@ -333,7 +58,7 @@ def test_too_much_of_one_owner_is_refused_while_others_are_served():
 def test_a_jobs_task_is_never_refused_and_refuses_no_other():
     model = Squares()
     with lanes(most=100) as batcher:
-        with held(batcher):
+        with hold_lanes(batcher):
             job = [
                 batcher.submit(
                     model, [item(n, length=90) for n in range(10)], "job 1", patient=True
@@ -353,7 +78,7 @@ def test_inputs_of_a_cancelled_task_are_dropped_and_counted():
     model = Squares()
     dropped = metric("encode_dropped_total")
     with lanes() as batcher:
-        with held(batcher):
+        with hold_lanes(batcher):
             gone = batcher.submit(model, [item(n) for n in range(5)], "a")
             kept = batcher.submit(model, [item(100)], "a")
             assert gone.future.cancel()
@@ -380,7 +105,7 @@ def test_a_task_cancelled_while_it_runs_loses_only_its_own_rest():
 def test_a_bad_input_fails_only_its_own_request():
     model = Failing()
     good = [(model, [item(n), item(n + 0.5)], f"owner {n}") for n in range(3)]
-    *works, bad = together(*good, (model, [item(1), item(InvalidInput("no", rows=[1]))], "bad"))
+    *works, bad = run_together(*good, (model, [item(1), item(InvalidInput("no", rows=[1]))], "bad"))
     for n, work in enumerate(works):
         torch.testing.assert_close(result(work), squares([n, n + 0.5]))
     with pytest.raises(InvalidInput):
@@ -390,7 +115,7 @@ def test_a_bad_input_fails_only_its_own_request():
 def test_a_task_fails_as_a_whole_and_its_rest_is_dropped():
     model = Failing()
     with lanes(budget=2) as batcher:
-        with held(batcher):
+        with hold_lanes(batcher):
             work = batcher.submit(
                 model, [item(RuntimeError(), length=3), *(item(n) for n in range(50))], "a"
             )
@@ -434,7 +159,9 @@ def test_any_error_of_a_model_fails_the_request_and_not_the_lane(error):
 def test_vectors_of_another_shape_are_an_error(wrong):
     model = Squares()
     model.vectors = lambda items: wrong(squares([each.features for each in items]))
-    for work in together(*((model, [item(1), item(2), item(3)], owner) for owner in ("a", "b"))):
+    for work in run_together(
+        *((model, [item(1), item(2), item(3)], owner) for owner in ("a", "b"))
+    ):
         with pytest.raises(EncoderFailed):
             result(work)
 
@@ -445,13 +172,13 @@ def test_rows_delivered_twice_do_not_complete_a_task():
     own = model.vectors
     model.vectors = lambda items: own(items)[:2] if len(items) > 2 else own(items)
     requests = [(model, [item(10 * o + n) for n in range(4)], f"owner {o}") for o in range(2)]
-    for o, work in enumerate(together(*requests, budget=4)):
+    for o, work in enumerate(run_together(*requests, budget=4)):
         torch.testing.assert_close(result(work), squares([10 * o + n for n in range(4)]))
 
 
 def test_a_failing_endpoint_gets_one_request_for_all_tasks():
     model = Failing(remote=True)
-    works = together(*((model, [item(EncoderFailed("away"))], f"owner {n}") for n in range(5)))
+    works = run_together(*((model, [item(EncoderFailed("away"))], f"owner {n}") for n in range(5)))
     errors = [work.future.exception(0) for work in works]
     assert {type(error) for error in errors} == {EncoderFailed}
     assert len({id(error) for error in errors}) == 5  # each names its own field later
@@ -561,13 +288,3 @@ def test_a_slow_model_uses_at_most_its_number_of_lanes():
         slow.gate.set()
         for n, work in enumerate(works):
             torch.testing.assert_close(result(work), squares([n, n]))
-
-
-@pytest.mark.parametrize(
-    ("lengths", "batches"),
-    [([10] * 10 + [6] * 20, [[10] * 10, [6] * 16, [6] * 4]), ([10, 8, 8, 3], [[10, 8, 8], [3]])],
-)
-def test_a_batch_has_similar_lengths_unless_it_is_small(lengths, batches):
-    model = Squares()
-    together((model, [item(n, length=length) for n, length in enumerate(lengths)], "a"), budget=100)
-    assert [[each.length for each in batch] for batch in model.batches] == batches

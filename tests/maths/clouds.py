@@ -1,4 +1,4 @@
-"""What the tests of maths draw, in float64: equal seeds give equal bits."""
+"""Random data of the tests of maths, float64 by default; equal seeds give equal bits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def rotation(seed: int, dim: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Anchors that are the medoids of clusters."""
+"""Anchors that are the medoids of clusters, or far apart."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from torch import Tensor
 
 from app.errors import DegenerateAnchors, InvalidOption
 from app.maths.geometry.space import fit_space
-from research.anchors import medoids
+from research.anchors import farthest, medoids
+from tests.maths.clouds import normal
 
 seeds = st.integers(0, 2**31)
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def clusters() -> Tensor:
@@ -53,13 +50,42 @@ def test_medoids_of_a_pool_of_duplicates_are_distinct_items():
     assert 1 <= len(found) == len(set(found)) <= 5
 
 
+@given(seed=seeds, size=st.integers(1, 25))
+def test_farthest_gives_size_distinct_indices_in_range_equal_for_equal_seeds(seed, size):
+    pool = normal(seed, 25, 4)
+    found = farthest(pool, size=size, seed=seed)
+    assert len(found) == len(set(found)) == size
+    assert all(0 <= index < 25 for index in found)
+    assert found == farthest(pool, size=size, seed=seed)
+
+
+@given(seed=seeds)
+def test_each_farthest_item_is_the_one_least_similar_to_those_before_it(seed):
+    pool = normal(seed, 25, 4)
+    unit = fit_space(pool).unit
+    found = farthest(pool, size=8, seed=seed)
+    for position in range(1, 8):
+        nearness = (unit @ unit[found[:position]].T).abs().amax(dim=1)
+        nearness[found[:position]] = 2.0
+        assert float(nearness[found[position]]) <= float(nearness.min()) + 1e-12
+
+
+def test_farthest_never_takes_an_item_without_direction():
+    half = normal(3, 5, 4)
+    pool = torch.cat([half, torch.zeros(2, 4, dtype=torch.float64), -half])
+    for seed in range(20):
+        assert sorted(farthest(pool, size=12, seed=seed)) == [0, 1, 2, 3, 4, 7, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("choose", [farthest, medoids])
 @pytest.mark.parametrize("size", [-1, 0, 11])
-def test_a_size_outside_one_to_the_pool_is_refused(size):
+def test_a_size_outside_one_to_the_pool_is_refused(size, choose):
     with pytest.raises(InvalidOption) as caught:
-        medoids(normal(5, 10, 3), size=size, seed=0)
+        choose(normal(5, 10, 3), size=size, seed=0)
     assert caught.value.field == "size"
 
 
-def test_a_pool_of_one_repeated_item_is_degenerate():
+@pytest.mark.parametrize("choose", [farthest, medoids])
+def test_a_pool_of_one_repeated_item_is_degenerate(choose):
     with pytest.raises(DegenerateAnchors):
-        medoids(torch.ones(10, 3), size=2, seed=0)
+        choose(torch.ones(10, 3), size=2, seed=0)

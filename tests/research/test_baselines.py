@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.errors import InvalidSeeds
-from app.maths.bootstrap.pools import Grown, Pools, State, Step, fit_pools
+from app.maths.bootstrap.pools import GrownPairs, Pools, State, Step, fit_pools
 from research.baselines import Procrustes, Vecmap, procrustes, vecmap
 
 Seeds = list[tuple[int, int]]
@@ -32,7 +32,7 @@ def noisy(count: int, noise: float) -> tuple[Pools, list[int]]:
     return fit_pools(source, target), partner.tolist()
 
 
-def right(found: Grown, partner: list[int], seeds: int) -> float:
+def right(found: GrownPairs, partner: list[int], seeds: int) -> float:
     """The share of the pairs beside the seeds that is right."""
     new = found.pairs.tolist()[seeds:]
     return sum(partner[i] == j for i, j in new) / max(1, len(new))
@@ -184,7 +184,7 @@ def test_vecmap_is_deterministic_for_equal_seeds_and_looks_at_others_for_another
     assert dictionaries(0) != dictionaries(1)
 
 
-GROW: list[Callable[[Pools, Seeds], Grown]] = [
+GROW: list[Callable[[Pools, Seeds], GrownPairs]] = [
     lambda pools, seeds: procrustes(pools, seeds, Procrustes()),
     lambda pools, seeds: vecmap(pools, seeds, Vecmap(patience=1)),
 ]

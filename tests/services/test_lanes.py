@@ -26,7 +26,7 @@ def lanes():
 
 
 class Held:
-    """A span that waits until it may go on, one step at a time."""
+    """A span that waits for permission before each step."""
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -200,9 +200,8 @@ def test_a_lane_has_one_of_torchs_threads_and_all_others_keep_theirs():
         )
         assert set(found) == {1}
         later, deadline = 0, time.monotonic() + SOON_S
-        while (
-            later != 2 and time.monotonic() < deadline
-        ):  # the other lane may still be about to restore what it found
+        # The other lane may not have restored the number yet.
+        while later != 2 and time.monotonic() < deadline:
             thread = ThreadPoolExecutor(1)
             later = thread.submit(torch.get_num_threads).result()
             thread.shutdown()

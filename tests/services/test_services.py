@@ -188,9 +188,7 @@ def test_a_head_is_stored_in_float32_and_loaded_once(stocked):
 def test_embeddings_meant_for_a_deleted_set_never_reach_another_one_of_its_name(
     stocked, monkeypatch
 ):
-    """The set is deleted and made anew, with another size, while the embeddings are being
-    examined.
-    """
+    """A set of another size replaces the set while the embeddings are examined."""
     examine = anchor_sets.examine
 
     def examine_late(*arguments):

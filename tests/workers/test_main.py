@@ -10,7 +10,7 @@ import torch
 from starlette.testclient import TestClient
 
 from app.main import create_app
-from app.maths.bootstrap.paper import Settings as Bootstrap
+from app.maths.bootstrap.paper import PaperSettings as Bootstrap
 from app.services.jobs import runner
 from app.settings import Settings
 from app.storage import blobs, tables

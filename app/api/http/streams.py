@@ -45,7 +45,7 @@ from app.errors import (
     UnsupportedMedia,
     blaming,
 )
-from app.maths.translators.translator import Precision
+from app.maths.translators.translator import ProductPrecision
 from app.observability import metrics
 from app.services.context import Services
 from app.services.request_context import RequestContext
@@ -74,7 +74,7 @@ class StreamPlan:
     context: RequestContext
     served: ServedMap
     dtype: Dtype
-    precision: Precision
+    precision: ProductPrecision
     what: str
     about: Mapping[str, Any] = field(default_factory=dict)
 

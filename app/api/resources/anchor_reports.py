@@ -13,7 +13,7 @@ from app.api.http.deps import PathName, ReadContext, Reads, Svc
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, InputsBody, Name, Vectors
 from app.maths.anchors import mismatch, value_facts
-from app.maths.anchors.health import LISTED
+from app.maths.anchors.health import MOST_LISTED_ROWS
 from app.services.anchors import anchor_findings, anchor_reports, drift
 from app.services.anchors.anchor_reports import MOST_SUGGESTED
 from app.services.anchors.drift import DEFAULT_REEMBEDDED, MOST_REEMBEDDED, DriftReport
@@ -70,7 +70,7 @@ class SpaceReportOut(BaseModel):
     outlier_count: int = Field(description="Number of unusual rows.")
     length: float = Field(description="Median norm of the vectors.")
     normalised: bool = Field(description="Whether every vector has norm 1.")
-    precision: value_facts.Precision = Field(
+    precision: value_facts.ValuePrecision = Field(
         description="Precision of the numbers: `float32`, `half` for float16 or bfloat16, or "
         "`quantised` for at most 256 different values."
     )
@@ -94,7 +94,7 @@ class PairReportOut(BaseModel):
     encoders: Annotated[list[str], Field(min_length=2, max_length=2)] = Field(
         description="Names of the two encoders."
     )
-    verdict: mismatch.Verdict = Field(description="Whether the two encoders' rows belong together.")
+    verdict: mismatch.MismatchVerdict = Field(description="Whether the two encoders' rows belong together.")
     z: float | None = Field(
         description="Mean agreement above that of shuffled rows, in standard deviations. "
         "Null below 10 rows."
@@ -293,7 +293,7 @@ def _space(facts: anchor_findings.SpaceFacts) -> SpaceReportOut:
             "coverage": coverage.left_out,
             "isolated": coverage.isolated,
             "nearest_cosine": coverage.nearest,
-            "outliers": [each._asdict() for each in numbers.outliers[:LISTED]],
+            "outliers": [each._asdict() for each in numbers.outliers[:MOST_LISTED_ROWS]],
             "outlier_count": len(numbers.outliers),
             "length": numbers.length,
             "normalised": numbers.normalised,
@@ -310,7 +310,7 @@ def _pair(facts: anchor_findings.PairFacts) -> PairReportOut:
         z=comparison.z,
         agreement=comparison.agreement,
         cka=comparison.cka,
-        mismatched=[MismatchOut(**suspect._asdict()) for suspect in comparison.suspects[:LISTED]],
+        mismatched=[MismatchOut(**suspect._asdict()) for suspect in comparison.suspects[:MOST_LISTED_ROWS]],
         mismatched_count=len(comparison.suspects),
         rows_read=facts.rows_read,
     )

@@ -27,7 +27,7 @@ from app.api.schemas.translation import (
     refuse_prefer,
 )
 from app.errors import NotExactlyOne
-from app.maths.quality.selection import Use
+from app.maths.quality.candidates import Preference
 from app.observability import metrics
 from app.services.context import Services
 from app.services.heads import stitching
@@ -67,7 +67,7 @@ class StitchRequest(InputsBody):
         default_factory=lambda: NO_OPTIONS, description="Options of the method."
     )
     prefer: Annotated[
-        Use | None,
+        Preference | None,
         Field(
             description="What `auto` optimises. Only applies to `method: auto`. "
             "Default `retrieval` for a classifier, and `cosine` for other heads."

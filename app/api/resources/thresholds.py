@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from app.api.http.deps import Reads, Svc
 from app.api.http.problems import documented
 from app.errors import NotExactlyOne
-from app.maths.thresholds.score_pairs import Given
+from app.maths.thresholds.score_pairs import GivenSide
 from app.services.translators import thresholds
 from app.services.translators.thresholds import ScoreMap, ThresholdQuestion
 from app.types import Scores
@@ -115,7 +115,7 @@ class ThresholdOut(CalibrationPointOut):
 class CalibrationOut(BaseModel):
     """The map from one score to the other. Interpolate linearly between its points."""
 
-    given: Given = Field(description="The score that the map starts from.")
+    given: GivenSide = Field(description="The score that the map starts from.")
     points: list[CalibrationPointOut] = Field(
         description="At most 100 points, evenly spaced over `covered`."
     )
@@ -149,7 +149,7 @@ def get_threshold(
             "Send exactly one of `source` and `target`, a cosine from -1 to 1.",
             field="source" if source is None else "target",
         )
-    given: Given = "source" if target is None else "target"
+    given: GivenSide = "source" if target is None else "target"
     score = source if source is not None else target
     assert score is not None
     question = ThresholdQuestion(id, scores, given, level)
@@ -166,7 +166,7 @@ def get_calibration(
     id: TranslatorId,
     services: Svc,
     project: Reads,
-    given: Annotated[Given, Query(description="Score that the map starts from.")] = "source",
+    given: Annotated[GivenSide, Query(description="Score that the map starts from.")] = "source",
     scores: WhichScores = Scores.translated_native,
     level: Level = 0.9,
 ) -> CalibrationOut:

@@ -18,7 +18,7 @@ from app.api.schemas.confidence import ConfidenceOut, confidence_members
 from app.api.schemas.fields import BODY_ROWS, Dtype, Encoding, InputsBody, Vectors
 from app.api.schemas.translation import Flag, PairRequest, Share
 from app.errors import InvalidRequest, MissingField, NotExactlyOne
-from app.maths.translators.translator import Precision
+from app.maths.translators.translator import ProductPrecision
 from app.observability import metrics
 from app.services.context import Services
 from app.services.request_context import RequestContext
@@ -58,7 +58,7 @@ class TranslateRequest(PairRequest, InputsBody):
     encoding: Encoding = "float"
     dtype: Dtype = "float32"
     precision: Annotated[
-        Precision,
+        ProductPrecision,
         Field(
             description="Type of the arithmetic. `bfloat16` is faster on processors that support "
             "it, and the answer states its error."

@@ -16,7 +16,7 @@ from app.api.schemas.fields import Name, RowModel
 from app.api.schemas.jobs import Job
 from app.api.schemas.quality import ChoiceOut, TranslatorReportOut
 from app.api.schemas.translation import PairRequest
-from app.maths.quality.selection import Use
+from app.maths.quality.candidates import Preference
 from app.services.access.idempotency import idempotent
 from app.services.request_context import RequestContext
 from app.services.translators import contracts, translators
@@ -65,7 +65,7 @@ class TranslatorOut(TranslatorSummary):
     """A fitted translator and its report."""
 
     report: TranslatorReportOut = Field(description="How good it is, measured on its anchors.")
-    choices: Annotated[dict[Use, ChoiceOut], BeforeValidator(lambda choices: choices or {})] = (
+    choices: Annotated[dict[Preference, ChoiceOut], BeforeValidator(lambda choices: choices or {})] = (
         Field(description="Why `auto` chose it, by the value of `prefer`. Empty if it never did.")
     )
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from app.maths.quality.selection import Use
+from app.maths.quality.candidates import Preference
 
 
 class QualityOut(BaseModel):
@@ -171,7 +171,7 @@ class CandidateOut(BaseModel):
 class ChoiceOut(BaseModel):
     """Why `auto` chose this translator."""
 
-    prefer: Use = Field(description="What `auto` optimised.")
+    prefer: Preference = Field(description="What `auto` optimised.")
     reason: str = Field(description="The reason in words.")
     anchors: int = Field(description="Number of distinct anchors that the choice is based on.")
     folds: int = Field(description="Number of cross-validation folds; 0 with too few anchors.")

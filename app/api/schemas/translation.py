@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from app.api.schemas.fields import Body, Name
 from app.errors import InvalidRequest
-from app.maths.quality.selection import Use
+from app.maths.quality.candidates import Preference
 from app.maths.translators import methods
 from app.services.translators import translators
 
@@ -133,7 +133,7 @@ NO_MINIMUM = MinQuality()
 
 @lru_cache(maxsize=1024)
 def _request_without_options(
-    source: str | None, target: str, anchor_set: str, method: str, prefer: Use
+    source: str | None, target: str, anchor_set: str, method: str, prefer: Preference
 ) -> translators.FitRequest:
     """A cached request: most requests have no options and repeat an earlier one."""
     return translators.FitRequest(source, target, anchor_set, method, {}, prefer)
@@ -159,7 +159,7 @@ class PairRequest(Body):
         default_factory=lambda: NO_OPTIONS, description="Options of the method."
     )
     prefer: Annotated[
-        Use, Field(description="What `auto` optimises. Only applies to `method: auto`.")
+        Preference, Field(description="What `auto` optimises. Only applies to `method: auto`.")
     ] = "retrieval"
     min_quality: MinQuality = Field(
         default_factory=lambda: NO_MINIMUM, description="Lowest expected quality to accept."

@@ -1,1 +1,1 @@
-"""What the anchors are worth: health, coverage, mismatches and drift."""
+"""Reports on anchors: health, coverage, mismatches and drift."""

@@ -1,14 +1,15 @@
-"""How much of its neighbourhood an anchor set covers, and which items would cover more of it.
+"""The coverage of an anchor set, and the items that would increase it most.
 
-The yardstick is the ridge regression that a translator is. With unit anchors U (k, d) and C = U^T U, the share of a unit vector v
-that the anchors do not reach is
+The model is the ridge regression that a translator is. With unit anchors U (k, d) and C = U^T U,
+the uncovered share of a unit vector v is
 
-    unreached(v) = ridge * v^T (C + ridge I)^-1 v = 1 - v^T P v,   P = C (C + ridge I)^-1,
+    uncovered(v) = ridge * v^T (C + ridge I)^-1 v = 1 - v^T P v,   P = C (C + ridge I)^-1,
 
-in [0, 1]: 1 where v is orthogonal to all anchors, 1/2 (at ridge 1) in the direction of an anchor that stands alone, near 0 among
-many. It is also the variance that is left of a linear function of v once its values at the anchors are known, over that before.
-Sources: leverage and the variance of a prediction, Atkinson, Donev and Tobias 2007, chapters 9 and 10; one row left out in closed
-form, Sherman and Morrison 1950.
+in [0, 1]: 1 where v is orthogonal to all anchors, 1/2 (at ridge 1) in the direction of a single
+isolated anchor, near 0 among many. It is also the remaining variance of a linear function of v,
+given its values at the anchors, divided by its variance before.
+Sources: leverage and the variance of a prediction, Atkinson, Donev and Tobias 2007, chapters 9 and
+10; one row left out in closed form, Sherman and Morrison 1950.
 """
 
 from __future__ import annotations
@@ -19,31 +20,33 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from app.maths.geometry.space import COSINE_ROWS
 from app.types import repeated_positions
 
-#: on the scale of squared singular values of unit anchors: one anchor that stands alone covers half of its direction
-RIDGE = 1.0
+#: On the scale of squared singular values of unit anchors: a single isolated anchor covers half of
+#: its direction.
+COVERAGE_RIDGE = 1.0
 
-#: two unit anchors are near each other from this cosine on
-NEAR = 0.5
+#: Two unit anchors with at least this cosine are near each other.
+NEAR_COSINE = 0.5
 
-#: rows whose cosines to all others are held at once
-CHUNK = 1024
 
-#: an item that would add less to the mean coverage adds nothing
+#: Items that add less to the mean coverage are not suggested.
 LEAST_GAIN = 1e-12
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """What k unit anchors of one encoder cover.
+    """The coverage of k unit anchors of one encoder.
 
     effective_rank  exp of the entropy of s_i^2 / sum s^2, in [1, rank] (Roy and Vetterli 2007)
     participation   (sum s^2)^2 / sum s^4, in [1, effective_rank]
-    left_out        1 - the mean over the anchors of what the others do not reach of it: what to expect of a new item like them
-    isolated        how many anchors have no other anchor with a cosine of NEAR or more
+    left_out        1 - the mean uncovered share of each anchor by the others: the expected coverage
+                    of a new item like them
+    isolated        the number of anchors that have no other anchor with a cosine of NEAR_COSINE or
+                    more
     nearest         mean over the anchors of the largest cosine to another one
-    Anchors at the mean, which have no direction, are not counted.
+    Anchors at the mean, which have no direction, do not count.
     """
 
     effective_rank: float
@@ -53,15 +56,18 @@ class Coverage:
     nearest: float
 
 
-#: of anchors without a direction
-NOTHING = Coverage(effective_rank=0.0, participation=0.0, left_out=0.0, isolated=0, nearest=0.0)
+#: The coverage of anchors without a direction.
+NO_COVERAGE = Coverage(effective_rank=0.0, participation=0.0, left_out=0.0, isolated=0, nearest=0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Suggestion:
-    """rows    of the pool, the best first; fewer than asked for where no other adds anything
-    gains   by how much each raises the mean coverage of the pool, given those before it
-    before  mean coverage of the pool's items by the anchors, in [0, 1], and `after`, by the anchors and these rows
+    """Suggested items of a pool.
+
+    rows    of the pool, the best first; fewer than requested where no other adds anything
+    gains   the rise of the mean coverage of the pool by each, given those before it
+    before  mean coverage of the pool's items by the anchors, in [0, 1], and `after`, by the anchors
+            and these rows
     """
 
     rows: list[int]
@@ -71,32 +77,34 @@ class Suggestion:
 
 
 def cover(unit: Float64[Tensor, "k d"]) -> Coverage:
-    """The coverage of unit anchors (k, d), of which one at least is not zero."""
+    """The coverage of unit anchors (k, d), at least one of which is not zero."""
     unit = unit[unit.abs().amax(dim=1) > 0]
     rank, participation = effective_ranks(unit)
     nearest = nearest_cosines(unit)
     return Coverage(
         effective_rank=rank,
         participation=participation,
-        left_out=1.0 - float(unreached_by_others(unit).mean()),
-        isolated=int((nearest < NEAR).sum()),
+        left_out=1.0 - float(uncovered_shares(unit).mean()),
+        isolated=int((nearest < NEAR_COSINE).sum()),
         nearest=float(nearest.mean()),
     )
 
 
 def effective_ranks(unit: Float64[Tensor, "k d"]) -> tuple[float, float]:
     """`effective_rank` and `participation` of unit anchors (k, d)."""
-    # From the smaller product, many times faster than an SVD: what squaring loses is nothing in shares that add up to 1.
+    # The smaller product is many times faster than an SVD; what squaring loses does not matter in
+    # shares that add up to 1.
     gram = unit @ unit.T if unit.shape[0] <= unit.shape[1] else unit.T @ unit
     values = torch.linalg.eigvalsh(gram).clamp_min(0.0)
     shares = values / values.sum()
     return float(torch.special.entr(shares).sum().exp()), 1.0 / float(shares.square().sum())
 
 
-def unreached_by_others(
-    unit: Float64[Tensor, "k d"], *, ridge: float = RIDGE
+def uncovered_shares(
+    unit: Float64[Tensor, "k d"], *, ridge: float = COVERAGE_RIDGE
 ) -> Float64[Tensor, " k"]:
-    """What the other anchors do not reach of each: ridge l / (1 - l), with the leverage l = u^T (C + ridge I)^-1 u.
+    """The share of each anchor that the others do not cover: ridge l / (1 - l), with the leverage l
+    = u^T (C + ridge I)^-1 u.
 
     unit (k, d), unit anchors; a row of zeros gives 0. ridge > 0. Returns (k,), in [0, 1].
     """
@@ -105,10 +113,14 @@ def unreached_by_others(
     return unreached
 
 
-def leverages(unit: Float64[Tensor, "k d"], *, ridge: float = RIDGE) -> Float64[Tensor, " k"]:
-    """u^T (C + ridge I)^-1 u of each row u of unit (k, d): at most 1 / (1 + ridge). ridge > 0. Returns (k,)."""
+def leverages(
+    unit: Float64[Tensor, "k d"], *, ridge: float = COVERAGE_RIDGE
+) -> Float64[Tensor, " k"]:
+    """u^T (C + ridge I)^-1 u of each row u of unit (k, d), at most 1 / (1 + ridge); ridge > 0.
+    Returns (k,).
+    """
     if unit.shape[0] <= unit.shape[1]:
-        # The same from the k x k side: U (C + r I)^-1 U^T = I - r (U U^T + r I)^-1.
+        # Use the k x k matrix: U (C + r I)^-1 U^T = I - r (U U^T + r I)^-1.
         factor = ridge_factor(unit.T, ridge=ridge)
         inverse = torch.linalg.solve_triangular(
             factor, torch.eye(len(unit), dtype=unit.dtype), upper=False
@@ -124,9 +136,11 @@ def leverages(unit: Float64[Tensor, "k d"], *, ridge: float = RIDGE) -> Float64[
 
 
 def ridge_factor(rows: Float64[Tensor, "k d"], *, ridge: float) -> Float64[Tensor, "d d"]:
-    """L (d, d), lower triangular, with L L^T = rows^T rows + ridge I; rows (k, d) of norm 1 or 0, or their transpose; ridge > 0.
+    """L (d, d), lower triangular, with L L^T = rows^T rows + ridge I; rows (k, d) of norm 1 or 0,
+    or their transpose; ridge > 0.
 
-    By Cholesky: with a ridge there is no rank to decide, and the condition is at most (k + ridge) / ridge.
+    By Cholesky: with a ridge no rank must be decided, and the condition is at most (k + ridge) /
+    ridge.
     """
     factor: Tensor = torch.linalg.cholesky(
         rows.T @ rows + ridge * torch.eye(rows.shape[1], dtype=rows.dtype)
@@ -136,16 +150,18 @@ def ridge_factor(rows: Float64[Tensor, "k d"], *, ridge: float) -> Float64[Tenso
 
 def nearest_cosines(unit: Float64[Tensor, "k d"]) -> Float64[Tensor, " k"]:
     """The largest cosine of each unit anchor to another one; -1 for a single anchor."""
-    found = []
-    for start in range(0, len(unit), CHUNK):
-        block = unit[start : start + CHUNK] @ unit.T
+    blocks = []
+    for start in range(0, len(unit), COSINE_ROWS):
+        block = unit[start : start + COSINE_ROWS] @ unit.T
         block.diagonal(start).fill_(-1.0)
-        found.append(block.amax(dim=1).clamp(-1.0, 1.0))
-    return torch.cat(found)
+        blocks.append(block.amax(dim=1).clamp(-1.0, 1.0))
+    return torch.cat(blocks)
 
 
 def new_items(anchors: Float[Tensor, "k d"], pool: Float[Tensor, "n d"]) -> Bool[Tensor, " n"]:
-    """Which rows of the pool (n, d) equal neither an anchor (k, d) nor an earlier row of the pool; one dtype."""
+    """Which rows of the pool (n, d) differ from all anchors (k, d) and all earlier rows of the
+    pool; one dtype.
+    """
     rows = [row.tobytes() for each in (anchors, pool) for row in each.contiguous().numpy()]
     new = torch.ones(len(pool), dtype=torch.bool)
     new[[place - len(anchors) for place in repeated_positions(rows) if place >= len(anchors)]] = (
@@ -160,35 +176,42 @@ def suggest(
     *,
     count: int,
     open_: Bool[Tensor, " n"] | None = None,
-    ridge: float = RIDGE,
+    ridge: float = COVERAGE_RIDGE,
 ) -> Suggestion:
-    """Up to `count` items of the pool that together cover the pool best, chosen one after the other.
+    """Up to `count` items of the pool that together cover the pool best, chosen one after the
+    other.
 
     unit   (k, d), unit anchors
-    pool   (n, d), n(x) of the candidates by the anchors' mean: unit rows, or zero where an item has no direction
-    open_  (n,) which rows may be chosen: default all. The others are covered like the rest
-    With B = (C + ridge I)^-1 and S = V^T V over the pool's rows v, each step takes the row with the largest
+    pool   (n, d), n(x) of the candidates by the anchors' mean: unit rows, or zero where an item has
+           no direction
+    open_  (n,) which rows may be chosen; None: all. The other rows count in the coverage all the
+           same
+    With B = (C + ridge I)^-1 and S = V^T V over the pool's rows v, each step takes the row with the
+    largest
 
         gain(v) = ridge / n * v^T B S B v / (1 + v^T B v),
 
-    by which the mean coverage of the pool rises when v becomes an anchor (n counts the rows with a direction), and goes on with
-    B - B v v^T B / (1 + v^T B v). All gains are kept up to date in O(n d) a step, so the whole costs O(n d (d + count)).
-    Source: sequential transductive experimental design, Yu, Bi and Tresp 2006 (V-optimality). benchmarks/suggestions.py has it
-    beside D-optimality, whose gain is log(1 + v^T B v), and k-means.
+    the rise of the mean coverage of the pool if v becomes an anchor (n counts the rows with a
+    direction), and continues with B - B v v^T B / (1 + v^T B v). A step updates all gains in O(n
+    d), so the total cost is O(n d (d + count)).
+    Source: sequential transductive experimental design, Yu, Bi and Tresp 2006 (V-optimality).
+    benchmarks/suggestions.py compares it with D-optimality, whose gain is log(1 + v^T B v), and
+    k-means.
     """
     usable = pool.abs().amax(dim=1) > 0
     size = max(1, int(usable.sum()))
     if unit.shape[0] + pool.shape[0] < unit.shape[1]:
-        # Nothing leaves the span of these rows, and every number here is a product of two of them.
+        # All vectors stay in the span of these rows, and every number here is a product of two of
+        # them.
         basis, _ = torch.linalg.qr(torch.cat([unit, pool]).T)
         unit, pool = unit @ basis, pool @ basis
     factor = ridge_factor(unit, ridge=ridge)
     spread = torch.linalg.solve_triangular(factor, pool.T @ pool, upper=False)
     spread = torch.linalg.solve_triangular(factor, spread.T.contiguous(), upper=False)
-    # From here on in coordinates in which B is the identity: z = L^-1 v, and S becomes L^-1 S L^-T.
+    # Below, coordinates in which B is the identity: z = L^-1 v, and S becomes L^-1 S L^-T.
     z = torch.linalg.solve_triangular(factor, pool.T, upper=False).T.contiguous()
     variance = z.square().sum(dim=1)
-    reach = _quadratic(z, spread)
+    reach = _quadratic_forms(z, spread)
     before = 1.0 - ridge * float(variance.sum()) / size
     choosable = usable.clone() if open_ is None else usable & open_
     rows: list[int] = []
@@ -202,24 +225,26 @@ def suggest(
         rows.append(row)
         gains.append(float(gain[row]))
         choosable[row] = False
-        step = _through(steps, z[row]) / (1.0 + variance[row]).sqrt()
+        step = _apply_updates(steps, z[row]) / (1.0 + variance[row]).sqrt()
         image = spread @ step
-        own, cross = z @ step, z @ _through(steps, image)
+        own, cross = z @ step, z @ _apply_updates(steps, image)
         reach = (reach - 2.0 * own * cross + own.square() * (step @ image)).clamp_min(0.0)
         variance = (variance - own.square()).clamp_min(0.0)
         steps.append(step)
     return Suggestion(rows, gains, before, 1.0 - ridge * float(variance.sum()) / size)
 
 
-def _quadratic(rows: Float64[Tensor, "n d"], form: Float64[Tensor, "d d"]) -> Float64[Tensor, " n"]:
-    """z^T form z of each row, a chunk at a time."""
-    return torch.cat([((part @ form) * part).sum(dim=1) for part in torch.split(rows, CHUNK)])
+def _quadratic_forms(
+    rows: Float64[Tensor, "n d"], form: Float64[Tensor, "d d"]
+) -> Float64[Tensor, " n"]:
+    """z^T form z of each row, COSINE_ROWS rows at a time."""
+    return torch.cat([((part @ form) * part).sum(dim=1) for part in torch.split(rows, COSINE_ROWS)])
 
 
-def _through(
+def _apply_updates(
     steps: list[Float64[Tensor, " d"]], vector: Float64[Tensor, " d"]
 ) -> Float64[Tensor, " d"]:
-    """(I - sum of g g^T) vector over the steps g so far."""
+    """(I - sum of g g^T) vector, over the steps g."""
     if not steps:
         return vector
     stacked = torch.stack(steps)

@@ -1,14 +1,17 @@
-"""Whether two encoders' anchors are the same items in the same order, and which rows are probably not.
+"""Whether two encoders' anchors are the same items in the same order, and which rows probably are
+not.
 
-Everything is said by two ridge regressions of unit anchors on unit anchors, x to y and y to x, for which leaving a row out has a
-closed form. With H = U_x (U_x^T U_x + ridge I)^-1 U_x^T, what the other rows say of row i is
+All results come from two ridge regressions of unit anchors on unit anchors, x to y and y to x, for
+which leaving a row out has a closed form. With H = U_x (U_x^T U_x + ridge I)^-1 U_x^T, the other
+rows predict for row i
 
     p_i = ((H U_y)_i - H_ii y_i) / (1 - H_ii),
 
-and q_i the same from y to x. The agreement of row i is (cos(p_i, y_i) + cos(q_i, x_i)) / 2. It needs no rotation to be undone, no
-dimension to be shared, and favours neither side. The two means and the unit anchors stay those of all rows: they are given.
-Sources: Cook and Weisberg 1982, chapter 2 (deleted residuals); robust scores, Rousseeuw and Hubert 2011; moments of a sum over a
-random permutation, Hoeffding 1951.
+and q_i likewise from y to x. The agreement of row i is (cos(p_i, y_i) + cos(q_i, x_i)) / 2. It is
+independent of rotations, does not need equal dimensions, and treats both sides alike. The two means
+and the unit anchors remain those of all rows.
+Sources: Cook and Weisberg 1982, chapter 2 (deleted residuals); robust scores, Rousseeuw and Hubert
+2011; moments of a sum over a random permutation, Hoeffding 1951.
 """
 
 from __future__ import annotations
@@ -21,44 +24,45 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors
-from app.maths.anchors.coverage import RIDGE, ridge_factor
-from app.maths.anchors.value_facts import robust_scores
-from app.maths.geometry.space import fit_space
-from app.maths.quality.crossfit import FEWEST
+from app.maths.anchors.coverage import COVERAGE_RIDGE, ridge_factor
+from app.maths.geometry.robust import robust_scores
+from app.maths.geometry.space import COSINE_ROWS, fit_space
+from app.maths.quality.crossfit import FEWEST_DISTINCT
 from app.maths.quality.evidence import cosine_moments
 from app.maths.quality.metrics import cka, unit
 
-Verdict = Literal["related", "unrelated", "unclear"]
+MismatchVerdict = Literal["related", "unrelated", "unclear"]
 
-#: standard deviations of the mean agreement of shuffled rows from which on two spaces are related: shuffled ones get there
-#: once in thirty thousand times, were they normal (measured: 3.0 at most of 710 pairs)
-RELATED = 4.0
+#: Two spaces are related from this z on: the mean agreement in standard deviations of that of
+#: shuffled rows. If z were normal, shuffled rows would exceed it once in thirty thousand times
+#: (measured: 3.0 at most of 710 pairs).
+RELATED_Z = 4.0
 
-#: from so many rows on, related spaces of real encoders get there (measured at 40: 6.2 at least of 710 pairs of 24 embeddings)
-TELLING = 40
+#: With at least this many rows, related spaces of real encoders reach RELATED_Z (measured at 40
+#: rows: 6.2 at least of 710 pairs of 24 embeddings).
+ENOUGH_FOR_VERDICT = 40
 
-#: below this many rows a single one cannot be told from the others
-FEWEST_NAMED = 20
+#: With fewer rows, a single wrong row cannot be identified.
+FEWEST_FOR_SUSPECTS = 20
 
-#: a row is named when its agreement is this many robust standard deviations below the usual, and at least this share of the other
-#: rows fit better in both directions; or this larger share, which also finds them where half of the rows are wrong. Of five rows
-#: of 300 sentences exchanged between topics, 98 % are named; of right ones .6 % at most by text encoders, 3 % by small image ones
-LOW, FIT_BETTER, FIT_MUCH_BETTER = -3.0, 0.02, 0.2
+#: A row is named when its agreement is this many robust standard deviations below the median, and
+#: at least this share of the other rows fit better in both directions; or when this larger share
+#: does, which also finds rows where half of them are wrong. Of five rows of 300 sentences exchanged
+#: between topics, 98 % are named; of right rows, .6 % at most by text encoders, 3 % by small image
+#: encoders.
+LOW_SCORE, BETTER_SHARE, MUCH_BETTER_SHARE = -3.0, 0.02, 0.2
 
-#: agreements that all but equal each other are not told apart: a cosine
-LEAST_SPREAD = 0.01
-
-#: rows whose cosines to all others are held at once
-CHUNK = 1024
+#: The least spread of agreements that counts, a cosine.
+LEAST_AGREEMENT_SPREAD = 0.01
 
 
 class Suspect(NamedTuple):
     """A row that is probably not the same item on both sides.
 
-    agreement  as the module says, in [-1, 1]
-    score      robust standard deviations from the usual agreement; negative
-    better     the share of the other rows that fit better, in the direction where fewer do
-    fits       the row whose other half fits best: where two rows are swapped, each other
+    agreement  of the module, in [-1, 1]
+    score      robust standard deviations from the median agreement; negative
+    better     the share of the other rows that fit better, in the direction with fewer of them
+    fits       the row whose other half fits best: of two swapped rows, each other
     """
 
     row: int
@@ -70,17 +74,19 @@ class Suspect(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two encoders on k parallel anchors.
+    """Two encoders compared on k parallel anchors.
 
-    verdict    unclear: too few rows to say
-    z          mean agreement of matched rows, in standard deviations of that of shuffled ones; None below FEWEST rows
-    agreement  the median over the rows; None as z is
+    verdict    unclear: too few rows for a verdict
+    z          mean agreement of matched rows, in standard deviations of that of shuffled ones; None
+               below FEWEST_DISTINCT rows
+    agreement  the median over the rows; None where z is
     cka        debiased linear CKA of the raw anchors; None below 4 rows
-    suspects   the worst first; nobody is named where the verdict is not `related`
-    shift      of unrelated ones: 1 or -1 where row i of one side is related to row i + shift of the other; else 0
+    suspects   the worst first; empty where the verdict is not `related`
+    shift      of unrelated spaces: 1 or -1 where row i of one side is related to row i + shift of
+               the other; else 0
     """
 
-    verdict: Verdict
+    verdict: MismatchVerdict
     z: float | None
     agreement: float | None
     cka: float | None
@@ -89,7 +95,9 @@ class Comparison:
 
 
 class _Sides(NamedTuple):
-    """x (k, d_x) and y (k, d_y), unit anchors; p (k, d_y) and q (k, d_x), unit, what the other rows say of each."""
+    """x (k, d_x) and y (k, d_y), unit anchors; p (k, d_y) and q (k, d_x), unit predictions from the
+    other rows.
+    """
 
     x: Float64[Tensor, "k dx"]
     y: Float64[Tensor, "k dy"]
@@ -97,51 +105,67 @@ class _Sides(NamedTuple):
     q: Float64[Tensor, "k dx"]
 
 
-def compare(source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]) -> Comparison:
-    """Compare raw anchors (k, d_x) and (k, d_y), the encoders' own units, row i meant to be the same item.
+def compare_anchors(source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]) -> Comparison:
+    """Compare raw anchors (k, d_x) and (k, d_y), the encoders' own units, row i meant to be the
+    same item.
 
-    Rows at the mean of either side have no direction, and are not judged. Costs O(k^2 (d_x + d_y)). Raises as `check_vectors`.
+    Rows at the mean of either side have no direction, and are not judged. Costs O(k^2 (d_x + d_y)).
+    Raises as `check_vectors`.
     """
-    source, target = within_span(source.double()), within_span(target.double())
+    source, target = reduce_to_span(source.double()), reduce_to_span(target.double())
     try:
         x, y = fit_space(source).unit, fit_space(target).unit
     except DegenerateAnchors:
         return Comparison("unclear", None, None, None, [])
     judged = ((x.abs().amax(dim=1) > 0) & (y.abs().amax(dim=1) > 0)).nonzero().flatten()
     x, y = x[judged], y[judged]
-    alike = cka(source, target) if len(source) >= 4 else None
-    if len(judged) < FEWEST:
-        return Comparison("unclear", None, None, alike, [])
+    similarity = cka(source, target) if len(source) >= 4 else None
+    if len(judged) < FEWEST_DISTINCT:
+        return Comparison("unclear", None, None, similarity, [])
     z = relatedness(x, y)
-    verdict: Verdict = (
-        "related" if z >= RELATED else "unrelated" if len(judged) >= TELLING else "unclear"
+    verdict: MismatchVerdict = (
+        "related"
+        if z >= RELATED_Z
+        else "unrelated"
+        if len(judged) >= ENOUGH_FOR_VERDICT
+        else "unclear"
     )
     shift = _shift(x, y) if verdict == "unrelated" else 0
-    sides = _Sides(x, y, unit(left_out(x, y)), unit(left_out(y, x)))
+    sides = _Sides(
+        x, y, unit(leave_one_out_predictions(x, y)), unit(leave_one_out_predictions(y, x))
+    )
     agreement = _agreement(sides)
     suspects = (
-        _suspects(sides, agreement) if verdict == "related" and len(judged) >= FEWEST_NAMED else []
+        _suspects(sides, agreement)
+        if verdict == "related" and len(judged) >= FEWEST_FOR_SUSPECTS
+        else []
     )
     named = [
         each._replace(row=int(judged[each.row]), fits=int(judged[each.fits])) for each in suspects
     ]
-    return Comparison(verdict, z, float(agreement.median()), alike, named, shift)
+    return Comparison(verdict, z, float(agreement.median()), similarity, named, shift)
 
 
-def within_span(rows: Float64[Tensor, "k d"]) -> Float64[Tensor, "k r"]:
-    """Rows (k, d) in an orthonormal basis of their own span, where that is smaller, r = min(k, d): their products stay."""
+def reduce_to_span(rows: Float64[Tensor, "k d"]) -> Float64[Tensor, "k r"]:
+    """Rows (k, d) in an orthonormal basis of their span, where that is smaller, r = min(k, d);
+    their products do not change.
+    """
     if rows.shape[0] >= rows.shape[1]:
         return rows
     triangle: Tensor = torch.linalg.qr(rows.T)[1]
     return triangle.T.contiguous()
 
 
-def left_out(
-    source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"], *, ridge: float = RIDGE
+def leave_one_out_predictions(
+    source: Float64[Tensor, "k dx"],
+    target: Float64[Tensor, "k dy"],
+    *,
+    ridge: float = COVERAGE_RIDGE,
 ) -> Float64[Tensor, "k dy"]:
-    """What ridge regression on the other rows predicts of each target row: p of the module.
+    """Predictions of each target row by ridge regression on the other rows: p of the module.
 
-    source (k, d_x) and target (k, d_y): unit anchors, ridge > 0. Returns (k, d_y), dimensionless, shorter than unit rows.
+    source (k, d_x) and target (k, d_y): unit anchors, ridge > 0. Returns (k, d_y), dimensionless,
+    shorter than unit rows.
     """
     if source.shape[0] <= source.shape[1]:
         gram = source @ source.T
@@ -156,41 +180,47 @@ def left_out(
 def relatedness(
     source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"], *, seed: int = 0
 ) -> float:
-    """How far matched rows agree beyond shuffled ones, in standard deviations of the latter: about normal where nothing matches.
+    """The agreement of matched rows beyond that of shuffled ones, in standard deviations of the
+    latter; about normal where no row matches.
 
     source (k, d_x) and target (k, d_y): unit anchors, k >= 4
-    The rows are cut in two at random. Of each half, ridge regression on the other half predicts every row, and the sum of the dot
-    products with the rows' true partners is compared with that under a random permutation of the half, whose mean is 0 once both
-    sides are centred and whose variance is |P Y^T|^2 / (m - 1): exact, without a single permutation. Mean of both halves and both
-    directions. (One row left out at a time would not do: every row then helped to predict the others by its own partner.)
+    The rows are cut into two random halves. Ridge regression on one half predicts the rows of the
+    other. The sum of the dot products with the rows' true partners is compared with that under a
+    random permutation of the half, whose mean is 0 once both sides are centred, and whose variance
+    is exactly |P Y^T|^2 / (m - 1), without a single permutation. Returns the mean over both halves
+    and both directions. (Leaving out one row at a time would not do: every row would then help to
+    predict the others by its own partner.)
     """
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
     halves = order[: len(order) // 2], order[len(order) // 2 :]
     scores = [
-        permutation_score(unit(regressed(x[known], y[known], x[held])), y[held])
+        permutation_score(unit(ridge_predictions(x[known], y[known], x[judged])), y[judged])
         for x, y in ((source, target), (target, source))
-        for known, held in (halves, halves[::-1])
+        for known, judged in (halves, halves[::-1])
     ]
     return sum(scores) / len(scores)
 
 
 def permutation_score(predicted: Float64[Tensor, "m d"], true: Float64[Tensor, "m d"]) -> float:
-    """The sum of p_i . y_i over rows (m, d), less its mean, over its standard deviation when the rows of one side are permuted.
+    """The sum of p_i . y_i over rows (m, d), minus its mean, divided by its standard deviation
+    under permutations of one side.
 
-    0 where one side does not vary. Source: Hoeffding 1951, see `evidence.moments`.
+    0 where one side does not vary. Source: Hoeffding 1951, see `evidence.permutation_moments`.
     """
-    found, mean, variance = cosine_moments(predicted, true)
-    return (found - mean) / variance**0.5 if variance > 0 else 0.0
+    total, mean, variance = cosine_moments(predicted, true)
+    return (total - mean) / variance**0.5 if variance > 0 else 0.0
 
 
-def regressed(
+def ridge_predictions(
     source: Float64[Tensor, "k dx"],
     target: Float64[Tensor, "k dy"],
     queries: Float64[Tensor, "n dx"],
     *,
-    ridge: float = RIDGE,
+    ridge: float = COVERAGE_RIDGE,
 ) -> Float64[Tensor, "n dy"]:
-    """Ridge regression of target rows (k, d_y) on source rows (k, d_x), applied to queries (n, d_x): n x T."""
+    """Ridge regression of target rows (k, d_y) on source rows (k, d_x), applied to queries (n,
+    d_x): n x T.
+    """
     if source.shape[0] <= source.shape[1]:
         return (queries @ source.T) @ torch.cholesky_solve(
             target, ridge_factor(source.T, ridge=ridge)
@@ -199,9 +229,11 @@ def regressed(
 
 
 def _shift(source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"]) -> int:
-    """The one of 1 and -1 by which row i is related to row i + shift, or 0: a heading read as an item, a first row lost."""
+    """1 or -1 if row i is related to row i + that shift, else 0: for a heading read as an item, or
+    a lost first row.
+    """
     down, up = relatedness(source[:-1], target[1:]), relatedness(source[1:], target[:-1])
-    return 0 if max(down, up) < RELATED else 1 if down > up else -1
+    return 0 if max(down, up) < RELATED_Z else 1 if down > up else -1
 
 
 def _agreement(sides: _Sides) -> Float64[Tensor, " k"]:
@@ -209,13 +241,13 @@ def _agreement(sides: _Sides) -> Float64[Tensor, " k"]:
 
 
 def _suspects(sides: _Sides, agreement: Float64[Tensor, " k"]) -> list[Suspect]:
-    """The rows that are named, the worst agreement first."""
-    scores = robust_scores(agreement, least=LEAST_SPREAD)
+    """The named rows, the worst agreement first."""
+    scores = robust_scores(agreement, least=LEAST_AGREEMENT_SPREAD)
     better = torch.minimum(_fit_better(sides.p, sides.y), _fit_better(sides.q, sides.x)) / (
         len(agreement) - 1
     )
-    named: Bool[Tensor, " k"] = ((scores < LOW) & (better >= FIT_BETTER)) | (
-        better >= FIT_MUCH_BETTER
+    named: Bool[Tensor, " k"] = ((scores < LOW_SCORE) & (better >= BETTER_SHARE)) | (
+        better >= MUCH_BETTER_SHARE
     )
     rows = named.nonzero().flatten()
     rows = rows[agreement[rows].argsort(stable=True)]
@@ -226,22 +258,25 @@ def _suspects(sides: _Sides, agreement: Float64[Tensor, " k"]) -> list[Suspect]:
 def _fit_better(
     predicted: Float64[Tensor, "k d"], true: Float64[Tensor, "k d"]
 ) -> Float64[Tensor, " k"]:
-    """How many rows of `true` have a larger cosine to each prediction than its own; those that equal its own do not."""
+    """The number of rows of `true` with a larger cosine to each prediction than its own row; rows
+    that equal its own do not count.
+    """
     own = (predicted * true).sum(dim=1, keepdim=True)
-    rounding = 1e-12  # a copy of the own row is no better, whatever the order of the sum
+    rounding = 1e-12  # so that no copy of the own row counts as better
     counts = [
-        (predicted[start : start + CHUNK] @ true.T > own[start : start + CHUNK] + rounding).sum(
-            dim=1
-        )
-        for start in range(0, len(true), CHUNK)
+        (
+            predicted[start : start + COSINE_ROWS] @ true.T
+            > own[start : start + COSINE_ROWS] + rounding
+        ).sum(dim=1)
+        for start in range(0, len(true), COSINE_ROWS)
     ]
     return torch.cat(counts).double()
 
 
 def _best_partner(sides: _Sides, rows: Int64[Tensor, " m"]) -> Int64[Tensor, " m"]:
-    """For each of these rows of x the row j of y with the largest p_i . y_j + q_j . x_i."""
-    found = [
+    """For each of these rows of x, the row j of y with the largest p_i . y_j + q_j . x_i."""
+    partners = [
         (sides.p[part] @ sides.y.T + sides.x[part] @ sides.q.T).argmax(dim=1)
-        for part in torch.split(rows, CHUNK)
+        for part in torch.split(rows, COSINE_ROWS)
     ]
-    return torch.cat(found) if found else rows
+    return torch.cat(partners) if partners else rows

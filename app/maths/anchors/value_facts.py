@@ -1,4 +1,4 @@
-"""What the numbers of raw anchors look like: how they are rounded, how long the rows are, and which rows stand out."""
+"""Properties of the numbers of raw anchors: rounding, lengths, and outlying rows."""
 
 from __future__ import annotations
 
@@ -6,37 +6,35 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float32, Float64
+from jaxtyping import Float32
 from torch import Tensor
 
+from app.maths.geometry.robust import robust_scores
 from app.maths.geometry.space import row_norms
 
-Precision = Literal["float32", "half", "quantised"]
+ValuePrecision = Literal["float32", "half", "quantised"]
 
-#: lengths that are 1 up to this are those of normalised vectors, in half precision too
-ROUNDED = 2e-3
+#: Lengths this near to 1 are those of normalised vectors, in half precision too.
+UNIT_LENGTH_TOLERANCE = 2e-3
 
-#: robust standard deviations from which on a row stands out. 9 of 30,750 real rows by 18 encoders do
-OUTLYING = 6.0
+#: Rows whose robust score exceeds this are outliers: 9 of 30,750 real rows by 18 encoders.
+OUTLIER_SCORE = 6.0
 
-#: lengths that differ by less than this share of the median are not told apart
-LEAST_SPREAD = 1e-3
+#: The least spread of lengths that counts, as a share of their median.
+LEAST_RELATIVE_SPREAD = 1e-3
 
-#: scales a median absolute deviation to the standard deviation of a normal distribution
-CONSISTENT = 1.4826
+#: Fewer numbers may be round by chance; and the number of values that the search for repeated ones
+#: reads.
+FEWEST_NUMBERS, MOST_NUMBERS_READ = 2**12, 2**18
 
-#: the largest score there is: where all other rows are equal, any difference is beyond measure
-LARGEST_SCORE = 1e6
-
-#: fewer numbers than this may be round by chance; and how many are looked at for repeated ones
-TELLING, LOOKED_AT = 2**12, 2**18
-
-#: values that a byte can have
-LEVELS = 256
+#: Different values of a byte.
+BYTE_LEVELS = 256
 
 
 class Outlier(NamedTuple):
-    """A row that stands out: its length, in the encoder's units, and the scores of that and of its distance from the mean."""
+    """An outlying row: its length, in the encoder's units, and the scores of its length and of its
+    distance from the mean.
+    """
 
     row: int
     length: float
@@ -45,34 +43,37 @@ class Outlier(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """precision   half: every number is one of float16 or of bfloat16; quantised: they are at most LEVELS different ones
+class ValueFacts:
+    """Properties of raw anchors.
+
+    precision   half: every number is one of float16 or of bfloat16; quantised: there are at most
+                BYTE_LEVELS different numbers
     normalised  whether every row has length 1
     length      the median |a_i|, in the encoder's units
-    outliers    the rows whose |a_i| or |a_i - m| stands out, the worst first
+    outliers    the rows whose |a_i| or |a_i - m| is outlying, the worst first
     """
 
-    precision: Precision
+    precision: ValuePrecision
     normalised: bool
     length: float
     outliers: list[Outlier]
 
 
-def describe(anchors: Float32[Tensor, "k d"]) -> Numbers:
-    """What raw anchors (k, d), the encoder's own units, look like."""
+def describe_values(anchors: Float32[Tensor, "k d"]) -> ValueFacts:
+    """The properties of raw anchors (k, d), in the encoder's own units."""
     lengths = row_norms(anchors)
     distances = row_norms(anchors.double() - anchors.double().mean(dim=0))
     length_scores, distance_scores = (
-        robust_scores(each, least=LEAST_SPREAD * float(each.median()))
+        robust_scores(each, least=LEAST_RELATIVE_SPREAD * float(each.median()))
         for each in (lengths, distances)
     )
     worst = torch.maximum(length_scores.abs(), distance_scores.abs())
-    rows = (worst > OUTLYING).nonzero().flatten()
+    rows = (worst > OUTLIER_SCORE).nonzero().flatten()
     rows = rows[worst[rows].argsort(descending=True, stable=True)]
     columns = (rows, lengths[rows], length_scores[rows], distance_scores[rows])
-    return Numbers(
-        precision=precision(anchors),
-        normalised=bool(((lengths - 1.0).abs() <= ROUNDED).all()),
+    return ValueFacts(
+        precision=value_precision(anchors),
+        normalised=bool(((lengths - 1.0).abs() <= UNIT_LENGTH_TOLERANCE).all()),
         length=float(lengths.median()),
         outliers=[
             Outlier(*row) for row in zip(*(column.tolist() for column in columns), strict=True)
@@ -80,25 +81,15 @@ def describe(anchors: Float32[Tensor, "k d"]) -> Numbers:
     )
 
 
-def precision(anchors: Float32[Tensor, "k d"]) -> Precision:
-    """How the numbers were rounded before they came here; float32 for fewer than TELLING numbers."""
-    if anchors.numel() < TELLING:
+def value_precision(anchors: Float32[Tensor, "k d"]) -> ValuePrecision:
+    """The rounding of the numbers before they were sent; float32 for fewer than FEWEST_NUMBERS
+    numbers.
+    """
+    if anchors.numel() < FEWEST_NUMBERS:
         return "float32"
-    if len(torch.unique(anchors.flatten()[:LOOKED_AT])) <= LEVELS:
+    if len(torch.unique(anchors.flatten()[:MOST_NUMBERS_READ])) <= BYTE_LEVELS:
         return "quantised"
     is_half = any(
         torch.equal(anchors.to(dtype).float(), anchors) for dtype in (torch.float16, torch.bfloat16)
     )
     return "half" if is_half else "float32"
-
-
-def robust_scores(values: Float64[Tensor, " k"], *, least: float) -> Float64[Tensor, " k"]:
-    """(value - median) / (CONSISTENT * median absolute deviation) of each, that spread being no smaller than `least` >= 0.
-
-    In [-LARGEST_SCORE, LARGEST_SCORE]. Source: Rousseeuw and Hubert 2011.
-    """
-    apart = values - values.median()
-    spread = (CONSISTENT * apart.abs().median()).clamp_min(
-        max(least, torch.finfo(torch.float64).tiny)
-    )
-    return (apart / spread).clamp(-LARGEST_SCORE, LARGEST_SCORE)

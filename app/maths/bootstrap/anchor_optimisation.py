@@ -1,9 +1,12 @@
-"""Anchor optimisation: target anchors move on the sphere until the relative vectors of both pools look alike.
+"""Anchor optimisation: target anchors move on the sphere until the relative vectors of both pools
+look alike.
 
-The loop of Algorithm 1 of Cannistraci et al. 2023; which relative vector each item of the target pool should have is the
-caller's: the hard correspondence of paper.py, or the mean under a soft plan of soft_plan.py. For unit rows y (m, d) and anchors A
-(size, d), R_Y = y A^T; the loss is the mean of (R_Y - wanted)^2, its gradient to A is 2 / (m size) (R_Y - wanted)^T y. Adam takes
-a step, and every anchor is scaled back to length 1. At the end each is rounded to the item nearest to it.
+The loop of Algorithm 1 of Cannistraci et al. 2023. The caller chooses the target R of each item's
+relative vector in the target pool: the hard correspondence of paper.py, or the mean under a soft
+plan of soft_plan.py. For unit rows y (m, d) and anchors A (size, d), R_Y = y A^T; the loss is the
+mean of (R_Y - R)^2, its gradient with respect to A is 2 / (m size) (R_Y - R)^T y. Adam takes a
+step, and every anchor is scaled back to length 1. At the end each anchor is rounded to its nearest
+item.
 """
 
 from __future__ import annotations
@@ -17,18 +20,20 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.optim.adam import adam
 
-from app.maths.bootstrap.neighbours import Beat, product, products, silent
-from app.maths.bootstrap.pools import Grown, OnStep, Pools, State, Step, check_seeds
+from app.maths.bootstrap.neighbours import Beat, no_beat, product, product_blocks
+from app.maths.bootstrap.pools import GrownPairs, OnStep, Pools, State, Step, check_seeds
 
-#: rows of relative vectors that are compared at once
-ROWS = 8192
+#: Rows of relative vectors that are compared at a time.
+LOSS_ROWS = 8192
 
 
 @dataclass(frozen=True)
-class Descent:
-    """size           how many parallel anchors to aim for, seeds included
-    steps          and Adam's learning rate
-    freeze_seeds   whether the seeds' target anchors stay where they are
+class DescentSettings:
+    """The settings of an optimisation.
+
+    size           the number of parallel anchors to reach, seeds included
+    steps          of Adam, with its learning rate
+    freeze_seeds   whether the seeds' target anchors stay fixed
     seed           draws the source anchors and the start of the unknown target anchors
     """
 
@@ -40,13 +45,14 @@ class Descent:
 
 
 @dataclass(frozen=True, eq=False)
-class Relative:
-    """What a correspondence is found from.
+class RelativePools:
+    """The input of a correspondence.
 
-    x, y      (n, size) and (m, size) relative vectors of the pools to the anchors as they are
-    step      that is being made, from 0
-    carried   what the correspondence of the step before left for this one; None in the first
-    memory, beat  for what grows with n and m together
+    x, y          (n, size) and (m, size) relative vectors of the pools to the current anchors
+    step          the number of the current step, from 0
+    carried       data that the correspondence of the step before left for this one; None in the
+                  first
+    memory, beat  for tables that grow with n and m together
     """
 
     x: Float32[Tensor, "n size"]
@@ -58,11 +64,14 @@ class Relative:
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
-    """rows      (p,) of the target pool
+class TargetRelatives:
+    """The output of a correspondence.
+
+    rows      (p,) of the target pool
     relative  (p, size) the relative vectors that they should have
-    partner   (q,) the row of the other pool that is most like each of what was matched: only to see what changes
-    carried   for the next step's correspondence, where it starts from this one's
+    partner   (q,) the row of the other pool that is most like each matched row; only used to report
+              changes
+    carried   data for the next step's correspondence, where it starts from this one's
     """
 
     rows: Int64[Tensor, " p"]
@@ -71,14 +80,14 @@ class Wanted:
     carried: Float64[Tensor, " r"] | None = None
 
 
-Correspondence = Callable[[Relative], Wanted]
+Correspondence = Callable[[RelativePools], TargetRelatives]
 
 
 @dataclass(eq=False)
-class Anchors:
-    """Where the optimisation stands.
+class AnchorState:
+    """The state of the optimisation.
 
-    frozen   (f, d) unit target anchors that stay, the first of all
+    frozen   (f, d) fixed unit target anchors, the first of all
     free     (size - f, d) unit target anchors that move
     first_moment, second_moment   (size - f, d) Adam's, of the gradients to `free`
     done     steps
@@ -95,9 +104,9 @@ class Anchors:
     facts: dict[str, float] = field(default_factory=dict)
 
     def snapshot(self) -> State:
-        """On the CPU, and out of reach of the next step."""
+        """A copy on the CPU that later steps do not change."""
         assert self.partner is not None
-        held = {
+        tensors = {
             "free": self.free,
             "first_moment": self.first_moment,
             "second_moment": self.second_moment,
@@ -107,11 +116,11 @@ class Anchors:
             "agreement": torch.tensor(self.facts.get("agreement", torch.nan), dtype=torch.float64),
         }
         if self.carried is not None:
-            held["carried"] = self.carried
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in held.items()}
+            tensors["carried"] = self.carried
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
     def restore(self, state: State) -> None:
-        """As if all steps up to the snapshot had been made here."""
+        """Restore the state of a snapshot."""
         device = self.free.device
         for name in ("free", "first_moment", "second_moment"):
             getattr(self, name).copy_(state[name])
@@ -127,18 +136,22 @@ class Anchors:
 def optimise(
     pools: Pools,
     seeds: list[tuple[int, int]],
-    descent: Descent,
+    descent: DescentSettings,
     correspond: Correspondence,
     *,
     state: State | None,
     on_step: OnStep,
-) -> Grown:
-    """Grow seed pairs into `descent.size` parallel anchors; fewer where two of them land on one item.
+) -> GrownPairs:
+    """Grow seed pairs into `descent.size` parallel anchors; fewer where two of them are nearest to
+    one item.
 
-    Kept seeds come first, then those nearest to their items; no estimate of confidence, for optimisation has none.
-    facts  of the last step: loss, agreement; and the mean cosine of what is no frozen seed to its item: nearness
+    Kept seeds come first, then the anchors nearest to their items. The confidence is nan, because
+    optimisation estimates none.
+    facts  of the last step: loss, agreement; and nearness, the mean cosine of the other anchors to
+           their items
 
-    state  as an earlier `on_step` was given it, for equal arguments: the answer is bitwise that of an undisturbed run
+    state  a checkpoint of an earlier run with equal arguments; the result has the same bits as an
+           uninterrupted run
     Deterministic for equal inputs, seed, device and number of threads. Raises InvalidSeeds.
     """
     check_seeds(seeds, source=len(pools.x), target=len(pools.y), size=descent.size)
@@ -154,55 +167,61 @@ def optimise(
     while anchors.done < descent.steps and len(anchors.free):
         _step(pools, relative_x, anchors, correspond, descent.learning_rate, beat)
         on_step(Step(anchors.done, descent.steps, anchors.facts, anchors.snapshot()))
-    return _rounded(pools, rows, seeds, anchors, beat)
+    return _round_to_items(pools, rows, seeds, anchors, beat)
 
 
 def _start(
-    pools: Pools, seeds: list[tuple[int, int]], descent: Descent
-) -> tuple[list[int], Anchors]:
-    """Rows of the source anchors, seeds first and the others drawn; and the target anchors: the seeds', then random ones."""
+    pools: Pools, seeds: list[tuple[int, int]], descent: DescentSettings
+) -> tuple[list[int], AnchorState]:
+    """Rows of the source anchors, seeds first and the others drawn; and the target anchors: the
+    seeds', then random ones.
+    """
     generator = torch.Generator().manual_seed(descent.seed)
-    taken = {i for i, _ in seeds}
+    seed_rows = {i for i, _ in seeds}
     others = [
-        i for i in torch.randperm(len(pools.x), generator=generator).tolist() if i not in taken
+        i for i in torch.randperm(len(pools.x), generator=generator).tolist() if i not in seed_rows
     ]
     rows = ([i for i, _ in seeds] + others)[: descent.size]
-    # Drawn on the CPU, whatever the device: equal seeds start alike everywhere.
-    drawn = normalize(
+    # Drawn on the CPU, so that equal seeds give equal starts on every device.
+    random_anchors = normalize(
         torch.randn(descent.size - len(seeds), pools.y.shape[1], generator=generator)
     ).to(pools.device)
     known = pools.y[[j for _, j in seeds]]
     frozen, free = (
-        (known, drawn) if descent.freeze_seeds else (known[:0], torch.cat([known, drawn]))
+        (known, random_anchors)
+        if descent.freeze_seeds
+        else (known[:0], torch.cat([known, random_anchors]))
     )
-    return rows, Anchors(frozen, free, torch.zeros_like(free), torch.zeros_like(free))
+    return rows, AnchorState(frozen, free, torch.zeros_like(free), torch.zeros_like(free))
 
 
 def _step(
     pools: Pools,
     relative_x: Float32[Tensor, "n size"],
-    anchors: Anchors,
+    anchors: AnchorState,
     correspond: Correspondence,
     rate: float,
     beat: Beat,
 ) -> None:
     """One step of Algorithm 1: lines 4 to 8."""
     relative_y = product(pools.y, torch.cat([anchors.frozen, anchors.free]).T, beat=beat)
-    wanted = correspond(
-        Relative(relative_x, relative_y, anchors.done, anchors.carried, pools.memory, beat)
+    targets = correspond(
+        RelativePools(relative_x, relative_y, anchors.done, anchors.carried, pools.memory, beat)
     )
-    loss, gradient = mean_squares(pools.y, relative_y, wanted, beat=beat)
+    loss, gradient = mean_squares(pools.y, relative_y, targets, beat=beat)
     _descend(anchors, gradient[len(anchors.frozen) :], rate)
     facts = {"loss": loss}
     if anchors.partner is not None:
-        facts["agreement"] = float((wanted.partner == anchors.partner).double().mean())
+        facts["agreement"] = float((targets.partner == anchors.partner).double().mean())
     anchors.done, anchors.facts = anchors.done + 1, facts
-    anchors.partner, anchors.carried = wanted.partner, wanted.carried
+    anchors.partner, anchors.carried = targets.partner, targets.carried
 
 
-def _descend(anchors: Anchors, gradient: Float32[Tensor, "g d"], rate: float) -> None:
-    """A step of Adam, with the usual constants, and back onto the sphere: the constraint |a| = 1 of equation 1."""
-    # The function, for the class behind it takes a second and 800 modules to make.
+def _descend(anchors: AnchorState, gradient: Float32[Tensor, "g d"], rate: float) -> None:
+    """A step of Adam, with the usual constants, and back onto the sphere: the constraint |a| = 1 of
+    equation 1.
+    """
+    # The function instead of its class, whose import takes a second and 800 modules.
     adam(
         [anchors.free],
         [gradient],
@@ -224,49 +243,55 @@ def _descend(anchors: Anchors, gradient: Float32[Tensor, "g d"], rate: float) ->
 def mean_squares(
     y: Float32[Tensor, "m d"],
     relative_y: Float32[Tensor, "m size"],
-    wanted: Wanted,
+    targets: TargetRelatives,
     *,
-    beat: Beat = silent,
+    beat: Beat = no_beat,
 ) -> tuple[float, Float32[Tensor, "size d"]]:
-    """The mean of (relative - wanted)^2 over rows and anchors, and its gradient to the anchors (size, d)."""
+    """The mean of (relative_y - target)^2 over rows and anchors, and its gradient to the anchors
+    (size, d).
+    """
     total, gradient = 0.0, y.new_zeros(relative_y.shape[1], y.shape[1])
-    for rows, relative in zip(wanted.rows.split(ROWS), wanted.relative.split(ROWS), strict=True):  # type: ignore[no-untyped-call]
+    for rows, relative in zip(
+        torch.split(targets.rows, LOSS_ROWS), torch.split(targets.relative, LOSS_ROWS), strict=True
+    ):
         beat()
         difference = relative_y[rows] - relative
         total += float(difference.square().sum(dtype=torch.float64))
         gradient.addmm_(difference.T, y[rows])
-    return total / wanted.relative.numel(), gradient.mul_(2 / wanted.relative.numel())
+    return total / targets.relative.numel(), gradient.mul_(2 / targets.relative.numel())
 
 
-def _rounded(
-    pools: Pools, rows: list[int], seeds: list[tuple[int, int]], anchors: Anchors, beat: Beat
-) -> Grown:
-    """Each free anchor as its nearest item; the nearest claim to an item wins, and a frozen seed's item is taken."""
+def _round_to_items(
+    pools: Pools, rows: list[int], seeds: list[tuple[int, int]], anchors: AnchorState, beat: Beat
+) -> GrownPairs:
+    """Each free anchor as its nearest item. The nearest anchor gets a contested item; items of
+    frozen seeds are taken.
+    """
     frozen = len(anchors.frozen)
     cosines, nearest = (
         torch.empty(len(anchors.free)),
         torch.empty(len(anchors.free), dtype=torch.int64),
     )
-    for piece, block in products(anchors.free, pools.y, memory=pools.memory, beat=beat):
+    for piece, block in product_blocks(anchors.free, pools.y, memory=pools.memory, beat=beat):
         largest = block.max(dim=1)
         cosines[piece], nearest[piece] = (
             largest.values.clamp(-1.0, 1.0).cpu(),
             largest.indices.cpu(),
         )
     pairs, nearness = seeds[:frozen], list[float]()
-    taken = {j for _, j in pairs}
+    used_items = {j for _, j in pairs}
     for index in cosines.argsort(descending=True, stable=True).tolist():
         j = int(nearest[index])
-        if j not in taken:
-            taken.add(j)
+        if j not in used_items:
+            used_items.add(j)
             pairs.append((rows[frozen + index], j))
             nearness.append(float(cosines[index]))
     facts = dict(anchors.facts)
     if nearness:
         facts["nearness"] = sum(nearness) / len(nearness)
-    given = set(seeds)
-    return Grown(
-        torch.tensor(sorted(pairs, key=lambda pair: pair not in given)),
+    seed_set = set(seeds)
+    return GrownPairs(
+        torch.tensor(sorted(pairs, key=lambda pair: pair not in seed_set)),
         torch.full((len(pairs),), torch.nan),
         facts,
     )

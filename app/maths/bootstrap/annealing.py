@@ -1,13 +1,16 @@
 """A soft assignment between two pools that cools down from a few seeds: the start of self-learning.
 
-Two pools of the same items look alike up to a map, and which item is which maximises tr(K_x P K_y P^T) over permutations P: the
-quadratic assignment problem, with kernels K = Z Z^T of whitened coordinates Z. Its gradient, 2 Z_x (Z_x^T P Z_y) Z_y^T, is the
-table of cosines after mapping by the overlap Z_x^T P Z_y: a translator learnt from the pairs P. So self-learning is gradient
-ascent on it, and a hard choice of pairs at every round is what makes it fail: with five seeds nearly every choice of the first
-rounds is wrong, and the next map is fitted to them. Here P is the entropic plan (every row a distribution over the other pool)
-at a temperature that falls: at first a row says little more than which region its item is in, which a handful of seeds suffices
-for, and all items vote. Deterministic annealing: Rose 1998; for assignment, Gold and Rangarajan 1996, "A graduated assignment
-algorithm for graph matching"; with fixed seeds as in seeded graph matching, Fishkind et al. 2019. docs/self-learning.md explains.
+Two pools of the same items look alike up to a map. The true assignment maximises tr(K_x P K_y P^T)
+over permutations P: the quadratic assignment problem, with kernels K = Z Z^T of whitened
+coordinates Z. Its gradient, 2 Z_x (Z_x^T P Z_y) Z_y^T, is the table of cosines after mapping by the
+overlap Z_x^T P Z_y: a translator learnt from the pairs P. So self-learning is gradient ascent on
+it. A hard choice of pairs in every round makes it fail: with five seeds nearly every choice of the
+first rounds is wrong, and the next map is fitted to these. Here P is the entropic plan (every row a
+distribution over the other pool) at a falling temperature: at first a row only indicates the region
+of its item. A handful of seeds suffices for that, and all items vote. Deterministic annealing: Rose
+1998; for assignment, Gold and Rangarajan 1996, "A graduated assignment algorithm for graph
+matching"; with fixed seeds as in seeded graph matching, Fishkind et al. 2019. docs/self-learning.md
+explains it.
 """
 
 from __future__ import annotations
@@ -19,36 +22,48 @@ from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.bootstrap.neighbours import PIECE, Beat, product, products, silent
-from app.maths.bootstrap.sinkhorn import CACHED, NOTHING
+from app.maths.bootstrap.neighbours import (
+    PRODUCTS_PER_PIECE,
+    Beat,
+    no_beat,
+    product,
+    product_blocks,
+)
+from app.maths.bootstrap.sinkhorn import CACHED_NUMBERS, NEGLIGIBLE_LOGIT
 
-#: leading directions of a pool that are kept
+#: Leading directions of a pool that are kept.
 MOST_DIMENSIONS = 256
-#: more columns than wanted, and multiplications by the covariance, of the search for leading directions
-OVERSAMPLING, ITERATIONS = 32, 12
-#: below this a pool's own covariance is decomposed exactly
-SMALL = 384
-#: rows that the temperature is found from, and about how many cosines: fewer rows where the target pool is large, but not too few
-SAMPLE, CELLS, LEAST_SAMPLE = 256, 2**21, 32
-#: directions that are scrambled between two beats
-COLUMNS = 16
-#: halvings of the logarithm of the temperature's range
-HALVINGS = 16
+#: Additional columns, and multiplications by the covariance, of the search for leading directions.
+OVERSAMPLING, SUBSPACE_ITERATIONS = 32, 12
+#: Up to this dimension a pool's covariance is decomposed exactly.
+MOST_EXACT_DIMENSIONS = 384
+#: The search for a temperature uses this many rows and about this many cosines: fewer rows for a
+#: large target pool, but at least the last number.
+TEMPERATURE_ROWS, TEMPERATURE_COSINES, FEWEST_TEMPERATURE_ROWS = 256, 2**21, 32
+#: Directions that are scrambled between two beats.
+COLUMNS_PER_BEAT = 16
+#: Halvings of the logarithm of the temperature's range.
+BISECTIONS = 16
 COLDEST, HOTTEST = 1e-3, 2.0
-#: by how many temperatures one round may change a potential
+#: The largest change of a potential in one round, in temperatures.
 LARGEST_CHANGE = 4.0
-#: variance of a direction, relative to the largest, that is none: the rounding of a covariance made in float32 is a few 1e-7
-NONE = 1e-6
+#: Variances below this share of the largest count as none: the rounding of a covariance computed in
+#: float32 is a few 1e-7.
+NEGLIGIBLE_VARIANCE = 1e-6
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """power      of a direction's variance that its coordinate keeps: 1 as it is, 0 whitened
-    flattening  power of the overlap's singular values: 1 as they are, 0 an orthogonal map
-    breadth     perplexity of the first plan's rows, as a share of the target pool; `sharpness` is that of the last, in items
-    dimensions  leading directions of each pool
-    seed_weight  what a seed counts in the overlap, in items
-    rounds      from one to the other, geometrically
+    """The settings of an annealing.
+
+    power        the power of a direction's variance that its coordinate keeps: 1 as it is, 0
+                 whitened
+    flattening   power of the overlap's singular values: 1 as they are, 0 an orthogonal map
+    breadth      perplexity of the first plan's rows, as a share of the target pool; `sharpness` is
+                 that of the last, in items
+    dimensions   leading directions of each pool
+    seed_weight  the weight of a seed in the overlap, in items
+    rounds       from breadth to sharpness, geometrically
     """
 
     power: float = 0.5
@@ -62,7 +77,10 @@ class Schedule:
 
 @dataclass(frozen=True, eq=False)
 class Directions:
-    """along     (n, r) coordinates of a pool's rows along its leading directions, the most variable first
+    """A pool in its leading directions.
+
+    along     (n, r) coordinates of a pool's rows along its leading directions, the most variable
+              first
     variance  (r,) of each, in the unit of squared coordinates
     """
 
@@ -74,12 +92,14 @@ class Directions:
         scale = self.variance[:dimensions].pow((power - 1) / 2).to(self.along.dtype)
         return normalize(self.along[:, :dimensions] * scale)
 
-    def scrambled(self, seed: int, *, beat: Beat = silent) -> Directions:
-        """Each direction's coordinates in another order of the rows: the same spread, and nothing in common with any pool."""
+    def scrambled(self, seed: int, *, beat: Beat = no_beat) -> Directions:
+        """The same variances with each direction's coordinates in another order of the rows, so
+        that no pool shares its structure.
+        """
         generator = torch.Generator().manual_seed(seed)
         mixed = torch.empty_like(self.along)
         for column in range(self.along.shape[1]):
-            if column % COLUMNS == 0:
+            if column % COLUMNS_PER_BEAT == 0:
                 beat()
             order = torch.randperm(len(self.along), generator=generator).to(self.along.device)
             mixed[:, column] = self.along[order, column]
@@ -87,12 +107,13 @@ class Directions:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """Where the annealing stands.
+class AnnealingState:
+    """The state of an annealing.
 
-    overlap    (r_x, r_y) Z_x^T P Z_y with the seeds' part, which maps rows of one side to the other
-    potential  (m,) of the target items, in the unit of cosines: what makes all of them wanted alike
-    fit        mean cosine of a mapped row to the mean of its partners, in [-1, 1]; nan before the first round
+    overlap    (r_x, r_y) Z_x^T P Z_y plus the seeds' part, which maps rows of one side to the other
+    potential  (m,) of the target items, in the unit of cosines; it equalises their masses
+    fit        mean cosine of a mapped row to the mean of its partners, in [-1, 1]; nan before the
+               first round
     done       rounds
     """
 
@@ -102,77 +123,88 @@ class Plan:
     done: int = 0
 
 
-def directions(
-    unit: Float32[Tensor, "n d"], rows: Int64[Tensor, " k"] | None = None, *, beat: Beat = silent
+def principal_directions(
+    unit: Float32[Tensor, "n d"], rows: Int64[Tensor, " k"] | None = None, *, beat: Beat = no_beat
 ) -> Directions:
-    """The leading principal directions of centred unit rows (n, d), at most MOST_DIMENSIONS; by subspace iteration if d is large.
+    """The leading principal directions of centred unit rows (n, d), at most MOST_DIMENSIONS; by
+    subspace iteration if d is large.
 
-    rows  whose coordinates are wanted, all if None; the directions are those of the whole pool
-    Deterministic. Directions without variance are left out. Source: Halko, Martinsson and Tropp 2011, algorithm 4.4.
+    rows  the rows whose coordinates are returned, all if None; the directions are those of the
+          whole pool
+    Deterministic. Directions without variance are left out. Source: Halko, Martinsson and Tropp
+    2011, algorithm 4.4.
     """
     d = unit.shape[1]
     covariance = torch.zeros(d, d, dtype=torch.float64, device=unit.device)
-    for piece in torch.split(unit, max(1, PIECE // d**2)):
+    for piece in torch.split(unit, max(1, PRODUCTS_PER_PIECE // d**2)):
         beat()
         covariance += piece.T @ piece
     covariance /= len(unit)
-    if d <= SMALL:
+    if d <= MOST_EXACT_DIMENSIONS:
         variance, vectors = torch.linalg.eigh(covariance)
     else:
         generator = torch.Generator().manual_seed(0)
         basis = torch.randn(
             d, MOST_DIMENSIONS + OVERSAMPLING, generator=generator, dtype=torch.float64
         ).to(unit.device)
-        for _ in range(ITERATIONS):
+        for _ in range(SUBSPACE_ITERATIONS):
             beat()
             basis = torch.linalg.qr(covariance @ basis).Q
         variance, rotation = torch.linalg.eigh(basis.T @ covariance @ basis)
         vectors = basis @ rotation
-    kept = min(MOST_DIMENSIONS, int((variance > NONE * variance[-1]).sum()))
+    kept = min(MOST_DIMENSIONS, int((variance > NEGLIGIBLE_VARIANCE * variance[-1]).sum()))
     variance, vectors = variance.flip(0)[:kept], vectors.flip(1)[:, :kept]
     some = unit if rows is None else unit[rows]
     return Directions(product(some, vectors.float(), beat=beat), variance)
 
 
-def start(overlap: Float32[Tensor, "rx ry"], *, target: int) -> Plan:
-    """Before the first round, from what seeds or an unsupervised start say; `target` items on the other side."""
-    return Plan(overlap, overlap.new_zeros(target))
+def start_annealing(overlap: Float32[Tensor, "rx ry"], *, target: int) -> AnnealingState:
+    """The state before the first round, from the overlap of seeds or of an unseeded start; `target`
+    items on the other side.
+    """
+    return AnnealingState(overlap, overlap.new_zeros(target))
 
 
-def advance(
+def anneal_round(
     x: Float32[Tensor, "n rx"],
     y: Float32[Tensor, "m ry"],
     known: Float32[Tensor, "rx ry"],
-    plan: Plan,
+    plan: AnnealingState,
     schedule: Schedule,
     *,
     memory: int,
     beat: Beat,
-) -> Plan:
-    """One round: map, find the temperature, soften, and learn the overlap anew, in one pass over the table of cosines.
+) -> AnnealingState:
+    """One round: map, find the temperature, soften, and learn the overlap again, in one pass over
+    the table of cosines.
 
-    x, y   coordinates of the pools; P_ij = exp((q_i . y_j + g_j) / tau) / sum_j of that, with q = mapped(x)
+    x, y   coordinates of the pools; P_ij = exp((q_i . y_j + g_j) / tau) / sum_j of that, with q =
+           map_rows(x)
     known  the seeds' part of the overlap, added to Z_x^T P Z_y
     After the pass the potentials take one Sinkhorn step: g_j falls by tau log(m / n sum_i P_ij).
     """
-    q = mapped(x, plan.overlap, schedule.flattening)
+    q = map_rows(x, plan.overlap, schedule.flattening)
     beat()
-    tau = temperature(q, y, plan.potential, perplexity(schedule, plan.done, len(y)), beat=beat)
+    tau = find_temperature(
+        q, y, plan.potential, target_perplexity(schedule, plan.done, len(y)), beat=beat
+    )
     overlap, mass, fit = (
         known.clone(),
         torch.zeros(len(y), dtype=torch.float64, device=y.device),
         0.0,
     )
-    # Potential and temperature ride along in the product: two passes less over the table.
+    # The product includes potential and temperature, which saves two passes over the table.
     left = torch.cat([q / tau, torch.ones_like(q[:, :1])], dim=1)
     right = torch.cat([y, plan.potential[:, None] / tau], dim=1)
-    for piece, logits in products(left, right, memory=memory, beat=beat):
+    for piece, logits in product_blocks(left, right, memory=memory, beat=beat):
         start = piece.start
         for block in torch.split(
-            logits, max(1, CACHED // len(y)) if y.device.type == "cpu" else len(logits)
+            logits, max(1, CACHED_NUMBERS // len(y)) if y.device.type == "cpu" else len(logits)
         ):
             rows = slice(start, start + len(block))
-            weights = block.sub_(block.amax(dim=1, keepdim=True)).clamp_(min=NOTHING).exp_()
+            weights = (
+                block.sub_(block.amax(dim=1, keepdim=True)).clamp_(min=NEGLIGIBLE_LOGIT).exp_()
+            )
             share = weights.sum(dim=1).reciprocal()
             mass += share @ weights
             partners = (weights @ y).mul_(share[:, None])
@@ -182,10 +214,12 @@ def advance(
     change = (
         (mass * (len(y) / len(x))).clamp_min(1e-30).log_().clamp_(-LARGEST_CHANGE, LARGEST_CHANGE)
     )
-    return Plan(overlap, plan.potential - tau * change.float(), fit / len(x), plan.done + 1)
+    return AnnealingState(
+        overlap, plan.potential - tau * change.float(), fit / len(x), plan.done + 1
+    )
 
 
-def mapped(
+def map_rows(
     x: Float32[Tensor, "n rx"], overlap: Float32[Tensor, "rx ry"], flattening: float
 ) -> Float32[Tensor, "n ry"]:
     """Unit rows of x U s^flattening V^T, with U s V^T the overlap."""
@@ -194,32 +228,38 @@ def mapped(
     return normalize(x @ ((left * scale) @ right).float())
 
 
-def perplexity(schedule: Schedule, done: int, target: int) -> float:
-    """Of the rows of the plan in round `done`, in items of the target pool: geometric from breadth to sharpness."""
+def target_perplexity(schedule: Schedule, done: int, target: int) -> float:
+    """The perplexity of the plan's rows in round `done`, in items of the target pool: geometric
+    from breadth to sharpness.
+    """
     first = max(schedule.breadth * target, schedule.sharpness)
     return float(first * (schedule.sharpness / first) ** (done / max(1, schedule.rounds - 1)))
 
 
-def temperature(
+def find_temperature(
     q: Float32[Tensor, "n r"],
     y: Float32[Tensor, "m r"],
     potential: Float32[Tensor, " m"],
-    wanted: float,
+    perplexity: float,
     *,
     beat: Beat,
 ) -> float:
-    """Tau in [COLDEST, HOTTEST] where the perplexity exp(mean entropy) of the plan is as wanted: bisection on SAMPLE rows."""
-    some = min(len(q), max(LEAST_SAMPLE, min(SAMPLE, CELLS // len(y))))
+    """Tau in [COLDEST, HOTTEST] where the perplexity exp(mean entropy) of the plan is `perplexity`:
+    bisection on TEMPERATURE_ROWS rows.
+    """
+    some = min(
+        len(q), max(FEWEST_TEMPERATURE_ROWS, min(TEMPERATURE_ROWS, TEMPERATURE_COSINES // len(y)))
+    )
     rows = torch.linspace(0, len(q) - 1, some, device=q.device).long()
     scores = q[rows] @ y.T + potential
     scores -= scores.amax(dim=1, keepdim=True)
     low, high = COLDEST, HOTTEST
-    for _ in range(HALVINGS):
+    for _ in range(BISECTIONS):
         beat()
         tau = (low * high) ** 0.5
-        scaled = (scores / tau).clamp_(min=NOTHING)
+        scaled = (scores / tau).clamp_(min=NEGLIGIBLE_LOGIT)
         weights = scaled.exp()
         total = weights.sum(dim=1)
         entropy = (total.log() - weights.mul_(scaled).sum(dim=1) / total).mean()
-        low, high = (low, tau) if float(entropy.exp()) > wanted else (tau, high)
+        low, high = (low, tau) if float(entropy.exp()) > perplexity else (tau, high)
     return float((low * high) ** 0.5)

@@ -1,4 +1,6 @@
-"""The course of self-learning: attempts until two of them agree, refinement, confirmation, and a checkpoint at every step."""
+"""The steps of self-learning: attempts until two of them agree, refinement, confirmation; a
+checkpoint at every step.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +12,36 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
 from app.maths.bootstrap import annealing, estimate, refinement, unseeded_start
-from app.maths.bootstrap.annealing import Directions, Plan, Schedule
+from app.maths.bootstrap.annealing import AnnealingState, Directions, Schedule
 from app.maths.bootstrap.pools import OnStep, State, Step
 
-#: how attempts differ, in turn; later ones take twice the rounds and weigh the seeds at random
+#: The settings that distinguish attempts, in turn; later attempts take twice the rounds and weight
+#: the seeds at random.
 VARIANTS: tuple[Mapping[str, float | int], ...] = (
     {},
     {"power": 0.4, "flattening": 0.75, "breadth": 0.3},
     {"dimensions": 64, "seed_weight": 1.0},
     {"power": 0.6, "flattening": 0.4, "dimensions": 256},
 )
-#: items for which Schedule.seed_weight is meant: in larger pools a seed weighs more, for more items are beside it
-USUAL_POOL = 2_500
-#: what is no map at all before it is annealed
-UNKNOWN_BREADTH = 0.05
+#: Schedule.seed_weight is meant for this many items; a seed weighs more in larger pools, because it
+#: competes with more items.
+REFERENCE_POOL_ITEMS = 2_500
+#: The breadth for a start without seeds, which is no map at all before it is annealed.
+UNSEEDED_BREADTH = 0.05
 
 
 @dataclass(frozen=True)
-class Settings:
-    """attempts  at most; the first two always, unless `attempts` is 1
-    agreed    share of equal partners at which two attempts are believed, in [0, 1]
-    refinements  rounds at most, and `stable`: share of equal partners at which they end
+class SelfLearningSettings:
+    """The settings of self-learning.
+
+    attempts       at most; the first two always, unless `attempts` is 1
+    agreed         share of equal partners at which two attempts are believed, in [0, 1]
+    refinements    rounds at most, and `stable`: share of equal partners at which they end
     confirmations  halvings of the pairs, for the confidence; a pair needs more than half of them
-    size      most pairs wanted, the most confident; None for all
-    seed      draws the weights, halves and centroids
-    rows      of the source pool that take part at most, seeds among them: what makes 200,000 items bearable
+    size           the largest number of pairs, the most confident; None for all
+    seed           draws the weights, halves and centroids
+    rows           of the source pool that take part at most, seeds among them; limits the cost for
+                   large pools
     """
 
     attempts: int = 6
@@ -42,81 +49,84 @@ class Settings:
     agreed: float = 0.8
     refinements: int = 4
     stable: float = 0.99
-    confirmations: int = estimate.REPEATS
+    confirmations: int = estimate.CONFIRMATIONS
     size: int | None = None
     seed: int = 0
     rows: int = 20_000
     schedule: Schedule = field(default_factory=Schedule)
-    centroids: unseeded_start.Centroids = field(default_factory=unseeded_start.Centroids)
+    centroids: unseeded_start.CentroidSettings = field(
+        default_factory=unseeded_start.CentroidSettings
+    )
 
 
 @dataclass(eq=False)
-class Course:
-    """Where self-learning stands; every round, refinement and confirmation is a step of progress.
+class SelfLearningRun:
+    """The state of self-learning; every round, refinement and confirmation is a step of progress.
 
     x, y       the pools' directions
     seeds      (s, 2) rows of them
     memory     as in Pools
-    plan       of the attempt that is being made, and `known`, the seeds' part of its overlap
-    partners   (n,) of each attempt that was made: the row of y that row i of x chooses and that chooses it, or -1
+    annealing  the state of the current attempt, and `seed_overlap`, the seeds' part of its overlap
+    partners   (n,) of each finished attempt: the mutual partner in y of row i of x, or -1
     current    (n,) the same since refinement began
-    refined    times, and `stability`: share of equal partners of the last two
-    halved     times that pairs were judged: whether each was `chosen` (p,), and the `ranks` (s,) of the seeds
+    refinements  the number of refinements, and `stability`: share of equal partners of the last two
+    halvings   the number of confirmations: whether each pair was `chosen` (p,), and the `ranks`
+               (s,) of the seeds
     """
 
     x: Directions
     y: Directions
     seeds: Int64[Tensor, "s 2"]
-    settings: Settings
+    settings: SelfLearningSettings
     memory: int
     on_step: OnStep
-    plan: Plan | None = None
-    known: Float32[Tensor, "rx ry"] | None = None
+    annealing: AnnealingState | None = None
+    seed_overlap: Float32[Tensor, "rx ry"] | None = None
     partners: list[Int64[Tensor, " n"]] = field(default_factory=list)
-    refined: int = 0
+    refinements: int = 0
     stability: float = 0.0
     current: Int64[Tensor, " n"] | None = None
-    halved: int = 0
+    halvings: int = 0
     chosen: list[Bool[Tensor, " p"]] = field(default_factory=list)
     ranks: list[Float32[Tensor, " s"]] = field(default_factory=list)
     facts: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> None:
-        """From wherever it stands to the end."""
-        while self._wants_attempt():
-            self._attempt()
-        while self._wants_refinement():
+        """Run from the current state to the end."""
+        while self._needs_attempt():
+            self._run_attempt()
+        while self._needs_refinement():
             self._refine()
-        while self.halved < self.settings.confirmations:
+        while self.halvings < self.settings.confirmations:
             self._confirm()
 
-    # what came of it
+    # results
 
     @property
     def pairs(self) -> Int64[Tensor, "p 2"]:
-        """Rows that chose each other last."""
+        """The current mutual pairs."""
         assert self.current is not None
-        return refinement.paired(self.current)
+        return refinement.partner_pairs(self.current)
 
     @property
     def votes(self) -> estimate.Votes:
-        """On these, on the CPU."""
+        """The votes on these pairs, on the CPU."""
         pairs = self.pairs
-        # Without a single confirmation no pair is confirmed, and nothing is known of a seed.
+        # Without a confirmation no pair is confirmed, and the ranks of seeds are unknown.
         chosen = self.chosen or [torch.zeros(len(pairs), dtype=torch.bool)]
         ranks = self.ranks or [torch.full((len(self.seeds),), torch.nan)]
         return estimate.Votes.counted(pairs, chosen, ranks)
 
     @property
-    def outcome(self) -> estimate.Confirmed:
-        """How much was confirmed."""
+    def confirmation(self) -> estimate.Confirmation:
+        """The confirmed share."""
         confirmed = self.votes.confirmed
         share = float(confirmed.double().mean()) if len(confirmed) else 0.0
-        return estimate.Confirmed(share, len(confirmed) / self.smaller)
+        return estimate.Confirmation(share, len(confirmed) / self.smaller)
 
     @property
     def smaller(self) -> int:
-        """Items of the smaller pool, of those that take part."""
+        """Items of the smaller pool that take part."""
         return min(len(self.x.along), len(self.y.along))
 
     @property
@@ -127,198 +137,221 @@ class Course:
     # progress
 
     def _beat(self) -> None:
-        self.on_step(Step(self._done(), steps(self.settings), dict(self.facts)))
+        self.on_step(Step(self._done(), most_steps(self.settings), dict(self.facts)))
 
     def _step(self) -> None:
-        self.on_step(Step(self._done(), steps(self.settings), dict(self.facts), self.snapshot()))
+        self.on_step(
+            Step(self._done(), most_steps(self.settings), dict(self.facts), self.snapshot())
+        )
 
     def _done(self) -> int:
-        done = _rounds(self.settings, len(self.partners)) + (self.plan.done if self.plan else 0)
+        done = _total_rounds(self.settings, len(self.partners)) + (
+            self.annealing.done if self.annealing else 0
+        )
         return (
-            (done if self.current is None else _rounds(self.settings, self.settings.attempts))
-            + self.refined
-            + self.halved
+            (done if self.current is None else _total_rounds(self.settings, self.settings.attempts))
+            + self.refinements
+            + self.halvings
         )
 
     # checkpoints
 
     def snapshot(self) -> State:
-        """Enough to go on from here."""
-        held: dict[str, Tensor] = {
-            "refined": torch.tensor(self.refined),
+        """A checkpoint of the current state."""
+        tensors: dict[str, Tensor] = {
+            "refined": torch.tensor(self.refinements),
             "stability": torch.tensor(self.stability, dtype=torch.float64),
         }
-        if self.plan is not None:
-            assert self.known is not None
-            held |= {
-                "overlap": self.plan.overlap,
-                "potential": self.plan.potential,
-                "known": self.known,
+        if self.annealing is not None:
+            assert self.seed_overlap is not None
+            tensors |= {
+                "overlap": self.annealing.overlap,
+                "potential": self.annealing.potential,
+                "known": self.seed_overlap,
             }
-            held |= {
-                "done": torch.tensor(self.plan.done),
-                "fit": torch.tensor(self.plan.fit, dtype=torch.float64),
+            tensors |= {
+                "done": torch.tensor(self.annealing.done),
+                "fit": torch.tensor(self.annealing.fit, dtype=torch.float64),
             }
         if self.partners:
-            held["partners"] = torch.stack(self.partners)
+            tensors["partners"] = torch.stack(self.partners)
         if self.current is not None:
-            held["current"] = self.current
+            tensors["current"] = self.current
         if self.chosen:
-            held |= {"chosen": torch.stack(self.chosen), "ranks": torch.stack(self.ranks)}
+            tensors |= {"chosen": torch.stack(self.chosen), "ranks": torch.stack(self.ranks)}
         return {
-            name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in held.items()
+            name: tensor.detach().to("cpu", copy=True).contiguous()
+            for name, tensor in tensors.items()
         }
 
     def restore(self, state: State) -> None:
-        """To where a step's state was taken."""
-        held = {name: tensor.to(self.seeds.device) for name, tensor in state.items()}
-        self.refined, self.stability = int(held["refined"]), float(held["stability"])
-        if "partners" in held:
-            self.partners = list(held["partners"].unbind())
-        if "overlap" in held:
-            self.plan = Plan(
-                held["overlap"], held["potential"], float(held["fit"]), int(held["done"])
+        """Restore the state of a checkpoint."""
+        tensors = {name: tensor.to(self.seeds.device) for name, tensor in state.items()}
+        self.refinements, self.stability = int(tensors["refined"]), float(tensors["stability"])
+        if "partners" in tensors:
+            self.partners = list(tensors["partners"].unbind())
+        if "overlap" in tensors:
+            self.annealing = AnnealingState(
+                tensors["overlap"],
+                tensors["potential"],
+                float(tensors["fit"]),
+                int(tensors["done"]),
             )
-            self.known = held["known"]
-        self.current = held.get("current")
-        if "chosen" in held:
-            self.chosen, self.ranks = list(held["chosen"].unbind()), list(held["ranks"].unbind())
-            self.halved = len(self.chosen)
+            self.seed_overlap = tensors["known"]
+        self.current = tensors.get("current")
+        if "chosen" in tensors:
+            self.chosen, self.ranks = (
+                list(tensors["chosen"].unbind()),
+                list(tensors["ranks"].unbind()),
+            )
+            self.halvings = len(self.chosen)
 
     # attempts
 
-    def _wants_attempt(self) -> bool:
+    def _needs_attempt(self) -> bool:
         if self.current is not None:
             return False
-        if self.plan is not None or not self.partners:
+        if self.annealing is not None or not self.partners:
             return True
         agreed, _ = self._consensus()
-        made, most = len(self.partners), self.settings.attempts
-        if made < min(2, most) or (made < most and agreed < self.settings.agreed):
+        count, most = len(self.partners), self.settings.attempts
+        if count < min(2, most) or (count < most and agreed < self.settings.agreed):
             return True
-        self._agree()
+        self._begin_refinement()
         return False
 
-    def _attempt(self) -> None:
-        """One annealing, from wherever the last checkpoint left it."""
+    def _run_attempt(self) -> None:
+        """One annealing, continued from the last checkpoint."""
         number = len(self.partners)
         schedule = self._schedule(number)
         x, y = (
             side.coordinates(power=schedule.power, dimensions=schedule.dimensions)
             for side in (self.x, self.y)
         )
-        if self.plan is None:
-            self.known = overlap = self._known(x, y, schedule, number)
+        if self.annealing is None:
+            self.seed_overlap = overlap = self._weighted_seeds(x, y, schedule, number)
             if not len(self.seeds):
-                overlap = unseeded_start.overlap(
+                overlap = unseeded_start.centroid_overlap(
                     x, y, self.settings.centroids, seed=self._seed(number), beat=self._beat
                 )
-            self.plan = annealing.start(overlap, target=len(y))
-        assert self.known is not None
-        while self.plan.done < schedule.rounds:
-            self.plan = annealing.advance(
-                x, y, self.known, self.plan, schedule, memory=self.memory, beat=self._beat
+            self.annealing = annealing.start_annealing(overlap, target=len(y))
+        assert self.seed_overlap is not None
+        while self.annealing.done < schedule.rounds:
+            self.annealing = annealing.anneal_round(
+                x,
+                y,
+                self.seed_overlap,
+                self.annealing,
+                schedule,
+                memory=self.memory,
+                beat=self._beat,
             )
-            self.facts |= {"attempt": float(number + 1), "fit": self.plan.fit}
+            self.facts |= {"attempt": float(number + 1), "fit": self.annealing.fit}
             self._step()
-        q = annealing.mapped(x, self.plan.overlap, schedule.flattening)
-        partner = refinement.match(q, y, memory=self.memory, beat=self._beat)
+        q = annealing.map_rows(x, self.annealing.overlap, schedule.flattening)
+        partner = refinement.mutual_partners(q, y, memory=self.memory, beat=self._beat)
         self.partners.append(partner)
-        self.plan = None
+        self.annealing = None
         agreed, _ = self._consensus()
         self.facts |= {"pairs": float((partner >= 0).sum()), "agreement": agreed}
         self._step()
 
     def _schedule(self, number: int) -> Schedule:
-        schedule = replace(self.settings.schedule, rounds=_rounds_of(self.settings, number))
+        schedule = replace(self.settings.schedule, rounds=_attempt_rounds(self.settings, number))
         schedule = replace(schedule, **VARIANTS[number % len(VARIANTS)])  # type: ignore[arg-type]
         if not len(self.seeds):
-            schedule = replace(schedule, breadth=UNKNOWN_BREADTH)
+            schedule = replace(schedule, breadth=UNSEEDED_BREADTH)
         return schedule
 
-    def _known(
+    def _weighted_seeds(
         self, x: Tensor, y: Tensor, schedule: Schedule, number: int
     ) -> Float32[Tensor, "rx ry"]:
-        """The seeds' part of the overlap: alike at first, weighed at random later (Bayesian bootstrap)."""
+        """The seeds' part of the overlap: equal weights at first, random ones later (Bayesian
+        bootstrap).
+        """
         weights = torch.ones(len(self.seeds), dtype=torch.float64)
         if number >= len(VARIANTS):
             generator = torch.Generator().manual_seed(self._seed(number))
             weights = torch.empty_like(weights).exponential_(generator=generator)
-        weights *= schedule.seed_weight * max(1.0, len(x) / USUAL_POOL)
+        weights *= schedule.seed_weight * max(1.0, len(x) / REFERENCE_POOL_ITEMS)
         return (x[self.seeds[:, 0]] * weights[:, None].to(x)).T @ y[self.seeds[:, 1]]
 
     def _seed(self, number: int) -> int:
         return (self.settings.seed * 1_000_003 + number) % 2**31
 
     def _consensus(self) -> tuple[float, tuple[int, int]]:
-        """The largest agreement of two attempts, and which."""
-        every = [
-            (estimate.agreement(a, self.partners[j]), (j, i))
+        """The largest agreement of two attempts, and their numbers."""
+        agreements = [
+            (estimate.attempt_agreement(a, self.partners[j]), (j, i))
             for i, a in enumerate(self.partners)
             for j in range(i)
         ]
-        return max(every, default=(0.0, (0, 0)), key=lambda found: found[0])
+        return max(agreements, default=(0.0, (0, 0)), key=lambda found: found[0])
 
-    def _agree(self) -> None:
-        """Begin refinement with what the two that agree most have in common, and the seeds."""
+    def _begin_refinement(self) -> None:
+        """Begin refinement with the common pairs of the two attempts that agree most, and the
+        seeds.
+        """
         _, (one, other) = self._consensus()
         first, second = self.partners[one], self.partners[other]
         self.current = torch.where(first == second, first, torch.full_like(first, -1))
 
     # refinement and confirmation
 
-    def _wants_refinement(self) -> bool:
+    def _needs_refinement(self) -> bool:
         return (
-            self.halved == 0
-            and self.refined < self.settings.refinements
+            self.halvings == 0
+            and self.refinements < self.settings.refinements
             and self.stability < self.settings.stable
         )
 
     def _refine(self) -> None:
         assert self.current is not None
-        partner = refinement.rematch(
+        partner = refinement.learn_and_match(
             self.x.along,
             self.y.along,
             self._with_seeds(self.current),
             memory=self.memory,
             beat=self._beat,
         )
-        self.stability = estimate.agreement(self.current, partner)
-        self.current, self.refined = partner, self.refined + 1
+        self.stability = estimate.attempt_agreement(self.current, partner)
+        self.current, self.refinements = partner, self.refinements + 1
         self.facts |= {"pairs": float((partner >= 0).sum()), "stability": self.stability}
         self._step()
 
     def _confirm(self) -> None:
         pairs = self.pairs
-        half = estimate.halves(len(pairs), self.halved, self.settings.seed).to(pairs.device)
-        chosen, ranks = estimate.confirm(
+        half = estimate.draw_half(len(pairs), self.halvings, self.settings.seed).to(pairs.device)
+        chosen, ranks = estimate.confirm_pairs(
             self.x.along, self.y.along, pairs, self.seeds, half, memory=self.memory, beat=self._beat
         )
         self.chosen.append(chosen)
         self.ranks.append(ranks)
-        self.halved += 1
+        self.halvings += 1
         self.facts["confirmed"] = float(torch.stack(self.chosen).double().mean().nan_to_num())
         self._step()
 
     def _with_seeds(self, partner: Int64[Tensor, " n"]) -> Int64[Tensor, "p 2"]:
-        """The pairs of a first matching, and the seeds in place of what contradicts them."""
-        if self.refined or not len(self.seeds):
-            return refinement.paired(partner)
-        joined = partner.clone()
-        joined[torch.isin(joined, self.seeds[:, 1])] = -1
-        joined[self.seeds[:, 0]] = self.seeds[:, 1]
-        return refinement.paired(joined)
+        """The pairs of a first matching, with the seeds in place of pairs that contradict them."""
+        if self.refinements or not len(self.seeds):
+            return refinement.partner_pairs(partner)
+        partners = partner.clone()
+        partners[torch.isin(partners, self.seeds[:, 1])] = -1
+        partners[self.seeds[:, 0]] = self.seeds[:, 1]
+        return refinement.partner_pairs(partners)
 
 
-def steps(settings: Settings) -> int:
-    """Of a course, at most."""
-    return _rounds(settings, settings.attempts) + settings.refinements + settings.confirmations
+def most_steps(settings: SelfLearningSettings) -> int:
+    """The largest number of steps of a run."""
+    return (
+        _total_rounds(settings, settings.attempts) + settings.refinements + settings.confirmations
+    )
 
 
-def _rounds(settings: Settings, attempts: int) -> int:
-    """Of the first attempts, together."""
-    return sum(_rounds_of(settings, number) for number in range(attempts))
+def _total_rounds(settings: SelfLearningSettings, attempts: int) -> int:
+    """The rounds of the first `attempts` attempts together."""
+    return sum(_attempt_rounds(settings, number) for number in range(attempts))
 
 
-def _rounds_of(settings: Settings, attempt: int) -> int:
+def _attempt_rounds(settings: SelfLearningSettings, attempt: int) -> int:
     return settings.rounds * (1 if attempt < len(VARIANTS) else 2)

@@ -1,11 +1,15 @@
-"""How many of the found pairs are right, which seeds are wrong, and whom to ask next: told without knowing the truth.
+"""Estimates without the truth: the share of right pairs, wrong seeds, and the rows to label next.
 
-Five signs (how often they are right: docs/bootstrap-measured.md):
-- *agreement*: attempts from other coordinates and seeds' weights find the same pairs. Wrong answers differ from each other.
-- *confirmation*: a map learnt from half of the pairs chooses a pair of the other half, both ways (cycle consistency).
-- *chance*: what the same steps confirm of pools that have nothing in common. Many items in few directions confirm anything.
+Five signs (docs/bootstrap-measured.md says how often they are right):
+- *agreement*: attempts from other coordinates and seed weights find the same pairs. Wrong results
+  differ from each other.
+- *confirmation*: a map learnt from half of the pairs chooses a pair of the other half, in both
+  directions (cycle consistency).
+- *chance*: the share that the same steps confirm in pools with nothing in common. Many items in few
+  directions confirm anything.
 - *the seeds left out*: a map learnt without a seed should choose it.
-- *orphans* (orphans.py): of items whose partner is taken away, how many are paired all the same? So are those that never had one.
+- *orphans* (orphans.py): items whose partner is removed. The share of them that is paired all the
+  same shows how readily items that never had a partner are paired.
 """
 
 from __future__ import annotations
@@ -20,34 +24,39 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.maths.bootstrap.annealing import Directions, Schedule
-from app.maths.bootstrap.neighbours import Beat, products
-from app.maths.bootstrap.refinement import graded_map, match
+from app.maths.bootstrap.neighbours import Beat, product_blocks
+from app.maths.bootstrap.refinement import graded_map, mutual_partners
 
-#: times that the pairs are halved
-REPEATS = 3
-#: P(right) of a pair that 0, 1, 2, 3 of 3 held-out maps confirm, where the attempts agree. This and the bounds below were chosen
-#: on draws of the benchmark's pairs of encoders and on synthetic clouds; how they do: docs/bootstrap-measured.md
-CONFIRMED = (0.55, 0.78, 0.90, 0.985)
-#: agreement of two attempts that means nothing, and agreement that means all
-WORTHLESS, CERTAIN = 0.45, 0.85
-#: the same of the confirmed share of all mutual pairs: one attempt of many may be right without a second
-UNCONFIRMED, WELL_CONFIRMED = 0.58, 0.70
-#: more of the smaller pool's items than by chance must be confirmed: excess that means nothing, and excess that means all
-NO_MORE, PLAINLY_MORE = 0.08, 0.25
-#: a seed is suspected when its partner is not among this share of the nearest, in either direction
-SUSPECT = 0.05
-#: whose coordinates say what is like what, to ask
-SCHEDULE = Schedule()
-#: two-sided 95 %
-Z = 1.96
+#: Halvings of the pairs.
+CONFIRMATIONS = 3
+#: P(right) of a pair that 0, 1, 2, 3 of 3 held-out maps confirm, where the attempts agree. This and
+#: the bounds below were chosen on samples of the benchmark's pairs of encoders and on synthetic
+#: clouds; their accuracy: docs/bootstrap-measured.md.
+RIGHT_BY_VOTES = (0.55, 0.78, 0.90, 0.985)
+#: Agreement of two attempts that proves nothing, and agreement that is full proof.
+NO_AGREEMENT, FULL_AGREEMENT = 0.45, 0.85
+#: The same for the confirmed share of all mutual pairs: one attempt of many may be right without a
+#: second.
+NO_CONFIRMATION, FULL_CONFIRMATION = 0.58, 0.70
+#: The same for the confirmed share of the smaller pool's items, minus the share confirmed by
+#: chance.
+NO_EXCESS, FULL_EXCESS = 0.08, 0.25
+#: A seed is suspect when its partner is not among this share of the nearest, in either direction.
+SUSPECT_RANK = 0.05
+#: The coordinates that decide which rows are alike when choosing rows to label.
+LABEL_SCHEDULE = Schedule()
+#: Two-sided 95 %.
+Z_95 = 1.96
 
 
 @dataclass(frozen=True, eq=False)
 class Votes:
-    """pairs      (p, 2) that were judged
-    confirmed  (p,) share of the held-out maps that choose the pair both ways, in [0, 1]
-    seed_rank  (s,) share of rows before a seed's partner by maps that did not know it: the smaller of both directions, the median
-               over repeats; nan where there was no such map
+    """The votes of held-out maps on pairs and seeds.
+
+    pairs      (p, 2) judged pairs
+    confirmed  (p,) share of the held-out maps that choose the pair in both directions, in [0, 1]
+    seed_rank  (s,) share of rows before a seed's partner by maps that did not know it: the smaller
+               of both directions, the median over repeats; nan where there was no such map
     """
 
     pairs: Int64[Tensor, "p 2"]
@@ -61,18 +70,20 @@ class Votes:
         chosen: Sequence[Bool[Tensor, " p"]],
         ranks: Sequence[Float32[Tensor, " s"]],
     ) -> Votes:
-        """Those of one halving after another, as `confirm` gives them; on the CPU."""
+        """The votes of several halvings, as `confirm_pairs` returns them; on the CPU."""
         return cls(
             pairs.cpu(),
             torch.stack([*chosen]).float().mean(dim=0).cpu(),
-            medians(torch.stack([*ranks])).cpu(),
+            median_ranks(torch.stack([*ranks])).cpu(),
         )
 
 
 @dataclass(frozen=True)
-class Confirmed:
-    """share  mean share of the held-out maps that choose a pair, in [0, 1]
-    found  pairs that were judged, as a share of the smaller pool
+class Confirmation:
+    """The confirmed share of a result.
+
+    share  mean share of the held-out maps that choose a pair, in [0, 1]
+    found  judged pairs, as a share of the smaller pool
     """
 
     share: float
@@ -80,18 +91,23 @@ class Confirmed:
 
     @property
     def items(self) -> float:
-        """Share of the smaller pool's items."""
+        """The confirmed share of the smaller pool's items."""
         return self.share * self.found
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """right            estimated share of the accepted pairs that are right, in [0, 1]
+class BootstrapEstimate:
+    """The estimated quality of the accepted pairs.
+
+    right            estimated share of the accepted pairs that are right, in [0, 1]
     agreement        of two attempts, in [0, 1]
     confirmed        mean share of held-out maps that choose a pair, in [0, 1]
-    by_chance        the same of pools that have nothing in common; nan where nothing was believed, so nothing was to be doubted
-    seeds_confirmed  share of the seeds that maps without them choose, or rank among the SUSPECT nearest; nan without seeds
-    orphans_paired   share of items whose partner was taken away that are paired all the same; nan as `by_chance`
+    by_chance        the same for pools with nothing in common; nan where no pair was believed, so
+                     that chance was not measured
+    seeds_confirmed  share of the seeds that maps without them choose, or rank among the
+                     SUSPECT_RANK nearest; nan without seeds
+    orphans_paired   share of items without a partner that are paired all the same; nan as
+                     `by_chance`
     """
 
     right: float
@@ -102,21 +118,23 @@ class Estimate:
     orphans_paired: float
 
 
-def agreement(one: Int64[Tensor, " n"], other: Int64[Tensor, " n"]) -> float:
-    """Share of equal partners among the rows that have one in both; 0 where fewer than a tenth of either have."""
+def attempt_agreement(one: Int64[Tensor, " n"], other: Int64[Tensor, " n"]) -> float:
+    """Share of equal partners among the rows that have one in both; 0 where these are fewer than a
+    tenth of either.
+    """
     both = (one >= 0) & (other >= 0)
     if int(both.sum()) < max(1, max(int((one >= 0).sum()), int((other >= 0).sum())) // 10):
         return 0.0
     return float((one[both] == other[both]).double().mean())
 
 
-def halves(pairs: int, repeat: int, seed: int) -> Bool[Tensor, " p"]:
-    """(p,) which pairs the first of two maps learns from."""
+def draw_half(pairs: int, repeat: int, seed: int) -> Bool[Tensor, " p"]:
+    """(p,) the pairs that the first of two maps learns from."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + repeat) % 2**63)
     return torch.randperm(pairs, generator=generator) < pairs // 2
 
 
-def confirm(
+def confirm_pairs(
     x: Float32[Tensor, "n rx"],
     y: Float32[Tensor, "m ry"],
     pairs: Int64[Tensor, "p 2"],
@@ -126,37 +144,39 @@ def confirm(
     memory: int,
     beat: Beat,
 ) -> tuple[Bool[Tensor, " p"], Float32[Tensor, " s"]]:
-    """One halving: which pairs the map of the other half chooses (p,), and how far down each seed's partner is (s,) in [0, 1].
+    """One halving: which pairs the map of the other half chooses (p,), and the rank of each seed's
+    partner (s,) in [0, 1].
 
-    A seed is left out of the map that judges it, whether it is among the pairs or not. A map of no pairs chooses nothing.
+    No map judges a seed that it learnt from; seeds need not be among the pairs. A map of no pairs
+    chooses nothing.
     """
     chosen = torch.zeros(len(pairs), dtype=torch.bool, device=pairs.device)
     ranks = torch.full((len(seeds),), torch.nan, device=x.device)
-    last = normalize(y)
+    unit_y = normalize(y)
     for known in (half, ~half):
         if not bool(known.any()):
             continue
         transform = graded_map(x[pairs[known, 0]], y[pairs[known, 1]])
         q = normalize(x @ transform.float())
-        found = match(q, last, memory=memory, beat=beat)
+        partners = mutual_partners(q, unit_y, memory=memory, beat=beat)
         judged = ~known
-        chosen[judged] = found[pairs[judged, 0]] == pairs[judged, 1]
+        chosen[judged] = partners[pairs[judged, 0]] == pairs[judged, 1]
         outside = ~torch.isin(seeds[:, 0], pairs[known, 0])
-        ranks[outside] = _rank(q, last, seeds[outside], memory=memory, beat=beat)
+        ranks[outside] = _seed_ranks(q, unit_y, seeds[outside], memory=memory, beat=beat)
     return chosen, ranks
 
 
-def estimate(
-    votes: Votes, sure: Float32[Tensor, " a"], *, agreed: float, chance: Confirmed | None
-) -> Estimate:
-    """The share that is right of pairs of these confidences (a,): their mean, no more than the seeds allow.
+def estimate_right(
+    votes: Votes, confidences: Float32[Tensor, " a"], *, agreed: float, chance: Confirmation | None
+) -> BootstrapEstimate:
+    """The estimated share of right pairs: the mean of their confidences (a,), limited by the seeds.
 
-    The upper end of Wilson's interval for the share of seeds that were confirmed bounds it.
+    The limit is the upper end of Wilson's interval for the share of confirmed seeds.
     """
     seeds = len(votes.seed_rank)
-    hits = int((votes.seed_rank <= SUSPECT).sum())
-    mean = float(sure.double().mean()) if len(sure) else 0.0
-    return Estimate(
+    hits = int((votes.seed_rank <= SUSPECT_RANK).sum())
+    mean = float(confidences.double().mean()) if len(confidences) else 0.0
+    return BootstrapEstimate(
         right=min(mean, wilson_upper(hits, seeds)),
         agreement=agreed,
         confirmed=float(votes.confirmed.double().mean()) if len(votes.confirmed) else 0.0,
@@ -166,123 +186,139 @@ def estimate(
     )
 
 
-def confidence(votes: Votes, worth: float) -> Float32[Tensor, " p"]:
-    """P(right) of each pair (p,): CONFIRMED by its votes, times what the answer as a whole is worth."""
-    table = votes.confirmed.new_tensor(CONFIRMED)
-    return table[(votes.confirmed * (len(CONFIRMED) - 1)).round().long()] * worth
+def pair_confidence(votes: Votes, credibility: float) -> Float32[Tensor, " p"]:
+    """P(right) of each pair (p,): RIGHT_BY_VOTES of its votes, times the credibility of the whole
+    result.
+    """
+    table = votes.confirmed.new_tensor(RIGHT_BY_VOTES)
+    return table[(votes.confirmed * (len(RIGHT_BY_VOTES) - 1)).round().long()] * credibility
 
 
-def worth(agreed: float, confirmed: Confirmed, chance: Confirmed | None = None) -> float:
-    """What an answer as a whole is worth, in [0, 1]: by agreement or confirmation, the larger, and by what exceeds chance."""
+def answer_credibility(
+    agreed: float, confirmed: Confirmation, chance: Confirmation | None = None
+) -> float:
+    """The credibility of a whole result, in [0, 1]: that by agreement or by confirmation, the
+    larger, times that by the excess over chance.
+    """
     alone = max(
-        _rise(agreed, WORTHLESS, CERTAIN), _rise(confirmed.share, UNCONFIRMED, WELL_CONFIRMED)
+        _ramp(agreed, NO_AGREEMENT, FULL_AGREEMENT),
+        _ramp(confirmed.share, NO_CONFIRMATION, FULL_CONFIRMATION),
     )
     if chance is None or not alone:
         return alone
-    beyond = _rise(confirmed.items - chance.items, NO_MORE, PLAINLY_MORE)
-    return alone * beyond * _right_of_confirmed(confirmed.share, chance.share)
+    beyond = _ramp(confirmed.items - chance.items, NO_EXCESS, FULL_EXCESS)
+    return alone * beyond * _right_share_of_confirmed(confirmed.share, chance.share)
 
 
-def _right_of_confirmed(share: float, by_chance: float) -> float:
-    """Of confirmed pairs, how many are right: 1 - w c^2 / s, in [0, 1].
+def _right_share_of_confirmed(share: float, by_chance: float) -> float:
+    """The share of right pairs among the confirmed ones: 1 - w c^2 / s, in [0, 1].
 
-    s is the share that is confirmed and c that by chance. If all right pairs are, then w = (1 - s) / (1 - c) are wrong. Of wrong
-    pairs beside right ones about c^2 are confirmed, fewer than of wrong ones among themselves: seen on clouds of few directions.
+    s is the confirmed share, and c that by chance. If all right pairs are confirmed, then w = (1 -
+    s) / (1 - c) of the pairs are wrong. Among right pairs, about c^2 of the wrong ones are
+    confirmed, fewer than among wrong pairs alone, as observed on clouds of few directions.
     """
     if by_chance >= share:
         return 0.0
     return max(0.0, 1 - (1 - share) / (1 - by_chance) * by_chance**2 / share)
 
 
-def _rise(value: float, low: float, high: float) -> float:
-    """0 up to `low`, 1 from `high` on, straight between."""
+def _ramp(value: float, low: float, high: float) -> float:
+    """0 up to `low`, 1 from `high` on, linear between."""
     return min(1.0, max(0.0, (value - low) / (high - low)))
 
 
 def wrong_seeds(votes: Votes, seeds: Int64[Tensor, "s 2"]) -> list[int]:
-    """Rows of the seeds (s, 2) that the others contradict.
+    """Rows of the seeds (s, 2) that the other pairs contradict.
 
-    Either the partner is far from where maps without the seed put it, or every such map gives one of its two items to another.
+    Either maps without the seed put its partner far away, or every such map assigns one of its two
+    items to another.
     """
     certain = votes.pairs[votes.confirmed == 1]
-    taken = torch.zeros(len(seeds), dtype=torch.bool)
+    contradicted = torch.zeros(len(seeds), dtype=torch.bool)
     for side in (0, 1):
         other = torch.isin(seeds[:, side], certain[:, side])
-        taken |= other & ~torch.isin(_key(seeds), _key(certain))
-    return ((votes.seed_rank > SUSPECT) | taken).nonzero()[:, 0].tolist()
+        contradicted |= other & ~torch.isin(_pair_keys(seeds), _pair_keys(certain))
+    return ((votes.seed_rank > SUSPECT_RANK) | contradicted).nonzero()[:, 0].tolist()
 
 
 def wilson_upper(hits: int, of: int) -> float:
-    """Upper end of the 95 % interval of a share (Wilson 1927); 1 where there is nothing to count."""
+    """Upper end of the 95 % interval of a share (Wilson 1927); 1 if `of` is 0."""
     if not of:
         return 1.0
-    share, z2 = hits / of, Z * Z
+    share, z2 = hits / of, Z_95 * Z_95
     centre = share + z2 / (2 * of)
     return min(
-        1.0, (centre + Z * math.sqrt(share * (1 - share) / of + z2 / (4 * of * of))) / (1 + z2 / of)
+        1.0,
+        (centre + Z_95 * math.sqrt(share * (1 - share) / of + z2 / (4 * of * of))) / (1 + z2 / of),
     )
 
 
-def more_seeds(seeds: int, *, fewest: int = 5) -> int:
-    """How many more to try: as many again, five at least. How often they do: docs/bootstrap-measured.md."""
+def seeds_to_add(seeds: int, *, fewest: int = 5) -> int:
+    """The number of seeds to add next: as many again, but at least `fewest`.
+    docs/bootstrap-measured.md says how often that suffices.
+    """
     return max(fewest, seeds)
 
 
-def ask(
+def rows_to_label(
     side: Directions, known: Int64[Tensor, " k"], certain: Int64[Tensor, " c"], count: int
 ) -> Int64[Tensor, " a"]:
-    """(a,) rows of a side whose partner would help most, given seeds that are believed and rows whose partner is certain.
+    """(a,) rows of a side whose partner would help most, given believed seeds and rows whose
+    partner is certain.
 
     In the coordinates of the first attempt; on the CPU.
     """
-    along = side.coordinates(power=SCHEDULE.power, dimensions=SCHEDULE.dimensions)
+    along = side.coordinates(power=LABEL_SCHEDULE.power, dimensions=LABEL_SCHEDULE.dimensions)
     settled = torch.zeros(len(along), dtype=torch.bool, device=along.device)
     settled[certain.to(along.device)] = True
     both = torch.unique(torch.cat([known, certain]).to(along.device))
-    return ask_next(along, both, settled, count).cpu()
+    return d_optimal_rows(along, both, settled, count).cpu()
 
 
-def ask_next(
+def d_optimal_rows(
     along: Float32[Tensor, "n r"],
     known: Int64[Tensor, " k"],
     settled: Bool[Tensor, " n"],
     count: int,
 ) -> Int64[Tensor, " c"]:
-    """(c,) unsettled rows whose partner would help most: greedily, those that known rows and earlier choices reach least.
+    """(c,) unsettled rows whose partner would help most: greedily, those least covered by known
+    rows and earlier choices.
 
     along    whitened coordinates, unit rows
-    known    rows with a partner beyond doubt
-    settled  (n,) rows that are not asked for
-    D-optimal design: each step takes the row with the largest leverage v^T (C + I)^-1 v, weighted to 1 where nothing is known.
+    known    rows whose partner is certain
+    settled  (n,) rows that are not chosen
+    D-optimal design: each step takes the row with the largest leverage v^T (C + I)^-1 v, which is 1
+    where nothing is known, times its typicality.
     Source: Atkinson, Donev and Tobias 2007, chapter 11.
     """
     z = along.double()
     inverse = torch.linalg.inv(
         z[known].T @ z[known] + torch.eye(z.shape[1], dtype=torch.float64, device=z.device)
     )
-    left = (z @ inverse).mul(z).sum(dim=1)
-    # What is typical of the pool helps more than what stands alone: leverage times the mean of squared cosines to others.
+    leverage = (z @ inverse).mul(z).sum(dim=1)
+    # Typical rows help more than isolated ones: leverage times the mean of squared cosines to
+    # others.
     typical = ((z @ (z.T @ z / len(z))) * z).sum(dim=1)
-    open_ = ~settled
-    open_[known] = False
+    candidates = ~settled
+    candidates[known] = False
     chosen: list[int] = []
-    for _ in range(min(count, int(open_.sum()))):
-        row = int((left * typical).masked_fill(~open_, -torch.inf).argmax())
+    for _ in range(min(count, int(candidates.sum()))):
+        row = int((leverage * typical).masked_fill(~candidates, -torch.inf).argmax())
         chosen.append(row)
-        open_[row] = False
+        candidates[row] = False
         step = inverse @ z[row]
         scale = 1 + z[row] @ step
-        left -= (z @ step).square() / scale
+        leverage -= (z @ step).square() / scale
         inverse -= torch.outer(step, step) / scale
     return torch.tensor(chosen, dtype=torch.int64, device=along.device)
 
 
-def _key(pairs: Int64[Tensor, "p 2"]) -> Int64[Tensor, " p"]:
-    """One number for each pair of rows below 2^31: to compare all with all takes no table."""
+def _pair_keys(pairs: Int64[Tensor, "p 2"]) -> Int64[Tensor, " p"]:
+    """One number for each pair of rows below 2^31; comparing all pairs then needs no table."""
     return pairs[:, 0] * 2**32 + pairs[:, 1]
 
 
-def _rank(
+def _seed_ranks(
     q: Float32[Tensor, "n ry"],
     y: Float32[Tensor, "m ry"],
     seeds: Int64[Tensor, "s 2"],
@@ -290,13 +326,15 @@ def _rank(
     memory: int,
     beat: Beat,
 ) -> Float32[Tensor, " s"]:
-    """The smaller of two shares: of y that are nearer to a seed's q than its partner, and of q nearer to its y."""
-    before = _before(q[seeds[:, 0]], y, seeds[:, 1], memory=memory, beat=beat)
-    behind = _before(y[seeds[:, 1]], q, seeds[:, 0], memory=memory, beat=beat)
+    """The smaller of two shares: of y nearer to a seed's q than its partner, and of q nearer to its
+    y.
+    """
+    before = _nearer_share(q[seeds[:, 0]], y, seeds[:, 1], memory=memory, beat=beat)
+    behind = _nearer_share(y[seeds[:, 1]], q, seeds[:, 0], memory=memory, beat=beat)
     return torch.minimum(before, behind)
 
 
-def _before(
+def _nearer_share(
     left: Float32[Tensor, "s r"],
     right: Float32[Tensor, "m r"],
     own: Int64[Tensor, " s"],
@@ -306,12 +344,13 @@ def _before(
 ) -> Float32[Tensor, " s"]:
     """(s,) share of `right` that is nearer to each row of `left` than its `own` row is."""
     shares = left.new_empty(len(left))
-    for piece, cosines in products(left, right, memory=memory, beat=beat):
-        # Its own cosine from the same product: made otherwise, it would be rounded otherwise, and be nearer than itself.
+    for piece, cosines in product_blocks(left, right, memory=memory, beat=beat):
+        # The own cosine comes from the same product; from another one its rounding would differ,
+        # and it could be nearer than itself.
         shares[piece] = (cosines > cosines.gather(1, own[piece, None])).sum(dim=1) / len(right)
     return shares
 
 
-def medians(ranks: Float32[Tensor, "r s"]) -> Float32[Tensor, " s"]:
-    """Over repeats."""
+def median_ranks(ranks: Float32[Tensor, "r s"]) -> Float32[Tensor, " s"]:
+    """The median over repeats."""
     return ranks.median(dim=0).values.float() if ranks.numel() else ranks.new_zeros(ranks.shape[1])

@@ -1,4 +1,4 @@
-"""Every method that grows anchors, by name, with one way to run it and one to judge what it found."""
+"""Every method that grows anchors, by name, with one way to run it and one to judge its pairs."""
 
 from __future__ import annotations
 
@@ -10,24 +10,35 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from app.maths.bootstrap import annealing, paper, self_learning, soft_plan
-from app.maths.bootstrap import estimate as honesty
-from app.maths.bootstrap.pools import Grown, OnStep, Pools, State, Step, ignore
+from app.maths.bootstrap import annealing, attempts, paper, self_learning, soft_plan
+from app.maths.bootstrap.estimate import (
+    CONFIRMATIONS,
+    BootstrapEstimate,
+    Votes,
+    confirm_pairs,
+    draw_half,
+    estimate_right,
+    rows_to_label,
+    wrong_seeds,
+)
+from app.maths.bootstrap.pools import GrownPairs, OnStep, Pools, State, Step, ignore_step
 
-Settings = self_learning.Settings | soft_plan.Settings | paper.Settings
+MethodSettings = attempts.SelfLearningSettings | soft_plan.SoftPlanSettings | paper.PaperSettings
 
 #: the settings class of each method
-SETTINGS: dict[str, type[Settings]] = {
-    "self-learning": self_learning.Settings,
-    "soft-plan": soft_plan.Settings,
-    "paper": paper.Settings,
+SETTINGS_CLASSES: dict[str, type[MethodSettings]] = {
+    "self-learning": attempts.SelfLearningSettings,
+    "soft-plan": soft_plan.SoftPlanSettings,
+    "paper": paper.PaperSettings,
 }
-DEFAULT = "self-learning"
+DEFAULT_METHOD = "self-learning"
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """pairs        (p, 2) rows (i of x, j of y), seeds first; no item twice on a side
+    """The result of a method.
+
+    pairs        (p, 2) rows (i of x, j of y), seeds first; no item twice on a side
     confidence   (p,) probability that each is right
     estimate     of the share that is right
     wrong_seeds  rows of the seeds that the others contradict
@@ -37,7 +48,7 @@ class Outcome:
 
     pairs: Int64[Tensor, "p 2"]
     confidence: Float32[Tensor, " p"]
-    estimate: honesty.Estimate
+    estimate: BootstrapEstimate
     wrong_seeds: list[int]
     ask: Int64[Tensor, " a"]
     facts: Mapping[str, float]
@@ -46,59 +57,72 @@ class Outcome:
 def run(
     pools: Pools,
     seeds: list[tuple[int, int]],
-    settings: Settings,
+    settings: MethodSettings,
     *,
     state: State | None = None,
-    on_step: OnStep = ignore,
+    on_step: OnStep = ignore_step,
 ) -> Outcome:
-    """Grow anchors by the method that the settings belong to. State, determinism, errors: as the method's own."""
-    if isinstance(settings, self_learning.Settings):
-        learnt = self_learning.learn(pools, seeds, settings, state=state, on_step=on_step)
+    """Grow anchors by the method that the settings belong to. State, determinism and errors: as for
+    that method.
+    """
+    if isinstance(settings, attempts.SelfLearningSettings):
+        result = self_learning.learn(pools, seeds, settings, state=state, on_step=on_step)
         return Outcome(
-            learnt.pairs,
-            learnt.confidence,
-            learnt.estimate,
-            learnt.wrong_seeds,
-            learnt.ask,
-            learnt.facts,
+            result.pairs,
+            result.confidence,
+            result.estimate,
+            result.wrong_seeds,
+            result.ask,
+            result.facts,
         )
-    optimise = soft_plan.grow if isinstance(settings, soft_plan.Settings) else paper.grow
-    grown = optimise(pools, seeds, settings, state=state, on_step=on_step)  # type: ignore[arg-type]
-    return judge(pools, seeds, grown, seed=settings.seed, on_step=on_step, total=settings.steps)
+    optimise = soft_plan.grow if isinstance(settings, soft_plan.SoftPlanSettings) else paper.grow
+    pairs = optimise(pools, seeds, settings, state=state, on_step=on_step)  # type: ignore[arg-type]
+    return judge_pairs(
+        pools, seeds, pairs, seed=settings.seed, on_step=on_step, total=settings.steps
+    )
 
 
 @torch.no_grad()
-def judge(
+def judge_pairs(
     pools: Pools,
     seeds: list[tuple[int, int]],
-    grown: Grown,
+    grown: GrownPairs,
     *,
     seed: int,
-    on_step: OnStep = ignore,
+    on_step: OnStep = ignore_step,
     total: int = 0,
 ) -> Outcome:
-    """What held-out maps say of pairs that came without an estimate.
+    """The verdict of held-out maps on pairs that came without an estimate.
 
-    The share of held-out maps that choose a pair is its confidence, and the mean of that the estimate: too low where the spaces
-    are weak, and never high for pairs that have nothing to do with each other.
+    The confidence of a pair is the share of held-out maps that choose it, and the estimate is the
+    mean of that: too low where the spaces are weak, and never high for unrelated pairs.
     """
 
     def beat() -> None:
         on_step(Step(total, total, grown.facts))
 
-    x, y = annealing.directions(pools.x, beat=beat), annealing.directions(pools.y, beat=beat)
-    pairs, known = (rows.to(pools.device) for rows in (grown.pairs, self_learning.given(seeds)))
+    x, y = (
+        annealing.principal_directions(pools.x, beat=beat),
+        annealing.principal_directions(pools.y, beat=beat),
+    )
+    pairs, seed_rows = (
+        rows.to(pools.device) for rows in (grown.pairs, self_learning.seed_tensor(seeds))
+    )
     rounds = []
-    for repeat in range(honesty.REPEATS):
-        half = honesty.halves(len(pairs), repeat, seed).to(pairs.device)
+    for repeat in range(CONFIRMATIONS):
+        half = draw_half(len(pairs), repeat, seed).to(pairs.device)
         rounds.append(
-            honesty.confirm(x.along, y.along, pairs, known, half, memory=pools.memory, beat=beat)
+            confirm_pairs(x.along, y.along, pairs, seed_rows, half, memory=pools.memory, beat=beat)
         )
-    votes = honesty.Votes.counted(pairs, *zip(*rounds, strict=True))
-    told = honesty.estimate(votes, votes.confirmed, agreed=math.nan, chance=None)
-    # Who has found nothing cannot say who is wrong.
-    wrong = honesty.wrong_seeds(votes, known.cpu()) if told.right > self_learning.LIKELY else []
-    believed = [i for row, (i, _) in enumerate(seeds) if row not in set(wrong)]
-    certain = grown.pairs[votes.confirmed > self_learning.LIKELY, 0]
-    ask = honesty.ask(x, torch.tensor(believed, dtype=torch.int64), certain, self_learning.ASKED)
-    return Outcome(grown.pairs, votes.confirmed, told, wrong, ask, grown.facts)
+    votes = Votes.counted(pairs, *zip(*rounds, strict=True))
+    estimate = estimate_right(votes, votes.confirmed, agreed=math.nan, chance=None)
+    # A result that is mostly wrong cannot identify wrong seeds.
+    wrong_rows = (
+        wrong_seeds(votes, seed_rows.cpu()) if estimate.right > self_learning.LIKELY_RIGHT else []
+    )
+    believed = [i for row, (i, _) in enumerate(seeds) if row not in set(wrong_rows)]
+    certain = grown.pairs[votes.confirmed > self_learning.LIKELY_RIGHT, 0]
+    ask = rows_to_label(
+        x, torch.tensor(believed, dtype=torch.int64), certain, self_learning.ROWS_TO_LABEL
+    )
+    return Outcome(grown.pairs, votes.confirmed, estimate, wrong_rows, ask, grown.facts)

@@ -1,9 +1,11 @@
-"""Who is nearest to whom among two sets of vectors, both ways, without the table of all their cosines.
+"""Nearest rows between two sets of vectors, in both directions, without the table of all their
+cosines.
 
-Everything takes unit rows q (n, d) and y (m, d) on one device, works there, and holds a few rows of the table at a time:
-`memory` bytes of it at most (but one row at least), and on a CPU few enough for a fraction of a second; `beat` is called between.
-Answers are the same for every `memory`, up to the rounding of the products: which row is best can differ only among rows that
-float32 does not tell apart.
+All functions take unit rows q (n, d) and y (m, d) on one device, work there, and hold a few rows of
+the table at a time: `memory` bytes at most (but at least one row), and on a CPU few enough for a
+fraction of a second; they call `beat` in between. Results are the same for every `memory`, up to
+the rounding of the products: the best row can only differ among rows that float32 does not
+distinguish.
 """
 
 from __future__ import annotations
@@ -15,22 +17,23 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-#: called between the pieces of long work; what it raises ends the work
+#: Called between the pieces of long work; an exception ends the work.
 Beat = Callable[[], None]
 
-#: bytes for rows of the table, unless the caller says otherwise
-MEMORY = 128 * 2**20
-#: multiplications in one piece of work on a CPU: well below a tenth of a second on two cores
-PIECE = 2 * 10**9
+#: Bytes for rows of the table, by default.
+TABLE_BYTES = 128 * 2**20
+#: Multiplications in one piece of work on a CPU: well below a tenth of a second on two cores.
+PRODUCTS_PER_PIECE = 2 * 10**9
 
 
-def silent() -> None:
-    """Nobody listens."""
+def no_beat() -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True, eq=False)
-class Best:
-    """Who chooses whom by CSLS scores in [-4, 4]; the lowest row where scores are equal.
+class BestMatches:
+    """The best row of the other side for each row, by CSLS scores in [-4, 4]; the lowest row of
+    equal scores.
 
     y_of_q     (n,) row of y with the largest score for each q
     score_q    (n,) that score
@@ -45,8 +48,8 @@ class Best:
 
 
 @dataclass(frozen=True, eq=False)
-class Mutual:
-    """Pairs that choose each other, in the order of i: every row at most once.
+class MutualPairs:
+    """Pairs that are each other's best match, in the order of i: every row at most once.
 
     i, j    (p,) rows of q and of y
     score   (p,) CSLS
@@ -57,54 +60,59 @@ class Mutual:
     score: Float32[Tensor, " p"]
 
 
-def nearest(
+def nearest_rows(
     q: Float32[Tensor, "n d"],
     y: Float32[Tensor, "m d"],
     k: int,
     *,
-    memory: int = MEMORY,
-    beat: Beat = silent,
+    memory: int = TABLE_BYTES,
+    beat: Beat = no_beat,
 ) -> tuple[Float32[Tensor, "n k"], Int64[Tensor, "n k"]]:
-    """The k largest cosines of each q to rows of y, best first, and those rows; k in 1..m. Any of equals may be named."""
+    """The k largest cosines of each q to rows of y, best first, and those rows; k in 1..m. Ties are
+    broken arbitrarily.
+    """
     values = q.new_empty(len(q), k)
     rows = torch.empty(len(q), k, dtype=torch.int64, device=q.device)
-    for piece, cosines in products(q, y, memory=memory, beat=beat):
+    for piece, cosines in product_blocks(q, y, memory=memory, beat=beat):
         torch.topk(cosines, k, dim=1, out=(values[piece], rows[piece]))
     return values, rows
 
 
-def hubness(
+def hubness_offsets(
     q: Float32[Tensor, "n d"],
     y: Float32[Tensor, "m d"],
     k: int,
     *,
-    memory: int = MEMORY,
-    beat: Beat = silent,
+    memory: int = TABLE_BYTES,
+    beat: Beat = no_beat,
 ) -> tuple[Float32[Tensor, " n"], Float32[Tensor, " m"]]:
-    """r_q (n,) and r_y (m,): the mean cosine of each row to the k nearest on the other side, in [-1, 1]; k in 1..min(n, m).
+    """r_q (n,) and r_y (m,): the mean cosine of each row to the k nearest on the other side, in
+    [-1, 1]; k in 1..min(n, m).
 
     The offsets of CSLS. Source: Conneau, Lample et al. 2018, section 2.3.
     """
-    # The products are made anew for the other side: twice as fast as the largest of the columns of what is there.
-    there, _ = nearest(q, y, k, memory=memory, beat=beat)
-    back, _ = nearest(y, q, k, memory=memory, beat=beat)
-    return there.mean(dim=1), back.mean(dim=1)
+    # Computing the products again for the other side is twice as fast as the largest values of each
+    # column.
+    from_q, _ = nearest_rows(q, y, k, memory=memory, beat=beat)
+    from_y, _ = nearest_rows(y, q, k, memory=memory, beat=beat)
+    return from_q.mean(dim=1), from_y.mean(dim=1)
 
 
-def best(
+def best_matches(
     q: Float32[Tensor, "n d"],
     y: Float32[Tensor, "m d"],
     *,
     offset_q: Float32[Tensor, " n"],
     offset_y: Float32[Tensor, " m"],
-    memory: int = MEMORY,
-    beat: Beat = silent,
-) -> Best:
+    memory: int = TABLE_BYTES,
+    beat: Beat = no_beat,
+) -> BestMatches:
     """For every row the row of the other side with the largest CSLS = 2 q.y - offset_q - offset_y.
 
-    offset_q, offset_y  from `hubness`; zeros give twice the cosine
+    offset_q, offset_y  from `hubness_offsets`; zeros give twice the cosine
     """
-    # The offsets ride along in the product: two more dimensions in place of two more passes over the table.
+    # The product includes the offsets: two more dimensions instead of two more passes over the
+    # table.
     one_q, one_y = torch.ones_like(offset_q), torch.ones_like(offset_y)
     left = torch.cat([2 * q, -offset_q[:, None], one_q[:, None]], dim=1)
     right = torch.cat([y, one_y[:, None], -offset_y[:, None]], dim=1)
@@ -112,28 +120,30 @@ def best(
     score_q = torch.empty_like(offset_q)
     q_of_y = torch.zeros(len(y), dtype=torch.int64, device=y.device)
     score_y = torch.full_like(offset_y, -torch.inf)
-    for piece, scores in products(left, right, memory=memory, beat=beat):
+    for piece, scores in product_blocks(left, right, memory=memory, beat=beat):
         column, row = scores.max(dim=0)
-        # Not where equal: what was found before has the lower row.
+        # Strictly greater: an earlier block has the lower row.
         better = column > score_y
         torch.where(better, row + piece.start, q_of_y, out=q_of_y)
         torch.where(better, column, score_y, out=score_y)
         torch.max(scores, dim=1, out=(score_q[piece], y_of_q[piece]))
-    return Best(y_of_q, score_q, q_of_y, score_y)
+    return BestMatches(y_of_q, score_q, q_of_y, score_y)
 
 
-def mutual(found: Best) -> Mutual:
-    """The pairs of `found` that choose each other."""
-    every = torch.arange(len(found.y_of_q), device=found.y_of_q.device)
-    i = every[found.q_of_y[found.y_of_q] == every]
-    return Mutual(i, found.y_of_q[i], found.score_q[i])
+def mutual_pairs(matches: BestMatches) -> MutualPairs:
+    """The pairs that are each other's best match."""
+    rows = torch.arange(len(matches.y_of_q), device=matches.y_of_q.device)
+    i = rows[matches.q_of_y[matches.y_of_q] == rows]
+    return MutualPairs(i, matches.y_of_q[i], matches.score_q[i])
 
 
-def products(
+def product_blocks(
     left: Float[Tensor, "n d"], right: Float[Tensor, "m d"], *, memory: int, beat: Beat
 ) -> Iterator[tuple[slice, Float[Tensor, "c m"]]]:
-    """Rows of left right^T, as (which rows, the block); a block is overwritten by the next, and may be before that."""
-    step = rows_at_once(
+    """Rows of left right^T, as (which rows, the block). The next block overwrites it, and the
+    consumer may do so before.
+    """
+    step = rows_per_block(
         len(left),
         bytes_=len(right) * left.element_size(),
         work=right.numel(),
@@ -150,17 +160,22 @@ def products(
 def product(
     left: Float32[Tensor, "n d"], right: Float32[Tensor, "d m"], *, beat: Beat
 ) -> Float32[Tensor, "n m"]:
-    """The product, where all of it is wanted: a piece of work at a time."""
-    table, step = left.new_empty(len(left), right.shape[1]), max(1, PIECE // right.numel())
+    """The whole product, computed in pieces."""
+    table, step = (
+        left.new_empty(len(left), right.shape[1]),
+        max(1, PRODUCTS_PER_PIECE // right.numel()),
+    )
     for start in range(0, len(left), step):
         beat()
         torch.mm(left[start : start + step], right, out=table[start : start + step])
     return table
 
 
-def rows_at_once(rows: int, *, bytes_: int, work: int, memory: int, device: torch.device) -> int:
-    """How many of so many rows, of `bytes_` and `work` multiplications each, fit `memory` and a fraction of a CPU's second."""
+def rows_per_block(rows: int, *, bytes_: int, work: int, memory: int, device: torch.device) -> int:
+    """The number of rows, of `bytes_` and `work` multiplications each, that fit `memory` and a
+    fraction of a second of a CPU.
+    """
     fits = memory // bytes_
     if device.type == "cpu":
-        fits = min(fits, PIECE // work)
+        fits = min(fits, PRODUCTS_PER_PIECE // work)
     return max(1, min(rows, fits))

@@ -1,4 +1,4 @@
-"""What every method that grows anchors from seeds takes and gives."""
+"""The input and output of every method that grows anchors from seeds."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors, InvalidSeeds
-from app.maths.bootstrap.neighbours import Beat, silent
-from app.maths.geometry.space import check_vectors, directions, row_norms
+from app.maths.bootstrap.neighbours import Beat, no_beat
+from app.maths.geometry.space import check_vectors, directions_and_norms, row_norms
 from app.types import repeated_positions
 
-#: numbers of a pool that are made ready between two beats
-PIECE = 2**22
-#: an item of so many times the median length has no say in where the middle is
-FAR = 100.0
+#: Numbers of a pool that are prepared between two beats.
+NUMBERS_PER_PIECE = 2**22
+#: Items longer than this many times the median length do not count in the mean.
+OUTLIER_LENGTH = 100.0
 
-#: where a method stands, enough to go on from there as if nothing had happened: tensors by name, on the CPU
+#: A checkpoint of a method, from which it continues as if uninterrupted: tensors by name, on the
+#: CPU.
 State = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """done, total  rounds or steps
-    facts        what a reader of the progress wants to know: loss, agreement
-    state        where the method stands, or None where it cannot be interrupted: such a step is only a sign of life
+    """Progress of a method.
+
+    done, total  rounds or steps
+    facts        numbers for a reader of the progress: loss, agreement
+    state        a checkpoint, or None where the method cannot be interrupted: such a step only
+                 shows that it is alive
     """
 
     done: int
@@ -36,18 +40,22 @@ class Step:
     state: State | None = None
 
 
-#: called at every step and between the pieces of a long one, several times a second; what it raises ends the method
+#: Called at every step and several times a second in between; an exception ends the method.
 OnStep = Callable[[Step], None]
 
 
-def ignore(step: Step) -> None:
-    """Nobody looks."""
+def ignore_step(step: Step) -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pools:
-    """x, y      (n, d_x) and (m, d_y) float32: items of the two pools, centred on their pool's mean, length 1
-    memory    bytes that a method may use beside the pools for tables that grow with n and m together
+    """Two pools of items.
+
+    x, y      (n, d_x) and (m, d_y) float32: items of the two pools, centred on their pool's mean,
+              length 1
+    memory    bytes that a method may use beside the pools for tables that grow with n and m
+              together
     """
 
     x: Float32[Tensor, "n dx"]
@@ -56,14 +64,17 @@ class Pools:
 
     @property
     def device(self) -> torch.device:
-        """Where both pools lie."""
+        """The device of both pools."""
         return self.x.device
 
 
 @dataclass(frozen=True, eq=False)
-class Grown:
-    """pairs       (p, 2) rows (i of x, j of y), the seeds that were kept first; no item twice on a side
-    confidence  (p,) estimated probability that the pair is right; nan where the method has no estimate
+class GrownPairs:
+    """Pairs grown from seeds.
+
+    pairs       (p, 2) rows (i of x, j of y), kept seeds first; no item twice on a side
+    confidence  (p,) estimated probability that the pair is right; nan where the method has no
+                estimate
     facts       numbers of the last step: loss, agreement
     """
 
@@ -77,63 +88,75 @@ def fit_pools(
     target: Float[Tensor, "m dy"],
     *,
     memory: int = 512 * 2**20,
-    beat: Beat = silent,
+    beat: Beat = no_beat,
 ) -> Pools:
-    """Pools of raw vectors, in the encoders' units, made ready. Raises as `fit_space`, whose unit rows these are.
+    """Pools of raw vectors, in the encoders' units. Raises as `fit_space`, whose unit rows these
+    are.
 
-    But for an outlier above FAR: one would move the mean so far that all others lay in one direction from it.
+    Outliers above OUTLIER_LENGTH are an exception: they do not count in the mean, because one could
+    move it so far that all other items lay in one direction from it.
     """
-    return Pools(_unit(source, beat), _unit(target, beat), memory)
+    return Pools(_unit_about_mean(source, beat), _unit_about_mean(target, beat), memory)
 
 
-def _unit(pool: Float[Tensor, "n d"], beat: Beat) -> Float32[Tensor, "n d"]:
-    """Rows of a pool about its mean, of length 1: as `fit_space` makes them, a piece at a time in float64."""
+def _unit_about_mean(pool: Float[Tensor, "n d"], beat: Beat) -> Float32[Tensor, "n d"]:
+    """Rows of a pool about its mean, of length 1, as in `fit_space`; in pieces, in float64."""
     beat()
     check_vectors(pool)
-    n, pieces = len(pool), torch.split(pool, max(1, PIECE // pool.shape[1]))
+    n, pieces = len(pool), torch.split(pool, max(1, NUMBERS_PER_PIECE // pool.shape[1]))
 
-    def every(piece: Tensor) -> Tensor:
+    def in_float64(piece: Tensor) -> Tensor:
         beat()
         return piece.double()
 
-    lengths = torch.cat([row_norms(every(piece)) for piece in pieces])
-    heard = (
-        (lengths <= FAR * lengths.median())
+    lengths = torch.cat([row_norms(in_float64(piece)) for piece in pieces])
+    counted = (
+        (lengths <= OUTLIER_LENGTH * lengths.median())
         if bool(lengths.median() > 0)
         else torch.ones_like(lengths, dtype=torch.bool)
     )
-    votes = torch.split(heard.double() / heard.sum(), len(pieces[0]))
+    weights = torch.split(counted.double() / counted.sum(), len(pieces[0]))
     mean = torch.stack(
-        [vote @ every(piece) for vote, piece in zip(votes, pieces, strict=True)]
+        [weight @ in_float64(piece) for weight, piece in zip(weights, pieces, strict=True)]
     ).sum(dim=0)
-    distances = torch.cat([row_norms(every(piece) - mean) for piece in pieces])
-    farthest = float(distances[heard].max())
+    distances = torch.cat([row_norms(in_float64(piece) - mean) for piece in pieces])
+    farthest = float(distances[counted].max())
     if float(mean.norm()) > n * torch.finfo(torch.float64).eps * farthest:
-        # Where the mean is large beside the spread, its rounding would leave one common direction of noise.
+        # Where the mean is large beside the spread, its rounding would add one common direction of
+        # noise.
         rest = torch.stack(
-            [vote @ (every(piece) - mean) for vote, piece in zip(votes, pieces, strict=True)]
+            [
+                weight @ (in_float64(piece) - mean)
+                for weight, piece in zip(weights, pieces, strict=True)
+            ]
         ).sum(dim=0)
     else:
         mean = rest = torch.zeros_like(mean)
     unit = torch.empty(pool.shape, dtype=torch.float32, device=pool.device)
     for start, piece in zip(range(0, n, len(pieces[0])), pieces, strict=True):
-        unit[start : start + len(piece)] = directions(every(piece) - mean - rest, mean)[0]
+        unit[start : start + len(piece)] = directions_and_norms(
+            in_float64(piece) - mean - rest, mean
+        )[0]
     if not bool(unit.any()):
         raise DegenerateAnchors(
-            f"the {n} items of a pool are all the same vector, up to float32 rounding"
+            f"The {n} items of a pool are all the same vector, up to float32 rounding. "
+            "Use a pool with different items."
         )
     return unit
 
 
 def check_seeds(seeds: list[tuple[int, int]], *, source: int, target: int, size: int) -> None:
-    """Raise InvalidSeeds unless there are 2 to `size` pairs, in range, no item twice on a side, and `size` fits both pools."""
+    """Raise InvalidSeeds unless there are 2 to `size` pairs, in range, no item twice on a side, and
+    `size` fits both pools.
+    """
     if not 2 <= len(seeds) <= size:
         raise InvalidSeeds(
-            f"expected between 2 and {size} seed pairs, got {len(seeds)}", field="seeds"
+            f"Send between 2 and {size} seed pairs; got {len(seeds)}.", field="seeds"
         )
     if size > min(source, target):
         raise InvalidSeeds(
-            f"size {size} is more than the smaller pool's {min(source, target)} items", field="size"
+            f"`size` must not exceed the smaller pool's {min(source, target)} items, got {size}.",
+            field="size",
         )
     check_pairs(seeds, source=source, target=target)
 
@@ -143,10 +166,15 @@ def check_pairs(seeds: list[tuple[int, int]], *, source: int, target: int) -> No
     outside = [row for row, (i, j) in enumerate(seeds) if not (0 <= i < source and 0 <= j < target)]
     if outside:
         raise InvalidSeeds(
-            f"seeds point outside pools of {source} and {target} items", field="seeds", rows=outside
+            f"Seeds must be rows of the pools: below {source} in the source and below {target} "
+            "in the target.",
+            field="seeds",
+            rows=outside,
         )
     for side, name in enumerate(("source", "target")):
         if rows := repeated_positions(pair[side] for pair in seeds):
             raise InvalidSeeds(
-                f"a seed repeats an item of the {name}'s pool", field="seeds", rows=rows
+                f"An item of the {name}'s pool may be in one seed only. Remove the repeated seeds.",
+                field="seeds",
+                rows=rows,
             )

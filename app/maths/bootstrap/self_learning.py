@@ -1,13 +1,18 @@
-"""Thousands of pairs from a handful of seeds: anneal until two attempts agree, refine, and confirm each pair by maps without it.
+"""Thousands of pairs from a handful of seeds: anneal until two attempts agree, refine, and confirm
+each pair by maps without it.
 
-1. Attempts (annealing.py), each from other coordinates, seeds' weights and breadth, until two of them find the same pairs:
-   wrong answers are many and differ, the right one is one. `agreed` ends it, or the number of attempts.
-2. Refinement (refining.py) from what both found: graded maps of the pools' leading directions, mutual best by CSLS, until the
-   pairs stay the same.
-3. Confirmation (honesty.py): maps of random halves judge the pairs of the other half. Most of them must confirm a pair.
-4. Chance: one short attempt from random seeds against a target pool that is scrambled, to know what would be confirmed of
-   anything. Orphans (orphans.py): items whose partner is taken away, to know how readily what has no partner finds one.
-Nothing is said to be right here; `honesty.estimate` says how much probably is. Explained and ablated in docs/self-learning.md.
+1. Attempts (annealing.py), each with other coordinates, seed weights and breadth, until two of them
+   find the same pairs: there are many wrong results and they differ, but only one right one. They
+   end with the agreement `agreed`, or with the number of attempts.
+2. Refinement (refinement.py) from the pairs that both found: graded maps of the pools' leading
+   directions, and mutual best matches by CSLS, until the pairs stay the same.
+3. Confirmation (estimate.py): maps of random halves judge the pairs of the other half. Most of them
+   must confirm a pair.
+4. Chance: one short attempt from random seeds against a scrambled target pool shows the share that
+   any result would confirm. Orphans (orphans.py): items whose partner is removed show how readily
+   items without a partner are paired.
+This module claims no pair to be right; `estimate_right` estimates the share. docs/self-learning.md
+explains the steps and their ablation.
 """
 
 from __future__ import annotations
@@ -19,55 +24,65 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from app.maths.bootstrap import estimate as honesty
 from app.maths.bootstrap import orphans
-from app.maths.bootstrap.annealing import directions
-from app.maths.bootstrap.attempts import Course, Settings, steps
-from app.maths.bootstrap.pools import OnStep, Pools, State, Step, check_pairs, ignore
+from app.maths.bootstrap.annealing import principal_directions
+from app.maths.bootstrap.attempts import SelfLearningRun, SelfLearningSettings, most_steps
+from app.maths.bootstrap.estimate import (
+    BootstrapEstimate,
+    Votes,
+    answer_credibility,
+    estimate_right,
+    pair_confidence,
+    rows_to_label,
+    wrong_seeds,
+)
+from app.maths.bootstrap.pools import OnStep, Pools, State, Step, check_pairs, ignore_step
 
-__all__ = ["ASKED", "FEWEST", "Learnt", "Settings", "learn"]
-
-#: items of a pool below which nobody can tell right from wrong
-FEWEST = 100
-#: rows that are named to be labelled next
-ASKED = 10
-#: more likely right than wrong
-LIKELY = 0.5
-#: rounds, seeds and refinements of the course that has nothing to find
+#: In smaller pools, right and wrong cannot be distinguished.
+FEWEST_POOL_ITEMS = 100
+#: Rows that are named to be labelled next.
+ROWS_TO_LABEL = 10
+#: More likely right than wrong.
+LIKELY_RIGHT = 0.5
+#: Rounds, seeds and refinements of the run that measures chance.
 CHANCE_ROUNDS, CHANCE_SEEDS, CHANCE_REFINEMENTS = 10, 10, 4
-#: orphans alone take no more than the rest from an estimate: where items have near twins, they find their partner's
-LEAST_LEFT = 0.25
-#: what their parts of a checkpoint are named with
-CHANCE, ORPHANS = "chance.", "orphans."
+#: Orphans lower an estimate to this at least: where items have near twins, an orphan finds its
+#: twin's partner.
+LEAST_ORPHAN_FACTOR = 0.25
+#: Prefixes of their parts of a checkpoint.
+CHANCE_PREFIX, ORPHANS_PREFIX = "chance.", "orphans."
 
 
 @dataclass(frozen=True, eq=False)
-class Learnt:
-    """pairs        (p, 2) accepted rows (i of x, j of y), seeds that are believed first, then the most confident; no row twice
+class SelfLearningResult:
+    """The result of self-learning.
+
+    pairs        (p, 2) accepted rows (i of x, j of y), believed seeds first, then the most
+                 confident; no row twice
     confidence   (p,) probability that each is right
     estimate     of the share that is right
     wrong_seeds  rows of the seeds that the others contradict
     ask          (a,) rows of x whose partner would help most
-    attempts     that were made
-    votes        of all mutual pairs, accepted or not
+    attempts     the number of attempts
+    votes        on all mutual pairs, accepted or not
     """
 
     pairs: Int64[Tensor, "p 2"]
     confidence: Float32[Tensor, " p"]
-    estimate: honesty.Estimate
+    estimate: BootstrapEstimate
     wrong_seeds: list[int]
     ask: Int64[Tensor, " a"]
     attempts: int
-    votes: honesty.Votes
+    votes: Votes
 
     @property
     def facts(self) -> dict[str, float]:
         """Numbers of the whole run."""
-        told = self.estimate
+        estimate = self.estimate
         return {
-            "right": told.right,
-            "agreement": told.agreement,
-            "confirmed": told.confirmed,
+            "right": estimate.right,
+            "agreement": estimate.agreement,
+            "confirmed": estimate.confirmed,
             "attempts": float(self.attempts),
         }
 
@@ -76,18 +91,19 @@ class Learnt:
 def learn(
     pools: Pools,
     seeds: list[tuple[int, int]],
-    settings: Settings,
+    settings: SelfLearningSettings,
     *,
     state: State | None = None,
-    on_step: OnStep = ignore,
-) -> Learnt:
-    """All pairs that the seeds lead to; without seeds, from an unsupervised start.
+    on_step: OnStep = ignore_step,
+) -> SelfLearningResult:
+    """All pairs that follow from the seeds; without seeds, from an unseeded start.
 
-    state  as an earlier `on_step` was given it, for equal arguments: the answer is that of an undisturbed run
+    state  a checkpoint of an earlier run with equal arguments; the result is that of an
+           uninterrupted run
     Deterministic for equal inputs, settings, device and number of threads. Raises InvalidSeeds.
     """
     check_pairs(seeds, source=len(pools.x), target=len(pools.y))
-    total = _courses_steps(settings) + orphans.MOST_TRIALS
+    total = _total_steps(settings) + orphans.MOST_TRIALS
 
     def report(step: Step) -> None:
         on_step(replace(step, total=total))
@@ -95,210 +111,246 @@ def learn(
     def beat() -> None:
         report(Step(0, total))
 
-    known = given(seeds)
-    rows = _some(len(pools.x), settings.rows, known[:, 0], settings.seed)
+    known = seed_tensor(seeds)
+    rows = _participating_rows(len(pools.x), settings.rows, known[:, 0], settings.seed)
     taking_part = torch.stack(
         [torch.searchsorted(rows, known[:, 0].contiguous()), known[:, 1]], dim=1
     )
     some = None if len(rows) == len(pools.x) else rows.to(pools.device)
-    x, y = directions(pools.x, some, beat=beat), directions(pools.y, beat=beat)
-    run = _Run(
-        Course(x, y, taking_part.to(pools.device), settings, pools.memory, report),
+    x, y = principal_directions(pools.x, some, beat=beat), principal_directions(pools.y, beat=beat)
+    runs = _Runs(
+        SelfLearningRun(x, y, taking_part.to(pools.device), settings, pools.memory, report),
         rows,
         state or {},
         report,
     )
-    learnt = _learnt(run, seeds, run.worth())
-    report(Step(total, total, run.course.facts))
-    return learnt
+    result = _result(runs, seeds, runs.run())
+    report(Step(total, total, runs.main.facts))
+    return result
 
 
 @dataclass(eq=False)
-class _Run:
-    """The course of the pools, then that which has nothing to find, then orphans: what a checkpoint is made of.
+class _Runs:
+    """The run on the pools, then the run that measures chance, then orphans: the parts of a
+    checkpoint.
 
     rows    (r,) of the source pool that take part
-    state   of the checkpoint that it goes on from, or empty
-    chance  the course that has nothing to find; None where there is nothing to doubt
+    state   of the checkpoint that it continues, or empty
+    chance  the run that measures chance; None where the result has no credibility anyway
     """
 
-    course: Course
+    main: SelfLearningRun
     rows: Int64[Tensor, " r"]
     state: State
     report: OnStep
-    chance: Course | None = None
+    chance: SelfLearningRun | None = None
 
-    def worth(self) -> float:
-        """Run both courses; what the first one's answer is worth, in [0, 1]."""
+    def run(self) -> float:
+        """Run both; returns the credibility of the first one's result, in [0, 1]."""
         if self.state:
-            self.course.restore(
-                {name: held for name, held in self.state.items() if "." not in name}
+            self.main.restore(
+                {name: tensor for name, tensor in self.state.items() if "." not in name}
             )
-        self.course.run()
-        agreed, outcome = self.course.agreed, self.course.outcome
-        worth = honesty.worth(agreed, outcome)
-        if worth:
-            self.chance = self._chance()
+        self.main.run()
+        agreed, confirmation = self.main.agreed, self.main.confirmation
+        credibility = answer_credibility(agreed, confirmation)
+        if credibility:
+            self.chance = self._chance_run()
             self.chance.run()
-            worth = honesty.worth(agreed, outcome, self.chance.outcome)
-        return worth
+            credibility = answer_credibility(agreed, confirmation, self.chance.confirmation)
+        return credibility
 
-    def try_orphans(self, pairs: Int64[Tensor, "p 2"], given: float) -> orphans.Tried:
-        """Those made of pairs (p, 2) of all rows, a share `given` of the smaller pool; a trial is a step."""
-        own = torch.stack(
+    def run_orphan_trials(
+        self, pairs: Int64[Tensor, "p 2"], pair_share: float
+    ) -> orphans.OrphanTrials:
+        """Trials on pairs (p, 2) of all rows, `pair_share` of the smaller pool; each is a step."""
+        own_pairs = torch.stack(
             [torch.searchsorted(self.rows, pairs[:, 0].contiguous()), pairs[:, 1]], dim=1
         )
-        own, course, settings = own.to(self.course.seeds.device), self.course, self.course.settings
-        done = _courses_steps(settings)
-        held = self._held(self.state, ORPHANS)
-        tried = orphans.Tried(*held["tried"].tolist()) if held else orphans.Tried()
+        own_pairs, main, settings = (
+            own_pairs.to(self.main.seeds.device),
+            self.main,
+            self.main.settings,
+        )
+        done = _total_steps(settings)
+        stored = self._part_of(self.state, ORPHANS_PREFIX)
+        orphan_trials = (
+            orphans.OrphanTrials(*stored["tried"].tolist()) if stored else orphans.OrphanTrials()
+        )
         assert self.chance is not None
-        before = {**course.snapshot(), **_named(CHANCE, self.chance.snapshot())}
-        while tried.wants(len(own), given):
+        before = {**main.snapshot(), **_prefixed(CHANCE_PREFIX, self.chance.snapshot())}
+        while orphan_trials.needs_another(len(own_pairs), pair_share):
 
-            def beat(trials: int = tried.trials) -> None:
-                self.report(Step(done + trials, done, course.facts))
+            def beat(trials: int = orphan_trials.trials) -> None:
+                self.report(Step(done + trials, done, main.facts))
 
-            tried = orphans.trial(
-                course.x.along,
-                course.y.along,
-                own,
-                tried,
+            orphan_trials = orphans.run_trial(
+                main.x.along,
+                main.y.along,
+                own_pairs,
+                orphan_trials,
                 seed=settings.seed,
-                memory=course.memory,
+                memory=main.memory,
                 beat=beat,
             )
-            counts = torch.tensor([tried.trials, tried.made, tried.found])
-            self.report(
-                Step(done + tried.trials, done, course.facts, {**before, f"{ORPHANS}tried": counts})
+            counts = torch.tensor(
+                [orphan_trials.trials, orphan_trials.orphans, orphan_trials.paired]
             )
-        return tried
+            self.report(
+                Step(
+                    done + orphan_trials.trials,
+                    done,
+                    main.facts,
+                    {**before, f"{ORPHANS_PREFIX}tried": counts},
+                )
+            )
+        return orphan_trials
 
-    def _chance(self) -> Course:
-        """Nothing to find: the target's directions scrambled, seeds drawn at random. Where the checkpoint left it."""
-        course, settings = self.course, _chance_settings(self.course.settings)
-        done, before = steps(course.settings), course.snapshot()
+    def _chance_run(self) -> SelfLearningRun:
+        """The run that measures chance: the target's directions scrambled, seeds drawn at random;
+        continued from the checkpoint.
+        """
+        main, settings = self.main, _chance_settings(self.main.settings)
+        done, before = most_steps(main.settings), main.snapshot()
 
         def on_step(step: Step) -> None:
-            held = step.state and {**before, **_named(CHANCE, step.state)}
-            self.report(Step(done + step.done, step.total, course.facts, held))
+            stored = step.state and {**before, **_prefixed(CHANCE_PREFIX, step.state)}
+            self.report(Step(done + step.done, step.total, main.facts, stored))
 
         def beat() -> None:
-            self.report(Step(done, done, course.facts))
+            self.report(Step(done, done, main.facts))
 
         generator = torch.Generator().manual_seed(settings.seed)
-        count = min(CHANCE_SEEDS, course.smaller)
-        drawn = [
+        count = min(CHANCE_SEEDS, main.smaller)
+        random_seeds = [
             torch.randperm(len(side.along), generator=generator)[:count]
-            for side in (course.x, course.y)
+            for side in (main.x, main.y)
         ]
-        scrambled = course.y.scrambled(settings.seed, beat=beat)
-        other = Course(
-            course.x,
+        scrambled = main.y.scrambled(settings.seed, beat=beat)
+        chance = SelfLearningRun(
+            main.x,
             scrambled,
-            torch.stack(drawn, dim=1).to(course.seeds),
+            torch.stack(random_seeds, dim=1).to(main.seeds),
             settings,
-            course.memory,
+            main.memory,
             on_step,
         )
-        if held := self._held(self.state, CHANCE):
-            other.restore(held)
-        return other
+        if stored := self._part_of(self.state, CHANCE_PREFIX):
+            chance.restore(stored)
+        return chance
 
     @staticmethod
-    def _held(state: State, part: str) -> State:
+    def _part_of(state: State, part: str) -> State:
         return {
-            name.removeprefix(part): held for name, held in state.items() if name.startswith(part)
+            name.removeprefix(part): tensor
+            for name, tensor in state.items()
+            if name.startswith(part)
         }
 
 
-def _named(part: str, state: State) -> State:
-    return {part + name: held for name, held in state.items()}
+def _prefixed(part: str, state: State) -> State:
+    return {part + name: tensor for name, tensor in state.items()}
 
 
-def _courses_steps(settings: Settings) -> int:
-    """Of both courses, at most."""
-    return steps(settings) + steps(_chance_settings(settings))
+def _total_steps(settings: SelfLearningSettings) -> int:
+    """The largest number of steps of both runs."""
+    return most_steps(settings) + most_steps(_chance_settings(settings))
 
 
-def _chance_settings(settings: Settings) -> Settings:
+def _chance_settings(settings: SelfLearningSettings) -> SelfLearningSettings:
     fewer = min(CHANCE_REFINEMENTS, settings.refinements)
     return replace(
         settings, attempts=1, rounds=min(CHANCE_ROUNDS, settings.rounds), refinements=fewer
     )
 
 
-def _learnt(run: _Run, seeds: list[tuple[int, int]], worth: float) -> Learnt:
-    """What the pools' owner is told."""
-    course, rows = run.course, run.rows
-    votes = course.votes
+def _result(runs: _Runs, seeds: list[tuple[int, int]], credibility: float) -> SelfLearningResult:
+    """The result of both runs."""
+    main, rows = runs.main, runs.rows
+    votes = main.votes
     votes = replace(votes, pairs=torch.stack([rows[votes.pairs[:, 0]], votes.pairs[:, 1]], dim=1))
-    accepted = votes.confirmed > LIKELY
-    sure, size = honesty.confidence(votes, worth), course.settings.size
-    # Of the pairs that are given, which are the most confident.
-    best = sure[accepted].sort(descending=True).values[:size]
-    told = honesty.estimate(
-        votes, best, agreed=course.agreed, chance=run.chance.outcome if run.chance else None
+    accepted = votes.confirmed > LIKELY_RIGHT
+    confidences, size = pair_confidence(votes, credibility), main.settings.size
+    # The most confident of the returned pairs.
+    most_confident = confidences[accepted].sort(descending=True).values[:size]
+    estimate = estimate_right(
+        votes,
+        most_confident,
+        agreed=main.agreed,
+        chance=runs.chance.confirmation if runs.chance else None,
     )
-    # Who has found nothing cannot say who is wrong.
-    wrong = (
-        honesty.wrong_seeds(votes, given(seeds))
-        if len(best) and float(best.mean()) > LIKELY
+    # A result that is mostly wrong cannot identify wrong seeds.
+    wrong_rows = (
+        wrong_seeds(votes, seed_tensor(seeds))
+        if len(most_confident) and float(most_confident.mean()) > LIKELY_RIGHT
         else []
     )
-    if not wrong and not worth:
-        told = replace(told, seeds_confirmed=math.nan)
-    believed = [row for row in range(len(seeds)) if row not in set(wrong)]
-    pairs, certainty = _with_believed(
-        votes.pairs[accepted], sure[accepted], [seeds[row] for row in believed], told.right
+    if not wrong_rows and not credibility:
+        estimate = replace(estimate, seeds_confirmed=math.nan)
+    believed = [row for row in range(len(seeds)) if row not in set(wrong_rows)]
+    pairs, certainty = _seeds_first(
+        votes.pairs[accepted],
+        confidences[accepted],
+        [seeds[row] for row in believed],
+        estimate.right,
     )
-    told, share = _less_orphans(run, pairs, told)
+    estimate, share = _discount_orphans(runs, pairs, estimate)
     certain = torch.searchsorted(
-        rows, votes.pairs[accepted & (sure * share > LIKELY), 0].contiguous()
+        rows, votes.pairs[accepted & (confidences * share > LIKELY_RIGHT), 0].contiguous()
     )
-    ask = rows[honesty.ask(course.x, course.seeds[believed, 0].cpu(), certain, ASKED)]
-    return Learnt(
-        pairs[:size], (certainty * share)[:size], told, wrong, ask, len(course.partners), votes
+    ask = rows[rows_to_label(main.x, main.seeds[believed, 0].cpu(), certain, ROWS_TO_LABEL)]
+    return SelfLearningResult(
+        pairs[:size],
+        (certainty * share)[:size],
+        estimate,
+        wrong_rows,
+        ask,
+        len(main.partners),
+        votes,
     )
 
 
-def _less_orphans(
-    run: _Run, pairs: Int64[Tensor, "p 2"], told: honesty.Estimate
-) -> tuple[honesty.Estimate, float]:
-    """The estimate, and what is left of every confidence, after those pairs whose items probably have no partner at all."""
-    if not told.right:
-        return told, 1.0
-    share = len(pairs) / run.course.smaller
-    tried = run.try_orphans(pairs, share)
-    right = min(told.right, max(LEAST_LEFT, tried.right(len(pairs), share)))
-    return replace(told, right=right, orphans_paired=tried.share), right / told.right
+def _discount_orphans(
+    runs: _Runs, pairs: Int64[Tensor, "p 2"], estimate: BootstrapEstimate
+) -> tuple[BootstrapEstimate, float]:
+    """The estimate, and the factor of every confidence, after a discount for pairs whose items
+    probably have no partner.
+    """
+    if not estimate.right:
+        return estimate, 1.0
+    share = len(pairs) / runs.main.smaller
+    trials = runs.run_orphan_trials(pairs, share)
+    right = min(estimate.right, max(LEAST_ORPHAN_FACTOR, trials.right_share(len(pairs), share)))
+    return replace(estimate, right=right, orphans_paired=trials.share), right / estimate.right
 
 
-def _with_believed(
+def _seeds_first(
     pairs: Int64[Tensor, "p 2"],
-    sure: Float32[Tensor, " p"],
+    confidences: Float32[Tensor, " p"],
     seeds: list[tuple[int, int]],
     right: float,
 ) -> tuple[Int64[Tensor, "q 2"], Float32[Tensor, " q"]]:
-    """Seeds first, then what does not contradict them, the most confident first."""
-    known = given(seeds)
+    """Seeds first, then the pairs that do not contradict them, the most confident first."""
+    known = seed_tensor(seeds)
     others = ~(torch.isin(pairs[:, 0], known[:, 0]) | torch.isin(pairs[:, 1], known[:, 1]))
-    order = sure[others].argsort(descending=True, stable=True)
-    kept = torch.cat([known, pairs[others][order]])
-    return kept, torch.cat(
-        [torch.full((len(known),), max(right, 0.0)), sure[others][order]]
+    order = confidences[others].argsort(descending=True, stable=True)
+    ordered = torch.cat([known, pairs[others][order]])
+    return ordered, torch.cat(
+        [torch.full((len(known),), max(right, 0.0)), confidences[others][order]]
     ).float()
 
 
-def given(seeds: list[tuple[int, int]]) -> Int64[Tensor, "s 2"]:
-    """Rows (i, j)."""
+def seed_tensor(seeds: list[tuple[int, int]]) -> Int64[Tensor, "s 2"]:
+    """The rows (i, j) of the seeds as a tensor."""
     return torch.tensor(seeds, dtype=torch.int64).reshape(-1, 2)
 
 
-def _some(rows: int, most: int, always: Int64[Tensor, " s"], seed: int) -> Int64[Tensor, " r"]:
-    """At most so many rows (the given ones anyway), drawn uniformly, in order."""
+def _participating_rows(
+    rows: int, most: int, always: Int64[Tensor, " s"], seed: int
+) -> Int64[Tensor, " r"]:
+    """At most `most` rows, drawn uniformly, in order; rows in `always` take part anyway."""
     if rows <= most:
         return torch.arange(rows)
-    drawn = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
-    others = drawn[~torch.isin(drawn, always)]
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+    others = order[~torch.isin(order, always)]
     return torch.cat([always, others[: max(0, most - len(always))]]).sort().values

@@ -1,13 +1,16 @@
-"""The entropic plan between two sets of vectors, used without ever being held.
+"""The entropic plan between two sets of vectors, computed in blocks and never stored.
 
-For rows x (n, k) and y (m, k) with uniform weights and the cost M_ij = |x_i - y_j|, the plan with entropy epsilon is
-P_ij = exp((u_i + v_j - M_ij) / epsilon), sums 1/n over rows and 1/m over columns. Everything here computes a few rows of M at a
-time and forgets them: `memory` bytes of it at most (but one row at least), `beat` is called between, as in matching.py.
+For rows x (n, k) and y (m, k) with uniform weights and the cost M_ij = |x_i - y_j|, the plan with
+entropy epsilon is P_ij = exp((u_i + v_j - M_ij) / epsilon), with sums 1/n over rows and 1/m over
+columns. The functions compute a few rows of M at a time: `memory` bytes at most (but at least one
+row), and call `beat` in between, as in neighbours.py.
 
-Precision: in the log domain, for M / epsilon reaches 1e5 where epsilon is the paper's 1e-4. Potentials are float64; M has the
-precision of x and y, which are centred together first: |x - y|^2 = |x|^2 + |y|^2 - 2 x.y loses what the two have in common. In
-float32 that leaves M an error of some 1e-7 (|x|^2 + |y|^2) / M: with epsilon 1e-4, a part in a hundred of an entry of P.
-Sources: Cuturi 2013; Peyré and Cuturi 2019, "Computational Optimal Transport", section 4.4 (log domain).
+Precision: in the log domain, because M / epsilon reaches 1e5 where epsilon is the paper's 1e-4.
+Potentials are float64; M has the precision of x and y, which are centred together first, because |x
+- y|^2 = |x|^2 + |y|^2 - 2 x.y loses their common part. In float32 that leaves M an error of some
+1e-7 (|x|^2 + |y|^2) / M: with epsilon 1e-4, about one percent of an entry of P.
+Sources: Cuturi 2013; Peyré and Cuturi 2019, "Computational Optimal Transport", section 4.4 (log
+domain).
 """
 
 from __future__ import annotations
@@ -19,14 +22,16 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from app.maths.bootstrap.neighbours import MEMORY, Beat, products, silent
+from app.maths.bootstrap.neighbours import TABLE_BYTES, Beat, no_beat, product_blocks
 
-#: numbers of a block that a CPU works through at once: they stay in its cache from one operation to the next
-CACHED = 2**21
-#: roundings of a potential over epsilon by which two equal masses may come to differ
-ROUNDING = 16
-#: exp of less than this is nothing beside 1, and takes forty times as long where it has no float32
-NOTHING = -80.0
+#: Numbers of a block that a CPU processes at a time; they stay in its cache from one operation to
+#: the next.
+CACHED_NUMBERS = 2**21
+#: Two equal masses may differ by this many roundings of a potential over epsilon.
+EQUAL_MASS_ROUNDINGS = 16
+#: exp of less than this is negligible beside 1, and takes forty times as long where it underflows
+#: float32.
+NEGLIGIBLE_LOGIT = -80.0
 
 
 def sinkhorn(
@@ -36,12 +41,13 @@ def sinkhorn(
     epsilon: float,
     steps: int,
     start: Float64[Tensor, " m"] | None = None,
-    memory: int = MEMORY,
-    beat: Beat = silent,
+    memory: int = TABLE_BYTES,
+    beat: Beat = no_beat,
 ) -> tuple[Float64[Tensor, " n"], Float64[Tensor, " m"]]:
-    """The potentials u (n,) and v (m,), in the cost's unit, after `steps` >= 1 iterations: u from v, then v from u.
+    """The potentials u (n,) and v (m,), in the cost's unit, after `steps` >= 1 iterations: u from
+    v, then v from u.
 
-    start  (m,) the v that the first u is made from; None: 0
+    start  (m,) the v that the first u is computed from; None: 0
     Columns of P sum to 1/m exactly; rows to 1/n once it has converged.
     """
     u = source_potential(x, y, epsilon=epsilon, steps=steps, start=start, memory=memory, beat=beat)
@@ -55,10 +61,12 @@ def source_potential(
     epsilon: float,
     steps: int,
     start: Float64[Tensor, " m"] | None = None,
-    memory: int = MEMORY,
-    beat: Beat = silent,
+    memory: int = TABLE_BYTES,
+    beat: Beat = no_beat,
 ) -> Float64[Tensor, " n"]:
-    """The u of `sinkhorn`, without its last pass: v is the same down a column, so columns need u alone."""
+    """The u of `sinkhorn`, without its last pass: v is constant down a column, so columns need u
+    alone.
+    """
     v = torch.zeros(len(y), dtype=torch.float64, device=y.device) if start is None else start
     u = softmin(x, y, v, epsilon=epsilon, memory=memory, beat=beat)
     for _ in range(steps - 1):
@@ -73,15 +81,19 @@ def softmin(
     potential: Float64[Tensor, " m"],
     *,
     epsilon: float,
-    memory: int = MEMORY,
-    beat: Beat = silent,
+    memory: int = TABLE_BYTES,
+    beat: Beat = no_beat,
 ) -> Float64[Tensor, " n"]:
-    """-epsilon (log n + log sum_j exp((potential_j - M_ij) / epsilon)) (n,): the potential that gives every row mass 1/n."""
-    found = torch.empty(len(rows), dtype=torch.float64, device=rows.device)
-    for piece, block in logits(rows, others, potential, epsilon=epsilon, memory=memory, beat=beat):
+    """-epsilon (log n + log sum_j exp((potential_j - M_ij) / epsilon)) (n,): the potential that
+    gives every row mass 1/n.
+    """
+    potentials = torch.empty(len(rows), dtype=torch.float64, device=rows.device)
+    for piece, block in logit_blocks(
+        rows, others, potential, epsilon=epsilon, memory=memory, beat=beat
+    ):
         largest, sums = _exponentials(block)
-        found[piece] = largest.double() + sums.double().log_()
-    return found.add_(math.log(len(rows))).mul_(-epsilon)
+        potentials[piece] = largest.double() + sums.double().log_()
+    return potentials.add_(math.log(len(rows))).mul_(-epsilon)
 
 
 def column_argmax(
@@ -90,22 +102,25 @@ def column_argmax(
     u: Float64[Tensor, " n"],
     *,
     epsilon: float,
-    memory: int = MEMORY,
-    beat: Beat = silent,
+    memory: int = TABLE_BYTES,
+    beat: Beat = no_beat,
 ) -> Int64[Tensor, " m"]:
-    """For each y the row of x with the most mass in its column (m,); for rows of the plan: `column_argmax(y, x, v)`.
+    """For each y the row of x with the most mass in its column (m,); for rows of the plan:
+    `column_argmax(y, x, v)`.
 
-    Where epsilon is small and steps are few, mass is often equal: every x that has this y as its nearest sends it all it has.
-    So of those whose masses the dtype does not tell apart the nearest is taken, and of equally near ones the lowest row.
+    With a small epsilon and few steps, masses are often equal: every x whose nearest row is this y
+    gives all its mass to it. Among masses that the dtype does not distinguish the nearest x counts,
+    and among equally near ones the lowest row.
     """
-    found = torch.empty(len(y), dtype=torch.int64, device=y.device)
+    rows = torch.empty(len(y), dtype=torch.int64, device=y.device)
     scaled = (u / epsilon).to(y.dtype)
-    alike = ROUNDING * torch.finfo(y.dtype).eps * scaled.abs().max()
-    # A fifth of the memory is for the mask, a byte where the block has four or eight.
-    for piece, block in logits(y, x, u, epsilon=epsilon, memory=memory * 4 // 5, beat=beat):
-        less = block < (block.amax(dim=1) - alike)[:, None]
-        found[piece] = block.sub_(scaled).masked_fill_(less, -torch.inf).max(dim=1).indices
-    return found
+    tolerance = EQUAL_MASS_ROUNDINGS * torch.finfo(y.dtype).eps * scaled.abs().max()
+    # A fifth of the memory is for the mask, which takes one byte where the block takes four or
+    # eight.
+    for piece, block in logit_blocks(y, x, u, epsilon=epsilon, memory=memory * 4 // 5, beat=beat):
+        lighter = block < (block.amax(dim=1) - tolerance)[:, None]
+        rows[piece] = block.sub_(scaled).masked_fill_(lighter, -torch.inf).max(dim=1).indices
+    return rows
 
 
 def barycentre(
@@ -114,20 +129,22 @@ def barycentre(
     u: Float64[Tensor, " n"],
     *,
     epsilon: float,
-    memory: int = MEMORY,
-    beat: Beat = silent,
+    memory: int = TABLE_BYTES,
+    beat: Beat = no_beat,
 ) -> tuple[Float[Tensor, "m k"], Int64[Tensor, " m"]]:
-    """The mean of the rows of x under each column of the plan, P^T x / sums (m, k), and the row with the most mass (m,)."""
+    """The mean of the rows of x under each column of the plan, P^T x / sums (m, k), and the row
+    with the most mass (m,).
+    """
     means = torch.empty_like(y)
     largest = torch.empty(len(y), dtype=torch.int64, device=y.device)
-    for piece, block in logits(y, x, u, epsilon=epsilon, memory=memory, beat=beat):
+    for piece, block in logit_blocks(y, x, u, epsilon=epsilon, memory=memory, beat=beat):
         largest[piece] = block.max(dim=1).indices
         _, sums = _exponentials(block)
         torch.mm(block, x, out=means[piece]).div_(sums[:, None])
     return means, largest
 
 
-def logits(
+def logit_blocks(
     rows: Float[Tensor, "n k"],
     others: Float[Tensor, "m k"],
     potential: Float64[Tensor, " m"],
@@ -136,21 +153,23 @@ def logits(
     memory: int,
     beat: Beat,
 ) -> Iterator[tuple[slice, Float[Tensor, "c m"]]]:
-    """(potential_j - M_ij) / epsilon in blocks, as `products` gives them; in the dtype of the rows."""
+    """(potential_j - M_ij) / epsilon in blocks, as from `product_blocks`, in the dtype of rows."""
     centre = (rows.sum(dim=0, dtype=torch.float64) + others.sum(dim=0, dtype=torch.float64)) / (
         len(rows) + len(others)
     )
     left, left_squares = _scaled(rows, centre, epsilon)
     right, right_squares = _scaled(others, centre, epsilon)
     beat()
-    # The squares ride along in the product: |x|^2 + |y|^2 - 2 x.y without two more passes over the table.
+    # The product includes the squares: |x|^2 + |y|^2 - 2 x.y without two more passes over the
+    # table.
     left = torch.cat([left.mul_(-2), left_squares, torch.ones_like(left_squares)], dim=1)
     right = torch.cat([right, torch.ones_like(right_squares), right_squares], dim=1)
     scaled = (potential / epsilon).to(rows.dtype)
-    for piece, table in products(left, right, memory=memory, beat=beat):
+    for piece, table in product_blocks(left, right, memory=memory, beat=beat):
         start = piece.start
         for block in torch.split(
-            table, max(1, CACHED // len(others)) if table.device.type == "cpu" else len(table)
+            table,
+            max(1, CACHED_NUMBERS // len(others)) if table.device.type == "cpu" else len(table),
         ):
             block.clamp_(min=0).sqrt_()
             yield slice(start, start + len(block)), torch.sub(scaled, block, out=block)
@@ -158,9 +177,11 @@ def logits(
 
 
 def _exponentials(block: Float[Tensor, "c m"]) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
-    """The largest of each row l (c,), and the sums of exp(block - l), which the block becomes."""
+    """The largest of each row l (c,), and the sums of exp(block - l); writes exp(block - l) to the
+    block.
+    """
     largest = block.amax(dim=1)
-    return largest, block.sub_(largest[:, None]).clamp_(min=NOTHING).exp_().sum(dim=1)
+    return largest, block.sub_(largest[:, None]).clamp_(min=NEGLIGIBLE_LOGIT).exp_().sum(dim=1)
 
 
 def _scaled(

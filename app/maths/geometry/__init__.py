@@ -1,1 +1,1 @@
-"""Spaces, their spectra, pairs of spaces, and which rows to sample."""
+"""Spaces, their spectra, pairs of spaces, grids, samples and robust scores."""

@@ -1,8 +1,9 @@
 """Two spaces of one anchor set, in coordinates in which every method is a small matrix.
 
-With the kept spectra U_x = W_x diag(s_x) V_x^T and U_y = W_y diag(s_y) V_y^T, each T that is fitted to unit anchors is
-T = V_x F V_y^T: what lies outside the anchors is not in it. F (r_x, r_y), the *core*, is what the methods differ in. A core costs
-little beside the two spectra, which all methods share: so many of them can be compared.
+With the kept spectra U_x = W_x diag(s_x) V_x^T and U_y = W_y diag(s_y) V_y^T, each T that is fitted
+to unit anchors is T = V_x F V_y^T, because a fit says nothing outside the span of its anchors. The
+methods differ in the *core* F (r_x, r_y) alone. All methods share the two spectra, and a core costs
+little beside them, so many cores can be compared.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ Core = Float64[Tensor, "rx ry"]
 
 
 class Pair:
-    """source, target: the two spaces, row i the same item in both."""
+    """Two spaces with the same items as anchors.
+
+    source, target  row i of both is the same item
+    """
 
     def __init__(self, source: Space, target: Space) -> None:
         self.source, self.target = source, target
@@ -32,20 +36,25 @@ class Pair:
         return self.x.left.T @ self.y.left
 
     @cached_property
-    def crossed(self) -> Core:
-        """diag(s_x) M diag(s_y) (r_x, r_y): U_x^T U_y between the two kept spans."""
+    def cross_product(self) -> Core:
+        """diag(s_x) M diag(s_y) (r_x, r_y): the product U_x^T U_y in the coordinates of the two
+        kept spans.
+        """
         return self.x.values[:, None] * self.overlap * self.y.values
 
     @cached_property
     def rotation(self) -> tuple[Core, float]:
-        """The partial isometry R (r_x, r_y) nearest to `crossed`, and the sum of the singular values that it keeps."""
-        left, values, right = torch.linalg.svd(self.crossed, full_matrices=False)
-        # The product squares the anchors' spectrum, so its own rounding is relative to |U_x| |U_y|, not to its largest value.
+        """The partial isometry R (r_x, r_y) nearest to `cross_product`, and the sum of its kept
+        singular values.
+        """
+        left, values, right = torch.linalg.svd(self.cross_product, full_matrices=False)
+        # The product squares the anchors' spectrum, so its rounding is relative to |U_x| |U_y| and
+        # not to its own largest singular value.
         sizes = (self.source.dim, self.target.dim, self.source.size)
         keep = values > rank_tolerance(sizes, float(self.x.values[0] * self.y.values[0]))
         return left[:, keep] @ right[keep], float(values[keep].sum())
 
     def join(self, core: Core) -> Float64[Tensor, "dx dy"]:
-        """T = V_x F V_y^T (d_x, d_y)."""
+        """The full matrix T = V_x F V_y^T (d_x, d_y) of a core F."""
         matrix: Tensor = (self.x.right.T @ core) @ self.y.right
         return matrix

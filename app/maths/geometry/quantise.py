@@ -1,24 +1,32 @@
-"""Relative vectors on a grid that is the same in every space, and what that guarantees.
+"""Relative vectors on a grid that is the same in every space, and the guarantees of that grid.
 
-With b bits: M = 2^(b-1) - 1, step D = 1 / M, code(r) = floor(M r + 1/2) in -M..M, and Q(r) = code(r) / M, for a cosine r in
-[-1, 1]. Zero is on the grid, so that a vector at the mean stays one. For cosines r and s, of one vector in two spaces say:
+With b bits: M = 2^(b-1) - 1, step D = 1 / M, code(r) = floor(M r + 1/2) in -M..M, and Q(r) =
+code(r) / M, for a cosine r in [-1, 1]. Zero is on the grid, so a vector at the mean keeps its
+zeros. For cosines r and s, for example of one vector in two spaces:
 
-1. Accuracy. |Q(r) - r| <= D/2. So the k numbers of a row move by at most sqrt(k) D/2 together, and what a decoder (k, d) makes
-   of them, before it is renormalised, by at most sqrt(k) D/2 times the decoder's largest singular value.
-2. Bounded distortion. |r - s| <= e implies |code(r) - code(s)| <= ceil(e / D), and no smaller bound holds for all r and s.
-   Proof: with m = ceil(e / D) is M r <= M s + m, floor(x + 1/2) is monotone, and floor(x + m + 1/2) = floor(x + 1/2) + m.
-   (Rounding halves to the even neighbour, or away from zero, is not equivariant: a step apart can become two codes apart.)
-3. Invariance. Where r is farther than e from the nearest border between two codes, code(s) = code(r) for all s within e of it.
-4. Angles. A distortion of the space that changes the angle between vector and anchor, seen from the anchors' mean, by at most t
-   radians has e <= t, as a cosine changes no faster than its angle; one that turns each of the two by at most t has e <= 2 t.
+1. Accuracy. |Q(r) - r| <= D/2. So the k numbers of a row move by at most sqrt(k) D/2 together. A
+   decoder (k, d) turns that into at most sqrt(k) D/2 times its largest singular value, before
+   renormalisation.
+2. Bounded distortion. |r - s| <= e implies |code(r) - code(s)| <= ceil(e / D), and no smaller bound
+   holds for all r and s. Proof: with m = ceil(e / D), M r <= M s + m; floor(x + 1/2) is monotone,
+   and floor(x + m + 1/2) = floor(x + 1/2) + m. (Rounding of halves to the even neighbour, or away
+   from zero, is not equivariant: values one step apart can get codes two apart.)
+3. Invariance. Where r is farther than e from the nearest border between two codes, code(s) =
+   code(r) for all s within e of r.
+4. Angles. Let a distortion of the space change the angle between vector and anchor, seen from the
+   anchors' mean. If it changes it by at most t radians, then e <= t, because a cosine changes no
+   faster than its angle. If it turns each of the two by at most t, then e <= 2 t.
 
-2 and 3 hold exactly for the float32 numbers that come in, as M r has at most 39 bits and is computed in float64; 1 up to the
-rounding of the dtype in which a level is written, which `bound` includes.
+Guarantees 2 and 3 hold exactly for float32 input, because M r has at most 39 bits and is computed
+in float64. Guarantee 1 holds up to the rounding of the dtype of the answer, which `error_bound`
+includes.
 
-Moschella et al. 2023, appendix A.3, quantise the absolute embeddings instead: agglomerative clusters at a distance threshold,
-each vector replaced by its cluster's centroid. That is invariant to whatever moves no vector into another cluster, which no
-bound on a distortion can promise, as some vectors lie at a border; a vector that was not clustered has no code; and items of one
-cluster can no longer be told apart. It is measured in `benchmarks/anchor_strategies.py`, and not served.
+Moschella et al. 2023, appendix A.3, quantise the absolute embeddings instead: they cluster them
+agglomeratively up to a distance threshold and replace each vector by the centroid of its cluster.
+That is invariant to every change that moves no vector into another cluster. No bound on a
+distortion can promise this, because some vectors lie at a border. A vector that was not clustered
+has no code, and items of one cluster become indistinguishable. `benchmarks/anchor_strategies.py`
+measures that variant; the service does not offer it.
 """
 
 from __future__ import annotations
@@ -29,49 +37,58 @@ from torch import Tensor
 
 from app.errors import InvalidOption
 
-#: below 2 there is no grid with a zero, above 16 a code is no int16
+#: Below 2 bits no grid has a zero; above 16 bits a code does not fit int16.
 FEWEST_BITS, MOST_BITS = 2, 16
 
-#: what writing a level in an answer's dtype costs at most: half the distance of its numbers below 1; float16 by way of float32
-ROUNDING = {"float32": 2.0**-25, "float16": 2.0**-12 + 2.0**-25}
+#: The largest error of a level written in an answer's dtype: half the distance of its numbers below
+#: 1. A float16 is rounded from a float32.
+DTYPE_ROUNDING = {"float32": 2.0**-25, "float16": 2.0**-12 + 2.0**-25}
 
-#: numbers that are float64 at once, in the core's cache
-AT_ONCE = 2**17
+#: Numbers converted to float64 at a time; they fit a core's cache.
+NUMBERS_PER_STEP = 2**17
 
 
 def largest_code(bits: int) -> int:
     """M = 2^(bits - 1) - 1; codes lie in -M..M. Raises InvalidOption unless 2 <= bits <= 16."""
     if not FEWEST_BITS <= bits <= MOST_BITS:
         raise InvalidOption(
-            f"bits must lie between {FEWEST_BITS} and {MOST_BITS}, got {bits}", field="bits"
+            f"`bits` must lie between {FEWEST_BITS} and {MOST_BITS}, got {bits}.", field="bits"
         )
     return (1 << (bits - 1)) - 1
 
 
-def step(bits: int) -> float:
-    """D = 1 / M, the distance between neighbouring levels; a cosine's unit. Raises InvalidOption."""
+def step_size(bits: int) -> float:
+    """D = 1 / M, the distance between neighbouring levels, in the unit of cosines. Raises
+    InvalidOption.
+    """
     return 1 / largest_code(bits)
 
 
-def bound(bits: int, *, dtype: str = "float32") -> float:
-    """D/2 + the rounding of `dtype`: no cosine in [-1, 1] is farther from its level as it is written. Raises InvalidOption."""
-    return step(bits) / 2 + ROUNDING[dtype]
+def error_bound(bits: int, *, dtype: str = "float32") -> float:
+    """D/2 + the rounding of `dtype`: the largest distance of a cosine in [-1, 1] from its written
+    level. Raises InvalidOption.
+    """
+    return step_size(bits) / 2 + DTYPE_ROUNDING[dtype]
 
 
 def keeps_levels(bits: int, dtype: str) -> bool:
-    """Whether levels written as `dtype` stay apart: a level's code is round(M value) then. Raises InvalidOption."""
-    return ROUNDING[dtype] < step(bits) / 2
+    """Whether levels written as `dtype` stay distinct, so that round(M value) gives the code.
+    Raises InvalidOption.
+    """
+    return DTYPE_ROUNDING[dtype] < step_size(bits) / 2
 
 
 def quantise_in_place(relative: Float32[Tensor, "n k"], *, bits: int) -> None:
-    """Replace cosines r (n, k), finite, by Q(r), a few rows at a time. Raises InvalidOption."""
+    """Replace finite cosines r (n, k) by Q(r), a few rows at a time. Raises InvalidOption."""
     most = largest_code(bits)
-    count = max(1, AT_ONCE // relative.shape[1])
+    count = max(1, NUMBERS_PER_STEP // relative.shape[1])
     for start in range(0, len(relative), count):
         rows = relative[start : start + count]
         rows.copy_(levels(rows, most).div_(most))
 
 
 def levels(relative: Float[Tensor, "n k"], most: int) -> Tensor:
-    """Codes floor(M r + 1/2) (n, k) as float64; what rounding has put outside [-1, 1] counts as its end."""
+    """Codes floor(M r + 1/2) (n, k) as float64, with M = `most`. Cosines that rounding moved
+    outside [-1, 1] get the code -M or M.
+    """
     return relative.to(torch.float64, copy=True).mul_(most).add_(0.5).floor_().clamp_(-most, most)

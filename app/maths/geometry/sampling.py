@@ -1,4 +1,4 @@
-"""Which items of a pool to take as anchors: at random, or far apart; and the centres of its clusters."""
+"""Random samples of a pool's items, and the centres of its clusters."""
 
 from __future__ import annotations
 
@@ -8,45 +8,55 @@ from torch import Tensor
 
 from app.errors import InvalidOption
 
-#: Lloyd iterations: k-means on embeddings settles well before
-ITERATIONS = 50
+#: Lloyd iterations at most; k-means on embeddings converges earlier.
+LLOYD_ITERATIONS = 50
 
 
 def check_size(size: int, pool: int) -> None:
     """Raise InvalidOption unless 1 <= size <= pool."""
     if not 1 <= size <= pool:
         raise InvalidOption(
-            f"size must lie between 1 and the pool's {pool} items, got {size}", field="size"
+            f"`size` must lie between 1 and the pool's {pool} items, got {size}.", field="size"
         )
 
 
-def uniform(pool: int, *, size: int, seed: int) -> list[int]:
-    """`size` of `pool` indices without repetition, every subset equally likely. Raises InvalidOption."""
+def draw_uniformly(pool: int, *, size: int, seed: int) -> list[int]:
+    """`size` of `pool` indices without repetition; every subset is equally likely. Raises
+    InvalidOption.
+    """
     check_size(size, pool)
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(pool, generator=generator)[:size].tolist()
 
 
-def clusters(points: Float64[Tensor, "n d"], *, size: int, seed: int) -> Float64[Tensor, "m d"]:
-    """The centres (m, d) of `size` clusters of points (n, d) by k-means: k-means++ start, Lloyd; 1 <= size <= n."""
-    centres = _plus_plus(points, size, torch.Generator().manual_seed(seed))
+def cluster_centres(
+    points: Float64[Tensor, "n d"], *, size: int, seed: int
+) -> Float64[Tensor, "m d"]:
+    """Centres (m, d) of `size` clusters of points (n, d), by k-means with a k-means++ start and
+    Lloyd iterations.
+
+    size  1 <= size <= n
+    """
+    centres = _kmeans_plus_plus(points, size, torch.Generator().manual_seed(seed))
     previous = None
-    for _ in range(ITERATIONS):
+    for _ in range(LLOYD_ITERATIONS):
         nearest = torch.cdist(points, centres).argmin(dim=1)
         if previous is not None and torch.equal(nearest, previous):
             break
         previous = nearest
         sums = torch.zeros_like(centres).index_add_(0, nearest, points)
         counts = torch.bincount(nearest, minlength=size)[:, None]
-        # A cluster nobody is nearest to keeps its centre.
+        # A cluster without members keeps its centre.
         centres = torch.where(counts > 0, sums / counts.clamp_min(1), centres)
     return centres
 
 
-def _plus_plus(
+def _kmeans_plus_plus(
     points: Float64[Tensor, "n d"], size: int, generator: torch.Generator
 ) -> Float64[Tensor, "m d"]:
-    """k-means++ starts: each next one drawn with probability in proportion to its squared distance to the nearest so far."""
+    """k-means++ starts. The probability of a point is proportional to its squared distance to the
+    nearest start drawn before it.
+    """
     chosen = [int(torch.randint(len(points), (1,), generator=generator))]
     nearest = (points - points[chosen[0]]).square().sum(dim=1)
     while len(chosen) < size:

@@ -1,1 +1,1 @@
-"""How good a translation is: metrics, estimates, intervals, promises and confidence."""
+"""The quality of translations: metrics, estimates, intervals, promises and confidence."""

@@ -1,4 +1,6 @@
-"""An honest estimate of a translator's quality from the anchors alone: every anchor translated by a fit that never saw it."""
+"""An unbiased estimate of a translator's quality from the anchors alone: a fit that did not see an
+anchor translates it.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +15,29 @@ from torch import Tensor
 from app.errors import DegenerateAnchors
 from app.maths.geometry.space import fit_space
 from app.maths.quality.intervals import bootstrap_interval
-from app.maths.quality.metrics import NEIGHBOURS, Quality, do_nothing, per_item
+from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, Quality, do_nothing, item_metrics
 from app.maths.translators.methods import Options, fit
 from app.maths.translators.translator import apply
 
-FOLDS = 5
+#: Parts that the anchors are cut into.
+HELD_OUT_FOLDS = 5
 
-#: fewer distinct anchors than this leave folds too small to say anything
-FEWEST = 10
+#: With fewer distinct anchors the folds are too small for any statement.
+FEWEST_DISTINCT = 10
 
-#: so many held-out anchors tell enough
-MOST_HELD = 2000
+#: Held-out anchors that suffice for an estimate.
+MOST_HELD_OUT = 2000
 
-#: a fold with fewer is too small an index
-SMALLEST = 5
+#: A fold with fewer distinct anchors is too small an index.
+SMALLEST_FOLD = 5
 
 
 @dataclass(frozen=True)
-class Measured(Quality):
-    """Quality, and more.
+class QualityWithIntervals(Quality):
+    """Quality, with intervals.
 
-    intervals  for each measure that in which 95 of 100 such means over other items would lie
-    index      how many items were searched at once, on average
+    intervals  for each measure, the interval that contains 95 of 100 such means over other items
+    index      the mean number of items in the index of a search
     """
 
     intervals: dict[str, tuple[float, float]]
@@ -42,26 +45,29 @@ class Measured(Quality):
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """folds       how many parts the anchors were cut into
+class HeldOutQuality:
+    """Quality on held-out anchors.
+
+    folds       the number of parts that the anchors were cut into
     translated  quality of the translated anchors, each by a fit on the other parts
     do_nothing  the same for source vectors put into the target index as they are
     native      the same for the target's own vectors: the ceiling, below 1 only where anchors tie
     """
 
     folds: int
-    translated: Measured
-    do_nothing: Measured
-    native: Measured
+    translated: QualityWithIntervals
+    do_nothing: QualityWithIntervals
+    native: QualityWithIntervals
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """Every anchor translated by a fit that saw neither it nor a copy of it.
+class HeldOutTranslations:
+    """Every anchor, translated by a fit that saw neither it nor a copy of it.
 
     translated  (k, d_y), in the target encoder's units
-    first       (k,) which rows count: one of each group of anchors that are equal on either side, of the folds that were held out
-    fold_of     (k,) which fold each anchor was held out in; copies share one
+    first       (k,) which rows count: one of each group of anchors that are equal on either side,
+                in the folds that were held out
+    fold_of     (k,) the fold that each anchor was held out in; copies share one
     """
 
     translated: Float64[Tensor, "k dy"]
@@ -77,51 +83,56 @@ def hold_out(
     *,
     folds: int | None = None,
     seed: int = 0,
-) -> Held | None:
+) -> HeldOutTranslations | None:
     """Translate every anchor by a fit on the other folds.
 
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item
-    folds  None: FOLDS, or 2 where these would hold fewer than SMALLEST distinct anchors each
-    Anchors that are equal on either side share a fold, and are counted once: a copy in another fold would have been seen.
-    Of many anchors only so many folds are held out as have MOST_HELD in them: the others do not count, and their rows are zero.
-    Returns None below FEWEST groups, or when all anchors outside a fold are one vector. Raises InvalidOption.
+    folds   None: HELD_OUT_FOLDS, or 2 where these would contain fewer than SMALLEST_FOLD distinct
+            anchors each
+    Anchors that are equal on either side share a fold and count once: with a copy in another fold,
+    a fit would have seen them. Of many anchors, only enough folds are held out to contain
+    MOST_HELD_OUT of them; the rows of the other folds do not count, and are zero.
+    Returns None below FEWEST_DISTINCT groups, or when all anchors outside a fold are one vector.
+    Raises InvalidOption.
     """
     source, target = source.double(), target.double()
-    parted = cut(source, target, folds=folds, seed=seed)
-    if parted is None:
+    parts = cut_into_folds(source, target, folds=folds, seed=seed)
+    if parts is None:
         return None
-    first, fold_of = parted
+    first, fold_of = parts
     folds = int(fold_of.max()) + 1
-    enough = min(folds, math.ceil(MOST_HELD * folds / int(first.sum())))
+    enough = min(folds, math.ceil(MOST_HELD_OUT * folds / int(first.sum())))
     first &= fold_of < enough
     translated = torch.zeros_like(target)
     for fold in range(enough):
-        held = fold_of == fold
+        in_fold = fold_of == fold
         try:
-            x, y = fit_space(source[~held]), fit_space(target[~held])
+            x, y = fit_space(source[~in_fold]), fit_space(target[~in_fold])
         except DegenerateAnchors:
             return None
-        translated[held] = apply(
-            fit(name, x, y, for_fewer(options, x.size)), source[held]
+        translated[in_fold] = apply(
+            fit(name, x, y, limit_omega(options, x.size)), source[in_fold]
         ).vectors.double()
-    return Held(translated, first, fold_of)
+    return HeldOutTranslations(translated, first, fold_of)
 
 
-def cut(
+def cut_into_folds(
     source: Float64[Tensor, "k dx"],
     target: Float64[Tensor, "k dy"],
     *,
     folds: int | None,
     seed: int,
 ) -> tuple[Bool[Tensor, " k"], Int64[Tensor, " k"]] | None:
-    """Which of the anchors count, and the fold of each, as `Held` has them; None below FEWEST groups."""
+    """Which of the anchors count, and the fold of each, as in `HeldOutTranslations`; None below
+    FEWEST_DISTINCT groups.
+    """
     group_of = _equal_on_either_side(source, target)
     first = group_of == torch.arange(len(group_of))
     groups = int(first.sum())
-    if groups < FEWEST:
+    if groups < FEWEST_DISTINCT:
         return None
     if folds is None:
-        folds = FOLDS if groups >= SMALLEST * FOLDS else 2
+        folds = HELD_OUT_FOLDS if groups >= SMALLEST_FOLD * HELD_OUT_FOLDS else 2
     fold_of = torch.empty_like(group_of)
     fold_of[first] = torch.randperm(groups, generator=torch.Generator().manual_seed(seed)) % folds
     return first, fold_of[group_of]
@@ -134,45 +145,53 @@ def cross_fit(
     options: Options,
     *,
     seed: int = 0,
-) -> HeldOut | None:
-    """Held-out quality of the distinct anchors; arguments, None and errors as of `hold_out`."""
-    held = hold_out(name, source, target, options, seed=seed)
-    return None if held is None else summary(held, source, target)
+) -> HeldOutQuality | None:
+    """Held-out quality of the distinct anchors; arguments, None and errors as in `hold_out`."""
+    translations = hold_out(name, source, target, options, seed=seed)
+    return None if translations is None else held_out_quality(translations, source, target)
 
 
-def summary(held: Held, source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]) -> HeldOut:
-    """What held-out translations of raw anchors are worth.
+def held_out_quality(
+    translations: HeldOutTranslations, source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]
+) -> HeldOutQuality:
+    """The quality of held-out translations of raw anchors.
 
-    Each is searched for among the anchors that were held out with it. The others stay out of the index: its fit has seen them,
-    and draws it towards them, so that with them there recall looks better than it is, and MRR far worse. Every fit has only the
-    other folds, so the numbers are a little low: `app.maths.quality.learning_curve` says by how much.
+    The index of a translation contains the anchors that were held out with it. The other anchors
+    stay out, because its fit has seen them and draws the translation towards them: with them in the
+    index, recall would look better than it is, and MRR far worse. Every fit uses the other folds
+    only, so the numbers are slightly low; `app.maths.quality.learning_curve` estimates by how much.
     """
     source, target = source.double(), target.double()
     mean = target.mean(dim=0)
     parts = [
-        ((held.fold_of == fold) & held.first).nonzero().flatten()
-        for fold in torch.unique(held.fold_of[held.first])
+        ((translations.fold_of == fold) & translations.first).nonzero().flatten()
+        for fold in torch.unique(translations.fold_of[translations.first])
     ]
-    return HeldOut(
+    return HeldOutQuality(
         folds=len(parts),
-        translated=measured(held.translated - mean, target - mean, parts),
-        do_nothing=measured(do_nothing(source, target.shape[1]) - mean, target - mean, parts),
-        native=measured(target - mean, target - mean, parts),
+        translated=quality_in_parts(translations.translated - mean, target - mean, parts),
+        do_nothing=quality_in_parts(
+            do_nothing(source, target.shape[1]) - mean, target - mean, parts
+        ),
+        native=quality_in_parts(target - mean, target - mean, parts),
     )
 
 
-def measured(
+def quality_in_parts(
     translated: Float64[Tensor, "k d"],
     native: Float64[Tensor, "k d"],
     parts: Sequence[Int64[Tensor, " _"]],
-) -> Measured:
-    """Quality of centred vectors (k, d) against native ones, each searched for among those of its part, of 2 or more, alone.
+) -> QualityWithIntervals:
+    """Quality of centred vectors (k, d) against native ones, each searched among the vectors of its
+    part only.
 
-    Recall and Jaccards are at the same number of neighbours in every part: 10, or half of the others in the smallest one.
+    parts  the rows of each part, 2 or more
+    Recall and Jaccards use the same number of neighbours in every part: 10, or half of the other
+    rows in the smallest part.
     """
     smallest = min(map(len, parts))
-    k = max(1, min(NEIGHBOURS, (smallest - 1) // 2))
-    items = [per_item(translated[rows], native[rows], k) for rows in parts]
+    k = max(1, min(DEFAULT_NEIGHBOURS, (smallest - 1) // 2))
+    items = [item_metrics(translated[rows], native[rows], k) for rows in parts]
     names = {
         field.name: "reciprocal_rank" if field.name == "mrr" else field.name
         for field in fields(Quality)[2:]
@@ -183,13 +202,17 @@ def measured(
     ends = bootstrap_interval(table)
     intervals = dict(zip(names, zip(*(end.tolist() for end in ends), strict=True), strict=True))
     means = dict(zip(names, table.mean(dim=0).tolist(), strict=True))
-    return Measured(n=len(table), k=k, **means, intervals=intervals, index=len(table) / len(parts))
+    return QualityWithIntervals(
+        n=len(table), k=k, **means, intervals=intervals, index=len(table) / len(parts)
+    )
 
 
 def _equal_on_either_side(
     source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"]
 ) -> Int64[Tensor, " k"]:
-    """For each anchor the first anchor it is joined to by rows that are equal in the source or in the target."""
+    """For each anchor, the first anchor that it is connected to by rows equal in the source or in
+    the target.
+    """
     sides = [torch.unique(side, dim=0, return_inverse=True)[1] for side in (source, target)]
     label = torch.arange(len(source))
     while True:
@@ -199,12 +222,14 @@ def _equal_on_either_side(
                 0, side, label, "amin"
             )
             label = smallest[side]
-        label = label[label]  # the first anchor's own first: chains close in few rounds
+        label = label[
+            label
+        ]  # follow the first anchor's own first, so that chains close in few rounds
         if torch.equal(label, before):
             return label
 
 
-def for_fewer(options: Options, anchors: int) -> Options:
-    """Options for a fit to a part of the anchors: omega, the subspaces that irp was told to average, may not exceed them."""
+def limit_omega(options: Options, anchors: int) -> Options:
+    """Options for a fit on some of the anchors: irp's omega may not exceed their number."""
     omega = options.get("omega")
     return options if omega is None else {**options, "omega": min(int(omega), anchors)}

@@ -1,4 +1,6 @@
-"""One translation measured on items that were not its anchors, beside other queries for the same, with and without CSLS."""
+"""Translations measured on items that were not their anchors, beside other queries for the same
+items, with and without CSLS.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,24 @@ from dataclasses import dataclass
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from app.maths.quality.hubness import Similarities, csls, skewness
+from app.maths.quality.hubness import CosineBlockFunction, csls, skewness
 from app.maths.quality.metrics import (
-    Found,
-    PerItem,
-    compare,
-    overlap,
+    ItemMetrics,
+    SearchResult,
+    compare_results,
+    cosine_blocks,
+    jaccard,
     search,
-    shared,
-    similarities,
+    shared_count,
     unit,
 )
 
 
 @dataclass(frozen=True, eq=False)
-class Corrected:
-    """What queries find by CSLS, each (n,): as in `PerItem`, beside what the native queries find by plain cosine."""
+class CslsQuality:
+    """Metrics of a search by CSLS, each (n,), as in `ItemMetrics`; compared with the native
+    queries' search by plain cosine.
+    """
 
     reciprocal_rank: Float64[Tensor, " n"]
     recall: Float64[Tensor, " n"]
@@ -33,15 +37,17 @@ class Corrected:
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluated:
-    """items     the numbers of each item
-    skewness  of N_k, how often each row of the index is found
-    csls      the same, found by CSLS; None where that was not asked for
+class QueryEvaluation:
+    """The evaluation of one kind of query.
+
+    items     the metrics of each item
+    skewness  of N_k, the number of times that each row of the index is found
+    csls      the same, by CSLS; None if not requested
     """
 
-    items: PerItem
+    items: ItemMetrics
     skewness: float
-    csls: Corrected | None
+    csls: CslsQuality | None
 
 
 def evaluate(
@@ -51,61 +57,78 @@ def evaluate(
     *,
     corpus: Float[Tensor, "m d"] | None = None,
     csls_neighbours: int | None = None,
-    cosines: Similarities = similarities,
-) -> dict[str, Evaluated]:
-    """Each kind of query (n, d) measured against the native vectors of the same n items; all centred on the target's anchors.
+    cosines: CosineBlockFunction = cosine_blocks,
+) -> dict[str, QueryEvaluation]:
+    """Evaluate each kind of query (n, d) against the native vectors of the same n items; all
+    centred on the target's anchors.
 
     k                in 1..m; without a corpus in 1..n-1
-    corpus           (m, d) the index that is searched; None: the native vectors, each item left out of its own neighbours
-    csls_neighbours  in 1..min(n, m): correct the cosines by so many, too; None: do not
-    cosines          makes the blocks, all of which are asked of it
+    corpus           (m, d) the index; None: the native vectors, each item left out of its own
+                     neighbours
+    csls_neighbours  in 1..min(n, m): also correct the cosines by this many neighbours; None: do not
+    cosines          computes the blocks of cosines; every cosine comes from it
 
-    With a corpus, of the numbers of `PerItem`: the rank is that of the row that the native query finds first; recall, recall_1
-    and jaccard_target compare what both find in the corpus; jaccard_own compares neighbours among the queries, min(k, n - 1).
-    CSLS is measured against what native queries find by plain cosine: what a search with native vectors finds today. So it costs
-    the native queries something, and says what.
+    With a corpus, the metrics of `ItemMetrics` change: the rank is that of the row that the native
+    query finds first; recall, recall_1 and jaccard_target compare the rows that both queries find
+    in the corpus; jaccard_own compares neighbours among the queries, min(k, n - 1).
+    CSLS is compared with the native queries' search by plain cosine, which is today's search with
+    native vectors. So CSLS lowers the native queries' numbers too, and the result shows by how
+    much.
     """
     truth = unit(native)
     index = truth if corpus is None else unit(corpus)
     own = corpus is None
-    wanted = search(cosines(truth, index), k, own=own)
-    own_wanted = wanted.near if own else _own_neighbours(truth, k, cosines)
-    sought = None if own else wanted.near[:, 0]
-    made = {}
+    native_results = search(cosines(truth, index), k, own=own)
+    native_neighbours = native_results.near if own else _own_neighbours(truth, k, cosines)
+    targets = None if own else native_results.near[:, 0]
+    evaluations = {}
     for name, vectors in queries.items():
-        ours = truth if vectors is native else unit(vectors)
-        found = (
-            wanted if vectors is native else search(cosines(ours, index), k, own=own, sought=sought)
+        unit_queries = truth if vectors is native else unit(vectors)
+        results = (
+            native_results
+            if vectors is native
+            else search(cosines(unit_queries, index), k, own=own, targets=targets)
         )
-        near = own_wanted if vectors is native else _own_neighbours(ours, k, cosines)
-        corrected = None
+        near = native_neighbours if vectors is native else _own_neighbours(unit_queries, k, cosines)
+        csls_quality = None
         if csls_neighbours is not None:
-            blocks = csls(ours, index, csls_neighbours, cosines=cosines)
-            corrected = _corrected(search(blocks, k, own=own, sought=sought), wanted, len(index))
-        items = compare(ours, truth, found=found, wanted=wanted, own=near, own_wanted=own_wanted)
-        made[name] = Evaluated(items, skewness(found.near, len(index)), corrected)
-    return made
+            blocks = csls(unit_queries, index, csls_neighbours, cosines=cosines)
+            csls_quality = _csls_quality(
+                search(blocks, k, own=own, targets=targets), native_results, len(index)
+            )
+        items = compare_results(
+            unit_queries,
+            truth,
+            results=results,
+            native_results=native_results,
+            own=near,
+            native_own=native_neighbours,
+        )
+        evaluations[name] = QueryEvaluation(items, skewness(results.near, len(index)), csls_quality)
+    return evaluations
 
 
-def cosines_of(kinds: int, n: int, corpus: int | None, *, corrected: bool) -> int:
-    """How many cosines `evaluate` asks for: n items by so many kinds of queries, the native ones among them."""
+def cosine_count(kinds: int, n: int, corpus: int | None, *, corrected: bool) -> int:
+    """The number of cosines that `evaluate` computes, for n items and this many kinds of queries,
+    the native ones included.
+    """
     if corpus is None:
         return (2 * kinds - 1 + (2 * kinds if corrected else 0)) * n * n
     return kinds * (n * n + n * corpus + (2 * n * corpus if corrected else 0))
 
 
 def _own_neighbours(
-    queries: Float64[Tensor, "n d"], k: int, cosines: Similarities
+    queries: Float64[Tensor, "n d"], k: int, cosines: CosineBlockFunction
 ) -> Int64[Tensor, "n j"]:
-    """Each unit query's nearest others."""
+    """The nearest other queries of each unit query."""
     return search(cosines(queries, queries), min(k, len(queries) - 1), own=True).near
 
 
-def _corrected(found: Found, wanted: Found, size: int) -> Corrected:
-    return Corrected(
-        reciprocal_rank=1.0 / found.ranks.double(),
-        recall=shared(found.near, wanted.near).double() / found.near.shape[1],
-        recall_1=(found.near[:, 0] == wanted.near[:, 0]).double(),
-        jaccard_target=overlap(found.with_own, wanted.with_own),
-        skewness=skewness(found.near, size),
+def _csls_quality(results: SearchResult, native_results: SearchResult, size: int) -> CslsQuality:
+    return CslsQuality(
+        reciprocal_rank=1.0 / results.ranks.double(),
+        recall=shared_count(results.near, native_results.near).double() / results.near.shape[1],
+        recall_1=(results.near[:, 0] == native_results.near[:, 0]).double(),
+        jaccard_target=jaccard(results.with_own, native_results.with_own),
+        skewness=skewness(results.near, size),
     )

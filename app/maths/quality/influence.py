@@ -1,13 +1,16 @@
-"""Anchors that hurt: what the translation of the other anchors would gain if one pair were not there.
+"""Harmful anchors: the gain in the translation of the other anchors if one pair were removed.
 
-The yardstick is ridge regression of unit anchors U_y on unit anchors U_x, for which leaving rows out has a closed form. With
-U_x = W diag(s) V^T, H = W diag(s^2 / (s^2 + ridge)) W^T, residuals E = U_y - H U_y and a_i = 1 - H_ii, anchor j left out
-misses by e_j / a_j, and left out together with anchor i by
+The model is ridge regression of unit anchors U_y on unit anchors U_x, where leaving rows out has a
+closed form. With U_x = W diag(s) V^T, H = W diag(s^2 / (s^2 + ridge)) W^T, residuals E = U_y - H
+U_y and a_i = 1 - H_ii, the residual of anchor j is e_j / a_j if it is left out, and if it is left
+out together with anchor i,
 
     (a_i e_j + H_ij e_i) / (a_i a_j - H_ij^2),
 
-row j of (I - H_SS)^-1 E_S for S = {i, j}. The two means and the unit anchors stay those of all anchors: given, not fitted.
-Sources: Cook and Weisberg 1982, chapter 3 (deleted residuals of one row and several); Rousseeuw and Hubert 2011 (robust scores).
+row j of (I - H_SS)^-1 E_S for S = {i, j}. The two means and the unit anchors remain those of all
+anchors.
+Sources: Cook and Weisberg 1982, chapter 3 (deleted residuals of one row and several); Rousseeuw and
+Hubert 2011 (robust scores).
 """
 
 from __future__ import annotations
@@ -20,30 +23,33 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from app.errors import InvalidOption
-from app.maths.anchors.value_facts import robust_scores
+from app.maths.geometry.robust import robust_scores
 from app.maths.geometry.space import Space, fit_space
 from app.maths.geometry.spectrum import check_ridge, usual_ridge
-from app.maths.quality.crossfit import FEWEST
+from app.maths.quality.crossfit import FEWEST_DISTINCT
 
-#: how many pairs of anchors are looked at: all of up to 2,896 anchors; of more, each is judged by fewer others
-PAIRS = 2**23
+#: Pairs of anchors that are computed: all for up to 2,896 anchors; of more anchors, fewer others
+#: judge each.
+MOST_INFLUENCE_PAIRS = 2**23
 
-#: how many of them are held at once, 8 bytes each, in about a dozen matrices
-HELD = 2**20
+#: Pairs that are stored at a time, 8 bytes each, in about a dozen matrices.
+PAIRS_PER_STEP = 2**20
 
-#: a row hurts when it stands out by so many standard deviations of the usual rows, see `influence`
-OUTSTANDING = 5.0
+#: A row is harmful when its score exceeds this; see `influence`.
+OUTSTANDING_SCORE = 5.0
 
 
 @dataclass(frozen=True, eq=False)
 class Influence:
-    """What leaving out each of k anchors would do to the translation of the others, each by a fit without itself.
+    """The effect of leaving out each of k anchors on the translation of the others, each by a fit
+    without itself.
 
-    gain     (k,) by how much the mean of cos(translated_j, native_j) over the other anchors j would rise; negative: the row helps
+    gain     (k,) the rise of the mean of cos(translated_j, native_j) over the other anchors j;
+             negative: the row helps
     own      (k,) cos(translated_i, native_i) of the row itself, by a fit without it
-    hurting  the rows that should go, worst first
-    judges   how many other anchors each gain is a mean over
-    ridge    that of the yardstick
+    hurting  the rows that should be removed, worst first
+    judges   the number of other anchors that each gain is a mean over
+    ridge    that of the regression
     """
 
     gain: Float64[Tensor, " k"]
@@ -53,8 +59,10 @@ class Influence:
     ridge: float
 
 
-class _Fit(NamedTuple):
-    """factor    (k, r) W diag(sqrt f), so that H is its product with its transpose
+class _RidgeFit(NamedTuple):
+    """A ridge regression of unit anchors on unit anchors.
+
+    factor    (k, r) W diag(sqrt f), so that H is its product with its transpose
     residual  (k, d_y) E
     native    (k, d_y) U_y
     free      (k,) a
@@ -69,9 +77,9 @@ class _Fit(NamedTuple):
     dots: Float64[Tensor, " k"]
     sizes: Float64[Tensor, " k"]
 
-    def of(self, rows: Int64[Tensor, " m"]) -> _Fit:
-        """The same of some rows."""
-        return _Fit(*(each[rows] for each in self))
+    def of(self, rows: Int64[Tensor, " m"]) -> _RidgeFit:
+        """The same for some rows."""
+        return _RidgeFit(*(each[rows] for each in self))
 
 
 def influence(
@@ -84,40 +92,45 @@ def influence(
     """The influence of each anchor pair on the translation of the others.
 
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item
-    ridge   > 0, on the scale of squared singular values of U_x; None: `spectrum.usual_ridge` of the source
-    seed    draws the judges where k^2 exceeds PAIRS
-    A row hurts when the others would gain without it, and it stands out: the mean of two robust scores exceeds OUTSTANDING, that
-    of its gain and that of how badly it is translated itself, each (value - median) / (1.4826 median absolute deviation). Below
-    FEWEST anchors none is named. Standing out is beside the other rows: where a fifth are wrong, a third of those is named.
+    ridge   > 0, on the scale of squared singular values of U_x; None: `spectrum.usual_ridge` of the
+            source
+    seed    draws the judges where k^2 exceeds MOST_INFLUENCE_PAIRS
+    A row is harmful when the others would gain without it and it stands out: the mean of two robust
+    scores exceeds OUTSTANDING_SCORE, one of its gain and one of how badly it is translated itself,
+    each (value - median) / (1.4826 median absolute deviation). Below FEWEST_DISTINCT anchors no row
+    is named. The scores compare a row with the others: where a fifth of the rows are wrong, a third
+    of those are named.
     Raises InvalidOption, and as `fit_space`.
     """
     x, y = fit_space(source), fit_space(target)
     check_ridge(ridge)
     if ridge == 0.0:
         raise InvalidOption(
-            "influence needs a ridge above 0: a row may be all that is known of a direction",
+            "Influence needs a ridge above 0, because a single row may span a direction.",
             field="options.ridge",
         )
     ridge = usual_ridge(x.spectrum, dim=x.dim) if ridge is None else ridge
-    fit, size = _fit(x, y, ridge), x.size
+    fit, size = _ridge_fit(x, y, ridge), x.size
     judges = torch.arange(size)
-    if size**2 > PAIRS:
+    if size**2 > MOST_INFLUENCE_PAIRS:
         judges = (
-            torch.randperm(size, generator=torch.Generator().manual_seed(seed))[: PAIRS // size]
+            torch.randperm(size, generator=torch.Generator().manual_seed(seed))[
+                : MOST_INFLUENCE_PAIRS // size
+            ]
             .sort()
             .values
         )
-    step = max(1, HELD // len(judges))
+    step = max(1, PAIRS_PER_STEP // len(judges))
     others = fit.of(judges)
     chunks = [torch.arange(start, min(start + step, size)) for start in range(0, size, step)]
     gain = torch.cat(
-        [_gains(fit.of(rows), others, apart=rows[:, None] != judges) for rows in chunks]
+        [_mean_gains(fit.of(rows), others, is_other=rows[:, None] != judges) for rows in chunks]
     )
-    own = _left_out(fit)
-    return Influence(gain, own, _hurting(gain, own), min(len(judges), size - 1), ridge)
+    own = _left_out_cosines(fit)
+    return Influence(gain, own, _hurting_rows(gain, own), min(len(judges), size - 1), ridge)
 
 
-def _fit(source: Space, target: Space, ridge: float) -> _Fit:
+def _ridge_fit(source: Space, target: Space, ridge: float) -> _RidgeFit:
     left, values, _ = source.spectrum
     squared = values.square()
     factor = left * (squared / (squared + ridge)).sqrt()
@@ -126,18 +139,20 @@ def _fit(source: Space, target: Space, ridge: float) -> _Fit:
         sum_of.sum(dim=1)
         for sum_of in (residual.square(), target.unit * residual, target.unit.square())
     )
-    return _Fit(
+    return _RidgeFit(
         factor, residual, target.unit, 1.0 - factor.square().sum(dim=1), lengths, dots, sizes
     )
 
 
-def _left_out(fit: _Fit) -> Float64[Tensor, " k"]:
-    """The cosine of each anchor by a fit without it: of p = y - e / a."""
-    return _cosine(fit.sizes, fit.dots / fit.free, fit.lengths / fit.free.square())
+def _left_out_cosines(fit: _RidgeFit) -> Float64[Tensor, " k"]:
+    """The cosine of each anchor by a fit without it, which predicts p = y - e / a."""
+    return _cosine_from_products(fit.sizes, fit.dots / fit.free, fit.lengths / fit.free.square())
 
 
-def _gains(rows: _Fit, judges: _Fit, *, apart: Bool[Tensor, "c m"]) -> Float64[Tensor, " c"]:
-    """The mean over the judges that are not the row itself: by how much cos rises without the row."""
+def _mean_gains(
+    rows: _RidgeFit, judges: _RidgeFit, *, is_other: Bool[Tensor, "c m"]
+) -> Float64[Tensor, " c"]:
+    """The mean rise of cos over the judges, the row itself excluded, if the row is left out."""
     leverage = rows.factor @ judges.factor.T
     residuals = rows.residual @ judges.residual.T
     crossed = rows.residual @ judges.native.T  # y_j . e_i
@@ -148,15 +163,21 @@ def _gains(rows: _Fit, judges: _Fit, *, apart: Bool[Tensor, "c m"]) -> Float64[T
     )
     squared = squared / determinant.square()
     dots = (free * judges.dots + leverage * crossed) / determinant
-    risen = torch.where(apart, _cosine(judges.sizes, dots, squared) - _left_out(judges), 0.0)
-    gains: Tensor = risen.sum(dim=1) / apart.sum(dim=1).clamp_min(1)
+    rises = torch.where(
+        is_other,
+        _cosine_from_products(judges.sizes, dots, squared) - _left_out_cosines(judges),
+        0.0,
+    )
+    gains: Tensor = rises.sum(dim=1) / is_other.sum(dim=1).clamp_min(1)
     return gains
 
 
-def _cosine(
+def _cosine_from_products(
     native: Float64[Tensor, " ..."], dot: Float64[Tensor, " ..."], squared: Float64[Tensor, " ..."]
 ) -> Float64[Tensor, " ..."]:
-    """cos(p, y) of p = y - e, from |y|^2 (1, or 0 of an anchor at the mean), y . e and |e|^2; 0 where either has no direction."""
+    """cos(p, y) of p = y - e, from |y|^2 (1, or 0 of an anchor at the mean), y . e and |e|^2; 0
+    where either has no direction.
+    """
     length = native - 2.0 * dot + squared
     known = length > 64 * torch.finfo(torch.float64).eps * (native + squared)
     cosine: Tensor = torch.where(
@@ -165,17 +186,15 @@ def _cosine(
     return cosine.clamp(-1.0, 1.0)
 
 
-#: a gain below it is rounding
-ROUNDING = 1e-9
+#: Smaller gains are rounding.
+LEAST_HARMFUL_GAIN = 1e-9
 
 
-def _hurting(gain: Float64[Tensor, " k"], own: Float64[Tensor, " k"]) -> list[int]:
-    if len(gain) < FEWEST:
+def _hurting_rows(gain: Float64[Tensor, " k"], own: Float64[Tensor, " k"]) -> list[int]:
+    if len(gain) < FEWEST_DISTINCT:
         return []
-    rounding = torch.finfo(torch.float64).eps * len(
-        gain
-    )  # where most are equal, that is the spread
+    rounding = torch.finfo(torch.float64).eps * len(gain)  # the spread where most values are equal
     scores = [robust_scores(each, least=rounding) for each in (gain, own)]
-    outstanding: Bool[Tensor, " k"] = (scores[0] - scores[1]) / 2.0 > OUTSTANDING
-    rows = (outstanding & (gain > ROUNDING)).nonzero().flatten()
+    outstanding: Bool[Tensor, " k"] = (scores[0] - scores[1]) / 2.0 > OUTSTANDING_SCORE
+    rows = (outstanding & (gain > LEAST_HARMFUL_GAIN)).nonzero().flatten()
     return rows[gain[rows].argsort(descending=True, stable=True)].tolist()

@@ -1,4 +1,4 @@
-"""Intervals: how far the mean of a few items may be from that of all such items."""
+"""Bootstrap intervals of means."""
 
 from __future__ import annotations
 
@@ -11,63 +11,71 @@ from torch import Tensor
 
 from app.errors import OutOfRange
 
-#: how many counts (resamples x items) are held at once, 8 bytes each
-COUNTS = 1 << 21
+#: Counts (resamples x items) that are stored at a time, 8 bytes each.
+MOST_COUNTS = 1 << 21
 
 
 def bootstrap_interval(
     values: Float[Tensor, "n ..."], level: float = 0.95, resamples: int = 1000, seed: int = 0
 ) -> tuple[Float64[Tensor, " ..."], Float64[Tensor, " ..."]]:
-    """The expanded percentile bootstrap interval of the mean over n items: (low, high), each () or (m,), in the values' unit.
+    """The expanded percentile bootstrap interval of the mean over n items: (low, high), each () or
+    (m,), in the values' unit.
 
-    values     (n,) or (n, m): m numbers of each of n >= 1 items that were drawn independently; the columns share their resamples
-    level      the wanted coverage, in (0, 1)
-    resamples  how many times n items are drawn with replacement; the same for equal n, resamples and seed, so deterministic
-    The quantiles of the resampled means are taken at Phi(-+ sqrt(n / (n-1)) t), t the quantile of Student's distribution with n-1
-    degrees of freedom: plain percentiles are too narrow by that for few items; below about ten, these still are, a little.
-    The interval stays within the values' own range. It is of the items alone: what was fitted before, and the index that they are
-    searched in, are taken as given.
-    Sources: Efron and Tibshirani 1993, chapter 13; Hesterberg 2015, "What Teachers Should Know About the Bootstrap".
+    values     (n,) or (n, m): m numbers of each of n >= 1 items that were drawn independently; the
+               columns share their resamples
+    level      the coverage, in (0, 1)
+    resamples  the number of draws of n items with replacement; the same draws for equal n,
+               resamples and seed
+    The quantiles of the resampled means are taken at Phi(-+ sqrt(n / (n-1)) t), t the quantile of
+    Student's distribution with n-1 degrees of freedom: plain percentiles are too narrow by that for
+    few items. Below about ten items these are still slightly too narrow. The interval stays within
+    the range of the values. It reflects the choice of items only, not that of the fits and the
+    index.
+    Sources: Efron and Tibshirani 1993, chapter 13; Hesterberg 2015, "What Teachers Should Know
+    About the Bootstrap".
     Raises OutOfRange without items, for a level outside (0, 1), or without resamples.
     """
     n = values.shape[0]
     if n < 1 or not 0 < level < 1 or resamples < 1:
         raise OutOfRange(
-            "an interval needs at least one item, a level between 0 and 1, and at least one resample"
+            "An interval needs at least one item, a level between 0 and 1, and one resample."
         )
     table = values.double().reshape(n, -1)
     tail = _tail(level, n)
     ends = _resampled_means(table, resamples, seed).quantile(
         torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0
     )
-    low, high = ends.clamp(
-        *table.aminmax(dim=0)
-    )  # a mean is rounded, and would leave the range by that
+    low, high = ends.clamp(*table.aminmax(dim=0))  # the rounding of a mean could leave the range
     return low.reshape(values.shape[1:]), high.reshape(values.shape[1:])
 
 
 def _resampled_means(
     table: Float64[Tensor, "n m"], resamples: int, seed: int
 ) -> Float64[Tensor, "resamples m"]:
-    """Means of `resamples` draws of n rows of (n, m) with replacement: how often each row was drawn, times the rows, over n."""
+    """Means of `resamples` draws of n rows of (n, m) with replacement: the count of each row, times
+    the rows, over n.
+    """
     n = table.shape[0]
     generator = torch.Generator().manual_seed(seed)
-    step = max(1, COUNTS // n)
+    step = max(1, MOST_COUNTS // n)
     means = []
     for start in range(0, resamples, step):
-        drawn = torch.randint(n, (min(step, resamples - start), n), generator=generator)
-        counts = torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(
-            1, drawn, torch.ones((1, 1), dtype=torch.float64).expand(drawn.shape)
+        draws = torch.randint(n, (min(step, resamples - start), n), generator=generator)
+        counts = torch.zeros(draws.shape, dtype=torch.float64).scatter_add_(
+            1, draws, torch.ones((1, 1), dtype=torch.float64).expand(draws.shape)
         )
         means.append(counts @ table / n)
     return torch.cat(means)
 
 
 def _tail(level: float, n: int) -> float:
-    """The part of the resampled means to leave out on each side, Phi(-sqrt(n / (n-1)) t); 0 for a single item."""
+    """The part of the resampled means to leave out on each side, Phi(-sqrt(n / (n-1)) t); 0 for a
+    single item.
+    """
     if n == 1:
         return 0.0
     z, freedom = NormalDist().inv_cdf((1 + level) / 2), n - 1
-    # Student's quantile by its Cornish-Fisher series (Abramowitz and Stegun 26.7.5), close enough where the tail is not next to 0
+    # Student's quantile by its Cornish-Fisher series (Abramowitz and Stegun 26.7.5), accurate
+    # enough for tails that are not close to 0.
     t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
     return NormalDist().cdf(-math.sqrt(n / freedom) * t)

@@ -1,14 +1,16 @@
-"""How a translator improves with more anchors: measured with fewer of them, continued to all of them and a little further.
+"""The learning curve of a translator: measured with fewer anchors, and extrapolated to all of them
+and slightly beyond.
 
-The anchors are cut into folds as in `app/maths/quality/crossfit.py`. Each held-out part is translated by fits on a quarter, a half, three
-quarters and all of the other parts, and searched in one index, the same for the four: the held-out part itself. Anchors that a
-fit has seen stay out of it, for they are translated better than any other item: as there are more of them the more a fit gets, an
-index with them in it would rise by more than the service does. Then, for each measure,
+The anchors are cut into folds as in `app/maths/quality/crossfit.py`. Fits on a quarter, a half,
+three quarters and all of the other folds translate each held-out fold, and all four are searched in
+the same index: that fold itself. Anchors that a fit has seen stay out of the index, because they
+are translated better than any other item. There are more of them in larger fits, so with them in
+the index the curve would rise faster than the quality of the service. Then, for each measure,
 
     m(n) = a - b g(n),    b >= 0,    g(n) = n^-c, or -log n for c = 0,
 
-by least squares weighted by n, through the four means. The c are fixed, for four points tell them apart badly: see EXPONENTS.
-What is not known of the form shows in the intervals.
+by least squares weighted by n, through the four means. The c are fixed, because four points hardly
+distinguish them: see EXPONENTS. The intervals include the uncertainty of the form.
 """
 
 from __future__ import annotations
@@ -24,32 +26,34 @@ from torch import Tensor
 
 from app.errors import DegenerateAnchors, OutOfRange
 from app.maths.geometry.space import fit_space
-from app.maths.quality.crossfit import FOLDS, SMALLEST, cut, for_fewer
+from app.maths.quality.crossfit import HELD_OUT_FOLDS, SMALLEST_FOLD, cut_into_folds, limit_omega
 from app.maths.quality.intervals import bootstrap_interval
-from app.maths.quality.metrics import NEIGHBOURS, search, shared, similarities, unit
+from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, cosine_blocks, search, shared_count, unit
 from app.maths.translators.methods import Options, fit
 from app.maths.translators.translator import apply
 
 Measure = Literal["recall", "mrr", "cosine"]
 
-#: of the anchors outside a fold, what the fits get
-SHARES = (0.25, 0.5, 0.75, 1.0)
+#: The shares of the anchors outside a fold that the fits use.
+FIT_SHARES = (0.25, 0.5, 0.75, 1.0)
 
-#: c of each measure: of 0, .25, .5, .75 and 1 the one that foretold best what more anchors gave, over six kinds of embeddings
+#: c of each measure: the one of 0, .25, .5, .75 and 1 that best predicted the gain of more anchors,
+#: over six kinds of embeddings.
 EXPONENTS: Mapping[Measure, float] = {"recall": 0.25, "mrr": 0.5, "cosine": 0.25}
 
-#: curves of these c fit the points about as well: how far apart they come to lie is a part of what is not known
-FORMS = (0.0, 1.0)
+#: Curves of these c fit the points about as well; the interval includes their differences.
+ALTERNATIVE_EXPONENTS = (0.0, 1.0)
 
-#: a curve looks at so many anchors, drawn by seed, and at so many folds as hold MOST_HELD of them out: that bounds its time
-MOST_ANCHORS = 1024
-MOST_HELD = 600
+#: Limits of the time: a curve uses at most this many anchors, drawn by seed, and enough folds to
+#: hold CURVE_HELD_OUT of them out.
+MOST_CURVE_ANCHORS = 1024
+CURVE_HELD_OUT = 600
 
-#: it says nothing of more anchors than so many times those that it has looked at
-FARTHEST = 2
+#: A curve extends to this many times its anchors.
+EXTRAPOLATION_FACTOR = 2
 
 
-class Estimate(NamedTuple):
+class IntervalEstimate(NamedTuple):
     """A number, and the ends of its interval."""
 
     value: float
@@ -58,30 +62,32 @@ class Estimate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class MeasureCurve:
     """One measure's curve.
 
-    points    its means over the held-out anchors, by `Curve.sizes`
+    points    its means over the held-out anchors, by `LearningCurve.sizes`
     exponent  c
-    slopes    b >= 0 for that c and each of FORMS, with the interval in which 95 of 100 such slopes over other held-out anchors
-              would lie
+    slopes    b >= 0 for that c and each of ALTERNATIVE_EXPONENTS, with the interval that contains
+              95 of 100 such slopes over other held-out anchors
     last      the last point, with its interval
     """
 
     points: list[float]
     exponent: float
-    slopes: dict[float, Estimate]
-    last: Estimate
+    slopes: dict[float, IntervalEstimate]
+    last: IntervalEstimate
 
 
 @dataclass(frozen=True)
-class Curve:
-    """anchors     k, distinct or not, that the served fit has
-    looked      how many of them the curve looked at: all, or MOST_ANCHORS
-    held        how many distinct ones were held out
-    sizes       how many anchors the fits had, rising
-    index       how many items were searched, on average; recall and MRR are of an index of that size
-    neighbours  how many neighbours recall looks at
+class LearningCurve:
+    """The curves of all measures.
+
+    anchors     k of the served fit, copies included
+    looked      the number of them that the curve used: all, or MOST_CURVE_ANCHORS
+    held        the number of distinct held-out anchors
+    sizes       the numbers of anchors of the fits, rising
+    index       the mean size of the index; recall and MRR are for an index of that size
+    neighbours  neighbours of recall
     """
 
     anchors: int
@@ -90,24 +96,25 @@ class Curve:
     sizes: list[float]
     index: float
     neighbours: int
-    lines: dict[Measure, Line]
+    lines: dict[Measure, MeasureCurve]
 
     @property
     def farthest(self) -> int:
-        """The most anchors that it says anything of."""
-        return FARTHEST * self.looked
+        """The largest number of anchors that the curve extends to."""
+        return EXTRAPOLATION_FACTOR * self.looked
 
-    def gain(self, measure: Measure, start: float | int, stop: float | int) -> Estimate:
-        """By how much the measure rises from `start` anchors to `stop`: b (g(start) - g(stop)).
+    def gain(self, measure: Measure, start: float | int, stop: float | int) -> IntervalEstimate:
+        """The rise of the measure from `start` anchors to `stop`: b (g(start) - g(stop)).
 
-        The interval is from the lowest to the highest end of those of all c. It knows nothing of which anchors the fits have
-        happened to get: on five kinds of embeddings it held what 200 anchors more than 300 gave to recall in 83 of 100 cases, to
-        MRR and the cosine in 65.
+        The interval reaches from the lowest to the highest end over all c. It ignores the choice of
+        anchors in the fits: on five kinds of embeddings it contained the gain from 300 to 500
+        anchors in 83 of 100 cases for recall, and in 65 for MRR and the cosine.
         Raises OutOfRange unless 1 <= start <= stop <= `farthest`.
         """
         if not 1 <= start <= stop <= self.farthest:
             raise OutOfRange(
-                f"a curve through {self.looked} anchors says nothing beyond {self.farthest}"
+                f"The curve of {self.looked} anchors extends from 1 to {self.farthest} anchors; "
+                f"got {start} to {stop}."
             )
         line = self.lines[measure]
         gains = {
@@ -116,14 +123,16 @@ class Curve:
         }
         value, low, high = gains[line.exponent]
         lows, highs = zip(*(ends[1:] for ends in gains.values()), strict=True)
-        return Estimate(value, min(low, *lows), max(high, *highs))
+        return IntervalEstimate(value, min(low, *lows), max(high, *highs))
 
     @property
-    def missing(self) -> dict[Measure, Estimate]:
-        """What the served fit gains over the held-out numbers, which are of fits on 4/5 of the anchors; {} where k is too far.
+    def missing(self) -> dict[Measure, IntervalEstimate]:
+        """The gain of the served fit over held-out numbers, whose fits use 4/5 of the anchors; {}
+        where k exceeds `farthest`.
 
-        To be added to a cosine measured by `cross_fit`. Not to recall and MRR measured in an index of all anchors: those that the
-        fits have seen make the one too high by about as much as this, and the other too low by far more.
+        Add it to a cosine measured by `cross_fit`. Do not add it to recall and MRR measured in an
+        index of all anchors: the anchors that the fits have seen raise recall by about as much as
+        this, and lower MRR by far more.
         """
         if self.anchors > self.farthest:
             return {}
@@ -142,47 +151,49 @@ def learning_curve(
     target: Float[Tensor, "k dy"],
     options: Options,
     *,
-    folds: int = FOLDS,
+    folds: int = HELD_OUT_FOLDS,
     seed: int = 0,
-) -> Curve | None:
-    """The curve of a method, its options resolved, on a pair of raw anchors.
+) -> LearningCurve | None:
+    """The curve of a method with resolved options on a pair of raw anchors.
 
-    source  (k, d_x) and target (k, d_y): the encoders' own units, row i the same item; copies share a fold, and are counted once
-    Returns None where a fold would hold fewer than SMALLEST distinct anchors, or a quarter of the rest be all one vector.
-    Raises InvalidOption. Sources: curves of inverse powers, and their fit by least squares: Cortes et al. 1993; Viering and
-    Loog 2023, section 3.
+    source  (k, d_x) and target (k, d_y): the encoders' own units, row i the same item; copies share
+            a fold and count once
+    Returns None where a fold would contain fewer than SMALLEST_FOLD distinct anchors, or a quarter
+    of the rest is all one vector. Raises InvalidOption. Sources: curves of inverse powers, and
+    their fit by least squares: Cortes et al. 1993; Viering and Loog 2023, section 3.
     """
     source, target = source.double(), target.double()
     anchors, generator = len(source), torch.Generator().manual_seed(seed)
-    if anchors > MOST_ANCHORS:
-        rows = torch.randperm(anchors, generator=generator)[:MOST_ANCHORS]
+    if anchors > MOST_CURVE_ANCHORS:
+        rows = torch.randperm(anchors, generator=generator)[:MOST_CURVE_ANCHORS]
         source, target = source[rows], target[rows]
-    parted = cut(source, target, folds=folds, seed=seed)
-    if parted is None or int(parted[0].sum()) < SMALLEST * folds:
+    parts = cut_into_folds(source, target, folds=folds, seed=seed)
+    if parts is None or int(parts[0].sum()) < SMALLEST_FOLD * folds:
         return None
-    first, fold_of = parted
+    first, fold_of = parts
     distinct = int(first.sum())
-    looked_at = min(folds, math.ceil(MOST_HELD * folds / distinct))
-    neighbours = min(NEIGHBOURS, (distinct // folds - 1) // 2)
+    looked_at = min(folds, math.ceil(CURVE_HELD_OUT * folds / distinct))
+    neighbours = min(DEFAULT_NEIGHBOURS, (distinct // folds - 1) // 2)
     native = target - target.mean(dim=0)
     values, sizes = [], []
     try:
         for fold in range(looked_at):
             rest = (fold_of != fold).nonzero().flatten()
             rest = rest[torch.randperm(len(rest), generator=generator)]
-            held = ((fold_of == fold) & first).nonzero().flatten()
-            fits = [rest[: max(1, round(share * len(rest)))] for share in SHARES]
-            made = [
-                _translated(name, source, target, rows, held, options) - target.mean(dim=0)
+            held_rows = ((fold_of == fold) & first).nonzero().flatten()
+            fits = [rest[: max(1, round(share * len(rest)))] for share in FIT_SHARES]
+            translations = [
+                _translate_held_out(name, source, target, rows, held_rows, options)
+                - target.mean(dim=0)
                 for rows in fits
             ]
-            values.append(_measured(made, native[held], neighbours))
+            values.append(_measure_fits(translations, native[held_rows], neighbours))
             sizes.append([float(len(rows)) for rows in fits])
     except DegenerateAnchors:
         return None
     table = torch.cat(values)
     mean_sizes = torch.tensor(sizes, dtype=torch.float64).mean(dim=0)
-    return Curve(
+    return LearningCurve(
         anchors=anchors,
         looked=len(source),
         held=len(table),
@@ -190,19 +201,23 @@ def learning_curve(
         index=len(table) / looked_at,
         neighbours=neighbours,
         lines={
-            measure: line(measure, table[:, :, place], mean_sizes)
+            measure: measure_curve(measure, table[:, :, place], mean_sizes)
             for place, measure in enumerate(get_args(Measure))
         },
     )
 
 
-def line(measure: Measure, values: Float64[Tensor, "n s"], sizes: Float64[Tensor, " s"]) -> Line:
-    """The curve through a measure's values of n held-out anchors by fits on so many anchors.
+def measure_curve(
+    measure: Measure, values: Float64[Tensor, "n s"], sizes: Float64[Tensor, " s"]
+) -> MeasureCurve:
+    """The curve through a measure's values (n, s) of n held-out anchors by fits on `sizes` (s,)
+    anchors.
 
-    With weights w = n / (sum of n) and centred h = g - sum of w g: b = -(sum of w h m) / (sum of w h^2), linear in the values;
-    so the slope is the mean of the items' slopes, and its interval that of a mean.
+    With weights w = n / (sum of n) and centred h = g - sum of w g: b = -(sum of w h m) / (sum of w
+    h^2), linear in the values. So the slope is the mean of the items' slopes, and its interval that
+    of a mean.
     """
-    exponents = (EXPONENTS[measure], *FORMS)
+    exponents = (EXPONENTS[measure], *ALTERNATIVE_EXPONENTS)
     columns = []
     for exponent in exponents:
         decays = torch.tensor(
@@ -214,44 +229,46 @@ def line(measure: Measure, values: Float64[Tensor, "n s"], sizes: Float64[Tensor
     table = torch.stack([*columns, values[:, -1]], dim=1)
     ends = torch.stack([table.mean(dim=0), *bootstrap_interval(table)], dim=1).tolist()
     slopes = {
-        c: Estimate(*(max(0.0, end) for end in each))
+        c: IntervalEstimate(*(max(0.0, end) for end in each))
         for c, each in zip(exponents, ends, strict=False)
     }
-    return Line(
+    return MeasureCurve(
         [*values[:, :-1].mean(dim=0).tolist(), ends[-1][0]],
         exponents[0],
         slopes,
-        Estimate(*ends[-1]),
+        IntervalEstimate(*ends[-1]),
     )
 
 
-def _translated(
+def _translate_held_out(
     name: str,
     source: Float64[Tensor, "k dx"],
     target: Float64[Tensor, "k dy"],
     rows: Int64[Tensor, " m"],
-    held: Int64[Tensor, " h"],
+    held_rows: Int64[Tensor, " h"],
     options: Options,
 ) -> Float64[Tensor, "h dy"]:
-    """The held-out anchors by a fit on some others."""
+    """Translate the held-out anchors by a fit on some others."""
     translator = fit(
-        name, fit_space(source[rows]), fit_space(target[rows]), for_fewer(options, len(rows))
+        name, fit_space(source[rows]), fit_space(target[rows]), limit_omega(options, len(rows))
     )
-    return apply(translator, source[held]).vectors.double()
+    return apply(translator, source[held_rows]).vectors.double()
 
 
-def _measured(
-    made: list[Float64[Tensor, "h dy"]], native: Float64[Tensor, "h dy"], neighbours: int
+def _measure_fits(
+    translations: list[Float64[Tensor, "h dy"]], native: Float64[Tensor, "h dy"], neighbours: int
 ) -> Float64[Tensor, "h s m"]:
-    """Each measure of each held-out anchor by each fit, in an index of the held-out anchors; all centred."""
+    """Each measure of each held-out anchor by each fit, in an index of the held-out anchors; all
+    centred.
+    """
     index = unit(native)
-    wanted = search(similarities(index, index), neighbours, own=True)
+    native_results = search(cosine_blocks(index, index), neighbours, own=True)
     columns = []
-    for vectors in made:
+    for vectors in translations:
         queries = unit(vectors)
-        found = search(similarities(queries, index), neighbours, own=True)
-        recall = shared(found.near, wanted.near).double() / neighbours
+        results = search(cosine_blocks(queries, index), neighbours, own=True)
+        recall = shared_count(results.near, native_results.near).double() / neighbours
         columns.append(
-            torch.stack([recall, 1.0 / found.ranks.double(), (queries * index).sum(dim=1)], dim=1)
+            torch.stack([recall, 1.0 / results.ranks.double(), (queries * index).sum(dim=1)], dim=1)
         )
     return torch.stack(columns, dim=1)

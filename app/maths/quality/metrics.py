@@ -1,8 +1,9 @@
-"""How good a translation is: cosine, MRR, recall@k, two Jaccards of neighbours, and linear CKA.
+"""Measures of a translation: cosine, MRR, recall@k, two Jaccards of neighbours, and linear CKA.
 
-Everywhere: `translated` (n, d) are translated vectors and `native` (n, d) the true ones of the same items, both in the target
-encoder's units and both centred by the caller (on the target's anchors), for the mean they share is no information.
-Cosine decides who is near. Ties are resolved against the translation. Every result is dimensionless.
+Everywhere, `translated` (n, d) are translated vectors and `native` (n, d) the true vectors of the
+same items, in the target encoder's units. The caller centres both on the target's anchors, because
+the mean that they share carries no information. Neighbours are ranked by cosine. Ties count against
+the translation. Every result is dimensionless.
 """
 
 from __future__ import annotations
@@ -14,19 +15,18 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from app.maths.geometry.space import row_norms, unit_rows
+from app.maths.geometry.space import COSINE_ROWS, row_norms, unit_rows
 
-#: how many query rows are compared with the whole index at once, and how many cosines are held of them, 8 bytes each
-CHUNK = 1024
-COSINES = 2**24
+#: Cosines of query rows to the whole index that are stored at a time, 8 bytes each.
+MOST_COSINES = 2**24
 
-#: the neighbourhood size of recall and of the Jaccards
-NEIGHBOURS = 10
+#: Neighbours of recall and of the Jaccards.
+DEFAULT_NEIGHBOURS = 10
 
 
 @dataclass(frozen=True)
 class Quality:
-    """One translation's numbers over `n` held-out items; recall and Jaccards at `k` neighbours."""
+    """Means of one translation over `n` held-out items; recall and Jaccards at `k` neighbours."""
 
     n: int
     k: int
@@ -39,17 +39,20 @@ class Quality:
 
 
 @dataclass(frozen=True, eq=False)
-class PerItem:
-    """One translation's numbers of each of n items, each (n,): their means are those of `Quality`, at `k` neighbours.
+class ItemMetrics:
+    """The metrics of one translation for each of n items, each (n,). `Quality` has their means, at
+    `k` neighbours.
 
     cosine           cos(translated_i, native_i)
     reciprocal_rank  1 / rank of native_i in the whole index
-    recall           share of the k items that the native query finds which the translated one finds too
+    recall           share of the native query's k items that the translated query finds too
     recall_1         1 where both find the same item first, else 0
-    jaccard_target  of the k items that both find among the native vectors, the item itself included, as in the reference code of
-                    Moschella et al. 2023 and Cannistraci et al. 2023 (Table 1)
-    jaccard_own     of the k that each finds among its own kind, the item itself left out (ReSi's): whether the translated cloud
-                    keeps its own neighbourhoods, wherever it lies
+    jaccard_target   of the k items that each query finds among the native vectors, the item itself
+                     included, as in the reference code of Moschella et al. 2023 and Cannistraci et
+                     al. 2023 (Table 1)
+    jaccard_own      of the k items that each query finds among its own kind, without the item
+                     itself (ReSi's): whether the translated cloud keeps its neighbourhoods,
+                     wherever it lies
     """
 
     k: int
@@ -62,12 +65,13 @@ class PerItem:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """What n queries find in an index of m rows, best first.
+class SearchResult:
+    """Rows that n queries find in an index of m rows, best first.
 
-    near      (n, k) rows, the query's own item left out where it is one of them
-    with_own  (n, k) rows, the own item among them where it is one; the same as `near` where it is not
-    ranks     (n,) the 1-based rank of the row that is sought, in the whole index; a tie counts against it
+    near      (n, k) rows, without the query's own item
+    with_own  (n, k) rows, with the query's own item; equal to `near` where the index does not
+              contain it
+    ranks     (n,) the 1-based rank of the wanted row in the whole index; a tie counts against it
     """
 
     near: Int64[Tensor, "n k"]
@@ -75,8 +79,9 @@ class Found:
     ranks: Int64[Tensor, " n"]
 
 
-#: scores of queries for a whole index, as (first query, block (c, m)); a block may be overwritten once it has been given
-Blocks = Iterator[tuple[int, Float64[Tensor, "c m"]]]
+#: Scores of queries for a whole index, as (first query, block (c, m)); the consumer may overwrite a
+#: block.
+ScoreBlocks = Iterator[tuple[int, Float64[Tensor, "c m"]]]
 
 
 def unit(vectors: Float[Tensor, "n d"]) -> Float64[Tensor, "n d"]:
@@ -90,99 +95,106 @@ def cosine(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> fl
     return float((unit(translated) * unit(native)).sum(dim=1).mean())
 
 
-def similarities(queries: Float64[Tensor, "n d"], index: Float64[Tensor, "m d"]) -> Blocks:
-    """Cosines of unit queries (n, d) to a unit index (m, d), as (first row, block of at most CHUNK rows)."""
-    step = max(1, min(CHUNK, COSINES // index.shape[0]))
+def cosine_blocks(queries: Float64[Tensor, "n d"], index: Float64[Tensor, "m d"]) -> ScoreBlocks:
+    """Cosines of unit queries (n, d) to a unit index (m, d), as (first row, block of at most
+    COSINE_ROWS rows).
+    """
+    step = max(1, min(COSINE_ROWS, MOST_COSINES // index.shape[0]))
     for start in range(0, queries.shape[0], step):
         yield start, queries[start : start + step] @ index.T
 
 
 def search(
-    blocks: Blocks, k: int, *, own: bool, sought: Int64[Tensor, " n"] | None = None
-) -> Found:
-    """What queries find by their scores, in one pass over the blocks.
+    blocks: ScoreBlocks, k: int, *, own: bool, targets: Int64[Tensor, " n"] | None = None
+) -> SearchResult:
+    """The rows that queries find by their scores, in one pass over the blocks.
 
     k       in 1..m, or 1..m-1 where the queries' own items are in the index
-    own     whether row i of the index is the item of query i: then it is what is sought, and left out of `near`
-    sought  (n,) otherwise: the row that each query seeks; None: the one that it finds first
+    own     whether row i of the index is the item of query i; that row is then the wanted one, and
+            left out of `near`
+    targets  (n,) the wanted row of each query if `own` is false; None: the row that the query finds
+            first
     """
     near, with_own, ranks = [], [], []
     for start, block in blocks:
         stop = start + block.shape[0]
         best = block.topk(k, dim=1).indices
-        wanted = (
+        target_rows = (
             torch.arange(start, stop)
             if own
             else best[:, 0]
-            if sought is None
-            else sought[start:stop]
+            if targets is None
+            else targets[start:stop]
         )
-        ranks.append((block >= block.gather(1, wanted[:, None])).sum(dim=1))
+        ranks.append((block >= block.gather(1, target_rows[:, None])).sum(dim=1))
         with_own.append(best)
         if own:
-            near.append(block.scatter_(1, wanted[:, None], -torch.inf).topk(k, dim=1).indices)
+            near.append(block.scatter_(1, target_rows[:, None], -torch.inf).topk(k, dim=1).indices)
     everything = torch.cat(with_own)
-    return Found(torch.cat(near) if own else everything, everything, torch.cat(ranks))
+    return SearchResult(torch.cat(near) if own else everything, everything, torch.cat(ranks))
 
 
-def shared(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> Int64[Tensor, " n"]:
-    """How many members two neighbour lists (n, k) have in common, row by row."""
-    steps = [slice(start, start + CHUNK) for start in range(0, len(first), CHUNK)]
+def shared_count(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> Int64[Tensor, " n"]:
+    """The number of common members of two neighbour lists (n, k), row by row."""
+    steps = [slice(start, start + COSINE_ROWS) for start in range(0, len(first), COSINE_ROWS)]
     return torch.cat(
         [(first[rows, :, None] == second[rows, None, :]).sum(dim=(1, 2)) for rows in steps]
     )
 
 
-def overlap(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> Float64[Tensor, " n"]:
+def jaccard(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> Float64[Tensor, " n"]:
     """|A & B| / |A | B| of two neighbour lists (n, k), row by row, in [0, 1]."""
-    common = shared(first, second).double()
+    common = shared_count(first, second).double()
     return common / (2 * first.shape[1] - common)
 
 
-def per_item(
+def item_metrics(
     translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"], k: int | None = None
-) -> PerItem:
-    """Every number of every item, at k neighbours, at most n - 1; None: min(10, n - 1). Needs n >= 2, and centred vectors."""
-    k = min(NEIGHBOURS, translated.shape[0] - 1) if k is None else k
-    ours, truth = unit(translated), unit(native)
-    wanted = search(similarities(truth, truth), k, own=True)
-    return compare(
-        ours,
+) -> ItemMetrics:
+    """Every metric of every item, at k neighbours, at most n - 1; None: min(10, n - 1). Needs n >=
+    2 and centred vectors.
+    """
+    k = min(DEFAULT_NEIGHBOURS, translated.shape[0] - 1) if k is None else k
+    queries, truth = unit(translated), unit(native)
+    native_results = search(cosine_blocks(truth, truth), k, own=True)
+    return compare_results(
+        queries,
         truth,
-        found=search(similarities(ours, truth), k, own=True),
-        wanted=wanted,
-        own=search(similarities(ours, ours), k, own=True).near,
-        own_wanted=wanted.near,
+        results=search(cosine_blocks(queries, truth), k, own=True),
+        native_results=native_results,
+        own=search(cosine_blocks(queries, queries), k, own=True).near,
+        native_own=native_results.near,
     )
 
 
-def compare(
+def compare_results(
     translated: Float64[Tensor, "n d"],
     native: Float64[Tensor, "n d"],
     *,
-    found: Found,
-    wanted: Found,
+    results: SearchResult,
+    native_results: SearchResult,
     own: Int64[Tensor, "n j"],
-    own_wanted: Int64[Tensor, "n j"],
-) -> PerItem:
-    """The numbers of unit queries (n, d) from what they find.
+    native_own: Int64[Tensor, "n j"],
+) -> ItemMetrics:
+    """The metrics of unit queries (n, d), from their search results.
 
-    found, wanted    what the translated and the native queries find in one index
-    own, own_wanted  (n, j) each query's neighbours among the queries of its own kind, the item itself left out
+    results, native_results  results of the translated and of the native queries in one index
+    own, native_own  (n, j) each query's neighbours among the queries of its own kind, without the
+                     item itself
     """
-    k = found.near.shape[1]
-    return PerItem(
+    k = results.near.shape[1]
+    return ItemMetrics(
         k=k,
         cosine=(translated * native).sum(dim=1),
-        reciprocal_rank=1.0 / found.ranks.double(),
-        recall=shared(found.near, wanted.near).double() / k,
-        recall_1=(found.near[:, 0] == wanted.near[:, 0]).double(),
-        jaccard_target=overlap(found.with_own, wanted.with_own),
-        jaccard_own=overlap(own, own_wanted),
+        reciprocal_rank=1.0 / results.ranks.double(),
+        recall=shared_count(results.near, native_results.near).double() / k,
+        recall_1=(results.near[:, 0] == native_results.near[:, 0]).double(),
+        jaccard_target=jaccard(results.with_own, native_results.with_own),
+        jaccard_own=jaccard(own, native_own),
     )
 
 
-def summary(items: PerItem) -> Quality:
+def mean_quality(items: ItemMetrics) -> Quality:
     """The means over the items."""
     return Quality(
         n=len(items.cosine),
@@ -197,19 +209,24 @@ def summary(items: PerItem) -> Quality:
 
 
 def do_nothing(source: Float[Tensor, "n dx"], dim: int) -> Float[Tensor, "n dy"]:
-    """The baseline without translation: source vectors (n, d_x) in a d_y-dimensional index, cut or padded with zeros."""
+    """The baseline without translation: source vectors (n, d_x) in a d_y-dimensional index, cut or
+    padded with zeros.
+    """
     if source.shape[1] >= dim:
         return source[:, :dim]
     return torch.nn.functional.pad(source, (0, dim - source.shape[1]))
 
 
 def cka(x: Float[Tensor, "n dx"], y: Float[Tensor, "n dy"]) -> float:
-    """Debiased linear CKA of two embeddings of the same n >= 4 items, near 0 for unrelated ones whatever their dimensions.
+    """Debiased linear CKA of two embeddings of the same n >= 4 items; near 0 for unrelated ones,
+    whatever their dimensions.
 
-    CKA = H(K, L) / sqrt(H(K, K) H(L, L)) with K = X X^T, L = Y Y^T, their diagonals set to zero, and
-    H(K, L) = [ tr(K L) + 1'K1 1'L1 / ((n-1)(n-2)) - 2/(n-2) 1'K L 1 ] / (n (n-3)).
-    x (n, d_x), y (n, d_y), any units. Returns at most 1; slightly below 0 is possible; 0 where a space has no variation.
-    Sources: Kornblith et al. 2019; the estimator of Song et al. 2012, equation 5. Computed without the n x n matrices.
+    CKA = H(K, L) / sqrt(H(K, K) H(L, L)) with K = X X^T, L = Y Y^T, their diagonals set to zero,
+    and H(K, L) = [ tr(K L) + 1'K1 1'L1 / ((n-1)(n-2)) - 2/(n-2) 1'K L 1 ] / (n (n-3)).
+    x (n, d_x), y (n, d_y), any units. Returns at most 1; slightly below 0 is possible; 0 where a
+    space has no variation.
+    Sources: Kornblith et al. 2019; the estimator of Song et al. 2012, equation 5. Computed without
+    the n x n matrices.
     """
     x, y = x.double() - x.double().mean(dim=0), y.double() - y.double().mean(dim=0)
     cross = _hsic(x, y)
@@ -218,7 +235,9 @@ def cka(x: Float[Tensor, "n dx"], y: Float[Tensor, "n dy"]) -> float:
 
 
 def _hsic(x: Float64[Tensor, "n dx"], y: Float64[Tensor, "n dy"]) -> float:
-    """N (n-3) H(K, L): for zero-diagonal K, tr(K L) = |X^T Y|_F^2 - sum of |x_i|^2 |y_i|^2, and K 1 = X (X^T 1) - |x_i|^2."""
+    """N (n-3) H(K, L): for zero-diagonal K, tr(K L) = |X^T Y|_F^2 - sum of |x_i|^2 |y_i|^2, and K 1
+    = X (X^T 1) - |x_i|^2.
+    """
     n = x.shape[0]
     own_x, own_y = x.square().sum(dim=1), y.square().sum(dim=1)
     trace = (x.T @ y).square().sum() - (own_x * own_y).sum()

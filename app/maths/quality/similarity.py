@@ -1,7 +1,8 @@
-"""How alike two encoders' spaces are, before anything is translated.
+"""The similarity of two encoders' spaces, before any translation.
 
-Moschella et al. 2023, section 4.2: the mean cosine of relative vectors to those of a good model says how good a model is, without
-a single label. A translator made from relative vectors can keep no more than the two spaces have in common.
+Moschella et al. 2023, section 4.2: the mean cosine of relative vectors to those of a good model
+measures how good a model is, without labels. A translator made from relative vectors can keep no
+more than the two spaces share.
 """
 
 from __future__ import annotations
@@ -13,20 +14,31 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from app.maths.geometry.space import Space, normalise
-from app.maths.quality.hubness import Similarities
-from app.maths.quality.metrics import NEIGHBOURS, cka, overlap, search, similarities
+from app.maths.quality.hubness import CosineBlockFunction
+from app.maths.quality.metrics import (
+    DEFAULT_NEIGHBOURS,
+    cka,
+    cosine_blocks,
+    search,
+)
+from app.maths.quality.metrics import (
+    jaccard as overlap,
+)
 
-#: fewer items than this have no debiased CKA
+#: With fewer items there is no debiased CKA.
 FEWEST_FOR_CKA = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Similarity:
-    """Of two spaces over n items, dimensionless; equal spaces, up to rotation and scale, have 1 everywhere.
+    """Similarity of two spaces over n items, dimensionless. Spaces that are equal up to rotation
+    and scale have 1 everywhere.
 
     k        neighbours of `jaccard`
-    cosine   (n,) cosine of item i's relative vector in one space to that in the other, in [-1, 1]; unrelated spaces: 0 on average
-    jaccard  (n,) |A & B| / |A | B| of the k items whose relative vectors are nearest to item i's, in each space among its own
+    cosine   (n,) cosine of item i's relative vector in one space to that in the other, in [-1, 1];
+             unrelated spaces: 0 on average
+    jaccard  (n,) |A & B| / |A | B| of the k items whose relative vectors are nearest to item i's,
+             in each space among its own
     cka      debiased linear CKA of the items' vectors themselves; None below FEWEST_FOR_CKA items
     """
 
@@ -44,26 +56,31 @@ def relative_similarity(
     k: int | None = None,
     *,
     of_anchors: bool = False,
-    cosines: Similarities = similarities,
+    cosines: CosineBlockFunction = cosine_blocks,
 ) -> Similarity:
-    """How alike n items, given as vectors (n, d_x) of one encoder and (n, d_y) of the other, lie to the k' anchors of both.
+    """The similarity of two spaces over n items, from vectors (n, d_x) of one encoder and (n, d_y)
+    of the other.
 
-    source, target  the spaces of one anchor set
-    vectors, native the same n >= 2 items in the encoders' own units, row i the same item
-    k               neighbours, at most n - 1; None: min(10, n - 1)
-    of_anchors      the items are the anchors, in their order: each one's similarity to itself, which is 1 in any space, is then
-                    left out of its cosine
-    cosines         makes the blocks that the neighbours are searched in
-    Relative vectors R = n(X) U^T (n, k') are never made: R_x,i . R_y,i = n(x_i) (U_x^T U_y) n(y_i)^T, and so within one space.
-    A vector at its anchors' mean has a relative vector of zeros, and cosine 0.
+    source, target   the spaces of one anchor set with k' anchors
+    vectors, native  the same n >= 2 items in the encoders' own units, row i the same item
+    k                neighbours, at most n - 1; None: min(10, n - 1)
+    of_anchors       the items are the anchors, in their order: each one's similarity to itself,
+                     which is 1 in any space, is then left out of its cosine
+    cosines          computes the blocks of the neighbour search
+    Relative vectors R = n(X) U^T (n, k') are never computed: R_x,i . R_y,i = n(x_i) (U_x^T U_y)
+    n(y_i)^T, and likewise within one space. A vector at its anchors' mean has a relative vector of
+    zeros, and cosine 0.
     """
-    k = min(NEIGHBOURS, len(vectors) - 1) if k is None else k
+    k = min(DEFAULT_NEIGHBOURS, len(vectors) - 1) if k is None else k
     (x, _), (y, _) = (
         normalise(vectors.double(), source.mean),
         normalise(native.double(), target.mean),
     )
     common = ((x @ (source.unit.T @ target.unit)) * y).sum(dim=1)
-    (x_images, x_squared), (y_images, y_squared) = _images(x, source), _images(y, target)
+    (x_images, x_squared), (y_images, y_squared) = (
+        _relative_images(x, source),
+        _relative_images(y, target),
+    )
     near_x = _neighbours(x, x_images, x_squared, k, cosines)
     near_y = _neighbours(y, y_images, y_squared, k, cosines)
     if of_anchors:
@@ -78,10 +95,12 @@ def relative_similarity(
     )
 
 
-def _images(
+def _relative_images(
     unit: Float64[Tensor, "n d"], space: Space
 ) -> tuple[Float64[Tensor, "n d"], Float64[Tensor, " n"]]:
-    """N(X) U^T U, whose product with any n(x) is that of relative vectors; and the relative vectors' squared lengths."""
+    """N(X) U^T U, whose product with any n(x) is that of relative vectors; and the relative
+    vectors' squared lengths.
+    """
     images = unit @ (space.unit.T @ space.unit)
     return images, (images * unit).sum(dim=1)
 
@@ -91,7 +110,7 @@ def _neighbours(
     images: Float64[Tensor, "n d"],
     squared: Float64[Tensor, " n"],
     k: int,
-    cosines: Similarities,
+    cosines: CosineBlockFunction,
 ) -> Int64[Tensor, "n k"]:
     """The k items (n, d) with the largest cosine of relative vectors, the item itself left out."""
     shorter = _inverse_root(squared)[:, None]
@@ -99,5 +118,5 @@ def _neighbours(
 
 
 def _inverse_root(squared: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
-    """1 / length, and 0 for what is no longer than the rounding of a difference of such squares."""
+    """1 / length, or 0 for lengths within the rounding of a difference of such squares."""
     return torch.where(squared > 1e-12, squared.clamp_min(1e-12).rsqrt(), 0.0)

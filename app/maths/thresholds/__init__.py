@@ -1,1 +1,1 @@
-"""Score thresholds: which score of one encoder corresponds to one of another."""
+"""Score thresholds: which score of one encoder corresponds to a score of another."""

@@ -1,14 +1,18 @@
-"""What becomes of cosine thresholds when the encoder changes: old scores mapped to new ones, with intervals, from anchors alone.
+"""New cosine thresholds after a change of encoder: a map from old scores to new ones, with
+intervals, from anchors alone.
 
-The old score of two items is the cosine of their raw vectors by the source encoder, uncentred: what a vector database computes.
-The new one is the cosine of two raw or translated vectors of the target (`app.types.Scores`). The map is E[answer | given] as a
-function that never falls, by isotonic regression; `given` is the old score and `answer` the new one, or the other way round.
+The old score of two items is the cosine of their raw vectors by the source encoder, uncentred, as a
+vector database computes it. The new score is the cosine of two raw or translated vectors of the
+target (`app.types.Scores`). The map is E[answer | given] as a function that never falls, by
+isotonic regression; `given` is the old score and `answer` the new one, or the other way round.
 
-Pairs that share an item are not independent. So the interval is conformal with residuals from maps that saw no item of the pair
-(other folds), and the uncertainty of the map comes from resampling items, not pairs. Which pairs these are: `held_pairs`.
+Pairs that share an item are not independent. So the interval is conformal, with residuals from maps
+that saw no item of the pair (other folds), and the uncertainty of the map comes from resampling
+items, not pairs. See `score_pairs` for the choice of pairs.
 
-Sources: Barlow et al. 1972 (isotonic regression); Oron and Flournoy 2017, "Centered isotonic regression" (interpolation between
-the centres of the blocks); Vovk 2015, "Cross-conformal predictors"; Lei and Wasserman 2014 (conformal intervals made locally).
+Sources: Barlow et al. 1972 (isotonic regression); Oron and Flournoy 2017, "Centered isotonic
+regression" (interpolation between the centres of the blocks); Vovk 2015, "Cross-conformal
+predictors"; Lei and Wasserman 2014 (conformal intervals made locally).
 """
 
 from __future__ import annotations
@@ -21,59 +25,38 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from app.maths.quality.crossfit import FOLDS
+from app.maths.quality.crossfit import HELD_OUT_FOLDS
+from app.maths.thresholds.monotone_map import MonotoneMap, bin_means, fit_isotonic, join_strata
 from app.maths.thresholds.score_pairs import (
-    MOST_ITEMS,
+    FEWEST_SCORE_PAIRS,
+    MOST_CALIBRATION_ANCHORS,
     STRATA,
-    Given,
-    Items,
-    Rows,
-    same_item,
-    sample,
-    strata,
+    CalibrationItems,
+    GivenSide,
+    ScorePairs,
+    same_item_scores,
+    sample_pairs,
+    stratum_of,
 )
 from app.types import Scores
 
-#: fewer pairs than this on either side of a score, or near it, say nothing about it
-FEW = 10
+#: The reach of near scores, as a part of the range of given scores, and the number of nearest rows
+#: behind an interval.
+NEAR_RANGE_SHARE = 0.05
+MOST_NEAR_ROWS = 1_000
 
-#: what is near, as a part of the range of given scores; and how many of the nearest rows there an interval is made of
-REACH = 0.05
-WINDOW = 1_000
-
-#: how often the items are drawn again for the interval of the map
-RESAMPLES = 200
+#: Resamples of the items for the interval of the map.
+MAP_RESAMPLES = 200
 
 
 @dataclass(frozen=True, eq=False)
-class MonotoneMap:
-    """A function that never falls, linear between knots: (m,) given scores and its values there. The end pieces go on beyond."""
-
-    given: Float64[Tensor, " m"]
-    answer: Float64[Tensor, " m"]
-
-    def at(self, scores: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
-        """Its values at scores (n,), within [-1, 1]."""
-        knots = len(self.given)
-        if knots == 1:
-            return self.answer.expand(len(scores)).clamp(-1, 1)
-        right = torch.searchsorted(self.given, scores).clamp(1, knots - 1)
-        x0, x1, y0, y1 = (
-            self.given[right - 1],
-            self.given[right],
-            self.answer[right - 1],
-            self.answer[right],
-        )
-        width = (x1 - x0).clamp_min(torch.finfo(torch.float64).tiny)
-        return (y0 + (y1 - y0) * (scores - x0) / width).clamp(-1, 1)
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """The pairs within one fold of one round, and those within the round's other folds, which share no item with them.
+class PairGroup:
+    """The pairs within one fold of one round, and the pairs within the round's other folds, which
+    share no item with them.
 
     own     (m,) its rows
-    others  (l,) the others' rows in the order of the given score, and `by_answer` (l,) in the order of the answer
+    others  (l,) the other folds' rows in the order of the given score, and `by_answer` (l,) in the
+            order of the answer
     map     E[answer | given], of the others
     """
 
@@ -89,19 +72,20 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What `expect` and `app.maths.thresholds.decisions` read.
+    """The data behind `expected_score` and `app.maths.thresholds.decisions`.
 
     by_answer  (n,) the rows in the order of the answer
     map        E[answer | given], of all rows
-    residual   (n,) answer - the map of the others of its group, for each row
-    grid       (g,) given scores at which `resampled` (b, g) has the maps of b resamples of the items
+    residual   (n,) answer - the map of the other rows of its group, for each row
+    grid       (g,) given scores at which `resampled` (b, g) has the maps of b resamples of the
+               items
     same_item  (m,) sorted new scores of an item with itself; empty where it is 1 by definition
     """
 
-    rows: Rows
+    rows: ScorePairs
     by_answer: Int64[Tensor, " n"]
     map: MonotoneMap
-    groups: list[Group]
+    groups: list[PairGroup]
     residual: Float64[Tensor, " n"]
     grid: Float64[Tensor, " g"]
     resampled: Float64[Tensor, "b g"]
@@ -127,16 +111,16 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What to expect where one score is given; None where too few pairs of anchors can say.
+class ExpectedScore:
+    """The expectation for one given score; None where there are too few pairs of anchors.
 
     answer        E[the other score]
     interval      of one pair's other score
-    map_interval  of `answer` itself, had other items been the anchors
+    map_interval  of `answer` itself, over other choices of anchors
     by_rate       the threshold that as many pairs reach as reach the given one
-    share         of all pairs that reach the given score
-    pairs_above   pairs that reach it, of those that this rests on
-    extrapolated  whether fewer than FEW pairs are above, below or near it
+    share         the share of all pairs that reach the given score
+    pairs_above   the number of sampled pairs that reach it
+    extrapolated  whether fewer than FEWEST_SCORE_PAIRS pairs are above, below or near it
     """
 
     answer: float | None
@@ -149,37 +133,38 @@ class Expected:
 
 
 def calibrate(
-    items: Items, scores: Scores, *, given: Given = "source", seed: int = 0
+    items: CalibrationItems, scores: Scores, *, given: GivenSide = "source", seed: int = 0
 ) -> Calibration:
-    """The map from the given score to the other one, with all that its intervals need.
+    """The map from the given score to the other one, and the data for its intervals.
 
-    given  "source": from old scores to new ones; "target": from new to old ones, another regression and not the inverse
+    given  "source": from old scores to new ones; "target": from new to old ones, another regression
+           and not the inverse
     Deterministic for equal seeds. An item whose vector is zero has cosine 0 with all others.
     """
-    rows = sample(items, scores, given, seed)
-    stratum = strata(rows.given)
-    bin_of = _bins(torch.bincount(stratum[rows.fresh], minlength=STRATA))[stratum]
+    rows = sample_pairs(items, scores, given, seed)
+    stratum = stratum_of(rows.given)
+    bin_of = join_strata(torch.bincount(stratum[rows.fresh], minlength=STRATA))[stratum]
     bins = int(bin_of.max()) + 1
     ones = torch.ones_like(rows.given)
-    grid, _, _ = _means(bin_of, bins, ones, rows)
-    groups = _groups(rows, bin_of, bins)
+    grid, _, _ = bin_means(bin_of, bins, ones, rows)
+    groups = _pair_groups(rows, bin_of, bins)
     residual = torch.empty_like(rows.answer)
     for group in groups:
         residual[group.own] = rows.answer[group.own] - group.map.at(rows.given[group.own])
     return Calibration(
         rows=rows,
         by_answer=rows.answer.argsort(stable=True),
-        map=_isotonic(*_means(bin_of, bins, ones, rows)),
+        map=fit_isotonic(*bin_means(bin_of, bins, ones, rows)),
         groups=groups,
         residual=residual,
         grid=grid,
-        resampled=_resample(rows, bin_of, bins, len(items.source), grid, seed),
-        same_item=same_item(items, scores),
+        resampled=_resampled_maps(rows, bin_of, bins, len(items.source), grid, seed),
+        same_item=same_item_scores(items, scores),
     )
 
 
-def expect(calibration: Calibration, score: float, *, level: float) -> Expected:
-    """What to expect of the other score of pairs with this score, and of the other threshold that corresponds.
+def expected_score(calibration: Calibration, score: float, *, level: float) -> ExpectedScore:
+    """The expected other score of pairs with this score, and the corresponding other threshold.
 
     score  in [-1, 1]
     level  in (0, 1), of both intervals
@@ -187,23 +172,23 @@ def expect(calibration: Calibration, score: float, *, level: float) -> Expected:
     rows = calibration.rows
     start = int(torch.searchsorted(rows.given, score))
     above, below = int(rows.fresh[start:].sum()), int(rows.fresh[:start].sum())
-    near = _near(rows, score)
-    enough = above >= FEW and below >= FEW
-    extrapolated = not enough or int(rows.fresh[near].sum()) < FEW
+    near = _near_rows(rows, score)
+    enough = above >= FEWEST_SCORE_PAIRS and below >= FEWEST_SCORE_PAIRS
+    extrapolated = not enough or int(rows.fresh[near].sum()) < FEWEST_SCORE_PAIRS
     share = float(rows.weight[start:].sum() / rows.weight.sum())
     rate = (
-        by_rate(rows, score, torch.arange(len(rows.given)), calibration.by_answer)
+        rate_matched_threshold(rows, score, torch.arange(len(rows.given)), calibration.by_answer)
         if enough
         else None
     )
     if extrapolated:
-        return Expected(None, None, None, rate, share, above, extrapolated=True)
+        return ExpectedScore(None, None, None, rate, share, above, extrapolated=True)
     at = torch.tensor([score], dtype=torch.float64)
     answer = float(calibration.map.at(at))
-    low, high = _conformal(calibration.residual[near], _distinct(rows, near), level)
-    return Expected(
+    low, high = _conformal_interval(calibration.residual[near], _distinct_pairs(rows, near), level)
+    return ExpectedScore(
         answer=answer,
-        interval=(_cosine(answer + low), _cosine(answer + high)),
+        interval=(_clamp_cosine(answer + low), _clamp_cosine(answer + high)),
         map_interval=_map_interval(calibration, score, level),
         by_rate=rate,
         share=share,
@@ -212,26 +197,30 @@ def expect(calibration: Calibration, score: float, *, level: float) -> Expected:
     )
 
 
-def covered(calibration: Calibration) -> tuple[float, float] | None:
-    """The given scores with at least FEW pairs on either side; None if there are none."""
+def covered_range(calibration: Calibration) -> tuple[float, float] | None:
+    """The lowest and highest given score with at least FEWEST_SCORE_PAIRS pairs on either side.
+
+    None if there is none.
+    """
     scores = calibration.rows.given[calibration.rows.fresh]
-    if len(scores) < 2 * FEW:
+    if len(scores) < 2 * FEWEST_SCORE_PAIRS:
         return None
-    above_few = scores[scores > scores[FEW - 1]]
-    high = float(scores[-FEW])
+    above_few = scores[scores > scores[FEWEST_SCORE_PAIRS - 1]]
+    high = float(scores[-FEWEST_SCORE_PAIRS])
     return (float(above_few[0]), high) if len(above_few) and float(above_few[0]) <= high else None
 
 
-def by_rate(
-    rows: Rows, score: float, by_given: Int64[Tensor, " m"], by_answer: Int64[Tensor, " m"]
+def rate_matched_threshold(
+    rows: ScorePairs, score: float, by_given: Int64[Tensor, " m"], by_answer: Int64[Tensor, " m"]
 ) -> float:
-    """The other score's threshold that the same share of pairs reaches: Q_answer(F_given(score)), both linear between the scores.
+    """The other score's threshold that the same share of pairs reaches: Q_answer(F_given(score)),
+    both linear between the scores.
 
-    by_given and by_answer: the same rows (m,) in the order of either score
+    by_given, by_answer  the same rows (m,) in the order of either score
     """
 
     def from_the_top(scores: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores, highest first, and the weight of those above each and of half of its own."""
+        """Scores, highest first, and the weight of those above each plus half of its own."""
         weight = rows.weight[order.flip(0)]
         return scores[order.flip(0)], weight.cumsum(0) - weight / 2
 
@@ -242,7 +231,9 @@ def by_rate(
 
 
 def same_item_interval(calibration: Calibration, level: float) -> tuple[float, float, float] | None:
-    """Mean, low and high quantile of the new scores of an item with itself; None where that is 1 by definition."""
+    """Mean, low and high quantile of the new scores of an item with itself; None where that is 1 by
+    definition.
+    """
     own = calibration.same_item
     if not len(own):
         return None
@@ -250,117 +241,73 @@ def same_item_interval(calibration: Calibration, level: float) -> tuple[float, f
     return float(own.mean()), float(own.quantile(tail)), float(own.quantile(1 - tail))
 
 
-def _near(rows: Rows, score: float) -> slice:
-    """The WINDOW rows whose given score is nearest, none farther than REACH of the range."""
-    reach = REACH * float(rows.given[-1] - rows.given[0])
+def _near_rows(rows: ScorePairs, score: float) -> slice:
+    """The MOST_NEAR_ROWS rows whose given score is nearest, none farther than NEAR_RANGE_SHARE of
+    the range.
+    """
+    reach = NEAR_RANGE_SHARE * float(rows.given[-1] - rows.given[0])
     ends = torch.tensor([score - reach, score + reach], dtype=torch.float64)
     low = int(torch.searchsorted(rows.given, ends[0]))
     high = int(torch.searchsorted(rows.given, ends[1], right=True))
-    if high - low <= WINDOW:
+    if high - low <= MOST_NEAR_ROWS:
         return slice(low, high)
     distance = (rows.given[low:high] - score).abs()
-    farthest = distance.kthvalue(WINDOW).values
+    farthest = distance.kthvalue(MOST_NEAR_ROWS).values
     inside = (distance <= farthest).nonzero().flatten()
     return slice(low + int(inside[0]), low + int(inside[-1]) + 1)
 
 
-def _distinct(rows: Rows, part: slice) -> int:
-    """How many pairs those rows are of."""
+def _distinct_pairs(rows: ScorePairs, part: slice) -> int:
+    """The number of distinct pairs among these rows."""
     low, high = (
         torch.minimum(rows.first, rows.second)[part],
         torch.maximum(rows.first, rows.second)[part],
     )
-    return len(torch.unique(low * MOST_ITEMS + high))
+    return len(torch.unique(low * MOST_CALIBRATION_ANCHORS + high))
 
 
-# --- the map -------------------------------------------------------------------------------------------------------------
-
-
-def _bins(pairs: Int64[Tensor, " s"]) -> Int64[Tensor, " s"]:
-    """The bin of each stratum (s,), which has so many pairs (s,): joined from the highest down until each bin has FEW."""
-    labels, bin_, held = [], 0, 0
-    for count in reversed(pairs.tolist()):
-        if held >= FEW:
-            bin_, held = bin_ + 1, 0
-        labels.append(bin_)
-        held += count
-    if held < FEW and bin_ > 0:  # what is left at the low end joins its neighbour
-        labels = [min(label, bin_ - 1) for label in labels]
-    return max(labels) - torch.tensor(labels[::-1])
-
-
-def _means(
-    bin_of: Int64[Tensor, " n"], bins: int, weight: Float64[Tensor, " n"], rows: Rows
-) -> tuple[Float64[Tensor, " m"], Float64[Tensor, " m"], Float64[Tensor, " m"]]:
-    """For each bin that has weight: mean of given, mean of answer, weight."""
-    sums = torch.stack(
-        [torch.bincount(bin_of, weight * column, bins) for column in (rows.given, rows.answer)]
-    )
-    total = torch.bincount(bin_of, weight, bins)
-    held = total > 0
-    given, answer = (sums / total)[:, held]
-    return given, answer, total[held]
-
-
-def _isotonic(
-    given: Float64[Tensor, " m"], answer: Float64[Tensor, " m"], weight: Float64[Tensor, " m"]
-) -> MonotoneMap:
-    """The non-falling values with the least weighted squared distance from answer (m,), in order of given (m,).
-
-    Values that were pooled into one become one knot at their mean given score, so that the map has no steps.
-    """
-    from scipy.optimize import (
-        isotonic_regression,
-    )  # half a second that only who calibrates should wait for
-
-    fitted = isotonic_regression(answer.numpy(), weights=weight.numpy())
-    starts = fitted.blocks[:-1]
-    centre = np.add.reduceat((given * weight).numpy(), starts) / np.add.reduceat(
-        weight.numpy(), starts
-    )
-    return MonotoneMap(torch.from_numpy(centre), torch.from_numpy(fitted.x[starts]))
-
-
-def _groups(rows: Rows, bin_of: Int64[Tensor, " n"], bins: int) -> list[Group]:
+def _pair_groups(rows: ScorePairs, bin_of: Int64[Tensor, " n"], bins: int) -> list[PairGroup]:
     groups = []
     for number in range(int(rows.group.max()) + 1):
         own = rows.group == number
-        others = (rows.group // FOLDS == number // FOLDS) & ~own
+        others = (rows.group // HELD_OUT_FOLDS == number // HELD_OUT_FOLDS) & ~own
         place = others.nonzero().flatten()
         groups.append(
-            Group(
+            PairGroup(
                 own=own.nonzero().flatten(),
                 others=place,
                 by_answer=place[rows.answer[place].argsort(stable=True)],
-                map=_isotonic(*_means(bin_of, bins, others.double(), rows)),
+                map=fit_isotonic(*bin_means(bin_of, bins, others.double(), rows)),
             )
         )
     return groups
 
 
-def _resample(
-    rows: Rows,
+def _resampled_maps(
+    rows: ScorePairs,
     bin_of: Int64[Tensor, " n"],
     bins: int,
     items: int,
     grid: Float64[Tensor, " g"],
     seed: int,
 ) -> Float64[Tensor, "b g"]:
-    """Maps of RESAMPLES draws of the items with replacement, at the grid; a pair counts as often as its items together."""
+    """Maps of MAP_RESAMPLES draws of the items with replacement, at the grid; the weight of a pair
+    is the product of its items' counts.
+    """
     generator = torch.Generator().manual_seed(seed)
     maps = []
-    for _ in range(RESAMPLES):
-        drawn = torch.bincount(
+    for _ in range(MAP_RESAMPLES):
+        counts = torch.bincount(
             torch.randint(items, (items,), generator=generator), minlength=items
         ).double()
-        weight = drawn[rows.first] * drawn[rows.second]
+        weight = counts[rows.first] * counts[rows.second]
         if bool(weight.any()):
-            maps.append(_isotonic(*_means(bin_of, bins, weight, rows)).at(grid))
+            maps.append(fit_isotonic(*bin_means(bin_of, bins, weight, rows)).at(grid))
     return torch.stack(maps)
 
 
 def _map_interval(calibration: Calibration, score: float, level: float) -> tuple[float, float]:
-    """The middle `level` of the resampled maps at the score; beyond the grid, of those at its end."""
+    """The central `level` of the resampled maps at the score; beyond the grid, at its end."""
     grid = calibration.grid
     place = float(np.interp(score, grid.numpy(), np.arange(len(grid))))
     left, right = math.floor(place), math.ceil(place)
@@ -370,22 +317,23 @@ def _map_interval(calibration: Calibration, score: float, level: float) -> tuple
     return float(values.quantile((1 - level) / 2)), float(values.quantile((1 + level) / 2))
 
 
-# --- intervals -----------------------------------------------------------------------------------------------------------
-
-
-def _conformal(residual: Float64[Tensor, " n"], pairs: int, level: float) -> tuple[float, float]:
-    """Both ends of the interval of a new residual, each missed with probability (1 - level) / 2; infinite for too few pairs."""
+def _conformal_interval(
+    residual: Float64[Tensor, " n"], pairs: int, level: float
+) -> tuple[float, float]:
+    """Both ends of the interval of a new residual, each missed with probability (1 - level) / 2;
+    infinite for too few pairs.
+    """
     ordered = residual.sort().values
-    return -_upper(-ordered.flip(0), pairs, level), _upper(ordered, pairs, level)
+    return -_upper_residual(-ordered.flip(0), pairs, level), _upper_residual(ordered, pairs, level)
 
 
-def _upper(ordered: Float64[Tensor, " n"], pairs: int, level: float) -> float:
-    """The smallest residual that at least (pairs + 1)(1 + level) / 2 of the pairs do not pass."""
+def _upper_residual(ordered: Float64[Tensor, " n"], pairs: int, level: float) -> float:
+    """The smallest residual that at least (pairs + 1)(1 + level) / 2 of the pairs do not exceed."""
     rank = math.ceil((pairs + 1) * (1 + level) / 2 - 1e-9)
     if rank > pairs:
         return math.inf
     return float(ordered[math.ceil(rank / pairs * len(ordered) - 1e-9) - 1])
 
 
-def _cosine(value: float) -> float:
+def _clamp_cosine(value: float) -> float:
     return max(-1.0, min(1.0, value))

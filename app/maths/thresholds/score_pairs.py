@@ -1,11 +1,13 @@
-"""Pairs of held-out anchors with their old and their new score: what calibrations are made from.
+"""Pairs of held-out anchors with their old and their new score: the data of calibrations.
 
-- Only pairs of anchors that were held out together count. The fit that translated one of them has seen all anchors of other
-  folds, and draws it nearer to those: on real encoders that adds .03 to .06 to the highest translated-native scores. So several
-  rounds cut the anchors into folds anew, and of each round the pairs within folds are taken.
-- Most pairs of random items are far apart, and thresholds are about the few near ones. So pairs are sampled by strata of equal
-  width in the given score, at most the same number from each, with weights that say how many pairs a row stands for. Given a
-  score, means and quantiles need no weights; shares, precision and recall do.
+- Only pairs of anchors that were held out together count. The fit that translated one of them has
+  seen all anchors of other folds and draws the translation nearer to those: on real encoders that
+  adds .03 to .06 to the highest translated-native scores. So several rounds cut the anchors into
+  folds anew, and each round gives the pairs within its folds.
+- Most pairs of random items are far apart, and thresholds concern the few near ones. So pairs are
+  sampled by strata of equal width in the given score, at most the same number from each, with
+  weights for the number of pairs that a row represents. Given a score, means and quantiles need no
+  weights; shares, precision and recall do.
 """
 
 from __future__ import annotations
@@ -18,33 +20,37 @@ import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 
-from app.maths.quality.crossfit import FOLDS, cut, hold_out
+from app.maths.quality.crossfit import HELD_OUT_FOLDS, cut_into_folds, hold_out
 from app.maths.quality.metrics import unit
 from app.maths.translators.methods import Options
 from app.types import Scores
 
-#: at most so many anchors are held out: five fits on more take long, and their pairs are enough
-MOST_ITEMS = 2_000
+#: With fewer pairs above, below or near a score, nothing is said about it.
+FEWEST_SCORE_PAIRS = 10
 
-#: rounds of holding out, until there are so many pairs, and at most so many rounds
+#: Anchors that are held out at most: five fits on more take long, and their pairs suffice.
+MOST_CALIBRATION_ANCHORS = 2_000
+
+#: Rounds are added until there are this many pairs, up to MOST_ROUNDS.
 ENOUGH_PAIRS = 100_000
 MOST_ROUNDS = 8
 
-#: parts of equal width of the range of given scores, and how many rows of each are kept
+#: Parts of equal width of the range of given scores, and the rows of each that are kept.
 STRATA = 200
-QUOTA = 1_000
+ROWS_PER_STRATUM = 1_000
 
-#: which score is given: the old one (of the source) or the new one (of the target)
-Given = Literal["source", "target"]
+#: Which score is given: the old one (of the source) or the new one (of the target).
+GivenSide = Literal["source", "target"]
 
 
 @dataclass(frozen=True, eq=False)
-class Items:
-    """Distinct anchors, and their translations by fits that did not see them; all rows of unit length, or zero.
+class CalibrationItems:
+    """Distinct anchors, and their translations by fits that did not see them; all rows of unit
+    length, or zero.
 
     source      (k, d_x) raw anchors
     target      (k, d_y) raw anchors
-    translated  (r, k, d_y), for each of r rounds of holding out
+    translated  (r, k, d_y), for each of r rounds
     fold_of     (r, k), the fold in which each anchor was held out
     """
 
@@ -61,13 +67,14 @@ class Items:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Pairs of items with both their scores, in the order of the given one. A pair has a row for each direction that differs.
+class ScorePairs:
+    """Pairs of items with both their scores, in the order of the given one. A pair has a row for
+    each direction that differs.
 
     given   (n,) and answer (n,), cosines
-    weight  (n,) how many rows of all pairs each row stands for
+    weight  (n,) the number of rows of all pairs that each row represents
     first   (n,) and second (n,), the items
-    group   (n,) round * FOLDS + fold: no two groups of a round share an item
+    group   (n,) round * HELD_OUT_FOLDS + fold: no two groups of a round share an item
     fresh   (n,) whether this is the pair's first row here
     """
 
@@ -87,73 +94,80 @@ def translate_held_out(
     options: Options,
     *,
     seed: int = 0,
-) -> Items | None:
-    """Distinct anchors with held-out translations, of at most MOST_ITEMS anchors chosen by the seed.
+) -> CalibrationItems | None:
+    """Distinct anchors with held-out translations, of at most MOST_CALIBRATION_ANCHORS anchors
+    chosen by the seed.
 
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item
-    Every fit has 4/5 of those anchors, so translated scores are a little less certain than a served translator's.
-    Returns None for fewer than ten distinct anchors, or when a fold leaves only one vector. Raises InvalidOption.
+    Every fit has 4/5 of those anchors, so translated scores are slightly less certain than a served
+    translator's.
+    Returns None for fewer than ten distinct anchors, or when a fold leaves only one vector. Raises
+    InvalidOption.
     """
-    if len(source) > MOST_ITEMS:
-        parted = cut(source.double(), target.double(), folds=FOLDS, seed=seed)
-        if parted is None:
+    if len(source) > MOST_CALIBRATION_ANCHORS:
+        parts = cut_into_folds(source.double(), target.double(), folds=HELD_OUT_FOLDS, seed=seed)
+        if parts is None:
             return None
-        distinct = parted[0].nonzero().flatten()
+        distinct = parts[0].nonzero().flatten()
         order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed))
-        chosen = distinct[order[:MOST_ITEMS]]
+        chosen = distinct[order[:MOST_CALIBRATION_ANCHORS]]
         source, target = source[chosen], target[chosen]
-    pairs_a_round = len(source) ** 2 / (2 * FOLDS)
-    held = []
+    pairs_a_round = len(source) ** 2 / (2 * HELD_OUT_FOLDS)
+    rounds = []
     for turn in range(min(MOST_ROUNDS, math.ceil(ENOUGH_PAIRS / pairs_a_round))):
-        one = hold_out(name, source, target, options, seed=seed + turn)
-        if one is None:
+        held_out = hold_out(name, source, target, options, seed=seed + turn)
+        if held_out is None:
             return None
-        held.append(one)
-    first = held[0].first
-    return Items(
+        rounds.append(held_out)
+    first = rounds[0].first
+    return CalibrationItems(
         source=unit(source[first]).float(),
         target=unit(target[first]).float(),
-        translated=torch.stack([unit(one.translated[first]).float() for one in held]),
-        fold_of=torch.stack([one.fold_of[first] for one in held]),
+        translated=torch.stack([unit(held_out.translated[first]).float() for held_out in rounds]),
+        fold_of=torch.stack([held_out.fold_of[first] for held_out in rounds]),
     )
 
 
-def sample(items: Items, scores: Scores, given: Given, seed: int) -> Rows:
-    """Pairs of each fold of each round, at most QUOTA rows of each stratum of the given score, sorted by it.
+def sample_pairs(
+    items: CalibrationItems, scores: Scores, given: GivenSide, seed: int
+) -> ScorePairs:
+    """Pairs of each fold of each round, at most ROWS_PER_STRATUM rows of each stratum of the given
+    score, sorted by it.
 
-    A pair has one row, or one for each direction where one side is translated. A zero vector has cosine 0 with all others.
+    A pair has one row, or one for each direction where one side is translated. A zero vector has
+    cosine 0 with all others.
     """
     rows = _all_pairs(items, scores, given)
-    stratum = strata(rows.given)
+    stratum = stratum_of(rows.given)
     shuffled = torch.randperm(len(stratum), generator=torch.Generator().manual_seed(seed))
     order = shuffled[stratum[shuffled].argsort(stable=True)]
     counts = torch.bincount(stratum, minlength=STRATA)
     place = torch.arange(len(order)) - (counts.cumsum(0) - counts)[stratum[order]]
-    kept = order[place < QUOTA]
+    kept = order[place < ROWS_PER_STRATUM]
     kept = kept[rows.given[kept].argsort(stable=True)]
     low, high = (
         torch.minimum(rows.first, rows.second)[kept],
         torch.maximum(rows.first, rows.second)[kept],
     )
-    return Rows(
+    return ScorePairs(
         given=rows.given[kept],
         answer=rows.answer[kept],
-        weight=(counts.double() / counts.clamp(max=QUOTA))[stratum[kept]],
+        weight=(counts.double() / counts.clamp(max=ROWS_PER_STRATUM))[stratum[kept]],
         first=rows.first[kept],
         second=rows.second[kept],
         group=rows.group[kept],
-        fresh=_first_of_each(low * MOST_ITEMS + high),
+        fresh=_first_of_each(low * MOST_CALIBRATION_ANCHORS + high),
     )
 
 
-def strata(given: Float64[Tensor, " n"]) -> Int64[Tensor, " n"]:
-    """Which of STRATA parts of equal width of the scores' range each score lies in."""
+def stratum_of(given: Float64[Tensor, " n"]) -> Int64[Tensor, " n"]:
+    """The stratum of each score: one of STRATA parts of equal width of the scores' range."""
     low, high = given.aminmax()
     width = (high - low).clamp_min(torch.finfo(torch.float64).tiny)
     return ((given - low) / width * STRATA).long().clamp(max=STRATA - 1)
 
 
-def same_item(items: Items, scores: Scores) -> Float64[Tensor, " m"]:
+def same_item_scores(items: CalibrationItems, scores: Scores) -> Float64[Tensor, " m"]:
     """Sorted new scores of an item with itself; empty where that is 1 by definition."""
     if scores != Scores.translated_native:
         return torch.empty(0, dtype=torch.float64)
@@ -162,14 +176,16 @@ def same_item(items: Items, scores: Scores) -> Float64[Tensor, " m"]:
     )
 
 
-def _all_pairs(items: Items, scores: Scores, given: Given) -> Rows:
-    """Every pair of each fold of each round, once, or once in each direction where one side is translated; in no order."""
+def _all_pairs(items: CalibrationItems, scores: Scores, given: GivenSide) -> ScorePairs:
+    """Every pair of each fold of each round, once, or once in each direction where one side is
+    translated; in no order.
+    """
     one_sided = scores == Scores.translated_native
     columns: list[tuple[Tensor, ...]] = []
     for turn, fold_of in enumerate(items.fold_of):
         queries = items.target if scores == Scores.native_native else items.translated[turn]
         index = items.translated[turn] if scores == Scores.translated_translated else items.target
-        for fold in range(FOLDS):
+        for fold in range(HELD_OUT_FOLDS):
             members = (fold_of == fold).nonzero().flatten()
             i, j = torch.triu_indices(len(members), len(members), offset=1)
             if one_sided:
@@ -177,17 +193,17 @@ def _all_pairs(items: Items, scores: Scores, given: Given) -> Rows:
             old = (items.source[members] @ items.source[members].T)[i, j].double().clamp(-1, 1)
             new = (queries[members] @ index[members].T)[i, j].double().clamp(-1, 1)
             columns.append(
-                (old, new, members[i], members[j], torch.full_like(i, turn * FOLDS + fold))
+                (old, new, members[i], members[j], torch.full_like(i, turn * HELD_OUT_FOLDS + fold))
             )
     old, new, first, second, group = (torch.cat(column) for column in zip(*columns, strict=True))
     x, y = (old, new) if given == "source" else (new, old)
-    return Rows(
+    return ScorePairs(
         x, y, torch.ones_like(x), first, second, group, torch.ones_like(x, dtype=torch.bool)
     )
 
 
 def _first_of_each(label: Int64[Tensor, " n"]) -> Bool[Tensor, " n"]:
-    """Whether each label stands nowhere before."""
+    """Whether each label occurs nowhere before."""
     ordered, order = label.sort(stable=True)
     fresh = torch.ones_like(label, dtype=torch.bool)
     fresh[order[1:]] = ordered[1:] != ordered[:-1]

@@ -1,7 +1,9 @@
-"""Joint methods: the map is fitted to both spaces' anchors at once. Serving is the same one matrix.
+"""Joint methods: the map is fitted to the anchors of both spaces at once. Serving uses the same
+single matrix.
 
-Each is a core F (r_x, r_y) of a pair (`app/maths/geometry/pair.py`), with T = V_x F V_y^T. Unit anchors U_x (k, d_x) and U_y (k, d_y),
-dimensionless, row i the same item in both; M is their `overlap`, R their `rotation`.
+Each method is a core F (r_x, r_y) of a pair (`app/maths/geometry/pair.py`), with T = V_x F V_y^T.
+Unit anchors U_x (k, d_x) and U_y (k, d_y) are dimensionless, row i the same item in both; M is
+their `overlap`, R their `rotation`.
 """
 
 from __future__ import annotations
@@ -13,55 +15,64 @@ from app.maths.geometry.pair import Core, Pair
 from app.maths.geometry.spectrum import check_power, check_ridge, usual_ridge
 from app.maths.translators import graded
 
-#: the ridges that cross-validation chooses from, on the scale of squared singular values of unit anchors
-RIDGES = tuple(10.0 ** (exponent / 4) for exponent in range(-12, 9))
+#: Candidates of cross-validation, on the scale of squared singular values of unit anchors.
+GCV_RIDGES = tuple(10.0 ** (exponent / 4) for exponent in range(-12, 9))
 
-#: a reduced rank, where none is given, holds this share of what the full map makes of the anchors
-KEPT = 0.99
+#: The default reduced rank keeps this share of the squared norm of the full map's predictions for
+#: the anchors.
+KEPT_VARIANCE = 0.99
 
 
 def procrustes(pair: Pair) -> Core:
-    """The partial isometry nearest to the anchors: F = R, maximising trace(T^T U_x^T U_y).
+    """The partial isometry nearest to the anchors: F = R, which maximises trace(T^T U_x^T U_y).
 
-    With U_x^T U_y = P diag(sigma) Q^T, only the r directions with sigma above rounding noise are used: T = P_r Q_r^T. For k < d
-    the full polar factor is not unique and would depend on the SVD at hand; the rank-r one is, and has the least norm.
-    T has r singular values equal to 1 and the rest 0.
-    Source: Schoenemann 1966; rectangular and rank-deficient case: the canonical polar decomposition (Higham 2010).
+    With U_x^T U_y = P diag(sigma) Q^T, only the r directions with sigma above rounding noise are
+    used: T = P_r Q_r^T. For k < d the full polar factor is not unique and would depend on the SVD
+    routine; the rank-r one is unique, and has the least norm. T has r singular values equal to 1
+    and the rest 0.
+    Source: Schoenemann 1966; rectangular and rank-deficient case: the canonical polar decomposition
+    (Higham 2010).
     """
     return pair.rotation[0]
 
 
 def regression(pair: Pair, *, ridge: float | None) -> Core:
-    """T = (U_x^T U_x + ridge I)^-1 U_x^T U_y, minimising |U_x T - U_y|^2 + ridge |T|^2.
+    """T = (U_x^T U_x + ridge I)^-1 U_x^T U_y, which minimises |U_x T - U_y|^2 + ridge |T|^2.
 
-    ridge  >= 0 (0: least squares of least norm), or None: by `cross_validated`
-    Raises InvalidOption. With a ridge given it is the graded family at (1, 0); the choice of the ridge is joint.
+    ridge  >= 0 (0: least squares of least norm), or None: by `cross_validated_ridge`
+    Raises InvalidOption. With a fixed ridge it is the graded family at (1, 0); the choice of the
+    ridge uses both spaces.
     """
     if ridge is None:
-        ridge = cross_validated(pair, pair.overlap * pair.y.values)
+        ridge = cross_validated_ridge(pair, pair.overlap * pair.y.values)
     return graded.core(pair, encode_power=1.0, decode_power=0.0, ridge=ridge)
 
 
 def toward_procrustes(pair: Pair, *, ridge: float | None) -> Core:
-    """Ridge regression that shrinks towards a rotation and not towards zero: T = c R + (C_x + ridge I)^-1 U_x^T (U_y - c U_x R).
+    """Ridge regression that shrinks towards a rotation and not towards zero.
 
-    c = (sum of sigma) / |U_x|^2 is the least-squares scale of the rotation. ridge >= 0, or None: by `cross_validated`
-    of the second part. With ridge 0 it is least squares, with a large one the scaled rotation. Raises InvalidOption.
-    Source: ours, as generalised ridge regression towards a target (van Wieringen 2015, chapter 4).
+    T = c R + (C_x + ridge I)^-1 U_x^T (U_y - c U_x R), with c = (sum of sigma) / |U_x|^2, the
+    least-squares scale of the rotation.
+    ridge  >= 0, or None: by `cross_validated_ridge` of the second part. 0 gives least squares, a
+           large one the scaled rotation
+    Raises InvalidOption. Our own method, as generalised ridge regression towards a target (van
+    Wieringen 2015, chapter 4).
     """
     check_ridge(ridge)
     rotation, trace = pair.rotation
     nearest = trace / float(pair.x.values.square().sum()) * rotation
     rest = pair.overlap * pair.y.values - pair.x.values[:, None] * nearest
     if ridge is None:
-        ridge = cross_validated(pair, rest)
+        ridge = cross_validated_ridge(pair, rest)
     return nearest + (pair.x.values / (pair.x.values.square() + ridge))[:, None] * rest
 
 
 def reduced_rank(pair: Pair, *, ridge: float | None, rank: int | None) -> Core:
-    """Ridge regression through `rank` directions: T B B^T, with B the leading right singular vectors of U_x T.
+    """Ridge regression through `rank` directions: T B B^T, with B the leading right singular
+    vectors of U_x T.
 
-    rank   >= 1; None: the fewest that hold KEPT of |U_x T|^2. ridge as in `regression`
+    rank   >= 1; None: the smallest that keeps KEPT_VARIANCE of |U_x T|^2
+    ridge  as in `regression`
     Raises InvalidOption. Source: Izenman 1975; with a ridge: Mukherjee and Zhu 2011.
     """
     full = regression(pair, ridge=ridge)
@@ -70,9 +81,9 @@ def reduced_rank(pair: Pair, *, ridge: float | None, rank: int | None) -> Core:
         shares = values.square().cumsum(0) / values.square().sum().clamp_min(
             torch.finfo(torch.float64).tiny
         )
-        rank = int((shares < KEPT).sum()) + 1
+        rank = int((shares < KEPT_VARIANCE).sum()) + 1
     if rank < 1:
-        raise InvalidOption(f"rank must be at least 1, got {rank}", field="options.rank")
+        raise InvalidOption(f"`rank` must be at least 1, got {rank}.", field="options.rank")
     kept = right[:rank]
     narrow: Core = (full @ kept.T) @ kept
     return narrow
@@ -81,15 +92,18 @@ def reduced_rank(pair: Pair, *, ridge: float | None, rank: int | None) -> Core:
 def canonical(
     pair: Pair, *, ridge: float | None, correlation_power: float, dewhiten: float
 ) -> Core:
-    """Canonical correlations: whiten both sides, rotate one onto the other, and put the target's spectrum back in part.
+    """Canonical correlations: whiten both sides, rotate one onto the other, and restore part of the
+    target's spectrum.
 
     With C = s^2 + ridge on each side and diag(s_x C_x^-1/2) M diag(s_y C_y^-1/2) = A diag(rho) B^T:
     F = diag(C_x^-1/2) A diag(rho^c) B^T diag(C_y^(w/2)).
 
-    correlation_power  c in [0, 1]: 0 is whitened Procrustes; 1 keeps the correlations, and then it is graded (1, (1 - w) / 2)
-    dewhiten           w in [0, 1]: 1 puts the whole spectrum back
-    ridge              >= 0, or None: of each space `usual_ridge`
-    Raises InvalidOption. Sources: Hotelling 1936; whitening, rotation and de-whitening as in Artetxe et al. 2018.
+    correlation_power  c in [0, 1]: 0 is whitened Procrustes; 1 keeps the correlations, which makes
+                       it graded (1, (1 - w) / 2)
+    dewhiten           w in [0, 1]: 1 restores the whole spectrum
+    ridge              >= 0, or None: `usual_ridge` of each space
+    Raises InvalidOption. Sources: Hotelling 1936; whitening, rotation and de-whitening as in
+    Artetxe et al. 2018.
     """
     check_power(correlation_power, "options.correlation_power")
     check_power(dewhiten, "options.dewhiten")
@@ -101,19 +115,23 @@ def canonical(
     )
     whitened = (pair.x.values * x.rsqrt())[:, None] * pair.overlap * (pair.y.values * y.rsqrt())
     left, values, right = torch.linalg.svd(whitened, full_matrices=False)
-    # Directions whose correlation is rounding noise stay out, whatever the power: 0^0 would make them count.
+    # Leave out directions whose correlation is rounding noise; for power 0 they would count in
+    # full, because 0^0 = 1.
     keep = values > torch.finfo(torch.float64).eps * max(whitened.shape)
     rotated = (left[:, keep] * values[keep].pow(correlation_power)) @ right[keep]
     core: Core = x.rsqrt()[:, None] * rotated * y.pow(dewhiten / 2)
     return core
 
 
-def cross_validated(pair: Pair, rest: Core) -> float:
-    """The one of RIDGES with the least generalised cross-validation error of a regression on the source's anchors.
+def cross_validated_ridge(pair: Pair, rest: Core) -> float:
+    """The ridge in GCV_RIDGES with the least generalised cross-validation error of a regression on
+    the source's anchors.
 
-    rest  (r_x, r_y): W_x^T of what is to be predicted, in the target's kept coordinates
-    GCV = |residual|^2 / (1 - (1 + sum of f_i) / k)^2 with f_i = s_i^2 / (s_i^2 + ridge), the 1 for the mean;
-    |residual|^2 = sum_i (1 - f_i)^2 |rest_i|^2 + |U_y - W_x W_x^T U_y|^2, of which no ridge reaches the second.
+    rest  (r_x, r_y): W_x^T times the values to predict, in the target's kept coordinates
+    GCV = |residual|^2 / (1 - (1 + sum of f_i) / k)^2 with f_i = s_i^2 / (s_i^2 + ridge); the 1
+    stands for the mean.
+    |residual|^2 = sum_i (1 - f_i)^2 |rest_i|^2 + |U_y - W_x W_x^T U_y|^2; the second term does not
+    depend on the ridge.
     Source: Golub, Heath and Wahba 1979.
     """
     size = pair.source.size
@@ -122,10 +140,10 @@ def cross_validated(pair: Pair, rest: Core) -> float:
         0.0, float(pair.y.values.square().sum() - (pair.overlap * pair.y.values).square().sum())
     )
     errors = []
-    for ridge in RIDGES:
+    for ridge in GCV_RIDGES:
         kept = pair.x.values.square() / (pair.x.values.square() + ridge)
         residual = beyond + float(((1.0 - kept).square() * reached).sum())
         free = max(1e-9, 1.0 - (1.0 + float(kept.sum())) / size)
         errors.append(residual / free**2)
-    best: float = RIDGES[errors.index(min(errors))]
+    best: float = GCV_RIDGES[errors.index(min(errors))]
     return best

@@ -1,9 +1,11 @@
-"""The graded family: both sides whitened by a chosen power, each from its own anchors alone.
+"""The graded family: each side is whitened by a power of its own, computed from its own anchors
+alone.
 
-With C = U^T U + ridge I:   projector E = C^-a U^T  (d x k),   decoder D = U C^-b  (k x d),   T = E_x D_y.
-(a, b) = (0, 1) is the paper's inverse with a ridge, (1, 0) ridge regression of unit anchors on unit anchors,
-(1/2, 1/2) the product of the two Parseval frames. Nothing is fitted to a pair of spaces, so N spaces need N projectors and
-N decoders. Ours; measured in `benchmarks/quality.py`, explained in docs/methods.md.
+With C = U^T U + ridge I: projector E = C^-a U^T (d x k), decoder D = U C^-b (k x d), T = E_x D_y.
+(a, b) = (0, 1) is the paper's inverse with a ridge, (1, 0) ridge regression of unit anchors on unit
+anchors, (1/2, 1/2) the product of the two Parseval frames. No part is fitted to a pair of spaces,
+so N spaces need N projectors and N decoders. Our own family; `benchmarks/quality.py` measures it,
+and docs/methods.md explains it.
 """
 
 from __future__ import annotations
@@ -12,15 +14,18 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from app.maths.geometry.pair import Core, Pair
-from app.maths.geometry.spectrum import check_power, check_ridge, gain, whitened
+from app.maths.geometry.spectrum import check_power, check_ridge, whitened, whitened_values
 
 
 def projector(
     unit: Float64[Tensor, "k d"], *, power: float, ridge: float | None
 ) -> Float64[Tensor, "d k"]:
-    """E = (U^T U + ridge I)^-power U^T, into relative coordinates: n(x) E. Power 0 gives the paper's cosines.
+    """E = (U^T U + ridge I)^-power U^T, into relative coordinates: n(x) E. Power 0 gives the
+    paper's cosines.
 
-    unit (k, d_x), the source's unit anchors; power in [0, 1]; ridge >= 0, or None for `spectrum.usual_ridge` of these anchors.
+    unit   (k, d_x), the source's unit anchors
+    power  in [0, 1]
+    ridge  >= 0, or None for `spectrum.usual_ridge` of these anchors
     Returns (d_x, k). Raises InvalidOption.
     """
     return whitened(unit, power=power, ridge=ridge, field="options.encode_power").T
@@ -29,23 +34,27 @@ def projector(
 def decoder(
     unit: Float64[Tensor, "k d"], *, power: float, ridge: float | None
 ) -> Float64[Tensor, "k d"]:
-    """D = U (U^T U + ridge I)^-power, back out of relative coordinates: r D. Power 1 is `irp-ridge`.
+    """D = U (U^T U + ridge I)^-power, from relative coordinates r: r D. Power 1 is `irp-ridge`.
 
-    unit (k, d_y), the target's unit anchors; power in [0, 1]; ridge >= 0, or None for `spectrum.usual_ridge` of these anchors.
+    unit   (k, d_y), the target's unit anchors
+    power  in [0, 1]
+    ridge  >= 0, or None for `spectrum.usual_ridge` of these anchors
     Returns (k, d_y). Raises InvalidOption.
     """
     return whitened(unit, power=power, ridge=ridge, field="options.decode_power")
 
 
 def core(pair: Pair, *, encode_power: float, decode_power: float, ridge: float | None) -> Core:
-    """F = diag(s_x (s_x^2 + ridge)^-a) M diag(s_y (s_y^2 + ridge)^-b) (r_x, r_y): T = V_x F V_y^T = E_x D_y.
+    """F = diag(s_x (s_x^2 + ridge)^-a) M diag(s_y (s_y^2 + ridge)^-b) (r_x, r_y): T = V_x F V_y^T =
+    E_x D_y.
 
-    encode_power a and decode_power b, each in [0, 1]; ridge as above, of each space its own where it is None.
+    encode_power, decode_power  a and b, each in [0, 1]
+    ridge                       as above; None: each space uses its own
     Raises InvalidOption.
     """
     check_power(encode_power, "options.encode_power")
     check_power(decode_power, "options.decode_power")
     check_ridge(ridge)
-    left = gain(pair.x, dim=pair.source.dim, power=encode_power, ridge=ridge)
-    right = gain(pair.y, dim=pair.target.dim, power=decode_power, ridge=ridge)
+    left = whitened_values(pair.x, dim=pair.source.dim, power=encode_power, ridge=ridge)
+    right = whitened_values(pair.y, dim=pair.target.dim, power=decode_power, ridge=ridge)
     return left[:, None] * pair.overlap * right

@@ -1,7 +1,7 @@
-"""Decoders: back out of relative coordinates, from the target's anchors alone.
+"""Decoders from relative coordinates, made from the target's anchors alone.
 
-Source: "Inverse Relative Projection" (Maiorca et al. 2024), sections 3.2 and 3.3: anchor pruning (equations 3 and 4) and
-anchor subspaces (equation 5).
+Source: "Inverse Relative Projection" (Maiorca et al. 2024), sections 3.2 and 3.3: anchor pruning
+(equations 3 and 4) and anchor subspaces (equation 5).
 """
 
 from __future__ import annotations
@@ -16,28 +16,32 @@ from torch import Tensor
 from app.errors import InvalidOption
 from app.maths.geometry.spectrum import pinv, whitened
 
-#: above this many anchors the k x k table of cosines is not kept; rows are made when they are needed
+#: Above this many anchors the k x k table of cosines is not stored; its rows are computed on
+#: demand.
 GRAM_LIMIT = 4096
 
 
 def farthest_points(unit: Float64[Tensor, "k d"], *, delta: float, start: int) -> list[int]:
-    """Greedy farthest point sampling by 1 - |cos|, begun at `start`, ended when the next point is nearer than delta.
+    """Greedy farthest point sampling by 1 - |cos|; it starts at `start` and ends when the next
+    point is nearer than delta.
 
-    unit   (k, d), rows of norm 1, or 0 for an anchor that equals the mean: such a row is never chosen
+    unit   (k, d), rows of norm 1, or 0 for an anchor that equals the mean: such a row is never
+           chosen
     delta  in [0, 1], dimensionless: 0 keeps every anchor, 1 only mutually orthogonal ones
     start  the index of the first point, a row of norm 1
-    Returns the chosen indices in the order chosen, each at most once.
+    Returns the chosen indices in the order of choice, each at most once. Raises InvalidOption.
     Source: Maiorca et al. 2024, equations 3 and 4 (|cos|, so that opposite anchors count as near).
     """
     if not (math.isfinite(delta) and 0.0 <= delta <= 1.0):
-        raise InvalidOption(f"delta must lie in [0, 1], got {delta}", field="options.delta")
+        raise InvalidOption(f"`delta` must lie in [0, 1], got {delta}.", field="options.delta")
     gram = unit @ unit.T if unit.shape[0] <= GRAM_LIMIT else None
 
     def distances_to(index: int) -> Float64[Tensor, " k"]:
         cosines = gram[index] if gram is not None else unit @ unit[index]
         return (1.0 - cosines.abs()).clamp_min(0.0)
 
-    # A zero row has |cos| = 0 to everything, itself included: unmasked it would be the farthest point for ever.
+    # Mask zero rows: their |cos| to every row, itself included, is 0, so one would stay the
+    # farthest point forever.
     open_ = unit.abs().amax(dim=1) > 0
     chosen = [start]
     open_[start] = False
@@ -55,15 +59,17 @@ def farthest_points(unit: Float64[Tensor, "k d"], *, delta: float, start: int) -
 def subspaces(
     unit: Float64[Tensor, "k d"], *, delta: float, omega: int, seed: int
 ) -> list[tuple[int, ...]]:
-    """The omega pruned subsets of anchors, each from its own start; starts are a seeded permutation of the usable anchors.
+    """The omega pruned subsets of anchors, one for each start; the starts are a seeded permutation
+    of the usable anchors.
 
     Returns omega sorted tuples of row indices; equal seeds give equal subsets.
-    Raises InvalidOption when omega is not in 1..k: more starts than anchors could only repeat subsets.
+    Raises InvalidOption when omega is not in 1..k: more starts than anchors could only repeat
+    subsets.
     """
     k = unit.shape[0]
     if not 1 <= omega <= k:
         raise InvalidOption(
-            f"omega must lie between 1 and the number of anchors, {k}; got {omega}",
+            f"`omega` must lie between 1 and the number of anchors, {k}; got {omega}.",
             field="options.omega",
         )
     usable = (unit.abs().amax(dim=1) > 0).nonzero().flatten()
@@ -76,15 +82,18 @@ def subspaces(
 def irp(
     unit: Float64[Tensor, "k d"], *, delta: float, omega: int, seed: int
 ) -> Float64[Tensor, "k d"]:
-    """The paper's decoder: D = 1/omega * sum_i P_i^T pinv(S_i^T), where S_i = P_i U are the anchors kept in subspace i.
+    """The paper's decoder: D = 1/omega * sum_i P_i^T pinv(S_i^T), where S_i = P_i U are the anchors
+    kept in subspace i.
 
     unit   (k, d_y), the target's unit anchors
-    delta  in [0, 1], the pruning threshold; omega in 1..k, the number of subspaces; seed chooses their starts
-    Returns D (k, d_y): relative(x) D is the mean of the omega reconstructions of x's direction in the target space.
+    delta  in [0, 1], the pruning threshold
+    omega  in 1..k, the number of subspaces; `seed` chooses their starts
+    Returns D (k, d_y): relative(x) D is the mean of the omega reconstructions of x's direction in
+    the target space.
     Raises InvalidOption. Source: Maiorca et al. 2024, equation 5.
     """
     decoder = torch.zeros_like(unit)
-    # Subsets that different starts agree on are inverted once and weighted.
+    # Subsets that several starts share are inverted once, and weighted.
     for rows, count in Counter(subspaces(unit, delta=delta, omega=omega, seed=seed)).items():
         index = torch.tensor(rows)
         decoder[index] += (count / omega) * pinv(unit[index].T)
@@ -92,7 +101,8 @@ def irp(
 
 
 def irp_ridge(unit: Float64[Tensor, "k d"], *, ridge: float) -> Float64[Tensor, "k d"]:
-    """D = U (U^T U + ridge I)^-1: the closed-form decoder without pruning; ridge = 0 is the pseudoinverse of U^T.
+    """D = U (U^T U + ridge I)^-1: the closed-form decoder without pruning; ridge = 0 is the
+    pseudoinverse of U^T.
 
     unit   (k, d_y), the target's unit anchors
     ridge  >= 0, on the scale of squared singular values of U (whose sum is at most k)

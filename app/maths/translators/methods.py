@@ -1,8 +1,9 @@
-"""Every way to fit a translator, by name. Open this file to see them all.
+"""Every way to fit a translator, by name.
 
-An *independent* method makes its decoder from the target's anchors alone, so it can also decode relative vectors whose source
-is unknown; a *joint* one is fitted to both spaces' anchors. What a method leaves open (an option that is None) it chooses from
-the anchors that it is fitted to: a fit that holds some of them out chooses without them.
+An *independent* method makes its decoder from the target's anchors alone, so it can also decode
+relative vectors of an unknown source; a *joint* method is fitted to the anchors of both spaces. A
+method chooses each option that is None from the anchors that it is fitted to. So a fit that holds
+some of them out chooses without them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from app.errors import InvalidOption, MethodNotIndependent, UnknownOption
 from app.maths.geometry.pair import Core, Pair
 from app.maths.geometry.space import Space, uncentred, unscaled
 from app.maths.translators import align, graded, inverse
-from app.maths.translators.translator import Decoder, Translator, make_decoder, make_translator
+from app.maths.translators.decoder import Decoder, make_decoder
+from app.maths.translators.translator import Translator, make_translator
 
 Option = float | int | bool | None
 Options = Mapping[str, Option]
@@ -26,11 +28,13 @@ Options = Mapping[str, Option]
 
 @dataclass(frozen=True)
 class Method:
-    """defaults  the options it takes, and their values where none is given
+    """One way to fit a translator.
+
+    defaults  its options and their default values
     core      F (r_x, r_y) of a pair: T = V_x F V_y^T
     decode    independent methods: the target's decoder D (k, d_y)
     encode    independent methods: the source's projector E (d_x, k), so that T = E D
-    affine    whether it maps x - m and not its direction, so that lengths are translated too
+    affine    whether it maps x - m and not its direction, so that it translates lengths too
     """
 
     summary: str
@@ -45,18 +49,18 @@ class Method:
         return self.decode is not None
 
 
-def _number(options: Options, name: str) -> float:
+def _required_float(options: Options, name: str) -> float:
     value = options[name]
     assert value is not None
     return float(value)
 
 
-def _maybe(options: Options, name: str) -> float | None:
-    return None if options[name] is None else _number(options, name)
+def _optional_float(options: Options, name: str) -> float | None:
+    return None if options[name] is None else _required_float(options, name)
 
 
-def _whole(options: Options, name: str) -> int:
-    """A seed of 63 bits would lose some as a float."""
+def _required_int(options: Options, name: str) -> int:
+    """An integer option; a seed of 63 bits would lose digits as a float."""
     value = options[name]
     assert value is not None
     return int(value)
@@ -64,129 +68,155 @@ def _whole(options: Options, name: str) -> int:
 
 def _irp(y: Space, o: Options) -> Float64[Tensor, "k dy"]:
     return inverse.irp(
-        y.unit, delta=_number(o, "delta"), omega=_whole(o, "omega"), seed=_whole(o, "seed")
+        y.unit,
+        delta=_required_float(o, "delta"),
+        omega=_required_int(o, "omega"),
+        seed=_required_int(o, "seed"),
     )
 
 
-def _decoded(
+def _decoder_core(
     decode: Callable[[Space, Options], Float64[Tensor, "k dy"]], pair: Pair, options: Options
 ) -> Core:
-    """The core of plain cosines and a decoder that lies within the target's anchors."""
+    """The core that combines plain cosines with a decoder in the span of the target's anchors."""
     decoder = decode(pair.target, options) @ pair.y.right.T
     return pair.x.values[:, None] * (pair.x.left.T @ decoder)
 
 
 def _irp_ridge(y: Space, o: Options) -> Float64[Tensor, "k dy"]:
-    return inverse.irp_ridge(y.unit, ridge=_number(o, "ridge"))
+    return inverse.irp_ridge(y.unit, ridge=_required_float(o, "ridge"))
 
 
-#: what every method but the affine one takes
-SHAPE: Options = {"renormalise": True, "keep_norms": False}
+#: Options of every method but the affine one.
+OUTPUT_OPTIONS: Options = {"renormalise": True, "keep_norms": False}
 
 METHODS: dict[str, Method] = {
     "irp": Method(
         "the paper's inverse: pruned anchors, mean of omega subspaces",
-        {"delta": 0.6, "omega": 8, "seed": 0, **SHAPE},
-        core=partial(_decoded, _irp),
+        {"delta": 0.6, "omega": 8, "seed": 0, **OUTPUT_OPTIONS},
+        core=partial(_decoder_core, _irp),
         decode=_irp,
         encode=lambda x, o: x.unit.T,
     ),
     "irp-ridge": Method(
         "the inverse in closed form, with a ridge in place of pruning",
-        {"ridge": 1.0, **SHAPE},
-        core=partial(_decoded, _irp_ridge),
+        {"ridge": 1.0, **OUTPUT_OPTIONS},
+        core=partial(_decoder_core, _irp_ridge),
         decode=_irp_ridge,
         encode=lambda x, o: x.unit.T,
     ),
     "graded": Method(
         "both sides whitened by a chosen power, each from its own anchors",
-        {"encode_power": 1.0, "decode_power": 0.25, "ridge": None, "centre": True, **SHAPE},
+        {
+            "encode_power": 1.0,
+            "decode_power": 0.25,
+            "ridge": None,
+            "centre": True,
+            **OUTPUT_OPTIONS,
+        },
         core=lambda pair, o: graded.core(
             pair,
-            encode_power=_number(o, "encode_power"),
-            decode_power=_number(o, "decode_power"),
-            ridge=_maybe(o, "ridge"),
+            encode_power=_required_float(o, "encode_power"),
+            decode_power=_required_float(o, "decode_power"),
+            ridge=_optional_float(o, "ridge"),
         ),
         decode=lambda y, o: graded.decoder(
-            y.unit, power=_number(o, "decode_power"), ridge=_maybe(o, "ridge")
+            y.unit, power=_required_float(o, "decode_power"), ridge=_optional_float(o, "ridge")
         ),
         encode=lambda x, o: graded.projector(
-            x.unit, power=_number(o, "encode_power"), ridge=_maybe(o, "ridge")
+            x.unit, power=_required_float(o, "encode_power"), ridge=_optional_float(o, "ridge")
         ),
     ),
     "procrustes": Method(
         "the nearest rotation, fitted to both spaces' anchors",
-        {"centre": True, **SHAPE},
+        {"centre": True, **OUTPUT_OPTIONS},
         core=lambda pair, o: align.procrustes(pair),
     ),
     "ridge": Method(
         "ridge regression, its ridge by generalised cross-validation",
-        {"ridge": None, "centre": True, **SHAPE},
-        core=lambda pair, o: align.regression(pair, ridge=_maybe(o, "ridge")),
+        {"ridge": None, "centre": True, **OUTPUT_OPTIONS},
+        core=lambda pair, o: align.regression(pair, ridge=_optional_float(o, "ridge")),
     ),
     "toward-procrustes": Method(
         "ridge regression that shrinks towards a rotation",
-        {"ridge": None, "centre": True, **SHAPE},
-        core=lambda pair, o: align.toward_procrustes(pair, ridge=_maybe(o, "ridge")),
+        {"ridge": None, "centre": True, **OUTPUT_OPTIONS},
+        core=lambda pair, o: align.toward_procrustes(pair, ridge=_optional_float(o, "ridge")),
     ),
     "reduced-rank": Method(
         "ridge regression through a few directions",
-        {"ridge": None, "rank": None, "centre": True, **SHAPE},
+        {"ridge": None, "rank": None, "centre": True, **OUTPUT_OPTIONS},
         core=lambda pair, o: align.reduced_rank(
-            pair, ridge=_maybe(o, "ridge"), rank=None if o["rank"] is None else _whole(o, "rank")
+            pair,
+            ridge=_optional_float(o, "ridge"),
+            rank=None if o["rank"] is None else _required_int(o, "rank"),
         ),
     ),
     "canonical": Method(
         "whitened on both sides, rotated, and the target's spectrum put back in part",
-        {"ridge": None, "correlation_power": 0.5, "dewhiten": 0.5, "centre": True, **SHAPE},
+        {
+            "ridge": None,
+            "correlation_power": 0.5,
+            "dewhiten": 0.5,
+            "centre": True,
+            **OUTPUT_OPTIONS,
+        },
         core=lambda pair, o: align.canonical(
             pair,
-            ridge=_maybe(o, "ridge"),
-            correlation_power=_number(o, "correlation_power"),
-            dewhiten=_number(o, "dewhiten"),
+            ridge=_optional_float(o, "ridge"),
+            correlation_power=_required_float(o, "correlation_power"),
+            dewhiten=_required_float(o, "dewhiten"),
         ),
     ),
     "affine": Method(
         "ridge regression of the vectors as they are, lengths and all, with an intercept",
         {"ridge": None},
-        core=lambda pair, o: align.regression(pair, ridge=_maybe(o, "ridge")),
+        core=lambda pair, o: align.regression(pair, ridge=_optional_float(o, "ridge")),
         affine=True,
     ),
 }
 
-#: seeds are what torch.Generator takes
+#: torch.Generator takes seeds up to this one.
 LARGEST_SEED = 2**63 - 1
 
 
 def resolve(name: str, given: Options, *, anchors: int) -> dict[str, Option]:
-    """The method's options, the given ones over its defaults.
+    """The method's options: its defaults, overridden by `given`.
 
-    anchors  k; the default omega shrinks to it, a given one does not
-    Raises UnknownOption for an option the method does not take, InvalidOption for a seed out of range.
+    anchors  k; the default omega shrinks to it, an omega in `given` does not
+    Raises UnknownOption for an option that the method does not have, InvalidOption for a seed out
+    of range.
     """
     method = METHODS[name]
     for option in given:
         if option not in method.defaults:
             known = ", ".join(sorted(method.defaults))
-            raise UnknownOption(f"{name} takes {known}; not {option}", field=f"options.{option}")
+            raise UnknownOption(
+                f"Method `{name}` has no option `{option}`. Its options: {known}.",
+                field=f"options.{option}",
+            )
     options = {**method.defaults, **given}
     if "omega" in options and "omega" not in given:
-        options["omega"] = min(_whole(options, "omega"), anchors)
+        options["omega"] = min(_required_int(options, "omega"), anchors)
     if not 0 <= (options.get("seed") or 0) <= LARGEST_SEED:
         raise InvalidOption(
-            f"seed must lie in [0, {LARGEST_SEED}], got {options['seed']}", field="options.seed"
+            f"`seed` must lie in [0, {LARGEST_SEED}], got {options['seed']}.",
+            field="options.seed",
         )
     return options
 
 
 def fit(name: str, source: Space, target: Space, options: Options) -> Translator:
-    """The translator source -> target by the named method and its resolved options. Raises InvalidOption."""
+    """The translator source -> target by the named method with resolved options. Raises
+    InvalidOption.
+    """
     pair = pair_for(name, source, target, options)
-    return served(name, pair, METHODS[name].core(pair, options), options)
+    return translator_of_core(name, pair, METHODS[name].core(pair, options), options)
 
 
 def pair_for(name: str, source: Space, target: Space, options: Options) -> Pair:
-    """The two spaces as the method wants them: about their means or the origin, rows scaled to unit length or not."""
+    """The two spaces as the method needs them: about their means or the origin, rows scaled to unit
+    length or not.
+    """
     if METHODS[name].affine:
         return Pair(unscaled(source), unscaled(target))
     if not options.get("centre", True):
@@ -194,23 +224,25 @@ def pair_for(name: str, source: Space, target: Space, options: Options) -> Pair:
     return Pair(source, target)
 
 
-def served(name: str, pair: Pair, core: Core, options: Options) -> Translator:
-    """The translator of a core that the named method has made of a pair."""
+def translator_of_core(name: str, pair: Pair, core: Core, options: Options) -> Translator:
+    """The translator of a core that the named method computed for a pair."""
     if METHODS[name].affine:
         return make_translator(
             pair.source, pair.target, pair.join(core), renormalise=False, keep_norms=True
         )
-    shape = {option: bool(options[option]) for option in SHAPE}
+    shape = {option: bool(options[option]) for option in OUTPUT_OPTIONS}
     return make_translator(pair.source, pair.target, pair.join(core), **shape)
 
 
 def fit_decoder(name: str, target: Space, options: Options) -> Decoder:
-    """The decoder for relative vectors, by an independent method. Raises MethodNotIndependent and InvalidOption."""
+    """The decoder for relative vectors, by an independent method. Raises MethodNotIndependent and
+    InvalidOption.
+    """
     decode = METHODS[name].decode
     if decode is None:
         raise MethodNotIndependent(
-            f"{name} is fitted to both spaces, so it cannot decode relative vectors; "
-            f"use {', '.join(n for n, m in METHODS.items() if m.independent)}",
+            f"Method `{name}` is fitted to both spaces, so it cannot decode relative vectors. "
+            f"Use one of {', '.join(n for n, m in METHODS.items() if m.independent)}.",
             field="method",
         )
     return make_decoder(target, decode(target, options), renormalise=bool(options["renormalise"]))

@@ -1,4 +1,4 @@
-"""Relative vectors as they are served: n(x) E, a step of rows at a time."""
+"""Relative vectors as the service answers them: n(x) E, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from app.errors import AnchorageError
 from app.maths.geometry.space import check_vectors, normalise
-from app.maths.translators.translator import FARTHEST, STEP, least_distance
+from app.maths.translators.translator import ROWS_PER_STEP, SAFE_FARTHEST, least_distance
 
 
 def relate_into(
@@ -17,22 +17,25 @@ def relate_into(
     vectors: Float[Tensor, "n d"],
     out: Float32[Tensor, "n k"],
 ) -> Bool[Tensor, " n"]:
-    """n(x) E of vectors (n, d), any float dtype, in the encoder's units, written to `out` (n, k); a row at the mean gives zeros.
+    """Write n(x) E of vectors (n, d), any float dtype, in the encoder's units, to `out` (n, k).
 
-    projector  (d, k)  E; the unit anchors' transpose gives the k cosines, dimensionless (Moschella et al. 2023, equation 2)
+    projector  (d, k)  E; the unit anchors' transpose gives the k cosines, dimensionless (Moschella
+               et al. 2023, equation 2)
     mean       (d,)    the anchors' mean, in the encoder's units
-    n(x) = (x - m) / |x - m| is applied after the product, where it costs k numbers a row instead of d.
-    Returns which rows (n,) are at the mean. Raises NonFinite, OutOfRange: the rows are those of one step only.
+    A row at the mean gives zeros. The division by |x - m| follows the product: there it costs k
+    numbers a row instead of d.
+    Returns which rows (n,) are at the mean. Raises NonFinite and OutOfRange, naming the rows of one
+    step only.
     """
     at_mean = torch.zeros(len(vectors), dtype=torch.bool)
-    scratch = torch.empty(min(len(vectors), STEP), len(mean))
+    scratch = torch.empty(min(len(vectors), ROWS_PER_STEP), len(mean))
     nearest = least_distance(mean)
-    for start in range(0, len(vectors), STEP):
-        rows = slice(start, min(start + STEP, len(vectors)))
+    for start in range(0, len(vectors), ROWS_PER_STEP):
+        rows = slice(start, min(start + ROWS_PER_STEP, len(vectors)))
         centred = scratch[: rows.stop - start].copy_(vectors[rows]).sub_(mean)
         norms = torch.linalg.vector_norm(centred, dim=1)
         near, far = (float(bound) for bound in norms.aminmax())
-        if nearest <= near and far <= FARTHEST:
+        if nearest <= near and far <= SAFE_FARTHEST:
             torch.mm(centred, projector, out=out[rows])
             out[rows].div_(norms[:, None])
             continue

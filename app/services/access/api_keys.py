@@ -168,7 +168,10 @@ class KeyRing:
         self._lock = threading.Lock()
 
     def recall(self, text: str) -> Caller | None:
-        """Return the caller of a key whose last look-up still counts, without IO."""
+        """Return the caller of a key whose last look-up still counts, without IO.
+
+        While the database is away, longer: as `outlast`.
+        """
         if self._services.db.away:
             return self.outlast(text)
         remembered = self._find(text)

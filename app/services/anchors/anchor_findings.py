@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from app.maths.anchors.coverage import Coverage
-from app.maths.anchors.health import LISTED
+from app.maths.anchors.health import MOST_LISTED_ROWS
 from app.maths.anchors.mismatch import Comparison, Suspect
-from app.maths.anchors.value_facts import Numbers
-from app.maths.quality.crossfit import FEWEST
+from app.maths.anchors.value_facts import ValueFacts
+from app.maths.quality.crossfit import FEWEST_DISTINCT
 
 FindingCode = Literal[
     "unrelated-spaces",
@@ -67,7 +67,7 @@ class SpaceFacts:
     size: int
     health: dict[str, object]
     coverage: Coverage
-    numbers: Numbers
+    numbers: ValueFacts
     rows_read: int
 
 
@@ -122,7 +122,7 @@ def _check_pair(pair: PairFacts) -> Iterator[AnchorFinding]:
             text += f". {count} of them fit the row {place}: one side lacks an item, or repeats one"
         rows = sorted(each.row for each in suspects)
         yield AnchorFinding(
-            "mismatched-rows", "error", text, pair.encoders, rows[:LISTED], len(rows)
+            "mismatched-rows", "error", text, pair.encoders, rows[:MOST_LISTED_ROWS], len(rows)
         )
 
 
@@ -145,8 +145,8 @@ def _describe_offset(offset: int) -> str:
 
 
 def _check_size(space: SpaceFacts) -> Iterator[AnchorFinding]:
-    if space.size <= space.dim or space.size < FEWEST:
-        is_few = space.size < max(FEWEST, FEW_ANCHORS_SHARE * space.dim)
+    if space.size <= space.dim or space.size < FEWEST_DISTINCT:
+        is_few = space.size < max(FEWEST_DISTINCT, FEW_ANCHORS_SHARE * space.dim)
         rank = space.health["rank"]
         yield AnchorFinding(
             "too-few-anchors",
@@ -157,7 +157,7 @@ def _check_size(space: SpaceFacts) -> Iterator[AnchorFinding]:
             + ": POST .../suggest names some",
             [space.encoder],
         )
-    if space.size >= FEWEST and space.coverage.left_out < LOW_COVERAGE:
+    if space.size >= FEWEST_DISTINCT and space.coverage.left_out < LOW_COVERAGE:
         yield AnchorFinding(
             "low-coverage",
             "warning",
@@ -190,7 +190,7 @@ def _check_rows(space: SpaceFacts) -> Iterator[AnchorFinding]:
         assert isinstance(rows, list)
         assert isinstance(count, int)
         if count:
-            yield AnchorFinding(code, "warning", text, [space.encoder], rows[:LISTED], count)
+            yield AnchorFinding(code, "warning", text, [space.encoder], rows[:MOST_LISTED_ROWS], count)
     outliers = space.numbers.outliers
     if outliers:
         yield AnchorFinding(
@@ -199,7 +199,7 @@ def _check_rows(space: SpaceFacts) -> Iterator[AnchorFinding]:
             "these anchors differ from the others in length or in distance from the mean. Check "
             "whether their items are empty or cut off, or their vectors another encoder's",
             [space.encoder],
-            sorted(each.row for each in outliers)[:LISTED],
+            sorted(each.row for each in outliers)[:MOST_LISTED_ROWS],
             len(outliers),
         )
 

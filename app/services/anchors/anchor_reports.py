@@ -10,7 +10,7 @@ from torch import Tensor
 
 from app.errors import AnchorsNotEmbedded, DegenerateAnchors, NotExactlyOne, TooManyVectors
 from app.maths.anchors import coverage, mismatch, value_facts
-from app.maths.geometry.sampling import uniform
+from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space, normalise
 from app.services import incoming
 from app.services.anchors import spaces
@@ -185,14 +185,14 @@ def _examine(services: Services, space: tables.SpaceRow, size: int, *, work: int
     try:
         space_coverage = coverage.cover(fit_space(anchors[rows]).unit)
     except DegenerateAnchors:  # the rows drawn from a large set may all be equal
-        space_coverage = coverage.NOTHING
+        space_coverage = coverage.NO_COVERAGE
     return SpaceFacts(
         encoder=space.encoder.name,
         dim=anchors.shape[1],
         size=size,
         health=space.health,
         coverage=space_coverage,
-        numbers=value_facts.describe(anchors),
+        numbers=value_facts.describe_values(anchors),
         rows_read=len(rows),
     )
 
@@ -203,14 +203,14 @@ def _compare(
     """Compare two spaces by as many rows as n^2 (d_x + d_y) <= work allows."""
     x, y = spaces.raw_anchors(services, first), spaces.raw_anchors(services, second)
     rows = _draw_rows(len(x), isqrt(work // (x.shape[1] + y.shape[1])))
-    comparison = mismatch.compare(x[rows], y[rows])
+    comparison = mismatch.compare_anchors(x[rows], y[rows])
     suspects = [
         each._replace(row=rows[each.row], fits=rows[each.fits]) for each in comparison.suspects
     ]
     shift = comparison.shift
     # Only neighbouring rows show a shift, and a random draw has none.
     if comparison.verdict == "unrelated" and len(rows) < len(x):
-        shift = mismatch.compare(x[: len(rows)], y[: len(rows)]).shift
+        shift = mismatch.compare_anchors(x[: len(rows)], y[: len(rows)]).shift
     return PairFacts(
         [first.encoder.name, second.encoder.name],
         replace(comparison, suspects=suspects, shift=shift),
@@ -220,4 +220,4 @@ def _compare(
 
 def _draw_rows(size: int, most: int) -> list[int]:
     """Return up to `most` rows in order: all, or the same random ones for equal sizes."""
-    return sorted(uniform(size, size=min(size, most), seed=0))
+    return sorted(draw_uniformly(size, size=min(size, most), seed=0))

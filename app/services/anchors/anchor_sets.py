@@ -19,7 +19,7 @@ from app.errors import (
     UnequalAnchors,
 )
 from app.maths.anchors.health import examine
-from app.maths.bootstrap.neighbours import Beat, silent
+from app.maths.bootstrap.neighbours import Beat, no_beat
 from app.services.access.audit import record_audit
 from app.services.anchors.spaces import require_direction
 from app.services.context import Services
@@ -57,7 +57,7 @@ def build_anchor_set(
     inputs: str | None = None,
     made_by: Mapping[str, str] | None = None,
     pairs: Mapping[str, Tensor] | None = None,
-    beat: Beat = silent,
+    beat: Beat = no_beat,
 ) -> tables.AnchorSetRow:
     """Return the row of a new set and its spaces, not yet in a session. Their blobs are written.
 

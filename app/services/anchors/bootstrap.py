@@ -16,8 +16,8 @@ from app.errors import (
     TooManyVectors,
     UnknownOption,
 )
+from app.maths.bootstrap import attempts, methods, paper, self_learning, soft_plan
 from app.maths.bootstrap import estimate as estimation
-from app.maths.bootstrap import methods, paper, self_learning, soft_plan
 from app.maths.bootstrap import pools as pool_maths
 from app.services.anchors import anchor_sets, pools
 from app.services.context import Services
@@ -28,6 +28,7 @@ from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import JobKind
+from app.maths.bootstrap import attempts
 
 #: anchors that anchor optimisation searches for by default, as in the paper, and the most
 DEFAULT_OPTIMISED, MOST_OPTIMISED = 300, 4_096
@@ -47,7 +48,7 @@ def request_bootstrap(
     source_pool: pools.PoolInput,
     target_pool: pools.PoolInput,
     seeds: list[tuple[int, int]],
-    method: str = methods.DEFAULT,
+    method: str = methods.DEFAULT_METHOD,
     size: int | None = None,
     options: Mapping[str, Any] | None = None,
     min_right: float = 0.5,
@@ -100,7 +101,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
     with services.db.transaction() as session:
         resources.require_free(session, tables.AnchorSetRow, job.project, arguments["name"])
     method = arguments.get("method", "paper")  # rows of older versions name no method
-    settings = methods.SETTINGS[method](**arguments["settings"])
+    settings = methods.SETTINGS_CLASSES[method](**arguments["settings"])
     if settings.size is None:
         settings = replace(settings, size=services.limits.vectors)
     seeds = [(i, j) for i, j in arguments["seeds"]]
@@ -165,16 +166,16 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
 
 def _read_settings(
     method: str, size: int | None, options: Mapping[str, Any], *, most: int
-) -> methods.Settings:
+) -> methods.MethodSettings:
     """Return a method's settings. The default size of anchor optimisation is limited to `most`.
 
     Raises InvalidRequest, UnknownOption, InvalidOption.
     """
-    if method not in methods.SETTINGS:
+    if method not in methods.SETTINGS_CLASSES:
         raise InvalidRequest(
-            f"expected one of the methods {', '.join(methods.SETTINGS)}", field="method"
+            f"expected one of the methods {', '.join(methods.SETTINGS_CLASSES)}", field="method"
         )
-    kind = methods.SETTINGS[method]
+    kind = methods.SETTINGS_CLASSES[method]
     method_options = {field.name for field in fields(kind)} - {"size"}
     for name in options:
         if name not in method_options:
@@ -183,10 +184,10 @@ def _read_settings(
                 f"{', '.join(sorted(method_options))}",
                 field=f"options.{name}",
             )
-    if size is None and kind is not self_learning.Settings:
+    if size is None and kind is not attempts.SelfLearningSettings:
         size = min(DEFAULT_OPTIMISED, most)
     settings = kind(size=size, **options)  # type: ignore[arg-type]
-    if isinstance(settings, soft_plan.Settings) and settings.last_epsilon > settings.first_epsilon:
+    if isinstance(settings, soft_plan.SoftPlanSettings) and settings.last_epsilon > settings.first_epsilon:
         field = "options.last_epsilon" if "last_epsilon" in options else "options.first_epsilon"
         detail = (
             f"`last_epsilon` {settings.last_epsilon:g} must not exceed `first_epsilon` "
@@ -197,7 +198,7 @@ def _read_settings(
 
 
 def _require_startable(
-    settings: methods.Settings,
+    settings: methods.MethodSettings,
     seeds: list[tuple[int, int]],
     x: pools.PoolSide,
     y: pools.PoolSide,
@@ -216,14 +217,14 @@ def _require_startable(
             field="size",
             limit=most,
         )
-    if isinstance(settings, self_learning.Settings):
+    if isinstance(settings, attempts.SelfLearningSettings):
         _require_learnable(settings, seeds, x, y, most=most)
     else:
         _require_optimisable(settings, seeds, x, y)
 
 
 def _require_learnable(
-    settings: self_learning.Settings,
+    settings: attempts.SelfLearningSettings,
     seeds: list[tuple[int, int]],
     x: pools.PoolSide,
     y: pools.PoolSide,
@@ -231,9 +232,9 @@ def _require_learnable(
     most: int,
 ) -> None:
     smaller = min(x, y, key=lambda side: side.rows)
-    if smaller.rows < self_learning.FEWEST:
+    if smaller.rows < self_learning.FEWEST_POOL_ITEMS:
         detail = (
-            f"self-learning needs pools of at least {self_learning.FEWEST} items; this one has "
+            f"self-learning needs pools of at least {self_learning.FEWEST_POOL_ITEMS} items; this one has "
             f"{smaller.rows}"
         )
         raise InvalidRequest(detail, field=smaller.field)
@@ -253,7 +254,7 @@ def _require_learnable(
 
 
 def _require_optimisable(
-    settings: soft_plan.Settings | paper.Settings,
+    settings: soft_plan.SoftPlanSettings | paper.PaperSettings,
     seeds: list[tuple[int, int]],
     x: pools.PoolSide,
     y: pools.PoolSide,
@@ -273,7 +274,7 @@ def _require_optimisable(
         raise PoolTooLarge(detail, field=larger.field, limit=MOST_CELLS)
 
 
-def _settings_as_json(settings: methods.Settings) -> dict[str, Any]:
+def _settings_as_json(settings: methods.MethodSettings) -> dict[str, Any]:
     """The settings as JSON, from which the same class can be made."""
     return {name: value for name, value in asdict(settings).items() if not isinstance(value, dict)}
 
@@ -315,7 +316,7 @@ def _require_quality(
     detail = f"the bootstrap found only {count} pairs"
     if count >= fewest:
         detail = f"about {right:.1%} of the {count} pairs are right; the minimum is {least:.1%}"
-    more = min(estimation.more_seeds(seeds), items - seeds)
+    more = min(estimation.seeds_to_add(seeds), items - seeds)
     if more:
         detail += (
             f". If the pools share most items and the seeds are right, about {more} more seeds "

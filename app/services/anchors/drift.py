@@ -17,9 +17,9 @@ from app.errors import (
     TooManyInputs,
 )
 from app.maths.anchors import drift
-from app.maths.anchors.health import LISTED
-from app.maths.anchors.mismatch import RELATED
-from app.maths.geometry.sampling import uniform
+from app.maths.anchors.health import MOST_LISTED_ROWS
+from app.maths.anchors.mismatch import RELATED_Z
+from app.maths.geometry.sampling import draw_uniformly
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.anchors.anchor_embedding import read_inputs
@@ -76,7 +76,7 @@ class DriftReport(BaseModel):
 
     anchor_set: str = Field(description="Name of the anchor set.")
     encoder: str = Field(description="Name of the encoder.")
-    verdict: drift.Verdict = Field(description="How the vectors changed.")
+    verdict: drift.DriftVerdict = Field(description="How the vectors changed.")
     detail: str = Field(description="The verdict in words.")
     recommendations: list[str] = Field(description="What to do.")
     count: int = Field(description="Number of anchors compared.")
@@ -127,7 +127,7 @@ def detect_drift(
     )
     old = spaces.raw_anchors(services, space)[rows]
     with services.fitting():
-        comparison = drift.compare(old, new, seed=options.seed)
+        comparison = drift.compare_embeddings(old, new, seed=options.seed)
     return _report(
         comparison, rows, space, given_dim=new.shape[1], reembedded=options.vectors is None
     )
@@ -143,7 +143,7 @@ def _choose_rows(options: DriftOptions, size: int) -> list[int]:
         if options.vectors is not None:
             return list(range(size))
         return sorted(
-            uniform(size, size=min(size, options.sample or DEFAULT_REEMBEDDED), seed=options.seed)
+            draw_uniformly(size, size=min(size, options.sample or DEFAULT_REEMBEDDED), seed=options.seed)
         )
     rows = list(options.rows)
     if not rows:
@@ -237,7 +237,7 @@ def _report(
     cosines, deviations = comparison.cosines, comparison.deviations
     worst = []
     if cosines is not None and deviations is not None:
-        places = torch.argsort(cosines, stable=True)[:LISTED].tolist()
+        places = torch.argsort(cosines, stable=True)[:MOST_LISTED_ROWS].tolist()
         worst = [
             RowDrift(row=rows[i], cosine=float(cosines[i]), deviation=float(deviations[i]))
             for i in places
@@ -260,7 +260,7 @@ def _report(
         mean_cosine=None if cosines is None else float(cosines.mean()),
         min_cosine=None if cosines is None else float(cosines.min()),
         scale=comparison.scale,
-        changed=sorted(changed)[:LISTED],
+        changed=sorted(changed)[:MOST_LISTED_ROWS],
         changed_count=len(changed),
         changed_share=len(changed) / len(rows),
         worst=worst,
@@ -313,7 +313,7 @@ def _explain_change(
         return "the vectors are equal, in another order", [
             "send the vectors in the order of the anchors, or name their anchors in `rows`"
         ]
-    if comparison.z is not None and comparison.z < RELATED:
+    if comparison.z is not None and comparison.z < RELATED_Z:
         return "the new vectors are unrelated to the old ones", [
             "check that they are the same items in the same order; with these rows, nothing can "
             "be translated"
@@ -322,7 +322,7 @@ def _explain_change(
         return "the vectors have changed; there are too few rows to say more", [
             "repeat the request with all anchors, or with at least ten"
         ]
-    if held_out.nothing >= drift.ROTATED:
+    if held_out.nothing >= drift.ROTATED_COSINE:
         if dim != given_dim:
             shorter = min(dim, given_dim)
             return (

@@ -17,7 +17,7 @@ from app.errors import (
     PoolTooLarge,
     blaming,
 )
-from app.maths.bootstrap.neighbours import Beat, silent
+from app.maths.bootstrap.neighbours import Beat, no_beat
 from app.maths.geometry.space import fit_space
 from app.services import incoming
 from app.services.access.audit import record_audit
@@ -207,7 +207,7 @@ def store_side(services: Services, context: RequestContext, pool_side: PoolSide)
     return list(content)
 
 
-def load_items(services: Services, blobs: str | Sequence[str], *, beat: Beat = silent) -> Tensor:
+def load_items(services: Services, blobs: str | Sequence[str], *, beat: Beat = no_beat) -> Tensor:
     """Return the items of a side (n, d), float32, in memory for them and one piece.
 
     beat  called before each piece; it may raise to stop

@@ -12,7 +12,7 @@ from torch import Tensor
 from app.encoders.base import EncoderModel
 from app.errors import DimensionMismatch, TooManyInputs
 from app.maths.anchors import drift
-from app.maths.anchors.drift import HALF, SAME
+from app.maths.anchors.drift import HALF_DEVIATION, SAME_DEVIATION
 from app.maths.quality.metrics import unit
 from app.services import incoming
 from app.services.context import Services
@@ -37,7 +37,7 @@ Cause = Literal[
 #: most inputs of one verification: each is encoded about 20 times when the vectors differ
 MOST_VERIFIED_INPUTS = 64
 
-#: least `drift.likeness` of two revisions of a model
+#: least `drift.cosine_correlation` of two revisions of a model
 SAME_FAMILY = 0.7
 #: fewest inputs whose likeness is meaningful
 FEWEST_TO_TELL = 4
@@ -139,7 +139,7 @@ def verify(
 
 def _tolerance(encoder: tables.EncoderRow) -> float:
     """The largest deviation of equal models: batches of another size round differently."""
-    return SAME if (encoder.identity or {}).get("dtype") in ("float32", None) else HALF
+    return SAME_DEVIATION if (encoder.identity or {}).get("dtype") in ("float32", None) else HALF_DEVIATION
 
 
 def _explain(
@@ -153,7 +153,7 @@ def _explain(
             _find_max_deviation(unit(ours), unit(theirs)),
         )
         yield _explanation(
-            "order", "the vectors are equal, in another order", drift.reordered(ours, theirs)
+            "order", "the vectors are equal, in another order", drift.reorder_deviation(ours, theirs)
         )
     else:
         yield from _explain_dimensions("dimensions", "", ours, theirs)
@@ -191,15 +191,15 @@ def _find_likely_cause(
 
     Without one, what the similarities between the inputs say.
     """
-    exact = [each for each in explanations if each.max_deviation <= SAME]
+    exact = [each for each in explanations if each.max_deviation <= SAME_DEVIATION]
     if exact:
         return exact[0].cause, exact[0].detail
-    if ours.shape == theirs.shape and _find_max_deviation(ours, theirs) <= HALF:
+    if ours.shape == theirs.shape and _find_max_deviation(ours, theirs) <= HALF_DEVIATION:
         return (
             "precision",
             "the vectors agree to half precision: one of the two computes or stores in it",
         )
-    near = [each for each in explanations if each.max_deviation <= HALF]
+    near = [each for each in explanations if each.max_deviation <= HALF_DEVIATION]
     if near:
         return near[0].cause, f"{near[0].detail}, and one of the two uses half precision"
     if len(ours) < FEWEST_TO_TELL or not bool(theirs.any()):
@@ -208,7 +208,7 @@ def _find_likely_cause(
             f"no known cause explains the difference. Send at least {FEWEST_TO_TELL} inputs, and "
             "vectors that are not zero, for a comparison of their similarities",
         )
-    likeness = drift.likeness(ours, theirs)
+    likeness = drift.cosine_correlation(ours, theirs)
     if likeness >= SAME_FAMILY:
         return (
             "revision",

@@ -83,9 +83,8 @@ def create_head(
     _check_outputs(new, head)
     row.outputs, row.blob = head.outputs, services.blobs.put(head.tensors())
     with services.db.transaction() as session:
-        new_row = _build_row(
-            session, context.project, new
-        )  # the encoder or the set may have been deleted or replaced
+        # The encoder or the set may have been deleted or replaced.
+        new_row = _build_row(session, context.project, new)
         if new_row.dim != row.dim:
             raise InvalidHead(
                 f"the head reads vectors of {row.dim} dimensions, and its encoder or anchor set "

@@ -22,7 +22,7 @@ from app.errors import (
     MissingField,
 )
 from app.heads.base import probabilities
-from app.maths.quality import selection
+from app.maths.quality import candidates
 from app.maths.translators import methods
 from app.services import incoming, name_lookup
 from app.services.context import Services
@@ -33,6 +33,7 @@ from app.services.serving import maps, plans
 from app.services.translators import translators
 from app.storage import tables
 from app.types import EncoderKind, HeadOutput
+from app.maths.quality import candidates
 
 log = logging.getLogger("anchorage.stitching")
 
@@ -47,7 +48,7 @@ class TranslationChoice:
 
     method: str = "auto"
     options: methods.Options = field(default_factory=dict)
-    prefer: selection.Use | None = None
+    prefer: candidates.Preference | None = None
     min_quality: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -96,7 +97,7 @@ class Prediction:
     values      (n, m): probabilities, or a decoder's numbers
     labels      (n,) indices into classes, of a classifier
     images      PNG files, of a head that answers images
-    at_mean, outside  the flags (n,) of `Translated`, or None where nothing was translated
+    at_mean, outside  the flags (n,) of `TranslatedRows`, or None where nothing was translated
     truncated   rows of inputs that were cut
     method, translator  None for a native or relative head
     """
@@ -220,7 +221,7 @@ def _reach_head(
             "translate with",
             field="anchor_set",
         )
-    usual: selection.Use = "retrieval" if output_of(row) is HeadOutput.classes else "cosine"
+    usual: candidates.Preference = "retrieval" if output_of(row) is HeadOutput.classes else "cosine"
     prefer = choice.prefer or usual
     request = translators.FitRequest(
         source.name,
@@ -339,9 +340,8 @@ def _predict_native(
             services, row, incoming.vectors_or_encoded(services, context, own, None, inputs).vectors
         )
     except (EncoderUnavailable, EncoderChanged, EncoderFailed, InvalidInput) as error:
-        log.info(
-            "head %s has no native answers: %s", row.id, error.detail
-        )  # a head outlives its encoder's model
+        # The encoder's model may be gone, and the head still there.
+        log.info("head %s has no native answers: %s", row.id, error.detail)
         return None
 
 

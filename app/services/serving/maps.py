@@ -12,9 +12,10 @@ from torch import Tensor
 
 from app.errors import InvalidOption, UnknownOption, blaming
 from app.maths.geometry.space import Space
-from app.maths.quality import selection
+from app.maths.quality import candidates
 from app.maths.translators import graded, methods
-from app.maths.translators.translator import Decoder, Precision, Translator
+from app.maths.translators.decoder import Decoder
+from app.maths.translators.translator import ProductPrecision, Translator
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.context import Services
@@ -33,6 +34,7 @@ from app.services.upkeep.cache_codecs import DECODER, MATRIX
 from app.storage import tables
 from app.storage.cache import Key
 from app.storage.name_cache import NameKey
+from app.maths.quality import candidates
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class ServedMap:
         context: RequestContext,
         vectors: Tensor,
         form: AnswerForm,
-        precision: Precision,
+        precision: ProductPrecision,
     ) -> Running:
         """Check the vectors' shape, reserve memory for the answer, and start the product.
 
@@ -280,11 +282,12 @@ class Decoding:
             )
         if "keep_norms" in overrides:
             raise UnknownOption(
-                "`keep_norms` does not apply to relative vectors, which have no norms. Remove it",
+                "`keep_norms` does not apply to relative vectors, because they have no norms. "
+                "Remove it",
                 field="options.keep_norms",
             )
         if method in ("auto", "graded"):
-            method, overrides = "graded", {**selection.decoding(self.relative_power), **overrides}
+            method, overrides = "graded", {**candidates.decoder_options(self.relative_power), **overrides}
         options = methods.resolve(method, overrides, anchors=anchors)
         if methods.METHODS[method].independent and method != "graded" and self.relative_power != 0:
             raise InvalidOption(

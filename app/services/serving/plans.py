@@ -14,7 +14,8 @@ from anyio import to_thread
 from torch import Tensor
 
 from app.errors import blaming
-from app.maths.translators.translator import Precision, Translated
+from app.maths.translators.translator import ProductPrecision
+from app.maths.translators.decoder import TranslatedRows
 from app.services import incoming
 from app.services.context import Services
 from app.services.encoders.encoding import EncodedVectors, Inputs
@@ -38,7 +39,7 @@ class MappedVectors:
     truncated  rows of the inputs that the encoder read only in part
     """
 
-    output: Translated
+    output: TranslatedRows
     served: ServedMap
     vectors: Tensor
     truncated: Sequence[int] = ()
@@ -87,7 +88,7 @@ def apply_map(
     vectors: Tensor | None,
     inputs: Inputs | None = None,
     form: AnswerForm = FLOAT32_ANSWER,
-    precision: Precision = "float32",
+    precision: ProductPrecision = "float32",
     pair: SpacePair | None = None,
 ) -> MappedVectors:
     """Apply the map to vectors or inputs, which are checked before a fit.
@@ -127,7 +128,7 @@ async def serve_map(
     vectors: Tensor | None,
     inputs: Inputs | None = None,
     form: AnswerForm = FLOAT32_ANSWER,
-    precision: Precision = "float32",
+    precision: ProductPrecision = "float32",
 ) -> MappedVectors:
     """Apply the map: at once if it is in memory, else in a thread.
 
@@ -155,7 +156,7 @@ async def serve_map(
     return MappedVectors(wait_for_result(running, served.reads), served, vectors)
 
 
-def wait_for_result(running: Running, field: str) -> Translated:
+def wait_for_result(running: Running, field: str) -> TranslatedRows:
     """Return the product's output. Raises NonFinite and OutOfRange, which name the field."""
     with blaming(field):
         return running.result()

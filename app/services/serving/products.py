@@ -14,10 +14,14 @@ from torch import Tensor
 from app.errors import AnchorageError, OutOfRange
 from app.maths.geometry.quantise import quantise_in_place
 from app.maths.geometry.space import check_vectors
+from app.maths.translators import decoder
 from app.maths.translators import translator as maths
+from app.maths.translators.decoder import Decoder, TranslatedRows
 from app.maths.translators.relative import relate_into
-from app.maths.translators.translator import Decoder, Flagged, Precision, Translated, Translator
+from app.maths.translators.decoder import Decoder, TranslatedRows
+from app.maths.translators.translator import RowFlags, ProductPrecision, Translator
 from app.services.context import Services
+from app.maths.translators import decoder
 
 #: most multiplications of a product that the caller's thread computes at once
 INLINE_MULTIPLICATIONS = 2**23
@@ -31,10 +35,10 @@ class Running:
     """A product that may still run. `future` ends when `output` is complete; None: it is now."""
 
     future: Future[None] | None
-    output: Translated
+    output: TranslatedRows
     vectors: Tensor
 
-    def result(self) -> Translated:
+    def result(self) -> TranslatedRows:
         """Wait for the output. Raises NonFinite and OutOfRange, which name all wrong rows."""
         if self.future is not None:
             try:
@@ -56,7 +60,7 @@ class Product(Protocol):
     @property
     def dims(self) -> tuple[int, int]: ...
 
-    def apply_rows(self, vectors: Tensor, out: Tensor, precision: Precision) -> Flagged | None:
+    def apply_rows(self, vectors: Tensor, out: Tensor, precision: ProductPrecision) -> RowFlags | None:
         """Map the rows into `out`; return their flags, None for none.
 
         Raises NonFinite, OutOfRange.
@@ -74,7 +78,7 @@ class TranslateProduct:
     def dims(self) -> tuple[int, int]:
         return self.translator.dims
 
-    def apply_rows(self, vectors: Tensor, out: Tensor, precision: Precision) -> Flagged | None:
+    def apply_rows(self, vectors: Tensor, out: Tensor, precision: ProductPrecision) -> RowFlags | None:
         return maths.apply_into(self.translator, vectors, out, precision=precision)
 
 
@@ -90,7 +94,7 @@ class RelateProduct:
     def dims(self) -> tuple[int, int]:
         return self.projector.shape[0], self.projector.shape[1]
 
-    def apply_rows(self, vectors: Tensor, out: Tensor, precision: Precision) -> Flagged | None:
+    def apply_rows(self, vectors: Tensor, out: Tensor, precision: ProductPrecision) -> RowFlags | None:
         at_mean = relate_into(self.projector, self.mean, vectors, out)
         if self.bits is not None:
             quantise_in_place(out, bits=self.bits)
@@ -107,8 +111,8 @@ class DecodeProduct:
     def dims(self) -> tuple[int, int]:
         return self.decoder.matrix.shape[0], self.decoder.matrix.shape[1]
 
-    def apply_rows(self, vectors: Tensor, out: Tensor, precision: Precision) -> Flagged | None:
-        done = maths.decode(self.decoder, vectors)
+    def apply_rows(self, vectors: Tensor, out: Tensor, precision: ProductPrecision) -> RowFlags | None:
+        done = decoder.decode(self.decoder, vectors)
         out.copy_(done.vectors)
         return done.at_mean, done.outside
 
@@ -118,7 +122,7 @@ def begin(
     product: Product,
     vectors: Tensor,
     out: Tensor | None = None,
-    precision: Precision = "float32",
+    precision: ProductPrecision = "float32",
 ) -> Running:
     """Start applying the product to vectors of the right shape.
 
@@ -137,7 +141,7 @@ def begin(
             flagged = _apply_rows(product, vectors, out, precision)
         except AnchorageError as error:
             raise _error_of_all_rows(error, vectors) from None
-        return Running(None, Translated(out, *(flagged or maths.no_flags(count))), vectors)
+        return Running(None, TranslatedRows(out, *(flagged or maths.no_flags(count))), vectors)
     at_mean, outside = torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.bool)
 
     def span(start: int, stop: int) -> None:
@@ -145,8 +149,8 @@ def begin(
         if flagged is not None:
             at_mean[start:stop], outside[start:stop] = flagged
 
-    future = services.lanes.submit(span, count, maths.STEP)
-    return Running(future, Translated(out, at_mean, outside), vectors)
+    future = services.lanes.submit(span, count, maths.ROWS_PER_STEP)
+    return Running(future, TranslatedRows(out, at_mean, outside), vectors)
 
 
 def precision_error(translator: Translator, vectors: Tensor, out: Tensor) -> dict[str, float]:
@@ -173,8 +177,8 @@ def _error_of_all_rows(error: AnchorageError, vectors: Tensor) -> AnchorageError
 
 
 def _apply_rows(
-    product: Product, vectors: Tensor, out: Tensor, precision: Precision
-) -> Flagged | None:
+    product: Product, vectors: Tensor, out: Tensor, precision: ProductPrecision
+) -> RowFlags | None:
     """Map the rows into `out`. Raises OutOfRange for numbers that float16 cannot hold."""
     if out.dtype is torch.float32:
         return product.apply_rows(vectors, out, precision)

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from app.errors import blaming
-from app.maths.quality.confidence import (
-    FEWEST,
-    Confidence,
-    Expected,
-    expect,
-    fit_confidence,
-    needed,
-)
+from app.maths.quality.confidence import FEWEST_FOR_CONFIDENCE, Confidence, ExpectedCosines, expected_cosines, fit_confidence, anchors_needed
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.context import Services
@@ -41,7 +34,7 @@ class RowConfidence:
     reason     why intervals, or all numbers, are missing; None if none are
     """
 
-    expected: Expected
+    expected: ExpectedCosines
     level: float
     held_out: int
     threshold: float | None
@@ -62,10 +55,10 @@ def confidence_of(
     if model is None:
         nans = torch.full((count,), torch.nan, dtype=torch.float64)
         no_rows = torch.zeros(count, dtype=torch.bool)
-        reason = f"needs at least {FEWEST} distinct anchors that are not nearly all equal"
-        return RowConfidence(Expected(nans, nans, nans, nans, no_rows), level, 0, None, reason)
+        reason = f"needs at least {FEWEST_FOR_CONFIDENCE} distinct anchors that are not nearly all equal"
+        return RowConfidence(ExpectedCosines(nans, nans, nans, nans, no_rows), level, 0, None, reason)
     with blaming(field):
-        expected = expect(model, answer.vectors, level=level)
+        expected = expected_cosines(model, answer.vectors, level=level)
     has_cosine = ~(answer.output.at_mean | answer.output.outside)
     cosine, low, high = (
         torch.where(has_cosine, each, torch.nan)
@@ -73,7 +66,7 @@ def confidence_of(
     )
     at_mean = answer.output.at_mean
     return RowConfidence(
-        Expected(
+        ExpectedCosines(
             cosine,
             low,
             high,
@@ -88,10 +81,10 @@ def confidence_of(
 
 
 def _explain_missing(model: Confidence, level: float) -> str | None:
-    if len(model.errors) >= needed(level):
+    if len(model.errors) >= anchors_needed(level):
         return None
     return (
-        f"intervals of level {level:g} need {needed(level)} anchors for calibration; there are "
+        f"intervals of level {level:g} need {anchors_needed(level)} anchors for calibration; there are "
         f"{len(model.errors)}"
     )
 

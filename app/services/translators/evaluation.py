@@ -13,10 +13,11 @@ from torch import Tensor
 from app.errors import InvalidRequest, MissingField, blaming
 from app.maths.quality import evaluation as maths
 from app.maths.quality import metrics
-from app.maths.quality.hubness import Similarities
+from app.maths.quality.hubness import CosineBlockFunction
 from app.maths.quality.intervals import bootstrap_interval
 from app.maths.quality.similarity import Similarity, relative_similarity
-from app.maths.translators.translator import Translated, Translator, apply
+from app.maths.translators.decoder import TranslatedRows
+from app.maths.translators.translator import Translator, apply
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.context import Services
@@ -106,7 +107,7 @@ class EvaluationTask:
         if self.items is None:
             return within
         corpus = None if self.items.corpus is None else len(self.items.corpus)
-        return within + maths.cosines_of(len(QUERY_KINDS), n, corpus, corrected=self.settings.csls)
+        return within + maths.cosine_count(len(QUERY_KINDS), n, corpus, corrected=self.settings.csls)
 
     @property
     def is_small(self) -> bool:
@@ -254,11 +255,11 @@ def _refuse_without_items(
         "csls": settings.csls,
         "csls_neighbours": settings.csls_neighbours is not None,
     }
-    for field, number in unused.items():
-        if number:
+    for field, is_set in unused.items():
+        if is_set:
             raise InvalidRequest(
-                f"`{field}` only applies to a translation. Remove it, or send `vectors` and "
-                "`native`",
+                f"`{field}` only applies with `vectors` and `native`. Send both, or remove "
+                f"`{field}`",
                 field=field,
             )
 
@@ -291,7 +292,7 @@ def _fill_settings(items: EvaluationItems, settings: EvaluationSettings) -> Eval
         )
     if settings.csls_neighbours is not None:
         raise InvalidRequest(
-            "`csls_neighbours` only applies to `csls: true`. Remove it, or set `csls`",
+            "`csls_neighbours` only applies with `csls: true`. Set it, or remove `csls_neighbours`",
             field="csls_neighbours",
         )
     return EvaluationSettings(k)
@@ -301,10 +302,10 @@ def _limit_neighbours(number: int | None, most: int, field: str, of: str) -> int
     """Return the number, by default 10 or the most possible. Raises InvalidRequest."""
     if number is not None and number > most:
         raise InvalidRequest(f"`{field}` is {number}; there are only {most} {of}", field=field)
-    return min(metrics.NEIGHBOURS, most) if number is None else number
+    return min(metrics.DEFAULT_NEIGHBOURS, most) if number is None else number
 
 
-def _translate(translator: Translator, vectors: Tensor) -> Translated:
+def _translate(translator: Translator, vectors: Tensor) -> TranslatedRows:
     """Translate the vectors. Raises OutOfRange, which names rows of `vectors`."""
     with blaming("vectors"):
         return apply(translator, vectors)
@@ -313,9 +314,9 @@ def _translate(translator: Translator, vectors: Tensor) -> Translated:
 def _measure(
     task: EvaluationTask,
     items: EvaluationItems,
-    translation: Translated,
+    translation: TranslatedRows,
     mean: Float64[Tensor, " dy"],
-    cosines: Similarities,
+    cosines: CosineBlockFunction,
 ) -> dict[str, dict[str, Any]]:
     """Measure each kind of queries, centred on the target's anchors."""
     native = items.native.double() - mean
@@ -337,14 +338,14 @@ def _measure(
     return {kind: _describe_measures(measures[kind]) for kind in QUERY_KINDS}
 
 
-def _describe_measures(measures: maths.Evaluated) -> dict[str, Any]:
+def _describe_measures(measures: maths.QueryEvaluation) -> dict[str, Any]:
     """The means and their intervals, also by CSLS."""
     items, corrected = measures.items, measures.csls
     retrieval = ("recall", "recall_1", "jaccard_target")
     plain = {"cosine": items.cosine, "mrr": items.reciprocal_rank, "jaccard_own": items.jaccard_own}
     plain |= {name: getattr(items, name) for name in retrieval}
     translation = {
-        **asdict(metrics.summary(items)),
+        **asdict(metrics.mean_quality(items)),
         "intervals": _measure_intervals(plain),
         "skewness": measures.skewness,
         "csls": None,
@@ -381,15 +382,15 @@ def _measure_intervals(values: Mapping[str, Tensor]) -> dict[str, list[float]]:
     return {name: [float(low[place]), float(high[place])] for place, name in enumerate(values)}
 
 
-def _report_cosines(on_progress: Callable[[int, int], object], total: int) -> Similarities:
+def _report_cosines(on_progress: Callable[[int, int], object], total: int) -> CosineBlockFunction:
     """Blocks of cosines. `on_progress` is called before each, and may raise to end the
     evaluation.
     """
     done = 0
 
-    def blocks(queries: Tensor, index: Tensor) -> metrics.Blocks:
+    def blocks(queries: Tensor, index: Tensor) -> metrics.ScoreBlocks:
         nonlocal done
-        for start, block in metrics.similarities(queries, index):
+        for start, block in metrics.cosine_blocks(queries, index):
             on_progress(done, total)
             done += block.numel()
             yield start, block

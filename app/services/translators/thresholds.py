@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 
 from app.errors import TooFewAnchors
-from app.maths.quality.crossfit import FEWEST
+from app.maths.quality.crossfit import FEWEST_DISTINCT
 from app.maths.thresholds import calibration
-from app.maths.thresholds.calibration import Calibration, Expected
-from app.maths.thresholds.decisions import Agreement, agreement
-from app.maths.thresholds.score_pairs import Given, Items, translate_held_out
+from app.maths.thresholds.calibration import Calibration, ExpectedScore
+from app.maths.thresholds.decisions import Agreement, threshold_agreement
+from app.maths.thresholds.score_pairs import GivenSide, CalibrationItems, translate_held_out
 from app.services.anchors import spaces
 from app.services.context import Services
 from app.services.translators.translators import canonical_json, find_translator
@@ -32,7 +32,7 @@ class ThresholdQuestion:
 
     translator: str
     scores: Scores
-    given: Given
+    given: GivenSide
     level: float
 
 
@@ -44,7 +44,7 @@ class ScoreMap:
     same_item  the score of an item with itself, and its interval
     """
 
-    points: list[tuple[float, Expected]]
+    points: list[tuple[float, ExpectedScore]]
     covered: tuple[float, float] | None
     same_item: tuple[float, float, float] | None
     agreement: Agreement | None = None
@@ -55,13 +55,13 @@ def map_score(
 ) -> ScoreMap:
     """Map one score in [-1, 1]. Raises TranslatorNotFound, TooFewAnchors, Overloaded."""
     fitted = _find_calibration(services, project, question)
-    return replace(_map_scores(fitted, [score], question.level), agreement=agreement(fitted, score))
+    return replace(_map_scores(fitted, [score], question.level), agreement=threshold_agreement(fitted, score))
 
 
 def map_all_scores(services: Services, project: str, question: ThresholdQuestion) -> ScoreMap:
     """Map MAP_POINTS scores of the covered range. Raises the errors of `map_score`."""
     fitted = _find_calibration(services, project, question)
-    covered = calibration.covered(fitted)
+    covered = calibration.covered_range(fitted)
     scores = (
         []
         if covered is None
@@ -71,9 +71,9 @@ def map_all_scores(services: Services, project: str, question: ThresholdQuestion
 
 
 def _map_scores(fitted: Calibration, scores: list[float], level: float) -> ScoreMap:
-    points = [(score, calibration.expect(fitted, score, level=level)) for score in scores]
+    points = [(score, calibration.expected_score(fitted, score, level=level)) for score in scores]
     return ScoreMap(
-        points, calibration.covered(fitted), calibration.same_item_interval(fitted, level)
+        points, calibration.covered_range(fitted), calibration.same_item_interval(fitted, level)
     )
 
 
@@ -94,7 +94,7 @@ def _find_calibration(services: Services, project: str, question: ThresholdQuest
     )
 
 
-def _hold_out(services: Services, row: tables.TranslatorRow) -> Items:
+def _hold_out(services: Services, row: tables.TranslatorRow) -> CalibrationItems:
     source, target = (
         spaces.raw_anchors(services, row.source),
         spaces.raw_anchors(services, row.target),
@@ -103,7 +103,7 @@ def _hold_out(services: Services, row: tables.TranslatorRow) -> Items:
         items = translate_held_out(row.method, source, target, row.options)
     if items is None:
         raise TooFewAnchors(
-            f"a threshold needs at least {FEWEST} distinct anchors that are not nearly all equal; "
+            f"a threshold needs at least {FEWEST_DISTINCT} distinct anchors that are not nearly all equal; "
             f"anchor set {row.source.anchor_set.name!r} has fewer. Use a larger set",
             field="id",
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 from app.maths.quality import crossfit, metrics
 from app.maths.quality.evidence import Evidence, evidence
 from app.maths.quality.influence import influence
-from app.maths.quality.learning_curve import Curve, learning_curve
+from app.maths.quality.learning_curve import LearningCurve, learning_curve
 from app.maths.quality.promise import Promise, promise
 from app.services.anchors import spaces
 from app.services.context import Services
@@ -34,8 +34,8 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
     )
     with services.fitting():
         held = crossfit.hold_out(row.method, source, target, row.options)
-        split = crossfit.cut(source, target, folds=None, seed=0)
-        held_out = None if held is None else crossfit.summary(held, source, target)
+        split = crossfit.cut_into_folds(source, target, folds=None, seed=0)
+        held_out = None if held is None else crossfit.held_out_quality(held, source, target)
         curve = learning_curve(row.method, source, target, row.options)
         return {
             "version": REPORT_VERSION,
@@ -67,7 +67,7 @@ def _evidence_json(result: Evidence) -> dict[str, Any]:
     return {**vars(result), "cosine": result.cosine._asdict(), "mrr": result.mrr._asdict()}
 
 
-def _learning_json(curve: Curve) -> dict[str, Any]:
+def _learning_json(curve: LearningCurve) -> dict[str, Any]:
     reach = [more for more in MORE_ANCHORS if curve.anchors + more <= curve.farthest]
     return {
         "anchors": curve.sizes,

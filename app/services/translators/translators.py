@@ -13,7 +13,7 @@ import orjson
 from sqlalchemy.orm import Session
 
 from app.errors import Conflict, UnknownOption
-from app.maths.quality import selection
+from app.maths.quality import candidates, selection
 from app.maths.translators import methods
 from app.maths.translators.translator import Translator, content_hash
 from app.services.access.audit import record_audit
@@ -30,6 +30,7 @@ from app.storage.cache import Key
 from app.storage.name_cache import NameKey
 from app.storage.queries import resources
 from app.types import JobKind
+from app.maths.quality import candidates
 
 #: cache sizes of an id with its key, of a choice with its candidates, of a report
 CACHED_ID_BYTES = 1024
@@ -55,7 +56,7 @@ class FitRequest:
     anchor_set: str
     method: str
     options: methods.Options
-    prefer: selection.Use = "retrieval"
+    prefer: candidates.Preference = "retrieval"
     min_quality: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
@@ -254,7 +255,7 @@ def _choose_method(
     def choose() -> selection.Choice:
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
         with services.fitting():
-            return selection.choose(x.double(), y.double(), prefer=request.prefer, shape=shape)
+            return selection.choose_method(x.double(), y.double(), prefer=request.prefer, shape=shape)
 
     key: Key = ("choice", source.blob, target.blob, request.prefer, canonical_json(shape))
     choice = services.cache.get_or_make(key, choose, lambda _: CACHED_CHOICE_BYTES, shared=CHOICE)
@@ -264,7 +265,7 @@ def _choose_method(
 def _check_shape(options: methods.Options) -> methods.Options:
     """Return the options if they apply to every method. Raises UnknownOption."""
     for option in options:
-        if option not in methods.SHAPE:
+        if option not in methods.OUTPUT_OPTIONS:
             raise UnknownOption(
                 f"`method: auto` chooses `{option}` itself. Remove it, or name a method",
                 field=f"options.{option}",

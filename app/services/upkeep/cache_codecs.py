@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from app.maths.geometry.space import Space
-from app.maths.quality.confidence import Confidence, Reference
-from app.maths.quality.selection import Choice, Scored
-from app.maths.translators.translator import Decoder, Translator
+from app.maths.quality.confidence import Confidence
+from app.maths.quality.confidence_features import Reference
+from app.maths.quality.selection import Choice, ScoredCandidate
+from app.maths.translators.decoder import Decoder
+from app.maths.translators.translator import Translator
 from app.storage.cache import TensorCodec
 
 Value = TypeVar("Value")
@@ -63,7 +65,7 @@ def _dataclass_codec(kind: type[Value], **parts: type) -> TensorCodec[Value]:
 
 def _load_choice(tensors: dict[str, Tensor]) -> Choice:
     stored = orjson.loads(tensors["json"].numpy().tobytes())
-    return Choice(**{**stored, "candidates": [Scored(**each) for each in stored["candidates"]]})
+    return Choice(**{**stored, "candidates": [ScoredCandidate(**each) for each in stored["candidates"]]})
 
 
 CHOICE: TensorCodec[Choice] = TensorCodec(

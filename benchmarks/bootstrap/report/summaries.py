@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from statistics import mean, stdev
 from typing import Any
 
-from app.maths.bootstrap.estimate import more_seeds
+from app.maths.bootstrap.estimate import seeds_to_add
 from benchmarks.bootstrap import counts
 from benchmarks.bootstrap.cells import Found, Measured
 from benchmarks.bootstrap.store import Key
@@ -136,7 +136,7 @@ def _more(found: Found) -> dict[str, dict[str, int]]:
     """
     told: dict[str, dict[str, int]] = {}
     for (section, case, method, count, number), cell in found.items():
-        more = found.get((section, case, method, int(count) + more_seeds(int(count)), number))
+        more = found.get((section, case, method, int(count) + seeds_to_add(int(count)), number))
         if method == "self-learning" and more is not None and not cell.get("said_good", True):
             entry = told.setdefault(str(count), {"refused": 0, "good_with_more": 0})
             entry["refused"] += 1

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from app.maths.quality import metrics
+from app.maths.geometry import space
 from app.maths.quality.evaluation import evaluate
 from app.services.translators import evaluation
+from app.maths.geometry import space
 
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
 ASYNC = {"Prefer": "respond-async"}
@@ -232,7 +233,7 @@ def test_what_takes_long_is_done_by_a_job_unasked(ask, stocked, finished, monkey
 def test_a_job_tells_how_far_it_is_and_ends_when_it_is_cancelled(
     ask, stocked, finished, monkeypatch
 ):
-    monkeypatch.setattr(metrics, "CHUNK", 2)
+    monkeypatch.setattr(space, "COSINE_ROWS", 2)
     generator = np.random.default_rng(5)
     answer = ask(
         ASYNC,
@@ -402,5 +403,5 @@ def test_a_server_that_evaluates_as_much_as_it_can_says_so(ask, stocked, refused
     services = stocked.app.state.services
     monkeypatch.setitem(services.__dict__, "turn_wait_s", 0.01)
     with services.evaluating(), services.evaluating():
-        refused(ask(), 503, "overloaded", detail="evaluations are running")
+        refused(ask(), 503, "overloaded", detail="evaluations")
     assert ask().status_code == 200

@@ -37,23 +37,23 @@ def file(nodes: int = 1) -> bytes:
     ).SerializeToString()
 
 
-def made(data: bytes, runner: OnnxRunner) -> OnnxHead:
+def make_head(data: bytes, runner: OnnxRunner) -> OnnxHead:
     """Try a client's file and return its head."""
     return make_onnx(data, dim=DIM, runner=runner, owner="")
 
 
 @pytest.fixture(scope="module")
 def head(runner: OnnxRunner) -> OnnxHead:
-    return made(file(), runner)
+    return make_head(file(), runner)
 
 
-def stored(head: OnnxHead, runner: OnnxRunner) -> OnnxHead:
+def reload_head(head: OnnxHead, runner: OnnxRunner) -> OnnxHead:
     """Load a head from the stored tensors of another."""
     return load_onnx(head.tensors()["onnx"].numpy().tobytes(), dim=DIM, runner=runner, owner="")
 
 
 def test_a_slow_head_is_stopped_and_works_again_afterwards(runner):
-    slow = made(file(200), runner)
+    slow = make_head(file(200), runner)
     vectors = torch.randn(300_000, DIM)
     with pytest.raises(HeadTooSlow, match=r"more than 0\.05 s"):
         slow.run(vectors, seconds=0.05)
@@ -86,16 +86,16 @@ def test_a_head_whose_process_dies_twice_is_rejected(head, monkeypatch):
     monkeypatch.setattr(onnx_process, "ONNX_RUN_BYTES", 2**26)  # too little to start
     dying = OnnxRunner()
     with pytest.raises(InvalidHead, match="crashes onnxruntime"):
-        stored(head, dying)
+        reload_head(head, dying)
     monkeypatch.undo()
-    assert stored(head, dying).outputs == DIM
+    assert reload_head(head, dying).outputs == DIM
     dying.close()
 
 
 def test_a_crash_in_a_trial_rejects_the_file(runner, monkeypatch):
     monkeypatch.setattr(onnx_process, "ONNX_TRIAL_BYTES", 2**26)  # too little to start
     with pytest.raises(InvalidHead, match="crashes onnxruntime"):
-        made(file(), runner)
+        make_head(file(), runner)
 
 
 def test_the_process_opens_no_file_and_knows_no_secret(monkeypatch):
@@ -144,7 +144,7 @@ def test_the_process_ends_when_the_service_is_killed(tmp_path):
 
 def test_a_closed_runner_refuses_and_leaves_no_process(head):
     closing = OnnxRunner()
-    mine = stored(head, closing)
+    mine = reload_head(head, closing)
     child = closing._process._child
     closing.close()
     assert child.returncode is not None
@@ -153,7 +153,10 @@ def test_a_closed_runner_refuses_and_leaves_no_process(head):
 
 
 def test_files_and_heads_wait_for_a_turn(head, runner, monkeypatch):
-    for name, use in (("_trials", lambda: made(file(), runner)), ("_runs", lambda: head.run(ONE))):
+    for name, use in (
+        ("_trials", lambda: make_head(file(), runner)),
+        ("_runs", lambda: head.run(ONE)),
+    ):
         line = OwnerQueue("wait", at_once=1, most=5, share=5, wait_s=0.01)
         monkeypatch.setattr(runner, name, line)
         use()
@@ -200,4 +203,4 @@ def test_a_request_that_waits_too_long_leaves_the_queue():
 def test_the_server_is_overloaded_if_no_process_starts(runner, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(Overloaded, match="cannot start"):
-        made(file(), runner)
+        make_head(file(), runner)

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.demo.pack import load_pack
-from app.maths.anchors import coverage
 from app.maths.anchors.coverage import (
-    RIDGE,
+    COVERAGE_RIDGE,
     cover,
     effective_ranks,
     leverages,
     nearest_cosines,
     new_items,
     suggest,
-    unreached_by_others,
+    uncovered_shares,
 )
-from app.maths.geometry.sampling import uniform
+from app.maths.geometry import space
+from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space, normalise
 from app.maths.quality import metrics
 from app.maths.translators import methods
@@ -35,19 +35,19 @@ seeds = st.integers(0, 2**31)
 shapes = st.sampled_from([(6, 9), (9, 9), (20, 9), (30, 3)])
 
 
-def unreached(unit: Tensor, rows: Tensor, ridge: float = RIDGE) -> Tensor:
-    """What the module says, word by word: r v^T (U^T U + r I)^-1 v."""
+def unreached(unit: Tensor, rows: Tensor, ridge: float = COVERAGE_RIDGE) -> Tensor:
+    """The module's definition, literally: r v^T (U^T U + r I)^-1 v."""
     inverse = torch.linalg.inv(unit.T @ unit + ridge * torch.eye(unit.shape[1], dtype=unit.dtype))
     return ridge * ((rows @ inverse) * rows).sum(dim=1)
 
 
-# --- what is covered ------------------------------------------------------------------------------
+# --- coverage -------------------------------------------------------------------------------------
 
 
 @given(seed=seeds, shape=shapes, ridge=st.sampled_from([0.1, 1.0, 10.0]))
-def test_each_anchor_left_out_in_closed_form_is_what_a_fit_without_it_says(seed, shape, ridge):
+def test_each_anchor_left_out_in_closed_form_equals_a_fit_without_it(seed, shape, ridge):
     unit = unit_rows(seed, *shape)
-    found = unreached_by_others(unit, ridge=ridge)
+    found = uncovered_shares(unit, ridge=ridge)
     for row in range(len(unit)):
         others = torch.cat([unit[:row], unit[row + 1 :]])
         assert float(found[row]) == pytest.approx(
@@ -63,9 +63,9 @@ def test_leverages_are_the_same_from_either_side_and_add_up_to_the_effective_deg
     unit = unit_rows(seed, *shape)
     squares = torch.linalg.svdvals(unit).square()
     found = leverages(unit)
-    assert float(found.sum()) == pytest.approx(float((squares / (squares + RIDGE)).sum()))
-    assert torch.allclose(RIDGE * found, unreached(unit, unit))
-    assert float(found.max()) <= 1 / (1 + RIDGE) + 1e-12
+    assert float(found.sum()) == pytest.approx(float((squares / (squares + COVERAGE_RIDGE)).sum()))
+    assert torch.allclose(COVERAGE_RIDGE * found, unreached(unit, unit))
+    assert float(found.max()) <= 1 / (1 + COVERAGE_RIDGE) + 1e-12
 
 
 def test_coverage_does_not_change_with_the_basis_nor_with_the_order():
@@ -106,7 +106,7 @@ def test_anchors_at_the_mean_do_not_count():
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])
 def test_nearest_cosines_leave_the_row_itself_out_whatever_the_chunk(monkeypatch, chunk):
-    monkeypatch.setattr(coverage, "CHUNK", chunk)
+    monkeypatch.setattr(space, "COSINE_ROWS", chunk)
     unit = torch.tensor([[1.0, 0], [0, 1], [0.6, 0.8], [-1, 0]], dtype=torch.float64)
     assert nearest_cosines(unit).tolist() == pytest.approx([0.6, 0.8, 0.8, 0.0])
     assert nearest_cosines(unit[:1]).tolist() == [-1.0]
@@ -139,7 +139,7 @@ def naive(unit: Tensor, pool: Tensor, count: int, open_: Tensor) -> list[int]:
 
 
 @given(seed=seeds, shape=st.sampled_from([(4, 15, 6), (20, 12, 6), (3, 4, 30), (1, 10, 10)]))
-def test_fast_updates_choose_what_trying_every_item_chooses(seed, shape):
+def test_fast_updates_choose_the_same_items_as_trying_each(seed, shape):
     k, n, d = shape
     unit, pool = unit_rows(seed, k, d), unit_rows(seed + 1, n, d)
     open_ = torch.rand(n, generator=torch.Generator().manual_seed(seed)) > 0.2
@@ -204,7 +204,9 @@ def test_a_wide_pool_is_reduced_to_its_span_and_nothing_changes():
 
 
 def test_suggested_anchors_translate_real_sentences_better_than_random_ones():
-    """100 anchors and 50 more out of 700, held-out sentences, three seeds, two directions: cosine and recall on average."""
+    """100 anchors and 50 more of 700, held-out sentences: mean cosine and recall over seeds and
+    directions.
+    """
     pack = load_pack()
     x, y = pack.vectors["minilm6-384"], pack.vectors["static-256"]
     cosines: dict[str, list[float]] = {"suggested": [], "random": []}
@@ -217,7 +219,7 @@ def test_suggested_anchors_translate_real_sentences_better_than_random_ones():
             directions, _ = normalise(source[pool].double(), space.mean)
             choices = {
                 "suggested": suggest(space.unit, directions, count=50).rows,
-                "random": uniform(len(pool), size=50, seed=seed),
+                "random": draw_uniformly(len(pool), size=50, seed=seed),
             }
             for name, rows in choices.items():
                 anchors = torch.cat([known, pool[torch.tensor(rows)]])

@@ -1,4 +1,4 @@
-"""What has become of an encoder's vectors is said rightly, from rounding to another encoder."""
+"""Every change of an encoder's vectors is recognised, from rounding to another encoder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from app.demo.pack import load_pack
 from app.maths.anchors import drift
-from app.maths.anchors.drift import FEWEST_TURNED, HALF, MOST_ROWS, SAME, WIDE, compare
+from app.maths.anchors.drift import (
+    FEWEST_FOR_ROTATION,
+    HALF_DEVIATION,
+    MOST_COMPARED_ROWS,
+    SAME_DEVIATION,
+    WIDE_DIM,
+    compare_embeddings,
+)
 from app.maths.quality.metrics import unit
 from tests.maths.bootstrap.clouds import normal, rotation
 
@@ -22,7 +29,7 @@ LENGTHS = PACK.vectors["minilm3-512"][:300]
 
 
 def test_the_same_vectors_are_unchanged_to_the_bit():
-    found = compare(OLD, OLD.clone())
+    found = compare_embeddings(OLD, OLD.clone())
     assert (found.verdict, found.rounding, found.scale, found.held_out) == (
         "unchanged",
         "none",
@@ -41,23 +48,25 @@ def test_the_same_vectors_are_unchanged_to_the_bit():
         (lambda x: x.bfloat16().float(), "half"),
     ],
 )
-def test_rounding_is_no_change_and_is_named(change, rounding):
-    found = compare(OLD, change(OLD))
+def test_rounding_is_no_change_and_is_reported(change, rounding):
+    found = compare_embeddings(OLD, change(OLD))
     assert (found.verdict, found.rounding) == ("unchanged", rounding)
-    assert float(found.deviations.max()) <= (SAME if rounding == "float32" else HALF)
+    assert float(found.deviations.max()) <= (
+        SAME_DEVIATION if rounding == "float32" else HALF_DEVIATION
+    )
 
 
-@given(scale=st.floats(1e-6, 1e6).filter(lambda scale: abs(scale - 1) > 3 * HALF))
-def test_another_scale_is_rescaled_and_told(scale):
-    found = compare(OLD[:40], OLD[:40] * scale)
+@given(scale=st.floats(1e-6, 1e6).filter(lambda scale: abs(scale - 1) > 3 * HALF_DEVIATION))
+def test_another_scale_is_rescaled_and_reported(scale):
+    found = compare_embeddings(OLD[:40], OLD[:40] * scale)
     assert found.verdict == "rescaled"
     assert found.scale == pytest.approx(scale, rel=1e-5)
     assert int(found.changed.sum()) == 0
 
 
 def test_vectors_that_are_normalised_now_are_rescaled_in_half_precision_too():
-    assert compare(LENGTHS, unit(LENGTHS).float()).verdict == "rescaled"
-    assert compare(OLD, (3 * OLD).half().float()).verdict == "rescaled"
+    assert compare_embeddings(LENGTHS, unit(LENGTHS).float()).verdict == "rescaled"
+    assert compare_embeddings(OLD, (3 * OLD).half().float()).verdict == "rescaled"
 
 
 @pytest.mark.parametrize("rows", [300, 100])
@@ -67,7 +76,7 @@ def test_a_rotation_is_found_above_and_below_the_dimension_with_any_scale_and_sh
         5 * OLD @ rotation(3, 384) + 1,
         (OLD @ rotation(2, 384)).half().float(),
     ):
-        found = compare(OLD[:rows], new[:rows])
+        found = compare_embeddings(OLD[:rows], new[:rows])
         assert found.verdict == "rotated"
         assert bool(found.changed.all())
         assert found.held_out.nothing < 0.2
@@ -75,14 +84,14 @@ def test_a_rotation_is_found_above_and_below_the_dimension_with_any_scale_and_sh
 
 def test_with_more_rows_than_dimensions_held_out_rows_land_where_the_rotation_puts_them():
     old = PACK.vectors["static-256"]
-    found = compare(old, old @ rotation(4, 256))
+    found = compare_embeddings(old, old @ rotation(4, 256))
     assert found.verdict == "rotated"
     assert found.held_out.rotation > 0.999
 
 
-def test_another_encoder_is_a_change_with_what_a_translator_would_do():
+def test_another_encoder_is_changed_and_reports_the_quality_of_a_translator():
     for new in (LENGTHS, PACK.vectors["static-256"][:300]):
-        found = compare(OLD, new)
+        found = compare_embeddings(OLD, new)
         assert (found.verdict, found.moved, found.deviations, found.cosines) == (
             "changed",
             False,
@@ -92,7 +101,9 @@ def test_another_encoder_is_a_change_with_what_a_translator_would_do():
         assert 0.6 < found.held_out.translator < 0.95
         assert found.held_out.translator > found.held_out.nothing + 0.5
         assert found.z > 20
-    turned = compare(PACK.vectors["static-256"][:300], PACK.vectors["minilm6-384"][:300, :256])
+    turned = compare_embeddings(
+        PACK.vectors["static-256"][:300], PACK.vectors["minilm6-384"][:300, :256]
+    )
     assert (turned.verdict, turned.cosines is None) == ("changed", False)
 
 
@@ -101,7 +112,7 @@ def test_a_few_replaced_rows_are_named_whether_or_not_the_rest_is_scaled(scale):
     new = OLD.clone() * scale
     rows = [3, 77, 210]
     new[rows] = scale * OLD[[4, 78, 211]]
-    found = compare(OLD, new)
+    found = compare_embeddings(OLD, new)
     assert found.verdict == "partly-changed"
     assert found.changed.nonzero().flatten().tolist() == rows
 
@@ -109,59 +120,61 @@ def test_a_few_replaced_rows_are_named_whether_or_not_the_rest_is_scaled(scale):
 def test_a_small_change_of_few_rows_is_not_taken_for_the_rounding_of_all():
     new = OLD.clone()
     new[5] *= 1.01
-    assert compare(OLD, new).changed.nonzero().flatten().tolist() == [5]
-    assert compare(OLD, OLD.bfloat16().float()).verdict == "unchanged"
+    assert compare_embeddings(OLD, new).changed.nonzero().flatten().tolist() == [5]
+    assert compare_embeddings(OLD, OLD.bfloat16().float()).verdict == "unchanged"
 
 
 def test_the_same_vectors_in_another_order_are_moved_and_unrelated():
-    found = compare(OLD, OLD[torch.randperm(300, generator=torch.Generator().manual_seed(5))])
+    found = compare_embeddings(
+        OLD, OLD[torch.randperm(300, generator=torch.Generator().manual_seed(5))]
+    )
     assert (found.verdict, found.moved) == ("changed", True)
     assert abs(found.z) < 4
-    assert not compare(OLD, OLD[:1].repeat(300, 1)).moved
+    assert not compare_embeddings(OLD, OLD[:1].repeat(300, 1)).moved
 
 
 def test_noise_is_a_change_that_nothing_translates():
-    found = compare(OLD, normal(6, 300, 384))
+    found = compare_embeddings(OLD, normal(6, 300, 384))
     assert (found.verdict, found.moved) == ("changed", False)
     assert abs(found.held_out.translator) < 0.1
 
 
 def test_vectors_that_are_nearly_the_old_ones_are_changed_and_not_rotated():
     """A rotation explains them, as the smallest one does: none."""
-    found = compare(OLD, unit(OLD + 0.004 * normal(7, 300, 384)).float())
+    found = compare_embeddings(OLD, unit(OLD + 0.004 * normal(7, 300, 384)).float())
     assert found.verdict == "changed"
     assert found.held_out.nothing > 0.99
 
 
 def test_cut_vectors_are_changed_and_doing_nothing_is_exact():
-    found = compare(OLD, OLD[:, :128])
+    found = compare_embeddings(OLD, OLD[:, :128])
     assert found.verdict == "changed"
     assert found.held_out.nothing == pytest.approx(1)
 
 
 def test_wide_vectors_are_compared_in_their_own_span_and_a_rotation_is_found_there_too(monkeypatch):
-    found = compare(OLD, LENGTHS)
-    monkeypatch.setattr(drift, "WIDE", 100)
-    narrow = compare(OLD, LENGTHS)
+    found = compare_embeddings(OLD, LENGTHS)
+    monkeypatch.setattr(drift, "WIDE_DIM", 100)
+    narrow = compare_embeddings(OLD, LENGTHS)
     assert narrow.held_out.rotation == pytest.approx(found.held_out.rotation)
     assert narrow.held_out.nothing == pytest.approx(found.held_out.nothing)
     assert narrow.held_out.translator == pytest.approx(found.held_out.translator, abs=0.03)
-    assert compare(OLD, OLD @ rotation(9, 384)).verdict == "rotated"
+    assert compare_embeddings(OLD, OLD @ rotation(9, 384)).verdict == "rotated"
 
 
-def test_few_rows_are_told_as_far_as_they_go():
-    for rows in (1, 2, FEWEST_TURNED - 1):
-        assert compare(OLD[:rows], OLD[:rows]).verdict == "unchanged"
-        assert compare(OLD[:rows], 2 * OLD[:rows]).verdict == "rescaled"
-        turned = compare(OLD[:rows], OLD[:rows] @ rotation(8, 384))
+def test_few_rows_report_what_they_allow():
+    for rows in (1, 2, FEWEST_FOR_ROTATION - 1):
+        assert compare_embeddings(OLD[:rows], OLD[:rows]).verdict == "unchanged"
+        assert compare_embeddings(OLD[:rows], 2 * OLD[:rows]).verdict == "rescaled"
+        turned = compare_embeddings(OLD[:rows], OLD[:rows] @ rotation(8, 384))
         assert (turned.verdict, turned.held_out, turned.z) == ("changed", None, None)
 
 
-@pytest.mark.parametrize("rows", [FEWEST_TURNED, 9])
+@pytest.mark.parametrize("rows", [FEWEST_FOR_ROTATION, 9])
 def test_a_rotation_of_too_few_rows_to_hold_any_out_is_told_by_their_cosines(rows):
     old = OLD[:rows]
     for new in (old @ rotation(8, 384), 5 * old @ rotation(9, 384) + 1):
-        found = compare(old, new)
+        found = compare_embeddings(old, new)
         assert (found.verdict, found.held_out) == ("rotated", None)
         assert bool(found.changed.all())
     for new in (
@@ -170,24 +183,26 @@ def test_a_rotation_of_too_few_rows_to_hold_any_out_is_told_by_their_cosines(row
         old.flip(0),
         unit(old + 0.004 * normal(7, rows, 384)).float(),
     ):
-        assert compare(old, new).verdict == "changed"
-    wide = normal(11, rows, WIDE), normal(12, rows, WIDE)
-    assert compare(*wide).verdict == "changed"
+        assert compare_embeddings(old, new).verdict == "changed"
+    wide = normal(11, rows, WIDE_DIM), normal(12, rows, WIDE_DIM)
+    assert compare_embeddings(*wide).verdict == "changed"
 
 
 def test_copies_of_few_rows_count_once():
-    """Two vectors, each ten times: whatever they became, their cosines are 1 and -1."""
+    """Two vectors, each ten times: their cosines are 1 and -1 before and after any change."""
     old, new = (rows.repeat_interleave(10, dim=0) for rows in (OLD[:2], normal(13, 2, 384)))
-    assert compare(old, new).verdict == "changed"
+    assert compare_embeddings(old, new).verdict == "changed"
 
 
 def test_no_more_rows_are_compared_with_each_other_than_the_bound_however_narrow_they_are(
     monkeypatch,
 ):
     old = normal(14, 30_000, 3)
-    assert len(drift._drawn(old.double(), old.double(), seed=0)) == MOST_ROWS == 2048
-    monkeypatch.setattr(drift, "MOST_ROWS", 50)
-    found = compare(old[:200], old[:200] @ rotation(15, 3))
+    assert (
+        len(drift._compared_rows(old.double(), old.double(), seed=0)) == MOST_COMPARED_ROWS == 2048
+    )
+    monkeypatch.setattr(drift, "MOST_COMPARED_ROWS", 50)
+    found = compare_embeddings(old[:200], old[:200] @ rotation(15, 3))
     assert (found.verdict, found.held_out.rows, len(found.changed)) == ("rotated", 50, 200)
 
 
@@ -201,24 +216,25 @@ def test_no_more_rows_are_compared_with_each_other_than_the_bound_however_narrow
     ],
 )
 def test_degenerate_vectors_are_a_change_and_no_error(new):
-    found = compare(OLD[:20], new)
+    found = compare_embeddings(OLD[:20], new)
     assert found.verdict == "changed"
-    assert compare(new, OLD[:20]).verdict == "changed"
-    assert compare(new, new).verdict == "unchanged"
+    assert compare_embeddings(new, OLD[:20]).verdict == "changed"
+    assert compare_embeddings(new, new).verdict == "unchanged"
 
 
 def test_zero_rows_are_the_same_zero_rows():
     old = torch.cat([OLD[:30], torch.zeros(3, 384)])
-    assert compare(old, old.half().float()).verdict == "unchanged"
-    assert compare(old, 2 * old).verdict == "rescaled"
+    assert compare_embeddings(old, old.half().float()).verdict == "unchanged"
+    assert compare_embeddings(old, 2 * old).verdict == "rescaled"
     new = old.clone()
     new[31] = OLD[0]
-    assert compare(old, new).changed.nonzero().flatten().tolist() == [31]
+    assert compare_embeddings(old, new).changed.nonzero().flatten().tolist() == [31]
 
 
-def test_equal_seeds_draw_equal_rows_and_say_the_same():
+def test_equal_seeds_draw_equal_rows_and_give_equal_results(monkeypatch):
+    monkeypatch.setattr(drift, "MOST_COMPARED_ROWS", 300)
     old = PACK.vectors["static-256"]
-    first, second = (compare(old, PACK.vectors["minilm6-384"], seed=3) for _ in range(2))
+    first, second = (compare_embeddings(old, PACK.vectors["minilm6-384"], seed=3) for _ in range(2))
     assert (first.held_out, first.z) == (second.held_out, second.z)
     assert first.held_out.rows < len(old)
-    assert compare(old, PACK.vectors["minilm6-384"], seed=4).held_out != first.held_out
+    assert compare_embeddings(old, PACK.vectors["minilm6-384"], seed=4).held_out != first.held_out

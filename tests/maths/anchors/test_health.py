@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from app.maths.anchors import health
-from app.maths.anchors.health import LISTED, examine
+from app.maths.anchors.health import MOST_LISTED_ROWS, examine
+from app.maths.geometry import space
 from app.maths.geometry.space import fit_space
 from tests.maths.clouds import normal
 
 
-def test_healthy_anchors_have_full_rank_and_no_row_to_name():
+def test_healthy_anchors_have_full_rank_and_empty_lists():
     anchors = normal(0, 20, 6)
     found = examine(anchors, fit_space(anchors))
     assert found.rank == 6
@@ -58,7 +58,7 @@ def test_a_row_equal_to_the_mean_is_named_and_is_not_collinear():
 def test_lists_are_cut_and_counts_are_whole():
     anchors = normal(9, 5, 3).repeat(10, 1)
     found = examine(anchors, fit_space(anchors))
-    assert found.duplicates == list(range(5, 5 + LISTED))
+    assert found.duplicates == list(range(5, 5 + MOST_LISTED_ROWS))
     assert found.duplicate_count == 45
 
 
@@ -68,5 +68,5 @@ def test_the_report_does_not_depend_on_the_chunk(monkeypatch, chunk):
     anchors = torch.cat([half, 2 * half, -half, -2 * half[:4], -2 * half[4:]])
     whole = examine(anchors, fit_space(anchors))
     assert whole.collinear_count == 18
-    monkeypatch.setattr(health, "CHUNK", chunk)
+    monkeypatch.setattr(space, "COSINE_ROWS", chunk)
     assert examine(anchors, fit_space(anchors)) == whole

@@ -1,4 +1,4 @@
-"""Rows that are not the same item on both sides are found, and rows that are, are left alone."""
+"""Mismatched rows are found, and matching rows are not named."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from torch import Tensor
 from app.demo.pack import load_pack
 from app.maths.anchors import mismatch
 from app.maths.anchors.mismatch import (
-    RELATED,
-    compare,
-    left_out,
+    RELATED_Z,
+    compare_anchors,
+    leave_one_out_predictions,
     permutation_score,
-    regressed,
+    reduce_to_span,
     relatedness,
-    within_span,
+    ridge_predictions,
 )
-from app.maths.anchors.value_facts import robust_scores
+from app.maths.geometry import space
+from app.maths.geometry.robust import robust_scores
 from app.maths.geometry.space import fit_space
-from app.maths.quality.crossfit import FEWEST
-from app.maths.quality.evidence import moments
+from app.maths.quality.crossfit import FEWEST_DISTINCT
+from app.maths.quality.evidence import permutation_moments
 from app.maths.quality.metrics import cka
 from tests.maths.clouds import normal, unit_rows
 
@@ -42,7 +43,9 @@ def real(
 
 
 def five_of_other_intents(labels: Tensor, seed: int) -> Tensor:
-    """Rows, none of which has the intent of the next: to exchange two ways of saying one thing is no mistake."""
+    """Rows whose intent differs from the next one's: exchanging two ways of saying one thing is no
+    mistake.
+    """
     generator = torch.Generator().manual_seed(seed)
     while True:
         rows = torch.randperm(len(labels), generator=generator)[:5]
@@ -54,14 +57,16 @@ def five_of_other_intents(labels: Tensor, seed: int) -> Tensor:
 
 
 @given(seed=seeds, shape=st.sampled_from([(6, 9, 4), (9, 9, 9), (25, 9, 4), (25, 3, 12)]))
-def test_rows_left_out_in_closed_form_are_what_fits_without_them_say(seed, shape):
+def test_rows_left_out_in_closed_form_equal_fits_without_them(seed, shape):
     k, dx, dy = shape
     x, y = unit_rows(seed, k, dx), unit_rows(seed + 1, k, dy)
-    found = left_out(x, y)
+    found = leave_one_out_predictions(x, y)
     for row in range(k):
         others = torch.arange(k) != row
         assert torch.allclose(
-            found[row : row + 1], regressed(x[others], y[others], x[row : row + 1]), atol=1e-10
+            found[row : row + 1],
+            ridge_predictions(x[others], y[others], x[row : row + 1]),
+            atol=1e-10,
         )
 
 
@@ -73,13 +78,13 @@ def test_regression_is_the_same_from_either_side(seed, shape):
         unit_rows(seed + 2, 3, shape[1]),
     )
     inverse = torch.linalg.inv(x.T @ x + torch.eye(shape[1], dtype=x.dtype))
-    assert torch.allclose(regressed(x, y, queries), queries @ inverse @ x.T @ y)
+    assert torch.allclose(ridge_predictions(x, y, queries), queries @ inverse @ x.T @ y)
 
 
 @given(seed=seeds, shape=st.sampled_from([(5, 12), (12, 5), (7, 7)]))
 def test_rows_in_their_own_span_have_the_same_products(seed, shape):
     rows = normal(seed, *shape)
-    narrow = within_span(rows)
+    narrow = reduce_to_span(rows)
     assert narrow.shape == (shape[0], min(shape))
     assert torch.allclose(narrow @ narrow.T, rows @ rows.T)
 
@@ -95,9 +100,9 @@ def test_the_score_is_the_sum_over_its_spread_under_all_permutations():
 
 
 @given(seed=seeds, shape=st.sampled_from([(7, 3), (7, 30), (2, 1)]), scale=st.floats(1e-6, 1e6))
-def test_the_score_is_that_of_the_moments_and_knows_no_units(seed, shape, scale):
+def test_the_score_follows_from_the_moments_and_has_no_unit(seed, shape, scale):
     p, y = normal(seed, *shape), normal(seed + 1, *shape)
-    found, mean, variance = moments(p @ y.T)
+    found, mean, variance = permutation_moments(p @ y.T)
     assert permutation_score(p, y) == pytest.approx((found - mean) / variance**0.5, abs=1e-9)
     assert permutation_score(scale * p, y) == pytest.approx(permutation_score(p, y), abs=1e-9)
 
@@ -117,7 +122,7 @@ def test_shuffled_rows_score_around_zero_with_a_spread_of_at_most_one():
     )
     assert abs(float(scores.mean())) < 0.3
     assert float(scores.std()) < 1.2
-    assert float(scores.abs().max()) < RELATED
+    assert float(scores.abs().max()) < RELATED_Z
 
 
 @given(seed=seeds)
@@ -125,7 +130,11 @@ def test_the_comparison_is_symmetric_and_does_not_see_rotations_scales_or_shifts
     x, y = normal(seed, 30, 5), normal(seed + 1, 30, 4)
     y = y + x[:, :4]
     rotation, _ = torch.linalg.qr(normal(seed + 2, 5, 5))
-    one, other, turned = compare(x, y), compare(y, x), compare(7 * x @ rotation + 3, y)
+    one, other, turned = (
+        compare_anchors(x, y),
+        compare_anchors(y, x),
+        compare_anchors(7 * x @ rotation + 3, y),
+    )
     assert one.agreement == pytest.approx(other.agreement)
     assert one.z == pytest.approx(other.z)
     assert one.agreement == pytest.approx(turned.agreement)
@@ -153,7 +162,7 @@ def test_five_exchanged_rows_of_three_hundred_are_found_with_their_partners(pair
     rows = five_of_other_intents(labels, seed)
     y = y.clone()
     y[rows] = y[rows.roll(1)]
-    found = compare(x, y)
+    found = compare_anchors(x, y)
     assert found.verdict == "related"
     assert set(rows.tolist()) <= {each.row for each in found.suspects}
     assert len(found.suspects) <= 5 + 3
@@ -164,34 +173,36 @@ def test_five_exchanged_rows_of_three_hundred_are_found_with_their_partners(pair
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize("size", [60, 300])
-def test_of_rows_that_are_right_hardly_any_is_named(pair, size):
-    named = sum(len(compare(*real(*pair, size=size, seed=seed)[:2]).suspects) for seed in range(5))
+def test_hardly_any_right_row_is_named(pair, size):
+    named = sum(
+        len(compare_anchors(*real(*pair, size=size, seed=seed)[:2]).suspects) for seed in range(5)
+    )
     assert named <= 0.01 * 5 * size
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_a_permuted_side_is_unrelated_and_nobody_is_named(pair):
+def test_a_permuted_side_is_unrelated_and_has_no_suspects(pair):
     x, y, _ = real(*pair)
-    found = compare(x, y[torch.randperm(300, generator=torch.Generator().manual_seed(1))])
+    found = compare_anchors(x, y[torch.randperm(300, generator=torch.Generator().manual_seed(1))])
     assert (found.verdict, found.suspects) == ("unrelated", [])
-    assert abs(found.z) < RELATED
+    assert abs(found.z) < RELATED_Z
     assert found.cka == pytest.approx(0, abs=0.02)
-    assert compare(x, y).cka == pytest.approx(cka(x, y))
+    assert compare_anchors(x, y).cka == pytest.approx(cka(x, y))
     assert cka(x, y) > 0.7
 
 
 @pytest.mark.parametrize("offset", [1, -1])
 def test_a_whole_side_that_is_shifted_by_one_is_unrelated_with_its_shift(offset):
     x, y, _ = real("minilm6-384", "static-256", size=80)
-    found = compare(x, y.roll(offset, dims=0))
+    found = compare_anchors(x, y.roll(offset, dims=0))
     assert (found.verdict, found.shift) == ("unrelated", offset)
-    assert compare(x, y.roll(5, dims=0)).shift == 0
+    assert compare_anchors(x, y.roll(5, dims=0)).shift == 0
 
 
-def test_a_row_that_is_missing_on_one_side_is_seen_from_where_it_was_on():
+def test_a_row_missing_on_one_side_breaks_all_later_rows():
     x, y, _ = real("minilm6-384", "minilm3-512")
     shifted = torch.cat([y[:150], y[151:], y[150:151]])
-    found = compare(x, shifted)
+    found = compare_anchors(x, shifted)
     rows = [each.row for each in found.suspects]
     assert found.verdict == "related"
     assert len([row for row in rows if row >= 150]) >= 90
@@ -200,24 +211,24 @@ def test_a_row_that_is_missing_on_one_side_is_seen_from_where_it_was_on():
     assert offsets.count(-1) > 0.5 * len(offsets)
 
 
-@pytest.mark.parametrize("size", [mismatch.TELLING, 80])
-def test_related_spaces_are_told_from_forty_rows_on(size):
+@pytest.mark.parametrize("size", [mismatch.ENOUGH_FOR_VERDICT, 80])
+def test_related_spaces_are_recognised_from_forty_rows_on(size):
     for pair in PAIRS:
-        found = compare(*real(*pair, size=size)[:2])
+        found = compare_anchors(*real(*pair, size=size)[:2])
         assert found.verdict == "related"
-        assert found.z > 1.5 * RELATED
+        assert found.z > 1.5 * RELATED_Z
 
 
 # --- few and delicate rows ------------------------------------------------------------------------
 
 
-def test_few_rows_say_nothing_and_name_nobody():
-    x, y, _ = real("minilm6-384", "static-256", size=mismatch.FEWEST_NAMED - 1)
-    assert compare(x, y.flip(0)).suspects == []
-    few = compare(x[: FEWEST - 1], y[: FEWEST - 1])
+def test_few_rows_are_unclear_and_have_no_suspects():
+    x, y, _ = real("minilm6-384", "static-256", size=mismatch.FEWEST_FOR_SUSPECTS - 1)
+    assert compare_anchors(x, y.flip(0)).suspects == []
+    few = compare_anchors(x[: FEWEST_DISTINCT - 1], y[: FEWEST_DISTINCT - 1])
     assert (few.verdict, few.z, few.agreement, few.suspects) == ("unclear", None, None, [])
-    assert compare(x[:12], y[:12].flip(0)).verdict == "unclear"
-    assert compare(x[:3], y[:3]).cka is None
+    assert compare_anchors(x[:12], y[:12].flip(0)).verdict == "unclear"
+    assert compare_anchors(x[:3], y[:3]).cka is None
 
 
 def test_rows_at_the_mean_are_not_judged_and_the_others_keep_their_numbers():
@@ -228,19 +239,19 @@ def test_rows_at_the_mean_are_not_judged_and_the_others_keep_their_numbers():
         torch.cat([torch.zeros(1, 15), y, -y]).double(),
     )
     y[[11, 21]] = y[[21, 11]]
-    found = compare(x, y)
+    found = compare_anchors(x, y)
     assert {each.row for each in found.suspects} == {11, 21}
     assert {each.row: each.fits for each in found.suspects} == {11: 21, 21: 11}
 
 
 def test_a_side_of_one_repeated_vector_is_unclear_and_no_error():
-    found = compare(torch.ones(50, 4), normal(7, 50, 3))
+    found = compare_anchors(torch.ones(50, 4), normal(7, 50, 3))
     assert (found.verdict, found.z, found.cka, found.suspects) == ("unclear", None, None, [])
 
 
 def test_copies_of_rows_are_not_suspect():
     x, y, _ = real("minilm6-384", "static-256", size=100)
-    found = compare(torch.cat([x, x]), torch.cat([y, y]))
+    found = compare_anchors(torch.cat([x, x]), torch.cat([y, y]))
     assert found.verdict == "related"
     assert found.suspects == []
 
@@ -248,7 +259,7 @@ def test_copies_of_rows_are_not_suspect():
 def test_a_rotated_copy_agrees_wholly():
     x = normal(8, 80, 6)
     rotation, _ = torch.linalg.qr(normal(9, 6, 6))
-    found = compare(x, x @ rotation)
+    found = compare_anchors(x, x @ rotation)
     assert found.suspects == []
     assert found.agreement == pytest.approx(1, abs=0.01)
 
@@ -257,7 +268,9 @@ def test_a_rotated_copy_agrees_wholly():
 def test_the_comparison_does_not_depend_on_the_chunk(monkeypatch, chunk):
     x, y, _ = real("minilm6-384", "static-256", size=40)
     y = y.flip(0)[torch.cat([torch.arange(39, 9, -1), torch.arange(10)])]
-    whole = compare(x, y)
-    monkeypatch.setattr(mismatch, "CHUNK", chunk)
-    assert [each.row for each in compare(x, y).suspects] == [each.row for each in whole.suspects]
+    whole = compare_anchors(x, y)
+    monkeypatch.setattr(space, "COSINE_ROWS", chunk)
+    assert [each.row for each in compare_anchors(x, y).suspects] == [
+        each.row for each in whole.suspects
+    ]
     assert len(whole.suspects) >= 3

@@ -1,4 +1,4 @@
-"""What the tests of bootstraps draw, in float32 as pools are, and what they do with steps."""
+"""Random data of the tests of bootstraps, float32 like pools; and helpers for steps."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from app.maths.bootstrap.pools import Pools, State, Step, fit_pools
+from tests.maths import clouds
 
-#: bytes: more than any table of these tests takes
+#: bytes; more than any table of these tests
 WHOLE = 10**9
 
 
 def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return clouds.normal(seed, *shape, dtype=torch.float32)
 
 
 def unit(seed: int, *shape: int) -> Tensor:
@@ -41,7 +42,7 @@ def views(seed: int, n: int, d: int = 12, *, noise: float = 0.1) -> tuple[Tensor
 
 
 def rotated(count: int) -> tuple[Pools, list[int]]:
-    """Items and a rotation of them in another order; partner[i] is the row of item i in the second pool."""
+    """Items and a reordered rotation of them; partner[i] is the row of item i in the second."""
     source, partner = normal(5, count, 16), order(7, count)
     target = torch.empty(count, 16)
     target[partner] = 3 * source @ torch.linalg.qr(normal(6, 16, 16)).Q + 2
@@ -54,5 +55,5 @@ def states(steps: Iterable[Step]) -> list[State]:
 
 
 def interrupt(*_: object) -> None:
-    """A beat or a listener that ends the work."""
+    """A beat or listener that ends the work."""
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Annealing, against the whole plan in float64, and what no choice of axes or of order may change."""
+"""Annealing, compared with the whole plan in float64, and its invariance to axes and order."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from torch.nn.functional import normalize
 
 from app.maths.bootstrap import annealing
 from app.maths.bootstrap.annealing import (
+    AnnealingState,
     Directions,
-    Plan,
     Schedule,
-    advance,
-    directions,
-    mapped,
-    perplexity,
-    start,
-    temperature,
+    anneal_round,
+    find_temperature,
+    map_rows,
+    principal_directions,
+    start_annealing,
+    target_perplexity,
 )
-from app.maths.bootstrap.neighbours import silent
+from app.maths.bootstrap.neighbours import no_beat
 from app.maths.bootstrap.pools import fit_pools
 from tests.maths.bootstrap.clouds import WHOLE, interrupt, normal, rotation, unit
 
@@ -59,28 +59,33 @@ def surprise(plan: Tensor) -> float:
 @given(
     seed=seeds, n=st.integers(2, 40), m=st.integers(2, 40), memory=memories, done=st.integers(0, 9)
 )
-def test_a_round_is_the_one_of_the_whole_plan_whatever_the_memory(seed, n, m, memory, done):
+def test_a_round_equals_that_of_the_whole_plan_for_any_memory(seed, n, m, memory, done):
     x, y, known = unit(seed, n, 6), unit(seed + 1, m, 5), normal(seed + 2, 6, 5)
     schedule = Schedule(breadth=0.5, sharpness=1.5, rounds=10, flattening=0.5)
-    stands = Plan(normal(seed + 3, 6, 5), 0.2 * normal(seed + 4, m), done=done)
-    found = advance(x, y, known, stands, schedule, memory=memory, beat=silent)
+    stands = AnnealingState(normal(seed + 3, 6, 5), 0.2 * normal(seed + 4, m), done=done)
+    found = anneal_round(x, y, known, stands, schedule, memory=memory, beat=no_beat)
 
     is_that_of_the_whole_plan(found, x, y, known, stands, schedule)
 
 
 def is_that_of_the_whole_plan(
-    found: Plan, x: Tensor, y: Tensor, known: Tensor, stands: Plan, schedule: Schedule
+    found: AnnealingState,
+    x: Tensor,
+    y: Tensor,
+    known: Tensor,
+    stands: AnnealingState,
+    schedule: Schedule,
 ) -> None:
     """`found` comes after `stands`, by the table of all cosines in float64."""
     n, m = len(x), len(y)
     u, s, v = torch.linalg.svd(stands.overlap.double(), full_matrices=False)
     q = normalize(x.double() @ (u * s.sqrt()) @ v)
-    tau = temperature(
-        mapped(x, stands.overlap, 0.5),
+    tau = find_temperature(
+        map_rows(x, stands.overlap, 0.5),
         y,
         stands.potential,
-        perplexity(schedule, stands.done, m),
-        beat=silent,
+        target_perplexity(schedule, stands.done, m),
+        beat=no_beat,
     )
     plan = entropic(q, y, stands.potential, tau)
     near = {"rtol": 0.0, "atol": 2e-6 * n / min(1.0, tau)}
@@ -107,32 +112,34 @@ def is_that_of_the_whole_plan(
 @pytest.mark.parametrize(("n", "m"), [(2_100, 1_500), (3, 50_000)])
 def test_a_round_of_larger_pools_is_that_of_the_whole_plan(n, m):
     x, y, known = unit(1, n, 6), unit(2, m, 5), normal(3, 6, 5)
-    stands = Plan(normal(4, 6, 5), 0.2 * normal(5, m))
+    stands = AnnealingState(normal(4, 6, 5), 0.2 * normal(5, m))
     for memory in (WHOLE, 100 * m * 4):
-        found = advance(x, y, known, stands, Schedule(), memory=memory, beat=silent)
+        found = anneal_round(x, y, known, stands, Schedule(), memory=memory, beat=no_beat)
         is_that_of_the_whole_plan(found, x, y, known, stands, Schedule())
 
 
 @given(seed=seeds, n=st.integers(3, 60), m=st.integers(3, 60))
-def test_a_round_knows_no_axes_of_the_target(seed, n, m):
+def test_a_round_is_independent_of_the_axes_of_the_target(seed, n, m):
     x, y, turn = unit(seed, n, 6), unit(seed + 1, m, 5), rotation(seed + 2, 5)
     overlap, known = normal(seed + 3, 6, 5), normal(seed + 4, 6, 5)
-    as_it_is = advance(x, y, known, start(overlap, target=m), Schedule(), memory=WHOLE, beat=silent)
-    turned = advance(
+    as_it_is = anneal_round(
+        x, y, known, start_annealing(overlap, target=m), Schedule(), memory=WHOLE, beat=no_beat
+    )
+    turned = anneal_round(
         x,
         y @ turn,
         known @ turn,
-        start(overlap @ turn, target=m),
+        start_annealing(overlap @ turn, target=m),
         Schedule(),
         memory=WHOLE,
-        beat=silent,
+        beat=no_beat,
     )
     torch.testing.assert_close(turned.overlap, as_it_is.overlap @ turn, rtol=0, atol=1e-3)
     torch.testing.assert_close(turned.potential, as_it_is.potential, rtol=0, atol=1e-3)
 
 
 @given(seed=seeds, n=st.integers(3, 60), m=st.integers(3, 60))
-def test_a_round_knows_no_order_of_either_pool(seed, n, m):
+def test_a_round_is_independent_of_the_order_of_the_pools(seed, n, m):
     x, y, overlap, known = (
         unit(seed, n, 6),
         unit(seed + 1, m, 5),
@@ -141,59 +148,69 @@ def test_a_round_knows_no_order_of_either_pool(seed, n, m):
     )
     generator = torch.Generator().manual_seed(seed)
     rows, columns = torch.randperm(n, generator=generator), torch.randperm(m, generator=generator)
-    as_it_is = advance(x, y, known, start(overlap, target=m), Schedule(), memory=WHOLE, beat=silent)
-    mixed = advance(
-        x[rows], y[columns], known, start(overlap, target=m), Schedule(), memory=WHOLE, beat=silent
+    as_it_is = anneal_round(
+        x, y, known, start_annealing(overlap, target=m), Schedule(), memory=WHOLE, beat=no_beat
+    )
+    mixed = anneal_round(
+        x[rows],
+        y[columns],
+        known,
+        start_annealing(overlap, target=m),
+        Schedule(),
+        memory=WHOLE,
+        beat=no_beat,
     )
     torch.testing.assert_close(mixed.overlap, as_it_is.overlap, rtol=0, atol=1e-3)
     torch.testing.assert_close(mixed.potential, as_it_is.potential[columns], rtol=0, atol=1e-3)
 
 
-def test_the_potentials_become_those_by_which_all_targets_are_wanted_alike():
+def test_the_potentials_converge_to_equal_masses_of_the_targets():
     x, y = pool(1, 80, 6), pool(2, 60, 6)
     # So much is known that the overlap stays; so narrow a start that the temperature does.
     schedule, known = Schedule(breadth=0.0, sharpness=8.0, flattening=1.0), 1e8 * torch.eye(6)
-    stands = start(known, target=60)
+    stands = start_annealing(known, target=60)
     for _ in range(200):
-        stands = advance(x, y, known, stands, schedule, memory=WHOLE, beat=silent)
-    q = mapped(x, known, 1.0)
-    plan = entropic(q, y, stands.potential, temperature(q, y, stands.potential, 8.0, beat=silent))
+        stands = anneal_round(x, y, known, stands, schedule, memory=WHOLE, beat=no_beat)
+    q = map_rows(x, known, 1.0)
+    plan = entropic(
+        q, y, stands.potential, find_temperature(q, y, stands.potential, 8.0, beat=no_beat)
+    )
     torch.testing.assert_close(plan.sum(dim=1), torch.ones(80).double())
     torch.testing.assert_close(
         plan.sum(dim=0), torch.full((60,), 80 / 60).double(), rtol=0.01, atol=0
     )
 
 
-def test_what_the_beat_raises_ends_a_round_and_it_is_called_before_every_piece():
+def test_the_beat_is_called_before_every_piece_and_its_exception_ends_a_round():
     x, y = unit(1, 30, 4), unit(2, 20, 4)
     beats: list[None] = []
-    advance(
+    anneal_round(
         x,
         y,
         torch.zeros(4, 4),
-        start(torch.eye(4), target=20),
+        start_annealing(torch.eye(4), target=20),
         Schedule(),
         memory=3 * 20 * 4,
         beat=lambda: beats.append(None),
     )
-    assert len(beats) == 10 + 1 + annealing.HALVINGS
+    assert len(beats) == 10 + 1 + annealing.BISECTIONS
     with pytest.raises(KeyboardInterrupt):
-        advance(
+        anneal_round(
             x,
             y,
             torch.zeros(4, 4),
-            start(torch.eye(4), target=20),
+            start_annealing(torch.eye(4), target=20),
             Schedule(),
             memory=WHOLE,
             beat=interrupt,
         )
 
 
-def test_a_round_changes_nothing_that_it_is_given():
+def test_a_round_does_not_change_its_arguments():
     x, y, known = unit(1, 30, 4), unit(2, 20, 4), normal(3, 4, 4)
-    stands = start(known, target=20)
+    stands = start_annealing(known, target=20)
     before = [tensor.clone() for tensor in (x, y, known, stands.overlap, stands.potential)]
-    advance(x, y, known, stands, Schedule(), memory=WHOLE, beat=silent)
+    anneal_round(x, y, known, stands, Schedule(), memory=WHOLE, beat=no_beat)
     assert all(
         torch.equal(*both)
         for both in zip(before, (x, y, known, stands.overlap, stands.potential), strict=True)
@@ -204,12 +221,10 @@ def test_a_round_changes_nothing_that_it_is_given():
 
 
 @given(seed=seeds, n=st.integers(1, 80), m=st.integers(2, 80), share=st.floats(0.0, 1.0))
-def test_the_rows_have_the_wanted_perplexity_or_the_nearest_that_the_range_allows(
-    seed, n, m, share
-):
+def test_the_rows_have_the_target_perplexity_or_the_nearest_in_range(seed, n, m, share):
     q, y, potential = unit(seed, n, 5), unit(seed + 1, m, 5), 0.1 * normal(seed + 2, m)
     wanted = 1 + share * (m - 1)
-    tau = temperature(q, y, potential, wanted, beat=silent)
+    tau = find_temperature(q, y, potential, wanted, beat=no_beat)
     coldest, hottest = (
         surprise(entropic(q, y, potential, limit))
         for limit in (annealing.COLDEST, annealing.HOTTEST)
@@ -222,7 +237,7 @@ def test_the_rows_have_the_wanted_perplexity_or_the_nearest_that_the_range_allow
 
 def test_of_many_rows_a_sample_suffices():
     q, y = unit(1, 4_000, 8), unit(2, 300, 8)
-    tau = temperature(q, y, torch.zeros(300), 20.0, beat=silent)
+    tau = find_temperature(q, y, torch.zeros(300), 20.0, beat=no_beat)
     assert surprise(entropic(q, y, torch.zeros(300), tau)) == pytest.approx(20.0, rel=0.1)
 
 
@@ -232,13 +247,13 @@ def test_of_many_rows_a_sample_suffices():
     rounds=st.integers(2, 80),
     target=st.integers(1, 10**6),
 )
-def test_the_perplexity_falls_geometrically_from_the_breadth_to_the_sharpness(
+def test_the_perplexity_falls_geometrically_from_breadth_to_sharpness(
     breadth, sharpness, rounds, target
 ):
     schedule = Schedule(breadth=breadth, sharpness=sharpness, rounds=rounds)
-    asked = [perplexity(schedule, done, target) for done in range(rounds)]
+    asked = [target_perplexity(schedule, done, target) for done in range(rounds)]
     assert asked[0] == pytest.approx(max(breadth * target, sharpness))
-    assert perplexity(
+    assert target_perplexity(
         Schedule(breadth=breadth, sharpness=sharpness, rounds=1), 0, target
     ) == pytest.approx(asked[0])
     assert asked[-1] == pytest.approx(sharpness)
@@ -250,8 +265,10 @@ def test_the_perplexity_falls_geometrically_from_the_breadth_to_the_sharpness(
 def test_of_a_large_target_fewer_rows_suffice(peak: Callable[[Callable[[], object]], int]):
     q, y = unit(1, 300, 4), unit(2, 100_000, 4)
     found: list[float] = []
-    held = peak(lambda: found.append(temperature(q, y, torch.zeros(100_000), 500.0, beat=silent)))
-    assert held < 6 * 4 * annealing.LEAST_SAMPLE * 100_000
+    held = peak(
+        lambda: found.append(find_temperature(q, y, torch.zeros(100_000), 500.0, beat=no_beat))
+    )
+    assert held < 6 * 4 * annealing.FEWEST_TEMPERATURE_ROWS * 100_000
     assert surprise(entropic(q[::10], y, torch.zeros(100_000), found[0])) == pytest.approx(
         500.0, rel=0.2
     )
@@ -263,28 +280,30 @@ def test_of_a_large_target_fewer_rows_suffice(peak: Callable[[Callable[[], objec
 @given(seed=seeds, flattening=st.floats(0.0, 1.0), larger=st.floats(1e-3, 1e3))
 def test_mapped_rows_have_length_1_and_the_overlaps_size_does_not_matter(seed, flattening, larger):
     x, overlap = unit(seed, 20, 5), normal(seed + 1, 5, 4)
-    found = mapped(x, overlap, flattening)
+    found = map_rows(x, overlap, flattening)
     torch.testing.assert_close(found.norm(dim=1), torch.ones(20))
-    torch.testing.assert_close(mapped(x, overlap * larger, flattening), found, rtol=0, atol=1e-4)
+    torch.testing.assert_close(map_rows(x, overlap * larger, flattening), found, rtol=0, atol=1e-4)
 
 
 def test_flattening_goes_from_the_nearest_orthogonal_map_to_the_overlap_itself():
     x, overlap = unit(1, 20, 5), normal(2, 5, 5)
-    torch.testing.assert_close(mapped(x, overlap, 1.0), normalize(x @ overlap))
-    flat = mapped(torch.eye(5), overlap, 0.0)
+    torch.testing.assert_close(map_rows(x, overlap, 1.0), normalize(x @ overlap))
+    flat = map_rows(torch.eye(5), overlap, 0.0)
     torch.testing.assert_close(flat @ flat.T, torch.eye(5), rtol=0, atol=1e-5)
-    # Of all orthogonal maps the nearest is the one with the largest inner product: the sum of the singular values.
+    # The nearest orthogonal map has the largest inner product, the sum of the singular values.
     assert float((flat * overlap).sum()) == pytest.approx(
         float(torch.linalg.svdvals(overlap).sum()), rel=1e-5
     )
 
 
 @pytest.mark.parametrize("flattening", [0.5, 1.0])
-def test_where_nothing_is_known_all_are_alike_and_nothing_is_nan(flattening):
+def test_without_knowledge_all_rows_are_equal_and_nothing_is_nan(flattening):
     x, y = unit(1, 20, 5), unit(2, 30, 4)
-    assert mapped(x, torch.zeros(5, 4), flattening).abs().max() == 0
+    assert map_rows(x, torch.zeros(5, 4), flattening).abs().max() == 0
     nothing, schedule = torch.zeros(5, 4), Schedule(flattening=flattening)
-    found = advance(x, y, nothing, start(nothing, target=30), schedule, memory=WHOLE, beat=silent)
+    found = anneal_round(
+        x, y, nothing, start_annealing(nothing, target=30), schedule, memory=WHOLE, beat=no_beat
+    )
     torch.testing.assert_close(
         found.overlap, x.sum(dim=0)[:, None] * y.mean(dim=0), rtol=0, atol=1e-5
     )
@@ -307,11 +326,12 @@ def alike(found: Tensor, expected: Tensor, *, atol: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "d", "decay"), [(500, 12, 0.5), (400, 300, 0.6), (700, annealing.SMALL + 60, 0.7)]
+    ("n", "d", "decay"),
+    [(500, 12, 0.5), (400, 300, 0.6), (700, annealing.MOST_EXACT_DIMENSIONS + 60, 0.7)],
 )
 def test_directions_are_the_eigenvectors_of_the_covariance(n, d, decay):
     rows = pool(1, n, d, decay=decay)
-    found, (variance, vectors) = directions(rows), exact(rows)
+    found, (variance, vectors) = principal_directions(rows), exact(rows)
     kept = min(d, annealing.MOST_DIMENSIONS)
     assert found.along.shape == (n, kept)
     assert found.variance.shape == (kept,)
@@ -325,51 +345,51 @@ def test_directions_are_the_eigenvectors_of_the_covariance(n, d, decay):
     )
 
 
-@pytest.mark.parametrize("d", [60, annealing.SMALL + 16])
+@pytest.mark.parametrize("d", [60, annealing.MOST_EXACT_DIMENSIONS + 16])
 def test_of_few_rows_all_that_they_span_is_kept_and_no_more(d):
     rows = pool(3, 30, d, decay=0.0)
-    found = directions(rows)
+    found = principal_directions(rows)
     assert found.along.shape == (30, 29)
     torch.testing.assert_close(found.along @ found.along.T, rows @ rows.T, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("more", [5, annealing.SMALL])
+@pytest.mark.parametrize("more", [5, annealing.MOST_EXACT_DIMENSIONS])
 def test_directions_without_variance_are_left_out(more):
     raw = torch.cat([normal(1, 300, 10), torch.full((300, more), 3.0)], dim=1) @ rotation(
         2, 10 + more
     )
-    found = directions(fit_pools(raw, raw).x)
+    found = principal_directions(fit_pools(raw, raw).x)
     assert found.along.shape == (300, 10)
     assert bool((found.variance > 0).all())
 
 
-@pytest.mark.parametrize("d", [20, annealing.SMALL + 16])
+@pytest.mark.parametrize("d", [20, annealing.MOST_EXACT_DIMENSIONS + 16])
 def test_some_rows_have_the_coordinates_that_they_have_among_all(d):
     rows, some = pool(1, 200, d), torch.tensor([3, 0, 150])
-    whole, part = directions(rows), directions(rows, some)
+    whole, part = principal_directions(rows), principal_directions(rows, some)
     torch.testing.assert_close(part.along, whole.along[some], rtol=0, atol=1e-6)
     assert torch.equal(part.variance, whole.variance)
 
 
-@pytest.mark.parametrize("d", [20, annealing.SMALL + 16])
+@pytest.mark.parametrize("d", [20, annealing.MOST_EXACT_DIMENSIONS + 16])
 def test_equal_pools_have_bitwise_equal_directions(d):
     rows = pool(1, 200, d)
-    assert torch.equal(directions(rows).along, directions(rows.clone()).along)
+    assert torch.equal(principal_directions(rows).along, principal_directions(rows.clone()).along)
 
 
 @given(seed=seeds, n=st.integers(12, 60))
-def test_directions_know_no_axes_and_no_order(seed, n):
+def test_directions_are_independent_of_axes_and_order(seed, n):
     rows, order = pool(seed, n, 8), torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    found = directions(rows)
+    found = principal_directions(rows)
     spread = found.variance.log().diff().abs().min()
     assume(float(spread) > 0.05)
-    alike(directions(rows @ rotation(seed + 1, 8)).along, found.along, atol=1e-3)
-    alike(directions(rows[order]).along, found.along[order], atol=1e-3)
+    alike(principal_directions(rows @ rotation(seed + 1, 8)).along, found.along, atol=1e-3)
+    alike(principal_directions(rows[order]).along, found.along[order], atol=1e-3)
 
 
 @given(seed=seeds, power=st.floats(0.0, 1.0), dimensions=st.integers(1, 12))
 def test_coordinates_are_unit_rows_of_the_leading_directions(seed, power, dimensions):
-    found = directions(pool(seed, 50, 8))
+    found = principal_directions(pool(seed, 50, 8))
     rows = found.coordinates(power=power, dimensions=dimensions)
     assert rows.shape == (50, min(dimensions, 8))
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(50))
@@ -378,7 +398,7 @@ def test_coordinates_are_unit_rows_of_the_leading_directions(seed, power, dimens
 
 
 def test_a_power_of_1_leaves_coordinates_as_they_are_and_one_of_0_whitens_them():
-    found = directions(pool(1, 400, 8))
+    found = principal_directions(pool(1, 400, 8))
     torch.testing.assert_close(found.coordinates(power=1.0, dimensions=8), normalize(found.along))
     white = found.along.double() * found.variance.pow(-0.5)
     torch.testing.assert_close(covariance(white), torch.eye(8).double(), rtol=0, atol=1e-4)
@@ -392,20 +412,20 @@ def test_a_row_at_the_pools_mean_has_no_coordinates_and_no_nan():
     assert math.isfinite(float(rows.sum()))
 
 
-# what has nothing in common
+# scrambled pools
 
 
 @given(seed=seeds, n=st.integers(2, 60), d=st.integers(1, 8))
-def test_scrambled_directions_keep_their_numbers_and_no_row(seed, n, d):
-    given_side = directions(pool(seed, n, d))
+def test_scrambled_directions_keep_their_numbers_but_no_row(seed, n, d):
+    given_side = principal_directions(pool(seed, n, d))
     mixed = given_side.scrambled(seed)
     assert torch.equal(mixed.variance, given_side.variance)
     assert torch.equal(mixed.along.sort(dim=0).values, given_side.along.sort(dim=0).values)
     assert torch.equal(mixed.along, given_side.scrambled(seed).along)
 
 
-def test_scrambled_directions_go_different_ways():
-    given_side = directions(pool(1, 400, 8))
+def test_scrambled_directions_have_different_orders():
+    given_side = principal_directions(pool(1, 400, 8))
     mixed = given_side.scrambled(3).along
     order = given_side.along[:, 0].argsort()[mixed[:, 0].argsort().argsort()]
     # Were rows moved as a whole, the second direction would have gone where the first did.
@@ -414,12 +434,12 @@ def test_scrambled_directions_go_different_ways():
     assert float(correlations.abs().max()) < 0.25
 
 
-@pytest.mark.parametrize("d", [5, annealing.SMALL + 1])
-def test_directions_are_the_same_in_pieces_and_alive_between_them(d, monkeypatch):
+@pytest.mark.parametrize("d", [5, annealing.MOST_EXACT_DIMENSIONS + 1])
+def test_directions_are_the_same_in_pieces_with_beats_between_them(d, monkeypatch):
     rows = pool(2, 500, d)
     beats: list[None] = []
-    whole = directions(rows)
-    monkeypatch.setattr(annealing, "PIECE", 100 * d * d)
-    found = directions(rows, beat=lambda: beats.append(None))
+    whole = principal_directions(rows)
+    monkeypatch.setattr(annealing, "PRODUCTS_PER_PIECE", 100 * d * d)
+    found = principal_directions(rows, beat=lambda: beats.append(None))
     assert torch.allclose(found.variance, whole.variance, rtol=1e-4, atol=1e-9)
     assert len(beats) >= 5

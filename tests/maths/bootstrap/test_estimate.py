@@ -1,4 +1,4 @@
-"""What is said of pairs without knowing the truth: no map may judge what it learnt from."""
+"""Estimates without the truth: no map may judge the pairs that it learnt from."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from scipy.stats import binomtest
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.bootstrap import estimate as honesty
-from app.maths.bootstrap.annealing import directions
+from app.maths.bootstrap import estimate
+from app.maths.bootstrap.annealing import principal_directions
 from app.maths.bootstrap.estimate import (
-    Confirmed,
+    Confirmation,
     Votes,
-    agreement,
-    ask,
-    confidence,
-    confirm,
-    estimate,
-    worth,
+    answer_credibility,
+    attempt_agreement,
+    confirm_pairs,
+    estimate_right,
+    pair_confidence,
+    rows_to_label,
     wrong_seeds,
 )
-from app.maths.bootstrap.neighbours import silent
-from app.maths.bootstrap.refinement import graded_map, match, rematch
+from app.maths.bootstrap.neighbours import no_beat
+from app.maths.bootstrap.refinement import graded_map, learn_and_match, mutual_partners
 from tests.maths.bootstrap.clouds import WHOLE, every, interrupt, normal, views
 
 seeds = st.integers(0, 2**31)
@@ -36,7 +36,7 @@ NOBODY = torch.empty(0, 2, dtype=torch.int64)
 def said(
     x: Tensor, y: Tensor, pairs: Tensor, given: Tensor, half: Tensor, *, memory: int = WHOLE
 ) -> tuple[Tensor, Tensor]:
-    return confirm(x, y, pairs, given, half, memory=memory, beat=silent)
+    return confirm_pairs(x, y, pairs, given, half, memory=memory, beat=no_beat)
 
 
 def first_half(pairs: int) -> Tensor:
@@ -56,8 +56,8 @@ def votes_of(confirmed: list[float], ranks: list[float]) -> Votes:
 
 def test_agreement_counts_the_rows_that_both_pair():
     one, other = torch.tensor([1, 2, 3, -1, 5]), torch.tensor([1, 2, 9, 4, -1])
-    assert agreement(one, other) == agreement(other, one) == pytest.approx(2 / 3)
-    assert agreement(one, one) == 1.0
+    assert attempt_agreement(one, other) == attempt_agreement(other, one) == pytest.approx(2 / 3)
+    assert attempt_agreement(one, one) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,15 @@ def test_agreement_counts_the_rows_that_both_pair():
         ([0, 1], [-1, -1]),
         ([0, -1], [-1, 0]),
         ([], []),
-        # One common row of twenty says nothing, though both pair it alike.
+        # One common row of twenty proves nothing, although both pair it alike.
         (list(range(20)), [0] + [-1] * 19),
     ],
 )
-def test_where_nearly_no_row_is_paired_by_both_there_is_no_agreement(one, other):
+def test_few_common_rows_are_no_agreement(one, other):
     assert (
-        agreement(torch.tensor(one, dtype=torch.int64), torch.tensor(other, dtype=torch.int64))
+        attempt_agreement(
+            torch.tensor(one, dtype=torch.int64), torch.tensor(other, dtype=torch.int64)
+        )
         == 0.0
     )
 
@@ -82,16 +84,18 @@ def test_where_nearly_no_row_is_paired_by_both_there_is_no_agreement(one, other)
 
 
 @given(pairs=st.integers(0, 50), repeat=st.integers(0, 9), seed=st.integers(0, 2**63 - 1))
-def test_a_half_is_a_half_and_drawn_equally_for_equal_seeds(pairs, repeat, seed):
-    half = honesty.halves(pairs, repeat, seed)
+def test_halves_have_half_of_the_pairs_and_depend_on_the_seed(pairs, repeat, seed):
+    half = estimate.draw_half(pairs, repeat, seed)
     assert half.shape == (pairs,)
     assert int(half.sum()) == pairs // 2
-    assert torch.equal(half, honesty.halves(pairs, repeat, seed))
+    assert torch.equal(half, estimate.draw_half(pairs, repeat, seed))
 
 
 def test_repeats_and_seeds_draw_other_halves():
     drawn = [
-        tuple(honesty.halves(40, repeat, seed).tolist()) for repeat in range(3) for seed in range(3)
+        tuple(estimate.draw_half(40, repeat, seed).tolist())
+        for repeat in range(3)
+        for seed in range(3)
     ]
     assert len(set(drawn)) == 9
 
@@ -107,7 +111,7 @@ def test_each_pair_is_judged_by_the_map_of_the_other_half(seed, pairs, memory):
         ],
         dim=1,
     )
-    half = honesty.halves(pairs, 0, seed)
+    half = estimate.draw_half(pairs, 0, seed)
     chosen, ranks = said(x, y, claimed, claimed[::3], half, memory=memory)
     for row, (i, j) in enumerate(claimed.tolist()):
         others = claimed[half != half[row]]
@@ -116,7 +120,9 @@ def test_each_pair_is_judged_by_the_map_of_the_other_half(seed, pairs, memory):
             assert bool(ranks.isnan().all())
             continue
         q = normalize(x @ graded_map(x[others[:, 0]], y[others[:, 1]]).float())
-        assert bool(chosen[row]) == (int(match(q, normalize(y), memory=WHOLE, beat=silent)[i]) == j)
+        assert bool(chosen[row]) == (
+            int(mutual_partners(q, normalize(y), memory=memory, beat=no_beat)[i]) == j
+        )
         if row % 3 == 0:
             nearness, back = normalize(y) @ q[i], q @ normalize(y)[j]
             before, behind = (
@@ -129,17 +135,18 @@ def test_each_pair_is_judged_by_the_map_of_the_other_half(seed, pairs, memory):
 
 
 def test_pairs_that_hold_only_in_the_map_that_learnt_them_are_not_confirmed():
-    # As many directions as pairs: a map can be made to say anything of what it has seen.
+    # With as many directions as pairs, a map fits any pairs that it learnt from.
     x, y = normal(1, 80, 80), normal(2, 80, 80)
-    seen = rematch(x, y, every(80), memory=WHOLE, beat=silent)
-    assert agreement(seen, torch.arange(80)) > 0.9
+    seen = learn_and_match(x, y, every(80), memory=WHOLE, beat=no_beat)
+    assert attempt_agreement(seen, torch.arange(80)) > 0.9
     chosen, ranks = said(x, y, every(80), every(80), first_half(80))
     assert float(chosen.double().mean()) < 0.1
-    # Uniform if nothing is known; the smaller of two such shares is below a quarter about as often as above it.
+    # Ranks are uniform if nothing is known; the smaller of two such shares is below a quarter about
+    # as often as above it.
     assert 0.1 < float(ranks.median()) < 0.5
 
 
-def test_what_a_pair_says_changes_no_verdict_of_its_own_half():
+def test_a_pair_changes_no_verdict_on_its_own_half():
     x, y = views(1, 60)
     half = first_half(60)
     told, _ = said(x, y, every(60), NOBODY, half)
@@ -150,7 +157,7 @@ def test_what_a_pair_says_changes_no_verdict_of_its_own_half():
     same = half.clone()
     same[[3, 7]] = False
     assert torch.equal(after[same], told[same])
-    # The lies themselves are judged by a map that heard none.
+    # A map without the wrong pairs judges them.
     assert not bool(after[[3, 7]].any())
 
 
@@ -166,22 +173,22 @@ def test_a_seed_is_ranked_by_a_map_without_it_whether_it_is_a_pair_or_not():
     assert float(outside.median()) > 0.1
 
 
-def test_a_seed_whose_item_is_paired_otherwise_is_ranked_by_the_map_that_has_not_heard_of_it():
+def test_a_seed_with_another_partner_is_ranked_by_a_map_without_it():
     x, y = views(1, 60)
     swapped = torch.tensor([[0, 1], [1, 0]])
     _, ranks = said(x, y, every(60), swapped, first_half(60))
-    assert bool((ranks > honesty.SUSPECT).all())
+    assert bool((ranks > estimate.SUSPECT_RANK).all())
 
 
 def test_true_pairs_are_confirmed_and_true_seeds_rank_first():
     x, y = views(1, 100)
-    chosen, ranks = said(x, y, every(100), every(100)[:7], honesty.halves(100, 0, 0))
+    chosen, ranks = said(x, y, every(100), every(100)[:7], estimate.draw_half(100, 0, 0))
     assert float(chosen.double().mean()) > 0.95
     assert ranks.max() == 0
 
 
 def test_a_right_partner_is_not_behind_itself_by_rounding():
-    # In a small pool one place is a suspicion: among 18 rows, 1/18 of them is more than honesty.SUSPECT.
+    # In a small pool one place is a suspicion: among 18 rows, 1/18 exceeds SUSPECT_RANK.
     for seed in range(0, 300, 3):
         x, y = views(seed, 18, 40, noise=0.0)
         _, ranks = said(x, y, every(18), every(18), first_half(18))
@@ -193,29 +200,29 @@ def test_a_right_partner_is_not_behind_itself_by_rounding():
 
 
 @pytest.mark.parametrize("pairs", [0, 1, 2, 3])
-def test_a_map_of_no_pairs_says_nothing(pairs):
+def test_a_map_of_no_pairs_confirms_nothing(pairs):
     x, y = views(1, 30)
-    chosen, ranks = said(x, y, every(pairs), every(2), honesty.halves(pairs, 0, 0))
+    chosen, ranks = said(x, y, every(pairs), every(2), estimate.draw_half(pairs, 0, 0))
     assert chosen.shape == (pairs,)
     assert not (pairs < 2 and bool(chosen.any()))
-    # One pair makes one map, which tells the second seed; of the first, that pair, nobody knows.
+    # One pair makes one map, which ranks the second seed; no map ranks the first, that pair.
     assert ranks.isnan().tolist() == [pairs < 2, pairs == 0]
     votes = Votes(every(pairs), chosen.float(), ranks)
-    told = estimate(votes, confidence(votes, 1.0)[chosen], agreed=1.0, chance=None)
-    assert told.seeds_confirmed == float((ranks <= honesty.SUSPECT).sum()) / 2
+    told = estimate_right(votes, pair_confidence(votes, 1.0)[chosen], agreed=1.0, chance=None)
+    assert told.seeds_confirmed == float((ranks <= estimate.SUSPECT_RANK).sum()) / 2
     assert not set(wrong_seeds(votes, every(2))) & set(ranks.isnan().nonzero()[:, 0].tolist())
 
 
-def test_what_the_beat_raises_ends_a_confirmation():
+def test_an_exception_of_the_beat_ends_a_confirmation():
     x, y = views(1, 30)
     with pytest.raises(KeyboardInterrupt):
-        confirm(x, y, every(30), every(3), first_half(30), memory=WHOLE, beat=interrupt)
+        confirm_pairs(x, y, every(30), every(3), first_half(30), memory=WHOLE, beat=interrupt)
 
 
 def test_the_median_of_the_repeats_counts():
     ranks = torch.tensor([[0.0, 0.9, 0.1], [0.5, 0.8, 0.1], [0.2, 0.0, 0.1]])
-    assert honesty.medians(ranks).tolist() == pytest.approx([0.2, 0.8, 0.1])
-    assert honesty.medians(torch.empty(3, 0)).shape == (0,)
+    assert estimate.median_ranks(ranks).tolist() == pytest.approx([0.2, 0.8, 0.1])
+    assert estimate.median_ranks(torch.empty(3, 0)).shape == (0,)
 
 
 # the estimate
@@ -223,10 +230,10 @@ def test_the_median_of_the_repeats_counts():
 
 @given(hits=st.integers(0, 300), more=st.integers(0, 300))
 def test_the_upper_end_of_wilsons_interval_is_scipys(hits, more):
-    assert honesty.wilson_upper(0, 0) == 1.0  # of nothing counted everything is possible
+    assert estimate.wilson_upper(0, 0) == 1.0  # of nothing counted everything is possible
     if hits + more:
         expected = binomtest(hits, hits + more).proportion_ci(0.95, method="wilson").high
-        assert honesty.wilson_upper(hits, hits + more) == pytest.approx(expected, abs=1e-5)
+        assert estimate.wilson_upper(hits, hits + more) == pytest.approx(expected, abs=1e-5)
 
 
 @given(
@@ -236,11 +243,11 @@ def test_the_upper_end_of_wilsons_interval_is_scipys(hits, more):
 )
 def test_an_estimate_is_a_share_and_no_more_than_the_seeds_allow(confirmed, ranks, agreed):
     votes = votes_of(confirmed, ranks)
-    told = estimate(
-        votes, confidence(votes, agreed)[votes.confirmed > 0.5], agreed=agreed, chance=None
+    told = estimate_right(
+        votes, pair_confidence(votes, agreed)[votes.confirmed > 0.5], agreed=agreed, chance=None
     )
-    hits = int((votes.seed_rank <= honesty.SUSPECT).sum())
-    assert 0 <= told.right <= honesty.wilson_upper(hits, len(ranks))
+    hits = int((votes.seed_rank <= estimate.SUSPECT_RANK).sum())
+    assert 0 <= told.right <= estimate.wilson_upper(hits, len(ranks))
     assert 0 <= told.confirmed <= 1
     assert told.agreement == agreed
     assert (
@@ -249,30 +256,30 @@ def test_an_estimate_is_a_share_and_no_more_than_the_seeds_allow(confirmed, rank
         else told.seeds_confirmed == pytest.approx(hits / len(ranks))
     )
     assert math.isnan(told.by_chance)
-    sure = confidence(votes, agreed)
+    sure = pair_confidence(votes, agreed)
     assert bool(((sure >= 0) & (sure <= 1)).all())
 
 
 def test_nothing_accepted_is_nothing_right():
     votes = votes_of([0.0, 1 / 3], [0.0])
     assert (
-        estimate(
-            votes, confidence(votes, 1.0)[votes.confirmed > 0.5], agreed=1.0, chance=None
+        estimate_right(
+            votes, pair_confidence(votes, 1.0)[votes.confirmed > 0.5], agreed=1.0, chance=None
         ).right
         == 0.0
     )
     empty = votes_of([], [])
-    told = estimate(empty, confidence(empty, 1.0), agreed=1.0, chance=None)
+    told = estimate_right(empty, pair_confidence(empty, 1.0), agreed=1.0, chance=None)
     assert (told.right, told.confirmed) == (0.0, 0.0)
 
 
 @given(share=st.sampled_from([1 / 3, 2 / 3, 1.0]), agreed=st.floats(0, 1), more=st.floats(0, 1))
 def test_more_votes_and_more_worth_are_never_less_confidence(share, agreed, more):
     low, high = sorted([agreed, more])
-    sure = confidence(votes_of([0.0, 1 / 3, 2 / 3, 1.0], []), agreed)
+    sure = pair_confidence(votes_of([0.0, 1 / 3, 2 / 3, 1.0], []), agreed)
     assert bool((sure.diff() >= 0).all())
     votes = votes_of([share] * 4, [])
-    assert bool((confidence(votes, low) <= confidence(votes, high)).all())
+    assert bool((pair_confidence(votes, low) <= pair_confidence(votes, high)).all())
 
 
 shares = st.floats(0, 1)
@@ -281,68 +288,84 @@ shares = st.floats(0, 1)
 @given(
     agreed=shares, share=shares, found=shares, chance=shares, found_by_chance=shares, more=shares
 )
-def test_an_answer_is_worth_more_the_more_agree_and_confirm_and_less_the_more_chance_does(
+def test_credibility_rises_with_agreement_and_confirmation_and_falls_with_chance(
     agreed, share, found, chance, found_by_chance, more
 ):
-    confirmed, other = Confirmed(share, found), Confirmed(chance, found_by_chance)
-    told = worth(agreed, confirmed, other)
-    assert 0 <= told <= worth(agreed, confirmed) <= 1
-    assert told <= worth(max(agreed, more), confirmed, other)
-    assert told <= worth(agreed, Confirmed(max(share, more), found), other) + 1e-12
-    assert told <= worth(agreed, Confirmed(share, max(found, more)), other)
-    assert told >= worth(agreed, confirmed, Confirmed(max(chance, more), found_by_chance)) - 1e-12
-    assert told >= worth(agreed, confirmed, Confirmed(chance, max(found_by_chance, more)))
+    confirmed, other = Confirmation(share, found), Confirmation(chance, found_by_chance)
+    told = answer_credibility(agreed, confirmed, other)
+    assert 0 <= told <= answer_credibility(agreed, confirmed) <= 1
+    assert told <= answer_credibility(max(agreed, more), confirmed, other)
+    assert told <= answer_credibility(agreed, Confirmation(max(share, more), found), other) + 1e-12
+    assert told <= answer_credibility(agreed, Confirmation(share, max(found, more)), other)
+    assert (
+        told
+        >= answer_credibility(agreed, confirmed, Confirmation(max(chance, more), found_by_chance))
+        - 1e-12
+    )
+    assert told >= answer_credibility(
+        agreed, confirmed, Confirmation(chance, max(found_by_chance, more))
+    )
 
 
 @given(agreed=shares, share=st.floats(0, 1), found=shares, less=shares)
-def test_what_chance_confirms_as_well_is_worth_nothing(agreed, share, found, less):
-    assert worth(agreed, Confirmed(share * less, found), Confirmed(share, found)) == 0
-    assert worth(agreed, Confirmed(share, found * less), Confirmed(share, found)) == 0
+def test_a_share_that_chance_confirms_too_has_no_credibility(agreed, share, found, less):
+    assert (
+        answer_credibility(agreed, Confirmation(share * less, found), Confirmation(share, found))
+        == 0
+    )
+    assert (
+        answer_credibility(agreed, Confirmation(share, found * less), Confirmation(share, found))
+        == 0
+    )
 
 
 @given(agreed=shares, share=shares)
-def test_where_chance_confirms_nothing_it_takes_nothing_away(agreed, share):
-    told = worth(agreed, Confirmed(share, 1.0), Confirmed(0.0, 1.0))
-    # Less than a quarter of the items is little, whatever chance does.
+def test_chance_that_confirms_nothing_lowers_nothing(agreed, share):
+    told = answer_credibility(agreed, Confirmation(share, 1.0), Confirmation(0.0, 1.0))
+    # Less than a quarter of the items is too little, for any chance.
     enough = min(1.0, max(0.0, (share - 0.08) / 0.17))
-    assert told == pytest.approx(enough * worth(agreed, Confirmed(share, 1.0)), abs=1e-12)
+    assert told == pytest.approx(
+        enough * answer_credibility(agreed, Confirmation(share, 1.0)), abs=1e-12
+    )
 
 
-def test_of_what_is_confirmed_beside_much_chance_some_is_wrong():
+def test_some_confirmed_pairs_are_wrong_where_chance_confirms_many():
     # .1 of .9 not confirmed, .8 by chance: half of the pairs are wrong, and .64 of these confirmed.
-    told = worth(1.0, Confirmed(0.9, 1.0), Confirmed(0.8, 0.5))
+    told = answer_credibility(1.0, Confirmation(0.9, 1.0), Confirmation(0.8, 0.5))
     assert told == pytest.approx(1 - 0.5 * 0.64 / 0.9)
-    # Of so many items as chance confirms, and an eighth more.
-    assert worth(1.0, Confirmed(0.9, 0.8), Confirmed(0.8, 0.7)) == pytest.approx(
+    # The items that chance confirms, and an eighth more.
+    assert answer_credibility(1.0, Confirmation(0.9, 0.8), Confirmation(0.8, 0.7)) == pytest.approx(
         (1 - 0.5 * 0.64 / 0.9) * 0.08 / 0.17
     )
 
 
 def test_pairs_that_all_maps_and_attempts_confirm_have_the_confidence_that_was_measured():
-    assert confidence(votes_of([0.0, 1 / 3, 2 / 3, 1.0], []), 1.0).tolist() == pytest.approx(
-        honesty.CONFIRMED
+    assert pair_confidence(votes_of([0.0, 1 / 3, 2 / 3, 1.0], []), 1.0).tolist() == pytest.approx(
+        estimate.RIGHT_BY_VOTES
     )
     # Of five repeats, the nearest of the four shares.
-    assert confidence(votes_of([0.2, 0.4, 0.8, 1.0], []), 1.0).tolist() == pytest.approx(
-        [*honesty.CONFIRMED[1:2] * 2, *honesty.CONFIRMED[2:]]
+    assert pair_confidence(votes_of([0.2, 0.4, 0.8, 1.0], []), 1.0).tolist() == pytest.approx(
+        [*estimate.RIGHT_BY_VOTES[1:2] * 2, *estimate.RIGHT_BY_VOTES[2:]]
     )
 
 
-def test_without_agreement_and_confirmation_nothing_is_worth_anything():
-    assert worth(0.4, Confirmed(0.5, 1.0)) == 0
-    assert confidence(votes_of([1.0] + [0.0] * 9, []), 0.0).max() == 0
+def test_without_agreement_and_confirmation_there_is_no_credibility():
+    assert answer_credibility(0.4, Confirmation(0.5, 1.0)) == 0
+    assert pair_confidence(votes_of([1.0] + [0.0] * 9, []), 0.0).max() == 0
 
 
 def test_wrong_seeds_bound_the_estimate():
     sure = [1.0] * 50
     votes = votes_of(sure, [0.0] * 20)
-    told = estimate(votes, confidence(votes, 1.0)[votes.confirmed > 0.5], agreed=1.0, chance=None)
-    assert told.right == pytest.approx(honesty.CONFIRMED[-1])
+    told = estimate_right(
+        votes, pair_confidence(votes, 1.0)[votes.confirmed > 0.5], agreed=1.0, chance=None
+    )
+    assert told.right == pytest.approx(estimate.RIGHT_BY_VOTES[-1])
     assert told.seeds_confirmed == 1.0
     votes = votes_of(sure, [0.5] * 20)
     assert (
-        estimate(
-            votes, confidence(votes, 1.0)[votes.confirmed > 0.5], agreed=1.0, chance=None
+        estimate_right(
+            votes, pair_confidence(votes, 1.0)[votes.confirmed > 0.5], agreed=1.0, chance=None
         ).right
         < 0.2
     )
@@ -351,17 +374,18 @@ def test_wrong_seeds_bound_the_estimate():
 # wrong seeds
 
 
-def test_a_seed_is_wrong_where_it_ranks_far_down_or_its_item_certainly_is_anothers():
+def test_a_seed_is_wrong_if_it_ranks_low_or_its_item_belongs_to_a_certain_pair():
     certain = torch.tensor([[0, 0], [1, 1], [2, 2], [3, 3]])
     votes = Votes(
         certain, torch.tensor([1.0, 1.0, 1.0, 2 / 3]), torch.tensor([0.0, 0.0, 0.0, 0.0, 0.2])
     )
-    # The third is a sum of rows like the first two pairs; the fourth contradicts a pair that not every map confirms.
+    # The third is a sum of rows like the first two pairs; the fourth contradicts a pair that some
+    # map does not confirm.
     given = torch.tensor([[0, 0], [1, 9], [2, 0], [3, 9], [7, 7]])
     assert wrong_seeds(votes, given) == [1, 2, 4]
 
 
-def test_seeds_of_which_nothing_is_known_are_not_called_wrong():
+def test_seeds_of_unknown_rank_are_not_called_wrong():
     assert wrong_seeds(Votes(NOBODY, torch.empty(0), torch.full((2,), torch.nan)), every(2)) == []
     assert wrong_seeds(Votes(NOBODY, torch.empty(0), torch.empty(0)), NOBODY) == []
 
@@ -373,16 +397,16 @@ def test_swapped_seeds_are_named_and_no_others(seed, swaps):
     for k in range(swaps):
         given[[2 * k, 2 * k + 1], 1] = given[[2 * k + 1, 2 * k], 1]
     repeats = [
-        said(x, y, every(120), given, honesty.halves(120, repeat, seed)) for repeat in range(3)
+        said(x, y, every(120), given, estimate.draw_half(120, repeat, seed)) for repeat in range(3)
     ]
     confirmed = torch.stack([chosen for chosen, _ in repeats]).float().mean(dim=0)
     votes = Votes(
-        every(120), confirmed, honesty.medians(torch.stack([ranks for _, ranks in repeats]))
+        every(120), confirmed, estimate.median_ranks(torch.stack([ranks for _, ranks in repeats]))
     )
     assert wrong_seeds(votes, given) == list(range(2 * swaps))
 
 
-def test_as_many_seeds_as_pairs_take_no_table_of_both(peak):
+def test_seeds_for_all_pairs_need_no_table_of_both(peak):
     votes = Votes(every(3_000), torch.ones(3_000), torch.zeros(3_000))
     assert peak(lambda: wrong_seeds(votes, every(3_000))) < 3_000**2 / 4
     x, y = views(1, 3_000, 4)
@@ -399,7 +423,7 @@ def test_as_many_seeds_as_pairs_take_no_table_of_both(peak):
 @given(
     seed=seeds, n=st.integers(1, 25), r=st.integers(1, 6), count=st.integers(0, 30), data=st.data()
 )
-def test_rows_to_ask_are_the_greedy_choice_of_the_largest_leverage(seed, n, r, count, data):
+def test_rows_to_label_are_the_greedy_choice_of_the_largest_leverage(seed, n, r, count, data):
     z = normalize(normal(seed, n, r))
     known = torch.tensor(
         data.draw(st.lists(st.integers(0, n - 1), unique=True, max_size=n)), dtype=torch.int64
@@ -408,7 +432,7 @@ def test_rows_to_ask_are_the_greedy_choice_of_the_largest_leverage(seed, n, r, c
         data.draw(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=torch.bool
     )
     before = settled.clone()
-    found = honesty.ask_next(z, known, settled, count).tolist()
+    found = estimate.d_optimal_rows(z, known, settled, count).tolist()
     open_ = [row for row in range(n) if not before[row] and row not in known.tolist()]
     assert len(found) == len(set(found)) == min(count, len(open_))
     assert set(found) <= set(open_)
@@ -427,21 +451,23 @@ def test_rows_to_ask_are_the_greedy_choice_of_the_largest_leverage(seed, n, r, c
 
 
 def test_neither_seeds_nor_rows_with_a_certain_partner_are_asked_for():
-    side = directions(normalize(normal(1, 40, 6)))
+    side = principal_directions(normalize(normal(1, 40, 6)))
     nobody = torch.empty(0, dtype=torch.int64)
-    assert sorted(ask(side, nobody, nobody, 99).tolist()) == list(range(40))
-    assert sorted(ask(side, torch.tensor([0, 1]), torch.tensor([1, 5]), 99).tolist()) == [
+    assert sorted(rows_to_label(side, nobody, nobody, 99).tolist()) == list(range(40))
+    assert sorted(rows_to_label(side, torch.tensor([0, 1]), torch.tensor([1, 5]), 99).tolist()) == [
         2,
         3,
         4,
         *range(6, 40),
     ]
-    assert len(ask(side, torch.arange(40), nobody, 10)) == 0
+    assert len(rows_to_label(side, torch.arange(40), nobody, 10)) == 0
 
 
-def test_what_is_asked_covers_what_nobody_knows():
-    # Three groups of which two are known: the first question is about the third.
+def test_rows_to_label_cover_the_unknown_directions():
+    # Two of three groups are known, so the first row to label is in the third.
     centres = torch.eye(3).repeat_interleave(10, dim=0)
     z = normalize(centres + 0.05 * normal(1, 30, 3))
-    found = honesty.ask_next(z, torch.tensor([0, 1, 10, 11]), torch.zeros(30, dtype=torch.bool), 1)
+    found = estimate.d_optimal_rows(
+        z, torch.tensor([0, 1, 10, 11]), torch.zeros(30, dtype=torch.bool), 1
+    )
     assert int(found[0]) >= 20

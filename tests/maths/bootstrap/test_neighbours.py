@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.maths.bootstrap.neighbours import MEMORY, best, hubness, mutual, nearest, rows_at_once
+from app.maths.bootstrap.neighbours import (
+    TABLE_BYTES,
+    best_matches,
+    hubness_offsets,
+    mutual_pairs,
+    nearest_rows,
+    rows_per_block,
+)
 from tests.maths.bootstrap.clouds import interrupt, unit
 
 sizes = st.integers(1, 40)
@@ -33,7 +40,7 @@ def test_hubness_is_the_mean_of_the_largest_cosines_of_rows_and_of_columns(
     k = data.draw(st.integers(1, min(n, m)))
     q, y = unit(seed, n, 5), unit(seed + 1, m, 5)
     table = q.double() @ y.double().T
-    there, back = hubness(q, y, k, memory=memory)
+    there, back = hubness_offsets(q, y, k, memory=memory)
     torch.testing.assert_close(
         there.double(), table.topk(k, dim=1).values.mean(dim=1), atol=1e-6, rtol=0
     )
@@ -47,7 +54,7 @@ def test_nearest_names_rows_that_have_the_largest_cosines(seed, n, m, data, memo
     k = data.draw(st.integers(1, m))
     q, y = unit(seed, n, 5), unit(seed + 1, m, 5)
     table = q.double() @ y.double().T
-    values, rows = nearest(q, y, k, memory=memory)
+    values, rows = nearest_rows(q, y, k, memory=memory)
     torch.testing.assert_close(values.double(), table.topk(k, dim=1).values, atol=1e-6, rtol=0)
     torch.testing.assert_close(values.double(), table.gather(1, rows), atol=1e-6, rtol=0)
     assert all(len(set(row)) == k for row in rows.tolist())
@@ -61,12 +68,13 @@ def test_best_has_the_largest_scores_of_rows_and_columns(seed, n, m, memory):
         torch.linspace(-1, 1, m),
     )
     table = everything(q, y, offset_q, offset_y)
-    found = best(q, y, offset_q=offset_q, offset_y=offset_y, memory=memory)
+    found = best_matches(q, y, offset_q=offset_q, offset_y=offset_y, memory=memory)
     largest = table.amax(dim=1)
     near = {"atol": 1e-5, "rtol": 0.0}
     torch.testing.assert_close(found.score_q.double(), largest, **near)
     torch.testing.assert_close(found.score_y.double(), table.amax(dim=0), **near)
-    # The row that is named has that score, so it is the best, or one that float32 does not tell from it.
+    # The returned row has that score, so it is the best, or one that float32 does not distinguish
+    # from it.
     torch.testing.assert_close(table[torch.arange(n), found.y_of_q], largest, **near)
     torch.testing.assert_close(table[found.q_of_y, torch.arange(m)], table.amax(dim=0), **near)
 
@@ -75,7 +83,7 @@ def test_best_has_the_largest_scores_of_rows_and_columns(seed, n, m, memory):
 def test_of_equal_scores_the_lowest_row_wins_on_both_sides(seed, n, m, memory):
     q, y = corners(seed, n), corners(seed + 1, m)
     table = (2 * q @ y.T).tolist()
-    found = best(q, y, offset_q=torch.zeros(n), offset_y=torch.zeros(m), memory=memory)
+    found = best_matches(q, y, offset_q=torch.zeros(n), offset_y=torch.zeros(m), memory=memory)
     assert found.y_of_q.tolist() == [row.index(max(row)) for row in table]
     assert found.q_of_y.tolist() == [
         column.index(max(column)) for column in map(list, zip(*table, strict=True))
@@ -86,30 +94,30 @@ def test_of_equal_scores_the_lowest_row_wins_on_both_sides(seed, n, m, memory):
 def test_mutual_pairs_are_those_that_are_the_best_of_their_row_and_of_their_column(seed, n, m):
     q, y = corners(seed, n), unit(seed + 1, m, 4)
     zeros = torch.zeros(n), torch.zeros(m)
-    found = best(q, y, offset_q=zeros[0], offset_y=zeros[1])
-    pairs = mutual(found)
+    found = best_matches(q, y, offset_q=zeros[0], offset_y=zeros[1])
+    pairs = mutual_pairs(found)
     expected = [(i, j) for i, j in enumerate(found.y_of_q.tolist()) if found.q_of_y[j] == i]
     assert list(zip(pairs.i.tolist(), pairs.j.tolist(), strict=True)) == expected
     assert torch.equal(pairs.score, found.score_q[pairs.i])
 
 
 def test_a_hub_loses_by_its_offset():
-    # Both queries are nearest to row 0, which is near to everything; row 1 is the second query's own.
+    # Both queries are nearest to row 0, a hub; row 1 is the second query's own.
     q = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     y = torch.nn.functional.normalize(torch.tensor([[0.71, 0.70, 0.0], [0.0, 0.65, 0.76]]))
     zeros = torch.zeros(2)
-    plain = best(q, y, offset_q=zeros, offset_y=zeros)
+    plain = best_matches(q, y, offset_q=zeros, offset_y=zeros)
     assert plain.y_of_q.tolist() == [0, 0]
-    offset_q, offset_y = hubness(q, y, 2)
-    assert best(q, y, offset_q=offset_q, offset_y=offset_y).y_of_q.tolist() == [0, 1]
+    offset_q, offset_y = hubness_offsets(q, y, 2)
+    assert best_matches(q, y, offset_q=offset_q, offset_y=offset_y).y_of_q.tolist() == [0, 1]
 
 
 def test_partners_are_found_whatever_the_order_of_either_side():
     q, order = unit(1, 300, 16), torch.randperm(300, generator=torch.Generator().manual_seed(2))
     y = torch.empty_like(q)
     y[order] = torch.nn.functional.normalize(q + 0.05 * unit(3, 300, 16))
-    offset_q, offset_y = hubness(q, y, 10)
-    pairs = mutual(best(q, y, offset_q=offset_q, offset_y=offset_y))
+    offset_q, offset_y = hubness_offsets(q, y, 10)
+    pairs = mutual_pairs(best_matches(q, y, offset_q=offset_q, offset_y=offset_y))
     assert pairs.i.tolist() == list(range(300))
     assert torch.equal(pairs.j, order)
 
@@ -117,9 +125,9 @@ def test_partners_are_found_whatever_the_order_of_either_side():
 def test_the_size_of_the_pieces_changes_nothing_and_equal_calls_give_equal_bytes():
     q, y = unit(4, 700, 32), unit(5, 900, 32)
     results = []
-    for memory in (MEMORY, MEMORY, 2**20, 2**17):
-        offsets = hubness(q, y, 10, memory=memory)
-        found = best(q, y, offset_q=offsets[0], offset_y=offsets[1], memory=memory)
+    for memory in (TABLE_BYTES, TABLE_BYTES, 2**20, 2**17):
+        offsets = hubness_offsets(q, y, 10, memory=memory)
+        found = best_matches(q, y, offset_q=offsets[0], offset_y=offsets[1], memory=memory)
         results.append([*offsets, found.y_of_q, found.q_of_y, found.score_q, found.score_y])
     assert all(
         torch.equal(first, second) for first, second in zip(results[0], results[1], strict=True)
@@ -138,10 +146,10 @@ def test_memory_bounds_what_is_held_of_the_table(peak, memory):
         2 * (q.nbytes + y.nbytes) + 200_000
     )  # copies of both sides, and answers: they grow with n and with m, not with both
     assert 10 * memory < 4 * 2_000 * 1_500
-    assert peak(lambda: hubness(q, y, 10, memory=memory)) < memory + ends
+    assert peak(lambda: hubness_offsets(q, y, 10, memory=memory)) < memory + ends
     zeros = torch.zeros(2_000), torch.zeros(1_500)
     assert (
-        peak(lambda: best(q, y, offset_q=zeros[0], offset_y=zeros[1], memory=memory))
+        peak(lambda: best_matches(q, y, offset_q=zeros[0], offset_y=zeros[1], memory=memory))
         < memory + ends
     )
 
@@ -149,18 +157,18 @@ def test_memory_bounds_what_is_held_of_the_table(peak, memory):
 def test_beat_is_called_before_every_piece_and_what_it_raises_ends_the_work():
     q, y = unit(8, 100, 4), unit(9, 50, 4)
     beats: list[int] = []
-    nearest(q, y, 3, memory=10 * 4 * 50, beat=lambda: beats.append(1))
+    nearest_rows(q, y, 3, memory=10 * 4 * 50, beat=lambda: beats.append(1))
     assert len(beats) == 10
     with pytest.raises(KeyboardInterrupt):
-        hubness(q, y, 3, beat=interrupt)
+        hubness_offsets(q, y, 3, beat=interrupt)
     with pytest.raises(KeyboardInterrupt):
-        best(q, y, offset_q=torch.zeros(100), offset_y=torch.zeros(50), beat=interrupt)
+        best_matches(q, y, offset_q=torch.zeros(100), offset_y=torch.zeros(50), beat=interrupt)
 
 
 def test_a_piece_is_a_fraction_of_a_second_of_work_on_a_cpu_and_as_much_as_fits_elsewhere():
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     row = {"bytes_": 80_000, "work": 256 * 20_000}
-    assert rows_at_once(20_000, **row, memory=2**40, device=gpu) == 20_000
-    assert rows_at_once(20_000, **row, memory=2**40, device=cpu) * row["work"] <= 2e9
-    assert rows_at_once(20_000, **row, memory=800_000, device=gpu) == 10
-    assert rows_at_once(20_000, **row, memory=1, device=cpu) == 1
+    assert rows_per_block(20_000, **row, memory=2**40, device=gpu) == 20_000
+    assert rows_per_block(20_000, **row, memory=2**40, device=cpu) * row["work"] <= 2e9
+    assert rows_per_block(20_000, **row, memory=800_000, device=gpu) == 10
+    assert rows_per_block(20_000, **row, memory=1, device=cpu) == 1

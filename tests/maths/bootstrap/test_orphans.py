@@ -1,4 +1,6 @@
-"""Orphans: how many of the items whose partner is taken away are paired all the same, and what that says of all pairs."""
+"""Orphans: the share of items without a partner that is paired, and the estimate that follows from
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,55 +14,55 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths.bootstrap import orphans
-from app.maths.bootstrap.estimate import REPEATS
-from app.maths.bootstrap.neighbours import silent
+from app.maths.bootstrap.estimate import CONFIRMATIONS
+from app.maths.bootstrap.neighbours import no_beat
 from app.maths.bootstrap.orphans import (
-    DOUBTFUL,
-    ENOUGH,
-    FOUND,
+    DOUBTFUL_SHARE,
+    ENOUGH_ORPHANS,
+    FINDABLE_SHARE,
     MOST_TRIALS,
-    PARTS,
-    TRIALS,
-    Tried,
-    trial,
-    with_partner,
+    ORPHAN_PARTS,
+    USUAL_TRIALS,
+    OrphanTrials,
+    run_trial,
+    share_with_partner,
 )
-from app.maths.bootstrap.refinement import rematch
+from app.maths.bootstrap.refinement import learn_and_match
 from tests.maths.bootstrap.clouds import WHOLE, every, interrupt, normal, views
 
 shares = st.floats(0, 1)
 
 
 @given(given_share=st.floats(0.01, 1), paired=shares)
-def test_the_share_with_a_partner_is_what_the_shares_add_up_to(given_share, paired):
-    told = with_partner(given_share, paired)
+def test_the_share_with_a_partner_solves_its_equation(given_share, paired):
+    told = share_with_partner(given_share, paired)
     assert 0 <= told <= 1
-    if paired < given_share < FOUND:
-        # FOUND of those with a partner and so many of the others are given; the first are right.
-        common = told * given_share / FOUND
-        assert FOUND * common + paired * (1 - common) == pytest.approx(given_share, abs=1e-9)
+    if paired < given_share < FINDABLE_SHARE:
+        # FINDABLE_SHARE of the items with a partner and the share `paired` of the others are
+        common = told * given_share / FINDABLE_SHARE
+        assert FINDABLE_SHARE * common + paired * (1 - common) == pytest.approx(
+            given_share, abs=1e-9
+        )
 
 
 @given(given_share=st.floats(0.01, 1), paired=shares, more=shares)
-def test_the_more_orphans_are_paired_and_the_fewer_pairs_are_given_the_less_is_right(
-    given_share, paired, more
-):
-    told = with_partner(given_share, paired)
-    assert told >= with_partner(given_share, max(paired, more)) - 1e-9
-    assert told <= with_partner(max(given_share, more), paired) + 1e-9
+def test_the_right_share_falls_with_paired_orphans_and_with_fewer_pairs(given_share, paired, more):
+    told = share_with_partner(given_share, paired)
+    assert told >= share_with_partner(given_share, max(paired, more)) - 1e-9
+    assert told <= share_with_partner(max(given_share, more), paired) + 1e-9
 
 
-def test_where_no_orphan_is_paired_or_none_was_made_nothing_is_taken_away():
-    assert with_partner(0.3, 0.0) == 1.0
-    assert with_partner(0.3, math.nan) == 1.0
-    assert with_partner(0.3, 0.3) == 0.0
-    assert with_partner(1.0, 0.97) == 0.0
+def test_without_paired_orphans_there_is_no_discount():
+    assert share_with_partner(0.3, 0.0) == 1.0
+    assert share_with_partner(0.3, math.nan) == 1.0
+    assert share_with_partner(0.3, 0.3) == 0.0
+    assert share_with_partner(1.0, 0.97) == 0.0
 
 
 def orphaned(x: Tensor, y: Tensor, pairs: Tensor, memory: int = WHOLE) -> float:
-    tried = Tried()
-    while tried.wants(len(pairs), 1.0):
-        tried = trial(x, y, pairs, tried, seed=0, memory=memory, beat=silent)
+    tried = OrphanTrials()
+    while tried.needs_another(len(pairs), 1.0):
+        tried = run_trial(x, y, pairs, tried, seed=0, memory=memory, beat=no_beat)
     return tried.share
 
 
@@ -85,7 +87,8 @@ def test_orphans_are_the_same_whatever_the_memory_and_the_order_of_the_pools(mem
 
 def test_of_pools_of_different_sizes_the_smaller_ones_orphans_count():
     x, y = views(1, 400, 4)
-    # An orphan of the smaller pool has three hundred others to choose from, one of the larger hardly any.
+    # An orphan of the smaller pool can choose among three hundred others, one of the larger among
+    # few.
     few, many = x[:100], y
     assert orphaned(few, many, every(100)) > 0.3
     assert orphaned(y, x[:100], every(100)) == pytest.approx(
@@ -94,32 +97,34 @@ def test_of_pools_of_different_sizes_the_smaller_ones_orphans_count():
     assert orphaned(x[:100], y[:100], every(100)) < 0.3
 
 
-def test_an_orphan_counts_only_if_maps_that_are_learnt_from_half_of_the_pairs_claim_its_pair_too(
+def test_an_orphan_counts_only_if_maps_of_half_of_the_pairs_confirm_its_pair(
     monkeypatch,
 ):
     x, y = views(1, 120, 4)
-    claimed = trial(x, y, every(120), Tried(), seed=0, memory=WHOLE, beat=silent).found
+    claimed = run_trial(x, y, every(120), OrphanTrials(), seed=0, memory=WHOLE, beat=no_beat).paired
     assert claimed > 0
     calls = []
 
     def only_the_first(*arguments: Any, **more: Any) -> Tensor:
         calls.append(arguments)
-        partner = rematch(*arguments, **more)
+        partner = learn_and_match(*arguments, **more)
         return partner if len(calls) == 1 else torch.full_like(partner, -1)
 
-    monkeypatch.setattr(orphans, "rematch", only_the_first)
-    assert trial(x, y, every(120), Tried(), seed=0, memory=WHOLE, beat=silent).found == 0
-    assert len(calls) == 1 + REPEATS
+    monkeypatch.setattr(orphans, "learn_and_match", only_the_first)
+    assert (
+        run_trial(x, y, every(120), OrphanTrials(), seed=0, memory=WHOLE, beat=no_beat).paired == 0
+    )
+    assert len(calls) == 1 + CONFIRMATIONS
 
 
 @pytest.mark.parametrize("pairs", [0, 7])
-def test_of_too_few_pairs_nobody_is_made_an_orphan(pairs):
+def test_too_few_pairs_have_no_orphans(pairs):
     assert math.isnan(orphaned(*views(1, 30), every(pairs)))
 
 
-def test_what_the_beat_raises_ends_the_orphans():
+def test_an_exception_of_the_beat_ends_the_orphans():
     with pytest.raises(KeyboardInterrupt):
-        trial(*views(1, 60), every(60), Tried(), seed=0, memory=WHOLE, beat=interrupt)
+        run_trial(*views(1, 60), every(60), OrphanTrials(), seed=0, memory=WHOLE, beat=interrupt)
 
 
 counts = st.integers(0, 10**6)
@@ -132,32 +137,35 @@ counts = st.integers(0, 10**6)
     share=shares,
     given_share=st.floats(0.01, 1),
 )
-def test_trials_end_with_enough_orphans_but_where_most_pairs_may_be_wrong_later(
+def test_trials_end_with_enough_orphans_unless_most_pairs_may_be_wrong(
     pairs, trials, made, share, given_share
 ):
-    tried = Tried(trials, made, round(share * made))
-    wants = tried.wants(pairs, given_share)
-    if pairs < PARTS or trials >= MOST_TRIALS:
+    tried = OrphanTrials(trials, made, round(share * made))
+    wants = tried.needs_another(pairs, given_share)
+    if pairs < ORPHAN_PARTS or trials >= MOST_TRIALS:
         assert not wants
-    elif trials < TRIALS and made < ENOUGH:
+    elif trials < USUAL_TRIALS and made < ENOUGH_ORPHANS:
         assert wants
     else:
-        assert wants == (with_partner(given_share, tried.share) < DOUBTFUL)
+        assert wants == (share_with_partner(given_share, tried.share) < DOUBTFUL_SHARE)
 
 
 @given(pairs=st.integers(1, 10**6), made=counts, share=shares, given_share=st.floats(0.01, 1))
-def test_a_doubtful_answer_is_told_at_its_worst_and_any_other_as_it_is(
-    pairs, made, share, given_share
-):
-    tried = Tried(3, made, round(share * made))
-    right, likely = tried.right(pairs, given_share), with_partner(given_share, tried.share)
+def test_a_doubtful_result_reports_its_lower_bound(pairs, made, share, given_share):
+    tried = OrphanTrials(3, made, round(share * made))
+    right, likely = (
+        tried.right_share(pairs, given_share),
+        share_with_partner(given_share, tried.share),
+    )
     assert 0 <= right <= likely
-    if likely >= DOUBTFUL:
+    if likely >= DOUBTFUL_SHARE:
         assert right == likely
     elif 0 < tried.share < 0.95 and likely > 0:
         assert right < likely
         assert (
-            right <= Tried(3, made * 10, tried.found * 10).right(pairs * 10, given_share) + 1e-9
+            right
+            <= OrphanTrials(3, made * 10, tried.paired * 10).right_share(pairs * 10, given_share)
+            + 1e-9
         )  # of more, more is known
 
 
@@ -169,22 +177,22 @@ def test_trials_differ_and_add_up(monkeypatch):
         made.append([set(map(tuple, some.tolist())) for some in arguments[2:5]])
         return found(*arguments)
 
-    found = orphans._found
-    monkeypatch.setattr(orphans, "_found", remembered)
-    first = trial(x, y, every(100), Tried(), seed=0, memory=WHOLE, beat=silent)
-    second = trial(x, y, every(100), first, seed=0, memory=WHOLE, beat=silent)
-    again = trial(x, y, every(100), Tried(trials=1), seed=0, memory=WHOLE, beat=silent)
-    other = trial(x, y, every(100), Tried(trials=1), seed=1, memory=WHOLE, beat=silent)
-    assert (first.trials, second.trials, first.made, second.made) == (
+    found = orphans._paired_orphans
+    monkeypatch.setattr(orphans, "_paired_orphans", remembered)
+    first = run_trial(x, y, every(100), OrphanTrials(), seed=0, memory=WHOLE, beat=no_beat)
+    second = run_trial(x, y, every(100), first, seed=0, memory=WHOLE, beat=no_beat)
+    again = run_trial(x, y, every(100), OrphanTrials(trials=1), seed=0, memory=WHOLE, beat=no_beat)
+    other = run_trial(x, y, every(100), OrphanTrials(trials=1), seed=1, memory=WHOLE, beat=no_beat)
+    assert (first.trials, second.trials, first.orphans, second.orphans) == (
         1,
         2,
-        100 // PARTS,
-        2 * (100 // PARTS),
+        100 // ORPHAN_PARTS,
+        2 * (100 // ORPHAN_PARTS),
     )
-    assert second.found == first.found + again.found
+    assert second.paired == first.paired + again.paired
     assert made[1] == made[2]
     assert made[0] != made[1] != made[3]
     assert other.trials == 2
     for without_y, without_x, known in made:
-        assert len(without_y) == len(without_x) == 100 // PARTS
+        assert len(without_y) == len(without_x) == 100 // ORPHAN_PARTS
         assert sorted([*without_y, *without_x, *known]) == [(i, i) for i in range(100)]

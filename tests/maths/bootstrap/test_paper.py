@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.errors import InvalidSeeds
-from app.maths.bootstrap.paper import Settings, grow
-from app.maths.bootstrap.pools import Pools, Step, check_seeds, fit_pools
+from app.maths.bootstrap.paper import PaperSettings, grow
+from app.maths.bootstrap.pools import Pools, Step, fit_pools
 from tests.maths.bootstrap.clouds import normal, rotated, states
 
 
-def partners(x: Tensor, y: Tensor, settings: Settings) -> Tensor:
-    """The largest of the entropic plan of the whole table, in float64; of those that float32 calls equally large, the nearest."""
+def partners(x: Tensor, y: Tensor, settings: PaperSettings) -> Tensor:
+    """The largest entries of the whole entropic plan in float64; among entries equal in float32,
+    the nearest.
+    """
     cost = torch.cdist(x.double(), y.double(), compute_mode="donot_use_mm_for_euclid_dist")
     v, epsilon = torch.zeros(len(y)).double(), settings.epsilon
     for _ in range(settings.sinkhorn_steps):
@@ -32,9 +33,11 @@ def partners(x: Tensor, y: Tensor, settings: Settings) -> Tensor:
 
 
 def as_written(
-    pools: Pools, rows: list[int], start: Tensor, frozen: Tensor, settings: Settings
+    pools: Pools, rows: list[int], start: Tensor, frozen: Tensor, settings: PaperSettings
 ) -> Tensor:
-    """The loop on whole tables, its gradient by autograd: the target anchors that move, after the last step."""
+    """The loop on whole tables, with gradients by autograd: the free target anchors after the last
+    step.
+    """
     free = start.clone().requires_grad_()
     adam = torch.optim.Adam([free], lr=settings.learning_rate)
     relative_x = pools.x @ pools.x[rows].T
@@ -59,7 +62,7 @@ def as_written(
 def test_the_streamed_loop_is_the_dense_one(epsilon, sinkhorn_steps, argmax, freeze_seeds):
     pools = fit_pools(normal(1, 60, 8), normal(2, 50, 7))
     seeds = [(4, 7), (1, 30), (50, 2), (9, 9)]
-    chosen = Settings(
+    chosen = PaperSettings(
         12,
         steps=8,
         epsilon=epsilon,
@@ -91,11 +94,11 @@ def test_the_streamed_loop_is_the_dense_one(epsilon, sinkhorn_steps, argmax, fre
 def test_seeds_that_are_not_frozen_move_and_frozen_ones_do_not():
     pools, partner = rotated(150)
     seeds, steps = [(i, partner[i]) for i in range(20)], []
-    grow(pools, seeds, Settings(size=40, steps=3, freeze_seeds=False), on_step=steps.append)
+    grow(pools, seeds, PaperSettings(size=40, steps=3, freeze_seeds=False), on_step=steps.append)
     free = states(steps)[-1]["free"]
     assert len(free) == 40
     assert not torch.allclose(free[:20], pools.y[[j for _, j in seeds]], atol=1e-3)
-    grow(pools, seeds, Settings(size=40, steps=3), on_step=steps.append)
+    grow(pools, seeds, PaperSettings(size=40, steps=3), on_step=steps.append)
     assert len(states(steps)[-1]["free"]) == 20
 
 
@@ -103,35 +106,15 @@ def test_a_wrong_seed_that_is_not_frozen_is_left_and_a_frozen_one_is_kept():
     pools, partner = rotated(150)
     wrong = (30, partner[31])
     seeds = [(i, partner[i]) for i in range(30)] + [wrong]
-    free = grow(pools, seeds, Settings(size=60, freeze_seeds=False)).pairs.tolist()
+    free = grow(pools, seeds, PaperSettings(size=60, freeze_seeds=False)).pairs.tolist()
     assert list(wrong) not in free
     assert [30, partner[30]] in free
-    assert list(wrong) in grow(pools, seeds, Settings(size=60)).pairs.tolist()
+    assert list(wrong) in grow(pools, seeds, PaperSettings(size=60)).pairs.tolist()
 
 
 def test_seeds_that_already_fill_the_size_come_back_as_they_are():
-    found = grow(fit_pools(normal(8, 10, 4), normal(9, 10, 4)), [(3, 1), (0, 9)], Settings(size=2))
+    found = grow(
+        fit_pools(normal(8, 10, 4), normal(9, 10, 4)), [(3, 1), (0, 9)], PaperSettings(size=2)
+    )
     assert found.pairs.tolist() == [[3, 1], [0, 9]]
     assert found.facts == {}
-
-
-@pytest.mark.parametrize(
-    ("seeds", "size", "field", "rows"),
-    [
-        ([], 5, "seeds", []),
-        ([(0, 0)], 5, "seeds", []),
-        ([(0, 0), (1, 1), (2, 2)], 2, "seeds", []),
-        ([(0, 0), (1, 1)], 9, "size", []),
-        ([(0, 0), (10, 1), (-1, 2), (1, 8)], 5, "seeds", [1, 2, 3]),
-        ([(0, 0), (1, 1), (0, 2)], 5, "seeds", [2]),
-        ([(0, 0), (1, 1), (2, 1)], 5, "seeds", [2]),
-    ],
-)
-def test_too_few_too_many_outside_or_repeated_seeds_are_refused_naming_the_rows(
-    seeds, size, field, rows
-):
-    with pytest.raises(InvalidSeeds) as caught:
-        check_seeds(seeds, source=10, target=8, size=size)
-    assert caught.value.field == field
-    assert caught.value.rows == rows
-    check_seeds([(9, 0), (0, 7)], source=10, target=8, size=8)  # these fit

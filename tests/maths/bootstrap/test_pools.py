@@ -1,4 +1,4 @@
-"""Pools made ready a piece at a time, against a space fitted as a whole."""
+"""Pools prepared in pieces, compared with a space fitted as a whole."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import AnchorageError, DegenerateAnchors, EmptyVectors, NonFinite, OutOfRange
+from app.errors import (
+    AnchorageError,
+    DegenerateAnchors,
+    EmptyVectors,
+    InvalidSeeds,
+    NonFinite,
+    OutOfRange,
+)
 from app.maths.bootstrap import pools as common
-from app.maths.bootstrap.pools import fit_pools
+from app.maths.bootstrap.pools import check_seeds, fit_pools
 from app.maths.geometry.space import fit_space
 from tests.maths.bootstrap.clouds import interrupt, normal
 
@@ -26,11 +33,11 @@ def test_pools_are_the_unit_rows_of_their_spaces_however_small_the_pieces(
     seed, n, d, piece, power, shift
 ):
     raw = (normal(seed, n, d) + shift) * 2.0**power
-    usual, common.PIECE = common.PIECE, piece
+    usual, common.NUMBERS_PER_PIECE = common.NUMBERS_PER_PIECE, piece
     try:
         pools = fit_pools(raw, raw.flip(0))
     finally:
-        common.PIECE = usual
+        common.NUMBERS_PER_PIECE = usual
     expected = fit_space(raw).unit.float()
     assert torch.allclose(pools.x, expected, atol=1e-6)
     assert torch.allclose(pools.y, expected.flip(0), atol=1e-6)
@@ -38,7 +45,7 @@ def test_pools_are_the_unit_rows_of_their_spaces_however_small_the_pieces(
 
 
 @pytest.mark.parametrize("factor", [1e3, 1e6, 1e20])
-def test_an_outlier_does_not_decide_where_the_middle_is(factor):
+def test_an_outlier_does_not_move_the_mean(factor):
     raw = normal(1, 50, 6) + 3.0
     far = torch.cat([factor * raw[:1], raw[1:]])
     expected = fit_space(raw[1:]).unit.float()
@@ -77,11 +84,31 @@ def test_pools_that_span_nothing_or_hold_no_numbers_are_refused(bad, error, name
     assert list(caught.value.rows or []) == named
 
 
-def test_it_is_alive_between_the_pieces_and_ends_with_what_its_beat_raises(monkeypatch):
-    monkeypatch.setattr(common, "PIECE", 30)
+def test_pools_beat_between_pieces_and_pass_on_exceptions(monkeypatch):
+    monkeypatch.setattr(common, "NUMBERS_PER_PIECE", 30)
     beats: list[None] = []
     fit_pools(normal(0, 100, 3), normal(1, 50, 3), beat=lambda: beats.append(None))
-    # A piece is ten rows, and every row is looked at three times at least.
+    # A piece is ten rows, and every row is read at least three times.
     assert len(beats) >= 3 * (10 + 5)
     with pytest.raises(KeyboardInterrupt):
         fit_pools(normal(0, 5, 3), normal(1, 5, 3), beat=interrupt)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "size", "field", "rows"),
+    [
+        ([], 5, "seeds", []),
+        ([(0, 0)], 5, "seeds", []),
+        ([(0, 0), (1, 1), (2, 2)], 2, "seeds", []),
+        ([(0, 0), (1, 1)], 9, "size", []),
+        ([(0, 0), (10, 1), (-1, 2), (1, 8)], 5, "seeds", [1, 2, 3]),
+        ([(0, 0), (1, 1), (0, 2)], 5, "seeds", [2]),
+        ([(0, 0), (1, 1), (2, 1)], 5, "seeds", [2]),
+    ],
+)
+def test_invalid_seeds_are_refused_with_their_rows(seeds, size, field, rows):
+    with pytest.raises(InvalidSeeds) as caught:
+        check_seeds(seeds, source=10, target=8, size=size)
+    assert caught.value.field == field
+    assert caught.value.rows == rows
+    check_seeds([(9, 0), (0, 7)], source=10, target=8, size=8)  # these fit

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.bootstrap.neighbours import silent
+from app.maths.bootstrap.neighbours import no_beat
 from app.maths.bootstrap.refinement import (
+    CSLS_NEIGHBOURS,
+    DECODE_POWER,
     LEAST_RIDGE,
-    NEIGHBOURS,
     PAIRS_A_RIDGE,
-    POWER,
     graded_map,
-    match,
-    paired,
-    rematch,
+    learn_and_match,
+    mutual_partners,
+    partner_pairs,
 )
 from tests.maths.bootstrap.clouds import WHOLE, every, interrupt, normal, rotation
 
@@ -32,7 +32,7 @@ def by_formula(x: Tensor, y: Tensor) -> Tensor:
     ridge = max(LEAST_RIDGE, len(x) / PAIRS_A_RIDGE)
     values, vectors = torch.linalg.eigh(y.T @ y + ridge * torch.eye(y.shape[1]).double())
     inverse = torch.linalg.inv(x.T @ x + ridge * torch.eye(x.shape[1]).double())
-    return inverse @ x.T @ y @ vectors @ torch.diag(values**-POWER) @ vectors.T
+    return inverse @ x.T @ y @ vectors @ torch.diag(values**-DECODE_POWER) @ vectors.T
 
 
 # the map
@@ -50,7 +50,7 @@ def test_the_map_is_its_formula(seed, pairs, dx, dy):
 
 
 @given(seed=seeds, pairs=st.integers(1, 60))
-def test_turned_spaces_have_the_turned_map(seed, pairs):
+def test_rotated_spaces_have_the_rotated_map(seed, pairs):
     x, y, left, right = (
         normal(seed, pairs, 6),
         normal(seed + 1, pairs, 5),
@@ -67,13 +67,13 @@ def test_turned_spaces_have_the_turned_map(seed, pairs):
 @given(seed=seeds, n=st.integers(1, 30), m=st.integers(1, 30), memory=memories)
 def test_partners_are_the_largest_of_their_row_and_of_their_column(seed, n, m, memory):
     q, y = normalize(normal(seed, n, 4)), normalize(normal(seed + 1, m, 4))
-    table, k = q.double() @ y.double().T, min(NEIGHBOURS, n, m)
+    table, k = q.double() @ y.double().T, min(CSLS_NEIGHBOURS, n, m)
     scores = (
         2 * table
         - table.topk(k, dim=1).values.mean(dim=1)[:, None]
         - table.topk(k, dim=0).values.mean(dim=0)
     )
-    found = match(q, y, memory=memory, beat=silent)
+    found = mutual_partners(q, y, memory=memory, beat=no_beat)
     expected = [
         int(scores[i].argmax()) if int(scores[:, int(scores[i].argmax())].argmax()) == i else -1
         for i in range(n)
@@ -82,20 +82,22 @@ def test_partners_are_the_largest_of_their_row_and_of_their_column(seed, n, m, m
 
 
 def test_pairs_are_those_rows_that_have_a_partner_in_their_order():
-    assert paired(torch.tensor([3, -1, 0, -1, 2])).tolist() == [[0, 3], [2, 0], [4, 2]]
-    assert paired(torch.full((4,), -1)).shape == (0, 2)
+    assert partner_pairs(torch.tensor([3, -1, 0, -1, 2])).tolist() == [[0, 3], [2, 0], [4, 2]]
+    assert partner_pairs(torch.full((4,), -1)).shape == (0, 2)
 
 
 @pytest.mark.parametrize("same", [1, 3])
 def test_of_equal_rows_one_has_a_partner(same):
     rows = torch.eye(4).repeat(same, 1)
-    found = match(rows, rows, memory=WHOLE, beat=silent)
+    found = mutual_partners(rows, rows, memory=WHOLE, beat=no_beat)
     assert found[:4].tolist() == [0, 1, 2, 3]
     assert bool((found[4:] == -1).all())
 
 
 def test_rows_that_were_mapped_to_nothing_find_at_most_one_partner():
-    found = match(torch.zeros(6, 3), normalize(normal(1, 8, 3)), memory=WHOLE, beat=silent)
+    found = mutual_partners(
+        torch.zeros(6, 3), normalize(normal(1, 8, 3)), memory=WHOLE, beat=no_beat
+    )
     assert int((found >= 0).sum()) <= 1
 
 
@@ -103,14 +105,14 @@ def test_rows_that_were_mapped_to_nothing_find_at_most_one_partner():
 
 
 @pytest.mark.parametrize(("known", "rounds"), [(60, 1), (12, 3)])
-def test_a_few_pairs_of_a_turned_space_find_all_others(known, rounds):
+def test_a_few_pairs_of_a_rotated_space_find_all_others(known, rounds):
     x, order = normal(1, 200, 8), torch.randperm(200, generator=torch.Generator().manual_seed(2))
     y = torch.empty(200, 8)
     y[order] = x @ rotation(3, 8)
     pairs = torch.stack([torch.arange(known), order[:known]], dim=1)
     for _ in range(rounds):
-        found = rematch(x, y, pairs, memory=WHOLE, beat=silent)
-        pairs = paired(found)
+        found = learn_and_match(x, y, pairs, memory=WHOLE, beat=no_beat)
+        pairs = partner_pairs(found)
     assert torch.equal(found, order)
 
 
@@ -119,22 +121,22 @@ def test_the_lengths_of_target_rows_that_are_no_pairs_do_not_matter():
     longer = y.clone()
     longer[20:] *= torch.linspace(0.1, 30.0, 40)[:, None]
     one, other = (
-        rematch(x, side, every(60)[:20], memory=WHOLE, beat=silent) for side in (y, longer)
+        learn_and_match(x, side, every(60)[:20], memory=WHOLE, beat=no_beat) for side in (y, longer)
     )
     assert torch.equal(one, other)
 
 
 def test_no_pairs_lead_to_no_more_than_one():
-    found = rematch(
+    found = learn_and_match(
         normal(1, 30, 5),
         normal(2, 40, 4),
         torch.empty(0, 2, dtype=torch.int64),
         memory=WHOLE,
-        beat=silent,
+        beat=no_beat,
     )
-    assert len(paired(found)) <= 1
+    assert len(partner_pairs(found)) <= 1
 
 
-def test_what_the_beat_raises_passes_through():
+def test_an_exception_of_the_beat_passes_through():
     with pytest.raises(KeyboardInterrupt):
-        rematch(normal(1, 30, 5), normal(2, 40, 4), every(10), memory=WHOLE, beat=interrupt)
+        learn_and_match(normal(1, 30, 5), normal(2, 40, 4), every(10), memory=WHOLE, beat=interrupt)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.maths.bootstrap.neighbours import MEMORY
+from app.maths.bootstrap.neighbours import TABLE_BYTES
 from app.maths.bootstrap.sinkhorn import barycentre, column_argmax, sinkhorn, softmin
 from tests.maths.bootstrap.clouds import interrupt, normal, order
 
@@ -60,9 +60,9 @@ def test_potentials_of_float32_err_by_little_beside_the_papers_epsilon(
 
 
 @given(seed=seeds, shift=st.sampled_from([0.0, 10.0, 100.0]))
-def test_what_the_sets_have_in_common_costs_no_precision(seed, shift):
+def test_a_common_part_of_the_sets_costs_no_precision(seed, shift):
     x, y = normal(seed, 20, 4), normal(seed + 1, 15, 4)
-    # Shifted by what float32 adds without rounding, or the shifted sets would not be the same sets.
+    # A shift that float32 adds without rounding, so that the shifted sets stay the same.
     x, y = (x * 2**10).round() / 2**10, (y * 2**10).round() / 2**10
     near, far = (sinkhorn(x + moved, y + moved, epsilon=1e-3, steps=2) for moved in (0.0, shift))
     torch.testing.assert_close(near[0], far[0], atol=1e-5, rtol=0)
@@ -91,9 +91,7 @@ def test_rows_have_their_mass_too_once_it_has_converged(seed, n, m):
 @given(
     seed=seeds, n=sizes, m=sizes, epsilon=epsilons, first=st.integers(1, 3), then=st.integers(1, 3)
 )
-def test_going_on_from_potentials_is_as_good_as_not_having_stopped(
-    seed, n, m, epsilon, first, then
-):
+def test_iterations_continue_from_given_potentials(seed, n, m, epsilon, first, then):
     x, y = normal(seed, n, 4), normal(seed + 1, m, 4)
     u, v = sinkhorn(x, y, epsilon=epsilon, steps=first + then)
     _, stopped = sinkhorn(x, y, epsilon=epsilon, steps=first)
@@ -129,7 +127,7 @@ def test_column_argmax_has_the_most_mass_of_its_column(seed, n, m, epsilon, memo
     u, _ = naive_potentials(x, y, epsilon, 2)
     found = column_argmax(x, y, u, epsilon=epsilon, memory=memory)
     kept = u[:, None] - cost(x, y)
-    # The most, or what float32 does not tell from it.
+    # The largest mass, or one that float32 does not distinguish from it.
     torch.testing.assert_close(kept[found, torch.arange(m)], kept.amax(dim=0), atol=2e-5, rtol=0)
 
 
@@ -198,7 +196,7 @@ def test_the_size_of_the_pieces_changes_little_and_equal_calls_give_equal_bytes(
     x, y = normal(5, 500, 20), normal(6, 600, 20)
     u, again, small = (
         softmin(x, y, torch.zeros(600).double(), epsilon=1e-4, memory=b)
-        for b in (MEMORY, MEMORY, 2**16)
+        for b in (TABLE_BYTES, TABLE_BYTES, 2**16)
     )
     assert torch.equal(u, again)
     torch.testing.assert_close(u, small, atol=1e-5, rtol=0)

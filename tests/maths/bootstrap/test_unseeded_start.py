@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.bootstrap.neighbours import silent
-from app.maths.bootstrap.unseeded_start import Centroids, overlap
+from app.maths.bootstrap.neighbours import no_beat
+from app.maths.bootstrap.unseeded_start import CentroidSettings, centroid_overlap
 from tests.maths.bootstrap.clouds import interrupt, normal, rotation
 
 
@@ -23,27 +23,30 @@ def groups(seed: int, count: int, each: int, d: int = 8) -> Tensor:
     )
 
 
-def first(x: Tensor, y: Tensor, settings: Centroids | None = None, *, seed: int = 0) -> Tensor:
-    return overlap(x, y, settings or Centroids(), seed=seed, beat=silent)
+def first(
+    x: Tensor, y: Tensor, settings: CentroidSettings | None = None, *, seed: int = 0
+) -> Tensor:
+    return centroid_overlap(x, y, settings or CentroidSettings(), seed=seed, beat=no_beat)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_groups_of_a_turned_pool_are_matched_to_their_own(seed):
     x, turn = groups(seed, 12, 20), rotation(seed + 5, 8)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    found = first(x, x[order] @ turn, Centroids(count=12))
-    # The orthogonal map nearest to the overlap is nearly the rotation, but for a group that k-means may have split.
+    found = first(x, x[order] @ turn, CentroidSettings(count=12))
+    # The orthogonal map nearest to the overlap is nearly the rotation, except for a group that
+    # k-means may have split.
     left, _, right = torch.linalg.svd(found)
     cosines = (x @ (left @ right) * (x @ turn)).sum(dim=1)
     assert float(cosines.mean()) > 0.9
 
 
-def test_a_turned_target_has_the_turned_overlap():
+def test_a_rotated_target_has_the_rotated_overlap():
     x, y, turn = groups(1, 12, 20), groups(4, 12, 20), rotation(7, 8)
     torch.testing.assert_close(first(x, y @ turn), first(x, y) @ turn, rtol=0, atol=1e-2)
 
 
-def test_equal_seeds_find_bitwise_the_same_and_others_may_not():
+def test_equal_seeds_give_equal_bits():
     x, y = normalize(normal(1, 200, 7)), normalize(normal(2, 150, 5))
     assert first(x, y).shape == (7, 5)
     assert torch.equal(first(x, y, seed=3), first(x, y, seed=3))
@@ -58,17 +61,19 @@ def test_the_smallest_pools_have_as_many_centroids_as_pairs_of_rows(n):
 
 
 @pytest.mark.parametrize("different", [1, 2, 5])
-def test_fewer_different_rows_than_centroids_are_no_trouble(different):
+def test_fewer_different_rows_than_centroids_raise_no_error(different):
     few, many = normalize(normal(1, different, 4)).repeat(60, 1), normalize(normal(2, 300, 4))
     for x, y in ((few, many), (many, few), (few, few)):
         assert bool(first(x, y).isfinite().all())
     assert first(torch.zeros(50, 4), many).abs().max() == 0  # rows of nothing
 
 
-def test_what_the_beat_raises_passes_through_and_it_is_called_before_every_start():
+def test_the_beat_is_called_before_every_start_and_its_exception_passes_through():
     x, y = normalize(normal(1, 60, 4)), normalize(normal(2, 60, 4))
     beats: list[None] = []
-    overlap(x, y, Centroids(count=5, starts=7), seed=0, beat=lambda: beats.append(None))
+    centroid_overlap(
+        x, y, CentroidSettings(count=5, starts=7), seed=0, beat=lambda: beats.append(None)
+    )
     assert len(beats) >= 7
     with pytest.raises(KeyboardInterrupt):
-        overlap(x, y, Centroids(), seed=0, beat=interrupt)
+        centroid_overlap(x, y, CentroidSettings(), seed=0, beat=interrupt)

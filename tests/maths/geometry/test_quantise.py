@@ -16,14 +16,14 @@ from app.maths.geometry import quantise
 from app.maths.geometry.quantise import (
     FEWEST_BITS,
     MOST_BITS,
-    bound,
+    error_bound,
     largest_code,
     quantise_in_place,
-    step,
+    step_size,
 )
 from app.maths.geometry.space import fit_space
+from app.maths.translators.decoder import decode, make_decoder
 from app.maths.translators.inverse import irp_ridge
-from app.maths.translators.translator import decode, make_decoder
 from research.definitions import codes, relative, values
 from research.quantisation import most_steps
 from tests.maths.clouds import normal, unit_rows
@@ -57,7 +57,7 @@ def exact(value: float, bits: int) -> int:
 
 
 @given(data=st.data(), bits=widths)
-def test_a_code_is_what_rational_arithmetic_says(data, bits):
+def test_codes_equal_rational_arithmetic(data, bits):
     value = data.draw(st.one_of(cosines, near_borders(bits)))
     assert code(value, bits) == exact(value, bits)
 
@@ -87,23 +87,23 @@ def test_every_level_is_its_own_code_so_quantising_twice_changes_nothing(bits):
     assert torch.equal(again, levels)
 
 
-@pytest.mark.parametrize("dim", [1, 1000, quantise.AT_ONCE + 1])
+@pytest.mark.parametrize("dim", [1, 1000, quantise.NUMBERS_PER_STEP + 1])
 @pytest.mark.parametrize("bits", [2, 8])
 def test_rows_beyond_those_done_at_once_are_quantised_as_all_others_are(bits, dim):
-    rows = normal(dim, quantise.AT_ONCE // dim + 3, dim).tanh().float()
+    rows = normal(dim, quantise.NUMBERS_PER_STEP // dim + 3, dim).tanh().float()
     expected = values(codes(rows, bits=bits), bits=bits)
     quantise_in_place(rows, bits=bits)
     assert torch.equal(rows, expected)
 
 
-def test_what_rounding_put_beyond_one_is_one():
+def test_cosines_rounded_above_1_count_as_1():
     beyond = torch.tensor([[1.0001, -1.0001]])
     for bits in range(FEWEST_BITS, MOST_BITS + 1):
         most = largest_code(bits)
         assert codes(beyond, bits=bits).tolist() == [[most, -most]]
 
 
-# --- what it guarantees ---------------------------------------------------------------------------
+# --- guarantees -----------------------------------------------------------------------------------
 
 
 @given(data=st.data(), bits=widths, dtype=st.sampled_from(["float32", "float16"]))
@@ -111,7 +111,7 @@ def test_no_cosine_moves_farther_than_the_bound(data, bits, dtype):
     value = data.draw(st.one_of(cosines, near_borders(bits)))
     moved = values(codes(torch.tensor([[value]]), bits=bits), bits=bits).to(getattr(torch, dtype))
     assert abs(Fraction(float(moved)) - Fraction(value)) <= Fraction(
-        bound(bits, dtype=dtype)
+        error_bound(bits, dtype=dtype)
     ) + Fraction(1, 2**60)
 
 
@@ -119,7 +119,7 @@ def test_no_cosine_moves_farther_than_the_bound(data, bits, dtype):
 def test_the_bound_is_reached_so_no_smaller_one_holds(bits):
     half = torch.tensor([[0.5 / largest_code(bits)]], dtype=torch.float64)
     moved = values(codes(half, bits=bits), bits=bits)
-    assert abs(float(moved) - float(half)) == pytest.approx(step(bits) / 2, rel=1e-6)
+    assert abs(float(moved) - float(half)) == pytest.approx(step_size(bits) / 2, rel=1e-6)
 
 
 @given(data=st.data(), bits=widths)
@@ -132,7 +132,9 @@ def test_cosines_that_differ_little_have_codes_that_differ_little(data, bits):
 
 @given(bits=widths, steps=st.integers(1, 2), share=st.floats(0.01, 0.99))
 def test_no_smaller_number_of_codes_would_do(bits, steps, share):
-    """For any e between two whole numbers of steps there are cosines e apart whose codes are ceil(e / D) apart."""
+    """For any e between two multiples of D there are cosines e apart whose codes are ceil(e / D)
+    apart.
+    """
     distance = (steps - 1 + share) / largest_code(bits)
     border = -0.5 / largest_code(bits)
     below = border - share / 2 / largest_code(bits)
@@ -143,8 +145,10 @@ def test_no_smaller_number_of_codes_would_do(bits, steps, share):
 
 
 @pytest.mark.parametrize("bits", range(FEWEST_BITS, 9))
-def test_a_distance_of_whole_steps_is_that_many_codes_between_borders_too(bits):
-    """Halves are where other ways of rounding break theorem 2: to the even neighbour they put 1/2 and 3/2 two codes apart."""
+def test_cosines_n_steps_apart_have_codes_n_apart(bits):
+    """Other ways of rounding halves break theorem 2: to the even neighbour, 1/2 and 3/2 get codes
+    two apart.
+    """
     most = largest_code(bits)
     borders = (torch.arange(-2 * most + 1, 2 * most, 2, dtype=torch.float64) / 2)[None] / most
     found = codes(borders.nextafter(torch.tensor(2.0)), bits=bits)[
@@ -165,8 +169,8 @@ def test_a_code_far_from_a_border_does_not_change(data, bits):
 
 
 @given(seed=seeds, bits=st.integers(FEWEST_BITS, 10), angle=st.floats(0, 0.5))
-def test_a_distortion_of_angles_moves_codes_by_no_more_than_it_is(seed, bits, angle):
-    """Theorem 4: every vector and every anchor turned by at most `angle`, each in a direction of its own."""
+def test_codes_move_by_at_most_the_distortion_of_the_angles(seed, bits, angle):
+    """Theorem 4: every vector and anchor turned by at most `angle`, each in its own direction."""
     x, anchors = (unit_rows(seed + i, n, 6) for i, n in enumerate((5, 9)))
     shares = torch.rand(14, generator=torch.Generator().manual_seed(seed)).double() * angle
     turned_x, turned_anchors = (
@@ -181,7 +185,7 @@ def test_a_distortion_of_angles_moves_codes_by_no_more_than_it_is(seed, bits, an
 
 @given(seed=seeds, bits=st.integers(FEWEST_BITS, 8))
 def test_a_rotation_and_a_scaling_of_the_space_leave_codes_as_they_are(seed, bits):
-    """But for cosines that lie within rounding of a border, as theorem 3 says."""
+    """Except for cosines within rounding of a border, by theorem 3."""
     anchors, vectors = normal(seed, 12, 5), normal(seed + 1, 6, 5)
     rotation, _ = torch.linalg.qr(normal(seed + 2, 5, 5))
     plain = relative(vectors, fit_space(anchors))
@@ -193,10 +197,10 @@ def test_a_rotation_and_a_scaling_of_the_space_leave_codes_as_they_are(seed, bit
 
 
 @given(seed=seeds, bits=st.integers(3, 10), renormalise=st.booleans())
-def test_what_a_decoder_makes_of_quantised_vectors_is_within_the_stated_distance(
-    seed, bits, renormalise
-):
-    """Theorem 1: |c D| moves by at most sqrt(k) D/2 |D|; renormalised, by at most twice that over its length."""
+def test_decoded_quantised_vectors_are_within_the_stated_distance(seed, bits, renormalise):
+    """Theorem 1: |c D| moves by at most sqrt(k) D/2 |D|; renormalised, by twice that over its
+    length.
+    """
     anchors, vectors = normal(seed, 15, 6), normal(seed + 1, 8, 6)
     space = fit_space(anchors)
     matrix = irp_ridge(space.unit, ridge=1.0)
@@ -207,7 +211,7 @@ def test_what_a_decoder_makes_of_quantised_vectors_is_within_the_stated_distance
     moved = (decode(decoder, quantised).vectors - decode(decoder, plain).vectors).norm(
         dim=1
     ) / space.scale
-    allowed = math.sqrt(15) * bound(bits) * float(torch.linalg.matrix_norm(matrix, 2))
+    allowed = math.sqrt(15) * error_bound(bits) * float(torch.linalg.matrix_norm(matrix, 2))
     lengths = (plain.double() @ matrix).norm(dim=1)
     most = 2 * allowed / lengths if renormalise else torch.full_like(lengths, allowed)
     assert bool((moved <= most + 1e-4).all())
@@ -223,7 +227,7 @@ def _turned(unit: Tensor, angles: Tensor, seed: int) -> Tensor:
 # --- numbers --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", quantise.ROUNDING)
+@pytest.mark.parametrize("dtype", quantise.DTYPE_ROUNDING)
 @pytest.mark.parametrize("bits", range(FEWEST_BITS, MOST_BITS + 1))
 def test_a_dtype_keeps_levels_exactly_when_every_code_can_be_read_back(bits, dtype):
     most = largest_code(bits)
@@ -236,8 +240,8 @@ def test_a_dtype_keeps_levels_exactly_when_every_code_can_be_read_back(bits, dty
 @pytest.mark.parametrize("bits", [-1, 0, 1, 17, 64])
 def test_widths_without_a_grid_are_refused(bits):
     for use in (
-        lambda: step(bits),
-        lambda: bound(bits),
+        lambda: step_size(bits),
+        lambda: error_bound(bits),
         lambda: most_steps(0.1, bits=bits),
         lambda: codes(torch.zeros(1, 2), bits=bits),
         lambda: values(torch.zeros(1, 2, dtype=torch.int16), bits=bits),

@@ -1,4 +1,4 @@
-"""A space is what its definition says, and refuses what no formula can use."""
+"""A space follows its definition, and refuses vectors that no formula can use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.errors import DegenerateAnchors, DimensionMismatch, EmptyVectors, NonFinite, OutOfRange
 from app.maths.geometry.space import (
-    LARGEST,
+    LARGEST_MAGNITUDE,
     check_vectors,
     fit_space,
     normalise,
@@ -91,9 +91,9 @@ def test_anchors_and_queries_with_nan_are_refused_naming_the_rows():
 
 def test_magnitudes_above_the_largest_are_refused_naming_the_rows_and_the_largest_itself_is_not():
     vectors = torch.ones(3, 2, dtype=torch.float64)
-    vectors[1, 1] = -LARGEST
+    vectors[1, 1] = -LARGEST_MAGNITUDE
     check_vectors(vectors)
-    vectors[2, 0] = 2 * LARGEST
+    vectors[2, 0] = 2 * LARGEST_MAGNITUDE
     with pytest.raises(OutOfRange) as caught:
         check_vectors(vectors)
     assert caught.value.rows == [2]

@@ -74,7 +74,7 @@ def test_whitened_is_u_times_the_negative_power_of_its_ridged_covariance(seed, p
     )
 
 
-def test_power_zero_gives_the_anchors_themselves_and_power_one_without_ridge_the_pseudoinverse_of_the_transpose():
+def test_power_0_gives_the_anchors_and_power_1_without_ridge_the_pseudoinverse():
     unit = fit_space(normal(2, 6, 9)).unit
     assert torch.equal(whitened(unit, power=0.0, ridge=3.0), unit)
     torch.testing.assert_close(whitened(unit, power=1.0, ridge=0.0), pinv(unit.T))

@@ -1,4 +1,4 @@
-"""The estimate from held-out anchors sees nothing it should not see."""
+"""The estimate from held-out anchors does not leak."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ from hypothesis import strategies as st
 from app.errors import InvalidOption
 from app.maths.geometry.space import fit_space
 from app.maths.quality import crossfit
-from app.maths.quality.crossfit import FEWEST, FOLDS, cross_fit, for_fewer, hold_out, summary
-from app.maths.quality.metrics import per_item
+from app.maths.quality.crossfit import (
+    FEWEST_DISTINCT,
+    HELD_OUT_FOLDS,
+    cross_fit,
+    held_out_quality,
+    hold_out,
+    limit_omega,
+)
+from app.maths.quality.metrics import item_metrics
 from app.maths.translators.methods import METHODS, fit, resolve
 from app.maths.translators.translator import apply
 from research.definitions import measure
 from tests.maths.clouds import normal
 
 
-def test_for_a_target_independent_of_the_source_held_out_mrr_is_near_chance_although_the_fit_itself_looks_perfect():
+def test_held_out_mrr_of_an_independent_target_is_near_chance_although_the_fit_looks_perfect():
     source, target = normal(0, 100, 128), normal(1, 100, 128)
     options = resolve("ridge", {"ridge": 0.0}, anchors=100)
     mean = target.mean(dim=0)
@@ -42,7 +49,7 @@ def test_for_a_rotated_target_held_out_anchors_are_found_and_doing_nothing_finds
         held_out.translated.n,
         held_out.translated.k,
         held_out.translated.index,
-    ) == (FOLDS, 100, 9, 20.0)
+    ) == (HELD_OUT_FOLDS, 100, 9, 20.0)
     assert held_out.translated.mrr > 0.9
     assert held_out.do_nothing.mrr < 0.5
     assert held_out.native.mrr == held_out.native.recall == pytest.approx(1.0)
@@ -51,17 +58,17 @@ def test_for_a_rotated_target_held_out_anchors_are_found_and_doing_nothing_finds
             assert low <= getattr(quality, name_of) <= high
 
 
-def test_held_out_quality_is_that_of_translations_by_fits_on_the_other_folds_searched_among_their_own():
+def test_held_out_quality_searches_translations_by_the_other_folds_among_their_own_fold():
     source, target = normal(4, 40, 5), normal(5, 40, 5)
     options = resolve("procrustes", {}, anchors=40)
-    fold_of = torch.randperm(40, generator=torch.Generator().manual_seed(0)) % FOLDS
+    fold_of = torch.randperm(40, generator=torch.Generator().manual_seed(0)) % HELD_OUT_FOLDS
     mean, expected = target.mean(dim=0), []
-    for fold in range(FOLDS):
+    for fold in range(HELD_OUT_FOLDS):
         held = fold_of == fold
         assert int(held.sum()) == 8
         translator = fit("procrustes", fit_space(source[~held]), fit_space(target[~held]), options)
         expected.append(
-            per_item(
+            item_metrics(
                 apply(translator, source[held]).vectors.double() - mean, target[held] - mean, 3
             )
         )
@@ -73,7 +80,7 @@ def test_held_out_quality_is_that_of_translations_by_fits_on_the_other_folds_sea
         ("recall", "recall"),
         ("jaccard_own", "jaccard_own"),
     ):
-        mean_of = sum(float(getattr(each, of).mean()) for each in expected) / FOLDS
+        mean_of = sum(float(getattr(each, of).mean()) for each in expected) / HELD_OUT_FOLDS
         assert getattr(found.translated, name) == pytest.approx(mean_of, abs=1e-12)
 
 
@@ -84,11 +91,11 @@ def test_of_many_anchors_some_folds_are_held_out_and_the_others_do_not_count(mon
         resolve("graded", {}, anchors=100),
     )
     whole = hold_out("graded", source, target, options)
-    monkeypatch.setattr(crossfit, "MOST_HELD", 30)
+    monkeypatch.setattr(crossfit, "MOST_HELD_OUT", 30)
     some = hold_out("graded", source, target, options)
     assert torch.equal(some.first, whole.first & (whole.fold_of < 2))
     assert torch.equal(some.translated[some.first], whole.translated[some.first])
-    found = summary(some, source, target)
+    found = held_out_quality(some, source, target)
     assert (found.folds, found.translated.n, found.translated.index) == (2, 40, 20.0)
 
 
@@ -111,7 +118,7 @@ def test_equal_seeds_give_equal_estimates():
 
 
 def test_below_ten_anchors_there_is_no_estimate_and_from_ten_on_there_is():
-    source, target = normal(8, FEWEST, 5), normal(9, FEWEST, 4)
+    source, target = normal(8, FEWEST_DISTINCT, 5), normal(9, FEWEST_DISTINCT, 4)
     assert cross_fit("graded", source[:-1], target[:-1], resolve("graded", {}, anchors=9)) is None
     copies = (side[:-1].repeat(5, 1) for side in (source, target))
     assert cross_fit("graded", *copies, resolve("graded", {}, anchors=45)) is None
@@ -125,7 +132,7 @@ def test_there_is_no_estimate_where_a_fold_cannot_be_fitted():
     assert cross_fit("graded", source, normal(10, 10, 4), resolve("graded", {}, anchors=10)) is None
 
 
-def test_as_many_subspaces_as_anchors_are_estimated_with_as_many_as_a_fold_has():
+def test_omega_is_limited_to_the_anchors_of_a_fold():
     options = resolve("irp", {"omega": 10}, anchors=10)
     assert cross_fit("irp", normal(11, 10, 4), normal(10, 10, 4), options) is not None
 
@@ -135,10 +142,10 @@ def test_a_fit_to_fewer_anchors_averages_no_more_subspaces_than_these_and_other_
     omega, anchors
 ):
     options = {"omega": omega, "delta": 0.5}
-    assert for_fewer(options, anchors) == {"omega": min(omega, anchors), "delta": 0.5}
+    assert limit_omega(options, anchors) == {"omega": min(omega, anchors), "delta": 0.5}
     assert options["omega"] == omega
     for without in ({}, {"omega": None}, {"ridge": 1.0}):
-        assert for_fewer(without, anchors) == without
+        assert limit_omega(without, anchors) == without
 
 
 def test_a_wrong_option_is_an_error_and_not_a_missing_estimate():
@@ -158,7 +165,7 @@ def test_float32_anchors_of_different_dimensions_are_estimated_like_float64_ones
 
 @pytest.mark.parametrize("copied", ["both", "source", "target"])
 def test_copies_of_anchors_do_not_leak_into_the_estimate(copied):
-    """Twelve unrelated pairs, eight times each: whoever has seen a copy knows the answer, but nobody else can."""
+    """Twelve unrelated pairs, eight times each: only a fit that saw a copy can know the answer."""
     source, target = normal(40, 12, 6), normal(41, 12, 6)
     many_x, many_y = source.repeat(8, 1), target.repeat(8, 1)
     if copied == "source":
@@ -171,7 +178,9 @@ def test_copies_of_anchors_do_not_leak_into_the_estimate(copied):
 
 
 def test_chains_of_copies_are_one_group():
-    """Row i shares its source with one neighbour and its target with the other: all hang together."""
+    """Row i shares its source with one neighbour and its target with the other, so all are
+    connected.
+    """
     k = 3_000
     rows = torch.arange(k)
     source, target = normal(50, k, 2)[rows // 2], normal(51, k, 2)[(rows + 1) // 2]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths.quality import metrics
-from app.maths.quality.evaluation import cosines_of, evaluate
+from app.maths.quality.evaluation import cosine_count, evaluate
 from app.maths.quality.hubness import csls
-from app.maths.quality.metrics import per_item, similarities, summary, unit
+from app.maths.quality.metrics import cosine_blocks, item_metrics, mean_quality, unit
 from research.definitions import measure
 from tests.maths.clouds import normal
 
@@ -44,18 +44,18 @@ def test_with_a_corpus_every_number_is_that_of_a_loop(seed, k):
             assert float(numbers.reciprocal_rank[i]) == pytest.approx(
                 1 / sum(scores[i] >= scores[i][wanted[0]])
             )
-    own = per_item(translated, native, k)
+    own = item_metrics(translated, native, k)
     assert torch.equal(found.items.jaccard_own, own.jaccard_own)
     assert torch.equal(found.items.cosine, own.cosine)
 
 
 @given(seed=seeds)
-def test_without_a_corpus_it_is_the_quality_of_reports(seed):
+def test_without_a_corpus_an_evaluation_has_the_quality_of_reports(seed):
     native = normal(seed, 15, 4)
     translated = native + normal(seed + 1, 15, 4)
     found = evaluate({"translated": translated, "native": native}, native, 10)
-    assert summary(found["translated"].items) == measure(translated, native)
-    assert summary(found["native"].items) == measure(native, native)
+    assert mean_quality(found["translated"].items) == measure(translated, native)
+    assert mean_quality(found["native"].items) == measure(native, native)
     assert found["native"].csls is None
 
 
@@ -102,18 +102,18 @@ def test_copies_in_the_corpus_count_against_every_query_that_seeks_one():
 
 @pytest.mark.parametrize("corpus", [None, 9, 40])
 @pytest.mark.parametrize("corrected", [False, True])
-def test_as_many_cosines_are_asked_for_as_is_said(corpus, corrected):
+def test_the_predicted_number_of_cosines_is_computed(corpus, corrected):
     native = normal(4, 20, 3)
     asked = 0
 
-    def counted(queries: Tensor, index: Tensor) -> metrics.Blocks:
+    def counted(queries: Tensor, index: Tensor) -> metrics.ScoreBlocks:
         nonlocal asked
         asked += len(queries) * len(index)
-        return similarities(queries, index)
+        return cosine_blocks(queries, index)
 
     queries = {"translated": normal(5, 20, 3), "do_nothing": normal(6, 20, 3), "native": native}
     index = None if corpus is None else normal(7, corpus, 3)
     evaluate(
         queries, native, 4, corpus=index, csls_neighbours=2 if corrected else None, cosines=counted
     )
-    assert asked == cosines_of(3, 20, corpus, corrected=corrected)
+    assert asked == cosine_count(3, 20, corpus, corrected=corrected)

@@ -1,4 +1,4 @@
-"""Unrelated anchors are told from related ones, by exact moments over all pairings."""
+"""Exact moments over all pairings separate unrelated anchors from related ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from app.demo.pack import load_pack
 from app.maths.quality import evidence as evidences
 from app.maths.quality.crossfit import hold_out
-from app.maths.quality.evidence import Evidence, cosine_moments, evidence, moments
+from app.maths.quality.evidence import Evidence, cosine_moments, evidence, permutation_moments
 from app.maths.translators.methods import METHODS, resolve
 from research.definitions import mrr
 from tests.maths.clouds import normal
@@ -28,7 +28,7 @@ def judged(name: str, source: Tensor, target: Tensor, seed: int = 0) -> Evidence
 
 
 def real(seed: int, k: int, *, shuffled: float) -> tuple[Tensor, Tensor]:
-    """Real anchors, k of them, by two of the demo's encoders, a share of the target's rows having changed places."""
+    """K real anchors by two of the demo's encoders, with a share of the target's rows exchanged."""
     pack, generator = load_pack(), torch.Generator().manual_seed(seed)
     source, target = list(permutations(pack.vectors, 2))[seed % 6]
     rows = torch.randperm(len(pack.sentences), generator=generator)[:k]
@@ -46,7 +46,7 @@ def test_the_moments_are_those_over_all_pairings(seed, n):
         [sum(float(worth[i, j]) for i, j in enumerate(order)) for order in permutations(range(n))],
         dtype=torch.float64,
     )
-    found = moments(worth)
+    found = permutation_moments(worth)
     assert found.found == pytest.approx(float(worth.trace()), abs=1e-12)
     assert found.mean == pytest.approx(float(sums.mean()), abs=1e-10)
     assert found.variance == pytest.approx(float(sums.var(correction=0)), abs=1e-10)
@@ -56,7 +56,9 @@ def test_the_moments_are_those_over_all_pairings(seed, n):
 def test_the_moments_of_cosines_are_those_of_their_matrix_from_either_side(seed, n, d):
     queries, index = normal(seed, n, d), normal(seed + 1, n, d)
     queries, index = (rows / rows.norm(dim=1, keepdim=True) for rows in (queries, index))
-    for fast, slow in zip(cosine_moments(queries, index), moments(queries @ index.T), strict=True):
+    for fast, slow in zip(
+        cosine_moments(queries, index), permutation_moments(queries @ index.T), strict=True
+    ):
         assert fast == pytest.approx(slow, abs=1e-9)
 
 
@@ -83,7 +85,7 @@ def test_only_items_that_were_held_out_together_change_places():
         [sum(float(cosines[i, j]) for i, j in enumerate(order)) for order in orders],
         dtype=torch.float64,
     )
-    deviation = math.sqrt(evidences.FOLDED) * float(sums.std(correction=0))
+    deviation = math.sqrt(evidences.FOLD_VARIANCE_FACTOR) * float(sums.std(correction=0))
     assert found.cosine.chance == pytest.approx(float(sums.mean()) / 4, abs=1e-12)
     assert found.cosine.z == pytest.approx(float(sums[0] - sums.mean()) / deviation, abs=1e-9)
 
@@ -101,7 +103,7 @@ def test_shuffled_anchors_are_useless_and_real_ones_related_whatever_the_method(
     ] == ["related"] * 6
 
 
-def test_in_a_hundred_sets_of_shuffled_anchors_at_most_one_passes_and_z_is_spread_as_normal_values_are():
+def test_at_most_one_of_a_hundred_shuffled_sets_passes_and_z_is_about_normal():
     seen = [judged("graded", *real(seed, 30, shuffled=1.0), seed) for seed in range(100)]
     assert sum(each.verdict == "related" for each in seen) <= 1
     for z in (
@@ -112,7 +114,7 @@ def test_in_a_hundred_sets_of_shuffled_anchors_at_most_one_passes_and_z_is_sprea
         assert 0.7 < float(z.std()) < 1.2
 
 
-def test_the_more_of_the_anchors_are_shuffled_the_weaker_the_evidence_to_the_last():
+def test_evidence_falls_with_the_share_of_shuffled_anchors():
     found = [judged("graded", *real(1, 300, shuffled=share)) for share in (0.0, 0.5, 0.8, 1.0)]
     assert [each.verdict for each in found] == ["related", "related", "related", "useless"]
     assert [each.skill for each in found] == sorted((each.skill for each in found), reverse=True)
@@ -122,7 +124,7 @@ def test_the_more_of_the_anchors_are_shuffled_the_weaker_the_evidence_to_the_las
 
 
 @given(seed=seeds, scale=st.floats(0.01, 100))
-def test_evidence_is_that_of_rotated_and_scaled_vectors(seed, scale):
+def test_rotations_and_scales_do_not_change_the_evidence(seed, scale):
     translated, native, every = (
         normal(seed, 25, 5),
         normal(seed + 1, 25, 5),
@@ -135,7 +137,7 @@ def test_evidence_is_that_of_rotated_and_scaled_vectors(seed, scale):
     assert moved.mrr.z == pytest.approx(plain.mrr.z, abs=1e-7)
 
 
-def test_rows_that_do_not_count_say_nothing_but_where_the_mean_is():
+def test_rows_that_do_not_count_only_move_the_mean():
     translated, native, first = normal(4, 30, 5), normal(5, 30, 5), torch.arange(30) < 20
     native[20:] = native[:20].mean(dim=0)
     garbled = translated.clone()
@@ -144,7 +146,7 @@ def test_rows_that_do_not_count_say_nothing_but_where_the_mean_is():
     assert evidence(translated, native, first).items == 20
 
 
-def test_translations_that_are_all_alike_are_useless_and_no_trouble():
+def test_equal_translations_are_useless_and_raise_no_error():
     native, every = normal(6, 20, 4), torch.ones(20, dtype=torch.bool)
     for translated in (torch.ones(20, 4), native.mean(dim=0).expand(20, 4)):
         found = evidence(translated.double(), native, every)
@@ -155,8 +157,8 @@ def test_translations_that_are_all_alike_are_useless_and_no_trouble():
     assert (alone.verdict, alone.cosine.z, alone.mrr.z) == ("useless", 0.0, 0.0)
 
 
-def test_of_very_many_items_some_are_looked_at(monkeypatch):
-    monkeypatch.setattr(evidences, "MOST_ITEMS", 50)
+def test_very_many_items_are_sampled(monkeypatch):
+    monkeypatch.setattr(evidences, "MOST_EVIDENCE_ITEMS", 50)
     native, every = normal(8, 200, 6), torch.ones(200, dtype=torch.bool)
     found = evidence(native + normal(9, 200, 6), native, every, torch.arange(200) % 5)
     assert (found.items, found.verdict) == (50, "related")

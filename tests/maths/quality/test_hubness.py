@@ -1,4 +1,4 @@
-"""CSLS against loops over its definition, and what it does to a hub."""
+"""CSLS compared with loops over its definition, and its effect on a hub."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from app.maths.geometry import space
 from app.maths.quality import metrics
 from app.maths.quality.hubness import csls, skewness
-from app.maths.quality.metrics import search, similarities, unit
+from app.maths.quality.metrics import cosine_blocks, search, unit
 from tests.maths.clouds import cos, normal
 
 seeds = st.integers(0, 2**31)
 
 
-def whole(blocks: metrics.Blocks) -> Tensor:
+def whole(blocks: metrics.ScoreBlocks) -> Tensor:
     return torch.cat([block for _, block in blocks])
 
 
@@ -43,24 +44,24 @@ def test_csls_equals_a_loop_over_its_definition(seed, n, m, k):
 def test_scores_do_not_depend_on_the_chunk(monkeypatch, chunk):
     x, y = unit(normal(0, 33, 6)), unit(normal(1, 20, 6))
     expected = whole(csls(x, y, 5))
-    monkeypatch.setattr(metrics, "CHUNK", chunk)
+    monkeypatch.setattr(space, "COSINE_ROWS", chunk)
     torch.testing.assert_close(whole(csls(x, y, 5)), expected, rtol=0, atol=1e-12)
 
 
 def test_blocks_hold_no_more_cosines_than_are_allowed_however_long_the_index_is(monkeypatch):
-    monkeypatch.setattr(metrics, "COSINES", 100)
+    monkeypatch.setattr(metrics, "MOST_COSINES", 100)
     x, y = unit(normal(0, 33, 6)), unit(normal(1, 40, 6))
-    assert [(start, *block.shape) for start, block in similarities(x, y)][:2] == [
+    assert [(start, *block.shape) for start, block in cosine_blocks(x, y)][:2] == [
         (0, 2, 40),
         (2, 2, 40),
     ]
-    assert [block.shape for _, block in similarities(x[:2], unit(normal(2, 500, 6)))] == [
+    assert [block.shape for _, block in cosine_blocks(x[:2], unit(normal(2, 500, 6)))] == [
         (1, 500)
     ] * 2
-    torch.testing.assert_close(whole(similarities(x, y)), x @ y.T)
+    torch.testing.assert_close(whole(cosine_blocks(x, y)), x @ y.T)
 
 
-def test_whatever_is_near_to_all_queries_alike_changes_no_order():
+def test_rows_equally_near_to_all_queries_change_no_order():
     """One more dimension of the same size in every query and no row: all cosines shrink alike."""
     x, y = normal(2, 30, 5), normal(3, 40, 5)
     wider = torch.cat([unit(x), torch.ones(30, 1)], dim=1)
@@ -69,15 +70,15 @@ def test_whatever_is_near_to_all_queries_alike_changes_no_order():
     assert torch.equal(search(csls(unit(wider), unit(padded), 10), 5, own=False).near, first)
 
 
-def test_a_hub_that_wins_every_search_loses_what_it_is_not_the_partner_of():
-    """Partners on the axes, and a hub in the middle of them, to which every query is nearer than to its own partner."""
+def test_csls_removes_a_hub_from_all_searches_but_its_partners():
+    """Partners on the axes, and a central hub, nearer to every query than its own partner."""
     queries = unit(torch.eye(6, dtype=torch.float64) + 0.8)
     index = torch.cat(
         [torch.eye(6, dtype=torch.float64), unit(torch.ones(1, 6, dtype=torch.float64))]
     )
     plain, corrected = (
         search(scores, 1, own=False)
-        for scores in (similarities(queries, index), csls(queries, index, 3))
+        for scores in (cosine_blocks(queries, index), csls(queries, index, 3))
     )
     assert plain.near[:, 0].tolist() == [6] * 6
     assert corrected.near[:, 0].tolist() == list(range(6))
@@ -86,12 +87,12 @@ def test_a_hub_that_wins_every_search_loses_what_it_is_not_the_partner_of():
 
 
 def test_in_many_dimensions_there_are_hubs_and_csls_makes_them_fewer():
-    """Radovanovic's setting: independent normal vectors that are not centred on what they are searched in."""
+    """Radovanovic's setting: independent normal vectors, not centred on their index."""
     n = 1_500
     found = []
     for d in (3, 64):
         queries, index = unit(normal(4, n, d) + 0.4), unit(normal(5, n, d) + 0.2)
-        scores = (similarities(queries, index), csls(queries, index, 10))
+        scores = (cosine_blocks(queries, index), csls(queries, index, 10))
         found.append([skewness(search(blocks, 10, own=False).near, n) for blocks in scores])
     (few, _), (many, corrected) = found
     assert many > 1.5

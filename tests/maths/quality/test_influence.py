@@ -1,4 +1,4 @@
-"""What leaving an anchor out does to the others, in closed form as by fits without it; and who is named."""
+"""The influence of an anchor, in closed form and by fits without it; and the named rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.errors import InvalidOption
 from app.maths.geometry.space import fit_space
 from app.maths.geometry.spectrum import usual_ridge
 from app.maths.quality import influence as influences
-from app.maths.quality.crossfit import FEWEST
+from app.maths.quality.crossfit import FEWEST_DISTINCT
 from app.maths.quality.influence import influence
 from tests.maths.clouds import normal
 
@@ -50,7 +50,7 @@ def refitted(source: Tensor, target: Tensor, ridge: float) -> Tensor:
 
 @pytest.mark.parametrize(("k", "dx", "dy"), [(12, 5, 4), (8, 20, 6), (9, 9, 15), (2, 3, 3)])
 @pytest.mark.parametrize("ridge", [0.05, 1.0])
-def test_the_closed_form_is_what_fits_without_the_row_give(k, dx, dy, ridge):
+def test_the_closed_form_equals_fits_without_the_row(k, dx, dy, ridge):
     source, target = normal(k, k, dx), normal(dx, k, dy)
     gains = refitted(source, target, ridge)
     found = influence(source, target, ridge=ridge)
@@ -73,7 +73,7 @@ def test_the_ridge_is_the_source_s_usual_one_where_none_is_given():
 
 
 @given(seed=seeds, k=st.integers(3, 25), scale=st.floats(0.01, 100))
-def test_influence_is_that_of_rotated_scaled_and_moved_spaces_and_goes_with_the_rows(
+def test_influence_does_not_change_with_rotation_scale_and_shift_and_follows_the_rows(
     seed, k, scale
 ):
     source, target = normal(seed, k, 6), normal(seed + 1, k, 5)
@@ -87,18 +87,18 @@ def test_influence_is_that_of_rotated_scaled_and_moved_spaces_and_goes_with_the_
 
 
 @pytest.mark.parametrize("held", [1, 17, 10_000])
-def test_chunks_do_not_show(monkeypatch, held):
+def test_results_do_not_depend_on_chunks(monkeypatch, held):
     source, target = normal(2, 40, 6), normal(3, 40, 5)
     whole = influence(source, target)
-    monkeypatch.setattr(influences, "HELD", held)
+    monkeypatch.setattr(influences, "PAIRS_PER_STEP", held)
     torch.testing.assert_close(influence(source, target).gain, whole.gain, rtol=0, atol=1e-14)
 
 
-def test_above_the_bound_fewer_others_judge_and_say_nearly_the_same(monkeypatch):
+def test_above_the_bound_fewer_judges_give_nearly_the_same_gains(monkeypatch):
     source = normal(4, 400, 10)
     target = source @ normal(5, 10, 10) + normal(6, 400, 10)
     whole = influence(source, target)
-    monkeypatch.setattr(influences, "PAIRS", 400 * 200)
+    monkeypatch.setattr(influences, "MOST_INFLUENCE_PAIRS", 400 * 200)
     part = influence(source, target)
     assert (whole.judges, part.judges) == (399, 200)
     assert float(torch.corrcoef(torch.stack([whole.gain, part.gain]))[0, 1]) > 0.8
@@ -106,7 +106,7 @@ def test_above_the_bound_fewer_others_judge_and_say_nearly_the_same(monkeypatch)
 
 
 def planted(seed: int, share: float) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """300 real anchors by each pair of the demo's encoders, and some of the targets swapped among each other."""
+    """300 real anchors by each pair of the demo's encoders, with some of the targets swapped."""
     pack, generator = load_pack(), torch.Generator().manual_seed(seed)
     rows = torch.randperm(len(pack.sentences), generator=generator)[:300]
     swapped = torch.randperm(300, generator=generator)[: round(300 * share)]
@@ -144,7 +144,7 @@ def test_of_clean_real_anchors_almost_none_is_named():
     assert sum(map(len, named)) <= 4  # of 3,600
 
 
-def test_without_what_is_named_the_others_are_translated_better():
+def test_without_the_named_rows_the_others_are_translated_better():
     for source, target in planted(2, 0.05)[0]:
         before = influence(source, target)
         kept = [row for row in range(300) if row not in before.hurting]
@@ -154,7 +154,7 @@ def test_without_what_is_named_the_others_are_translated_better():
 
 
 def test_of_fewer_than_ten_anchors_none_is_named_and_copies_and_zero_anchors_are_no_trouble():
-    source = normal(7, FEWEST - 1, 3)
+    source = normal(7, FEWEST_DISTINCT - 1, 3)
     target = source.clone()
     target[0] = -100 * target[0]
     assert influence(source, target).hurting == []

@@ -1,4 +1,4 @@
-"""Bootstrap intervals cover what they say, and are the same each time."""
+"""Bootstrap intervals have their coverage, and are reproducible."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def test_ninety_five_of_a_hundred_intervals_hold_the_true_mean(world, n):
 
 
 def test_plain_percentiles_of_few_items_would_cover_too_little():
-    """What the expansion is for: of five normal values, plain percentiles hold the mean four times in five."""
+    """Without the expansion, plain percentiles of five normal values cover the mean four times in
+    five.
+    """
     values = normal(0, 5, 4_000)
     plain = intervals._resampled_means(values, 1_000, 0).quantile(
         torch.tensor([0.025, 0.975]).double(), dim=0
@@ -119,7 +121,7 @@ def test_columns_share_their_resamples_so_each_has_the_interval_that_it_has_alon
 def test_the_interval_does_not_depend_on_how_many_counts_are_held_at_once(monkeypatch, counts):
     values = normal(5, 20)
     whole = bootstrap_interval(values, resamples=100)
-    monkeypatch.setattr(intervals, "COUNTS", counts)
+    monkeypatch.setattr(intervals, "MOST_COUNTS", counts)
     torch.testing.assert_close(
         torch.stack(bootstrap_interval(values, resamples=100)),
         torch.stack(whole),
@@ -145,6 +147,6 @@ def test_equal_values_have_an_interval_of_no_width_to_the_bit(n, value):
         (3, {"resamples": 0}),
     ],
 )
-def test_what_no_interval_can_be_made_of_is_refused(n, more):
+def test_invalid_items_levels_and_resamples_are_refused(n, more):
     with pytest.raises(OutOfRange):
         bootstrap_interval(torch.zeros(n), **more)

@@ -1,4 +1,4 @@
-"""Curves go through what they should, foretell what comes, and stop where they know nothing."""
+"""Curves fit their points, predict the gain of more anchors, and end where data ends."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from app.demo.pack import load_pack
 from app.errors import InvalidOption, OutOfRange
 from app.maths.geometry.space import fit_space
 from app.maths.quality import learning_curve as learning
-from app.maths.quality.crossfit import cut
+from app.maths.quality.crossfit import cut_into_folds
 from app.maths.quality.learning_curve import (
+    ALTERNATIVE_EXPONENTS,
     EXPONENTS,
-    FORMS,
-    SHARES,
-    Curve,
+    FIT_SHARES,
+    LearningCurve,
     Measure,
     decay,
     learning_curve,
-    line,
+    measure_curve,
 )
 from app.maths.translators.methods import METHODS, fit, resolve
 from app.maths.translators.translator import apply
@@ -39,7 +39,7 @@ def noisy(seed: int, k: int, dim: int = 12) -> tuple[Tensor, Tensor]:
     return source, source @ normal(seed + 1, dim, dim) + normal(seed + 2, k, dim)
 
 
-def curve(name: str, source: Tensor, target: Tensor, **more: int) -> Curve:
+def curve(name: str, source: Tensor, target: Tensor, **more: int) -> LearningCurve:
     found = learning_curve(name, source, target, resolve(name, {}, anchors=len(source)), **more)
     assert found is not None
     return found
@@ -51,13 +51,13 @@ def curve(name: str, source: Tensor, target: Tensor, **more: int) -> Curve:
     b=st.floats(0, 2),
     name=st.sampled_from(MEASURES),
 )
-def test_a_line_through_its_own_curve_is_that_curve(seed, a, b, name):
+def test_a_curve_through_points_of_a_curve_is_that_curve(seed, a, b, name):
     sizes = torch.tensor([20.0, 41.0, 60.0, 80.0], dtype=torch.float64)
     values = a - b * torch.tensor(
         [decay(size, EXPONENTS[name]) for size in sizes.tolist()], dtype=torch.float64
     )
     spread = normal(seed, 30, 1)
-    found = line(name, values + spread - spread.mean(), sizes)
+    found = measure_curve(name, values + spread - spread.mean(), sizes)
     assert found.slopes[EXPONENTS[name]].value == pytest.approx(b, abs=1e-8)
     assert found.points == pytest.approx(values.tolist(), abs=1e-9)
 
@@ -66,18 +66,18 @@ def test_a_line_through_its_own_curve_is_that_curve(seed, a, b, name):
 def test_the_slopes_are_those_of_weighted_least_squares(seed):
     sizes = torch.tensor([10.0, 21.0, 30.0, 40.0], dtype=torch.float64)
     values = torch.tensor([0.2, 0.3, 0.35, 0.4], dtype=torch.float64) + 0.1 * normal(seed, 15, 4)
-    found = line("recall", values, sizes)
+    found = measure_curve("recall", values, sizes)
     for c, slope in found.slopes.items():
         decays = [decay(size, c) for size in sizes.tolist()]
         fitted, _ = np.polyfit(decays, values.mean(dim=0).numpy(), 1, w=sizes.sqrt().numpy())
         assert slope.value == pytest.approx(max(0.0, -fitted), abs=1e-8)
-    assert set(found.slopes) == {EXPONENTS["recall"], *FORMS}
+    assert set(found.slopes) == {EXPONENTS["recall"], *ALTERNATIVE_EXPONENTS}
 
 
 def test_points_are_the_quality_of_held_out_anchors_in_an_index_of_themselves():
     source, target = noisy(0, 60)
     options = resolve("procrustes", {}, anchors=60)
-    parted = cut(source, target, folds=5, seed=0)
+    parted = cut_into_folds(source, target, folds=5, seed=0)
     assert parted is not None
     _, fold_of = parted
     mean, seen = target.mean(dim=0), []
@@ -89,7 +89,7 @@ def test_points_are_the_quality_of_held_out_anchors_in_an_index_of_themselves():
         )
     found = curve("procrustes", source, target)
     assert (found.held, found.index, found.neighbours) == (60, 12.0, 5)
-    assert found.sizes == [share * 48 for share in SHARES]
+    assert found.sizes == [share * 48 for share in FIT_SHARES]
     for name in ("mrr", "cosine"):
         assert found.lines[name].points[-1] == pytest.approx(
             sum(getattr(each, name) for each in seen) / 5, abs=1e-9
@@ -97,7 +97,7 @@ def test_points_are_the_quality_of_held_out_anchors_in_an_index_of_themselves():
 
 
 @pytest.mark.parametrize("name", list(METHODS))
-def test_every_method_has_a_curve_and_what_is_foretold_lies_within_its_interval(name):
+def test_every_method_has_a_curve_whose_gains_lie_within_their_intervals(name):
     found = curve(name, *noisy(3, 60))
     for each in MEASURES:
         gain = found.gain(each, 60, 100)
@@ -119,7 +119,7 @@ def test_gains_add_up_and_missing_is_the_gain_from_four_fifths_to_all():
     assert found.gain("cosine", 100, 100) == (0, 0, 0)
 
 
-def test_it_says_nothing_beyond_twice_the_anchors_it_has_looked_at():
+def test_a_curve_ends_at_twice_its_anchors():
     found = curve("graded", *noisy(5, 60))
     assert found.farthest == 120
     for start, stop in ((60, 121), (0, 60), (60, 50), (60, float("nan"))):
@@ -127,14 +127,14 @@ def test_it_says_nothing_beyond_twice_the_anchors_it_has_looked_at():
             found.gain("recall", start, stop)
 
 
-def test_of_unrelated_encoders_more_anchors_promise_nearly_nothing():
+def test_unrelated_encoders_gain_nearly_nothing_from_more_anchors():
     found = curve("graded", normal(6, 200, 20), normal(7, 200, 20))
     assert found.gain("recall", 200, 400).value < 0.03
     assert found.gain("cosine", 200, 400).value < 0.03
 
 
-def test_of_real_encoders_what_all_anchors_and_more_give_is_foretold():
-    """Recall and cosine at 300 from fits of 240, and the gain from 300 to 500, against sentences nobody has seen."""
+def test_the_gain_of_more_anchors_is_predicted_for_real_encoders():
+    """Recall and cosine at 300 from fits of 240; the gain from 300 to 500; on unseen sentences."""
     pack = load_pack()
     errors, plain, gains = [], [], []
     for source, target in (
@@ -193,9 +193,9 @@ def test_a_wrong_option_is_an_error_and_equal_seeds_give_equal_curves():
     assert curve("graded", source, target, seed=1) != curve("graded", source, target, seed=2)
 
 
-def test_of_very_many_anchors_some_are_looked_at_and_what_is_too_far_is_not_foretold(monkeypatch):
-    monkeypatch.setattr(learning, "MOST_ANCHORS", 50)
-    monkeypatch.setattr(learning, "MOST_HELD", 20)
+def test_a_curve_samples_very_many_anchors_and_does_not_extrapolate_too_far(monkeypatch):
+    monkeypatch.setattr(learning, "MOST_CURVE_ANCHORS", 50)
+    monkeypatch.setattr(learning, "CURVE_HELD_OUT", 20)
     found = curve("graded", *noisy(15, 90))
     assert (found.anchors, found.looked, found.held) == (90, 50, 20)
     assert found.missing["cosine"].value > 0

@@ -10,8 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.maths.geometry import space
 from app.maths.quality import metrics
-from app.maths.quality.metrics import cka, cosine, do_nothing, per_item, search, similarities, unit
+from app.maths.quality.metrics import (
+    cka,
+    cosine,
+    cosine_blocks,
+    do_nothing,
+    item_metrics,
+    search,
+    unit,
+)
 from research.definitions import jaccard, measure, mrr, neighbours, ranks, recall
 from tests.maths.clouds import cos, normal
 
@@ -75,7 +84,7 @@ def test_the_numbers_of_the_items_have_the_means_that_are_reported(seed, n, nois
     native = normal(seed, n, 5)
     translated = native + noise * normal(seed + 1, n, 5)
     k = min(10, n - 1)
-    items, found = per_item(translated, native), measure(translated, native)
+    items, found = item_metrics(translated, native), measure(translated, native)
     assert (items.k, found.k, found.n) == (k, k, n)
     for one, other in (
         (found.cosine, cosine(translated, native)),
@@ -90,16 +99,16 @@ def test_the_numbers_of_the_items_have_the_means_that_are_reported(seed, n, nois
 
 
 @given(seed=seeds, k=st.integers(1, 9))
-def test_a_search_finds_the_neighbours_and_ranks_that_are_found_one_by_one(seed, k):
+def test_a_search_equals_one_query_at_a_time(seed, k):
     native, queries = unit(normal(seed, 10, 4)), unit(normal(seed + 1, 10, 4))
-    found = search(similarities(queries, native), k, own=True)
+    found = search(cosine_blocks(queries, native), k, own=True)
     assert torch.equal(found.near, neighbours(queries, native, k, self_included=False))
     assert torch.equal(found.with_own, neighbours(queries, native, k, self_included=True))
     assert torch.equal(found.ranks, ranks(queries, native))
-    stranger = search(similarities(queries, native), k, own=False, sought=torch.arange(10))
+    stranger = search(cosine_blocks(queries, native), k, own=False, targets=torch.arange(10))
     assert torch.equal(stranger.near, found.with_own)
     assert torch.equal(stranger.ranks, found.ranks)
-    assert (search(similarities(queries, native), k, own=False).ranks == 1).all()
+    assert (search(cosine_blocks(queries, native), k, own=False).ranks == 1).all()
 
 
 def test_a_tie_counts_against_the_translation():
@@ -118,7 +127,8 @@ def test_recall_leaves_the_item_itself_out_of_both_lists():
         neighbours(native, native, 7, self_included=False) == torch.arange(8)[:, None]
     ).any()
     assert (neighbours(native, native, 1, self_included=True)[:, 0] == torch.arange(8)).all()
-    # Two pairs of near items; translated, each lands exactly on the partner of the other pair: only its own item agrees.
+    # Two pairs of near items; each translation lands exactly on the partner of the other pair, so
+    # only the own items agree.
     native = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
     assert recall(native[[2, 3, 0, 1]], native, k=1) == 0.0
     assert recall(native, native, k=1) == 1.0
@@ -134,7 +144,8 @@ def test_a_rotated_cloud_keeps_its_own_neighbours_and_loses_those_of_the_target(
 def test_the_target_jaccard_counts_the_item_itself_and_the_own_jaccard_does_not():
     native = torch.eye(3, dtype=torch.float64) + 0.1 * normal(4, 3, 3)
     exchanged = native.flip(0)
-    # One neighbour with the item itself: only the middle item stays its own. All others without it: nothing can differ.
+    # One neighbour with the item itself: only the middle item stays its own. All others without it:
+    # they must be equal.
     assert jaccard(exchanged, native, 1) == pytest.approx(1 / 3)
     assert jaccard(exchanged, native, 3) == 1.0
     assert jaccard(exchanged, native, 2, own_space=True) == 1.0
@@ -147,7 +158,7 @@ def test_results_do_not_depend_on_the_chunk(monkeypatch, chunk):
     native = normal(5, 33, 6)
     translated = native + normal(6, 33, 6)
     whole, whole_ranks = measure(translated, native), ranks(translated, native)
-    monkeypatch.setattr(metrics, "CHUNK", chunk)
+    monkeypatch.setattr(space, "COSINE_ROWS", chunk)
     assert astuple(measure(translated, native)) == pytest.approx(astuple(whole), abs=1e-12)
     assert torch.equal(ranks(translated, native), whole_ranks)
 
@@ -163,7 +174,7 @@ def test_no_number_depends_on_the_length_of_the_vectors(seed, log_scale):
 
 
 def test_shared_counts_common_members_whatever_their_order():
-    assert metrics.shared(
+    assert metrics.shared_count(
         torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[3, 1, 9], [7, 8, 9]])
     ).tolist() == [2, 0]
 
@@ -213,7 +224,7 @@ def test_cka_is_invariant_to_rotation_scaling_and_translation_and_one_for_equal_
     assert cka(x, 10.0**log_scale * x @ rotation) == pytest.approx(1.0, abs=1e-6)
 
 
-def test_debiased_cka_of_independent_embeddings_is_near_zero_where_the_biased_one_is_above_one_half():
+def test_debiased_cka_of_independent_embeddings_is_near_0_where_biased_cka_exceeds_a_half():
     x, y = normal(7, 200, 300), normal(8, 200, 300)
     centred_x, centred_y = x - x.mean(dim=0), y - y.mean(dim=0)
     biased = (

@@ -1,4 +1,4 @@
-"""What `auto` chooses, why, and what it says the choice is worth."""
+"""The choice of `auto`, its reason, and the estimate of its quality."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from torch import Tensor
 from app.demo.pack import load_pack
 from app.errors import UnknownOption
 from app.maths.geometry.space import fit_space
-from app.maths.quality.crossfit import FEWEST, cut, hold_out
-from app.maths.quality.selection import (
+from app.maths.quality.candidates import (
     CANDIDATES,
-    FINE,
-    MOST_ANCHORS,
-    TOLD,
-    USUAL,
+    DEFAULT_CANDIDATE,
     Candidate,
-    choose,
     decode_power,
-    decoding,
+    decoder_options,
+)
+from app.maths.quality.crossfit import FEWEST_DISTINCT, cut_into_folds, hold_out
+from app.maths.quality.selection import (
+    DECISIVE_ERRORS,
+    MOST_SELECTION_ANCHORS,
+    MRR_WEIGHT,
+    Choice,
+    choose_method,
 )
 from app.maths.translators import methods
 from research.definitions import measure
 from tests.maths.clouds import normal
 
-USES = list(USUAL)
+USES = list(DEFAULT_CANDIDATE)
 
 
 @pytest.fixture(scope="module")
@@ -35,25 +38,32 @@ def real() -> tuple[Tensor, Tensor]:
     return source, target
 
 
+@pytest.fixture(scope="module")
+def choice_for_real(real: tuple[Tensor, Tensor]) -> Choice:
+    return choose_method(*real)
+
+
 def related(k: int, noise: float) -> tuple[Tensor, Tensor]:
     source = normal(1, k, 30) * torch.linspace(1, 0.1, 30)
     return source, source @ normal(2, 30, 40) + noise * normal(3, k, 40)
 
 
 def test_the_numbers_of_each_candidate_are_those_of_its_held_out_translations(real):
-    """In spectral coordinates, without a matrix ever made: the same as fitting, applying and measuring, also about no mean."""
+    """Spectral coordinates, without a full matrix, give the numbers of fitting, applying and
+    measuring.
+    """
     source, target = real[0].clone(), real[1].clone()
     source[7] = source[3]  # copies share a fold and count once
-    first, _ = cut(source, target, folds=5, seed=0)
+    first, _ = cut_into_folds(source, target, folds=5, seed=0)
     mean = target[first].mean(dim=0)
     picked = [
         *CANDIDATES[::9],
         Candidate("procrustes", {"centre": False}),
-        USUAL["retrieval"],
-        USUAL["cosine"],
+        DEFAULT_CANDIDATE["retrieval"],
+        DEFAULT_CANDIDATE["cosine"],
     ]
     affine = Candidate("affine", {})
-    for scored in choose(source, target, candidates=[*picked, affine]).candidates:
+    for scored in choose_method(source, target, candidates=[*picked, affine]).candidates:
         options = methods.resolve(scored.method, scored.options, anchors=len(source))
         held = hold_out(scored.method, source, target, options)
         exact = measure((held.translated - mean)[first], (target - mean)[first])
@@ -68,37 +78,45 @@ def test_the_numbers_of_each_candidate_are_those_of_its_held_out_translations(re
 
 @pytest.mark.parametrize("use", USES)
 def test_equal_anchors_give_equal_choices(real, use):
-    assert choose(*real, prefer=use) == choose(*(side.clone() for side in real), prefer=use)
+    few = [side[:60] for side in real]
+    assert choose_method(*few, prefer=use) == choose_method(
+        *(side.clone() for side in few), prefer=use
+    )
 
 
 @pytest.mark.parametrize("use", USES)
-def test_what_is_chosen_is_the_usual_or_better_than_it_beyond_its_error(use):
+def test_the_choice_is_the_default_or_better_beyond_its_error(use):
     for noise in (0.0, 0.3, 3.0):
-        choice = choose(*related(120, noise), prefer=use)
-        usual = USUAL[use]
+        choice = choose_method(*related(120, noise), prefer=use)
+        usual = DEFAULT_CANDIDATE[use]
         scores = choice.candidates
         kept = next(
             each for each in scores if (each.method, each.options) == (usual.method, usual.options)
         )
         best = scores[0]
-        told = best.score - kept.score > TOLD * best.error
+        told = best.score - kept.score > DECISIVE_ERRORS * best.error
         expected = best if told else kept
         assert (choice.method, choice.options) == (
             expected.method,
             methods.resolve(expected.method, expected.options, anchors=120),
         )
-        assert choice.reason.startswith("the best of all, better" if told else "the usual")
+        assert choice.reason.startswith("the best method" if told else "the usual method")
 
 
-def test_the_score_of_retrieval_weighs_mrr_less_the_more_anchors_there_are(real):
-    for count in (60, 200):
-        for each in choose(real[0][:count], real[1][:count]).candidates:
-            assert each.score == pytest.approx(each.recall + FINE / count * each.mrr, abs=1e-6)
+def test_the_score_of_retrieval_weighs_mrr_less_the_more_anchors_there_are(real, choice_for_real):
+    few = choose_method(real[0][:60], real[1][:60])
+    for count, choice in ((60, few), (200, choice_for_real)):
+        for each in choice.candidates:
+            assert each.score == pytest.approx(
+                each.recall + MRR_WEIGHT / count * each.mrr, abs=1e-6
+            )
 
 
-def test_what_is_preferred_decides_the_measure(real):
-    best = {use: choose(*real, prefer=use).candidates[0] for use in USES}
-    every = choose(*real).candidates
+def test_the_preference_decides_the_measure(real, choice_for_real):
+    best = {
+        use: choose_method(*real, prefer=use).candidates[0] for use in ("cosine", "classification")
+    }
+    every = choice_for_real.candidates
     assert best["cosine"].cosine == max(each.cosine for each in every)
     assert best["classification"].agreement + best["classification"].recall == pytest.approx(
         max(each.agreement + each.recall for each in every)
@@ -106,41 +124,48 @@ def test_what_is_preferred_decides_the_measure(real):
 
 
 def test_for_a_rotation_among_few_anchors_a_rotation_is_chosen():
-    """Below k = d no ridge recovers what a rotation has exactly where the spectrum is flat and anchors are many enough."""
+    """A rotation is exact where the spectrum is flat and anchors are enough; below k = d no ridge
+    is.
+    """
     source, (rotation, _) = normal(4, 60, 40), torch.linalg.qr(normal(5, 40, 40))
-    choice = choose(source, source @ rotation + 3)
+    choice = choose_method(source, source @ rotation + 3)
     assert choice.found["mrr"] > 0.95
     best = choice.candidates[0]
     assert best.mrr > 0.99
 
 
-def test_what_a_choice_is_worth_has_no_optimism_for_unrelated_spaces():
-    """The best of dozens looks better than chance on the anchors that chose it; by the others' choice it does not."""
+def test_the_estimate_of_a_choice_is_unbiased_for_unrelated_spaces():
+    """The best of dozens looks better than chance on the anchors that chose it, but not by the
+    others' choice.
+    """
     chance = sum(1 / rank for rank in range(1, 61)) / 60
     found, looks = [], []
     for seed in range(12):
-        choice = choose(normal(2 * seed, 60, 20), normal(2 * seed + 1, 60, 20))
+        choice = choose_method(normal(2 * seed, 60, 20), normal(2 * seed + 1, 60, 20))
         found.append(choice.found["mrr"])
         looks.append(max(each.mrr for each in choice.candidates))
     assert sum(looks) > 1.1 * sum(found)
     assert sum(found) / 12 < 1.1 * chance
 
 
-def test_the_shape_that_a_client_wants_is_in_what_is_chosen_and_decides_nothing(real):
-    plain, shaped = choose(*real), choose(*real, shape={"renormalise": False, "keep_norms": True})
+def test_the_clients_output_options_are_kept_and_decide_nothing(real, choice_for_real):
+    plain = choice_for_real
+    shaped = choose_method(*real, shape={"renormalise": False, "keep_norms": True})
     assert shaped.options == {**plain.options, "renormalise": False, "keep_norms": True}
     assert (shaped.method, shaped.found) == (plain.method, plain.found)
 
 
 def test_a_shape_that_no_method_takes_is_refused():
     with pytest.raises(UnknownOption):
-        choose(normal(6, 5, 4), normal(7, 5, 4), shape={"delta": 0.5})
+        choose_method(normal(6, 5, 4), normal(7, 5, 4), shape={"delta": 0.5})
 
 
-def test_below_ten_distinct_anchors_nothing_is_chosen_and_the_reason_says_so():
-    copies = torch.arange(40) % (FEWEST - 1)
-    for rows in (torch.arange(FEWEST - 1), copies):
-        choice = choose(normal(8, FEWEST, 6)[rows], normal(9, FEWEST, 5)[rows])
+def test_below_ten_distinct_anchors_the_default_is_chosen_with_its_reason():
+    copies = torch.arange(40) % (FEWEST_DISTINCT - 1)
+    for rows in (torch.arange(FEWEST_DISTINCT - 1), copies):
+        choice = choose_method(
+            normal(8, FEWEST_DISTINCT, 6)[rows], normal(9, FEWEST_DISTINCT, 5)[rows]
+        )
         assert (choice.method, choice.folds, choice.candidates, choice.found) == (
             "graded",
             0,
@@ -151,17 +176,17 @@ def test_below_ten_distinct_anchors_nothing_is_chosen_and_the_reason_says_so():
 
 
 def test_more_anchors_than_it_looks_at_are_sampled_and_all_of_them_fitted():
-    k = MOST_ANCHORS + 50
+    k = MOST_SELECTION_ANCHORS + 50
     source, target = normal(10, k, 6), normal(11, k, 6)
-    choice = choose(source, target, candidates=CANDIDATES[:5], usual=CANDIDATES[0])
-    assert choice.anchors == MOST_ANCHORS
+    choice = choose_method(source, target, candidates=CANDIDATES[:5], usual=CANDIDATES[0])
+    assert choice.anchors == MOST_SELECTION_ANCHORS
     assert methods.fit(
         choice.method, fit_space(source), fit_space(target), choice.options
     ).dims == (6, 6)
 
 
-def test_every_usual_one_is_a_candidate_that_nothing_of_the_pair_has_formed():
-    for usual in USUAL.values():
+def test_every_default_is_a_candidate_that_does_not_depend_on_the_pair():
+    for usual in DEFAULT_CANDIDATE.values():
         assert usual in CANDIDATES
         assert methods.METHODS[usual.method].independent
 
@@ -170,8 +195,8 @@ def test_every_usual_one_is_a_candidate_that_nothing_of_the_pair_has_formed():
     ("encoded", "decoded", "ridge"),
     [(0.0, 1.0, 1.0), (0.25, 1.0, 1.0), (0.5, 0.75, 1.0), (1.0, 0.25, None)],
 )
-def test_the_decoder_undoes_and_regularises_what_the_encoding_has_not(encoded, decoded, ridge):
-    options = decoding(encoded)
+def test_the_decoder_completes_the_power_and_ridge_of_the_encoding(encoded, decoded, ridge):
+    options = decoder_options(encoded)
     assert (options["decode_power"], decode_power(encoded), options.get("ridge")) == (
         decoded,
         decoded,
@@ -180,4 +205,4 @@ def test_the_decoder_undoes_and_regularises_what_the_encoding_has_not(encoded, d
 
 
 def test_auto_decodes_whitened_relative_vectors_as_the_usual_method_translates_vectors():
-    assert decode_power(1.0) == USUAL["retrieval"].options["decode_power"]
+    assert decode_power(1.0) == DEFAULT_CANDIDATE["retrieval"].options["decode_power"]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from app.maths.geometry import space
 from app.maths.geometry.space import fit_space
-from app.maths.quality import metrics
 from app.maths.quality.metrics import cka
 from app.maths.quality.similarity import FEWEST_FOR_CKA, relative_similarity
 from research.definitions import relative
@@ -60,7 +60,7 @@ def test_of_anchors_each_ones_similarity_to_itself_is_left_out_of_its_cosine(see
 
 
 def test_unrelated_spaces_have_cosines_near_zero_also_over_their_own_anchors():
-    """With each anchor's similarity to itself they would have a tenth or more: it is 1 in any space."""
+    """With each anchor's similarity to itself, 1 in any space, they would have a tenth or more."""
     a, b = normal(0, 300, 40), normal(1, 300, 50)
     found = relative_similarity(fit_space(a), fit_space(b), a, b, of_anchors=True)
     naively = relative_similarity(fit_space(a), fit_space(b), a, b)
@@ -71,7 +71,9 @@ def test_unrelated_spaces_have_cosines_near_zero_also_over_their_own_anchors():
 
 
 @given(seed=seeds, log_scale=st.floats(-3, 3), of_anchors=st.booleans())
-def test_spaces_that_differ_by_rotation_scale_and_shift_are_one(seed, log_scale, of_anchors):
+def test_spaces_that_differ_by_rotation_scale_and_shift_have_similarity_1(
+    seed, log_scale, of_anchors
+):
     a, x = normal(seed, 25, 5), normal(seed + 1, 12, 5)
     rotation, _ = torch.linalg.qr(normal(seed + 2, 5, 5))
     x = a if of_anchors else x
@@ -87,7 +89,7 @@ def test_spaces_that_differ_by_rotation_scale_and_shift_are_one(seed, log_scale,
     assert found.cka == pytest.approx(1.0, abs=1e-6)
 
 
-def test_the_more_noise_the_less_alike():
+def test_similarity_falls_with_noise():
     a = normal(3, 200, 20)
     numbers = []
     for noise in (0.1, 0.5, 2.0):
@@ -97,7 +99,7 @@ def test_the_more_noise_the_less_alike():
     assert numbers == sorted(numbers, reverse=True)
 
 
-def test_a_vector_at_its_anchors_mean_is_like_nothing():
+def test_a_vector_at_its_anchors_mean_has_similarity_0():
     a, b = normal(5, 10, 4), normal(6, 10, 3)
     x, y = normal(7, 6, 4), normal(8, 6, 3)
     source, target = fit_space(a), fit_space(b)
@@ -117,9 +119,9 @@ def test_the_smallest_sets_have_numbers_and_from_four_items_on_a_cka(n):
     assert (found.cka is None) == (n < FEWEST_FOR_CKA)
 
 
-def test_it_does_not_depend_on_the_chunk(monkeypatch):
+def test_similarity_does_not_depend_on_the_chunk(monkeypatch):
     a, b = normal(11, 40, 6), normal(12, 40, 7)
     expected = relative_similarity(fit_space(a), fit_space(b), a, b)
-    monkeypatch.setattr(metrics, "CHUNK", 7)
+    monkeypatch.setattr(space, "COSINE_ROWS", 7)
     found = relative_similarity(fit_space(a), fit_space(b), a, b)
     assert torch.equal(found.jaccard, expected.jaccard)

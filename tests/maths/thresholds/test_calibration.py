@@ -1,4 +1,4 @@
-"""Old scores and new ones: the map between them never falls, its intervals hold, and it says where it knows nothing."""
+"""Calibration: the map never falls, its intervals cover, and missing data is reported."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths.geometry.space import fit_space
-from app.maths.quality.crossfit import FEWEST, FOLDS
+from app.maths.quality.crossfit import FEWEST_DISTINCT, HELD_OUT_FOLDS
 from app.maths.quality.metrics import unit
 from app.maths.thresholds import calibration as c
-from app.maths.thresholds import decisions, score_pairs
-from app.maths.thresholds.calibration import Calibration, calibrate, covered, expect
-from app.maths.thresholds.score_pairs import Given, Items, translate_held_out
+from app.maths.thresholds import decisions, monotone_map, score_pairs
+from app.maths.thresholds.calibration import Calibration, calibrate, covered_range, expected_score
+from app.maths.thresholds.score_pairs import CalibrationItems, GivenSide, translate_held_out
 from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import Translator, apply
 from app.types import Scores
@@ -32,7 +32,7 @@ NATIVE, TRANSLATED, BOTH = (
 
 
 def clustered(seed: int, items: int, dim: int) -> Tensor:
-    """Items around twelve centres of their own lengths, not centred: cosines from -.5 to .95, most of them low."""
+    """Items around twelve uncentred clusters: cosines from -.5 to .95, most of them low."""
     centre = torch.randint(12, (items,), generator=torch.Generator().manual_seed(seed))
     spread = 0.2 + 0.8 * torch.rand(
         items, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1)
@@ -41,12 +41,14 @@ def clustered(seed: int, items: int, dim: int) -> Tensor:
 
 
 def noisy_pair(seed: int, items: int) -> tuple[Tensor, Tensor]:
-    """The same items by two encoders, 16-d and 12-d: the second is a linear map of the first, with noise."""
+    """The same items by two encoders, 16-d and 12-d; the second is a noisy map of the first."""
     source = clustered(seed, items, 16)
     return source, source @ normal(8, 16, 12) + 2.0 * normal(seed + 3, items, 12)
 
 
-def items_of(source: Tensor, target: Tensor, method: str = "ridge", **options: bool) -> Items:
+def items_of(
+    source: Tensor, target: Tensor, method: str = "ridge", **options: bool
+) -> CalibrationItems:
     items = translate_held_out(
         method, source, target, resolve(method, options, anchors=len(source))
     )
@@ -61,13 +63,13 @@ def ridge(source: Tensor, target: Tensor) -> Translator:
 
 
 @cache
-def noisy(scores: Scores, given: Given = "source", seed: int = 0) -> Calibration:
+def noisy(scores: Scores, given: GivenSide = "source", seed: int = 0) -> Calibration:
     return calibrate(items_of(*noisy_pair(seed, 150)), scores, given=given)
 
 
 def inside(calibration: Calibration, points: int = 25) -> list[float]:
     """Given scores that the calibration covers."""
-    ends = covered(calibration)
+    ends = covered_range(calibration)
     return torch.linspace(*ends, points, dtype=torch.float64)[1:-1].tolist()
 
 
@@ -82,11 +84,11 @@ def pair_scores(queries: Tensor, index: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_where_the_target_is_the_source_turned_every_score_stays_what_it_is_and_is_certain(seed):
+def test_a_rotated_source_keeps_every_score_with_certainty(seed):
     source = clustered(seed, 120, 10)
     calibration = calibrate(items_of(source, source @ rotation(seed, 10)), NATIVE)
     for score in inside(calibration):
-        found = expect(calibration, score, level=0.9)
+        found = expected_score(calibration, score, level=0.9)
         assert found.answer == pytest.approx(score, abs=1e-5)
         assert found.interval == pytest.approx((score, score), abs=1e-5)
         assert found.map_interval == pytest.approx((score, score), abs=1e-5)
@@ -94,7 +96,7 @@ def test_where_the_target_is_the_source_turned_every_score_stays_what_it_is_and_
         assert not found.extrapolated
 
 
-def test_where_translation_is_exact_translated_scores_stay_what_they_are_too():
+def test_exact_translations_keep_every_score():
     source = clustered(0, 120, 10)
     items = items_of(
         source, source @ rotation(0, 10), "procrustes", renormalise=False, keep_norms=True
@@ -102,14 +104,18 @@ def test_where_translation_is_exact_translated_scores_stay_what_they_are_too():
     for scores in Scores:
         calibration = calibrate(items, scores)
         for score in inside(calibration):
-            assert expect(calibration, score, level=0.9).answer == pytest.approx(score, abs=1e-3)
+            assert expected_score(calibration, score, level=0.9).answer == pytest.approx(
+                score, abs=1e-3
+            )
 
 
 @pytest.mark.parametrize("given", ["source", "target"])
 @pytest.mark.parametrize("scores", Scores)
 def test_the_map_never_falls(scores, given):
     calibration = noisy(scores, given)
-    answers = [expect(calibration, score, level=0.9).answer for score in inside(calibration, 200)]
+    answers = [
+        expected_score(calibration, score, level=0.9).answer for score in inside(calibration, 200)
+    ]
     known = [answer for answer in answers if answer is not None]
     assert len(known) > 150
     assert all(low <= high + 1e-12 for low, high in pairwise(known))
@@ -120,7 +126,7 @@ def test_the_map_never_falls(scores, given):
 
 
 @given(st.lists(st.tuples(st.floats(-1, 1, width=32), st.integers(1, 9)), min_size=1, max_size=12))
-def test_its_values_are_the_least_squares_ones(points):
+def test_the_map_has_the_least_squares_values(points):
     """Against the max-min formula of isotonic regression, which is not how it is computed."""
     answer = torch.tensor([value for value, _ in points], dtype=torch.float64)
     weight = torch.tensor([float(count) for _, count in points], dtype=torch.float64)
@@ -133,7 +139,7 @@ def test_its_values_are_the_least_squares_ones(points):
     expected = [
         max(min(mean(low, high) for high in range(i, n)) for low in range(i + 1)) for i in range(n)
     ]
-    fitted = c._isotonic(place, answer, weight)
+    fitted = monotone_map.fit_isotonic(place, answer, weight)
     assert bool((fitted.answer.diff() > 0).all())
     assert {round(value, 9) for value in fitted.answer.tolist()} == {
         round(value, 9) for value in expected
@@ -153,7 +159,7 @@ def test_its_values_are_the_least_squares_ones(points):
 def test_any_anchors_give_intervals_within_the_cosines_or_none_at_all(
     count, dim, seed, scores, score
 ):
-    found = expect(
+    found = expected_score(
         calibrate(items_of(normal(seed, count, dim), normal(seed + 1, count, dim)), scores),
         score,
         level=0.9,
@@ -172,12 +178,12 @@ def test_any_anchors_give_intervals_within_the_cosines_or_none_at_all(
 
 
 @pytest.mark.parametrize("scores", Scores)
-def test_turning_either_space_changes_nothing(scores):
+def test_rotating_either_space_changes_no_score(scores):
     source, target = noisy_pair(0, 60)
     straight = calibrate(items_of(source, target), scores)
     turned = calibrate(items_of(source @ rotation(1, 16), target @ rotation(2, 12)), scores)
     for score in inside(straight, 12):
-        a, b = expect(straight, score, level=0.9), expect(turned, score, level=0.9)
+        a, b = expected_score(straight, score, level=0.9), expected_score(turned, score, level=0.9)
         assert b.answer == pytest.approx(a.answer, abs=2e-3)
         assert b.interval == pytest.approx(a.interval, abs=0.02)
         assert b.by_rate == pytest.approx(a.by_rate, abs=2e-3)
@@ -201,7 +207,7 @@ def test_the_mapped_score_is_the_mean_new_score_of_other_items():
             assert int(near.sum()) > 100
             off.append(
                 abs(
-                    (expect(noisy(scores), score, level=0.9).answer or math.nan)
+                    (expected_score(noisy(scores), score, level=0.9).answer or math.nan)
                     - float(new[near].mean())
                 )
             )
@@ -212,10 +218,12 @@ def test_the_mapped_score_is_the_mean_new_score_of_other_items():
 # --- intervals ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", [0.5, 0.9])
+@pytest.mark.parametrize("level", [pytest.param(0.5, marks=pytest.mark.long), 0.9])
 @pytest.mark.parametrize("scores", [NATIVE, TRANSLATED])
 def test_the_interval_covers_the_new_scores_of_other_items(scores, level):
-    """Over several draws of the anchors, as the coverage of one draw varies; near pairs alone too."""
+    """Over several draws of the anchors, because the coverage of one draw varies; also for near
+    pairs alone.
+    """
     others, natives = noisy_pair(500, 400)
     old = pair_scores(others, others)
     shares, near_shares = [], []
@@ -227,7 +235,7 @@ def test_the_interval_covers_the_new_scores_of_other_items(scores, level):
             natives if scores == NATIVE else apply(translator, others).vectors, natives
         )
         knots = inside(calibration, 60)
-        found = [expect(calibration, score, level=level).interval for score in knots]
+        found = [expected_score(calibration, score, level=level).interval for score in knots]
         assert all(interval is not None for interval in found)
         place = torch.bucketize(
             old,
@@ -249,9 +257,9 @@ def test_the_interval_of_the_map_covers_what_other_anchors_say():
     for seed in range(100, 160, 10):
         other = noisy(NATIVE, "source", seed)
         for score in (0.0, 0.2, 0.4, 0.6):
-            low, high = expect(own, score, level=0.9).map_interval or (math.nan, math.nan)
-            middle = expect(own, score, level=0.9).answer or math.nan
-            found = expect(other, score, level=0.9).answer or math.nan
+            low, high = expected_score(own, score, level=0.9).map_interval or (math.nan, math.nan)
+            middle = expected_score(own, score, level=0.9).answer or math.nan
+            found = expected_score(other, score, level=0.9).answer or math.nan
             # The difference of two maps varies by sqrt(2) times as much as one of them.
             hits.append(
                 middle + (low - middle) * 2**0.5 <= found <= middle + (high - middle) * 2**0.5
@@ -264,9 +272,9 @@ def test_a_conformal_bound_is_a_rank_and_infinite_for_too_few(residuals, level):
     ordered = torch.tensor(sorted(residuals), dtype=torch.float64)
     n = len(residuals)
     rank = math.ceil((n + 1) * (1 + level) / 2 - 1e-9)
-    assert c._upper(ordered, n, level) == (math.inf if rank > n else ordered[rank - 1])
-    low, high = c._conformal(ordered, n, level)
-    mirrored = c._conformal((-ordered).flip(0), n, level)
+    assert c._upper_residual(ordered, n, level) == (math.inf if rank > n else ordered[rank - 1])
+    low, high = c._conformal_interval(ordered, n, level)
+    mirrored = c._conformal_interval((-ordered).flip(0), n, level)
     assert (low, high) == (-mirrored[1], -mirrored[0])
 
 
@@ -274,7 +282,9 @@ def test_a_conformal_bound_is_a_rank_and_infinite_for_too_few(residuals, level):
 
 
 def test_of_shuffled_anchors_the_map_is_flat_the_interval_wide_and_the_decisions_are_chance():
-    """But for scores between two translated vectors: wrong as they are, they are still made from the old ones."""
+    """Except for scores between two translated vectors, which are made from the old ones even if
+    wrong.
+    """
     source, target = noisy_pair(0, 150)
     shuffled = target[torch.randperm(150, generator=torch.Generator().manual_seed(1))]
     for scores in (NATIVE, TRANSLATED):
@@ -283,21 +293,21 @@ def test_of_shuffled_anchors_the_map_is_flat_the_interval_wide_and_the_decisions
         spread = float(all_new.quantile(0.95) - all_new.quantile(0.05))
         answers = []
         for score in (-0.2, 0.0, 0.3, 0.5):
-            found = expect(calibration, score, level=0.9)
+            found = expected_score(calibration, score, level=0.9)
             answers.append(found.answer)
             assert found.interval[1] - found.interval[0] > 0.6 * spread
         assert max(answers) - min(answers) < 0.15 * spread + 0.03
-        found = decisions.agreement(calibration, 0.5)
-        share = expect(calibration, 0.5, level=0.9).share
+        found = decisions.threshold_agreement(calibration, 0.5)
+        share = expected_score(calibration, 0.5, level=0.9).share
         # Who accepts every pair has F1 = 2 s / (1 + s); who knows nothing has no more.
         assert found.best.f1 < 2 * share / (1 + share) + 0.05
         assert found.by_rate.f1 < 2 * share / (1 + share) + 0.05
 
 
-def test_a_fit_that_has_seen_one_of_two_items_would_claim_what_nobody_can_know():
-    """Unrelated spaces of more dimensions than anchors: pairs across folds look related, pairs within folds do not."""
+def test_a_fit_that_saw_one_of_two_items_overstates_their_score():
+    """Unrelated spaces with k < d: pairs across folds look related, pairs within folds do not."""
     items = items_of(normal(0, 60, 80), normal(1, 60, 80))
-    rows = score_pairs.sample(items, TRANSLATED, "source", 0)
+    rows = score_pairs.sample_pairs(items, TRANSLATED, "source", 0)
     assert abs(float(torch.corrcoef(torch.stack([rows.given, rows.answer]))[0, 1])) < 0.1
     old = items.source @ items.source.T
     new = items.translated[0] @ items.target.T
@@ -306,26 +316,30 @@ def test_a_fit_that_has_seen_one_of_two_items_would_claim_what_nobody_can_know()
 
 
 @pytest.mark.parametrize("scores", Scores)
-def test_the_threshold_by_rate_lets_the_same_share_through_and_leads_back(scores):
+def test_the_rate_matched_threshold_accepts_the_same_share_and_inverts(scores):
     there, back = noisy(scores), noisy(scores, "target")
     weight = there.rows.weight
     for score in (0.0, 0.3, 0.5, 0.7):
-        found = expect(there, score, level=0.9)
+        found = expected_score(there, score, level=0.9)
         assert float(
             weight[there.rows.answer >= found.by_rate].sum() / weight.sum()
         ) == pytest.approx(found.share, abs=2e-3)
-        assert expect(back, found.by_rate, level=0.9).by_rate == pytest.approx(score, abs=0.02)
+        assert expected_score(back, found.by_rate, level=0.9).by_rate == pytest.approx(
+            score, abs=0.02
+        )
 
 
-def test_decisions_are_counted_on_pairs_whose_items_had_no_part_in_the_threshold():
-    """Naively: for each fold of each round, the best threshold of the other folds, tried out on this one."""
+def test_decisions_count_pairs_whose_items_did_not_choose_the_threshold():
+    """Naively: for each fold of each round, the best threshold of the other folds, measured on this
+    one.
+    """
     calibration = noisy(NATIVE)
     rows, score = calibration.rows, 0.5
     reached = rows.given >= score
     accepted = torch.zeros_like(reached)
     for group in range(int(rows.group.max()) + 1):
         own = rows.group == group
-        others = (rows.group // FOLDS == group // FOLDS) & ~own
+        others = (rows.group // HELD_OUT_FOLDS == group // HELD_OUT_FOLDS) & ~own
         order = rows.answer[others].sort().values
         candidates = torch.cat([order[:1] - 1, (order[1:] + order[:-1]) / 2])
         candidates = candidates[:: max(1, len(candidates) // 400)]
@@ -336,7 +350,7 @@ def test_decisions_are_counted_on_pairs_whose_items_had_no_part_in_the_threshold
         f1 = 2 * both / (taken + rows.weight[others & reached].sum())
         accepted[own] = rows.answer[own] >= candidates[int(f1.argmax())]
     both = float(rows.weight[accepted & reached].sum())
-    found = decisions.agreement(calibration, score)
+    found = decisions.threshold_agreement(calibration, score)
     assert found.best.precision == pytest.approx(
         both / float(rows.weight[accepted].sum()), abs=0.02
     )
@@ -358,7 +372,7 @@ def test_the_best_threshold_is_no_worse_than_any_other(pairs):
     reached = torch.tensor([flag for _, flag, _ in pairs])
     weight = torch.tensor([float(count) for _, _, count in pairs], dtype=torch.float64)
     nothing = torch.zeros(len(pairs), dtype=torch.int64)
-    rows = score_pairs.Rows(answer, answer, weight, nothing, nothing, nothing, reached)
+    rows = score_pairs.ScorePairs(answer, answer, weight, nothing, nothing, nothing, reached)
 
     def f1(threshold: float) -> float:
         accepted = answer >= threshold
@@ -367,48 +381,49 @@ def test_the_best_threshold_is_no_worse_than_any_other(pairs):
         )
 
     if bool(reached.any()):
-        found = decisions.best(rows, reached, answer.argsort(stable=True))
+        found = decisions.best_threshold(rows, reached, answer.argsort(stable=True))
         assert f1(found) == pytest.approx(max(f1(value / 8) for value in range(-8, 9)))
 
 
 def test_no_accepted_pair_leaves_the_precision_open():
     rows = noisy(NATIVE).rows
     nothing = torch.zeros_like(rows.fresh)
-    found = decisions._compare(0.99, nothing, rows.given >= 0.5, rows.weight)
+    found = decisions._decide(0.99, nothing, rows.given >= 0.5, rows.weight)
     assert (found.precision, found.recall, found.f1) == (None, 0.0, 0.0)
 
 
-# --- what the anchors cannot say ------------------------------------------------------------------
+# --- missing data ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("score", [-1.0, -0.99, 0.999, 1.0])
-def test_beyond_the_anchors_scores_nothing_is_claimed(score):
+def test_beyond_the_anchors_scores_there_is_no_expectation(score):
     for scores in Scores:
-        found = expect(noisy(scores), score, level=0.9)
+        found = expected_score(noisy(scores), score, level=0.9)
         assert (found.answer, found.interval, found.map_interval, found.by_rate) == (None,) * 4
         assert found.extrapolated
-        assert decisions.agreement(noisy(scores), score) is None
+        assert decisions.threshold_agreement(noisy(scores), score) is None
 
 
-def test_what_is_covered_is_what_is_answered():
+def test_the_covered_range_is_that_of_the_expectations():
     calibration = noisy(TRANSLATED)
-    ends = covered(calibration)
+    ends = covered_range(calibration)
     lower = float(calibration.rows.given[calibration.rows.given < ends[0]].max())
     for score, known in ((ends[0], True), (ends[1], True), (lower, False), (ends[1] + 1e-9, False)):
-        assert (expect(calibration, score, level=0.9).by_rate is not None) == known
-        assert (decisions.agreement(calibration, score) is not None) == known
+        assert (expected_score(calibration, score, level=0.9).by_rate is not None) == known
+        assert (decisions.threshold_agreement(calibration, score) is not None) == known
 
 
 def test_pairs_above_are_pairs_of_anchors():
     source, _ = noisy_pair(0, 150)
     old = pair_scores(source, source)[: 150 * 149 // 2]
     for score in (0.5, 0.7, 0.8, 0.99):
-        found = expect(noisy(NATIVE), score, level=0.9)
+        found = expected_score(noisy(NATIVE), score, level=0.9)
         above = int((old >= score).sum())
-        # Eight rounds put 83 of 100 pairs into one fold at least once; then strata keep their quota.
+        # Eight rounds put 83 of 100 pairs into one fold at least once; then strata keep their
+        # quota.
         assert found.pairs_above <= above
         assert found.pairs_above == 0 or found.pairs_above > 0.5 * above
-        assert found.extrapolated == (found.pairs_above < c.FEW)
+        assert found.extrapolated == (found.pairs_above < score_pairs.FEWEST_SCORE_PAIRS)
 
 
 def test_in_a_gap_of_the_scores_the_rate_is_known_and_the_map_is_not():
@@ -416,57 +431,57 @@ def test_in_a_gap_of_the_scores_the_rate_is_known_and_the_map_is_not():
     sign = torch.where(torch.arange(60) % 2 == 0, 1.0, -1.0).double()[:, None]
     source = sign * (normal(0, 1, 8) * 5 + 0.3 * normal(1, 60, 8))
     calibration = calibrate(items_of(source, source @ rotation(2, 8)), NATIVE)
-    found = expect(calibration, 0.0, level=0.9)
+    found = expected_score(calibration, 0.0, level=0.9)
     assert found.extrapolated
     assert found.answer is None
     assert found.by_rate is not None
-    agreed = decisions.agreement(calibration, 0.0)
+    agreed = decisions.threshold_agreement(calibration, 0.0)
     assert agreed.mapped is None
     assert (agreed.by_rate.f1, agreed.best.f1, agreed.unchanged.f1) == (1.0, 1.0, 1.0)
 
 
-def test_anchors_that_are_all_equally_far_apart_say_nothing_and_break_nothing():
+def test_equidistant_anchors_have_no_map_and_raise_no_error():
     for scores in Scores:
         calibration = calibrate(items_of(torch.eye(20).double(), normal(0, 20, 6)), scores)
-        assert covered(calibration) is None
+        assert covered_range(calibration) is None
         for score in (-0.5, 0.0, 0.5):
-            assert expect(calibration, score, level=0.9).extrapolated
+            assert expected_score(calibration, score, level=0.9).extrapolated
 
 
 def test_a_zero_vector_is_an_item_like_others():
     source, target = noisy_pair(0, 40)
     source[3], target[5] = 0, 0
-    found = expect(calibrate(items_of(source, target), TRANSLATED), 0.3, level=0.9)
+    found = expected_score(calibrate(items_of(source, target), TRANSLATED), 0.3, level=0.9)
     assert math.isfinite(found.answer)
 
 
 def test_too_few_distinct_anchors_have_no_calibration_and_ten_have_one():
-    source, target = normal(0, FEWEST, 4), normal(1, FEWEST, 3)
-    options = resolve("ridge", {}, anchors=FEWEST)
+    source, target = normal(0, FEWEST_DISTINCT, 4), normal(1, FEWEST_DISTINCT, 3)
+    options = resolve("ridge", {}, anchors=FEWEST_DISTINCT)
     assert (
         translate_held_out("ridge", source[:-1].repeat(3, 1), target[:-1].repeat(3, 1), options)
         is None
     )
-    assert expect(calibrate(items_of(source, target), TRANSLATED), 0.0, level=0.9).share > 0
+    assert expected_score(calibrate(items_of(source, target), TRANSLATED), 0.0, level=0.9).share > 0
 
 
 # --- pairs ----------------------------------------------------------------------------------------
 
 
-def test_pairs_lie_within_folds_and_near_ones_are_not_drowned():
+def test_pairs_lie_within_folds_and_near_ones_are_oversampled():
     source, target = noisy_pair(0, 300)
     items = items_of(source, target)
-    rows = score_pairs.sample(items, TRANSLATED, "source", 0)
-    turn, fold = rows.group // FOLDS, rows.group % FOLDS
+    rows = score_pairs.sample_pairs(items, TRANSLATED, "source", 0)
+    turn, fold = rows.group // HELD_OUT_FOLDS, rows.group % HELD_OUT_FOLDS
     for side in (rows.first, rows.second):
         assert torch.equal(items.fold_of[turn, side], fold)
     assert bool((rows.first != rows.second).all())
     every = score_pairs._all_pairs(items, TRANSLATED, "source")
     assert float(rows.weight.sum()) == pytest.approx(len(every.given))
-    counts = torch.bincount(score_pairs.strata(every.given), minlength=score_pairs.STRATA)
-    assert int(counts.max()) > score_pairs.QUOTA
-    kept = torch.bincount(score_pairs.strata(rows.given), minlength=score_pairs.STRATA)
-    assert torch.equal(kept, counts.clamp(max=score_pairs.QUOTA))
+    counts = torch.bincount(score_pairs.stratum_of(every.given), minlength=score_pairs.STRATA)
+    assert int(counts.max()) > score_pairs.ROWS_PER_STRATUM
+    kept = torch.bincount(score_pairs.stratum_of(rows.given), minlength=score_pairs.STRATA)
+    assert torch.equal(kept, counts.clamp(max=score_pairs.ROWS_PER_STRATUM))
     top = every.given > every.given.quantile(0.999)
     assert int(top.sum()) == int((rows.given > every.given.quantile(0.999)).sum())
 
@@ -475,24 +490,24 @@ def test_copies_of_anchors_make_no_pairs():
     source, target = noisy_pair(0, 40)
     items = items_of(source.repeat(3, 1), target.repeat(3, 1))
     assert len(items.source) == 40
-    assert float(score_pairs.sample(items, NATIVE, "source", 0).given.max()) < 0.9999
+    assert float(score_pairs.sample_pairs(items, NATIVE, "source", 0).given.max()) < 0.9999
 
 
 def test_of_very_many_anchors_a_bounded_number_is_held_out():
-    many = score_pairs.MOST_ITEMS + 300
+    many = score_pairs.MOST_CALIBRATION_ANCHORS + 300
     source = normal(0, many, 6)
     items = items_of(source, source @ normal(1, 6, 4))
-    assert len(items.source) == score_pairs.MOST_ITEMS
+    assert len(items.source) == score_pairs.MOST_CALIBRATION_ANCHORS
     assert len(items.translated) == 1
     rows = calibrate(items, NATIVE).rows
-    assert len(rows.given) <= score_pairs.STRATA * score_pairs.QUOTA
+    assert len(rows.given) <= score_pairs.STRATA * score_pairs.ROWS_PER_STRATUM
 
 
 def test_equal_seeds_give_equal_calibrations():
     items = items_of(*noisy_pair(0, 40))
     first, second, other = (calibrate(items, TRANSLATED, seed=seed) for seed in (3, 3, 4))
     assert torch.equal(first.resampled, second.resampled)
-    assert expect(first, 0.3, level=0.9) == expect(second, 0.3, level=0.9)
+    assert expected_score(first, 0.3, level=0.9) == expected_score(second, 0.3, level=0.9)
     assert not torch.equal(first.resampled, other.resampled)
 
 

@@ -1,4 +1,4 @@
-"""The fast ways of serving say what the plain formula says, of whatever rows, and beside whatever neighbours."""
+"""The fast paths of serving agree with the plain formula, for any rows and neighbouring rows."""
 
 from __future__ import annotations
 
@@ -14,22 +14,16 @@ from torch import Tensor
 from app.errors import AnchorageError, NonFinite, OutOfRange
 from app.maths.geometry.space import Space, fit_space
 from app.maths.translators import graded, translator
+from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.methods import METHODS, fit, resolve
 from app.maths.translators.relative import relate_into
-from app.maths.translators.translator import (
-    STEP,
-    Translated,
-    Translator,
-    apply,
-    apply_into,
-    no_flags,
-)
+from app.maths.translators.translator import ROWS_PER_STEP, Translator, apply, apply_into, no_flags
 from research.definitions import relative
 from tests.maths.clouds import normal
 
-#: what float32 may add, as part of the target's scale
+#: the tolerated error of float32, relative to the target's scale
 CLOSE = 1e-5
-COUNTS = (1, 2, STEP - 1, STEP, STEP + 1, 3 * STEP)
+COUNTS = (1, 2, ROWS_PER_STEP - 1, ROWS_PER_STEP, ROWS_PER_STEP + 1, 3 * ROWS_PER_STEP)
 DTYPES = (torch.float16, torch.float32, torch.float64)
 
 
@@ -63,10 +57,10 @@ def naive(translator: Translator, vectors: Tensor) -> Tensor:
     return decoder.scale * product + decoder.mean.double()
 
 
-def carefully(served: Translator, vectors: Tensor) -> Translated:
+def carefully(served: Translator, vectors: Tensor) -> TranslatedRows:
     """Every row alone, by the way that is right for all of them."""
     found = [translator._careful_step(served, row[None]) for row in vectors]
-    return Translated(
+    return TranslatedRows(
         *(
             torch.cat([getattr(each, part) for each in found])
             for part in ("vectors", "at_mean", "outside")
@@ -75,7 +69,9 @@ def carefully(served: Translator, vectors: Tensor) -> Translated:
 
 
 def furthest(found: Tensor, expected: Tensor, translator: Translator) -> float:
-    """The largest difference of two rows, as part of the target's scale or of the row's own distance from its mean."""
+    """The largest difference of two rows, relative to the target's scale or the row's distance from
+    its mean.
+    """
     reach = (
         (expected.double() - translator.decoder.mean.double())
         .norm(dim=1)
@@ -94,7 +90,7 @@ def furthest(found: Tensor, expected: Tensor, translator: Translator) -> float:
     renormalise=st.booleans(),
     keep_norms=st.booleans(),
 )
-def test_a_translation_is_what_the_formula_says(
+def test_a_translation_equals_the_formula(
     seed, dims, count, dtype, name, offset, renormalise, keep_norms
 ):
     served, source = made(
@@ -111,7 +107,7 @@ def test_a_translation_is_what_the_formula_says(
     )
     well = kept > 0.05
     if bool(well.any()):
-        part = Translated(found.vectors[well], found.at_mean[well], found.outside[well])
+        part = TranslatedRows(found.vectors[well], found.at_mean[well], found.outside[well])
         assert furthest(part.vectors, naive(served, vectors[well]), served) < CLOSE
         assert not bool(part.at_mean.any() | part.outside.any())
     exact = carefully(served, vectors[:20])
@@ -122,7 +118,8 @@ def test_a_translation_is_what_the_formula_says(
 def delicate(
     space: Space, anchors: Tensor, count: int, seed: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Ordinary rows, and among them rows at the mean, next to it, far away, tiny, huge, and outside what the anchors span.
+    """Ordinary rows, and rows at the mean, near it, far away, tiny, huge, and outside the anchors'
+    span.
 
     And which rows to look at: those, and some of the others.
     """
@@ -168,7 +165,7 @@ def test_rows_of_every_kind_are_each_translated_and_flagged_as_if_they_were_alon
     served = fit(name, source, target, options)
     vectors, places = delicate(source, span, count, seed + 3, dtype)
     found = apply(served, vectors)
-    found = Translated(found.vectors[places], found.at_mean[places], found.outside[places])
+    found = TranslatedRows(found.vectors[places], found.at_mean[places], found.outside[places])
     vectors = vectors[places]
     expected = carefully(served, vectors)
     assert found.at_mean.tolist() == expected.at_mean.tolist()
@@ -196,7 +193,7 @@ def test_a_translation_does_not_depend_on_its_neighbours(seed, neighbour, count)
 
 @pytest.mark.parametrize("shrink", [1e-10, 1e-20, 1e-22, 1e-30])
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_matrix_however_small_leaves_directions_whole(shrink, count):
+def test_matrices_of_any_scale_keep_directions(shrink, count):
     """As of a large ridge over tiny vectors: squares of such lengths are no float32 numbers."""
     served, source = made(3, (16, 12))
     small = replace(
@@ -227,18 +224,22 @@ def test_spaces_of_every_size_translate_alike(size, count, name):
     )
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @given(
-    rows=st.sets(st.integers(0, 3 * STEP - 1), min_size=1, max_size=25),
+    rows=st.sets(st.integers(0, 3 * ROWS_PER_STEP - 1), min_size=1, max_size=25),
     bad=st.sampled_from([float("nan"), float("inf"), float("-inf"), 1e31]),
     dtype=st.sampled_from(DTYPES),
 )
-@example(rows={0, STEP - 1, STEP, 3 * STEP - 1}, bad=float("nan"), dtype=torch.float32)
+@example(
+    rows={0, ROWS_PER_STEP - 1, ROWS_PER_STEP, 3 * ROWS_PER_STEP - 1},
+    bad=float("nan"),
+    dtype=torch.float32,
+)
 def test_every_row_that_is_wrong_is_named(rows, bad, dtype):
     served, _ = made(1, (4, 3))
-    vectors = normal(2, 3 * STEP, 4).to(dtype)
+    vectors = normal(2, 3 * ROWS_PER_STEP, 4).to(dtype)
     vectors[sorted(rows), 2] = bad
     wrong = OutOfRange if bad == 1e31 and dtype is not torch.float16 else NonFinite
     with pytest.raises(wrong) as caught:
@@ -247,7 +248,7 @@ def test_every_row_that_is_wrong_is_named(rows, bad, dtype):
     assert caught.value.rows == sorted(rows)[:20]
 
 
-@pytest.mark.parametrize("count", [1, 5, STEP + 1])
+@pytest.mark.parametrize("count", [1, 5, ROWS_PER_STEP + 1])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e31])
 def test_one_wrong_row_is_refused_however_many_there_are(count, bad):
     served, _ = made(1, (4, 3))
@@ -276,10 +277,10 @@ def test_nothing_is_translated_to_a_number_that_is_none():
                         assert bool(apply(odd, vectors).vectors.isfinite().all())
 
 
-# --- what it is given and gives -------------------------------------------------------------------
+# --- inputs and outputs ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 3, STEP + 1])
+@pytest.mark.parametrize("count", [1, 3, ROWS_PER_STEP + 1])
 def test_it_reads_strided_rows_and_writes_into_a_part_of_a_larger_matrix(count):
     served, _ = made(1, (6, 4))
     wide = normal(2, 9, 2 * count).float()
@@ -293,15 +294,15 @@ def test_it_reads_strided_rows_and_writes_into_a_part_of_a_larger_matrix(count):
     assert torch.equal(wide, before)
 
 
-def test_flags_are_shared_only_where_nobody_is_flagged():
+def test_flags_are_shared_only_where_no_row_is_flagged():
     served, source = made(1, (6, 4))
     plain = apply(served, normal(2, 5, 6) + 1)
     assert plain.at_mean is no_flags(5)[0]
     flagged = apply(served, torch.cat([source.mean[None], normal(2, 4, 6)]))
     assert flagged.at_mean.tolist() == [True] + [False] * 4
     assert no_flags(5)[0].tolist() == no_flags(5)[1].tolist() == [False] * 5
-    late = apply(served, torch.cat([normal(2, STEP + 3, 6), source.mean[None]]))
-    assert late.at_mean.nonzero().flatten().tolist() == [STEP + 3]
+    late = apply(served, torch.cat([normal(2, ROWS_PER_STEP + 3, 6), source.mean[None]]))
+    assert late.at_mean.nonzero().flatten().tolist() == [ROWS_PER_STEP + 3]
 
 
 # --- bfloat16 -------------------------------------------------------------------------------------
@@ -331,7 +332,7 @@ def test_in_bfloat16_a_translation_lies_within_two_percent_of_its_distance(
     assert found.outside.tolist() == exact.outside.tolist()
 
 
-def test_in_bfloat16_what_is_delicate_is_done_in_float32():
+def test_in_bfloat16_uncertain_rows_are_computed_in_float32():
     span = torch.linalg.qr(normal(1, 12, 12))[0][:5]
     source, target = fit_space(normal(2, 30, 5) @ span + 1), fit_space(normal(3, 30, 7))
     served = fit("procrustes", source, target, resolve("procrustes", {}, anchors=30))

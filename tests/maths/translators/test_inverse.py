@@ -1,4 +1,4 @@
-"""Pruning and the paper's decoder, held against naive loops."""
+"""Pruning and the paper's decoder, compared with naive loops."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def naive_unit(raw: np.ndarray) -> tuple[np.ndarray, float, np.ndarray]:
 def naive_irp(
     x: np.ndarray, source: np.ndarray, target: np.ndarray, *, delta: float, starts: list[int]
 ) -> np.ndarray:
-    """The paper's translation of each row of x, in float64, one vector and one subspace at a time."""
+    """The paper's translation of each row of x in float64, by vector and by subspace."""
     source_mean, _, source_unit = naive_unit(source)
     target_mean, scale, target_unit = naive_unit(target)
     translated = []
@@ -105,7 +105,7 @@ def test_kept_anchors_are_delta_apart_and_every_other_anchor_is_nearer_than_delt
         assert float(distances[row].min()) < delta
 
 
-def test_rows_of_cosines_made_when_needed_choose_as_the_whole_table_does(monkeypatch):
+def test_rows_of_cosines_on_demand_choose_like_the_whole_table(monkeypatch):
     unit = fit_space(normal(0, 30, 6)).unit
     with_table = farthest_points(unit, delta=0.3, start=4)
     monkeypatch.setattr(inverse, "GRAM_LIMIT", 29)

@@ -14,17 +14,18 @@ from torch import Tensor
 
 from app.demo.pack import load_pack
 from app.errors import DimensionMismatch, EmptyVectors, OutOfRange
-from app.maths.geometry.space import LARGEST, fit_space, normalise
+from app.maths.geometry.space import LARGEST_MAGNITUDE, fit_space, normalise
 from app.maths.translators import graded
+from app.maths.translators.decoder import decode
 from app.maths.translators.methods import METHODS, Options, fit, fit_decoder, resolve
-from app.maths.translators.translator import Translator, apply, content_hash, decode
+from app.maths.translators.translator import Translator, apply, content_hash
 from research.definitions import relative
 from tests.maths.clouds import normal
 
 every_method = pytest.mark.parametrize("name", list(METHODS))
 UNPRUNED = {"delta": 0.0, "omega": 1}
 
-#: those whose lengths are a choice; affine's are what it was fitted to
+#: methods with options for lengths; the affine method is fitted to lengths
 SHAPED = [name for name, method in METHODS.items() if not method.affine]
 
 
@@ -184,7 +185,7 @@ def test_rotating_and_scaling_the_source_space_changes_no_translation(seed, log_
 
 
 @given(seed=st.integers(0, 2**31), name=st.sampled_from(SHAPED), log_stretch=st.floats(-2, 3))
-def test_kept_norms_are_as_far_beyond_the_usual_as_they_were(seed, name, log_stretch):
+def test_kept_norms_keep_their_ratio_to_the_usual_norm(seed, name, log_stretch):
     source, target = normal(seed, 15, 6) + 2, normal(seed + 1, 15, 7) - 1
     translator = fit(
         name,
@@ -220,7 +221,7 @@ def test_coordinates_too_large_for_float32_are_refused_or_decoded_never_turned_i
     base = normal(23, 8, 16)
     target = fit_space(1e10 * torch.cat([base, base + 1e-9 * normal(24, 8, 16)]))
     options = resolve("irp-ridge", {"ridge": 0.0, "renormalise": renormalise}, anchors=16)
-    coordinates = LARGEST * normal(25, 3, 16).sign()
+    coordinates = LARGEST_MAGNITUDE * normal(25, 3, 16).sign()
     with suppress(OutOfRange):
         assert bool(
             decode(fit_decoder("irp-ridge", target, options), coordinates).vectors.isfinite().all()
@@ -246,7 +247,7 @@ def test_dims_and_nbytes_are_those_of_the_tensors():
 
 @pytest.mark.parametrize("name", ["irp", "irp-ridge", "graded", "procrustes", "ridge"])
 def test_a_direction_that_the_anchors_do_not_span_is_flagged_and_not_invented(name):
-    """Anchors in 3 of 6 dimensions: of the others nothing is known, and rounding must not become a vector."""
+    """Anchors in 3 of 6 dimensions: rounding must not become a vector in the other dimensions."""
     anchors, turn = torch.zeros(20, 6, dtype=torch.float64), torch.linalg.qr(normal(31, 6, 6))[0]
     anchors[:, :3] = normal(30, 20, 3)
     source, target = fit_space(anchors @ turn), fit_space(normal(32, 20, 4) + 5)
@@ -263,7 +264,9 @@ def test_a_direction_that_the_anchors_do_not_span_is_flagged_and_not_invented(na
 @pytest.mark.parametrize("ridge", [0.0, 1e-12, 1.0])
 @pytest.mark.parametrize("name", ["irp", "irp-ridge", "graded", "procrustes", "ridge"])
 def test_no_vector_of_a_real_encoder_is_taken_for_noise(name, ridge):
-    """Real anchors whose least singular value is a rounding error: huge entries of T that no real row touches."""
+    """Real anchors whose least singular value is rounding: T has huge entries that no real row
+    touches.
+    """
     pack = load_pack()
     x, y = (
         fit_space(pack.vectors[encoder][pack.anchors]) for encoder in ("minilm6-384", "static-256")
@@ -281,7 +284,7 @@ def test_no_vector_of_a_real_encoder_is_taken_for_noise(name, ridge):
 
 @pytest.mark.parametrize("offset", [0.0, 1.0, 100.0])
 @pytest.mark.parametrize("name", ["graded", "procrustes", "ridge"])
-def test_what_is_outside_the_span_is_known_wherever_the_space_lies(name, offset):
+def test_vectors_outside_the_span_are_recognised_far_from_the_origin(name, offset):
     anchors, turn = torch.zeros(30, 8, dtype=torch.float64), torch.linalg.qr(normal(51, 8, 8))[0]
     anchors[:, :4] = normal(50, 30, 4)
     source, target = fit_space(anchors @ turn + offset), fit_space(normal(52, 30, 5))

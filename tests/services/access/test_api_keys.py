@@ -1,4 +1,4 @@
-"""API keys on both databases: who calls, how far that reaches, and that nobody learns a secret."""
+"""API keys on both databases: callers, their scopes, and secrets that are stored nowhere."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def test_a_key_that_worked_outlasts_a_database_that_refuses_connections_without_
     wrong = key[:-1] + ("A" if key[-1] != "A" else "B")
     own_postgres.stop()
     begun = time.monotonic()
-    assert ring.recall(key) is None  # nobody has noticed yet
+    assert ring.recall(key) is None  # the database is away and not noticed yet
     assert ring.look_up(key) == caller
     assert ring.recall(key) == caller
     assert time.monotonic() - begun < 1.0

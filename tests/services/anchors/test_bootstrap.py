@@ -160,7 +160,7 @@ def test_what_no_method_could_do_is_refused_before_there_is_a_job(
         assert resources.jobs(session, PROJECT, state=None, before=None, limit=9) == []
 
 
-@pytest.mark.parametrize("method", methods.SETTINGS)
+@pytest.mark.parametrize("method", methods.SETTINGS_CLASSES)
 def test_without_a_size_a_method_has_its_own_which_fits_small_pools(quick, mixed, method):
     asked = ask(quick, mixed, 10, method=method).arguments["settings"]["size"]
     assert asked == (None if method == "self-learning" else 200)
@@ -228,7 +228,7 @@ def test_too_few_right_pairs_end_the_job_with_what_would_help_and_nothing_is_mad
     row = run(ready, ask(ready, apart, 10))
     assert (row.state, row.result) == (JobState.failed, None)
     assert row.error["code"] == "seeds-insufficient"
-    assert row.error["more_seeds"] == estimate.more_seeds(10)
+    assert row.error["more_seeds"] == estimate.seeds_to_add(10)
     assert {"estimate", "wrong_seeds", "ask", "facts", "field", "detail"} < set(row.error)
     assert nothing_made(ready)
 
@@ -243,9 +243,9 @@ def test_how_many_must_be_right_is_the_clients_choice(quick, mixed, least, state
 
 
 def outcome(count: int, right: float) -> methods.Outcome:
-    """So many pairs, of which that share is said to be right."""
+    """An outcome of `count` pairs whose estimated share of right pairs is `right`."""
     rows = torch.arange(count)
-    told = estimate.Estimate(
+    told = estimate.BootstrapEstimate(
         right=right,
         agreement=1.0,
         confirmed=1.0,
@@ -263,8 +263,8 @@ def outcome(count: int, right: float) -> methods.Outcome:
     [
         (10, 0.5, None, 0.5, True),
         (10, 0.49, None, 0.5, False),
-        (9, 1.0, None, 0.5, False),  # of so few nobody can tell
-        (9, 1.0, 9, 0.5, True),  # all that were asked for
+        (9, 1.0, None, 0.5, False),  # too few for an estimate
+        (9, 1.0, 9, 0.5, True),  # as many as the client wants
         (9, 0.0, None, 0.0, True),
         (2, 0.0, None, 0.0, True),
         (1, 1.0, None, 0.0, False),  # no anchor set
@@ -378,10 +378,8 @@ def test_a_job_cancelled_while_its_set_is_made_makes_none(quick, mixed, monkeypa
     make = anchor_sets.build_space
     monkeypatch.setattr(anchor_sets, "build_space", cancelled_meanwhile)
     row = run(quick, job)
-    assert (row.state, made) == (
-        JobState.cancelled,
-        [JobState.running],
-    )  # and the second space was not begun
+    # The second space was not begun.
+    assert (row.state, made) == (JobState.cancelled, [JobState.running])
     assert nothing_made(quick)
 
 
@@ -433,10 +431,10 @@ def test_a_job_queued_by_the_version_before_this_one_still_runs_as_what_it_was(r
 
 
 def test_settings_of_a_job_are_those_that_its_class_takes_back(quick, mixed):
-    for name, method in enumerate(methods.SETTINGS):
+    for name, method in enumerate(methods.SETTINGS_CLASSES):
         kept = ask(quick, mixed, 10, name=str(name), method=method, options={"seed": 5}).arguments[
             "settings"
         ]
-        made = methods.SETTINGS[method](**kept)
+        made = methods.SETTINGS_CLASSES[method](**kept)
         assert made.seed == 5
         assert {word: value for word, value in asdict(made).items() if word in kept} == kept

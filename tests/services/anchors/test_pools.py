@@ -189,9 +189,8 @@ def test_a_waiting_job_outlives_its_pools_and_a_sweep(pooled):
     assert torch.equal(spaces.raw_anchors(pooled, grown["a"]), x[pairs[:, 0]])
     assert torch.equal(spaces.raw_anchors(pooled, grown["b"]), y[pairs[:, 1]])
     age(pooled)
-    assert (
-        blob_sweep.sweep_blobs(pooled) == 4
-    )  # the pieces and the last checkpoint; the job has ended
+    # The pieces and the last checkpoint: the job has ended.
+    assert blob_sweep.sweep_blobs(pooled) == 4
 
 
 def test_a_pools_files_are_young_again_before_a_job_names_them(pooled):

@@ -152,9 +152,8 @@ def test_whenever_all_is_made_anew_during_a_request_its_answer_is_by_one_version
     reader, other, monkeypatch, ask
 ):
     """By another process, before each of the request's statements in turn."""
-    monkeypatch.setattr(
-        name_cache, "SETTLE_S", 0.0
-    )  # as if nobody waited: what is asked for now has begun before
+    # Deletions do not wait: this request began before them.
+    monkeypatch.setattr(name_cache, "SETTLE_S", 0.0)
     monkeypatch.setattr(name_cache, "MEMORY_S", 3600.0)
     right = []
     for version in (1, 2):
@@ -195,9 +194,8 @@ def test_a_name_that_was_just_deleted_is_given_again_when_no_process_remembers_i
         create_encoder(other, "x", version)
         assert dim() == version
         encoders.delete_encoder(other, CONTEXT, "x")
-        assert (
-            reader.names.find(name_cache.NameKey(PROJECT, "encoders", ("x",))) is not None
-        )  # or the test shows nothing
+        # Without a remembered name the test would show nothing.
+        assert reader.names.find(name_cache.NameKey(PROJECT, "encoders", ("x",))) is not None
     assert other.names.settle_s > name_cache.MEMORY_S
 
 

@@ -185,9 +185,8 @@ def test_a_stopping_worker_keeps_the_last_state_however_young_the_one_before(
 
     def work(services, row, progress):
         for step in range(1, 5):
-            progress.checkpoint(
-                step, at(step)
-            )  # the first is kept at once, the others are too young
+            # The first is written at once, the others come too soon after it.
+            progress.checkpoint(step, at(step))
             progress(step, 10)
             if step == 3:
                 stopping.set()

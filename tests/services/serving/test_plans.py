@@ -18,9 +18,10 @@ from starlette.testclient import TestClient
 from app.errors import AnchorageError, NonFinite, OutOfRange
 from app.main import create_app
 from app.maths.geometry.space import fit_space
+from app.maths.translators.decoder import decode as decode_plainly
 from app.maths.translators.methods import fit, fit_decoder, resolve
-from app.maths.translators.translator import STEP, apply
-from app.maths.translators.translator import decode as decode_plainly
+from app.maths.translators.translator import ROWS_PER_STEP, apply
+from app.maths.translators.decoder import decode as decode_plainly
 from app.services.serving import products
 from app.services.serving.products import DecodeProduct, RelateProduct, TranslateProduct
 from app.settings import Settings
@@ -48,7 +49,7 @@ def lanes(request, on_sqlite, monkeypatch):
     on_sqlite.lanes.close()
 
 
-@pytest.mark.parametrize("count", [1, 2, STEP, STEP + 1, 5 * STEP + 3])
+@pytest.mark.parametrize("count", [1, 2, ROWS_PER_STEP, ROWS_PER_STEP + 1, 5 * ROWS_PER_STEP + 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_wherever_it_is_computed_a_product_is_the_plain_one_with_its_flags(lanes, count, dtype):
     served = translator()
@@ -66,7 +67,7 @@ def test_wherever_it_is_computed_a_product_is_the_plain_one_with_its_flags(lanes
     assert made.at_mean.nonzero().flatten().tolist() == [count // 2]
 
 
-@pytest.mark.parametrize("count", [1, STEP + 1])
+@pytest.mark.parametrize("count", [1, ROWS_PER_STEP + 1])
 def test_wherever_they_are_computed_relative_and_decoded_vectors_are_the_plain_ones(lanes, count):
     space = fit_space(normal(3, 20, 8) + 1)
     vectors = normal(4, count, 8).float()
@@ -92,17 +93,17 @@ def test_wherever_they_are_computed_relative_and_decoded_vectors_are_the_plain_o
 
 @pytest.mark.parametrize("bad", [float("nan"), 1e31])
 def test_wherever_it_is_computed_all_wrong_rows_are_named(lanes, bad):
-    vectors = normal(2, 4 * STEP, 8).float()
-    wrong = [3, STEP, STEP + 1, 4 * STEP - 1]
+    vectors = normal(2, 4 * ROWS_PER_STEP, 8).float()
+    wrong = [3, ROWS_PER_STEP, ROWS_PER_STEP + 1, 4 * ROWS_PER_STEP - 1]
     vectors[wrong, 5] = bad
     with pytest.raises(AnchorageError) as caught:
         products.begin(lanes, TranslateProduct(translator()), vectors).result()
     assert isinstance(caught.value, OutOfRange if bad == 1e31 else NonFinite)
     assert (caught.value.rows, caught.value.row_count) == (wrong, 4)
-    assert f"4 of {4 * STEP}" in caught.value.detail
+    assert f"4 of {4 * ROWS_PER_STEP}" in caught.value.detail
 
 
-@pytest.mark.parametrize("count", [1, 3, STEP, 3 * STEP])
+@pytest.mark.parametrize("count", [1, 3, ROWS_PER_STEP, 3 * ROWS_PER_STEP])
 def test_a_translation_that_float16_cannot_hold_is_refused_by_its_row(lanes, count):
     served = translator(keep_norms=True)
     vectors = normal(2, count, 8).float()
@@ -119,7 +120,7 @@ def test_a_translation_that_float16_cannot_hold_is_refused_by_its_row(lanes, cou
 
 def test_the_error_of_bfloat16_is_what_it_is(lanes):
     served = translator(64, 48, "procrustes")
-    vectors = normal(5, 3 * STEP, 64).float()
+    vectors = normal(5, 3 * ROWS_PER_STEP, 64).float()
     made = (
         products.begin(lanes, TranslateProduct(served), vectors, precision="bfloat16")
         .result()
@@ -167,11 +168,11 @@ def test_a_product_that_nobody_waits_for_any_more_is_not_computed_to_its_end(
     ]
     for _ in lanes:
         assert begun.acquire(timeout=20)
-    out = torch.zeros(3 * STEP, 6)
+    out = torch.zeros(3 * ROWS_PER_STEP, 6)
 
     async def ask():
         running = products.begin(
-            on_sqlite, TranslateProduct(translator()), normal(2, 3 * STEP, 8).float(), out
+            on_sqlite, TranslateProduct(translator()), normal(2, 3 * ROWS_PER_STEP, 8).float(), out
         )
         waiting = asyncio.ensure_future(running.wait())
         await asyncio.sleep(0.01)
@@ -209,7 +210,7 @@ def create(client, version):
 
 @pytest.fixture(params=["alone", "two, SQLite", "two, PostgreSQL"])
 def clients(request, tmp_path, monkeypatch) -> Iterator[list[TestClient]]:
-    """One service, or two of one database, each as a process of its own sees it."""
+    """One service, or two with one database, as two processes see it."""
     monkeypatch.setattr(name_cache, "MEMORY_S", 0.1)
     monkeypatch.setattr(name_cache, "SETTLE_S", 0.15)
     with ExitStack() as stack:

@@ -1,10 +1,10 @@
-"""Confidence between processes: what is written is what is read."""
+"""Confidence models that processes share: reading one restores the model that was written."""
 
 from __future__ import annotations
 
 import torch
 
-from app.maths.quality.confidence import expect, fit_confidence
+from app.maths.quality.confidence import expected_cosines, fit_confidence
 from app.maths.translators import methods
 from app.services.serving import plans
 from app.services.serving.maps import Translation
@@ -25,7 +25,7 @@ def test_a_confidence_read_back_expects_the_same_to_the_last_bit() -> None:
     again = CONFIDENCE.load(unpack(b"key", pack(b"key", CONFIDENCE.dump(made))))
     asked = torch.randn(20, 9, generator=draw)
     for first, second in zip(
-        vars(expect(made, asked)).values(), vars(expect(again, asked)).values(), strict=True
+        vars(expected_cosines(made, asked)).values(), vars(expected_cosines(again, asked)).values(), strict=True
     ):
         assert torch.equal(first, second)
     assert (again.held_out, again.threshold, again.nbytes) == (
@@ -33,9 +33,7 @@ def test_a_confidence_read_back_expects_the_same_to_the_last_bit() -> None:
         made.threshold,
         made.nbytes,
     )
-    assert (
-        CONFIDENCE.load(unpack(b"key", pack(b"key", CONFIDENCE.dump(None)))) is None
-    )  # that there is none is known, too
+    assert CONFIDENCE.load(unpack(b"key", pack(b"key", CONFIDENCE.dump(None)))) is None
 
 
 def test_it_is_learnt_once_for_each_translator(

@@ -152,7 +152,7 @@ def test_a_killed_backup_is_none_and_a_folder_is_used_once(stocked, tmp_path):
     age(stocked)
     with stocked.db.transaction() as session:
         session.delete(session.scalars(select(tables.AnchorSetRow)).one())
-    assert blob_sweep.sweep_blobs(stocked) == 2  # it holds nobody up
+    assert blob_sweep.sweep_blobs(stocked) == 2  # the blobs are not locked any more
 
 
 def test_a_restore_replaces_rows_only_if_it_is_told_to(stocked, tmp_path):

@@ -1,4 +1,4 @@
-"""What is deleted when it is old, and what never is, on both databases."""
+"""Which old rows and blobs are deleted, and which never are, on both databases."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def days_ago(days: float) -> datetime:
 
 
 def keeping(services: Services, **days: int) -> Services:
-    """The services with these settings; what is not named is kept for ever."""
+    """The services with these settings; rows without a setting are never deleted."""
     for_ever = {"jobs_days": 0, "audit_days": 0, "translators_days": 0}
     return replace(services, retention=Retention(**{**for_ever, **days}))
 
@@ -44,7 +44,7 @@ def names(services: Services, column: Any) -> set[str]:
 
 
 def job(kind: str, finished: float | None, state: JobState = JobState.succeeded) -> tables.JobRow:
-    """A job made a year ago that ended so many days ago."""
+    """A job of a year ago that ended `finished` days ago."""
     moments = {
         "created_at": days_ago(365),
         "finished_at": None if finished is None else days_ago(finished),
@@ -145,9 +145,7 @@ def fitted(services: Services) -> str:
 
 
 def unused_for(services: Services, days: float) -> Services:
-    """As if nobody had used any translator for so long; returns a process that has written none
-    down yet.
-    """
+    """Make all translators unused for `days`; return a process that has recorded no use yet."""
     with services.db.transaction() as session:
         session.execute(
             update(tables.TranslatorRow).values(used_at=days_ago(days), created_at=days_ago(days))

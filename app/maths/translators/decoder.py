@@ -1,0 +1,119 @@
+"""Decoders: the map from relative coordinates to the target space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Float32, Float64
+from torch import Tensor
+
+from app.errors import OutOfRange
+from app.maths.geometry.space import NOISE_ROUNDINGS, Space, check_vectors, row_norms, unit_rows
+
+
+@dataclass(frozen=True, eq=False)
+class Decoder:
+    """The map from relative coordinates: decode(r) = s_y * r'(r D) + m_y, made from the target's
+    anchors alone.
+
+    matrix       (k, d_y)  D, for vectors in relative coordinates
+    energy       (k,)      squared lengths of D's rows, which bound the effect of a rounding of each
+                 coordinate
+    scale, mean            s_y and m_y (d_y,), in the target encoder's units
+    renormalise            whether r' scales to unit length before s_y (an ensemble mean shrinks
+                           norms) or is the identity
+    """
+
+    matrix: Float32[Tensor, "k dy"]
+    energy: Float32[Tensor, " k"]
+    scale: float
+    mean: Float32[Tensor, " dy"]
+    renormalise: bool
+
+    @property
+    def nbytes(self) -> int:
+        return self.matrix.nbytes + self.energy.nbytes + self.mean.nbytes
+
+    @cached_property
+    def most_energy(self) -> float:
+        """The largest of `energy`."""
+        return float(self.energy.max())
+
+    @cached_property
+    def rounded(self) -> Tensor:
+        """D in bfloat16."""
+        return self.matrix.bfloat16()
+
+
+@dataclass(frozen=True, eq=False)
+class TranslatedRows:
+    """Translations, and which rows have none.
+
+    vectors  (n, d_y) in the target's units: float32, or float16 rounded from it
+    at_mean  (n,) rows that equal the source's mean: they have no direction, and became the target's
+             mean
+    outside  (n,) rows whose direction lies outside the span of the anchors: they became the
+             target's mean
+    """
+
+    vectors: Float[Tensor, "n dy"]
+    at_mean: Bool[Tensor, " n"]
+    outside: Bool[Tensor, " n"]
+
+
+def make_decoder(
+    target: Space, matrix: Float64[Tensor, "m dy"], *, renormalise: bool = True
+) -> Decoder:
+    """Round a fitted matrix and the target's statistics to float32, the precision of serving."""
+    energy = matrix.square().sum(dim=1).float()
+    return Decoder(
+        matrix.float().contiguous(), energy, target.scale, target.mean.float(), renormalise
+    )
+
+
+def decode(decoder: Decoder, relative: Float[Tensor, "n k"]) -> TranslatedRows:
+    """s_y * r'(r D) + m_y for relative vectors r (n, k), any float dtype, decoded in float32.
+
+    A row of zeros stands for a vector equal to its own mean. Raises as `check_vectors`, and
+    OutOfRange for rows so large that their product overflows.
+    """
+    check_vectors(relative, dim=decoder.matrix.shape[0])
+    coordinates = relative.float()
+    vectors, known = decode_coordinates(decoder, coordinates, torch.zeros(1))
+    overflowed = (~vectors.isfinite().all(dim=1)).nonzero().flatten().tolist()
+    if overflowed:
+        raise OutOfRange(
+            f"{len(overflowed)} relative vectors are too large to decode in float32. "
+            "Scale them down.",
+            rows=overflowed,
+        )
+    at_mean = coordinates.abs().amax(dim=1) == 0
+    return TranslatedRows(vectors, at_mean, ~known & ~at_mean)
+
+
+def decode_coordinates(
+    decoder: Decoder,
+    coordinates: Float32[Tensor, "n m"],
+    more: Float32[Tensor, " *n"],
+    stretch: Float32[Tensor, " n"] | None = None,
+) -> tuple[Float32[Tensor, "n dy"], Bool[Tensor, " n"]]:
+    """s_y * r'(c M) + m_y, the one product of serving, and which rows (n,) have a known direction.
+
+    A product no longer than the rounding of its coordinates can make it, 8 eps sqrt(sum_i c_i^2
+    |M_i|^2 + more), is noise, and counts as zero.
+
+    more     (n,), or one number for all: squared error of the coordinates themselves, in units of
+             eps
+    stretch  (n,) the length of each row relative to the usual one; None: 1
+    """
+    product = coordinates @ decoder.matrix
+    lengths = row_norms(product)
+    rounding = NOISE_ROUNDINGS * torch.finfo(torch.float32).eps
+    known = lengths > rounding * (coordinates.square() @ decoder.energy + more).sqrt()
+    if decoder.renormalise:
+        product = unit_rows(product, torch.where(known, lengths, 0.0))
+    if stretch is not None:
+        product = product.mul_(torch.where(known, stretch, 0.0)[:, None])
+    return product.mul_(decoder.scale).add_(decoder.mean), known
