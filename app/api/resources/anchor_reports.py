@@ -94,7 +94,9 @@ class PairReportOut(BaseModel):
     encoders: Annotated[list[str], Field(min_length=2, max_length=2)] = Field(
         description="Names of the two encoders."
     )
-    verdict: mismatch.MismatchVerdict = Field(description="Whether the two encoders' rows belong together.")
+    verdict: mismatch.MismatchVerdict = Field(
+        description="Whether the two encoders' rows belong together."
+    )
     z: float | None = Field(
         description="Mean agreement above that of shuffled rows, in standard deviations. "
         "Null below 10 rows."
@@ -310,7 +312,9 @@ def _pair(facts: anchor_findings.PairFacts) -> PairReportOut:
         z=comparison.z,
         agreement=comparison.agreement,
         cka=comparison.cka,
-        mismatched=[MismatchOut(**suspect._asdict()) for suspect in comparison.suspects[:MOST_LISTED_ROWS]],
+        mismatched=[
+            MismatchOut(**suspect._asdict()) for suspect in comparison.suspects[:MOST_LISTED_ROWS]
+        ],
         mismatched_count=len(comparison.suspects),
         rows_read=facts.rows_read,
     )

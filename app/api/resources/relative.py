@@ -75,7 +75,10 @@ class RelativeRequest(InputsBody):
         """The answer's member about the rounding; empty without `bits`."""
         if self.bits is None:
             return {}
-        step, bound = quantise.step_size(self.bits), quantise.error_bound(self.bits, dtype=self.dtype)
+        step, bound = (
+            quantise.step_size(self.bits),
+            quantise.error_bound(self.bits, dtype=self.dtype),
+        )
         return {"quantised": {"bits": self.bits, "step": step, "bound": bound}}
 
 

@@ -65,9 +65,9 @@ class TranslatorOut(TranslatorSummary):
     """A fitted translator and its report."""
 
     report: TranslatorReportOut = Field(description="How good it is, measured on its anchors.")
-    choices: Annotated[dict[Preference, ChoiceOut], BeforeValidator(lambda choices: choices or {})] = (
-        Field(description="Why `auto` chose it, by the value of `prefer`. Empty if it never did.")
-    )
+    choices: Annotated[
+        dict[Preference, ChoiceOut], BeforeValidator(lambda choices: choices or {})
+    ] = Field(description="Why `auto` chose it, by the value of `prefer`. Empty if it never did.")
 
 
 class TranslatorPage(BaseModel):

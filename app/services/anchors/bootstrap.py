@@ -28,7 +28,6 @@ from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import JobKind
-from app.maths.bootstrap import attempts
 
 #: anchors that anchor optimisation searches for by default, as in the paper, and the most
 DEFAULT_OPTIMISED, MOST_OPTIMISED = 300, 4_096

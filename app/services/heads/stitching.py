@@ -33,7 +33,6 @@ from app.services.serving import maps, plans
 from app.services.translators import translators
 from app.storage import tables
 from app.types import EncoderKind, HeadOutput
-from app.maths.quality import candidates
 
 log = logging.getLogger("anchorage.stitching")
 

@@ -34,7 +34,6 @@ from app.services.upkeep.cache_codecs import DECODER, MATRIX
 from app.storage import tables
 from app.storage.cache import Key
 from app.storage.name_cache import NameKey
-from app.maths.quality import candidates
 
 
 @dataclass(frozen=True)

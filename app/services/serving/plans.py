@@ -14,8 +14,8 @@ from anyio import to_thread
 from torch import Tensor
 
 from app.errors import blaming
-from app.maths.translators.translator import ProductPrecision
 from app.maths.translators.decoder import TranslatedRows
+from app.maths.translators.translator import ProductPrecision
 from app.services import incoming
 from app.services.context import Services
 from app.services.encoders.encoding import EncodedVectors, Inputs

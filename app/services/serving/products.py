@@ -18,10 +18,8 @@ from app.maths.translators import decoder
 from app.maths.translators import translator as maths
 from app.maths.translators.decoder import Decoder, TranslatedRows
 from app.maths.translators.relative import relate_into
-from app.maths.translators.decoder import Decoder, TranslatedRows
-from app.maths.translators.translator import RowFlags, ProductPrecision, Translator
+from app.maths.translators.translator import ProductPrecision, RowFlags, Translator
 from app.services.context import Services
-from app.maths.translators import decoder
 
 #: most multiplications of a product that the caller's thread computes at once
 INLINE_MULTIPLICATIONS = 2**23

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import torch
 
 from app.errors import blaming
-from app.maths.quality.confidence import FEWEST_FOR_CONFIDENCE, Confidence, ExpectedCosines, expected_cosines, fit_confidence, anchors_needed
+from app.maths.quality.confidence import (
+    FEWEST_FOR_CONFIDENCE,
+    Confidence,
+    ExpectedCosines,
+    anchors_needed,
+    expected_cosines,
+    fit_confidence,
+)
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.context import Services

@@ -12,7 +12,7 @@ from app.maths.quality.crossfit import FEWEST_DISTINCT
 from app.maths.thresholds import calibration
 from app.maths.thresholds.calibration import Calibration, ExpectedScore
 from app.maths.thresholds.decisions import Agreement, threshold_agreement
-from app.maths.thresholds.score_pairs import GivenSide, CalibrationItems, translate_held_out
+from app.maths.thresholds.score_pairs import CalibrationItems, GivenSide, translate_held_out
 from app.services.anchors import spaces
 from app.services.context import Services
 from app.services.translators.translators import canonical_json, find_translator

@@ -30,7 +30,6 @@ from app.storage.cache import Key
 from app.storage.name_cache import NameKey
 from app.storage.queries import resources
 from app.types import JobKind
-from app.maths.quality import candidates
 
 #: cache sizes of an id with its key, of a choice with its candidates, of a report
 CACHED_ID_BYTES = 1024

@@ -11,7 +11,6 @@ import torch
 from app.maths.geometry import space
 from app.maths.quality.evaluation import evaluate
 from app.services.translators import evaluation
-from app.maths.geometry import space
 
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
 ASYNC = {"Prefer": "respond-async"}

@@ -237,7 +237,9 @@ def test_the_encoder_of_a_pool_is_named_and_exists(stocked, refused):
         "missing-field",
         "encoder",
     )
-    refused(put(stocked, encoder="unknown"), 404, "encoder-not-found", "encoder", detail="'unknown'")
+    refused(
+        put(stocked, encoder="unknown"), 404, "encoder-not-found", "encoder", detail="'unknown'"
+    )
     refused(put(stocked, encoder="a b"), 422, "invalid-request", "encoder")
     refused(put(stocked, name="a b"), 422, "invalid-request", "name")
     refused(

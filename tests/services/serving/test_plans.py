@@ -21,7 +21,6 @@ from app.maths.geometry.space import fit_space
 from app.maths.translators.decoder import decode as decode_plainly
 from app.maths.translators.methods import fit, fit_decoder, resolve
 from app.maths.translators.translator import ROWS_PER_STEP, apply
-from app.maths.translators.decoder import decode as decode_plainly
 from app.services.serving import products
 from app.services.serving.products import DecodeProduct, RelateProduct, TranslateProduct
 from app.settings import Settings
