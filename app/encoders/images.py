@@ -71,7 +71,7 @@ def open_image(data: bytes, limits: ImageLimits, mode: Mode = "RGB") -> Image:
     except ImportError as error:
         raise EncoderUnavailable(
             "Pillow is not installed on the server. "
-            "Ask the operator to run: pip install 'anchorage-server[vision]'"
+            "Ask the operator to run: pip install 'anchorage-server[vision]'."
         ) from error
     try:
         image = pillow.open(_File(data), formats=IMAGE_FORMATS)

@@ -259,7 +259,7 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> EncoderModel:
     if find_spec("sentence_transformers") is None:
         raise EncoderUnavailable(
             "sentence-transformers is not installed on the server. "
-            "Ask the operator to run: pip install 'anchorage-server[text]'",
+            "Ask the operator to run: pip install 'anchorage-server[text]'.",
             field="kind",
         )
     folder, revision = find_model(spec, sources, packaged=_find_package(spec.model))

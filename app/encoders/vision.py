@@ -212,7 +212,7 @@ def load(
     if missing:
         raise EncoderUnavailable(
             f"Not installed on the server: {', '.join(missing)}. "
-            "Ask the operator to run: pip install 'anchorage-server[vision]'",
+            "Ask the operator to run: pip install 'anchorage-server[vision]'.",
             field="kind",
         )
     path, revision = find_model(spec, sources, pairs=True)

@@ -20,7 +20,7 @@ def encode_png(values: Float32[Tensor, "h w c"], low: float, high: float) -> byt
     if find_spec("PIL") is None:
         raise InvalidHead(
             "Pillow is not installed on the server. "
-            "Ask the operator to run: pip install 'anchorage-server[vision]'",
+            "Ask the operator to run: pip install 'anchorage-server[vision]'.",
             field="image",
         )
     from PIL import Image

@@ -26,8 +26,8 @@ def check_count(vectors: Tensor, *, field: str, limits: Limits, dim: int | None 
     """
     if vectors.shape[0] > limits.vectors:
         raise TooManyVectors(
-            f"the request has {vectors.shape[0]} vectors; at most {limits.vectors} are allowed. "
-            "Send fewer",
+            f"The request has {vectors.shape[0]} vectors; at most {limits.vectors} are allowed. "
+            "Send fewer.",
             field=field,
             limit=limits.vectors,
         )
@@ -54,7 +54,7 @@ def exactly_one(vectors: Tensor | None, inputs: Inputs | None) -> tuple[str, int
         return "vectors", len(vectors)
     if inputs is not None and vectors is None:
         return "inputs", len(inputs.values)
-    raise NotExactlyOne("send exactly one of `vectors` and `inputs`", field="vectors")
+    raise NotExactlyOne("Send exactly one of `vectors` and `inputs`.", field="vectors")
 
 
 def vectors_or_encoded(
@@ -94,8 +94,8 @@ def reserve_answer(
     most = services.limits.numbers // dim
     if count > most:
         raise TooManyVectors(
-            f"the answer would have {count} vectors of {dim} numbers; at most {most} are allowed. "
-            "Send fewer",
+            f"The answer would have {count} vectors of {dim} numbers; at most {most} are allowed. "
+            "Send fewer.",
             field=field,
             limit=most,
         )

@@ -47,4 +47,4 @@ def require_free(services: Services, table: type[resources.Named], project: str,
 def refuse_in_use(what: str, users: Sequence[str]) -> None:
     """Raises InUse when there are users."""
     if users:
-        raise InUse(f"{what} is used by {', '.join(users[:10])}. Delete those first")
+        raise InUse(f"{what} is used by {', '.join(users[:10])}. Delete those first.")

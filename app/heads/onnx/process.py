@@ -345,6 +345,6 @@ def require_packages() -> None:
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
         raise InvalidHead(
             "onnx and onnxruntime are not installed on the server. "
-            "Ask the operator to run: pip install 'anchorage-server[onnx]'",
+            "Ask the operator to run: pip install 'anchorage-server[onnx]'.",
             field="onnx",
         )

@@ -75,13 +75,13 @@ def create_key(
     """Return the row of a new key, and the key, which is stored nowhere. Raises InvalidRequest."""
     if not name.strip() or not name.isprintable() or len(name) > tables.NAME_LENGTH:
         raise InvalidRequest(
-            f"expected a name of 1 to {tables.NAME_LENGTH} printable characters", field="name"
+            f"Expected a name of 1 to {tables.NAME_LENGTH} printable characters.", field="name"
         )
     if not scopes:
-        raise InvalidRequest("expected at least one scope: read, write or admin", field="scopes")
+        raise InvalidRequest("Expected at least one scope: read, write or admin.", field="scopes")
     if expires_at is not None and (expires_at.tzinfo is None or expires_at <= tables.now()):
         raise InvalidRequest(
-            "`expires_at` must lie in the future and have an offset from UTC", field="expires_at"
+            "`expires_at` must lie in the future and have an offset from UTC.", field="expires_at"
         )
     check_rate(rate_limit, field="rate_limit")
     with services.db.transaction() as session:
@@ -109,7 +109,7 @@ def rotate_key(
         old = access.api_key(session, context.project, key_id, lock=True)
         if not _is_usable(old):
             raise InvalidRequest(
-                "this key has expired or was revoked. Create a new key", field="id"
+                "This key has expired or was revoked. Create a new key.", field="id"
             )
         same = {
             field: getattr(old, field)
@@ -120,7 +120,7 @@ def rotate_key(
             session, old, end=end if old.expires_at is None else min(end, old.expires_at)
         ):
             raise Conflict(
-                "another request rotated or revoked this key. Check its state and try again"
+                "Another request rotated or revoked this key. Check its state and try again."
             )
         return _add_key(session, context, "rotate", audit_id=key_id, **same)
 
@@ -140,7 +140,7 @@ def check_rate(text: str | None, *, field: str) -> None:
         return
     if not re.fullmatch(RATE, text):
         raise InvalidRequest(
-            "expected a rate like 600/minute, or several separated by `;`", field=field
+            "Expected a rate like 600/minute, or several separated by `;`.", field=field
         )
 
 
@@ -245,7 +245,7 @@ class KeyRing:
 
     def _read(self, text: str, patience_s: float | None) -> _KnownKey:
         """Look a key up. Raises Unauthenticated, and DatabaseUnavailable after `patience_s`."""
-        refusal = Unauthenticated("this API key is unknown, expired or revoked. Use another one")
+        refusal = Unauthenticated("This API key is unknown, expired or revoked. Use another one.")
         parsed = KEY_PATTERN.fullmatch(text)
         if parsed is None:
             raise refusal

@@ -38,5 +38,5 @@ def record_audit(
         session.flush()
         if not access.settle_request(session, *context.claim, made=row.id):
             raise Conflict(
-                "another try of this request has created the resource. Repeat the request to get it"
+                "Another try of this request created the resource. Repeat the request to get it."
             )

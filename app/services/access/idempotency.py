@@ -62,7 +62,7 @@ def _claim(services: Services, project: str, repeat: Repeat) -> tuple[str, str] 
     claim = tables.new_id()
     until = tables.now() + timedelta(seconds=CLAIM_S)
     busy = RequestInProgress(
-        "an earlier try of this request is still running. Try again in 1 s", retry_after_s=1
+        "An earlier try of this request is still running. Try again in 1 s.", retry_after_s=1
     )
     with services.db.transaction() as session:
         row = access.idempotent_request(session, project, repeat.key)
@@ -82,7 +82,7 @@ def _claim(services: Services, project: str, repeat: Repeat) -> tuple[str, str] 
             return row.id, claim
         if row.fingerprint != repeat.fingerprint:
             raise IdempotencyKeyReused(
-                "this Idempotency-Key belongs to another request. Use a new key",
+                "This Idempotency-Key belongs to another request. Use a new key.",
                 field="Idempotency-Key",
             )
         if row.made is not None:
@@ -108,7 +108,7 @@ def _recall(services: Services, table: type[CreatedRow], row_id: str) -> Created
         row = session.get(table, row_id)
     if row is None:
         raise ResourceGone(
-            "the resource that this request created has been deleted. Use a new Idempotency-Key "
-            "to create it again"
+            "The resource that this request created has been deleted. Use a new Idempotency-Key "
+            "to create it again."
         )
     return row

@@ -191,10 +191,10 @@ def _find_encoders(
     """Return the encoders' rows, and the inputs as they read them."""
     if not encoders or len(set(encoders)) < len(encoders) or len(encoders) > MOST_SET_ENCODERS:
         raise InvalidRequest(
-            f"expected 1 to {MOST_SET_ENCODERS} different encoders", field="encoders"
+            f"Expected 1 to {MOST_SET_ENCODERS} different encoders.", field="encoders"
         )
     if not inputs.values:
-        raise EmptyVectors("expected at least one input", field="inputs")
+        raise EmptyVectors("Expected at least one input.", field="inputs")
     with services.db.transaction() as session:
         resources.require_free(session, tables.AnchorSetRow, project, name)
         rows = [
@@ -252,15 +252,15 @@ def _check_addition(
     if inputs is None:
         if set_row.inputs is None:
             raise InputsNotStored(
-                f"anchor set {anchor_set!r} stores no inputs. Send vectors or inputs, in the "
-                "order of its items",
+                f"Anchor set {anchor_set!r} stores no inputs. Send vectors or inputs, in the "
+                "order of its items.",
                 field="inputs",
             )
         inputs = read_inputs(services, set_row.inputs, of=f"anchor set {set_row.name!r}")
     if len(inputs.values) != set_row.size:
         raise AnchorCountMismatch(
-            f"the set has {set_row.size} anchors, and the request {len(inputs.values)} inputs. "
-            "Send one for each anchor",
+            f"The set has {set_row.size} anchors, and the request {len(inputs.values)} inputs. "
+            "Send one for each anchor.",
             field="inputs",
         )
     spec_of(encoder_row)

@@ -115,7 +115,7 @@ def suggest_items(
     """
     space = find_space(services, context.project, anchor_set=anchor_set, encoder=encoder)
     if (pool is None) == (inputs is None):
-        raise NotExactlyOne("send exactly one of `pool` and `inputs`", field="pool")
+        raise NotExactlyOne("Send exactly one of `pool` and `inputs`.", field="pool")
     anchors = spaces.raw_anchors(services, space)
     row_count = min(len(anchors), most_rows_within(POOL_WORK // 2, anchors.shape[1]))
     if pool is not None:
@@ -171,8 +171,8 @@ def _check_pool_size(size: int, anchors: Tensor, row_count: int, field: str) -> 
     most = most_rows_within(POOL_WORK, anchors.shape[1]) - row_count
     if size > most:
         raise TooManyVectors(
-            f"the pool has {size} items of dimension {anchors.shape[1]}; with {row_count} anchors "
-            f"at most {most} are allowed. Send a random part of it",
+            f"The pool has {size} items of dimension {anchors.shape[1]}; with {row_count} anchors "
+            f"at most {most} are allowed. Send a random part of it.",
             field=field,
             limit=most,
         )

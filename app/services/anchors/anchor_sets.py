@@ -71,7 +71,7 @@ def build_anchor_set(
     name `embeddings.<encoder>`.
     """
     if not embeddings:
-        raise EmptyVectors("expected embeddings by at least one encoder", field="embeddings")
+        raise EmptyVectors("Expected embeddings by at least one encoder.", field="embeddings")
     require_free(services, tables.AnchorSetRow, project, name)
     with services.db.transaction() as session:
         encoders = {
@@ -88,7 +88,7 @@ def build_anchor_set(
         if other != size:
             raise UnequalAnchors(
                 f"{next(iter(sizes))!r} has {size} vectors and {key!r} has {other}. Send one for "
-                "each item",
+                "each item.",
                 field=f"embeddings.{key}",
             )
     row = tables.AnchorSetRow(
@@ -158,8 +158,8 @@ def add_space(
     current = resources.by_name(session, tables.AnchorSetRow, set_row.project, set_row.name)
     if current.id != set_row.id:
         raise Conflict(
-            f"anchor set {set_row.name!r} was replaced by another of that name. Check it, and try "
-            "again",
+            f"Anchor set {set_row.name!r} was replaced by another of that name. Check it, and try "
+            "again.",
             field="anchor_set",
         )
     _refuse_existing(session, current, space.encoder)
@@ -191,7 +191,7 @@ def load_pairs(services: Services, project: str, name: str) -> tuple[Tensor, Ten
         row = resources.by_name(session, tables.AnchorSetRow, project, name)
     if row.pairs is None:
         raise PairsNotFound(
-            f"anchor set {name!r} has no pairs: no bootstrap created it", field="name"
+            f"Anchor set {name!r} has no pairs: no bootstrap created it.", field="name"
         )
     stored = services.blobs.get(row.pairs, of=f"anchor set {name!r}")
     return stored["pairs"], stored["confidence"]
@@ -213,8 +213,8 @@ def build_space(
     raw = checked_vectors(vectors, field=field, limits=services.limits, dim=encoder.dim)
     if raw.shape[0] != size:
         raise AnchorCountMismatch(
-            f"the set has {size} anchors, and the request {raw.shape[0]} vectors. Send one for "
-            "each anchor",
+            f"The set has {size} anchors, and the request {raw.shape[0]} vectors. Send one for "
+            "each anchor.",
             field=field,
         )
     health = asdict(examine(raw.double(), require_direction(raw, field=field)))
@@ -231,8 +231,8 @@ def _require_maker(encoder: tables.EncoderRow, made_by: str | None) -> None:
     """Raises Conflict when another encoder of that name encoded the vectors."""
     if made_by not in (None, encoder.id):
         raise Conflict(
-            f"encoder {encoder.name!r} was replaced by another of that name. Check it, and try "
-            "again",
+            f"Encoder {encoder.name!r} was replaced by another of that name. Check it, and try "
+            "again.",
             field="encoder",
         )
 
@@ -245,7 +245,7 @@ def _refuse_existing(
     except AnchorsNotEmbedded:
         return
     raise EmbeddingsExist(
-        f"anchor set {anchor_set.name!r} has embeddings by {encoder.name!r} already, and they "
-        "cannot change. Create a new set",
+        f"Anchor set {anchor_set.name!r} has embeddings by {encoder.name!r} already, and they "
+        "cannot change. Create a new set.",
         field="encoder",
     )

@@ -64,7 +64,7 @@ def request_bootstrap(
     `pools.check_side` and `pools.store_side`.
     """
     if source == target:
-        raise InvalidRequest("`source` and `target` must be different encoders", field="target")
+        raise InvalidRequest("`source` and `target` must be different encoders.", field="target")
     with services.db.transaction() as session:
         resources.require_free(session, tables.AnchorSetRow, context.project, name)
         encoders = [
@@ -172,15 +172,15 @@ def _read_settings(
     """
     if method not in methods.SETTINGS_CLASSES:
         raise InvalidRequest(
-            f"expected one of the methods {', '.join(methods.SETTINGS_CLASSES)}", field="method"
+            f"Expected one of the methods {', '.join(methods.SETTINGS_CLASSES)}.", field="method"
         )
     kind = methods.SETTINGS_CLASSES[method]
     method_options = {field.name for field in fields(kind)} - {"size"}
     for name in options:
         if name not in method_options:
             raise UnknownOption(
-                f"the method {method} has no option `{name}`. It has "
-                f"{', '.join(sorted(method_options))}",
+                f"The method {method} has no option `{name}`. It has "
+                f"{', '.join(sorted(method_options))}.",
                 field=f"options.{name}",
             )
     if size is None and kind is not attempts.SelfLearningSettings:
@@ -215,7 +215,7 @@ def _require_startable(
     """
     if settings.size is not None and settings.size > most:
         raise TooManyVectors(
-            f"`size` is {settings.size}; at most {most} anchors are allowed",
+            f"`size` is {settings.size}; at most {most} anchors are allowed.",
             field="size",
             limit=most,
         )
@@ -242,14 +242,14 @@ def _require_learnable(
         raise InvalidRequest(detail, field=smaller.field)
     if settings.size is not None and settings.size > smaller.rows:
         raise InvalidSeeds(
-            f"`size` is {settings.size}; the smaller pool has {smaller.rows} items. Lower `size`",
+            f"`size` is {settings.size}; the smaller pool has {smaller.rows} items. Lower `size`.",
             field="size",
         )
     size = settings.size or most
     if len(seeds) > size:
         raise InvalidSeeds(
-            f"there are {len(seeds)} seeds; the set has at most {size} pairs. Send fewer, or "
-            "raise `size`",
+            f"There are {len(seeds)} seeds; the set has at most {size} pairs. Send fewer, or "
+            "raise `size`.",
             field="seeds",
         )
     pool_maths.check_pairs(seeds, source=x.rows, target=y.rows)
@@ -263,7 +263,7 @@ def _require_optimisable(
 ) -> None:
     if settings.size > MOST_OPTIMISED:
         raise InvalidRequest(
-            f"anchor optimisation finds at most {MOST_OPTIMISED} anchors. Lower `size`",
+            f"Anchor optimisation finds at most {MOST_OPTIMISED} anchors. Lower `size`.",
             field="size",
         )
     pool_maths.check_seeds(seeds, source=x.rows, target=y.rows, size=settings.size)

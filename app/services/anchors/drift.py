@@ -137,7 +137,7 @@ def _choose_rows(options: DriftOptions, size: int) -> list[int]:
     """Return the anchors to compare. Raises InvalidRequest and TooManyInputs."""
     if options.sample is not None and (options.vectors is not None or options.rows is not None):
         raise InvalidRequest(
-            "`sample` only applies without `vectors` and `rows`. Remove it", field="sample"
+            "`sample` only applies without `vectors` and `rows`. Remove it.", field="sample"
         )
     if options.rows is None:
         if options.vectors is not None:
@@ -149,22 +149,22 @@ def _choose_rows(options: DriftOptions, size: int) -> list[int]:
         )
     rows = list(options.rows)
     if not rows:
-        raise InvalidRequest("expected at least one row", field="rows")
+        raise InvalidRequest("Expected at least one row.", field="rows")
     outside = [place for place, row in enumerate(rows) if not 0 <= row < size]
     if outside:
         raise InvalidRequest(
-            f"rows must lie in 0 to {size - 1}: the set has {size} anchors",
+            f"Rows must lie in 0 to {size - 1}: the set has {size} anchors.",
             field="rows",
             rows=outside,
         )
     if again := repeated_positions(rows):
         raise InvalidRequest(
-            "rows must differ; these repeat an earlier one", field="rows", rows=again
+            "Rows must differ; these repeat an earlier one.", field="rows", rows=again
         )
     if options.vectors is None and len(rows) > MOST_REEMBEDDED:
         raise TooManyInputs(
-            f"there are {len(rows)} rows to embed again; at most {MOST_REEMBEDDED} are allowed, "
-            "which is enough to detect drift. Send fewer",
+            f"There are {len(rows)} rows to embed again; at most {MOST_REEMBEDDED} are allowed, "
+            "which is enough to detect drift. Send fewer.",
             field="rows",
             limit=MOST_REEMBEDDED,
         )
@@ -182,12 +182,12 @@ def _check_vectors(
     if len(new) != len(rows):
         if options.rows is None:
             raise AnchorCountMismatch(
-                f"the set has {len(rows)} anchors, and the request {len(new)} vectors. Send one "
-                "for each, or name their anchors in `rows`",
+                f"The set has {len(rows)} anchors, and the request {len(new)} vectors. Send one "
+                "for each, or name their anchors in `rows`.",
                 field="vectors",
             )
         raise InvalidRequest(
-            f"there are {len(rows)} rows and {len(new)} vectors. Send one row for each vector",
+            f"There are {len(rows)} rows and {len(new)} vectors. Send one row for each vector.",
             field="rows",
         )
     return new
@@ -202,14 +202,14 @@ def _embed_again(
     """
     if space.encoder.model is None:
         raise EncoderNeedsVectors(
-            f"the service cannot encode inputs with an encoder of kind `{space.encoder.kind}`. "
-            "Send its vectors of today",
+            f"The service cannot encode inputs with an encoder of kind `{space.encoder.kind}`. "
+            "Send its vectors of today.",
             field="vectors",
         )
     if space.anchor_set.inputs is None:
         raise InputsNotStored(
-            f"anchor set {space.anchor_set.name!r} stores no inputs. Send the encoder's vectors "
-            "of today",
+            f"Anchor set {space.anchor_set.name!r} stores no inputs. Send the encoder's vectors "
+            "of today.",
             field="vectors",
         )
     inputs = read_inputs(

@@ -117,8 +117,8 @@ def append_piece(
     _require_room(services, row.items + count, field)
     if len(row.pieces) >= MOST_POOL_PIECES:
         raise PoolTooLarge(
-            f"the pool has {MOST_POOL_PIECES} pieces, the most allowed. Create a pool of larger "
-            "pieces",
+            f"The pool has {MOST_POOL_PIECES} pieces, the most allowed. Create a pool of larger "
+            "pieces.",
             field=field,
             limit=MOST_POOL_PIECES,
         )
@@ -131,7 +131,7 @@ def append_piece(
         current = resources.by_name(session, tables.PoolRow, context.project, name)
         if current.id != row.id:
             raise Conflict(
-                f"pool {name!r} was replaced by another of that name. Check it, and try again",
+                f"Pool {name!r} was replaced by another of that name. Check it, and try again.",
                 field="name",
             )
         if not is_appended:
@@ -161,8 +161,8 @@ def check_side(
             row = resources.whole_pool(session, project, content, field=field)
         if row.encoder_id != encoder.id:
             raise PoolOfAnotherEncoder(
-                f"pool {content!r} belongs to encoder {row.encoder.name!r}, not {encoder.name!r}. "
-                "Name a pool of that encoder",
+                f"Pool {content!r} belongs to encoder {row.encoder.name!r}, not {encoder.name!r}. "
+                "Name a pool of that encoder.",
                 field=field,
             )
         pool_side = PoolSide(encoder, field, row.items, [piece["blob"] for piece in row.pieces])
@@ -244,7 +244,7 @@ def _require_room(services: Services, count: int, field: str) -> None:
     most = services.limits.pool
     if count > most:
         raise PoolTooLarge(
-            f"the pool would have {count} items; at most {most} are allowed",
+            f"The pool would have {count} items; at most {most} are allowed.",
             field=field,
             limit=most,
         )
@@ -276,7 +276,7 @@ def _require_direction(services: Services, content: Tensor | Sequence[str], fiel
             first_rows.append(piece[start : start + 1])
     if not _differ(torch.cat(first_rows)):
         raise DegenerateAnchors(
-            "all items of the pool are equal, up to float32 rounding. Send different items",
+            "All items of the pool are equal, up to float32 rounding. Send different items.",
             field=field,
         )
 

@@ -92,16 +92,16 @@ def verify(
         row = resources.by_name(session, tables.EncoderRow, context.project, encoder)
     if len(inputs.values) > MOST_VERIFIED_INPUTS:
         raise TooManyInputs(
-            f"the request has {len(inputs.values)} inputs; at most {MOST_VERIFIED_INPUTS} are "
-            "allowed, which is enough for a verification. Send fewer",
+            f"The request has {len(inputs.values)} inputs; at most {MOST_VERIFIED_INPUTS} are "
+            "allowed, which is enough for a verification. Send fewer.",
             field="inputs",
             limit=MOST_VERIFIED_INPUTS,
         )
     theirs = incoming.checked_vectors(vectors, field="vectors", limits=services.limits)
     if len(theirs) != len(inputs.values):
         raise DimensionMismatch(
-            f"the request has {len(inputs.values)} inputs and {len(theirs)} vectors. Send one "
-            "vector for each",
+            f"The request has {len(inputs.values)} inputs and {len(theirs)} vectors. Send one "
+            "vector for each.",
             field="vectors",
         )
     ours = encode(services, context, row, inputs.values, role=inputs.role).vectors

@@ -47,8 +47,8 @@ def create_encoder(
     if kind is EncoderKind.external:
         if dim is None or model is not None or revision is not None or options:
             raise InvalidRequest(
-                "an encoder of kind `external` needs `dim`, and takes no `model`, `revision` or "
-                "`options`. Remove them, or name another kind",
+                "An encoder of kind `external` needs `dim`, and takes no `model`, `revision` or "
+                "`options`. Remove them, or name another kind.",
                 field="dim",
             )
         row.modality = modality or Modality.text
@@ -70,7 +70,7 @@ def _describe_model(
     """
     if dim is not None or row.model is None:
         raise InvalidRequest(
-            f"an encoder of kind `{row.kind}` needs `model`, and takes no `dim`: the model has one",
+            f"An encoder of kind `{row.kind}` needs `model`, and takes no `dim`, which it has.",
             field="model",
         )
     # Its files may have changed since another encoder was registered with it.
@@ -78,8 +78,8 @@ def _describe_model(
     model = load_current_model(services, spec_of(row))
     if modality not in (None, model.modality):
         raise InvalidRequest(
-            f"this model reads {model.modality}, not {modality}. Remove `modality`, or name "
-            "another model",
+            f"This model reads {model.modality}, not {modality}. Remove `modality`, or name "
+            "another model.",
             field="modality",
         )
     row.dim, row.modality, row.identity = model.dim, model.modality, model.identity.members

@@ -159,7 +159,7 @@ def _await(work: EncodeTask, field: str, meanwhile: Callable[[], None]) -> Tenso
         with blaming(field):
             return work.future.result()
     except CancelledError:
-        raise ClientLeft("the client left before its inputs were encoded") from None
+        raise ClientLeft("The client left before its inputs were encoded.") from None
 
 
 def _has_ended(work: EncodeTask) -> bool:
@@ -177,7 +177,7 @@ def check_encoded(
         check_vectors(vectors, dim=encoder.dim)
     except AnchorageError as error:
         raise EncoderFailed(
-            f"the model of encoder {encoder.name!r} returned wrong vectors: {error.detail}"
+            f"The model of encoder {encoder.name!r} returned wrong vectors. {error.detail}"
         ) from None
     truncated = [row for row, item in enumerate(items) if item.truncated]
     return EncodedVectors(vectors, sum(item.tokens for item in items), truncated)
@@ -224,8 +224,8 @@ def spec_of(encoder: tables.EncoderRow) -> EncoderSpec:
     """Return what to load for the encoder. Raises EncoderNeedsVectors."""
     if encoder.model is None:
         raise EncoderNeedsVectors(
-            f"the service cannot encode inputs with an encoder of kind `{encoder.kind}`. Send the "
-            "encoder's vectors",
+            f"The service cannot encode inputs with an encoder of kind `{encoder.kind}`. Send the "
+            "encoder's vectors.",
             field="inputs",
         )
     registered = (encoder.identity or {}).get("revision") or ""
@@ -247,8 +247,8 @@ def require_unchanged(encoder: tables.EncoderRow, model: EncoderModel) -> None:
         changed := sorted(name for name in registered if registered[name] != current.get(name))
     ):
         raise EncoderChanged(
-            f"the model of encoder {encoder.name!r} has changed since it was registered: "
-            f"{', '.join(changed)} differ. Restore its files, or register them as another encoder",
+            f"The model of encoder {encoder.name!r} has changed since it was registered: "
+            f"{', '.join(changed)} differ. Restore its files, or register them as another encoder.",
             field="encoder",
         )
 
@@ -261,11 +261,11 @@ def check_inputs(
     Raises EmptyVectors, TooManyInputs, InputTooLong, InvalidInput, BadBase64.
     """
     if not inputs:
-        raise EmptyVectors("expected at least one input", field=field)
+        raise EmptyVectors("Expected at least one input.", field=field)
     if len(inputs) > limits.vectors:
         raise TooManyInputs(
-            f"the request has {len(inputs)} inputs; at most {limits.vectors} are allowed. Send "
-            "fewer",
+            f"The request has {len(inputs)} inputs; at most {limits.vectors} are allowed. Send "
+            "fewer.",
             field=field,
             limit=limits.vectors,
         )
@@ -278,13 +278,13 @@ def _check_texts(inputs: Sequence[Input], limits: Limits, field: str) -> Sequenc
     files = [row for row, value in enumerate(inputs) if isinstance(value, bytes)]
     if files:
         raise InvalidInput(
-            "this encoder reads texts, not images. Send texts", field=field, rows=files
+            "This encoder reads texts, not images. Send texts.", field=field, rows=files
         )
     long = [row for row, text in enumerate(inputs) if len(text) > limits.input_characters]
     if long:
         raise InputTooLong(
-            f"these inputs have more than {limits.input_characters} characters. Shorten or split "
-            "them",
+            f"These inputs have more than {limits.input_characters} characters. Shorten or split "
+            "them.",
             field=field,
             rows=long,
             limit=limits.input_characters,
@@ -300,7 +300,7 @@ def _decode_image(value: Input, row: int, field: str) -> bytes:
         return base64.b64decode(value[prefix.end() :] if prefix else value, validate=True)
     except ValueError:
         raise BadBase64(
-            "expected images as base64, or as data:image/...;base64,... URLs",
+            "Expected images as base64, or as data:image/...;base64,... URLs.",
             field=field,
             rows=[row],
         ) from None

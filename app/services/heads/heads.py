@@ -66,14 +66,14 @@ def create_head(
     Overloaded, and the not-found errors.
     """
     if (new.encoder is None) == (new.anchor_set is None):
-        raise NotExactlyOne("send exactly one of `encoder` and `anchor_set`", field="encoder")
+        raise NotExactlyOne("Send exactly one of `encoder` and `anchor_set`.", field="encoder")
     if repeated := repeated_positions(new.classes):
         raise InvalidHead(
-            "class names must differ; these repeat an earlier one", field="classes", rows=repeated
+            "Class names must differ; these repeat an earlier one.", field="classes", rows=repeated
         )
     if new.anchor_set is None and (new.encode_power or new.ridge is not None):
         raise InvalidHead(
-            "`encode_power` and `ridge` only apply to a head with `anchor_set`. Remove them",
+            "`encode_power` and `ridge` only apply to a head with `anchor_set`. Remove them.",
             field="encode_power",
         )
     name_lookup.require_free(services, tables.HeadRow, context.project, new.name)
@@ -87,8 +87,8 @@ def create_head(
         new_row = _build_row(session, context.project, new)
         if new_row.dim != row.dim:
             raise InvalidHead(
-                f"the head reads vectors of {row.dim} dimensions, and its encoder or anchor set "
-                f"was replaced by one of {new_row.dim}. Try again",
+                f"The head reads vectors of {row.dim} dimensions, and its encoder or anchor set "
+                f"was replaced by one of {new_row.dim}. Try again.",
                 field="encoder",
             )
         new_row.outputs, new_row.blob = row.outputs, row.blob
@@ -134,16 +134,16 @@ def _check_outputs(new: HeadDefinition, head: HeadModel) -> None:
     """Raises InvalidHead when the head's outputs contradict its definition."""
     if new.output is HeadOutput.classes and head.outputs != len(new.classes):
         raise InvalidHead(
-            f"there are {len(new.classes)} classes, and the head has {head.outputs} outputs. Send "
-            "one class for each output",
+            f"There are {len(new.classes)} classes, and the head has {head.outputs} outputs. Send "
+            "one class for each output.",
             field="classes",
         )
     if new.output is HeadOutput.image:
         sides = [int(new.image[side]) for side in ("height", "width", "channels")]
         if sides[0] * sides[1] * sides[2] != head.outputs:
             raise InvalidHead(
-                f"the head has {head.outputs} outputs, not the numbers of an image of {sides}. "
-                "Correct `image`",
+                f"The head has {head.outputs} outputs, not the numbers of an image of {sides}. "
+                "Correct `image`.",
                 field="output",
             )
         draw_images(new.image, torch.zeros(1, head.outputs))

@@ -190,8 +190,8 @@ def _reach_head(
         _refuse_translation(choice, "this head reads relative vectors")
         if anchor_set is not None and anchor_set != row.anchor_set.name:
             raise InvalidHead(
-                f"head {row.name!r} belongs to anchor set {row.anchor_set.name!r}. Name that set, "
-                "or none",
+                f"Head {row.name!r} belongs to anchor set {row.anchor_set.name!r}. Name that set, "
+                "or none.",
                 field="anchor_set",
             )
         relation = maps.Relation(
@@ -216,8 +216,8 @@ def _reach_head(
         return _HeadVectors(encoded.vectors, encoded.truncated)
     if anchor_set is None:
         raise MissingField(
-            f"head {row.name!r} reads vectors of {row.encoder.name!r}. Name the `anchor_set` to "
-            "translate with",
+            f"Head {row.name!r} reads vectors of {row.encoder.name!r}. Name the `anchor_set` to "
+            "translate with.",
             field="anchor_set",
         )
     usual: candidates.Preference = "retrieval" if output_of(row) is HeadOutput.classes else "cosine"
@@ -247,7 +247,7 @@ def _require_same(spaces: Sequence[str | None], expected: Sequence[str | None]) 
     """Raises Conflict when an encoder or the head was replaced after its look-up."""
     if list(spaces) != list(expected):
         raise Conflict(
-            "an encoder or the head was replaced by another of that name. Try again",
+            "An encoder or the head was replaced by another of that name. Try again.",
             field="head",
         )
 
@@ -271,21 +271,21 @@ def _read_truth(services: Services, row: tables.HeadRow, truth: Truth, count: in
     if truth.labels is not None:
         if not classifies:
             raise InvalidRequest(
-                "`labels` only applies to a classifier. Send `targets` for this head",
+                "`labels` only applies to a classifier. Send `targets` for this head.",
                 field="labels",
             )
         places = {name: place for place, name in enumerate(row.classes)}
         unknown = [place for place, label in enumerate(truth.labels) if label not in places]
         if unknown:
             raise InvalidRequest(
-                "these labels are not among the head's classes", field="labels", rows=unknown
+                "These labels are not among the head's classes.", field="labels", rows=unknown
             )
         _require_count(len(truth.labels), count, "labels")
         return torch.tensor([places[label] for label in truth.labels])
     if truth.targets is not None:
         if classifies:
             raise InvalidRequest(
-                "`targets` does not apply to a classifier. Send `labels` for this head",
+                "`targets` does not apply to a classifier. Send `labels` for this head.",
                 field="targets",
             )
         _require_count(len(truth.targets), count, "targets")
@@ -298,7 +298,7 @@ def _read_truth(services: Services, row: tables.HeadRow, truth: Truth, count: in
 def _require_count(count: int, expected: int, field: str) -> None:
     if count != expected:
         raise InvalidRequest(
-            f"there are {expected} items and {count} of `{field}`. Send one for each item",
+            f"There are {expected} items and {count} of `{field}`. Send one for each item.",
             field=field,
         )
 
@@ -320,7 +320,7 @@ def _predict_native(
         if own is None:
             raise InvalidRequest(
                 "`native_vectors` does not apply to a relative head, which belongs to no encoder. "
-                "Remove it",
+                "Remove it.",
                 field="native_vectors",
             )
         native = incoming.checked_vectors(
@@ -375,8 +375,8 @@ def _refuse_translation(choice: TranslationChoice, reason: str) -> None:
     """Raises InvalidHead for options that would have no effect."""
     if choice.method != "auto" or choice.options:
         raise InvalidHead(
-            f"{reason}: `method` and `options` do not apply. Remove them", field="method"
+            f"{reason}: `method` and `options` do not apply. Remove them.", field="method"
         )
     for name in ("prefer", "min_quality"):
         if getattr(choice, name):
-            raise InvalidHead(f"{reason}: `{name}` does not apply. Remove it", field=name)
+            raise InvalidHead(f"{reason}: `{name}` does not apply. Remove it.", field=name)

@@ -29,15 +29,15 @@ def submit_job(
         own, total = jobs.count_unfinished(session, context.project)
         if own >= limits.project_jobs:
             raise TooManyJobs(
-                f"this project has {limits.project_jobs} unfinished jobs, the most allowed. Wait "
-                "for some to end, or cancel them",
+                f"This project has {limits.project_jobs} unfinished jobs, the most allowed. Wait "
+                "for some to end, or cancel them.",
                 retry_after_s=10,
                 limit=limits.project_jobs,
             )
         if total >= limits.jobs:
             raise QueueFull(
-                f"the queue holds {limits.jobs} unfinished jobs, the most allowed. Try again in "
-                "10 s",
+                f"The queue holds {limits.jobs} unfinished jobs, the most allowed. Try again in "
+                "10 s.",
                 retry_after_s=10,
                 limit=limits.jobs,
             )
@@ -56,7 +56,9 @@ def cancel_job(services: Services, context: RequestContext, job_id: str) -> tabl
     with services.db.transaction() as session:
         row = resources.job(session, context.project, job_id)
         if JobState(row.state).finished:
-            raise JobFinished(f"job {job_id} has ended: it is {row.state}, and cannot be cancelled")
+            raise JobFinished(
+                f"Job {job_id} has ended: it is {row.state}, and cannot be cancelled."
+            )
         jobs.cancel(session, row.id, now=tables.now())
         record_audit(session, context, "cancel", "job", row.id)
         session.flush()

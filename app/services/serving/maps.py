@@ -169,13 +169,13 @@ class Relation:
         if self.encode_power == 0 and self.ridge is not None:
             raise UnknownOption(
                 "`ridge` only applies to an `encode_power` above 0. Remove it, or set "
-                "`encode_power`",
+                "`encode_power`.",
                 field="ridge",
             )
         if self.encode_power != 0 and self.bits is not None:
             raise InvalidOption(
                 "`bits` only applies to `encode_power` 0: other coordinates have no common range. "
-                "Remove `bits` or `encode_power`",
+                "Remove `bits` or `encode_power`.",
                 field="bits",
             )
         return pair.source, pair.source.encoder.dim, pair.source.anchor_set.size
@@ -264,25 +264,25 @@ class Decoding:
         if "encode_power" in overrides:
             raise UnknownOption(
                 "`encode_power` does not apply to relative vectors. Set `relative_power` to the "
-                "power that encoded them",
+                "power that encoded them.",
                 field="options.encode_power",
             )
         if self.request.min_quality:
             raise InvalidOption(
                 "`min_quality` does not apply to relative vectors. Remove it, or send vectors of "
-                "a source",
+                "a source.",
                 field="min_quality",
             )
         if "centre" in overrides:
             raise UnknownOption(
                 "`centre` does not apply to relative vectors: they are centred on the anchors' "
-                "mean. Remove it",
+                "mean. Remove it.",
                 field="options.centre",
             )
         if "keep_norms" in overrides:
             raise UnknownOption(
                 "`keep_norms` does not apply to relative vectors, because they have no norms. "
-                "Remove it",
+                "Remove it.",
                 field="options.keep_norms",
             )
         if method in ("auto", "graded"):
@@ -293,8 +293,8 @@ class Decoding:
         options = methods.resolve(method, overrides, anchors=anchors)
         if methods.METHODS[method].independent and method != "graded" and self.relative_power != 0:
             raise InvalidOption(
-                f"the method {method} only decodes `relative_power` 0, not {self.relative_power}. "
-                "Use the method graded",
+                f"The method {method} only decodes `relative_power` 0, not {self.relative_power}. "
+                "Use the method graded.",
                 field="relative_power",
             )
         return method, options

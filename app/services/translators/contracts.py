@@ -79,13 +79,13 @@ def require_promise(
         if promise is None:
             raise QualityBelowMinimum(
                 f"{pair}: {measure} must be at least {least}, and there are too few distinct "
-                "anchors to promise any quality. Add anchors, or lower the minimum",
+                "anchors to promise any quality. Add anchors, or lower the minimum.",
                 field=field,
             )
         if report["evidence"]["verdict"] == "useless":
             raise QualityBelowMinimum(
                 f"{pair}: {measure} must be at least {least}, and the anchors are no more related "
-                "than shuffled ones. Check that they are the same items in the same order",
+                "than shuffled ones. Check that they are the same items in the same order.",
                 field=field,
                 found=promise,
             )
@@ -94,7 +94,7 @@ def require_promise(
             interval = f"95 %: {promised['low']:.3f} to {promised['high']:.3f}"
             raise QualityBelowMinimum(
                 f"{pair}: {measure} must be at least {least}, and {row.method} promises "
-                f"{promised['value']:.3f} ({interval}). Add anchors, or lower the minimum",
+                f"{promised['value']:.3f} ({interval}). Add anchors, or lower the minimum.",
                 field=field,
                 found=promise,
             )

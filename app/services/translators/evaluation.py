@@ -144,12 +144,12 @@ def check_evaluation(
     if vectors is None or native is None:
         field = "vectors" if vectors is None else "native"
         raise MissingField(
-            "`vectors` and `native` belong together: row i of both is the same item. Send both",
+            "`vectors` and `native` belong together: row i of both is the same item. Send both.",
             field=field,
         )
     if request.min_quality:
         raise InvalidRequest(
-            "`min_quality` does not apply to an evaluation. Remove it", field="min_quality"
+            "`min_quality` does not apply to an evaluation. Remove it.", field="min_quality"
         )
     translators.check_options(request, anchors=source.anchor_set.size)
     limits = services.limits
@@ -261,7 +261,7 @@ def _refuse_without_items(
         if is_set:
             raise InvalidRequest(
                 f"`{field}` only applies with `vectors` and `native`. Send both, or remove "
-                f"`{field}`",
+                f"`{field}`.",
                 field=field,
             )
 
@@ -271,13 +271,13 @@ def _fill_settings(items: EvaluationItems, settings: EvaluationSettings) -> Eval
     n = len(items.vectors)
     if n != len(items.native):
         raise InvalidRequest(
-            f"there are {n} `vectors` and {len(items.native)} `native`. Send as many of both: row "
-            "i is the same item",
+            f"There are {n} `vectors` and {len(items.native)} `native`. Send as many of both: row "
+            "i is the same item.",
             field="native",
         )
     if n < FEWEST_EVALUATED:
         raise InvalidRequest(
-            f"expected at least {FEWEST_EVALUATED} items: a single one has no neighbours",
+            f"Expected at least {FEWEST_EVALUATED} items: a single one has no neighbours.",
             field="vectors",
         )
     others = n - 1 if items.corpus is None else len(items.corpus)
@@ -294,7 +294,7 @@ def _fill_settings(items: EvaluationItems, settings: EvaluationSettings) -> Eval
         )
     if settings.csls_neighbours is not None:
         raise InvalidRequest(
-            "`csls_neighbours` only applies with `csls: true`. Set it, or remove `csls_neighbours`",
+            "`csls_neighbours` only applies with `csls: true`. Set that, or remove it.",
             field="csls_neighbours",
         )
     return EvaluationSettings(k)
@@ -303,7 +303,7 @@ def _fill_settings(items: EvaluationItems, settings: EvaluationSettings) -> Eval
 def _limit_neighbours(number: int | None, most: int, field: str, of: str) -> int:
     """Return the number, by default 10 or the most possible. Raises InvalidRequest."""
     if number is not None and number > most:
-        raise InvalidRequest(f"`{field}` is {number}; there are only {most} {of}", field=field)
+        raise InvalidRequest(f"`{field}` is {number}; there are only {most} {of}.", field=field)
     return min(metrics.DEFAULT_NEIGHBOURS, most) if number is None else number
 
 

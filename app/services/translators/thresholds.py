@@ -105,8 +105,8 @@ def _hold_out(services: Services, row: tables.TranslatorRow) -> CalibrationItems
         items = translate_held_out(row.method, source, target, row.options)
     if items is None:
         raise TooFewAnchors(
-            f"a threshold needs at least {FEWEST_DISTINCT} distinct anchors that are not nearly "
-            f"all equal; anchor set {row.source.anchor_set.name!r} has fewer. Use a larger set",
+            f"A threshold needs at least {FEWEST_DISTINCT} distinct anchors that are not nearly "
+            f"all equal; anchor set {row.source.anchor_set.name!r} has fewer. Use a larger set.",
             field="id",
         )
     return items

@@ -268,7 +268,7 @@ def _check_shape(options: methods.Options) -> methods.Options:
     for option in options:
         if option not in methods.OUTPUT_OPTIONS:
             raise UnknownOption(
-                f"`method: auto` chooses `{option}` itself. Remove it, or name a method",
+                f"`method: auto` chooses `{option}` itself. Remove it, or name a method.",
                 field=f"options.{option}",
             )
     return options
@@ -309,7 +309,7 @@ def _look_up(services: Services, name: NameKey) -> SpacePair:
             for field, encoder in encoders.items():
                 find_space_row(session, name.project, anchor_set, encoder, field)
             raise Conflict(
-                f"anchor set {anchor_set!r} was replaced by another of that name. Try again",
+                f"Anchor set {anchor_set!r} was replaced by another of that name. Try again.",
                 field="anchor_set",
             )
         first, second = by_encoder.get(source or ""), by_encoder.get(target or "")
