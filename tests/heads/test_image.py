@@ -51,5 +51,5 @@ def test_invalid_images_are_rejected(values, low, high, says):
 
 def test_without_pillow_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(InvalidHead, match=r"anchorage\[vision\]"):
+    with pytest.raises(InvalidHead, match=r"anchorage-server\[vision\]"):
         encode_png(torch.zeros(2, 2, 3), 0.0, 1.0)

@@ -353,7 +353,7 @@ def test_an_attack_is_rejected_in_time_without_memory_of_the_service(runner, mon
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
 def test_without_a_package_the_error_says_what_to_install(monkeypatch, runner, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(InvalidHead, match=r"pip install 'anchorage\[onnx\]'"):
+    with pytest.raises(InvalidHead, match=r"pip install 'anchorage-server\[onnx\]'"):
         make_head(EXPORTS["mlp"], runner)
 
 
