@@ -22,8 +22,7 @@ from app.maths.translators.translator import ProductPrecision
 from app.observability import metrics
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.serving import maps, plans, products
-from app.services.translators import confidence
+from app.services.serving import confidence, maps, plans, products
 
 router = APIRouter(tags=["vectors"])
 

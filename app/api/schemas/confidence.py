@@ -9,7 +9,7 @@ import pyarrow as pa
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from app.services.translators.confidence import RowConfidence
+from app.services.serving.confidence import RowConfidence
 
 #: Column in Arrow for each column in JSON.
 ARROW_COLUMNS = {

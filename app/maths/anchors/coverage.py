@@ -77,7 +77,7 @@ class Suggestion:
 
 
 def cover(unit: Float64[Tensor, "k d"]) -> Coverage:
-    """The coverage of unit anchors (k, d), at least one of which is not zero."""
+    """The coverage of unit anchors (k, d), which are not all zero."""
     unit = unit[unit.abs().amax(dim=1) > 0]
     rank, participation = effective_ranks(unit)
     nearest = nearest_cosines(unit)

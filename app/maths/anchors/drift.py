@@ -46,8 +46,8 @@ MOST_PRODUCTS, MOST_COMPARED_ROWS = 2**27, 2048
 #: at five rows at most, 2 at six, none at eight).
 FEWEST_FOR_ROTATION = 8
 
-#: From this dimension on, translators are fitted to vectors in a basis of their own rows, because a
-#: full matrix takes seconds. The translator is the same but for the graded method's ridge, which
+#: From this dimension on, translators are fitted to vectors in a basis of these rows, because a
+#: full matrix takes seconds. The translator is the same except the graded method's ridge, which
 #: depends on the dimension.
 WIDE_DIM = 4096
 

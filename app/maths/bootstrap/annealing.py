@@ -9,8 +9,8 @@ first rounds is wrong, and the next map is fitted to these. Here P is the entrop
 distribution over the other pool) at a falling temperature: at first a row only indicates the region
 of its item. A handful of seeds suffices for that, and all items vote. Deterministic annealing: Rose
 1998; for assignment, Gold and Rangarajan 1996, "A graduated assignment algorithm for graph
-matching"; with fixed seeds as in seeded graph matching, Fishkind et al. 2019. docs/self-learning.md
-explains it.
+matching"; with fixed seeds as in seeded graph matching, Fishkind et al. 2019.
+docs/explanation/self-learning.md explains it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Estimates without the truth: the share of right pairs, wrong seeds, and the rows to label next.
 
-Five signs (docs/bootstrap-measured.md says how often they are right):
+Five signs (docs/results/bootstrap.md says how often they are right):
 - *agreement*: attempts from other coordinates and seed weights find the same pairs. Wrong results
   differ from each other.
 - *confirmation*: a map learnt from half of the pairs chooses a pair of the other half, in both
@@ -31,9 +31,9 @@ from app.maths.bootstrap.refinement import graded_map, mutual_partners
 CONFIRMATIONS = 3
 #: P(right) of a pair that 0, 1, 2, 3 of 3 held-out maps confirm, where the attempts agree. This and
 #: the bounds below were chosen on samples of the benchmark's pairs of encoders and on synthetic
-#: clouds; their accuracy: docs/bootstrap-measured.md.
+#: clouds; their accuracy: docs/results/bootstrap.md.
 RIGHT_BY_VOTES = (0.55, 0.78, 0.90, 0.985)
-#: Agreement of two attempts that proves nothing, and agreement that is full proof.
+#: Agreement of two attempts up to which they count as unrelated, and from which as equal.
 NO_AGREEMENT, FULL_AGREEMENT = 0.45, 0.85
 #: The same for the confirmed share of all mutual pairs: one attempt of many may be right without a
 #: second.
@@ -255,7 +255,7 @@ def wilson_upper(hits: int, of: int) -> float:
 
 def seeds_to_add(seeds: int, *, fewest: int = 5) -> int:
     """The number of seeds to add next: as many again, but at least `fewest`.
-    docs/bootstrap-measured.md says how often that suffices.
+    docs/results/bootstrap.md says how often that suffices.
     """
     return max(fewest, seeds)
 

@@ -54,8 +54,7 @@ class Pools:
 
     x, y      (n, d_x) and (m, d_y) float32: items of the two pools, centred on their pool's mean,
               length 1
-    memory    bytes that a method may use beside the pools for tables that grow with n and m
-              together
+    memory    bytes for tables that grow with n and m together, in addition to the pools
     """
 
     x: Float32[Tensor, "n dx"]
@@ -122,8 +121,8 @@ def _unit_about_mean(pool: Float[Tensor, "n d"], beat: Beat) -> Float32[Tensor, 
     distances = torch.cat([row_norms(in_float64(piece) - mean) for piece in pieces])
     farthest = float(distances[counted].max())
     if float(mean.norm()) > n * torch.finfo(torch.float64).eps * farthest:
-        # Where the mean is large beside the spread, its rounding would add one common direction of
-        # noise.
+        # Where the mean is large compared with the spread, its rounding would add one common
+        # direction of noise.
         rest = torch.stack(
             [
                 weight @ (in_float64(piece) - mean)

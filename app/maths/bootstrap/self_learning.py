@@ -11,8 +11,8 @@ each pair by maps without it.
 4. Chance: one short attempt from random seeds against a scrambled target pool shows the share that
    any result would confirm. Orphans (orphans.py): items whose partner is removed show how readily
    items without a partner are paired.
-This module claims no pair to be right; `estimate_right` estimates the share. docs/self-learning.md
-explains the steps and their ablation.
+This module claims no pair to be right; `estimate_right` estimates the share.
+docs/explanation/self-learning.md explains the steps and their ablation.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from app.maths.bootstrap.neighbours import TABLE_BYTES, Beat, no_beat, product_b
 CACHED_NUMBERS = 2**21
 #: Two equal masses may differ by this many roundings of a potential over epsilon.
 EQUAL_MASS_ROUNDINGS = 16
-#: exp of less than this is negligible beside 1, and takes forty times as long where it underflows
-#: float32.
+#: exp of less than this is negligible compared with 1. Where it underflows float32, it takes forty
+#: times as long.
 NEGLIGIBLE_LOGIT = -80.0
 
 

@@ -1,9 +1,9 @@
 """Two spaces of one anchor set, in coordinates in which every method is a small matrix.
 
 With the kept spectra U_x = W_x diag(s_x) V_x^T and U_y = W_y diag(s_y) V_y^T, each T that is fitted
-to unit anchors is T = V_x F V_y^T, because a fit says nothing outside the span of its anchors. The
+to unit anchors is T = V_x F V_y^T, because a fit is undefined outside the span of its anchors. The
 methods differ in the *core* F (r_x, r_y) alone. All methods share the two spectra, and a core costs
-little beside them, so many cores can be compared.
+little in comparison, which allows many cores to be compared.
 """
 
 from __future__ import annotations

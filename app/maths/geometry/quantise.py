@@ -25,7 +25,7 @@ Moschella et al. 2023, appendix A.3, quantise the absolute embeddings instead: t
 agglomeratively up to a distance threshold and replace each vector by the centroid of its cluster.
 That is invariant to every change that moves no vector into another cluster. No bound on a
 distortion can promise this, because some vectors lie at a border. A vector that was not clustered
-has no code, and items of one cluster become indistinguishable. `benchmarks/anchor_strategies.py`
+has no code, and items of one cluster become indistinguishable. `research/anchor_strategies`
 measures that variant; the service does not offer it.
 """
 

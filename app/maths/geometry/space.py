@@ -23,7 +23,7 @@ from app.maths.geometry.spectrum import Spectrum, kept_svd
 #: values stay finite.
 LARGEST_MAGNITUDE = 2.0**100
 
-#: A row at most this many float32 roundings of its own magnitude away from the mean has no usable
+#: A row at most this many float32 roundings of its magnitude away from the mean has no usable
 #: direction.
 NOISE_ROUNDINGS = 8
 
@@ -154,7 +154,7 @@ def fit_space(anchors: Float[Tensor, "k d"]) -> Space:
     mean = anchors.mean(dim=0)
     centred = anchors - mean
     if mean.norm() > anchors.shape[0] * torch.finfo(torch.float64).eps * row_norms(anchors).max():
-        # Centre twice: where the mean is large beside the spread, its rounding would add one
+        # Centre twice: where the mean is large compared with the spread, its rounding would add one
         # common direction of noise.
         centred = centred - centred.mean(dim=0)
     else:

@@ -145,7 +145,7 @@ def usual_ridge(spectrum: Spectrum, *, dim: int) -> float:
     lambda = 1/2 exp( mean over the r kept directions of log(s_i^2 + `shrinkage`) ), on the scale of
     s^2. dim is d.
     Our own rule. Over seven kinds of embeddings it is within .04 of recall@10 of the best ridge of
-    each pair; no fixed ridge is (benchmarks/quality.py). It needs no second space, so N spaces keep
+    each pair; no fixed ridge is (benchmarks/quality). It needs no second space, so N spaces keep
     their N projectors and N decoders.
     """
     if not len(spectrum.values):

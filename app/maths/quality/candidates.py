@@ -43,7 +43,7 @@ def _candidates() -> tuple[Candidate, ...]:
 
 
 #: Not included: `irp` and `irp-ridge`, which would not have been chosen on any pair of
-#: benchmarks/quality.py; `ridge`, which is graded at (1, 0); variants about zero instead of the
+#: benchmarks/quality; `ridge`, which is graded at (1, 0); variants about zero instead of the
 #: mean, which lost everywhere; `affine`, whose lengths express certainty and would disorder an
 #: index of dot products.
 CANDIDATES = _candidates()

@@ -22,7 +22,7 @@ behind the regression. Features relative to all anchors of the served translator
 distribution: leverages shrink with every anchor, and nothing lies outside the span of d of them.
 
 Proven: within one part, given the fit to the others, the held-out anchors and a new item are
-exchangeable if anchors are drawn as the items are. So where one part suffices (it alone has
+exchangeable if anchors are drawn as the items are. So where one part suffices (only it has
 ENOUGH_HELD_OUT anchors), the interval contains the cosine of a translation by that part's fit with
 probability at least 1 - a, and at most 1 - a + 2/(m + 1) without ties; and p <= t has probability
 about t (about, because the same anchors standardise the scores). Where several parts are pooled,

@@ -1,5 +1,6 @@
-"""Translations measured on items that were not their anchors, beside other queries for the same
-items, with and without CSLS.
+"""Translations measured on items that were not their anchors, with and without CSLS.
+
+They are compared with other queries for the same items.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def evaluate(
     centred on the target's anchors.
 
     k                in 1..m; without a corpus in 1..n-1
-    corpus           (m, d) the index; None: the native vectors, each item left out of its own
+    corpus           (m, d) the index; None: the native vectors, each item left out of its list of
                      neighbours
     csls_neighbours  in 1..min(n, m): also correct the cosines by this many neighbours; None: do not
     cosines          computes the blocks of cosines; every cosine comes from it

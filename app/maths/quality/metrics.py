@@ -110,8 +110,8 @@ def search(
     """The rows that queries find by their scores, in one pass over the blocks.
 
     k       in 1..m, or 1..m-1 where the queries' own items are in the index
-    own     whether row i of the index is the item of query i; that row is then the wanted one, and
-            left out of `near`
+    own     whether row i of the index is the item of query i; that row is then the answer, and left
+            out of `near`
     targets  (n,) the wanted row of each query if `own` is false; None: the row that the query finds
             first
     """
@@ -179,7 +179,7 @@ def compare_results(
     """The metrics of unit queries (n, d), from their search results.
 
     results, native_results  results of the translated and of the native queries in one index
-    own, native_own  (n, j) each query's neighbours among the queries of its own kind, without the
+    own, native_own  (n, j) each query's neighbours among the queries of the same kind, without the
                      item itself
     """
     k = results.near.shape[1]

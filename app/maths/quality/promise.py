@@ -19,7 +19,7 @@ class Promise:
     """Expected quality of a served translator.
 
     anchors     k of the served fit
-    index       the number of items in the index, none of which the fit has seen; in a larger index
+    index       the number of items in the index, which the fit has not seen; in a larger index
                 recall and MRR are lower
     neighbours  neighbours of recall and the Jaccards
     measures    by their names in `Quality`, each with a 95 % interval

@@ -6,7 +6,7 @@ best mean `_score` is compared with the default one, `DEFAULT_CANDIDATE`, anchor
 chosen when it is better by DECISIVE_ERRORS standard errors of the paired difference; otherwise the
 default, which does not depend on the pair, is chosen. Among dozens of candidates, the best on few
 anchors is mostly the luckiest: on seven kinds of embeddings the default beat it below about a
-hundred anchors, and lost to it above (benchmarks/quality.py). The estimate of the chosen
+hundred anchors, and lost to it above (benchmarks/quality). The estimate of the chosen
 candidate's quality is free of selection bias: each fold is measured by the candidate that the
 anchors of the other folds would have chosen (`Choice.found`).
 
@@ -41,8 +41,8 @@ MOST_SELECTION_ANCHORS = 1024
 DECISIVE_ERRORS = 1.5
 
 #: Fewer anchors have coarser neighbourhoods: 10 of 50 are a fifth of the index. In a client's
-#: larger index the order of the very nearest matters, which MRR measures: its weight beside recall
-#: is MRR_WEIGHT / k.
+#: larger index the order of the very nearest matters, which MRR measures: its weight relative to
+#: recall is MRR_WEIGHT / k.
 MRR_WEIGHT = 30.0
 
 SELECTION_MEASURES = ("recall", "mrr", "cosine", "agreement")

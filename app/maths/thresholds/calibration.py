@@ -117,7 +117,7 @@ class ExpectedScore:
     answer        E[the other score]
     interval      of one pair's other score
     map_interval  of `answer` itself, over other choices of anchors
-    by_rate       the threshold that as many pairs reach as reach the given one
+    by_rate       the threshold that as many pairs reach as reach the given threshold
     share         the share of all pairs that reach the given score
     pairs_above   the number of sampled pairs that reach it
     extrapolated  whether fewer than FEWEST_SCORE_PAIRS pairs are above, below or near it
@@ -220,7 +220,7 @@ def rate_matched_threshold(
     """
 
     def from_the_top(scores: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores, highest first, and the weight of those above each plus half of its own."""
+        """Scores, highest first, and the weight of those above each plus half of their weight."""
         weight = rows.weight[order.flip(0)]
         return scores[order.flip(0)], weight.cumsum(0) - weight / 2
 

@@ -27,9 +27,9 @@ from app.maths.thresholds.score_pairs import FEWEST_SCORE_PAIRS, ScorePairs
 class Decisions:
     """A threshold of the other score, and its decisions compared with those of the given threshold.
 
-    precision  of the pairs that reach it, the share that reaches the given one; None where no pair
-               reaches it
-    recall     of the pairs that reach the given one, the share that reaches it
+    precision  of the pairs that reach it, the share that reaches the given threshold; None where
+               no pair reaches it
+    recall     of the pairs that reach the given threshold, the share that reaches it
     f1         their harmonic mean
     """
 
@@ -57,7 +57,7 @@ class Agreement:
 
 def threshold_agreement(calibration: Calibration, threshold: float) -> Agreement | None:
     """Decisions by thresholds of the other score, compared with those by `threshold` of the given
-    one.
+    score.
 
     None with fewer than FEWEST_SCORE_PAIRS pairs on either side of it.
     """

@@ -68,7 +68,7 @@ class CalibrationItems:
 
 @dataclass(frozen=True, eq=False)
 class ScorePairs:
-    """Pairs of items with both their scores, in the order of the given one. A pair has a row for
+    """Pairs of items with both their scores, in the order of the given score. A pair has a row for
     each direction that differs.
 
     given   (n,) and answer (n,), cosines

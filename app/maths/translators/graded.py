@@ -1,11 +1,11 @@
-"""The graded family: each side is whitened by a power of its own, computed from its own anchors
+"""The graded family: each side is whitened by a separate power, computed from its own anchors
 alone.
 
 With C = U^T U + ridge I: projector E = C^-a U^T (d x k), decoder D = U C^-b (k x d), T = E_x D_y.
 (a, b) = (0, 1) is the paper's inverse with a ridge, (1, 0) ridge regression of unit anchors on unit
 anchors, (1/2, 1/2) the product of the two Parseval frames. No part is fitted to a pair of spaces,
-so N spaces need N projectors and N decoders. Our own family; `benchmarks/quality.py` measures it,
-and docs/methods.md explains it.
+so N spaces need N projectors and N decoders. Our own family; `benchmarks/quality` measures it,
+and docs/explanation/methods.md explains it.
 """
 
 from __future__ import annotations

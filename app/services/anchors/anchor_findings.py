@@ -1,4 +1,7 @@
-"""Finds problems of an anchor set, and says what to do. docs/anchor-sets.md has the codes."""
+"""Finds problems of an anchor set, and says what to do.
+
+docs/how-to/anchor-sets.md describes the codes.
+"""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from app.maths.geometry.space import fit_space
 from app.services import incoming
 from app.services.access.audit import record_audit
 from app.services.context import Services
+from app.services.encoders import vectors_or_inputs
 from app.services.encoders.encoding import Inputs, check_inputs, encode, spec_of
 from app.services.request_context import RequestContext
 from app.storage import tables
@@ -69,7 +70,7 @@ def create_pool(
     Raises NameTaken, EncoderNotFound, NotExactlyOne, PoolTooLarge, and the errors of
     `vectors_or_encoded`.
     """
-    field, count = incoming.exactly_one(vectors, inputs)
+    field, count = vectors_or_inputs.exactly_one(vectors, inputs)
     with services.db.transaction() as session:
         resources.require_free(session, tables.PoolRow, context.project, name)
         encoder_row = resources.by_name(
@@ -78,7 +79,9 @@ def create_pool(
     _require_room(services, count, field)
     piece = _store_piece(
         services,
-        incoming.vectors_or_encoded(services, context, encoder_row, vectors, inputs).vectors,
+        vectors_or_inputs.vectors_or_encoded(
+            services, context, encoder_row, vectors, inputs
+        ).vectors,
     )
     row = tables.PoolRow(
         project=context.project,
@@ -109,7 +112,7 @@ def append_piece(
     Raises PoolNotFound, OffsetMismatch, NotExactlyOne, PoolTooLarge, Conflict, and the errors of
     `vectors_or_encoded`.
     """
-    field, count = incoming.exactly_one(vectors, inputs)
+    field, count = vectors_or_inputs.exactly_one(vectors, inputs)
     with services.db.transaction() as session:
         row = resources.whole_pool(session, context.project, name)
     if offset != row.items:
@@ -124,7 +127,9 @@ def append_piece(
         )
     piece = _store_piece(
         services,
-        incoming.vectors_or_encoded(services, context, row.encoder, vectors, inputs).vectors,
+        vectors_or_inputs.vectors_or_encoded(
+            services, context, row.encoder, vectors, inputs
+        ).vectors,
     )
     with services.db.transaction() as session:
         is_appended = resources.extend_pool(session, row, piece)

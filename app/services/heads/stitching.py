@@ -26,6 +26,7 @@ from app.maths.quality import candidates
 from app.maths.translators import methods
 from app.services import incoming, name_lookup
 from app.services.context import Services
+from app.services.encoders import vectors_or_inputs
 from app.services.encoders.encoding import Inputs
 from app.services.heads.heads import draw_images, load_head, output_of
 from app.services.request_context import RequestContext
@@ -149,7 +150,7 @@ def stitch(
     source = name_lookup.find_by_name(
         services, tables.EncoderRow, context.project, encoder, field="encoder"
     )
-    field, count = incoming.exactly_one(vectors, inputs)
+    field, count = vectors_or_inputs.exactly_one(vectors, inputs)
     incoming.reserve_answer(services, context, field, count, dim=row.outputs)
     truth_values = _read_truth(services, row, truth, count)
     ready = _reach_head(
@@ -212,7 +213,7 @@ def _reach_head(
     assert row.encoder is not None
     if row.encoder_id == source.id:
         _refuse_translation(choice, f"head {row.name!r} reads vectors of {source.name!r}")
-        encoded = incoming.vectors_or_encoded(services, context, source, vectors, inputs)
+        encoded = vectors_or_inputs.vectors_or_encoded(services, context, source, vectors, inputs)
         return _HeadVectors(encoded.vectors, encoded.truncated)
     if anchor_set is None:
         raise MissingField(
@@ -336,7 +337,9 @@ def _predict_native(
         return None
     try:
         return _predict(
-            services, row, incoming.vectors_or_encoded(services, context, own, None, inputs).vectors
+            services,
+            row,
+            vectors_or_inputs.vectors_or_encoded(services, context, own, None, inputs).vectors,
         )
     except (EncoderUnavailable, EncoderChanged, EncoderFailed, InvalidInput) as error:
         # The encoder's model may be gone, and the head still there.

@@ -18,6 +18,7 @@ from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import ProductPrecision
 from app.services import incoming
 from app.services.context import Services
+from app.services.encoders import vectors_or_inputs
 from app.services.encoders.encoding import EncodedVectors, Inputs
 from app.services.request_context import RequestContext
 from app.services.serving import products
@@ -100,7 +101,7 @@ def apply_map(
     """
     pair = pair or translators.resolve(services, request.name(context.project))
     space, reads, makes = request.sides(pair)
-    field, count = incoming.exactly_one(vectors, inputs)
+    field, count = vectors_or_inputs.exactly_one(vectors, inputs)
     field = request.field or field
     incoming.reserve_answer(
         services, context, field, count, dim=makes, number_bytes=form.number_bytes
@@ -110,7 +111,7 @@ def apply_map(
             incoming.checked_vectors(vectors, field=field, limits=services.limits, dim=reads)
         )
     else:
-        source_vectors = incoming.vectors_or_encoded(
+        source_vectors = vectors_or_inputs.vectors_or_encoded(
             services, context, space.encoder, vectors, inputs
         )
     served = _prepare_map(services, context, request, pair)

@@ -7,9 +7,9 @@ import torch
 from app.maths.quality.confidence import expected_cosines, fit_confidence
 from app.maths.translators import methods
 from app.services.serving import plans
+from app.services.serving.confidence import confidence_of
 from app.services.serving.maps import Translation
 from app.services.translators import translators
-from app.services.translators.confidence import confidence_of
 from app.services.upkeep.cache_codecs import CONFIDENCE
 from app.storage.cache import pack, unpack
 from tests.services.helpers import CONTEXT
