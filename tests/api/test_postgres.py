@@ -82,6 +82,7 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
     made = call("POST", "/translators", pair).json()
     assert call("GET", "/translators/{id}", id=translated["translator"]).json() == made
     named = made["id"]
+    assert [each["id"] for each in call("GET", "/translators").json()["translators"]] == [named]
     assert call("GET", "/translators/{id}/threshold?source=0.5", id=named).json()["source"] == 0.5
     call("GET", "/translators/{id}/calibration", id=named)
     contract = {"name": "items", "source": "first", "target": "second"}

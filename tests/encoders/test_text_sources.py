@@ -12,7 +12,7 @@ import torch
 
 from app.encoders.torchvision_ops import make_importable
 from app.errors import EncoderChanged, EncoderUnavailable
-from app.services.encoders.encoding import require_same
+from app.services.encoders.encoding import require_unchanged
 from app.storage import tables
 
 make_importable()
@@ -73,11 +73,11 @@ def make_row(model):
 def test_changed_files_change_the_revision(tmp_path):
     tiny(tmp_path, prompts={"query": "q : "})
     row = make_row(load("tiny", tmp_path))
-    require_same(row, load("tiny", tmp_path))
+    require_unchanged(row, load("tiny", tmp_path))
     file = tmp_path / "tiny" / "config_sentence_transformers.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "prompts": {"query": "other : "}}))
     with pytest.raises(EncoderChanged, match="prompts, revision differ") as caught:
-        require_same(row, load("tiny", tmp_path))
+        require_unchanged(row, load("tiny", tmp_path))
     assert caught.value.field == "encoder"
 
 
@@ -85,7 +85,7 @@ def test_other_options_make_another_identity(tmp_path):
     tiny(tmp_path)
     row = make_row(load("tiny", tmp_path))
     with pytest.raises(EncoderChanged, match=": dim differ"):
-        require_same(row, load("tiny", tmp_path, dim=3))
+        require_unchanged(row, load("tiny", tmp_path, dim=3))
     prints = [
         load("tiny", tmp_path, **options).identity.fingerprint
         for options in ({}, {"dim": 3}, {"normalise": True}, {})
