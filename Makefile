@@ -26,20 +26,21 @@ demo: $(INSTALLED) ## translate real sentences, measure the result and draw a ma
 
 # The tests start dozens of processes. Each would compile every module again if the environment
 # forbade compiled modules.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist worksteal
 # beartype checks every annotated shape and makes the maths a third slower: only its own tests use it.
 MATHS := tests/maths tests/heads tests/research
 SHAPES := --jaxtyping-packages=app.maths,app.heads,research,beartype.beartype
 
-test: $(INSTALLED) ## run all tests that CI runs, in two processes (below five minutes)
-	$(PYTEST) -m "not long" $(SHAPES) $(MATHS)
-	$(PYTEST) -m "not long" $(MATHS:%=--ignore=%)
+# The maths keeps every core busy; the other tests often wait for the servers that they start.
+test: $(INSTALLED) ## run all tests that CI runs (about five minutes on two cores)
+	$(PYTEST) -n 2 -m "not long" $(SHAPES) $(MATHS)
+	$(PYTEST) -n 3 -m "not long" $(MATHS:%=--ignore=%)
 
 test-fast: $(INSTALLED) ## run the tests of the maths, and of the services on SQLite (below a minute)
-	$(PYTEST) -m "not long" -k "not postgres and not redis" tests/maths tests/services
+	$(PYTEST) -n 2 -m "not long" -k "not postgres and not redis" tests/maths tests/services
 
 test-long: $(INSTALLED) ## run sweeps, many seeds, ten minutes of soak, and the demo in a fresh clone
-	$(PYTEST) -m long
+	$(PYTEST) -n 2 -m long
 	$(MAKE) soak
 	scripts/demo_in_fresh_clone.sh
 

@@ -56,6 +56,7 @@ def resident_bytes(pid):
     return int(line.split()[1]) * 1024
 
 
+@pytest.mark.long
 def test_far_above_its_limits_a_server_answers_everyone_in_constant_memory_and_is_traced(
     process, collector, tmp_path
 ):

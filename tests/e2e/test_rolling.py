@@ -10,6 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
+import pytest
 
 CLIENTS = 6
 
@@ -61,6 +62,7 @@ class Balancer:
                 continue
 
 
+@pytest.mark.long
 def test_a_rolling_restart_under_load_drops_no_request(
     process, postgres_url, redis_url, redis_prefix
 ):
