@@ -25,7 +25,7 @@ from app.errors import BadShape, HeadNotFound, InvalidHead, InvalidRequest
 from app.observability import metrics
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs
-from app.services.heads import heads, stitching
+from app.services.heads import head_vectors, heads, stitching
 from app.services.translators import translators
 from app.storage import tables
 from app.storage.queries import resources
@@ -261,7 +261,7 @@ def infer(
         anchor_set=anchor_set,
         vectors=vectors,
         inputs=inputs,
-        choice=stitching.TranslationChoice(body.parameters.method),
+        choice=head_vectors.TranslationChoice(body.parameters.method),
     )
     metrics.BATCH_VECTORS.labels("infer").observe(len(answer.values))
     content: dict[str, Any] = {

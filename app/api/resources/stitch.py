@@ -30,7 +30,7 @@ from app.errors import NotExactlyOne
 from app.maths.quality.candidates import Preference
 from app.observability import metrics
 from app.services.context import Services
-from app.services.heads import stitching
+from app.services.heads import head_vectors, stitching
 from app.services.heads.stitching import StitchQuality
 from app.services.request_context import RequestContext
 from app.types import HeadOutput
@@ -88,11 +88,11 @@ class StitchRequest(InputsBody):
     encoding: Encoding = "float"
     dtype: Dtype = "float32"
 
-    def translation_choice(self) -> stitching.TranslationChoice:
+    def translation_choice(self) -> head_vectors.TranslationChoice:
         """Raises InvalidRequest."""
         if self.prefer is not None:
             refuse_prefer(self.method)
-        return stitching.TranslationChoice(
+        return head_vectors.TranslationChoice(
             self.method, self.options.as_dict(), self.prefer, self.min_quality.as_dict()
         )
 

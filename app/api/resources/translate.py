@@ -203,9 +203,7 @@ async def translate(
         answer = await plans.serve_map(
             services, context, plan, vectors, body.encoder_inputs(), writer.form, body.precision
         )
-    translated, served = answer.output, answer.served
-    count, dim = translated.vectors.shape
-    REQUEST_SIZES.observe(count)
+    REQUEST_SIZES.observe(len(answer.output.vectors))
     row_confidence = (
         None
         if level is None
@@ -213,6 +211,16 @@ async def translate(
             confidence.confidence_of, services, context, answer, level, field=fields[0]
         )
     )
+    about = _describe(answer, body.precision, row_confidence)
+    return await answers.write(call, writer, answer.output.vectors, about)
+
+
+def _describe(
+    answer: plans.MappedVectors, precision: str, row_confidence: confidence.RowConfidence | None
+) -> dict[str, Any]:
+    """Returns the members of the answer without the vectors."""
+    translated, served = answer.output, answer.served
+    count, dim = translated.vectors.shape
     about: dict[str, Any] = {
         "count": count,
         "dim": dim,
@@ -228,14 +236,14 @@ async def translate(
     }
     if row_confidence is not None:
         about["confidence"] = confidence_members(row_confidence)
-    if body.precision != "float32" and served.translator is not None:
+    if precision != "float32" and served.translator is not None:
         about["precision"] = {
-            "name": body.precision,
+            "name": precision,
             "error": products.precision_error(
                 served.translator, answer.vectors, translated.vectors
             ),
         }
-    return await answers.write(call, writer, translated.vectors, about)
+    return about
 
 
 async def _stream_plan(

@@ -135,12 +135,7 @@ def choose_method(
     measures, folds = measures[:, first].double(), fold_of[first]
     scores, usual_at = _score(measures, prefer), list(candidates).index(usual)
     winner = _best_candidate(scores, usual_at)
-    fold_choices = [
-        _best_candidate(scores[:, folds != fold], usual_at) for fold in range(SELECTION_FOLDS)
-    ]
-    estimates = torch.stack(
-        [measures[fold_choices[fold], folds == fold].sum(dim=0) for fold in range(SELECTION_FOLDS)]
-    ).sum(dim=0) / len(folds)
+    estimates = _nested_estimates(measures, scores, folds, usual_at)
     means, mean_scores = measures.mean(dim=1), scores.mean(dim=1)
     errors = _standard_error(scores - scores[usual_at])
     order = mean_scores.argsort(descending=True, stable=True).tolist()
@@ -179,6 +174,18 @@ def _score(measures: Float64[Tensor, "c n m"], prefer: Preference) -> Float64[Te
     if prefer == "retrieval":
         return recall + MRR_WEIGHT / measures.shape[1] * mrr
     return cosine if prefer == "cosine" else agreement + recall
+
+
+def _nested_estimates(
+    measures: Float64[Tensor, "c n m"],
+    scores: Float64[Tensor, "c n"],
+    folds: Int64[Tensor, " n"],
+    usual: int,
+) -> Float64[Tensor, " m"]:
+    """The mean measures of the choice, where each fold's candidate is chosen by the other folds."""
+    choices = [_best_candidate(scores[:, folds != fold], usual) for fold in range(SELECTION_FOLDS)]
+    sums = [measures[choices[fold], folds == fold].sum(dim=0) for fold in range(SELECTION_FOLDS)]
+    return torch.stack(sums).sum(dim=0) / len(folds)
 
 
 def _best_candidate(scores: Float64[Tensor, "c n"], usual: int) -> int:

@@ -128,6 +128,14 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
         size=settings.size,
         least=arguments.get("min_right", 0.0),
     )
+    provenance = {
+        "job": job.id,
+        "method": method,
+        "seeds": len(seeds),
+        "settings": arguments["settings"],
+        "pools": {"source": len(source_pool), "target": len(target_pool)},
+        "estimate": report["estimate"],
+    }
     row = anchor_sets.build_anchor_set(
         services,
         job.project,
@@ -139,16 +147,21 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
         made_by=arguments.get("made_by"),
         pairs={"pairs": outcome.pairs, "confidence": outcome.confidence},
         beat=listener.end,
-        provenance={
-            "job": job.id,
-            "method": method,
-            "seeds": len(seeds),
-            "settings": arguments["settings"],
-            "pools": {"source": len(source_pool), "target": len(target_pool)},
-            "estimate": report["estimate"],
-        },
+        provenance=provenance,
     )
     listener.end()
+    return _job_result(arguments, method, outcome, report, context, row)
+
+
+def _job_result(
+    arguments: Mapping[str, Any],
+    method: str,
+    outcome: methods.Outcome,
+    report: Mapping[str, Any],
+    context: RequestContext,
+    row: tables.AnchorSetRow,
+) -> JobResult:
+    """Return the result of the job, which adds the anchor set when it is written."""
     return JobResult(
         {
             "anchor_set": arguments["name"],
