@@ -108,11 +108,16 @@ def _utc(moment: datetime) -> datetime:
 
 #: a time with its offset from UTC
 Moment = Annotated[AwareDatetime, AfterValidator(_utc)]
-PathName = Annotated[str, Path(pattern=NAME_PATTERN)]
+PathName = Annotated[
+    str,
+    Path(
+        pattern=NAME_PATTERN, description="A name: letters, digits, `.`, `_` and `-`; at most 100."
+    ),
+]
 After = Annotated[
     str,
     Query(
         max_length=100, description="The last name of the previous page: list the names after it."
     ),
 ]
-Limit = Annotated[int, Query(ge=1, le=1000)]
+Limit = Annotated[int, Query(ge=1, le=1000, description="The most entries of a page, 1 to 1,000.")]

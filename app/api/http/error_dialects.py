@@ -27,10 +27,10 @@ _OPENAI_TYPES = {
 class OpenAIErrorBody(BaseModel):
     """What is wrong. `code` is stable."""
 
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+    message: str = Field(description="What is wrong and what to do next.")
+    type: str = Field(description="The kind of error, in OpenAI's terms.")
+    param: str | None = Field(description="The field at fault.")
+    code: str | None = Field(description="The stable code.")
 
 
 class OpenAIError(BaseModel):
@@ -42,14 +42,14 @@ class OpenAIError(BaseModel):
 class TeiError(BaseModel):
     """An error in the shape of text-embeddings-inference."""
 
-    error: str
+    error: str = Field(description="What is wrong and what to do next.")
     error_type: str = Field(description="The stable code.")
 
 
 class InferenceError(BaseModel):
     """An error in the shape of the Open Inference Protocol."""
 
-    error: str
+    error: str = Field(description="The stable code, and what is wrong.")
 
 
 def _openai(problem: Mapping[str, Any]) -> tuple[int, BaseModel]:

@@ -52,8 +52,8 @@ ANYWHERE = (401, 403, 429, 503)
 class FieldError(BaseModel):
     """One wrong field of a request."""
 
-    field: str
-    message: str
+    field: str = Field(description="The path of the field, such as `options.delta`.")
+    message: str = Field(description="What is wrong with the field.")
 
 
 class Problem(BaseModel):
@@ -63,15 +63,15 @@ class Problem(BaseModel):
         description="A link to the code's section in this server's page of errors.",
         examples=[f"{ERRORS_PATH}#dimension-mismatch"],
     )
-    title: str
-    status: int
-    code: str
-    detail: str
-    instance: str
-    field: str | None = None
+    title: str = Field(description="The phrase of the status.")
+    status: int = Field(description="The HTTP status.")
+    code: str = Field(description="The stable code of the error, for programs.")
+    detail: str = Field(description="What is wrong and what to do next, for people.")
+    instance: str = Field(description="The path of the request.")
+    field: str | None = Field(None, description="The field, header or parameter at fault.")
     rows: list[int] | None = Field(None, description="The first 20 rows at fault, counted from 0.")
     row_count: int | None = Field(None, description="How many rows are at fault.")
-    limit: int | None = None
+    limit: int | None = Field(None, description="The limit that the request exceeds.")
     found: dict[str, Any] | None = Field(
         None, description="What the translator promises, if that is too little."
     )
@@ -84,7 +84,9 @@ class Problem(BaseModel):
     request_id: str | None = Field(
         None, description="The request's id in X-Request-ID and in the server's log."
     )
-    errors: list[FieldError] | None = None
+    errors: list[FieldError] | None = Field(
+        None, description="Every wrong field, if the body does not match the route's model."
+    )
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:

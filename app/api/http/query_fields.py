@@ -130,7 +130,7 @@ def parameters(model: type[Body], *, streams: bool) -> list[dict[str, Any]]:
             "type": "boolean",
             "description": "npy and Arrow: the rows of the body are relative vectors.",
         }
-    return [{"name": name, "in": "query", "schema": _inline(each)} for name, each in plain.items()]
+    return [_parameter(name, each) for name, each in plain.items()]
 
 
 def _refuse_column(request: Request) -> None:
@@ -141,8 +141,11 @@ def _refuse_column(request: Request) -> None:
         raise InvalidRequest("`column` only applies to Arrow bodies. Remove it.", field="column")
 
 
-def _inline(schema: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in schema.items() if name not in ("title", "examples")}
+def _parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    hidden = ("title", "examples", "description")
+    plain = {key: value for key, value in schema.items() if key not in hidden}
+    described = {"description": schema["description"]} if "description" in schema else {}
+    return {"name": name, "in": "query", **described, "schema": plain}
 
 
 def _parse_value(text: str) -> Any:
