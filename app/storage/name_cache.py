@@ -1,7 +1,7 @@
 """A short cache of the rows behind names, so that a busy name is not looked up for each request.
 
 Another process may delete a row that is cached here and reuse its name. It answers its client
-SETTLE_S after its commit, and no process uses an entry older than MEMORY_S. So once a deletion is
+SETTLE_S after the commit, and no process uses an entry older than MEMORY_S. So once a deletion is
 answered, no process returns the deleted row, and none needs a message (docs/decisions/0018).
 """
 
@@ -86,7 +86,7 @@ class NameCache:
     def find(self, name: NameKey) -> Any | None:
         """Return the entry, or None. Does no IO and waits for no other thread."""
         known = self._known.get(name)
-        return None if known is None or not self._holds(known) else known.value
+        return None if known is None or not self._is_valid(known) else known.value
 
     def find_or(self, name: NameKey, look_up: Callable[[], Value]) -> Value:
         """Return the entry, or call `look_up` and cache its result. Exceptions are not cached.
@@ -96,7 +96,7 @@ class NameCache:
         """
         with self._lock:
             known = self._known.get(name)
-            if known is None or not self._holds(known):
+            if known is None or not self._is_valid(known):
                 if len(self._known) >= MOST_NAMES:
                     self._known.clear()
                 new = self._known[name] = _LookUp()
@@ -136,7 +136,7 @@ class NameCache:
         with self._lock:
             self._known.clear()
 
-    def _holds(self, known: _LookUp) -> bool:
+    def _is_valid(self, known: _LookUp) -> bool:
         if self._alone:
             return True
         return known.is_younger_than(AWAY_MEMORY_S if self._away() else MEMORY_S)

@@ -32,8 +32,8 @@ from app.services.context import Services
 from app.services.request_context import Repeat, RequestContext
 from app.types import Scope
 
-#: larger bodies are parsed one at a time: threads that take turns at the interpreter would keep
-#: all other requests waiting
+#: larger bodies are parsed one at a time: several parsing threads would compete for the GIL and
+#: delay all other requests
 LARGE_BYTES = 2**20
 _one_large = threading.Lock()
 
@@ -86,7 +86,7 @@ class Call(Generic[BodyT]):
     parsed: float = 0.0
 
     def encoding(self) -> AbstractContextManager[None]:
-        """Returns a block in which the encoding of inputs ends when the client leaves."""
+        """Returns a context that stops the encoding of inputs when the client disconnects."""
         has_inputs = getattr(self.body, "inputs", None) is not None
         return watch_departure(self.request) if has_inputs else nullcontext()
 

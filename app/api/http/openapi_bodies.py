@@ -26,10 +26,8 @@ _BINARY = {
 _COLUMN = {
     "name": "column",
     "in": "query",
-    "schema": {
-        "type": "string",
-        "description": "Arrow: the column with the vectors, if several hold lists of floats.",
-    },
+    "description": "Arrow: the column with the vectors, if several hold lists of floats.",
+    "schema": {"type": "string"},
 }
 
 #: a route's `responses` for answers in npy and Arrow

@@ -26,7 +26,7 @@ from app.services.serving import confidence, maps, plans, products
 
 router = APIRouter(tags=["vectors"])
 
-#: Sizes of requests, looked up once: the label is the same for all of them.
+#: the metric of request sizes, with its label
 REQUEST_SIZES = metrics.BATCH_VECTORS.labels("translate")
 
 DEFAULT_CONFIDENCE_LEVEL = 0.9
@@ -249,7 +249,7 @@ def _describe(
 async def _stream_plan(
     body: TranslateRequest, services: Services, context: RequestContext
 ) -> StreamPlan:
-    """What serves a stream. Its rows are relative vectors if the query string has `relative=true`.
+    """Returns how to serve a stream. With `relative=true` its rows are relative vectors.
 
     Raises NotExactlyOne, InvalidRequest, and as `plans.prepare_map`.
     """

@@ -275,7 +275,7 @@ def _numbers(rows: list[list[Any]], field: str) -> np.ndarray[Any, Any]:
         doubtful = ((numbers == 0) | (numbers == 1)).any(axis=1).nonzero()[0].tolist()
     wrong = [row for row in doubtful if not set(map(type, rows[row])) <= {float, int}]
     if wrong:
-        raise BadDtype("Expected only numbers.", field=field, rows=wrong)
+        raise BadDtype(f"`{field}` may hold only numbers.", field=field, rows=wrong)
     return numbers
 
 

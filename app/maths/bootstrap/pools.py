@@ -149,9 +149,7 @@ def check_seeds(seeds: list[tuple[int, int]], *, source: int, target: int, size:
     `size` fits both pools.
     """
     if not 2 <= len(seeds) <= size:
-        raise InvalidSeeds(
-            f"Send between 2 and {size} seed pairs; got {len(seeds)}.", field="seeds"
-        )
+        raise InvalidSeeds(f"Send 2 to {size} seed pairs; got {len(seeds)}.", field="seeds")
     if size > min(source, target):
         raise InvalidSeeds(
             f"`size` must not exceed the smaller pool's {min(source, target)} items, got {size}.",

@@ -97,7 +97,9 @@ def check_shape(vectors: Float[Tensor, "n d"], *, dim: int | None = None) -> Non
             f"Send at least one vector of at least one number; got shape {list(vectors.shape)}."
         )
     if dim is not None and vectors.shape[1] != dim:
-        raise DimensionMismatch(f"The vectors must have dimension {dim}, got {vectors.shape[1]}.")
+        raise DimensionMismatch(
+            f"The vectors have {vectors.shape[1]} dimensions; {dim} are expected."
+        )
 
 
 def unit_rows(rows: Float[Tensor, "n d"], norms: Float64[Tensor, " n"]) -> Float[Tensor, "n d"]:

@@ -45,12 +45,15 @@ def create_encoder(
         options=dict(options or {}),
     )
     if kind is EncoderKind.external:
-        if dim is None or model is not None or revision is not None or options:
-            raise InvalidRequest(
-                "An encoder of kind `external` needs `dim`, and takes no `model`, `revision` or "
-                "`options`. Remove them, or name another kind.",
-                field="dim",
-            )
+        if dim is None:
+            raise InvalidRequest("An encoder of kind `external` needs `dim`. Add it.", field="dim")
+        for field, value in (("model", model), ("revision", revision), ("options", options)):
+            if value:
+                raise InvalidRequest(
+                    f"An encoder of kind `external` takes no `{field}`. Remove it, or name "
+                    "another kind.",
+                    field=field,
+                )
         row.modality = modality or Modality.text
     else:
         _describe_model(services, row, dim, modality)
@@ -68,11 +71,12 @@ def _describe_model(
 
     Raises InvalidRequest when the request contradicts them.
     """
-    if dim is not None or row.model is None:
+    if row.model is None:
         raise InvalidRequest(
-            f"An encoder of kind `{row.kind}` needs `model`, and takes no `dim`, which it has.",
-            field="model",
+            f"An encoder of kind `{row.kind}` needs `model`. Add it.", field="model"
         )
+    if dim is not None:
+        raise InvalidRequest("The model has its own dimension. Remove `dim`.", field="dim")
     # Its files may have changed since another encoder was registered with it.
     services.encoders.forget(spec_of(row))
     model = load_current_model(services, spec_of(row))

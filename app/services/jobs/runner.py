@@ -1,6 +1,6 @@
 """Claims jobs, runs them, and records how they end.
 
-With the end of a job, its result and what it created are written in one transaction.
+One transaction writes the end of a job, its result and what it created.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def run_next(
 
 
 def _claim(session: Session, lease: str, until: datetime) -> tables.JobRow | None:
-    """Claim the next job. It ends at once when it was cancelled or has had too many attempts."""
+    """Claim the next job. The job ends at once if it was cancelled or has had too many attempts."""
     now = tables.now()
     claimed = jobs.claim_next(session, lease=lease, now=now, until=until)
     if claimed is None:
@@ -125,7 +125,7 @@ def _run(
     runners: dict[str, JobRunner],
     stopping: Callable[[], bool],
 ) -> str:
-    """Run a claimed job, record its end, and return it in a word. Raises LeaseLost."""
+    """Run a claimed job, record its end, and return the outcome as one word. Raises LeaseLost."""
     progress = Progress(services, row, lease, stopping)
     try:
         done = runners[row.kind](services, row, progress)

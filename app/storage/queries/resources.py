@@ -120,7 +120,7 @@ def space(session: Session, anchor_set: AnchorSetRow, encoder: EncoderRow) -> Sp
     if row is None:
         raise AnchorsNotEmbedded(
             f"Anchor set {anchor_set.name!r} has no embeddings by encoder {encoder.name!r}. "
-            f"Add them with POST /anchor-sets/{anchor_set.name}/embeddings.",
+            f"Add them with PUT /anchor-sets/{anchor_set.name}/embeddings/{encoder.name}.",
             field="anchor_set",
         )
     return row

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from typing import get_args
 
 import httpx2
 import pytest
 
 from app import main
+from app.api.resources.encoders import NewEncoder
+from app.encoders.options import OPTIONS_BY_KIND
+from app.encoders.pool import LOADERS
 from app.encoders.torchvision_ops import make_importable
 from app.storage import name_cache
+from app.types import EncoderKind
+
+
+def test_every_kind_has_a_loader_options_and_a_place_in_the_api() -> None:
+    kinds = {kind.value for kind in EncoderKind}
+    assert set(get_args(NewEncoder.model_fields["kind"].annotation)) == kinds
+    assert set(LOADERS) == {kind.value for kind in OPTIONS_BY_KIND} == kinds - {"external"}
 
 
 def test_an_encoder_is_created_listed_read_and_deleted(client, refused):
@@ -91,10 +102,10 @@ def test_a_dimension_out_of_range_is_refused(client, refused, dim):
     [
         ({}, "dim"),
         ({"kind": "external"}, "dim"),
-        ({"kind": "external", "dim": 3, "model": "m"}, "dim"),
-        ({"kind": "external", "dim": 3, "revision": "main"}, "dim"),
+        ({"kind": "external", "dim": 3, "model": "m"}, "model"),
+        ({"kind": "external", "dim": 3, "revision": "main"}, "revision"),
         ({"kind": "sentence-transformers"}, "model"),
-        ({"kind": "sentence-transformers", "model": "m", "dim": 3}, "model"),
+        ({"kind": "sentence-transformers", "model": "m", "dim": 3}, "dim"),
         ({"kind": "word2vec", "dim": 3}, "kind"),
         ({"kind": None, "dim": 3}, "kind"),
         ({"dim": 3, "modality": "smell"}, "modality"),
