@@ -1,5 +1,7 @@
 """Finds, prepares and applies the map that serves a request.
 
+A map turns the vectors of a request into those of the answer (`maps.py`).
+
 After the first request for a map, its names alone find it: no SQL, no Redis, no fit. `find_map` and
 `ServedMap.begin` do no IO; `prepare_map` and `apply_map` may.
 """
@@ -23,9 +25,7 @@ from app.services.encoders.encoding import EncodedVectors, Inputs
 from app.services.request_context import RequestContext
 from app.services.serving import products
 from app.services.serving.maps import FLOAT32_ANSWER, AnswerForm, MapRecipe, MapRequest, ServedMap
-from app.services.serving.products import (
-    Running,
-)
+from app.services.serving.products import Running
 from app.services.translators import translators
 from app.services.translators.translators import SpacePair
 
@@ -47,7 +47,7 @@ class MappedVectors:
 
 
 def find_map(services: Services, project: str, request: MapRequest) -> ServedMap | None:
-    """Return the map of a recent request, if its names still mean the same; without IO."""
+    """Return the map without IO; None if it is not in memory or its names must be looked up."""
     pair: SpacePair | None = services.names.find(request.name(project))
     return None if pair is None else _find_ready(services, pair, request)
 
