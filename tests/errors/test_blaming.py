@@ -27,6 +27,15 @@ def test_an_error_keeps_its_own_field_unless_it_is_always_replaced(
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("always", [False, True])
+def test_the_rows_of_an_error_with_a_field_of_its_own_count_from_the_request_too(
+    always: bool,
+) -> None:
+    with pytest.raises(NonFinite) as caught, blaming("vectors", rows_from=100, always=always):
+        fail(field="native", rows=[0, 3])
+    assert caught.value.rows == [100, 103]
+
+
 def test_other_exceptions_pass_unchanged() -> None:
     with pytest.raises(KeyError, match="x"), blaming("vectors"):
         raise KeyError("x")

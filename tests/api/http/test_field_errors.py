@@ -75,6 +75,14 @@ def test_an_object_of_too_many_fields_is_no_unknown_field():
     assert "not a field" not in text
 
 
+def test_a_field_with_too_long_a_name_is_refused_without_repeating_it():
+    [text] = sentences({"inner": {"x" * 201: 1}})
+    assert "200 characters" in text
+    assert "xxx" not in text
+    [text] = sentences({"inner": {"x" * 200: 1}})
+    assert "is not a field of this request" in text
+
+
 def test_a_missing_field_names_the_place_that_the_route_reads():
     with pytest.raises(ValidationError) as caught:
         Other.model_validate({})

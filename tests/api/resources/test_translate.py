@@ -166,6 +166,17 @@ def test_auto_decodes_relative_vectors_of_any_power_near_the_truth(ask, stocked,
     assert cosines(answer["vectors"], embeddings["second"], embeddings["second"]).mean() > 0.8
 
 
+def test_decoders_of_different_powers_are_remembered_apart(ask, stocked, embeddings):
+    coordinates = relative(stocked, embeddings["first"][:3].tolist())
+    answers = [
+        ask(vectors=..., relative=coordinates, relative_power=power).json()["vectors"]
+        for power in (0, 0.5, 1, 0, 0.5, 1)
+    ]
+    assert answers[:3] == answers[3:]
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        assert answers[one] != answers[other]
+
+
 def test_relative_vectors_need_no_source_and_everything_else_does(
     ask, stocked, embeddings, refused
 ):

@@ -202,6 +202,33 @@ def test_translators_are_found_by_content_the_oldest_first(db):
                 resources.translator(session, project, content)
 
 
+def test_the_same_translator_of_two_projects_is_in_the_list_of_each(db):
+    with db.transaction() as session:
+        other = tables.AnchorSetRow(project="q", name="s", size=4)
+        encoder = resources.by_name(session, tables.EncoderRow, "q", "a")
+        other.spaces = [tables.SpaceRow(project="q", encoder=encoder, blob="4" * 64, health={})]
+        session.add(other)
+        session.flush()
+        ours = resources.by_name(session, tables.AnchorSetRow, "p", "s")
+        for days, (project, anchor_set) in enumerate((("p", ours), ("q", other))):
+            space = anchor_set.spaces[0].id
+            session.add(
+                tables.TranslatorRow(
+                    project=project,
+                    content="tr_1",
+                    source_id=space,
+                    target_id=space,
+                    method="irp",
+                    options={},
+                    created_at=DAY + timedelta(days),
+                )
+            )
+    with db.transaction() as session:
+        for project in ("p", "q"):
+            rows = resources.translators(session, project, after="", limit=9)
+            assert [(row.project, row.content) for row in rows] == [(project, "tr_1")]
+
+
 def test_deleting_a_set_deletes_its_spaces_and_translators(db):
     with db.transaction() as session:
         space = resources.by_name(session, tables.AnchorSetRow, "p", "s").spaces[0].id
@@ -254,6 +281,22 @@ def test_a_key_is_usable_until_it_expires_or_is_revoked(db, columns, usable):
     assert change(db, access.has_usable_key, now=DAY) is False
     put(db, tables.ApiKeyRow(name="k", scopes=["read"], secret_hash="0" * 64, **columns))
     assert change(db, access.has_usable_key, now=DAY) is usable
+
+
+def test_a_key_that_was_revoked_or_ended_since_it_was_read_is_not_ended_again(db):
+    revoked, ended, open_ = (
+        put(db, tables.ApiKeyRow(project="p", name="k", scopes=["read"], secret_hash="0" * 64))
+        for _ in range(3)
+    )
+    read = {key: change(db, access.api_key, "p", key) for key in (revoked, ended, open_)}
+    with db.transaction() as session:
+        access.api_key(session, "p", revoked).revoked_at = DAY
+        access.api_key(session, "p", ended).expires_at = DAY
+    later = DAY + timedelta(days=1)
+    for key, still in ((revoked, False), (ended, False), (open_, True)):
+        assert change(db, access.end_key, read[key], end=later) is still
+    ends = [change(db, access.api_key, "p", key).expires_at for key in (revoked, ended, open_)]
+    assert ends == [None, DAY, later]
 
 
 def test_the_audit_log_comes_newest_first_and_is_its_projects_own(db):
