@@ -32,12 +32,12 @@ MATHS := tests/maths tests/heads tests/research
 SHAPES := --jaxtyping-packages=app.maths,app.heads,research,beartype.beartype
 
 # The maths keeps every core busy; the other tests often wait for the servers that they start.
-test: $(INSTALLED) ## run all tests that CI runs (about five minutes on two cores)
+test: $(INSTALLED) ## run all tests that CI runs (six minutes on two cores)
 	$(PYTEST) -n 2 -m "not long" $(SHAPES) $(MATHS)
 	$(PYTEST) -n 3 -m "not long" $(MATHS:%=--ignore=%)
 
-test-fast: $(INSTALLED) ## run the tests of the maths, and of the services on SQLite (below a minute)
-	$(PYTEST) -n 2 -m "not long" -k "not postgres and not redis" tests/maths tests/services
+test-fast: $(INSTALLED) ## run the tests of the maths and of the services on SQLite, without bootstraps (a minute)
+	$(PYTEST) -n 2 -m "not long" -k "not postgres and not redis and not bootstrap" tests/maths tests/services
 
 test-long: $(INSTALLED) ## run sweeps, many seeds, ten minutes of soak, and the demo in a fresh clone
 	$(PYTEST) -n 2 -m long
