@@ -104,4 +104,4 @@ release: ## build the sdist, wheel, SBOM and image (with Docker), and check them
 	$(PYTHON) scripts/release.py
 
 clean: ## remove .venv, caches, the built files and the demo's output
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output
+	rm -rf $(VENV) build dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo-output
