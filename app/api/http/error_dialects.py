@@ -17,6 +17,11 @@ _OPENAI_STATUS = {
 }
 #: codes of names that are part of a model's name
 _MODELS = ("encoder-not-found", "anchor-set-not-found")
+#: fields of the services, and OpenAI's fields that they come from
+_OPENAI_FIELDS = {
+    "inputs": "input",
+    **dict.fromkeys(("encoder", "source", "target", "anchor_set"), "model"),
+}
 _OPENAI_TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -62,9 +67,9 @@ def _openai(problem: Mapping[str, Any]) -> tuple[int, BaseModel]:
         status is HTTPStatus.NOT_FOUND and problem["instance"].startswith("/v1/models/")
     )
     code = "model_not_found" if unknown_model else problem["code"]
-    body = OpenAIErrorBody(
-        message=problem["detail"], type=kind, param=problem.get("field"), code=code
-    )
+    field = problem.get("field")
+    param = None if field is None else _OPENAI_FIELDS.get(field, field)
+    body = OpenAIErrorBody(message=problem["detail"], type=kind, param=param, code=code)
     return _OPENAI_STATUS.get(status, status), OpenAIError(error=body)
 
 

@@ -129,6 +129,10 @@ def test_what_is_no_text_is_refused_by_name(encoding, complaint, wrong):
         ({"input_type": "passage"}, "input_type", "invalid-request"),
         ({"truncate": "no"}, "truncate", "invalid-request"),
         ({"user": 7}, "user", "invalid-request"),
+        ({"model": "own"}, "input", "encoder-needs-vectors"),
+        ({"model": "nothing"}, "model", "model_not_found"),
+        ({"model": "minilm->nothing@texts"}, "model", "model_not_found"),
+        ({"model": "minilm->own@nothing"}, "model", "model_not_found"),
     ],
     ids=str,
 )
@@ -137,7 +141,7 @@ def test_a_wrong_field_is_named(encoding, complaint, change, param, code):
     answer = encoding.http.post(
         "/v1/embeddings", json={key: value for key, value in body.items() if value is not ...}
     )
-    assert complaint(answer) == (400, code)
+    assert complaint(answer) == (404 if code == "model_not_found" else 400, code)
     assert (answer.json()["error"]["param"], answer.json()["error"]["type"]) == (
         param,
         "invalid_request_error",
