@@ -28,7 +28,7 @@ def wants_job(prefer: str | None) -> bool:
 
 
 def accepted(response: Response, row: tables.JobRow, *, preferred: bool = True) -> Job:
-    """The job as a 202 answer. `preferred`: the client asked for it."""
+    """Returns the job as a 202 answer. `preferred`: whether the client sent `Prefer`."""
     response.status_code = 202
     response.headers["Location"] = f"/jobs/{row.id}"
     if preferred:

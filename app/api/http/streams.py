@@ -7,6 +7,7 @@ ends the answer after the last good rows without its proper end, which HTTP clie
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -111,7 +112,7 @@ async def respond(request: Request, plan: StreamPlan) -> Response:
     return _NpyStream(plan, body) if media == media_types.NPY else _ArrowStream(plan, body, request)
 
 
-class _StreamedAnswer(Response):
+class _StreamedAnswer(Response, ABC):
     """An answer that is computed while it is sent."""
 
     media: str
@@ -197,11 +198,13 @@ class _StreamedAnswer(Response):
             self.plan.context.reserve_bytes(size - self._room)
             self._room = size
 
+    @abstractmethod
     def _blocks(self) -> AsyncIterator[_Block]:
-        raise NotImplementedError
+        """Yields the blocks of the answer while the body arrives."""
 
+    @abstractmethod
     def _parts(self, block: _Block) -> list[Any]:
-        raise NotImplementedError
+        """Returns the bytes of a block."""
 
     def _end(self) -> bytes:
         return b""

@@ -136,7 +136,7 @@ class _Runs:
 
     rows    (r,) of the source pool that take part
     state   of the checkpoint that it continues, or empty
-    chance  the run that measures chance; None where the result has no credibility anyway
+    chance  the run that measures chance; None while the result has no credibility to correct
     """
 
     main: SelfLearningRun
@@ -348,7 +348,7 @@ def seed_tensor(seeds: list[tuple[int, int]]) -> Int64[Tensor, "s 2"]:
 def _participating_rows(
     rows: int, most: int, always: Int64[Tensor, " s"], seed: int
 ) -> Int64[Tensor, " r"]:
-    """At most `most` rows, drawn uniformly, in order; rows in `always` take part anyway."""
+    """The rows in `always` and uniformly drawn others, `most` in total, in ascending order."""
     if rows <= most:
         return torch.arange(rows)
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))

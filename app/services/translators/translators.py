@@ -383,5 +383,5 @@ def _public_id(translator: Translator, method: str, options: methods.Options) ->
 
 
 def canonical_json(options: Mapping[str, Any]) -> bytes:
-    """Equal for equal options, whatever their order."""
+    """Return the options as JSON with sorted keys, so that equal options give equal bytes."""
     return orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS)

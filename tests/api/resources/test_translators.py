@@ -5,38 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-SHAPE = {"renormalise": True, "keep_norms": False}
-METHODS = {
-    "irp": {"delta": 0.6, "omega": 8, "seed": 0, **SHAPE},
-    "irp-ridge": {"ridge": 1.0, **SHAPE},
-    "graded": {"encode_power": 1.0, "decode_power": 0.25, "ridge": None, "centre": True, **SHAPE},
-    "procrustes": {"centre": True, **SHAPE},
-    "ridge": {"ridge": None, "centre": True, **SHAPE},
-    "toward-procrustes": {"ridge": None, "centre": True, **SHAPE},
-    "reduced-rank": {"ridge": None, "rank": None, "centre": True, **SHAPE},
-    "canonical": {
-        "ridge": None,
-        "correlation_power": 0.5,
-        "dewhiten": 0.5,
-        "centre": True,
-        **SHAPE,
-    },
-    "affine": {"ridge": None},
-}
-PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
+from tests.api.resources.translations import METHODS, PAIR, asker
 
 
 @pytest.fixture
 def ask(stocked, embeddings):
-    """POST /translate of three vectors, or another path; a value of ... leaves a field out."""
-
-    def post(path="/translate", **more):
-        body = {**PAIR, "vectors": embeddings["first"][:3].tolist(), **more}
-        return stocked.post(
-            path, json={key: value for key, value in body.items() if value is not ...}
-        )
-
-    return post
+    return asker(stocked, embeddings["first"])
 
 
 @pytest.mark.parametrize("method", METHODS)
