@@ -1,0 +1,245 @@
+"""What to do with an index after a change of encoder: the options in order, by stated rules.
+
+Qualities are nDCG@10 less that of keep, the old encoder's own search. An option is preferred to
+keep only if the lower end of its 95 % interval is above 0; among options that are about equally
+good, the cheapest one comes first. Without enough judged queries no option has such an interval,
+and the order follows what was measured on other collections.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+AdvisedOption = Literal["keep", "fuse", "cascade", "translate", "re-embed"]
+ADVISED_OPTIONS: tuple[AdvisedOption, ...] = ("keep", "fuse", "cascade", "translate", "re-embed")
+
+#: `measured`: its interval excludes 0. `undecided`: measured, but the interval includes 0, is not
+#: known, or is of too few queries. `expected`: measured on other collections. `unknown`: not
+#: measured.
+Certainty = Literal["measured", "undecided", "expected", "unknown"]
+
+#: Writes to the store and encodings, both per item of the corpus, and encodings per query.
+UNIT_COSTS: dict[AdvisedOption, tuple[int, int, int]] = {
+    "keep": (0, 0, 1),
+    "cascade": (0, 0, 1),
+    "fuse": (0, 0, 2),
+    "translate": (1, 0, 1),
+    "re-embed": (1, 1, 1),
+}
+
+#: Median standard deviation over queries of nDCG@10 less that of keep, on Cranfield with 300
+#: anchors (`benchmarks/deviations`): of fuse, which stays near keep, and of the other options.
+FUSE_DEVIATION, OTHER_DEVIATION = 0.072, 0.224
+
+#: Smallest difference in nDCG@10 that matters, unless a request names another.
+DEFAULT_DIFFERENCE = 0.02
+
+#: Fewest anchors of the corpus with which fuse by its default weight was measured.
+FEWEST_FOR_FUSE = 100
+
+#: Fewest judged queries whose bootstrap interval counts. Intervals of few queries are too narrow:
+#: that of one is a point, and that of 2 or 3 gains of one sign excludes 0. On samples of
+#: Cranfield's gains, 95 % intervals of 2 queries contained the mean in about half of the cases,
+#: and those of 20 in 92 to 94 %.
+FEWEST_QUERIES = 20
+
+#: What fuse by a weight of .25 cost at most and gained at most over keep in nDCG@10, in 54 cells of
+#: three collections, with anchors of the corpus.
+FUSE_RANGE = (-0.007, 0.062)
+
+#: Half of a 95 % interval in standard errors.
+STANDARD_ERRORS = 1.96
+
+
+@dataclass(frozen=True)
+class GainOverKeep:
+    """nDCG@10 less that of keep, with its 95 % interval; value None: only the range is known."""
+
+    value: float | None
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class IndexFacts:
+    """What is known of an index and its encoders.
+
+    anchors           of the set between the encoders
+    reliable          no warning speaks against these anchors
+    old_encoder_runs  whether the old encoder still encodes queries; None: not known
+    text_exists       whether the items of the index can be encoded again; None: not known
+    """
+
+    anchors: int
+    reliable: bool = True
+    old_encoder_runs: bool | None = None
+    text_exists: bool | None = None
+
+
+@dataclass(frozen=True)
+class RankedOption:
+    """One option in its place.
+
+    obstacle  why it is impossible; None: it is possible
+    quality   its measured nDCG@10; None: not measured
+    gain      over keep; None: not known
+    """
+
+    name: AdvisedOption
+    obstacle: str | None
+    quality: float | None
+    gain: GainOverKeep | None
+    certainty: Certainty
+
+
+@dataclass(frozen=True)
+class MeasuredOption:
+    """nDCG@10 of an option on judged queries, and its gain over keep, where keep was measured."""
+
+    quality: float
+    gain: GainOverKeep | None = None
+
+
+def queries_needed(deviation: float, difference: float) -> int:
+    """The number of judged queries whose 95 % interval is narrower than a difference to each side.
+
+    n = (1.96 s / delta)^2, rounded up, at least FEWEST_QUERIES.
+
+    deviation   s, the standard deviation over queries of the difference of two options
+    difference  delta > 0, in the same unit
+    """
+    return max(FEWEST_QUERIES, math.ceil((STANDARD_ERRORS * deviation / difference) ** 2))
+
+
+def deviation_of(gain: GainOverKeep, queries: int) -> float:
+    """The standard deviation over queries that a 95 % interval of their mean implies."""
+    return (gain.high - gain.low) / 2 / STANDARD_ERRORS * math.sqrt(queries)
+
+
+def deviations(
+    measurements: Mapping[AdvisedOption, MeasuredOption], queries: int
+) -> dict[str, float]:
+    """The standard deviation of each option but keep: measured, or else that of Cranfield, which
+    also stands for those of fewer queries than FEWEST_QUERIES.
+    """
+    deviation: dict[str, float] = {}
+    for name in ADVISED_OPTIONS[1:]:
+        gain = measurements[name].gain if name in measurements else None
+        usual = FUSE_DEVIATION if name == "fuse" else OTHER_DEVIATION
+        enough = queries >= FEWEST_QUERIES
+        deviation[name] = usual if gain is None or not enough else deviation_of(gain, queries)
+    return deviation
+
+
+def rank_options(
+    facts: IndexFacts,
+    measurements: Mapping[AdvisedOption, MeasuredOption],
+    queries: int,
+    *,
+    difference: float = DEFAULT_DIFFERENCE,
+) -> list[RankedOption]:
+    """All options, best first; impossible ones last.
+
+    measurements  by judgements; empty without any
+    queries       number of judged queries; with less than FEWEST_QUERIES, the order is that without
+                  judgements, and no option counts as better or worse than keep
+    difference    options whose nDCG@10 differs by less count as equally good
+    """
+    reasons = {name: _why_impossible(name, facts) for name in ADVISED_OPTIONS}
+    possible = [name for name in ADVISED_OPTIONS if reasons[name] is None]
+    enough = queries >= FEWEST_QUERIES
+    order = (
+        _rank_measured(possible, measurements, difference)
+        if enough and any(name in measurements for name in possible)
+        else _rank_unmeasured(possible, facts)
+    )
+    order += [name for name in ADVISED_OPTIONS if name not in possible]
+    return [_describe(name, reasons[name], measurements, facts, enough) for name in order]
+
+
+def _why_impossible(name: AdvisedOption, facts: IndexFacts) -> str | None:
+    if facts.old_encoder_runs is False and name == "keep":
+        return (
+            "The old encoder no longer encodes queries. A cascade searches the same index with "
+            "queries of the new one."
+        )
+    if facts.old_encoder_runs is False and name == "fuse":
+        return "The old encoder no longer encodes queries, and fuse needs its scores."
+    if facts.text_exists is False and name == "re-embed":
+        return "The items are gone, so they cannot be encoded again."
+    return None
+
+
+def _rank_measured(
+    possible: Sequence[AdvisedOption],
+    measurements: Mapping[AdvisedOption, MeasuredOption],
+    difference: float,
+) -> list[AdvisedOption]:
+    """Takes the best of the remaining options, one after the other; unmeasured options last.
+
+    Keep comes first where it is not measured: then no option is known to be better.
+    """
+    left = [name for name in possible if name in measurements]
+    order: list[AdvisedOption] = ["keep"] if "keep" in possible and "keep" not in left else []
+    while left:
+        eligible = left
+        if "keep" in left:
+            eligible = [name for name in left if name == "keep" or _is_better(measurements[name])]
+        most = max(measurements[name].quality for name in eligible)
+        near = [name for name in eligible if measurements[name].quality >= most - difference]
+        first = min(near, key=lambda name: (UNIT_COSTS[name], -measurements[name].quality))
+        order.append(first)
+        left = [name for name in left if name != first]
+    rest = sorted((name for name in possible if name not in order), key=UNIT_COSTS.__getitem__)
+    return order + rest
+
+
+def _is_better(option: MeasuredOption) -> bool:
+    return option.gain is not None and option.gain.low > 0
+
+
+def _rank_unmeasured(possible: Sequence[AdvisedOption], facts: IndexFacts) -> list[AdvisedOption]:
+    order: tuple[AdvisedOption, ...]
+    if "keep" not in possible:
+        # A cascade ranks like a translated corpus. Useless anchors leave only the text.
+        order = (
+            ("cascade", "re-embed", "translate")
+            if facts.reliable
+            else ("re-embed", "cascade", "translate")
+        )
+    elif _is_fuse_safe(facts):
+        order = ("fuse", "keep", "cascade", "re-embed", "translate")
+    elif facts.reliable:
+        order = ("keep", "fuse", "cascade", "re-embed", "translate")
+    else:
+        order = ("keep", "re-embed", "fuse", "cascade", "translate")
+    return [name for name in order if name in possible]
+
+
+def _is_fuse_safe(facts: IndexFacts) -> bool:
+    return facts.reliable and facts.anchors >= FEWEST_FOR_FUSE
+
+
+def _describe(
+    name: AdvisedOption,
+    obstacle: str | None,
+    measurements: Mapping[AdvisedOption, MeasuredOption],
+    facts: IndexFacts,
+    enough: bool,
+) -> RankedOption:
+    if name in measurements:
+        option = measurements[name]
+        decided = enough and (
+            name == "keep"
+            or (option.gain is not None and (option.gain.low > 0 or option.gain.high < 0))
+        )
+        certainty: Certainty = "measured" if decided else "undecided"
+        return RankedOption(name, obstacle, option.quality, option.gain, certainty)
+    if name == "keep":
+        return RankedOption(name, obstacle, None, GainOverKeep(0.0, 0.0, 0.0), "expected")
+    if name == "fuse" and not enough and _is_fuse_safe(facts):
+        return RankedOption(name, obstacle, None, GainOverKeep(None, *FUSE_RANGE), "expected")
+    return RankedOption(name, obstacle, None, None, "unknown")

@@ -1,0 +1,100 @@
+"""The weight of the new encoder's scores in a fusion: by judgements, and without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from app.maths.geometry.space import fit_space
+from app.maths.quality.metrics import cosine
+from app.maths.translators import methods
+from app.maths.translators.translator import apply
+
+#: The default weight is this factor times the square of the held-out cosine, at most
+#: MOST_DEFAULT: no better translation was measured.
+WEIGHT_FACTOR, MOST_DEFAULT = 0.7, 0.35
+
+#: The share of the anchors whose cosine is measured, one in HELD_OUT_PERIOD; fewer anchors than
+#: FEWEST_MEASURED get the weight 0.
+HELD_OUT_PERIOD, FEWEST_MEASURED = 5, 10
+
+#: The weights to choose among. 0 is the old encoder's order of the candidates, 1 the new one's.
+WEIGHT_GRID = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+#: Folds of a choice that is measured on other queries.
+WEIGHT_FOLDS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class WeightChoice:
+    """A weight that was chosen on judged queries.
+
+    best  the place of the weight that is best over all queries
+    held_out  (n,) for each query the place of the weight that is best over the other folds
+    """
+
+    best: int
+    held_out: Int64[Tensor, " n"]
+
+
+def default_weight(held_out: float) -> float:
+    """The weight to use without judgements: 0.7 c^2 with two decimals, at most 0.35.
+
+    held_out  c of `held_out_cosine`, in [-1, 1]; a negative one counts as 0
+    """
+    return round(min(WEIGHT_FACTOR * max(held_out, 0.0) ** 2, MOST_DEFAULT), 2)
+
+
+def held_out_cosine(x: Float[Tensor, "k dx"], y: Float[Tensor, "k dy"]) -> float:
+    """The mean cosine of translated and native vectors over a fifth of the anchors, drawn at
+    random, that the graded method with its defaults was not fitted to; centred on the others' mean.
+
+    x, y  (k, d_x), (k, d_y), row i is the same item. Returns 0 below FEWEST_MEASURED anchors
+    """
+    k = len(x)
+    if k < FEWEST_MEASURED:
+        return 0.0
+    order = torch.randperm(k, generator=torch.Generator().manual_seed(0))
+    held, known = order[: k // HELD_OUT_PERIOD], order[k // HELD_OUT_PERIOD :]
+    source, target = fit_space(x[known]), fit_space(y[known])
+    options = methods.resolve("graded", {}, anchors=len(known))
+    translated = apply(methods.fit("graded", source, target, options), x[held]).vectors
+    return cosine(translated.double() - target.mean, y[held].double() - target.mean)
+
+
+def choose_weight(
+    values: Float64[Tensor, "n w"], *, usual: int = 0, seed: int = 0
+) -> WeightChoice | None:
+    """The weight with the best mean over the queries, and the same without each fold.
+
+    values  (n, w) a measure of each query by each weight, in ascending order of the weights
+    usual   the place of the weight without judgements; of equal means, the nearest to it is chosen
+    seed    of the folds
+    Returns None for a single query, which leaves no other to choose on.
+    """
+    n = len(values)
+    if n < 2:
+        return None
+    total = values.sum(dim=0)
+    folds = torch.randperm(n, generator=torch.Generator().manual_seed(seed)) % min(WEIGHT_FOLDS, n)
+    held_out = torch.empty(n, dtype=torch.int64)
+    for fold in torch.unique(folds).tolist():
+        inside = folds == fold
+        held_out[inside] = _best(total - values[inside].sum(dim=0), usual)
+    return WeightChoice(_best(total, usual), held_out)
+
+
+def _best(totals: Float64[Tensor, " w"], usual: int) -> int:
+    """Of the weights that are best, up to rounding, the place nearest to the usual one."""
+    margin = totals.abs().amax() * 1e-12
+    best = (totals >= totals.amax() - margin).nonzero().flatten()
+    return int(best[(best - usual).abs().argmin()])
+
+
+def weights_with(weight: float, grid: Sequence[float] = WEIGHT_GRID) -> tuple[float, ...]:
+    """The grid and one more weight, in ascending order."""
+    return tuple(sorted({*grid, weight}))

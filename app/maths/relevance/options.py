@@ -1,0 +1,240 @@
+"""The six ways to search after a change of encoder, as rankings that can be measured.
+
+- keep: old queries in the old store.
+- bridge: new queries, translated into the old space, in the old store.
+- cascade: the first candidates of the bridge, whose stored vectors are translated and scored by
+  the new query.
+- fuse: the first candidates of keep and of the bridge, by the weighted sum of their old and their
+  translated scores (`fusion`).
+- translate: new queries among all stored vectors, translated.
+- re-embed: new queries among all documents, embedded anew.
+
+All scores are cosines of the vectors as a store holds them. Documents of equal score have any
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Float32, Int64
+from torch import Tensor
+
+from app.maths.geometry.space import COSINE_ROWS
+from app.maths.quality.metrics import MOST_COSINES
+from app.maths.relevance.fusion import fuse
+from app.maths.relevance.judgements import Judgements
+from app.maths.relevance.ranking_metrics import (
+    RECALL_DEPTH,
+    IdealRanking,
+    RankingMetrics,
+    ideal_ranking,
+    join_metrics,
+    measure_ranking,
+)
+
+SearchOption = Literal["keep", "bridge", "cascade", "fuse", "translate", "re-embed"]
+SEARCH_OPTIONS: tuple[SearchOption, ...] = (
+    "keep",
+    "bridge",
+    "cascade",
+    "fuse",
+    "translate",
+    "re-embed",
+)
+
+#: Candidates of the old store that cascade and fuse score anew.
+DEFAULT_CANDIDATES = 100
+
+#: The vectors of `SearchVectors` that each option reads.
+NEEDED: dict[SearchOption, tuple[str, ...]] = {
+    "keep": ("old_queries", "old_documents"),
+    "bridge": ("bridged_queries", "old_documents"),
+    "cascade": ("bridged_queries", "old_documents", "new_queries", "translated_documents"),
+    "fuse": (
+        "old_queries",
+        "bridged_queries",
+        "old_documents",
+        "new_queries",
+        "translated_documents",
+    ),
+    "translate": ("new_queries", "translated_documents"),
+    "re-embed": ("new_queries", "new_documents"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class SearchVectors:
+    """The vectors of q queries and m documents; None: not available.
+
+    old_queries, old_documents    (q, d_x), (m, d_x) by the old encoder
+    new_queries, new_documents    (q, d_y), (m, d_y) by the new encoder
+    bridged_queries               (q, d_x) the new queries, translated into the old space
+    translated_documents          (m, d_y) the old documents, translated into the new space
+    """
+
+    old_queries: Float32[Tensor, "q dx"] | None = None
+    old_documents: Float32[Tensor, "m dx"] | None = None
+    new_queries: Float32[Tensor, "q dy"] | None = None
+    new_documents: Float32[Tensor, "m dy"] | None = None
+    bridged_queries: Float32[Tensor, "q dx"] | None = None
+    translated_documents: Float32[Tensor, "m dy"] | None = None
+
+    @property
+    def options(self) -> list[SearchOption]:
+        """The options whose vectors are all available."""
+        return [
+            option
+            for option in SEARCH_OPTIONS
+            if all(getattr(self, name) is not None for name in NEEDED[option])
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class SearchMetrics:
+    """The measures of each option but fuse, and of fuse by each of `weights`."""
+
+    options: dict[SearchOption, RankingMetrics]
+    fused: list[RankingMetrics]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _SearchedStore:
+    """Unit documents, and the queries that search them."""
+
+    queries: Float32[Tensor, "q d"]
+    documents: Float32[Tensor, "m d"]
+
+    def cosines(self, rows: Int64[Tensor, " c"]) -> Float32[Tensor, "c m"]:
+        return torch.nn.functional.normalize(self.queries[rows], dim=1) @ self.documents.T
+
+
+@dataclass
+class _OptionSearch:
+    """The four searches that the options are made of; those without vectors are None."""
+
+    vectors: SearchVectors
+    candidates: int
+    weights: Sequence[float]
+    _documents: dict[str, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def tables(self) -> dict[str, _SearchedStore]:
+        names = {
+            "keep": ("old_queries", "old_documents"),
+            "bridge": ("bridged_queries", "old_documents"),
+            "translate": ("new_queries", "translated_documents"),
+            "re-embed": ("new_queries", "new_documents"),
+        }
+        available = self.vectors.options
+        return {
+            option: _SearchedStore(getattr(self.vectors, queries), self._unit(documents))
+            for option, (queries, documents) in names.items()
+            if option in available
+        }
+
+    def _unit(self, name: str) -> Tensor:
+        """The documents scaled to length 1, once for both searches of the old store."""
+        if name not in self._documents:
+            self._documents[name] = torch.nn.functional.normalize(
+                getattr(self.vectors, name), dim=1
+            )
+        return self._documents[name]
+
+    def rank(
+        self, rows: Int64[Tensor, " c"]
+    ) -> tuple[dict[SearchOption, Int64[Tensor, "c _"]], list[Int64[Tensor, "c _"]]]:
+        """The first documents of these queries by each option, and by fuse for each weight."""
+        cosines = {name: table.cosines(rows) for name, table in self.tables.items()}
+        rankings: dict[SearchOption, Tensor] = {
+            option: _first(cosines[option], RECALL_DEPTH)
+            for option in SEARCH_OPTIONS
+            if option in cosines
+        }
+        fused: list[Tensor] = []
+        available = self.vectors.options
+        if "cascade" in available:
+            first = _first(cosines["bridge"], self.candidates)
+            rankings["cascade"] = _order(first, cosines["translate"].gather(1, first))
+        if "fuse" in available:
+            both = (
+                _first(cosines["keep"], self.candidates),
+                _first(cosines["bridge"], self.candidates),
+            )
+            ids, repeated = _join(*both, size=cosines["keep"].shape[1])
+            counted = ~repeated
+            owners = counted.nonzero()[:, 0]
+            new, old = (
+                cosines[name].gather(1, ids)[counted].double() for name in ("translate", "keep")
+            )
+            for flat in fuse(new, old, owners, self.weights):
+                scores = torch.full(ids.shape, -torch.inf, dtype=torch.float64)
+                scores[counted] = flat
+                fused.append(_order(ids, scores, missing=repeated))
+        return rankings, fused
+
+
+def measure_options(
+    vectors: SearchVectors,
+    judged: Judgements,
+    *,
+    weights: Sequence[float],
+    candidates: int = DEFAULT_CANDIDATES,
+    on_progress: Callable[[int], object] = lambda _: None,
+) -> SearchMetrics:
+    """The measures of every option whose vectors are available, over the judged queries.
+
+    weights      of the new scores in fuse, each in [0, 1]
+    candidates   of each search of the old store, at least 1; more than m count as m
+    on_progress  called before each block of queries with the number of queries that are done
+
+    Queries run in blocks, so that one table of cosines has at most MOST_COSINES numbers.
+    """
+    ideal: IdealRanking = ideal_ranking(judged)
+    search = _OptionSearch(vectors, min(candidates, judged.size), weights)
+    parts: dict[SearchOption, list[RankingMetrics]] = {}
+    fused: list[list[RankingMetrics]] = [[] for _ in weights]
+    step = max(1, min(COSINE_ROWS, MOST_COSINES // judged.size))
+    for start in range(0, len(judged), step):
+        on_progress(start)
+        rankings, by_weight = search.rank(judged.rows[start : start + step])
+        for option, ranking in rankings.items():
+            metrics = measure_ranking(ranking, judged, ideal, start)
+            parts.setdefault(option, []).append(metrics)
+        for place, ranking in enumerate(by_weight):
+            fused[place].append(measure_ranking(ranking, judged, ideal, start))
+    return SearchMetrics(
+        {option: join_metrics(blocks) for option, blocks in parts.items()},
+        [join_metrics(blocks) for blocks in fused if blocks],
+        tuple(weights),
+    )
+
+
+def _first(scores: Float32[Tensor, "c m"], depth: int) -> Int64[Tensor, "c r"]:
+    return scores.topk(min(depth, scores.shape[1]), dim=1).indices
+
+
+def _order(
+    ids: Int64[Tensor, "c r"],
+    scores: Float[Tensor, "c r"],
+    missing: Bool[Tensor, "c r"] | None = None,
+) -> Int64[Tensor, "c r"]:
+    """The candidates by descending score; -1 for those that are missing."""
+    order = scores.sort(dim=1, descending=True, stable=True).indices
+    ranking = ids if missing is None else ids.masked_fill(missing, -1)
+    return ranking.gather(1, order)
+
+
+def _join(
+    first: Int64[Tensor, "c r"], second: Int64[Tensor, "c r"], *, size: int
+) -> tuple[Int64[Tensor, "c s"], Bool[Tensor, "c s"]]:
+    """Both lists of candidates in one, and which of them repeat an earlier one."""
+    in_first = torch.zeros(len(first), size, dtype=torch.bool).scatter_(1, first, value=True)
+    ids = torch.cat([first, second], dim=1)
+    repeated = torch.cat([torch.zeros_like(first, dtype=torch.bool), in_first.gather(1, second)], 1)
+    return ids, repeated

@@ -1,0 +1,388 @@
+"""Advises what to do with an index after a change of encoder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from app.errors import InvalidRequest, blaming
+from app.maths.quality.promise import LARGEST_INDEX, SMALLEST_INDEX
+from app.maths.relevance.advice import (
+    DEFAULT_DIFFERENCE,
+    FEWEST_FOR_FUSE,
+    FEWEST_QUERIES,
+    UNIT_COSTS,
+    AdvisedOption,
+    GainOverKeep,
+    IndexFacts,
+    MeasuredOption,
+    RankedOption,
+    deviations,
+    queries_needed,
+    rank_options,
+)
+from app.services.context import Services
+from app.services.relevance import judged_evaluation
+from app.services.relevance.default_weights import default_weight_of
+from app.services.relevance.judged_evaluation import JudgedTask
+from app.services.relevance.judgement_rows import RowOrId
+from app.services.request_context import RequestContext
+from app.services.serving import confidence, plans
+from app.services.serving.maps import ServedMap, Translation
+from app.services.translators import translator_reports, translators
+from app.services.translators.warnings import AnswerWarning
+from app.storage import tables
+from app.storage.queries import resources
+from app.types import EncoderKind, JobKind, JobState
+
+RowOrder = Literal["clicks", "confidence"]
+
+#: warnings that speak against any translation by these anchors
+UNRELIABLE = frozenset({"useless-anchors", "foreign-anchors", "few-anchors"})
+
+#: confidence intervals do not matter for the order of the rows
+ORDER_LEVEL = 0.9
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What encoding and writing cost; None: not known.
+
+    items_per_second  that the new encoder encodes
+    """
+
+    tokens_per_item: float | None = None
+    price_per_million_tokens: float | None = None
+    price_per_million_writes: float = 0.0
+    items_per_second: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class AdviceTask:
+    """A request for advice, and what the client knows.
+
+    judgements  judged queries to measure; evaluation: a finished job that has measured some
+    sample      (n, d_source) stored vectors, to order rows by confidence, with their ids
+    clicks      one entry for each click: the id of its document
+    row_limit   most rows to name
+    """
+
+    request: translators.FitRequest
+    judgements: JudgedTask | None = None
+    evaluation: str | None = None
+    sample: Tensor | None = None
+    sample_ids: Sequence[str] | None = None
+    clicks: Sequence[RowOrId] | None = None
+    row_limit: int = 20
+    corpus_size: int | None = None
+    old_encoder_runs: bool | None = None
+    text_exists: bool | None = None
+    prices: Prices = Prices()
+    difference: float = DEFAULT_DIFFERENCE
+
+
+@dataclass(frozen=True)
+class AdvisedCosts:
+    """What an option costs once, and for each query; None: not known."""
+
+    writes: int | None
+    encodings: int | None
+    encodings_per_query: int
+    seconds: float | None
+    price: float | None
+
+
+@dataclass(frozen=True)
+class AdviceItem:
+    """One option, with its costs."""
+
+    option: RankedOption
+    costs: AdvisedCosts
+
+
+@dataclass(frozen=True, eq=False)
+class Advice:
+    """The options, best first, and what they rest on.
+
+    queries        judged queries; 0 without judgements
+    fidelity       the translator's promise; None: too few anchors
+    query_counts   for each option, how many judged queries decide about it
+    missing        for each option that the judgements could not measure, the fields that it lacks
+    rows_first     rows to encode again first
+    """
+
+    items: Sequence[AdviceItem]
+    queries: int
+    fidelity: Mapping[str, Any] | None
+    query_counts: Mapping[str, int]
+    missing: Mapping[str, Sequence[str]]
+    fuse_weight: float
+    rows_first: Sequence[RowOrId]
+    rows_first_by: RowOrder | None
+    translator: str
+    method: str
+    warnings: Sequence[AnswerWarning]
+
+
+def advise(services: Services, context: RequestContext, task: AdviceTask) -> Advice:
+    """Return the advice.
+
+    Raises the not-found, option and vector errors, JobNotFound, InvalidRequest and
+    Overloaded.
+    """
+    if task.request.source == task.request.target:
+        raise InvalidRequest(
+            "`source` and `target` are one encoder, so there is nothing to change. Name two.",
+            field="target",
+        )
+    # A contract forbids to serve a bad translator, not to ask what to do about it.
+    served = plans.prepare_map(services, context, Translation(task.request, enforces=False))
+    assert served.id is not None
+    evaluation = _measure(services, context, task, served.id)
+    measurements = _read_measurements(evaluation["results"])
+    queries, weight = evaluation["queries"], (evaluation["fuse"] or {}).get("weight")
+    assert served.pair is not None
+    source, target = served.pair
+    if task.corpus_size is None:
+        task = replace(task, corpus_size=source.store_size)
+    row = translators.find_with_report(
+        services, context.project, served.id, between=(source.id, target.id)
+    )
+    rows_first, by = _rows_first(services, context, task, served)
+    ranked = rank_options(
+        _facts(task, source, served), measurements, queries, difference=task.difference
+    )
+    return Advice(
+        items=[AdviceItem(each, _costs(each.name, task)) for each in ranked],
+        queries=queries,
+        fidelity=translator_reports.promise_for(row.report or {}, _index(task)),
+        query_counts={
+            name: queries_needed(deviation, task.difference)
+            for name, deviation in deviations(measurements, queries).items()
+        },
+        missing=evaluation["missing"],
+        fuse_weight=default_weight_of(services, source, target) if weight is None else weight,
+        rows_first=rows_first,
+        rows_first_by=by,
+        translator=served.id,
+        method=str(served.method),
+        warnings=served.warnings,
+    )
+
+
+def _index(task: AdviceTask) -> int | None:
+    """Return the size of the index to promise for; a corpus may exceed what can be promised."""
+    size = task.corpus_size
+    if task.request.index is not None or size is None:
+        return task.request.index
+    return min(max(size, SMALLEST_INDEX), LARGEST_INDEX)
+
+
+def _facts(task: AdviceTask, source: tables.SpaceRow, served: ServedMap) -> IndexFacts:
+    return IndexFacts(
+        source.anchor_set.size,
+        reliable=not UNRELIABLE & {each.code for each in served.warnings},
+        old_encoder_runs=_runs(source.encoder, task.old_encoder_runs),
+        text_exists=task.text_exists,
+    )
+
+
+def _runs(encoder: tables.EncoderRow, client_answer: bool | None) -> bool | None:
+    """Return whether the old encoder runs: the client's word, or whether the service runs it."""
+    if client_answer is None and encoder.kind != EncoderKind.external:
+        return True
+    return client_answer
+
+
+def _measure(
+    services: Services, context: RequestContext, task: AdviceTask, translator: str
+) -> Mapping[str, Any]:
+    """Return the evaluation of judged queries, without any if the task has none."""
+    if task.judgements is not None and task.evaluation is not None:
+        raise InvalidRequest("Send `judgements` or `evaluation`, not both.", field="evaluation")
+    if task.evaluation is not None:
+        return _find_evaluation(services, context, task, translator)
+    if task.judgements is not None:
+        if not task.judgements.is_small:
+            raise InvalidRequest(
+                "These judgements take too long to measure here. Send them to POST /evaluate with "
+                "`Prefer: respond-async`, and the id of its job as `evaluation`.",
+                field="judgements",
+            )
+        return judged_evaluation.evaluate_judged(services, context, task.judgements)
+    return {"results": {}, "queries": 0, "fuse": None, "missing": {}}
+
+
+def _find_evaluation(
+    services: Services, context: RequestContext, task: AdviceTask, translator: str
+) -> dict[str, Any]:
+    """Return the result of a job of /evaluate. Raises JobNotFound, InvalidRequest."""
+    assert task.evaluation is not None
+    with blaming("evaluation", always=True), services.db.transaction() as session:
+        job = resources.job(session, context.project, task.evaluation)
+    result = job.result or {}
+    if job.kind != JobKind.evaluate or job.state != JobState.succeeded or "results" not in result:
+        raise InvalidRequest(
+            "The job is no finished evaluation of judgements. Send judgements to POST /evaluate "
+            "with `Prefer: respond-async`, and wait for the job.",
+            field="evaluation",
+        )
+    request = task.request
+    if any(result[name] != getattr(request, name) for name in ("source", "target", "anchor_set")):
+        raise InvalidRequest(
+            f"The evaluation is of {result['source']} -> {result['target']} by "
+            f"{result['anchor_set']}. Name the same encoders and anchor set.",
+            field="evaluation",
+        )
+    if result["translator"] not in (None, translator):
+        raise InvalidRequest(
+            f"The evaluation is of translator {result['translator']}, and this request fits "
+            f"{translator}: the anchors changed, or the method, its options or the role differ. "
+            "Send the same ones, or send the judgements to POST /evaluate again.",
+            field="evaluation",
+        )
+    return dict(result)
+
+
+def _read_measurements(results: Mapping[str, Any]) -> dict[AdvisedOption, MeasuredOption]:
+    measurements: dict[AdvisedOption, MeasuredOption] = {}
+    for name in get_args(AdvisedOption):
+        if name in results:
+            over = results[name]["over_keep"]
+            gain = (
+                None
+                if over is None
+                else GainOverKeep(over["ndcg_10"], *over["intervals"]["ndcg_10"])
+            )
+            measurements[name] = MeasuredOption(results[name]["ndcg_10"], gain)
+    return measurements
+
+
+def _rows_first(
+    services: Services, context: RequestContext, task: AdviceTask, served: ServedMap
+) -> tuple[Sequence[RowOrId], RowOrder | None]:
+    """Return the rows to encode again first: the most clicked, or the least confident.
+
+    Raises the vector errors and Overloaded.
+    """
+    if task.text_exists is False:
+        return (), None
+    if task.clicks:
+        counts = Counter(task.clicks).most_common(task.row_limit)
+        return [row for row, _ in counts], "clicks"
+    if task.sample is None:
+        return (), None
+    with blaming("documents", always=True):
+        answer = plans.apply_map(services, context, Translation(task.request), vectors=task.sample)
+    rows = confidence.confidence_of(services, context, answer, ORDER_LEVEL, field="documents")
+    cosines = rows.expected.cosine
+    if bool(cosines.isnan().all()):
+        return (), None
+    order = cosines.nan_to_num(nan=-2.0).argsort(stable=True)[: task.row_limit].tolist()
+    ids = task.sample_ids
+    return order if ids is None else [ids[row] for row in order], "confidence"
+
+
+def _costs(name: AdvisedOption, task: AdviceTask) -> AdvisedCosts:
+    writes_per_item, encodings_per_item, per_query = UNIT_COSTS[name]
+    writes = _times(task.corpus_size, writes_per_item)
+    encodings = _times(task.corpus_size, encodings_per_item)
+    prices = task.prices
+    seconds: float | None = 0.0
+    if encodings_per_item:
+        rate = prices.items_per_second
+        seconds = None if rate is None or encodings is None else encodings / rate
+    elif writes_per_item:
+        seconds = None  # depends on the store
+    return AdvisedCosts(
+        writes,
+        encodings,
+        per_query,
+        seconds,
+        _sum(
+            _price(writes, prices.price_per_million_writes),
+            _price(
+                None
+                if encodings is None or prices.tokens_per_item is None
+                else encodings * prices.tokens_per_item,
+                prices.price_per_million_tokens,
+            )
+            if encodings_per_item
+            else 0.0,
+        ),
+    )
+
+
+def _times(count: int | None, factor: int) -> int | None:
+    """Return the product; 0 for a factor of 0, even if the count is unknown."""
+    if factor == 0:
+        return 0
+    return None if count is None else count * factor
+
+
+def _price(units: float | None, per_million: float | None) -> float | None:
+    if units == 0:
+        return 0.0
+    return None if units is None or per_million is None else units / 1e6 * per_million
+
+
+def _sum(*parts: float | None) -> float | None:
+    terms = [part for part in parts if part is not None]
+    return sum(terms) if len(terms) == len(parts) else None
+
+
+def explain(item: AdviceItem, advice: Advice, difference: float) -> str:
+    """Return one or two sentences about an option: why it stands where it does."""
+    option, queries = item.option, advice.queries
+    if option.obstacle is not None:
+        return option.obstacle
+    if option.name == "keep":
+        return (
+            "The old encoder searches its own index. It needs no work, so another option has to be "
+            "measurably better."
+        )
+    if option.certainty == "measured" and option.gain is not None:
+        word = "better" if option.gain.low > 0 else "worse"
+        return f"It is {word} than keep on {queries} judged queries."
+    needed = (
+        f"About {advice.query_counts[option.name]} judged queries resolve a difference of "
+        f"{difference:g} in nDCG@10."
+    )
+    if option.certainty == "expected":
+        return (
+            "On three collections it cost at most .007 nDCG@10 and gained up to .062, with a "
+            "weight of .25 and anchors of the corpus. "
+            f"Here the weight is {advice.fuse_weight:g}."
+        )
+    if option.certainty == "unknown":
+        return f"{_why_unknown(option.name, advice)} {needed}"
+    if queries < FEWEST_QUERIES:
+        return (
+            f"It takes at least {FEWEST_QUERIES} judged queries to compare it with keep, and there "
+            f"are {queries}: the order is the one without judgements. {needed}"
+        )
+    if option.gain is None:
+        return (
+            "keep was not measured, so it is not known whether this is better. To measure keep, "
+            "send the judged queries by the old encoder as `old_queries`."
+        )
+    return f"{queries} judged queries do not decide whether it is better than keep. {needed}"
+
+
+def _why_unknown(name: AdvisedOption, advice: Advice) -> str:
+    if name in advice.missing:
+        fields = " and ".join(f"`{field}`" for field in advice.missing[name])
+        return f"It was not measured. To measure it, send {fields} with the judgements."
+    if name == "fuse":
+        return (
+            f"Elsewhere it was measured with at least {FEWEST_FOR_FUSE} anchors and no warning "
+            "against them, which is not so here."
+        )
+    return (
+        "Its quality is not known: fidelity does not tell whether the new encoder is better for "
+        "your corpus."
+    )

@@ -1,0 +1,379 @@
+"""Evaluates the options after a change of encoder on judged queries of a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from app.errors import InvalidRequest, MissingField, blaming
+from app.maths.quality.intervals import bootstrap_interval
+from app.maths.quality.metrics import cosine_blocks
+from app.maths.relevance.fuse_weight import (
+    WEIGHT_GRID,
+    choose_weight,
+    weights_with,
+)
+from app.maths.relevance.judgements import Judgements
+from app.maths.relevance.options import (
+    DEFAULT_CANDIDATES,
+    NEEDED,
+    SEARCH_OPTIONS,
+    SearchMetrics,
+    SearchOption,
+    SearchVectors,
+    measure_options,
+)
+from app.maths.relevance.ranking_metrics import MEASURES
+from app.maths.translators.translator import apply
+from app.services import incoming
+from app.services.anchors import spaces
+from app.services.context import Services
+from app.services.jobs.progress import Progress
+from app.services.jobs.runner import JobResult
+from app.services.jobs.submission import submit_job
+from app.services.relevance.default_weights import default_weight_of
+from app.services.relevance.judgement_rows import JudgementColumns, read_judgements
+from app.services.request_context import RequestContext
+from app.services.translators import evaluation, translators
+from app.services.translators.translators import FittedTranslator
+from app.storage import tables
+from app.types import JobKind
+
+ChosenBy = Literal["judgements", "request", "default"]
+
+#: the field of a request that each kind of vectors of `SearchVectors` comes from
+FIELDS: Mapping[str, str] = {
+    "old_queries": "old_queries",
+    "old_documents": "documents",
+    "new_queries": "queries",
+    "new_documents": "native_documents",
+    "bridged_queries": "queries",
+    "translated_documents": "documents",
+}
+
+
+#: cosine above which a document is an anchor: float16 rounds to about 1e-6 less than 1
+SAME_DIRECTION = 1 - 1e-5
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedItems:
+    """The vectors that a client sends.
+
+    queries, native_documents  (q, d_y), (m, d_y) by the target
+    old_queries, documents     (q, d_x), (m, d_x) by the source
+    """
+
+    queries: Tensor | None = None
+    old_queries: Tensor | None = None
+    documents: Tensor | None = None
+    native_documents: Tensor | None = None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
+
+
+@dataclass(frozen=True)
+class JudgedSettings:
+    """weight: of the new scores in fuse, None: chosen; candidates: of each search of the store."""
+
+    weight: float | None = None
+    candidates: int = DEFAULT_CANDIDATES
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedTask:
+    """A checked evaluation of judged queries."""
+
+    request: translators.FitRequest
+    items: JudgedItems
+    judged: Judgements
+    unjudged: int
+    settings: JudgedSettings
+    source: tables.SpaceRow
+    target: tables.SpaceRow
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the evaluation runs without a job."""
+        dim = max(self.source.encoder.dim, self.target.encoder.dim)
+        cosines = (4 * len(self.judged) + self.source.anchor_set.size) * self.judged.size
+        sorted_scores = len(self.judged) * 2 * self.settings.candidates * len(WEIGHT_GRID)
+        return (cosines + sorted_scores) * (
+            dim + evaluation.MULTIPLICATIONS_PER_COSINE
+        ) + 6 * self.source.anchor_set.size * dim * dim <= evaluation.REQUEST_MULTIPLICATIONS
+
+
+def check_judged(
+    services: Services,
+    project: str,
+    request: translators.FitRequest,
+    items: JudgedItems,
+    judgements: JudgementColumns,
+    settings: JudgedSettings,
+) -> JudgedTask:
+    """Check the request before anything is fitted.
+
+    Raises the not-found errors, AnchorsNotEmbedded, the option and vector errors, MissingField, and
+    InvalidRequest.
+    """
+    source, target = translators.find_pair(services, project, request)
+    translators.check_options(request, anchors=source.anchor_set.size)
+    dims = {
+        "queries": target.encoder.dim,
+        "old_queries": source.encoder.dim,
+        "documents": source.encoder.dim,
+        "native_documents": target.encoder.dim,
+    }
+    checked = {
+        field: incoming.checked_vectors(
+            vectors, field=field, limits=services.limits, dim=dims[field]
+        )
+        for field, vectors in items.tensors.items()
+    }
+    items = JudgedItems(**checked)
+    queries = _count_rows(checked, "queries", "old_queries")
+    documents = _count_rows(checked, "documents", "native_documents")
+    if len(_missing_fields(items)) == len(SEARCH_OPTIONS):
+        raise MissingField(
+            "The request has no option to measure. Send `documents` and at least one of `queries` "
+            "and `old_queries`.",
+            field="queries" if queries is None else "documents",
+        )
+    assert queries is not None
+    assert documents is not None
+    judged, unjudged = read_judgements(judgements, queries, documents)
+    return JudgedTask(request, items, judged, unjudged, settings, source, target)
+
+
+def evaluate_judged(
+    services: Services,
+    context: RequestContext,
+    task: JudgedTask,
+    on_progress: Callable[[int, int], object] = lambda *_: None,
+) -> dict[str, Any]:
+    """Return the evaluation as JSON.
+
+    on_progress  called with the queries that are done, and all
+
+    Runs on the CPU, so that requests and jobs return equal numbers. Raises the errors of
+    `translators.fit`, OutOfRange for vectors that cannot be translated, and Overloaded.
+    """
+    there, back = _fit_both(services, context, task)
+    raw = spaces.raw_anchors(services, task.source)
+    default = default_weight_of(services, task.source, task.target)
+    with services.evaluating():
+        vectors = _search_vectors(task.items, there, back)
+        weight = task.settings.weight
+        measured = measure_options(
+            vectors,
+            task.judged,
+            weights=weights_with(default) if weight is None else (weight,),
+            candidates=task.settings.candidates,
+            on_progress=lambda done: on_progress(done, len(task.judged)),
+        )
+        values, fuse = _choose_fusion(measured, weight, default)
+        return {
+            **_describe_task(task, there, back, raw),
+            "results": _describe_options(values),
+            "missing": _missing_fields(task.items),
+            "fuse": fuse,
+            "best": max(values, key=lambda option: float(values[option][:, 0].mean())),
+        }
+
+
+def request_judged(services: Services, context: RequestContext, task: JudgedTask) -> tables.JobRow:
+    """Store the items, and queue a job. Raises StorageUnavailable, TooManyJobs, QueueFull."""
+    judged = task.judged
+    columns = {
+        "judged.queries": judged.rows[judged.queries],
+        "judged.documents": judged.documents,
+        "judged.grades": judged.grades,
+    }
+    arguments = {
+        "request": asdict(task.request),
+        "judged": asdict(task.settings),
+        "blobs": {"items": services.blobs.put({**task.items.tensors, **columns})},
+    }
+    return submit_job(services, context, JobKind.evaluate, arguments)
+
+
+def run_any_evaluation(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
+    """Run a job of `/evaluate`, with judgements or without. Its result is a request's answer."""
+    arguments, context = job.arguments, RequestContext.of_job(job)
+    if "judged" not in arguments:
+        return evaluation.run_evaluation(services, job, progress)
+    tensors = services.blobs.get(arguments["blobs"]["items"])
+    queries, documents, grades = (
+        tensors.pop(f"judged.{name}").tolist() for name in ("queries", "documents", "grades")
+    )
+    task = check_judged(
+        services,
+        job.project,
+        translators.FitRequest(**arguments["request"]),
+        JudgedItems(**tensors),
+        JudgementColumns(queries, documents, grades),
+        JudgedSettings(**arguments["judged"]),
+    )
+    result = evaluate_judged(services, context, task, progress)
+    progress(len(task.judged), len(task.judged))
+    return JobResult(result)
+
+
+def _fit_both(
+    services: Services, context: RequestContext, task: JudgedTask
+) -> tuple[FittedTranslator | None, FittedTranslator | None]:
+    """Return the translator of the documents and the one of the queries, if they are needed.
+
+    Raises the errors of `translators.fit`.
+    """
+    if task.items.documents is None or task.items.queries is None:
+        return None, None
+    request = task.request
+    assert request.source is not None
+    reverse = replace(request, source=request.target, target=request.source)
+    return (
+        translators.fit(services, context, task.source, task.target, request),
+        translators.fit(services, context, task.target, task.source, reverse),
+    )
+
+
+def _describe_task(
+    task: JudgedTask, there: FittedTranslator | None, back: FittedTranslator | None, raw: Tensor
+) -> dict[str, Any]:
+    """The members of the answer about the request and its translators."""
+    request, documents = task.request, task.items.documents
+    return {
+        "source": request.source,
+        "target": request.target,
+        "anchor_set": request.anchor_set,
+        "translator": None if there is None else there.id,
+        "bridge": None if back is None else back.id,
+        "method": None if there is None else there.method,
+        "options": None if there is None else dict(there.options),
+        "queries": len(task.judged),
+        "unjudged": task.unjudged,
+        "documents": task.judged.size,
+        "anchors": len(raw),
+        "anchor_documents": 0 if documents is None else _count_anchors(documents, raw),
+        "candidates": task.settings.candidates,
+    }
+
+
+def _count_rows(checked: Mapping[str, Tensor], first: str, second: str) -> int | None:
+    """Return the number of rows of two fields. Raises InvalidRequest for unequal numbers."""
+    counts = [len(checked[field]) for field in (first, second) if field in checked]
+    if len({*counts}) > 1:
+        raise InvalidRequest(
+            f"There are {counts[0]} `{first}` and {counts[1]} `{second}`. Send as many of both: "
+            "row i is the same item.",
+            field=second,
+        )
+    return counts[0] if counts else None
+
+
+def _missing_fields(items: JudgedItems) -> dict[SearchOption, list[str]]:
+    """The fields that options need and the request lacks; options without any are left out."""
+    absent = set(FIELDS.values()) - set(items.tensors)
+    missing = {
+        option: sorted({FIELDS[vectors] for vectors in needed} & absent)
+        for option, needed in NEEDED.items()
+    }
+    return {option: fields for option, fields in missing.items() if fields}
+
+
+def _search_vectors(
+    items: JudgedItems, there: FittedTranslator | None, back: FittedTranslator | None
+) -> SearchVectors:
+    """Translate the documents, and the queries back. Raises OutOfRange."""
+    translated = bridged = None
+    if there is not None and items.documents is not None:
+        with blaming("documents"):
+            translated = apply(there.translator, items.documents).vectors
+    if back is not None and items.queries is not None:
+        with blaming("queries"):
+            bridged = apply(back.translator, items.queries).vectors
+    return SearchVectors(
+        old_queries=items.old_queries,
+        old_documents=items.documents,
+        new_queries=items.queries,
+        new_documents=items.native_documents,
+        bridged_queries=bridged,
+        translated_documents=translated,
+    )
+
+
+def _choose_fusion(
+    measured: SearchMetrics, given: float | None, default: float
+) -> tuple[dict[SearchOption, Float64[Tensor, "n 3"]], dict[str, Any] | None]:
+    """The measures of each query by each option, and how fuse was weighted.
+
+    A chosen weight is measured on queries that it was not chosen on.
+    """
+    values = {option: metrics.table for option, metrics in measured.options.items()}
+    fuse = None
+    if measured.fused:
+        tables_by_weight = torch.stack([metrics.table for metrics in measured.fused], dim=1)
+        by_weight = tables_by_weight[:, :, 0]
+        weights = measured.weights
+        choice = choose_weight(by_weight, usual=weights.index(default)) if given is None else None
+        chosen_by: ChosenBy = "request"
+        if choice is not None:
+            chosen_by, place, held_out = "judgements", choice.best, choice.held_out
+        else:
+            place = weights.index(default if given is None else given)
+            held_out = torch.full((len(by_weight),), place)
+            chosen_by = "default" if given is None else "request"
+        values["fuse"] = tables_by_weight[torch.arange(len(by_weight)), held_out]
+        means = by_weight.mean(dim=0).tolist()
+        fuse = {
+            "weight": weights[place],
+            "weight_chosen_by": chosen_by,
+            "default_weight": default,
+            "by_weight": [
+                {"weight": weight, "ndcg_10": mean}
+                for weight, mean in zip(weights, means, strict=True)
+            ],
+        }
+    return {option: values[option] for option in SEARCH_OPTIONS if option in values}, fuse
+
+
+def _describe_options(values: Mapping[SearchOption, Tensor]) -> dict[str, Any]:
+    """The means of each option, and its differences from keep, query by query."""
+    keep = values.get("keep")
+    described: dict[str, Any] = {}
+    for option, table in values.items():
+        change = None if keep is None or option == "keep" else table - keep
+        described[option] = {
+            **dict(zip(MEASURES, table.mean(dim=0).tolist(), strict=True)),
+            "intervals": _intervals(table),
+            "over_keep": None
+            if change is None
+            else {
+                **dict(zip(MEASURES, change.mean(dim=0).tolist(), strict=True)),
+                "intervals": _intervals(change),
+            },
+        }
+    return described
+
+
+def _intervals(table: Float64[Tensor, "n 3"]) -> dict[str, Sequence[float]]:
+    """The 95 % bootstrap interval of the mean of each measure over the queries."""
+    low, high = bootstrap_interval(table)
+    return {name: [float(low[i]), float(high[i])] for i, name in enumerate(MEASURES)}
+
+
+def _count_anchors(documents: Tensor, anchors: Tensor) -> int:
+    """The number of documents with the direction of an anchor: a store may have scaled them."""
+    known = torch.nn.functional.normalize(anchors.double(), dim=1)
+    directions = torch.nn.functional.normalize(documents.double(), dim=1)
+    return sum(
+        int((block.amax(dim=1) > SAME_DIRECTION).sum())
+        for _, block in cosine_blocks(directions, known)
+    )

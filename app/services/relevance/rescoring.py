@@ -1,0 +1,342 @@
+"""Orders the candidates of a store by the new encoder: the second half of a cascade."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from anyio import to_thread
+from torch import Tensor
+
+from app.errors import (
+    AnchorageError,
+    DimensionMismatch,
+    InvalidRequest,
+    MissingField,
+    NotExactlyOne,
+    TooManyVectors,
+    blaming,
+)
+from app.maths.geometry.space import check_vectors
+from app.maths.relevance import fusion, rescoring
+from app.maths.translators.decoder import TranslatedRows
+from app.maths.translators.translator import ProductPrecision, no_flags
+from app.services.context import Services
+from app.services.encoders import encoding
+from app.services.encoders.encoding import Inputs
+from app.services.relevance.default_weights import default_weight_of
+from app.services.request_context import RequestContext
+from app.services.serving import plans, products
+from app.services.serving.maps import ServedMap, Translation
+from app.services.serving.products import Running
+from app.services.translators import translators
+from app.services.translators.translators import SpacePair
+from app.types import EncoderKind
+
+RescoreMode = Literal["cascade", "fuse"]
+WeightSource = Literal["request", "default"]
+
+#: bytes of memory for a candidate's scores, its position, its id and their text
+CANDIDATE_BYTES = 96
+
+#: more numbers or queries than these are scored in a thread, so that other requests need not wait
+INLINE_SCORED, INLINE_QUERIES = 2**18, 64
+
+
+@dataclass(frozen=True, eq=False)
+class Rescoring:
+    """Queries, and the stored vectors of each query's candidates.
+
+    queries, inputs  (q, d_target) new vectors of the queries, or what the target encoder encodes
+    candidates       for each query (m, d_source); (0, 0) for a query without candidates
+    old_queries      (q, d_source) for `fuse`; None: the source encoder encodes the inputs
+    weight           of the new scores in `fuse`; None: chosen here
+    limit            most results of a query; None: all
+    known            places among the candidates of all queries, and their vectors by the target
+                     encoder, which replace the translations
+    """
+
+    translation: Translation
+    queries: Tensor | None
+    inputs: Inputs | None
+    candidates: Sequence[Tensor]
+    mode: RescoreMode = "cascade"
+    old_queries: Tensor | None = None
+    weight: float | None = None
+    limit: int | None = None
+    precision: ProductPrecision = "float32"
+    known: tuple[Tensor, Tensor] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RescoredQuery:
+    """Positions (m,) of the candidates, best first, with their scores (m,)."""
+
+    places: Tensor
+    scores: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Rescored:
+    """The results of each query, and how they were scored.
+
+    weight, weight_chosen_by  None in a cascade
+    translated  the translated candidates of all queries, with their flags
+    truncated   rows of the inputs that an encoder read only in part
+    """
+
+    results: Sequence[RescoredQuery]
+    served: ServedMap
+    counts: Sequence[int]
+    weight: float | None
+    weight_chosen_by: WeightSource | None
+    translated: TranslatedRows
+    truncated: Sequence[int] = ()
+
+
+async def rescore(services: Services, context: RequestContext, request: Rescoring) -> Rescored:
+    """Score and order the candidates: without IO if the map is in memory, else in a thread.
+
+    Raises NotExactlyOne, MissingField, InvalidRequest, the not-found, option and vector errors,
+    Conflict, Overloaded, and the errors of `encode`.
+    """
+    _check_fields(request)
+    _check_counts(services, request)
+    served = (
+        None
+        if request.queries is None
+        else plans.find_map(services, context.project, request.translation)
+    )
+    if served is None or request.queries is None:
+        return await to_thread.run_sync(_prepare_and_rescore, services, context, request)
+    few = len(request.candidates) <= INLINE_QUERIES
+    begin = partial(_begin, services, context, request, served)
+    stored, running = begin() if few else await to_thread.run_sync(begin)
+    if running is not None:
+        await running.wait()
+    weight = (
+        await to_thread.run_sync(_weight, services, request, served)
+        if request.mode == "fuse" and request.weight is None
+        else _weight(services, request, served)
+    )
+    score = partial(
+        _score, request, served, request.queries, request.old_queries, stored, running, weight
+    )
+    small = stored is None or stored.shape[0] * sum(served.dims) <= INLINE_SCORED
+    return score() if few and small else await to_thread.run_sync(score)
+
+
+def _begin(
+    services: Services, context: RequestContext, request: Rescoring, served: ServedMap
+) -> tuple[Tensor | None, Running | None]:
+    """Return the candidates of all queries and their translation. Raises as `_join`, NonFinite."""
+    stored = _join(services, context, request, served.dims)
+    return stored, None if stored is None else _translate(services, request, served, stored)
+
+
+def _prepare_and_rescore(
+    services: Services, context: RequestContext, request: Rescoring
+) -> Rescored:
+    pair = translators.resolve(services, request.translation.name(context.project))
+    _, *dims = request.translation.sides(pair)
+    stored = _join(services, context, request, (dims[0], dims[1]))
+    _blame_query(request)
+    queries, old_queries, truncated = _encode(services, context, request, pair)
+    served = plans.prepare_map(services, context, request.translation)
+    running = None if stored is None else _translate(services, request, served, stored)
+    weight = _weight(services, request, served)
+    return _score(request, served, queries, old_queries, stored, running, weight, truncated)
+
+
+def _check_fields(request: Rescoring) -> None:
+    """Raises NotExactlyOne, MissingField, and InvalidRequest for fields of the other mode."""
+    if (request.queries is None) == (request.inputs is None):
+        raise NotExactlyOne(
+            "Send exactly one of `queries` and `inputs`.",
+            field="queries" if request.queries is None else "inputs",
+        )
+    if request.mode == "cascade":
+        for field in ("old_queries", "weight"):
+            if getattr(request, field) is not None:
+                raise InvalidRequest(
+                    f"`{field}` only applies with `mode: fuse`. Remove it, or set `mode`.",
+                    field=field,
+                )
+    elif request.old_queries is None and request.inputs is None:
+        raise MissingField(
+            "`mode: fuse` needs `old_queries`, the queries' vectors by the source encoder. Add "
+            "them, send `inputs`, or set `mode: cascade`.",
+            field="old_queries",
+        )
+
+
+def _check_counts(services: Services, request: Rescoring) -> None:
+    """Raises InvalidRequest for unequal numbers of queries, and TooManyVectors."""
+    count = len(request.candidates)
+    inputs = None if request.inputs is None else request.inputs.values
+    for field, rows in (
+        ("queries", request.queries),
+        ("inputs", inputs),
+        ("old_queries", request.old_queries),
+    ):
+        if rows is not None and len(rows) != count:
+            raise InvalidRequest(
+                f"There are {len(rows)} of `{field}`, and `candidates` of {count} queries. "
+                "Send one entry of `candidates` for each query.",
+                field=field if field == "old_queries" else "candidates",
+            )
+    total, most = sum(map(len, request.candidates)), services.limits.vectors
+    for what, number in (("candidates", total), ("queries", count)):
+        if number > most:
+            raise TooManyVectors(
+                f"The request has {number} {what}; at most {most} are allowed. Send fewer "
+                "queries, or fewer candidates of each.",
+                field="candidates",
+                limit=most,
+            )
+
+
+def _encode(
+    services: Services, context: RequestContext, request: Rescoring, pair: SpacePair
+) -> tuple[Tensor, Tensor | None, Sequence[int]]:
+    """Return the queries' vectors by the target and the source encoder, and the cut inputs.
+
+    Raises MissingField where the source encoder cannot run here, and the errors of `encode`.
+    """
+    source, target = pair.both
+    if request.inputs is None:
+        assert request.queries is not None
+        return request.queries, request.old_queries, ()
+    values, role = request.inputs.values, request.inputs.role
+    runs_old = request.mode == "fuse" and request.old_queries is None
+    if runs_old and source.encoder.kind == EncoderKind.external:
+        raise MissingField(
+            f"The encoder {source.encoder.name} is external, so the service cannot run it. Add "
+            "`old_queries`, or set `mode: cascade`.",
+            field="old_queries",
+        )
+    new = encoding.encode(services, context, target.encoder, values, role=role)
+    if not runs_old:
+        return new.vectors, request.old_queries, new.truncated
+    old = encoding.encode(services, context, source.encoder, values, role=role)
+    return new.vectors, old.vectors, sorted({*new.truncated, *old.truncated})
+
+
+def _join(
+    services: Services, context: RequestContext, request: Rescoring, dims: tuple[int, int]
+) -> Tensor | None:
+    """Return the candidates of all queries (n, d_source), None without any, and reserve memory.
+
+    Raises the vector errors, TooManyVectors, Overloaded, TooMuchAtOnce.
+    """
+    reads, makes = dims
+    for field, rows, dim in (
+        ("queries", request.queries, makes),
+        ("old_queries", request.old_queries, reads),
+    ):
+        if rows is not None:
+            with blaming(field):
+                check_vectors(rows, dim=dim)
+    blocks = [block for block in request.candidates if len(block)]
+    for place, block in enumerate(request.candidates):
+        if len(block) and block.shape[1] != reads:
+            raise DimensionMismatch(
+                f"The candidates of query {place} have {block.shape[1]} dimensions; the source "
+                f"encoder has {reads}.",
+                field=f"candidates.{place}.vectors",
+            )
+    count = sum(map(len, blocks))
+    most = services.limits.numbers // makes
+    if count > most:
+        raise TooManyVectors(
+            f"The request has {count} candidates; at most {most} fit into memory when they have "
+            f"{makes} dimensions. Send fewer.",
+            field="candidates",
+            limit=most,
+        )
+    context.reserve_bytes(count * (makes * 4 + CANDIDATE_BYTES))
+    if not blocks:
+        return None
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+def _translate(
+    services: Services, request: Rescoring, served: ServedMap, stored: Tensor
+) -> Running:
+    """Start the translation of the candidates. Raises NonFinite and OutOfRange."""
+    out = torch.empty(len(stored), served.dims[1])
+    try:
+        return products.begin(services, served.product, stored, out, request.precision)
+    except AnchorageError:
+        _blame_query(request)
+        raise
+
+
+def _blame_query(request: Rescoring) -> None:
+    """Raises the error of the first query whose candidates are wrong, with its own rows."""
+    for place, block in enumerate(request.candidates):
+        if len(block):
+            with blaming(f"candidates.{place}.vectors"):
+                check_vectors(block)
+
+
+def _score(
+    request: Rescoring,
+    served: ServedMap,
+    queries: Tensor,
+    old_queries: Tensor | None,
+    stored: Tensor | None,
+    running: Running | None,
+    weighting: tuple[float | None, WeightSource | None],
+    truncated: Sequence[int] = (),
+) -> Rescored:
+    """Return the results, when the translation has ended. Raises NonFinite and OutOfRange."""
+    counts = [len(block) for block in request.candidates]
+    translated = _result(request, served, running)
+    if request.known is not None:
+        places, vectors = request.known
+        translated.vectors[places] = vectors.float()
+    weight, chosen_by = weighting
+    if stored is None:
+        scores = torch.zeros(0, dtype=torch.float64)
+    else:
+        scores = rescoring.cosines(queries, translated.vectors, counts)
+        if old_queries is not None and weight is not None:
+            old = rescoring.cosines(old_queries, _at_least_float32(stored), counts)
+            owners = rescoring.owners_of(counts)
+            [scores] = fusion.fuse(scores, old, owners, [weight])
+    orders = rescoring.rank(scores, counts, request.limit)
+    results = [
+        RescoredQuery(order, part[order])
+        for order, part in zip(orders, torch.split(scores, counts), strict=True)
+    ]
+    return Rescored(results, served, counts, weight, chosen_by, translated, truncated)
+
+
+def _result(request: Rescoring, served: ServedMap, running: Running | None) -> TranslatedRows:
+    if running is None:
+        return TranslatedRows(torch.empty(0, served.dims[1]), *no_flags(0))
+    try:
+        return running.result()
+    except AnchorageError:
+        _blame_query(request)
+        raise
+
+
+def _weight(
+    services: Services, request: Rescoring, served: ServedMap
+) -> tuple[float | None, WeightSource | None]:
+    """Return the weight of the new scores, and who chose it. Raises Overloaded."""
+    if request.mode == "cascade":
+        return None, None
+    if request.weight is not None:
+        return request.weight, "request"
+    assert served.pair is not None
+    return default_weight_of(services, *served.pair), "default"
+
+
+def _at_least_float32(vectors: Tensor) -> Tensor:
+    return vectors.float() if vectors.dtype is torch.float16 else vectors

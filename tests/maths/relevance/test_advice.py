@@ -1,0 +1,193 @@
+"""The rules of advice: theorems over any measured options, and known cases."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.maths.quality.intervals import bootstrap_interval
+from app.maths.relevance.advice import (
+    ADVISED_OPTIONS,
+    FEWEST_QUERIES,
+    FUSE_DEVIATION,
+    OTHER_DEVIATION,
+    UNIT_COSTS,
+    GainOverKeep,
+    IndexFacts,
+    MeasuredOption,
+    deviation_of,
+    deviations,
+    queries_needed,
+    rank_options,
+)
+
+#: enough queries
+QUERIES = 30
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+
+
+@st.composite
+def measurements(draw):
+    """Any subset of the options with their qualities, and gains over keep if keep is among them."""
+    names = draw(st.sets(st.sampled_from(ADVISED_OPTIONS)))
+    quality = {name: draw(st.floats(0, 1)) for name in ADVISED_OPTIONS}
+    found = {}
+    for name in names:
+        gain = None
+        if name != "keep" and "keep" in names:
+            value, half = quality[name] - quality["keep"], draw(st.floats(0, 0.5))
+            gain = GainOverKeep(value, value - half, value + half)
+        found[name] = MeasuredOption(quality[name], gain)
+    return found
+
+
+maybe = st.sampled_from([None, True, False])
+index_facts = st.builds(
+    IndexFacts,
+    st.integers(2, 5_000),
+    reliable=st.booleans(),
+    old_encoder_runs=maybe,
+    text_exists=maybe,
+)
+
+
+@given(index_facts, measurements())
+def test_every_option_is_listed_once_and_impossible_ones_last(known, measured):
+    ranked = rank_options(known, measured, QUERIES)
+    assert sorted(each.name for each in ranked) == sorted(ADVISED_OPTIONS)
+    possible = [each.obstacle is None for each in ranked]
+    assert possible == sorted(possible, reverse=True)
+    assert possible[0]
+    impossible = {each.name for each in ranked if each.obstacle is not None}
+    assert ("keep" in impossible) == ("fuse" in impossible) == (known.old_encoder_runs is False)
+    assert ("re-embed" in impossible) == (known.text_exists is False)
+
+
+@given(index_facts, measurements(), st.floats(0.001, 0.2))
+def test_no_dominated_option_comes_first(known, measured, difference):
+    ranked = rank_options(known, measured, QUERIES, difference=difference)
+    first = ranked[0].name
+    if first not in measured:
+        return
+
+    def worth(name):
+        gain = measured[name].gain
+        return measured[name].quality, 0.0 if gain is None else gain.low
+
+    for other in ranked:
+        if other.obstacle is None and other.name in measured and other.name != first:
+            no_worse = all(a >= b for a, b in zip(worth(other.name), worth(first), strict=True))
+            no_dearer = all(
+                a <= b for a, b in zip(UNIT_COSTS[other.name], UNIT_COSTS[first], strict=True)
+            )
+            strictly = (
+                worth(other.name) > worth(first) and UNIT_COSTS[other.name] < UNIT_COSTS[first]
+            )
+            assert not (no_worse and no_dearer and strictly)
+
+
+@given(index_facts, measurements())
+def test_nothing_replaces_keep_unless_its_interval_is_above_zero(known, measured):
+    if known.old_encoder_runs is False or not measured:
+        return
+    possible = {
+        each.name for each in rank_options(known, measured, QUERIES) if each.obstacle is None
+    }
+    first = rank_options(known, measured, QUERIES)[0]
+    if not set(measured) & possible:
+        return
+    if first.name != "keep":
+        assert first.gain is not None
+        assert first.gain.low > 0
+
+
+def test_a_slightly_better_option_must_be_worth_its_writes():
+    measured = {
+        "keep": MeasuredOption(0.30),
+        "cascade": MeasuredOption(0.400, GainOverKeep(0.10, 0.05, 0.15)),
+        "re-embed": MeasuredOption(0.415, GainOverKeep(0.115, 0.06, 0.17)),
+    }
+    names = [each.name for each in rank_options(IndexFacts(300), measured, QUERIES)]
+    assert names[:3] == ["cascade", "re-embed", "keep"]
+    strict = rank_options(IndexFacts(300), measured, QUERIES, difference=0.001)
+    assert strict[0].name == "re-embed"
+
+
+def test_a_far_worse_new_encoder_leaves_everything_as_it_is():
+    measured = {
+        "keep": MeasuredOption(0.369),
+        "fuse": MeasuredOption(0.368, GainOverKeep(-0.001, -0.01, 0.008)),
+        "translate": MeasuredOption(0.224, GainOverKeep(-0.145, -0.18, -0.11)),
+        "re-embed": MeasuredOption(0.229, GainOverKeep(-0.14, -0.17, -0.11)),
+    }
+    ranked = rank_options(IndexFacts(300), measured, QUERIES)
+    assert ranked[0].name == "keep"
+    certainty = {each.name: each.certainty for each in ranked}
+    assert certainty == {
+        "keep": "measured",
+        "fuse": "undecided",
+        "translate": "measured",
+        "re-embed": "measured",
+        "cascade": "unknown",
+    }
+
+
+@given(index_facts, measurements(), st.integers(1, FEWEST_QUERIES - 1))
+def test_too_few_judged_queries_decide_nothing(known, measured, queries):
+    ranked = rank_options(known, measured, queries)
+    assert [each.name for each in ranked] == [each.name for each in rank_options(known, {}, 0)]
+    assert "measured" not in {each.certainty for each in ranked}
+    assert deviations(measured, queries) == deviations({}, 0)
+
+
+def test_the_gain_of_one_query_is_not_advice():
+    ends = [float(each) for each in bootstrap_interval(torch.tensor([0.1]))]
+    measured = {
+        "keep": MeasuredOption(0.5),
+        "translate": MeasuredOption(0.6, GainOverKeep(0.1, *ends)),
+    }
+    assert rank_options(IndexFacts(99), measured, 1)[0].name == "keep"
+    assert queries_needed(deviations(measured, 1)["translate"], 0.02) == 482
+
+
+@pytest.mark.parametrize(
+    ("known", "first"),
+    [
+        (IndexFacts(300), "fuse"),
+        (IndexFacts(99), "keep"),
+        (IndexFacts(300, reliable=False), "keep"),
+        (IndexFacts(300, old_encoder_runs=False), "cascade"),
+        (IndexFacts(300, old_encoder_runs=False, reliable=False), "re-embed"),
+        (IndexFacts(300, False, False, False), "cascade"),
+    ],
+)
+def test_without_judgements_the_order_follows_what_is_known(known, first):
+    ranked = rank_options(known, {}, 0)
+    assert ranked[0].name == first
+    assert {each.certainty for each in ranked} <= {"expected", "unknown"}
+
+
+@given(st.floats(0.01, 1), st.floats(0.001, 0.5))
+def test_the_queries_that_decide_give_an_interval_as_narrow_as_the_difference(sd, difference):
+    queries = queries_needed(sd, difference)
+    assert 1.96 * sd / queries**0.5 <= difference * (1 + 1e-9)
+    assert queries == FEWEST_QUERIES or 1.96 * sd / (queries - 1) ** 0.5 > difference * (1 - 1e-9)
+    assert queries_needed(sd, difference / 2) >= queries
+
+
+def test_an_interval_gives_back_its_deviation():
+    sd, queries = 0.2, 112
+    half = 1.96 * sd / queries**0.5
+    assert deviation_of(GainOverKeep(0.1, 0.1 - half, 0.1 + half), queries) == pytest.approx(sd)
+    measured = {"fuse": MeasuredOption(0.4, GainOverKeep(0.1, 0.1 - half, 0.1 + half))}
+    assert deviations(measured, queries)["fuse"] == pytest.approx(sd)
+    assert deviations(measured, queries)["cascade"] == OTHER_DEVIATION
+
+
+def test_the_deviations_are_those_of_the_benchmark():
+    found = json.loads((RESULTS / "deviations.json").read_text())
+    assert (found["median_of_fuse"], found["median_of_others"]) == (FUSE_DEVIATION, OTHER_DEVIATION)

@@ -1,0 +1,62 @@
+"""A weight that is chosen on judged queries is measured on others."""
+
+from __future__ import annotations
+
+import torch
+
+from app.maths.relevance.fuse_weight import (
+    WEIGHT_FOLDS,
+    choose_weight,
+    default_weight,
+    held_out_cosine,
+)
+from tests.maths.clouds import normal
+
+
+def test_the_best_weight_wins_and_equal_means_take_the_smaller_one():
+    values = torch.tensor([[0.2, 0.6, 0.6], [0.4, 0.3, 0.3]], dtype=torch.float64)
+    assert choose_weight(values).best == 1
+    assert choose_weight(torch.ones(6, 4, dtype=torch.float64)).best == 0
+    assert choose_weight(torch.ones(6, 4, dtype=torch.float64), usual=2).best == 2
+
+
+def test_the_choice_for_a_query_never_sees_its_own_value():
+    for n in (2, 3, 11, 40):
+        values = normal(n, n, 5)
+        chosen = choose_weight(values).held_out
+        for query in range(n):
+            changed = values.clone()
+            changed[query] = normal(99, 5) * 1000
+            assert choose_weight(changed).held_out[query] == chosen[query]
+
+
+def test_every_fold_chooses_on_all_other_queries():
+    values = normal(4, 23, 6)
+    chosen = choose_weight(values, seed=8).held_out
+    folds = torch.randperm(23, generator=torch.Generator().manual_seed(8)) % WEIGHT_FOLDS
+    for query in range(23):
+        assert chosen[query] == values[folds != folds[query]].mean(dim=0).argmax()
+
+
+def test_a_single_query_leaves_no_choice():
+    assert choose_weight(normal(1, 1, 3)) is None
+
+
+def test_the_default_weight_grows_with_the_fidelity_and_stays_small():
+    assert [default_weight(c) for c in (-1.0, 0.0, 0.2, 0.5, 0.7, 1.0)] == [
+        0,
+        0,
+        0.03,
+        0.17,
+        0.34,
+        0.35,
+    ]
+
+
+def test_the_held_out_cosine_tells_good_anchors_from_shuffled_ones():
+    x = normal(1, 200, 12) + 0.5
+    y = 3.0 * x @ normal(2, 12, 9) - 1.0
+    assert held_out_cosine(x.float(), y.float()) > 0.9
+    assert abs(held_out_cosine(x.float(), y.roll(1, 0).float())) < 0.2
+    assert held_out_cosine(x[:9], y[:9]) == 0.0
+    assert 0 < held_out_cosine(x[:10], y[:10]) <= 1

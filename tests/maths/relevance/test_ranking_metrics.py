@@ -1,0 +1,100 @@
+"""nDCG@10, recall@100 and the reciprocal rank are those of trec_eval and of their definitions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from app.maths.relevance.judgements import Judgements, collect
+from app.maths.relevance.ranking_metrics import RankingMetrics, ideal_ranking, measure_ranking
+
+QUERIES, DOCUMENTS = 40, 150
+
+
+def judged_rows(seed: int, queries: int = QUERIES, documents: int = DOCUMENTS) -> Tensor:
+    """Distinct pairs of query and document with grades 0 to 4, in random order."""
+    generator = torch.Generator().manual_seed(seed)
+    pairs = torch.randperm(queries * documents, generator=generator)[: queries * documents // 10]
+    grades = torch.randint(0, 5, (len(pairs),), generator=generator)
+    return torch.stack([pairs // documents, pairs % documents, grades], dim=1)
+
+
+def judgements(rows: Tensor, size: int = DOCUMENTS) -> Judgements:
+    return collect(rows[:, 0], rows[:, 1], rows[:, 2].double(), size=size)
+
+
+def rankings(seed: int, count: int = QUERIES, depth: int = 120) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(count, DOCUMENTS, generator=generator)
+    return scores.argsort(dim=1, descending=True)[:, :depth]
+
+
+def measured(ranking: Tensor, judged: Judgements) -> RankingMetrics:
+    return measure_ranking(ranking[judged.rows], judged, ideal_ranking(judged))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_measures_are_those_of_their_definitions(seed):
+    rows, ranking = judged_rows(seed), rankings(seed)
+    judged = judgements(rows)
+    found = measured(ranking, judged)
+    grades = {(q, d): g for q, d, g in rows.tolist()}
+    for place, query in enumerate(judged.rows.tolist()):
+        own = sorted((g for (q, _), g in grades.items() if q == query), reverse=True)
+        listed = [grades.get((query, d), 0) for d in ranking[query].tolist()]
+        best = sum(g / math.log2(rank + 1) for rank, g in enumerate(own[:10], start=1))
+        gain = sum(g / math.log2(rank + 1) for rank, g in enumerate(listed[:10], start=1))
+        hits = [rank for rank, g in enumerate(listed[:100], start=1) if g > 0]
+        assert found.ndcg[place] == pytest.approx(gain / best)
+        assert found.recall[place] == pytest.approx(len(hits) / sum(g > 0 for g in own))
+        assert found.reciprocal_rank[place] == pytest.approx(1 / hits[0] if hits else 0.0)
+
+
+def test_the_measures_are_those_of_trec_eval():
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    rows, ranking = judged_rows(7), rankings(8, depth=100)
+    judged = judgements(rows)
+    found = measured(ranking, judged)
+    qrels: dict[str, dict[str, int]] = {}
+    for query, document, grade in rows.tolist():
+        qrels.setdefault(str(query), {})[str(document)] = grade
+    run = {
+        query: {str(d): -float(rank) for rank, d in enumerate(ranking[int(query)].tolist())}
+        for query in qrels
+    }
+    names = {"ndcg_cut.10", "recall.100", "recip_rank"}
+    theirs = pytrec_eval.RelevanceEvaluator(qrels, names).evaluate(run)
+    for place, query in enumerate(judged.rows.tolist()):
+        own = theirs[str(query)]
+        assert found.table[place].tolist() == pytest.approx(
+            [own["ndcg_cut_10"], own["recall_100"], own["recip_rank"]]
+        )
+
+
+def test_a_query_without_a_relevant_document_is_left_out():
+    rows = torch.tensor([[0, 1, 0], [2, 0, 3], [2, 1, 0], [3, 1, 1]])
+    judged = judgements(rows, size=2)
+    assert judged.rows.tolist() == [2, 3]
+    assert judged.queries.tolist() == [0, 0, 1]
+    assert judged.documents.tolist() == [0, 1, 1]
+
+
+def test_the_best_ranking_has_1_and_one_without_relevant_documents_has_0():
+    judged = judgements(torch.tensor([[0, 0, 1], [0, 1, 3], [0, 2, 0]]), size=4)
+    best, worst = torch.tensor([[1, 0, 2, 3]]), torch.tensor([[3, 2]])
+    assert measured(best, judged).table.tolist() == [[1.0, 1.0, 1.0]]
+    assert measured(worst, judged).table.tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_a_missing_document_is_not_relevant():
+    judged = judgements(torch.tensor([[0, 0, 1]]), size=3)
+    assert measured(torch.tensor([[2, -1, -1]]), judged).table.tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_a_judgement_beyond_rank_10_counts_for_recall_only():
+    judged = judgements(torch.tensor([[0, 10, 2]]), size=20)
+    [row] = measured(torch.arange(20)[None], judged).table.tolist()
+    assert row == pytest.approx([0.0, 1.0, 1 / 11])
