@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "quality.json"
+PROMISES = RESULTS.with_name("promises.json")
 
 #: the columns of the tables in docs/results/quality.md, by their names in the results
 SHOWN = (
@@ -136,25 +137,45 @@ def classes_rows() -> list[str]:
     ]
 
 
+def promise_results() -> dict[str, Any]:
+    return json.loads(PROMISES.read_text())  # type: ignore[no-any-return]
+
+
 def promise_rows() -> list[str]:
+    """Recall and MRR of each data set, index and number of anchors, without and with a sample."""
     rows = []
-    for row in sections()["promise"]["rows"]:
-        figures = []
-        for name in ("recall", "mrr", "cosine"):
-            each = row["measures"][name]
-            figures.append(f"{each['promised']:.3f} / {each['found']:.3f} ({each['absolute']:.3f})")
+    for row in promise_results()["rows"]:
+        cells = []
+        for kind in ("none", "sample"):
+            for name in ("recall", "mrr"):
+                each = row[kind][name]
+                cells.append(
+                    f"{each['promised']:.3f} / {each['found']:.3f} ({each['absolute']:.3f})"
+                )
         rows.append(
-            f"| {row['task']} | {row['anchors']:,} | {row['anchors'] // 5} | "
-            + " | ".join(figures)
-            + " |"
+            f"| {row['data']} | {row['index']:,} | {row['anchors']:,} | " + " | ".join(cells) + " |"
         )
     return rows
 
 
-def promised_at_300() -> float:
-    """The mean distance of promised and measured recall@10, from 300 anchors (180 for text)."""
-    rows = [row for row in sections()["promise"]["rows"] if row["anchors"] >= 180]
-    return mean(row["measures"]["recall"]["absolute"] for row in rows)
+def promise_summary_rows() -> list[str]:
+    """Differences of recall and MRR in all cases of an index, and how many intervals hold."""
+    rows = []
+    for index in (1_000, 10_000, 100_000):
+        cells = []
+        for sampled in (False, True):
+            cases = [
+                each
+                for each in promise_results()["cases"]
+                if abs(each["index"] / index - 1) < 0.5 and bool(each["sample"]) == sampled
+            ]
+            for name in ("recall", "mrr"):
+                numbers = [each["measures"][name] for each in cases]
+                apart = mean(abs(value - found) for value, _, _, found in numbers)
+                held = sum(low <= found <= high for _, low, high, found in numbers)
+                cells.append(f"{apart:.3f}, {held} of {len(numbers)}")
+        rows.append(f"| {index:,} | " + " | ".join(cells) + " |")
+    return rows
 
 
 def shuffled_rows() -> list[str]:
@@ -174,7 +195,8 @@ def shuffled_rows() -> list[str]:
         ("docs/explanation/methods.md", hub_rows),
         ("docs/explanation/methods.md", choosing_rows),
         ("docs/explanation/methods.md", classes_rows),
-        ("docs/how-to/quality.md", promise_rows),
+        ("docs/results/promises.md", promise_rows),
+        ("docs/results/promises.md", promise_summary_rows),
         ("docs/how-to/quality.md", shuffled_rows),
     ],
 )

@@ -1,3 +1,1 @@
-"""How well translations keep neighbours, compared with peers, and whether reports promise what is
-then measured.
-"""
+"""How well translations keep neighbours, compared with peers."""

@@ -1,4 +1,4 @@
-"""How good are translations, how do peers compare, and does the service measure what it promised?
+"""How good are translations, and how do peers compare?
 
     python -m benchmarks.quality                    # everything: an hour and a half on 2 cores
     python -m benchmarks.quality --only powers hub  # some sections; the results of the others stay
@@ -7,7 +7,6 @@
 Writes benchmarks/results/quality.json and quality.png.
 
 compare   every method, every peer and auto on the same splits
-promise   what reports promise, compared with what unseen items show
 choosing  how auto could choose, and what each way reaches
 powers    the graded family over its two powers
 hub       N projectors and N decoders instead of N (N - 1) fitted pairs
@@ -42,7 +41,6 @@ from benchmarks.quality import (
     hub,
     plot,
     powers,
-    promise,
     shuffled,
     table,
 )
@@ -54,8 +52,7 @@ ABOUT = (
     "mean. recall@10: of the 10 test items that the native query finds, the share that the "
     "translated query finds; MRR of the item's own native vector. Peers with their own defaults, "
     "on the same splits, in the same run. `auto` is compared with the best of the fixed methods on "
-    "the same test items, of hindsight. promised: the report's recall@10 of held-out anchors; "
-    "kept: that of unseen items, in an index of as many items."
+    "the same test items, of hindsight."
 )
 SEEDS = 5
 
@@ -77,8 +74,6 @@ def main() -> None:
     path = Path("quality-quick.json") if arguments.quick else arguments.json
     if "compare" in arguments.only:
         _compare(console, path, arguments)
-    if "promise" in arguments.only:
-        promise.run(console, path, ABOUT, arguments)
     if "choosing" in arguments.only:
         choosing.run(console, path, ABOUT, arguments)
     if "powers" in arguments.only:
@@ -96,7 +91,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     arguments = parser(__doc__, RESULTS / "quality.json")
-    sections = ("compare", "promise", "choosing", "powers", "hub", "classes", "shuffled")
+    sections = ("compare", "choosing", "powers", "hub", "classes", "shuffled")
     arguments.add_argument("--only", nargs="+", choices=sections, default=sections)
     arguments.add_argument("--tasks", nargs="+", choices=list(data.TASKS), default=list(data.TASKS))
     arguments.add_argument(

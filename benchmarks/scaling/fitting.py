@@ -69,7 +69,7 @@ def ridge_searched(
     With U_x = W diag(s) V^T all lambdas share W^T U_y; H has the trace sum_j s_j^2 / (s_j^2 +
     lambda), and one more for the mean.
     """
-    left, values, right = kept_svd(source.unit)
+    left, values, right, _ = kept_svd(source.unit)
     along = left.T @ target.unit
     energy = along.square().sum(dim=1)
     beyond = target.unit.square().sum() - energy.sum()

@@ -25,10 +25,13 @@ from app.maths.translators.methods import resolve
 DriftVerdict = Literal["unchanged", "partly-changed", "rescaled", "rotated", "changed"]
 Rounding = Literal["none", "float32", "half"]
 
-#: |new - old| / |old| of one item: the first covers batches of other sizes, the second half
-#: precision. Half precision rounds to 3e-4 (float16) or 2e-3 (bfloat16), and a model that computes
-#: in it to about 1e-2.
-SAME_DEVIATION, HALF_DEVIATION = 1e-4, 2e-2
+#: |new - old| / |old| of one item: the first covers batches of other sizes, the second numbers in
+#: half precision, which rounds to 3e-4 (float16) or 2e-3 (bfloat16).
+SAME_DEVIATION, HALF_DEVIATION = 1e-4, 4e-3
+
+#: A model that computes in half precision deviates by about 1e-2, as noise may. So small a
+#: deviation does not hide a rotation or another order.
+NEAR_DEVIATION = 2e-2
 
 #: A rotation explains the new vectors from this mean held-out cosine on.
 ROTATED_COSINE = 0.99
@@ -42,7 +45,7 @@ SHORT_SHARE = 1e-3
 MOST_PRODUCTS, MOST_COMPARED_ROWS = 2**27, 2048
 
 #: With fewer distinct rows, chance can look like a rotation: unrelated vectors of 4,096 dimensions
-#: also have cosines within HALF_DEVIATION of each other (measured on normal ones: 11 of 400 pairs
+#: also have cosines within NEAR_DEVIATION of each other (measured on normal ones: 11 of 400 pairs
 #: at five rows at most, 2 at six, none at eight).
 FEWEST_FOR_ROTATION = 8
 
@@ -248,7 +251,7 @@ def _is_rotation(
 
     It does where a rotation maps rows that it was not fitted to onto their new vectors
     (ROTATED_COSINE). Where there are too few rows for a fit, it does if all centred cosines between
-    rows are unchanged: |U U^T - U' U'^T| <= HALF_DEVIATION |U U^T|. Below FEWEST_FOR_ROTATION
+    rows are unchanged: |U U^T - U' U'^T| <= NEAR_DEVIATION |U U^T|. Below FEWEST_FOR_ROTATION
     distinct rows that is no proof.
     """
     if (_untranslated_cosine(old, new) if held_out is None else held_out.nothing) >= ROTATED_COSINE:
@@ -265,7 +268,7 @@ def _is_rotation(
     except DegenerateAnchors:
         return False
     before, now = x @ x.T, y @ y.T
-    return float((before - now).norm()) <= HALF_DEVIATION * float(before.norm())
+    return float((before - now).norm()) <= NEAR_DEVIATION * float(before.norm())
 
 
 def _is_reordered(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> bool:
@@ -273,7 +276,7 @@ def _is_reordered(old: Float64[Tensor, "m d"], new: Float64[Tensor, "m e"]) -> b
     both sides.
     """
     return (
-        old.shape[1] == new.shape[1] and reorder_deviation(unit(old), unit(new)) <= HALF_DEVIATION
+        old.shape[1] == new.shape[1] and reorder_deviation(unit(old), unit(new)) <= NEAR_DEVIATION
     )
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from app.maths.geometry.space import COSINE_ROWS, Space
-from app.maths.geometry.spectrum import rank_and_condition
+from app.maths.geometry.spectrum import rank_and_ratio
 from app.types import repeated_positions
 
 #: Two anchors whose |cos| is above 1 minus this have one direction.
@@ -43,7 +43,7 @@ class Health:
 
 def examine(anchors: Float64[Tensor, "k d"], space: Space) -> Health:
     """Health of raw anchors (k, d), the encoder's own units, and the space fitted to them."""
-    rank, condition = rank_and_condition(space.unit)
+    rank, condition = rank_and_ratio(space.spectrum.values)
     at_mean = (space.unit.abs().amax(dim=1) == 0).nonzero().flatten().tolist()
     _, groups = torch.unique(anchors, dim=0, return_inverse=True)
     duplicates = repeated_positions(groups.tolist())

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import cosine_similarity, normalize
 
 from app.maths.bootstrap.annealing import Directions, Schedule
 from app.maths.bootstrap.neighbours import Beat, product_blocks
@@ -43,6 +43,8 @@ NO_CONFIRMATION, FULL_CONFIRMATION = 0.58, 0.70
 NO_EXCESS, FULL_EXCESS = 0.08, 0.25
 #: A seed is suspect when its partner is not among this share of the nearest, in either direction.
 SUSPECT_RANK = 0.05
+#: Two items of a pool with this cosine about the pool's mean are twins.
+TWIN_COSINE = 0.9
 #: The coordinates that decide which rows are alike when choosing rows to label.
 LABEL_SCHEDULE = Schedule()
 #: Two-sided 95 %.
@@ -227,18 +229,33 @@ def _ramp(value: float, low: float, high: float) -> float:
     return min(1.0, max(0.0, (value - low) / (high - low)))
 
 
-def wrong_seeds(votes: Votes, seeds: Int64[Tensor, "s 2"]) -> list[int]:
+def wrong_seeds(
+    votes: Votes,
+    seeds: Int64[Tensor, "s 2"],
+    x: Float32[Tensor, "n rx"] | None = None,
+    y: Float32[Tensor, "m ry"] | None = None,
+) -> list[int]:
     """Rows of the seeds (s, 2) that the other pairs contradict.
 
+    x, y  directions of the pools' items, which votes and seeds name by row; None: no item has a
+          twin
     Either maps without the seed put its partner far away, or every such map assigns one of its two
-    items to another.
+    items to another. It does not count where this other is a twin of the seed's own (TWIN_COSINE):
+    maps cannot distinguish twins, and a seed can.
     """
     certain = votes.pairs[votes.confirmed == 1]
     contradicted = torch.zeros(len(seeds), dtype=torch.bool)
-    for side in (0, 1):
-        other = torch.isin(seeds[:, side], certain[:, side])
-        contradicted |= other & ~torch.isin(_pair_keys(seeds), _pair_keys(certain))
+    for side, rivals in ((0, y), (1, x)):
+        partner = {int(pair[side]): int(pair[1 - side]) for pair in certain}
+        for row, seed in enumerate(seeds.tolist()):
+            own, other = seed[1 - side], partner.get(seed[side], seed[1 - side])
+            is_twin = rivals is not None and _cosine(rivals[own], rivals[other]) >= TWIN_COSINE
+            contradicted[row] |= other != own and not is_twin
     return ((votes.seed_rank > SUSPECT_RANK) | contradicted).nonzero()[:, 0].tolist()
+
+
+def _cosine(one: Float32[Tensor, " r"], other: Float32[Tensor, " r"]) -> float:
+    return float(cosine_similarity(one, other, dim=0))
 
 
 def wilson_upper(hits: int, of: int) -> float:
@@ -311,11 +328,6 @@ def d_optimal_rows(
         leverage -= (z @ step).square() / scale
         inverse -= torch.outer(step, step) / scale
     return torch.tensor(chosen, dtype=torch.int64, device=along.device)
-
-
-def _pair_keys(pairs: Int64[Tensor, "p 2"]) -> Int64[Tensor, " p"]:
-    """One number for each pair of rows below 2^31; comparing all pairs then needs no table."""
-    return pairs[:, 0] * 2**32 + pairs[:, 1]
 
 
 def _seed_ranks(

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from app.maths.bootstrap import annealing, attempts, paper, self_learning, soft_plan
+from app.maths.bootstrap import annealing, attempts, exchange, paper, self_learning, soft_plan
 from app.maths.bootstrap.estimate import (
     CONFIRMATIONS,
     BootstrapEstimate,
@@ -66,7 +66,7 @@ def run(
     that method.
     """
     if isinstance(settings, attempts.SelfLearningSettings):
-        result = self_learning.learn(pools, seeds, settings, state=state, on_step=on_step)
+        result = exchange.learn(pools, seeds, settings, state=state, on_step=on_step)
         return Outcome(
             result.pairs,
             result.confidence,
@@ -118,7 +118,9 @@ def judge_pairs(
     estimate = estimate_right(votes, votes.confirmed, agreed=math.nan, chance=None)
     # A result that is mostly wrong cannot identify wrong seeds.
     wrong_rows = (
-        wrong_seeds(votes, seed_rows.cpu()) if estimate.right > self_learning.LIKELY_RIGHT else []
+        wrong_seeds(votes, seed_rows.cpu(), x.along, y.along)
+        if estimate.right > self_learning.LIKELY_RIGHT
+        else []
     )
     believed = [i for row, (i, _) in enumerate(seeds) if row not in set(wrong_rows)]
     certain = grown.pairs[votes.confirmed > self_learning.LIKELY_RIGHT, 0]

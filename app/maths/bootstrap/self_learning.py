@@ -112,7 +112,7 @@ def learn(
         report(Step(0, total))
 
     known = seed_tensor(seeds)
-    rows = _participating_rows(len(pools.x), settings.rows, known[:, 0], settings.seed)
+    rows = draw_rows(len(pools.x), settings.rows, known[:, 0], settings.seed)
     taking_part = torch.stack(
         [torch.searchsorted(rows, known[:, 0].contiguous()), known[:, 1]], dim=1
     )
@@ -281,7 +281,7 @@ def _result(runs: _Runs, seeds: list[tuple[int, int]], credibility: float) -> Se
     )
     # A result that is mostly wrong cannot identify wrong seeds.
     wrong_rows = (
-        wrong_seeds(votes, seed_tensor(seeds))
+        wrong_seeds(main.votes, main.seeds.cpu(), main.x.along, main.y.along)
         if len(most_confident) and float(most_confident.mean()) > LIKELY_RIGHT
         else []
     )
@@ -345,9 +345,7 @@ def seed_tensor(seeds: list[tuple[int, int]]) -> Int64[Tensor, "s 2"]:
     return torch.tensor(seeds, dtype=torch.int64).reshape(-1, 2)
 
 
-def _participating_rows(
-    rows: int, most: int, always: Int64[Tensor, " s"], seed: int
-) -> Int64[Tensor, " r"]:
+def draw_rows(rows: int, most: int, always: Int64[Tensor, " s"], seed: int) -> Int64[Tensor, " r"]:
     """The rows in `always` and uniformly drawn others, `most` in total, in ascending order."""
     if rows <= most:
         return torch.arange(rows)

@@ -5,15 +5,20 @@ For raw anchors A (k x d): mean m = mean of the rows; scale s = mean of |A_i - m
 = (A_i - m) / |A_i - m|. For a vector x: n(x) = (x - m) / |x - m|, and relative(x) = n(x) U^T.
 Sources: Moschella et al. 2023, section 3 (cosine to anchors); centring on the anchors' statistics
 as in "Inverse Relative Projection" (Maiorca et al. 2024), section 3.
+
+Anchors may have weights w (k,). A weight of w counts as w copies: m and s are weighted means, and
+row i of U is sqrt(w_i) (A_i - m) / |A_i - m|, so that every fit, which depends on U_x^T U_y and
+the two spectra, is the weighted one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Num
 from torch import Tensor
 
 from app.errors import DegenerateAnchors, DimensionMismatch, EmptyVectors, NonFinite, OutOfRange
@@ -27,6 +32,14 @@ LARGEST_MAGNITUDE = 2.0**100
 #: direction.
 NOISE_ROUNDINGS = 8
 
+#: Relative errors of encoders' numbers. An encoder that computes in float32 loses some digits
+#: before it rounds; one that stores float16 or bfloat16 usually computes in more digits.
+ROUNDING = {
+    torch.bfloat16: torch.finfo(torch.bfloat16).eps,
+    torch.float16: torch.finfo(torch.float16).eps,
+    torch.float32: NOISE_ROUNDINGS * torch.finfo(torch.float32).eps,
+}
+
 #: Rows whose cosines to all other rows are computed at a time.
 COSINE_ROWS = 1024
 
@@ -39,17 +52,48 @@ class Space:
     scale  > 0     s, the mean distance of an anchor from m, in the encoder's own units
     unit   (k, d)  U, dimensionless; a row is zero when its anchor equals the mean
     norms  (k,)    |A_i - m|, in the encoder's own units; zero for such a row
+    roots  (k,)    sqrt(w_i); None where every weight is 1
+    rounding       >= 0, the relative error of the encoder's numbers (`relative_rounding`); 0: exact
     """
 
     mean: Float64[Tensor, " d"]
     scale: float
     unit: Float64[Tensor, "k d"]
     norms: Float64[Tensor, " k"]
+    roots: Float64[Tensor, " k"] | None = None
+    rounding: float = 0.0
 
     @cached_property
     def spectrum(self) -> Spectrum:
-        """The spectrum of U."""
-        return kept_svd(self.unit)
+        """The spectrum of U, without the directions that are rounding of the encoder's numbers.
+
+        Its size is the sum of the weights.
+        """
+        spectrum = kept_svd(self.unit, noise=self.noise)
+        if self.roots is None:
+            return spectrum
+        return spectrum._replace(size=float(self.roots.square().sum()))
+
+    @cached_property
+    def noise(self) -> float:
+        """The largest singular value that the rounding of the anchors can give U: rounding
+        (1 + sqrt(k / d)) times the root mean square of |A_i| |U_i| / |A_i - m|.
+
+        A random (k, d) matrix whose rows have length 1 has about the largest singular value
+        1 + sqrt(k / d). |A_i| is sqrt(|A_i - m|^2 + |m|^2), exact in the mean over the rows.
+        Source: Bai and Yin 1993 (largest singular values of random matrices).
+        """
+        lengths = (self.norms.square() + self.mean.square().sum()).sqrt()
+        errors = torch.where(self.norms > 0, lengths / self.norms, 0.0) * row_norms(self.unit)
+        spread = 1.0 + math.sqrt(self.size / self.dim)
+        return self.rounding * spread * float(errors.square().mean().sqrt())
+
+    @property
+    def directions(self) -> Float64[Tensor, "k d"]:
+        """The unit anchors without their weights; a row of weight 0 is zero."""
+        if self.roots is None:
+            return self.unit
+        return self.unit * torch.where(self.roots > 0, 1.0 / self.roots, 0.0)[:, None]
 
     @property
     def size(self) -> int:
@@ -144,15 +188,30 @@ def row_norms(rows: Float[Tensor, "n d"]) -> Float64[Tensor, " n"]:
     return norms
 
 
-def fit_space(anchors: Float[Tensor, "k d"]) -> Space:
+def relative_rounding(anchors: Float64[Tensor, "k d"]) -> float:
+    """The relative error of raw anchors (k, d), in any unit: of the least precise type that holds
+    all their numbers; 0 where only float64 does.
+    """
+    for dtype, rounding in ROUNDING.items():
+        # The first row decides almost always.
+        if all(torch.equal(rows.to(dtype).to(rows.dtype), rows) for rows in (anchors[:1], anchors)):
+            return rounding
+    return 0.0
+
+
+def fit_space(anchors: Float[Tensor, "k d"], weights: Num[Tensor, " n"] | None = None) -> Space:
     """Mean, scale and unit anchors of raw anchors.
 
     anchors  (k, d), the encoder's own units, any float dtype; fitted in float64
+    weights  (k,), finite and at least 0: row i counts as w_i copies; None: 1 for every row
     Raises EmptyVectors, NonFinite and OutOfRange as `check_vectors`. Raises DegenerateAnchors when
     all anchors are the same vector, and so also for k = 1: centred on their mean they span nothing.
+    Raises ValueError for other weights, which are never a client's.
     """
     anchors = anchors.double()
     check_vectors(anchors)
+    if weights is not None and not bool((weights == 1).all()):
+        return _fit_weighted(anchors, _checked_weights(weights, len(anchors)))
     mean = anchors.mean(dim=0)
     centred = anchors - mean
     if mean.norm() > anchors.shape[0] * torch.finfo(torch.float64).eps * row_norms(anchors).max():
@@ -169,7 +228,45 @@ def fit_space(anchors: Float[Tensor, "k d"]) -> Space:
             f"The {anchors.shape[0]} anchors are all the same vector, up to float32 rounding. "
             "Use at least two different anchors."
         )
-    return Space(mean=mean, scale=float(norms.mean()), unit=unit, norms=norms)
+    return Space(mean, float(norms.mean()), unit, norms, rounding=relative_rounding(anchors))
+
+
+def _checked_weights(weights: Num[Tensor, " n"], rows: int) -> Float64[Tensor, " k"]:
+    weights = weights.double()
+    if weights.shape != (rows,) or not bool((weights.isfinite() & (weights >= 0)).all()):
+        raise ValueError(f"The weights must be {rows} finite numbers that are at least 0.")
+    return weights
+
+
+def _fit_weighted(anchors: Float64[Tensor, "k d"], weights: Float64[Tensor, " k"]) -> Space:
+    """`fit_space` with weights that are not all 1, from the rows with a weight above 0.
+
+    Rows of weight 0 have a norm all the same.
+    """
+    counted = weights > 0
+    if int(counted.sum()) < 2:
+        raise DegenerateAnchors(
+            f"{int(counted.sum())} of {len(anchors)} anchors have a weight above 0. "
+            "Use at least two different anchors."
+        )
+    shares = weights / weights.sum()
+    mean = shares @ anchors
+    # The two steps of `fit_space`, for the same reasons.
+    rounding = len(anchors) * torch.finfo(torch.float64).eps * row_norms(anchors[counted]).max()
+    if mean.norm() > rounding:
+        centred = anchors - mean
+        centred = centred - shares @ centred
+    else:
+        mean, centred = torch.zeros_like(mean), anchors
+    unit, norms = directions_and_norms(centred, mean)
+    if not bool(norms[counted].any()):
+        raise DegenerateAnchors(
+            f"The {int(counted.sum())} anchors with a weight above 0 are all the same vector, up "
+            "to float32 rounding. Use at least two different anchors."
+        )
+    roots = weights.sqrt()
+    scale, error = float(shares @ norms), relative_rounding(anchors)
+    return Space(mean, scale, unit * roots[:, None], norms, roots, error)
 
 
 def uncentred(space: Space) -> Space:
@@ -179,19 +276,20 @@ def uncentred(space: Space) -> Space:
     Then U = A_i / |A_i|, s = mean of |A_i|, m = 0. Raises DegenerateAnchors when all anchors are
     zero, which cannot happen after `fit_space`.
     """
-    anchors = space.unit * space.norms[:, None] + space.mean
+    anchors = space.directions * space.norms[:, None] + space.mean
     norms = row_norms(anchors)
     if not bool(norms.any()):
         raise DegenerateAnchors("The anchors are all zero. Use at least two different anchors.")
-    return Space(
-        torch.zeros_like(space.mean), float(norms.mean()), unit_rows(anchors, norms), norms
-    )
+    mean, unit, roots = torch.zeros_like(space.mean), unit_rows(anchors, norms), space.roots
+    if roots is None:
+        return Space(mean, float(norms.mean()), unit, norms, rounding=space.rounding)
+    weights = roots.square()
+    scale = float(weights @ norms / weights.sum())
+    return Space(mean, scale, unit * roots[:, None], norms, roots, space.rounding)
 
 
 def unscaled(space: Space) -> Space:
     """The same space with rows (A_i - m) / s, whose lengths differ as the anchors' do. Affine maps
     are fitted to it.
     """
-    return Space(
-        space.mean, space.scale, space.unit * (space.norms / space.scale)[:, None], space.norms
-    )
+    return replace(space, unit=space.unit * (space.norms / space.scale)[:, None])

@@ -31,38 +31,37 @@ class Spectrum(NamedTuple):
     """A matrix (n, d) as W diag(s) V^T, without the directions that are rounding noise.
 
     left    (n, r)  W, orthonormal columns
-    values  (r,)    s, in falling order, each above `rank_tolerance`
+    values  (r,)    s, in falling order, each above `rank_tolerance` and the noise
     right   (r, d)  V^T, orthonormal rows
+    size    the number of rows that the matrix stands for: n, or the sum of the rows' weights
     """
 
     left: Float64[Tensor, "n r"]
     values: Float64[Tensor, " r"]
     right: Float64[Tensor, "r d"]
+    size: float
 
 
-def kept_svd(matrix: Float64[Tensor, "n d"]) -> Spectrum:
+def kept_svd(matrix: Float64[Tensor, "n d"], *, noise: float = 0.0) -> Spectrum:
     """The spectrum of a matrix (n, d).
 
-    Anchors centred on their own mean have rank k - 1 at most, so inverting all singular values
-    would divide by noise.
+    noise  the largest singular value that the rounding of the matrix's numbers can make
+           (`Space.noise`); 0 for numbers of float64
+    Anchors centred on their own mean have rank k - 1 at most, and some encoders never use a
+    dimension. Inverting all singular values would divide by noise.
     """
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     largest = float(values[0]) if values.numel() else 0.0
-    rank = int((values > rank_tolerance(matrix.shape, largest)).sum())
-    return Spectrum(left[:, :rank], values[:rank], right[:rank])
+    rank = int((values > max(rank_tolerance(matrix.shape, largest), noise)).sum())
+    return Spectrum(left[:, :rank], values[:rank], right[:rank], matrix.shape[0])
 
 
-def pinv(matrix: Float64[Tensor, "n d"]) -> Float64[Tensor, "d n"]:
-    """Moore-Penrose pseudoinverse V diag(1/s) W^T over the kept singular values."""
-    left, values, right = kept_svd(matrix)
-    return (right.T / values) @ left.T
-
-
-def rank_and_condition(matrix: Float64[Tensor, "n d"]) -> tuple[int, float]:
-    """The number of kept singular values, and the largest over the smallest kept one (1 for an
-    empty matrix).
+def pinv(matrix: Float64[Tensor, "n d"], *, noise: float = 0.0) -> Float64[Tensor, "d n"]:
+    """Moore-Penrose pseudoinverse V diag(1/s) W^T over the singular values that `kept_svd`
+    keeps.
     """
-    return rank_and_ratio(kept_svd(matrix).values)
+    spectrum = kept_svd(matrix, noise=noise)
+    return (spectrum.right.T / spectrum.values) @ spectrum.left.T
 
 
 def rank_and_ratio(values: Float64[Tensor, " r"]) -> tuple[int, float]:
@@ -73,7 +72,12 @@ def rank_and_ratio(values: Float64[Tensor, " r"]) -> tuple[int, float]:
 
 
 def whitened(
-    unit: Float64[Tensor, "k d"], *, power: float, ridge: float | None, field: str | None = None
+    unit: Float64[Tensor, "k d"],
+    *,
+    power: float,
+    ridge: float | None,
+    noise: float = 0.0,
+    field: str | None = None,
 ) -> Float64[Tensor, "k d"]:
     """U (U^T U + ridge I)^-power, by SVD: W diag(s (s^2 + ridge)^-power) V^T for U = W diag(s) V^T.
 
@@ -81,6 +85,7 @@ def whitened(
     power  in [0, 1], the part of the anchors' covariance that is removed; 0 returns U itself
     ridge  in [0, LARGEST_RIDGE], on the scale of squared singular values of U (whose sum is at most
            k); 0 gives the pseudoinverse; None: `usual_ridge` of the anchors
+    noise  as in `kept_svd`
     field  the name of the power in a request, for its error
     Returns (k, d). Raises InvalidOption.
     """
@@ -88,7 +93,7 @@ def whitened(
     check_ridge(ridge)
     if power == 0.0:
         return unit
-    spectrum = kept_svd(unit)
+    spectrum = kept_svd(unit, noise=noise)
     return (
         spectrum.left * whitened_values(spectrum, dim=unit.shape[1], power=power, ridge=ridge)
     ) @ spectrum.right
@@ -131,7 +136,7 @@ def shrinkage(spectrum: Spectrum, *, dim: int) -> float:
     Returns a number >= 0, on the scale of squared singular values.
     Source: Ledoit and Wolf 2004, section 3.3.
     """
-    k = spectrum.left.shape[0]
+    k = spectrum.size
     power = float(spectrum.values.pow(4).sum()) / k**2
     spread = power - 1.0 / dim
     rho = min(MOST_SHRINKAGE, max(0.0, 1.0 - power) / k / spread) if spread > 0 else MOST_SHRINKAGE

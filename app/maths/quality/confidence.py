@@ -49,7 +49,7 @@ from torch import Tensor
 
 from app.errors import DegenerateAnchors, OutOfRange
 from app.maths.geometry.pair import Pair
-from app.maths.geometry.space import check_vectors, fit_space
+from app.maths.geometry.space import check_vectors
 from app.maths.geometry.spectrum import usual_ridge
 from app.maths.quality.confidence_features import (
     BALANCE,
@@ -62,7 +62,7 @@ from app.maths.quality.confidence_features import (
     Reference,
     features,
 )
-from app.maths.quality.crossfit import cut_into_folds, limit_omega
+from app.maths.quality.crossfit import cut_into_folds, fit_some, limit_omega
 from app.maths.quality.metrics import unit
 from app.maths.translators import align
 from app.maths.translators.methods import Options, fit
@@ -163,32 +163,35 @@ def fit_confidence(
     options: Options,
     *,
     seed: int = 0,
+    weights: Float64[Tensor, " k"] | None = None,
+    counted: Bool[Tensor, " k"] | None = None,
 ) -> Confidence | None:
     """The confidence of the translator that the named method fits to all anchors, from held-out
     anchors.
 
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item;
             options resolved
+    weights, counted  (k,) as in `crossfit.hold_out`: only anchors that count are held out
     Anchors that are equal on either side share a fold and count once. Equal arguments give equal
     results.
     Returns None below FEWEST_FOR_CONFIDENCE distinct anchors, or when all anchors outside a part
     are one vector. Raises InvalidOption.
     """
     source, target = source.double(), target.double()
-    parts = cut_into_folds(source, target, folds=CONFIDENCE_PARTS, seed=seed)
+    parts = cut_into_folds(source, target, folds=CONFIDENCE_PARTS, seed=seed, counted=counted)
     if parts is None or int(parts[0].sum()) < FEWEST_FOR_CONFIDENCE:
         return None
     first, fold_of = parts
     part_count = min(
         CONFIDENCE_PARTS, math.ceil(ENOUGH_HELD_OUT * CONFIDENCE_PARTS / int(first.sum()))
     )
-    mean = target.mean(dim=0)
+    mean = target[fold_of >= 0].mean(dim=0)  # other anchors may be of another corpus
     tables, cosines, reference = [], [], None
     for part in range(part_count):
         others, held_rows = fold_of != part, (fold_of == part) & first
         try:
-            part_reference, translated = _reference_and_translations(
-                name, source, target, options, others, held_rows
+            part_reference, translated = reference_and_translations(
+                name, source, target, options, others, held_rows, weights
             )
         except DegenerateAnchors:
             return None
@@ -251,31 +254,32 @@ def p_values(scores: Float64[Tensor, " n"], known: Float64[Tensor, " h"]) -> Flo
     return (1.0 + larger.double()) / (len(known) + 1.0)
 
 
-def _reference_and_translations(
+def reference_and_translations(
     name: str,
     source: Float64[Tensor, "k dx"],
     target: Float64[Tensor, "k dy"],
     options: Options,
     others: Bool[Tensor, " k"],
     held_rows: Bool[Tensor, " k"],
+    weights: Float64[Tensor, " k"] | None,
 ) -> tuple[Reference, Float64[Tensor, "h dy"]]:
     """The reference of the other parts' anchors, and translations of the held-out anchors by a fit
     to them.
     """
-    pair = Pair(fit_space(source[others]), fit_space(target[others]))
+    pair = Pair(*fit_some(source, target, others, weights))
     x, spectrum = pair.source, pair.x
     # The rounding of |n(x)|^2 = 1 in float32 must not count as a part outside the span.
-    ridge = max(usual_ridge(spectrum, dim=x.dim), 1e-6 * x.size)
-    sample = torch.randperm(x.size, generator=torch.Generator().manual_seed(0))[
-        :MOST_COMPARED_ANCHORS
-    ]
+    ridge = max(usual_ridge(spectrum, dim=x.dim), 1e-6 * spectrum.size)
+    used = torch.arange(x.size) if x.roots is None else x.roots.nonzero().flatten()
+    order = torch.randperm(len(used), generator=torch.Generator().manual_seed(0))
+    sample = used[order[:MOST_COMPARED_ANCHORS]]
     reference = Reference(
         mean=x.mean.float(),
         scale=x.scale,
         right=spectrum.right.T.float().contiguous(),
         whitening=(1.0 / (spectrum.values.square() + ridge)).float(),
         beyond=1.0 / ridge,
-        anchors=(spectrum.left * spectrum.values)[sample].float().contiguous(),
+        anchors=(x.directions[sample] @ spectrum.right.T).float().contiguous(),
         regression=align.regression(pair, ridge=None).float().contiguous(),
     )
     return reference, apply(
@@ -297,10 +301,12 @@ def _calibrate(
     halves = _halves(len(cosines), seed)
     z = cosines.clamp(-LARGEST_COSINE, LARGEST_COSINE).atanh()
     predictors = described[:, :REGRESSION_FEATURES]
-    centre, spread = _moments(predictors[halves[0]])
-    weights, offset = _fit_ridge(_standardise(predictors[halves[0]], centre, spread), z[halves[0]])
-    usual, deviation = _moments(described)
-    # Replace the 1 that `_moments` returns where all lengths are the same.
+    centre, spread = moments(predictors[halves[0]])
+    weights, offset = fit_validated_ridge(
+        standardise(predictors[halves[0]], centre, spread), z[halves[0]]
+    )
+    usual, deviation = moments(described)
+    # Replace the 1 that `moments` returns where all lengths are the same.
     deviation[LENGTH] = described[:, LENGTH].std(correction=0).clamp_min(LEAST_LENGTH_SPREAD)
     confidence = Confidence(
         reference=reference,
@@ -325,14 +331,14 @@ def _halves(count: int, seed: int) -> tuple[Int64[Tensor, " a"], Int64[Tensor, "
     return order[: count // 2], order[count // 2 :]
 
 
-def _moments(table: Float64[Tensor, "n f"]) -> tuple[Float64[Tensor, " f"], Float64[Tensor, " f"]]:
+def moments(table: Float64[Tensor, "n f"]) -> tuple[Float64[Tensor, " f"], Float64[Tensor, " f"]]:
     """Mean and standard deviation of each column; 1 where a column is constant."""
     spread = table.std(dim=0, correction=0)
     noise = 1e-6 * (1.0 + table.abs().amax(dim=0))  # features are float32
     return table.mean(dim=0), torch.where(spread > noise, spread, 1.0)
 
 
-def _standardise(
+def standardise(
     table: Float64[Tensor, "n f"], centre: Float64[Tensor, " f"], spread: Float64[Tensor, " f"]
 ) -> Float64[Tensor, "n f"]:
     return ((table - centre) / spread).clamp(-FARTHEST_DEVIATION, FARTHEST_DEVIATION)
@@ -341,13 +347,13 @@ def _standardise(
 def _predict(confidence: Confidence, table: Float64[Tensor, "n g"]) -> Float64[Tensor, " n"]:
     """The expected z of described vectors (n, 7)."""
     return (
-        _standardise(table[:, :REGRESSION_FEATURES], confidence.centre, confidence.spread)
+        standardise(table[:, :REGRESSION_FEATURES], confidence.centre, confidence.spread)
         @ confidence.weights
         + confidence.offset
     )
 
 
-def _fit_ridge(
+def fit_validated_ridge(
     table: Float64[Tensor, "n f"], values_z: Float64[Tensor, " n"]
 ) -> tuple[Float64[Tensor, " f"], float]:
     """Ridge regression with an intercept, by SVD; its ridge has the least squared leave-one-out

@@ -131,7 +131,7 @@ def influence(
 
 
 def _ridge_fit(source: Space, target: Space, ridge: float) -> _RidgeFit:
-    left, values, _ = source.spectrum
+    left, values, *_ = source.spectrum
     squared = values.square()
     factor = left * (squared / (squared + ridge)).sqrt()
     residual = target.unit - factor @ (factor.T @ target.unit)

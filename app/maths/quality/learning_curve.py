@@ -21,12 +21,18 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors, OutOfRange
-from app.maths.geometry.space import fit_space
-from app.maths.quality.crossfit import HELD_OUT_FOLDS, SMALLEST_FOLD, cut_into_folds, limit_omega
+from app.maths.quality.crossfit import (
+    HELD_OUT_FOLDS,
+    SMALLEST_FOLD,
+    cut_into_folds,
+    draw_anchors,
+    fit_some,
+    limit_omega,
+)
 from app.maths.quality.intervals import bootstrap_interval
 from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, cosine_blocks, search, shared_count, unit
 from app.maths.translators.methods import Options, fit
@@ -153,28 +159,33 @@ def learning_curve(
     *,
     folds: int = HELD_OUT_FOLDS,
     seed: int = 0,
+    weights: Float64[Tensor, " k"] | None = None,
+    counted: Bool[Tensor, " k"] | None = None,
 ) -> LearningCurve | None:
     """The curve of a method with resolved options on a pair of raw anchors.
 
     source  (k, d_x) and target (k, d_y): the encoders' own units, row i the same item; copies share
             a fold and count once
+    weights, counted  (k,) as in `crossfit.hold_out`; numbers of anchors are sums of weights
     Returns None where a fold would contain fewer than SMALLEST_FOLD distinct anchors, or a quarter
     of the rest is all one vector. Raises InvalidOption. Sources: curves of inverse powers, and
     their fit by least squares: Cortes et al. 1993; Viering and Loog 2023, section 3.
     """
     source, target = source.double(), target.double()
-    anchors, generator = len(source), torch.Generator().manual_seed(seed)
-    if anchors > MOST_CURVE_ANCHORS:
-        rows = torch.randperm(anchors, generator=generator)[:MOST_CURVE_ANCHORS]
-        source, target = source[rows], target[rows]
-    parts = cut_into_folds(source, target, folds=folds, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    anchors = _total(weights, torch.arange(len(source)))
+    source, target, weights, counted = draw_anchors(
+        source, target, weights, counted, most=MOST_CURVE_ANCHORS, generator=generator
+    )
+    parts = cut_into_folds(source, target, folds=folds, seed=seed, counted=counted)
     if parts is None or int(parts[0].sum()) < SMALLEST_FOLD * folds:
         return None
     first, fold_of = parts
     distinct = int(first.sum())
     looked_at = min(folds, math.ceil(CURVE_HELD_OUT * folds / distinct))
     neighbours = min(DEFAULT_NEIGHBOURS, (distinct // folds - 1) // 2)
-    native = target - target.mean(dim=0)
+    mean = target[fold_of >= 0].mean(dim=0)
+    native = target - mean
     values, sizes = [], []
     try:
         for fold in range(looked_at):
@@ -183,19 +194,18 @@ def learning_curve(
             held_rows = ((fold_of == fold) & first).nonzero().flatten()
             fits = [rest[: max(1, round(share * len(rest)))] for share in FIT_SHARES]
             translations = [
-                _translate_held_out(name, source, target, rows, held_rows, options)
-                - target.mean(dim=0)
+                _translate_held_out(name, source, target, rows, held_rows, options, weights) - mean
                 for rows in fits
             ]
             values.append(_measure_fits(translations, native[held_rows], neighbours))
-            sizes.append([float(len(rows)) for rows in fits])
+            sizes.append([_total(weights, rows) for rows in fits])
     except DegenerateAnchors:
         return None
     table = torch.cat(values)
     mean_sizes = torch.tensor(sizes, dtype=torch.float64).mean(dim=0)
     return LearningCurve(
-        anchors=anchors,
-        looked=len(source),
+        anchors=round(anchors),
+        looked=round(_total(weights, torch.arange(len(source)))),
         held=len(table),
         sizes=mean_sizes.tolist(),
         index=len(table) / looked_at,
@@ -240,6 +250,11 @@ def measure_curve(
     )
 
 
+def _total(weights: Float64[Tensor, " k"] | None, rows: Int64[Tensor, " m"]) -> float:
+    """The number of rows that these count as."""
+    return float(len(rows)) if weights is None else float(weights[rows].sum())
+
+
 def _translate_held_out(
     name: str,
     source: Float64[Tensor, "k dx"],
@@ -247,11 +262,11 @@ def _translate_held_out(
     rows: Int64[Tensor, " m"],
     held_rows: Int64[Tensor, " h"],
     options: Options,
+    weights: Float64[Tensor, " k"] | None,
 ) -> Float64[Tensor, "h dy"]:
     """Translate the held-out anchors by a fit on some others."""
-    translator = fit(
-        name, fit_space(source[rows]), fit_space(target[rows]), limit_omega(options, len(rows))
-    )
+    spaces = fit_some(source, target, rows, weights)
+    translator = fit(name, *spaces, limit_omega(options, len(rows)))
     return apply(translator, source[held_rows]).vectors.double()
 
 

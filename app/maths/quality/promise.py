@@ -1,14 +1,53 @@
-"""The promise of a translator: the quality of held-out anchors, plus the gain from fitting to all
-anchors.
+"""The promise of a translator: the quality to expect in an index of any size, from held-out
+anchors, with the gain from fitting to all anchors.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from app.maths.quality.crossfit import HeldOutQuality
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from app.errors import OutOfRange
+from app.maths.quality.crossfit import HeldOutQuality, HeldOutTranslations, hold_out
+from app.maths.quality.index_curves import (
+    CURVE_SHARE,
+    FEW_NEIGHBOURS_LIFT,
+    MRR_PRIOR,
+    NEAREST_ERROR,
+    NORMAL_95,
+    OWN_KIND_ERROR,
+    RECALL_PRIOR,
+    TAIL_ERROR,
+    TAIL_FADE,
+    CurvePrior,
+    IndexCurves,
+    MeasuredCurve,
+    Ranking,
+    join_own,
+    overlap_to_y,
+    y_to_overlap,
+)
 from app.maths.quality.learning_curve import IntervalEstimate, LearningCurve
+from app.maths.quality.metrics import DEFAULT_NEIGHBOURS
+from app.maths.translators.methods import Options
+
+#: Sizes of an index that can be promised for.
+SMALLEST_INDEX, LARGEST_INDEX = 10, 10**12
+
+#: The index that a promise is for without a known store.
+DEFAULT_INDEX = 10_000
+
+#: Numbers of anchors and of their partitions: few anchors make small folds, whose overlaps are
+#: noisy.
+PARTITIONS = ((150, 6), (500, 3))
+
+#: Half of the interval of the cosine of fits to other 100 anchors.
+COSINE_ERROR = 0.024
 
 #: The gain of measures without a curve.
 NO_GAIN = IntervalEstimate(0.0, 0.0, 0.0)
@@ -18,33 +57,267 @@ NO_GAIN = IntervalEstimate(0.0, 0.0, 0.0)
 class Promise:
     """Expected quality of a served translator.
 
-    anchors     k of the served fit
-    index       the number of items in the index, which the fit has not seen; in a larger index
-                recall and MRR are lower
+    anchors     k of the served fit, or the rounded sum of its weights
+    index       the number of items in the index, the query's own included
     neighbours  neighbours of recall and the Jaccards
-    measures    by their names in `Quality`, each with a 95 % interval
+    measured    whether recall is measured in an index of that size; else it is extrapolated
+    measures    by their names in `Quality`, each with a 95 % interval; the cosine does not depend
+                on the index
     """
 
     anchors: int
     index: int
     neighbours: int
+    measured: bool
     measures: Mapping[str, IntervalEstimate]
 
 
-def promise(anchors: int, held_out: HeldOutQuality, curve: LearningCurve | None) -> Promise:
-    """Held-out numbers of a translator, raised by the gain that its learning curve predicts;
-    unchanged without a curve.
+@dataclass(frozen=True)
+class PromiseBasis:
+    """What the promises of a translator are computed from, for every index.
 
-    anchors  k of the served fit; a fit of `held_out` has 4/5 of them
-    Recall, MRR and cosine have curves; the other measures do not, and remain slightly low.
+    gains  of the served fit over held-out fits by the learning curve, in y of recall and MRR
     """
+
+    curves: IndexCurves
+    cosine: IntervalEstimate
+    gains: Mapping[str, float]
+
+
+def more_partitions(
+    held: HeldOutTranslations,
+    name: str,
+    source: Float64[Tensor, "k dx"],
+    target: Float64[Tensor, "k dy"],
+    options: Options,
+    *,
+    weights: Float64[Tensor, " k"] | None = None,
+    counted: Tensor | None = None,
+) -> list[HeldOutTranslations]:
+    """`held` and held-out translations by other partitions of the anchors, for few anchors."""
+    distinct = int(held.first.sum())
+    times = next((times for most, times in PARTITIONS if distinct <= most), 1)
+    others = (
+        hold_out(name, source, target, options, seed=seed, weights=weights, counted=counted)
+        for seed in range(1, times)
+    )
+    return [held, *(each for each in others if each is not None)]
+
+
+def promise_basis(
+    curves: IndexCurves, held_out: HeldOutQuality, curve: LearningCurve | None
+) -> PromiseBasis:
+    """What promises are computed from; without a learning curve, the gain is the prior's."""
     quality = held_out.translated
     gains = {} if curve is None else curve.missing
-    measures = {
-        name: _raise_measure(getattr(quality, name), *ends, gains.get(name, NO_GAIN))  # type: ignore[call-overload]
-        for name, ends in quality.intervals.items()
+    cosine = _raise_measure(
+        quality.cosine, *quality.intervals["cosine"], gains.get("cosine", NO_GAIN)
+    )
+    cosine = _widen(cosine, COSINE_ERROR * (100.0 / curves.anchors) ** 0.5)
+    if curve is None or not gains:
+        return PromiseBasis(curves, cosine, {})
+    recall, mrr = (curve.lines[name].points[-1] for name in ("recall", "mrr"))
+    share = torch.tensor([min(0.5, curve.neighbours / (curve.index - 1))] * 2, dtype=torch.float64)
+    overlaps = torch.tensor([recall, min(recall + gains["recall"].value, 1.0)]).double()
+    before, after = overlap_to_y(overlaps, share).tolist()
+    odds = max(mrr * (1.0 - mrr), 0.01)
+    return PromiseBasis(
+        curves, cosine, {"recall": after - before, "mrr": gains["mrr"].value / odds}
+    )
+
+
+def promise(basis: PromiseBasis, index: int) -> Promise:
+    """The quality to expect in an index of that many items. Raises OutOfRange."""
+    if not SMALLEST_INDEX <= index <= LARGEST_INDEX:
+        raise OutOfRange(
+            f"`index` must be the number of items in your index, {SMALLEST_INDEX} to "
+            f"{LARGEST_INDEX}; got {index}.",
+            field="index",
+        )
+    neighbours = min(DEFAULT_NEIGHBOURS, (index - 1) // 2)
+    overlaps = {
+        "recall": _overlap(basis, "others", index, neighbours),
+        "recall_1": _overlap(basis, "others", index, 1),
     }
-    return Promise(anchors, round(quality.index), quality.k, measures)
+    found_own = _reciprocal_rank(basis, index / neighbours)
+    joined = IntervalEstimate(
+        *(
+            join_own(o, own, neighbours)
+            for o, own in zip(overlaps["recall"], found_own, strict=True)
+        )
+    )
+    measures = {
+        "cosine": basis.cosine,
+        "mrr": _reciprocal_rank(basis, index),
+        **overlaps,
+        "jaccard_target": _jaccards(joined, basis.curves.bend["jaccard_target"]),
+        "jaccard_own": _jaccards(
+            _overlap(basis, "own_kind", index, neighbours), basis.curves.bend["jaccard_own"]
+        ),
+    }
+    measured = _is_measured(
+        basis.curves.curves["others"], -math.log10(neighbours / (index - 1)), neighbours
+    )
+    return Promise(round(basis.curves.anchors), index, neighbours, measured, measures)
+
+
+def _overlap(
+    basis: PromiseBasis, ranking: Ranking, index: int, neighbours: int
+) -> IntervalEstimate:
+    share = neighbours / (index - 1)
+    level = -math.log10(share)
+    curve = basis.curves.curves[ranking]
+    if _is_measured(curve, level, neighbours):
+        value, variance = _interpolate(curve, level, neighbours, RECALL_PRIOR)
+    else:
+        value, variance = _extrapolate(curve, level, neighbours, RECALL_PRIOR, basis.curves.tail)
+        variance += NEAREST_ERROR**2 if neighbours == 1 else 0.0
+        variance += OWN_KIND_ERROR**2 if ranking == "own_kind" else 0.0
+    value, error = _add_gain(basis, "recall", RECALL_PRIOR, value, variance)
+    ys = torch.tensor(
+        [value, value + NORMAL_95 * error, value - NORMAL_95 * error], dtype=torch.float64
+    )
+    return IntervalEstimate(*y_to_overlap(ys, share).tolist())
+
+
+def _reciprocal_rank(basis: PromiseBasis, index: float | int) -> IntervalEstimate:
+    curve, level = basis.curves.curves["mrr"], math.log10(index)
+    if _is_measured(curve, level, 0):
+        value, variance = _interpolate(curve, level, 0, MRR_PRIOR)
+    else:
+        value, variance = _extrapolate(curve, level, 0, MRR_PRIOR, None)
+    value, error = _add_gain(basis, "mrr", MRR_PRIOR, value, variance)
+    ys = torch.tensor(
+        [value, value - NORMAL_95 * error, value + NORMAL_95 * error], dtype=torch.float64
+    )
+    return IntervalEstimate(*ys.sigmoid().tolist())
+
+
+def _add_gain(
+    basis: PromiseBasis, name: str, prior: CurvePrior, value: float, variance: float
+) -> tuple[float, float]:
+    """The y of the served fit, and its standard error."""
+    gain = basis.gains.get(name, 0.0)
+    value += prior.gain + CURVE_SHARE * (-abs(gain) if name == "recall" else gain)
+    error = prior.gain_error**2 * 300.0 / basis.curves.anchors
+    return value, (variance + error) ** 0.5
+
+
+def _jaccards(overlap: IntervalEstimate, bend: float) -> IntervalEstimate:
+    """Mean Jaccards of mean overlaps; the bend corrects for the spread of the items."""
+    return IntervalEstimate(
+        *(min(1.0, max(0.0, o / (2.0 - o) + bend * o * (1.0 - o))) for o in overlap)
+    )
+
+
+def _is_measured(curve: MeasuredCurve, level: float, neighbours: int) -> bool:
+    """Whether an index of that level was searched, for at least as many neighbours."""
+    return level <= max(_reached(curve, neighbours)) + 1e-9
+
+
+def _reached(curve: MeasuredCurve, neighbours: int) -> list[float]:
+    """The levels with at least as many neighbours; the largest neighbourhood if there is none."""
+    fewest = min(neighbours, max(curve.neighbours))
+    return [level for level, j in zip(curve.levels, curve.neighbours, strict=True) if j >= fewest]
+
+
+def _interpolate(
+    curve: MeasuredCurve, level: float, neighbours: int, prior: CurvePrior
+) -> tuple[float, float]:
+    """The y between measured levels, and its variance."""
+    levels = _reached(curve, neighbours)
+    above = next((i for i, each in enumerate(levels) if each >= level - 1e-9), len(levels) - 1)
+    below = max(0, above - 1)
+    width = levels[above] - levels[below]
+    weight = min(1.0, max(0.0, (level - levels[below]) / width)) if width > 0 else 1.0
+    value = (1.0 - weight) * curve.values[below] + weight * curve.values[above]
+    # A bound: the two are positively correlated.
+    variance = max(curve.covariance[below][below], curve.covariance[above][above])
+    return value, prior.inflation * variance
+
+
+def _extrapolate(
+    curve: MeasuredCurve,
+    level: float,
+    neighbours: int,
+    prior: CurvePrior,
+    tail: tuple[list[float], list[float]] | None,
+) -> tuple[float, float]:
+    """The posterior mean of y at a level, and its variance.
+
+    Beyond the measured levels, y falls no lower for recall, and rises no higher for MRR, whose
+    `tail` is None: a larger index never helps.
+    """
+    used = [
+        i
+        for i, j in enumerate(curve.neighbours)
+        if (j >= 2 if tail else i >= len(curve.levels) - 2)
+    ] or [len(curve.levels) - 1]
+    values = torch.tensor([curve.values[i] for i in used], dtype=torch.float64)
+    if tail is not None:
+        values -= torch.tensor(
+            [_lift(curve.neighbours[i], neighbours) for i in used], dtype=torch.float64
+        )
+    levels = torch.tensor([curve.levels[i] for i in used], dtype=torch.float64)
+    rows = _terms(levels, tail)
+    noise = torch.tensor(curve.covariance, dtype=torch.float64)[used][:, used] * prior.inflation
+    noise += prior.residual**2 * torch.eye(len(used), dtype=torch.float64)
+    deviations = torch.tensor([3.0, *prior.deviations], dtype=torch.float64).square().diag()
+    means = torch.tensor([0.0, *prior.means], dtype=torch.float64)
+    gain = torch.linalg.solve(rows @ deviations @ rows.T + noise, rows @ deviations).T
+    posterior = means + gain @ (values - rows @ means)
+    spread = deviations - gain @ rows @ deviations
+    grid = torch.linspace(min(float(levels[-1]), level), level, 25, dtype=torch.float64)
+    path = _terms(grid, tail) @ posterior
+    last = _terms(grid[-1:], tail)[0]
+    variance = float(last @ spread @ last) + prior.residual**2
+    if tail is None:
+        return float(path.min()), variance
+    unknown = float(posterior[1]) * TAIL_ERROR * max(0.0, level - tail[0][-1])
+    return float(path.max()), variance + unknown**2
+
+
+def _lift(measured: int, wanted: int) -> float:
+    """By how much y is higher at few measured neighbours than at the wanted number."""
+    return FEW_NEIGHBOURS_LIFT * (1.0 / measured - 1.0 / wanted)
+
+
+def _terms(
+    levels: Float64[Tensor, " n"], tail: tuple[list[float], list[float]] | None
+) -> Float64[Tensor, "n 3"]:
+    """1, and the two terms of the curve of recall or, without a tail, of MRR."""
+    beyond = levels - 1.0
+    if tail is None:
+        return torch.stack([torch.ones_like(levels), beyond, beyond.square()], dim=1)
+    start = _tail_at(torch.ones(1, dtype=torch.float64), tail)
+    return torch.stack([torch.ones_like(levels), _tail_at(levels, tail) - start, beyond], dim=1)
+
+
+def _tail_at(
+    levels: Float64[Tensor, " n"], tail: tuple[list[float], list[float]]
+) -> Float64[Tensor, " n"]:
+    """E: linear between the points; beyond them its slope over the last .6 levels fades."""
+    known, values = (torch.tensor(each, dtype=torch.float64) for each in tail)
+    last = known >= known[-1] - 0.6
+    if int(last.sum()) < 2:
+        last[-2:] = True
+    x, y = known[last] - known[last].mean(), values[last] - values[last].mean()
+    slope = float(x @ y / x.square().sum().clamp_min(1e-12))
+    place = torch.searchsorted(known, levels.clamp(known[0], known[-1])).clamp(1, len(known) - 1)
+    width = (known[place] - known[place - 1]).clamp_min(1e-12)
+    weight = (levels.clamp(known[0], known[-1]) - known[place - 1]) / width
+    inside = values[place - 1] + weight * (values[place] - values[place - 1])
+    beyond = (levels - known[-1]).clamp_min(0.0)
+    return inside + slope * TAIL_FADE * (1.0 - (-beyond / TAIL_FADE).exp())
+
+
+def _widen(estimate: IntervalEstimate, half: float) -> IntervalEstimate:
+    """The interval of an estimate with another independent error, `half` on either side."""
+    below = math.hypot(estimate.value - estimate.low, half)
+    above = math.hypot(estimate.high - estimate.value, half)
+    return IntervalEstimate(
+        estimate.value, max(-1.0, estimate.value - below), min(1.0, estimate.value + above)
+    )
 
 
 def _raise_measure(

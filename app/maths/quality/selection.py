@@ -26,9 +26,9 @@ from torch import Tensor
 from app.errors import DegenerateAnchors
 from app.maths.geometry.pair import Core, Pair
 from app.maths.geometry.sampling import cluster_centres
-from app.maths.geometry.space import Space, fit_space, normalise
+from app.maths.geometry.space import Space, normalise
 from app.maths.quality.candidates import CANDIDATES, DEFAULT_CANDIDATE, Candidate, Preference
-from app.maths.quality.crossfit import cut_into_folds
+from app.maths.quality.crossfit import cut_into_folds, draw_anchors, fit_some
 from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, cosine_blocks, search, unit
 from app.maths.translators.methods import METHODS, Options, pair_for, resolve
 
@@ -101,6 +101,8 @@ def choose_method(
     seed: int = 0,
     candidates: Sequence[Candidate] = CANDIDATES,
     usual: Candidate | None = None,
+    weights: Float64[Tensor, " k"] | None = None,
+    counted: Bool[Tensor, " k"] | None = None,
 ) -> Choice:
     """The method for a pair of raw anchors (k, d_x) and (k, d_y), the encoders' own units, row i
     the same item.
@@ -108,19 +110,26 @@ def choose_method(
     shape  options of all candidates (`renormalise`, `keep_norms`): they are not chosen, and change
            no direction
     usual  the default, one of the candidates; None: DEFAULT_CANDIDATE of the preference
+    weights, counted  (k,) as in `crossfit.hold_out`: the weights of the anchors in the fits, and
+           the anchors that are held out and measured
     Below `crossfit.FEWEST_DISTINCT` distinct anchors, or where a fold leaves only one vector, it is
     the default. Raises UnknownOption.
     """
     source, target, shape = source.double(), target.double(), dict(shape or {})
     usual = usual or DEFAULT_CANDIDATE[prefer]
     size = len(source)
-    if size > MOST_SELECTION_ANCHORS:
-        rows = torch.randperm(size, generator=torch.Generator().manual_seed(seed))[
-            :MOST_SELECTION_ANCHORS
-        ]
-        source, target = source[rows], target[rows]
-    parts = cut_into_folds(source, target, folds=SELECTION_FOLDS, seed=seed)
-    measures = None if parts is None else _measure_candidates(candidates, source, target, *parts)
+    source, target, weights, counted = draw_anchors(
+        source,
+        target,
+        weights,
+        counted,
+        most=MOST_SELECTION_ANCHORS,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    parts = cut_into_folds(source, target, folds=SELECTION_FOLDS, seed=seed, counted=counted)
+    measures = (
+        None if parts is None else _measure_candidates(candidates, source, target, *parts, weights)
+    )
     if parts is None or measures is None:
         options = resolve(usual.method, {**usual.options, **shape}, anchors=size)
         return Choice(
@@ -160,6 +169,27 @@ def choose_method(
             for method, given in [candidates[i]]
         ],
     )
+
+
+def held_out_scores(
+    source: Float64[Tensor, "k dx"],
+    target: Float64[Tensor, "k dy"],
+    candidate: Candidate,
+    *,
+    weights: Float64[Tensor, " k"],
+    counted: Bool[Tensor, " k"],
+    seed: int = 0,
+) -> Float64[Tensor, " n"] | None:
+    """The retrieval score that `choose_method` decides by, of one candidate with these weights.
+
+    Arguments as there. Returns one score for each anchor that counts, in the same order for equal
+    `counted`; None where there are too few.
+    """
+    parts = cut_into_folds(source, target, folds=SELECTION_FOLDS, seed=seed, counted=counted)
+    if parts is None:
+        return None
+    measures = _measure_candidates([candidate], source, target, *parts, weights)
+    return None if measures is None else _score(measures[:, parts[0]].double(), "retrieval")[0]
 
 
 def _by_measure(measures: Float64[Tensor, " m"]) -> dict[str, float]:
@@ -251,6 +281,7 @@ def _measure_candidates(
     target: Float64[Tensor, "k dy"],
     first: Bool[Tensor, " k"],
     fold_of: Int64[Tensor, " k"],
+    weights: Float64[Tensor, " k"] | None,
 ) -> Float32[Tensor, "c k m"] | None:
     """Every candidate's SELECTION_MEASURES of every anchor that counts; None when all anchors
     outside a fold are one vector.
@@ -261,7 +292,7 @@ def _measure_candidates(
     for fold in range(SELECTION_FOLDS):
         held_rows, fit_rows = ((fold_of == fold) & first).nonzero().flatten(), fold_of != fold
         try:
-            x, y = fit_space(source[fit_rows]), fit_space(target[fit_rows])
+            x, y = fit_some(source, target, fit_rows, weights)
         except DegenerateAnchors:
             return None
         part = _Fold(x, y, source[held_rows], place[held_rows], natives)

@@ -134,7 +134,7 @@ def cross_validated_ridge(pair: Pair, rest: Core) -> float:
     depend on the ridge.
     Source: Golub, Heath and Wahba 1979.
     """
-    size = pair.source.size
+    size = pair.x.size
     reached = rest.square().sum(dim=1)
     beyond = max(
         0.0, float(pair.y.values.square().sum() - (pair.overlap * pair.y.values).square().sum())

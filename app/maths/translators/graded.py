@@ -18,7 +18,7 @@ from app.maths.geometry.spectrum import check_power, check_ridge, whitened, whit
 
 
 def projector(
-    unit: Float64[Tensor, "k d"], *, power: float, ridge: float | None
+    unit: Float64[Tensor, "k d"], *, power: float, ridge: float | None, noise: float = 0.0
 ) -> Float64[Tensor, "d k"]:
     """E = (U^T U + ridge I)^-power U^T, into relative coordinates: n(x) E. Power 0 gives the
     paper's cosines.
@@ -26,22 +26,24 @@ def projector(
     unit   (k, d_x), the source's unit anchors
     power  in [0, 1]
     ridge  >= 0, or None for `spectrum.usual_ridge` of these anchors
+    noise  as in `kept_svd`
     Returns (d_x, k). Raises InvalidOption.
     """
-    return whitened(unit, power=power, ridge=ridge, field="options.encode_power").T
+    return whitened(unit, power=power, ridge=ridge, noise=noise, field="options.encode_power").T
 
 
 def decoder(
-    unit: Float64[Tensor, "k d"], *, power: float, ridge: float | None
+    unit: Float64[Tensor, "k d"], *, power: float, ridge: float | None, noise: float = 0.0
 ) -> Float64[Tensor, "k d"]:
     """D = U (U^T U + ridge I)^-power, from relative coordinates r: r D. Power 1 is `irp-ridge`.
 
     unit   (k, d_y), the target's unit anchors
     power  in [0, 1]
     ridge  >= 0, or None for `spectrum.usual_ridge` of these anchors
+    noise  as in `kept_svd`
     Returns (k, d_y). Raises InvalidOption.
     """
-    return whitened(unit, power=power, ridge=ridge, field="options.decode_power")
+    return whitened(unit, power=power, ridge=ridge, noise=noise, field="options.decode_power")
 
 
 def core(pair: Pair, *, encode_power: float, decode_power: float, ridge: float | None) -> Core:

@@ -80,7 +80,13 @@ def subspaces(
 
 
 def irp(
-    unit: Float64[Tensor, "k d"], *, delta: float, omega: int, seed: int
+    unit: Float64[Tensor, "k d"],
+    *,
+    delta: float,
+    omega: int,
+    seed: int,
+    noise: float = 0.0,
+    directions: Float64[Tensor, "k d"] | None = None,
 ) -> Float64[Tensor, "k d"]:
     """The paper's decoder: D = 1/omega * sum_i P_i^T pinv(S_i^T), where S_i = P_i U are the anchors
     kept in subspace i.
@@ -88,24 +94,32 @@ def irp(
     unit   (k, d_y), the target's unit anchors
     delta  in [0, 1], the pruning threshold
     omega  in 1..k, the number of subspaces; `seed` chooses their starts
+    noise       as in `kept_svd`: a direction that is only rounding would fill the whole translation
+    directions  (k, d_y), the unit anchors without their weights, which prune; None: `unit`
     Returns D (k, d_y): relative(x) D is the mean of the omega reconstructions of x's direction in
     the target space.
     Raises InvalidOption. Source: Maiorca et al. 2024, equation 5.
     """
     decoder = torch.zeros_like(unit)
+    pruned = subspaces(
+        unit if directions is None else directions, delta=delta, omega=omega, seed=seed
+    )
     # Subsets that several starts share are inverted once, and weighted.
-    for rows, count in Counter(subspaces(unit, delta=delta, omega=omega, seed=seed)).items():
+    for rows, count in Counter(pruned).items():
         index = torch.tensor(rows)
-        decoder[index] += (count / omega) * pinv(unit[index].T)
+        decoder[index] += (count / omega) * pinv(unit[index].T, noise=noise)
     return decoder
 
 
-def irp_ridge(unit: Float64[Tensor, "k d"], *, ridge: float) -> Float64[Tensor, "k d"]:
+def irp_ridge(
+    unit: Float64[Tensor, "k d"], *, ridge: float, noise: float = 0.0
+) -> Float64[Tensor, "k d"]:
     """D = U (U^T U + ridge I)^-1: the closed-form decoder without pruning; ridge = 0 is the
     pseudoinverse of U^T.
 
     unit   (k, d_y), the target's unit anchors
     ridge  >= 0, on the scale of squared singular values of U (whose sum is at most k)
+    noise  as in `kept_svd`
     Returns D (k, d_y). Raises InvalidOption. It is `graded.decoder` at power 1.
     """
-    return whitened(unit, power=1.0, ridge=ridge)
+    return whitened(unit, power=1.0, ridge=ridge, noise=noise)

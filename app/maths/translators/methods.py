@@ -69,9 +69,11 @@ def _required_int(options: Options, name: str) -> int:
 def _irp(y: Space, o: Options) -> Float64[Tensor, "k dy"]:
     return inverse.irp(
         y.unit,
+        directions=y.directions,
         delta=_required_float(o, "delta"),
         omega=_required_int(o, "omega"),
         seed=_required_int(o, "seed"),
+        noise=y.noise,
     )
 
 
@@ -84,7 +86,7 @@ def _decoder_core(
 
 
 def _irp_ridge(y: Space, o: Options) -> Float64[Tensor, "k dy"]:
-    return inverse.irp_ridge(y.unit, ridge=_required_float(o, "ridge"))
+    return inverse.irp_ridge(y.unit, ridge=_required_float(o, "ridge"), noise=y.noise)
 
 
 #: Options of every method but the affine one.
@@ -121,10 +123,16 @@ METHODS: dict[str, Method] = {
             ridge=_optional_float(o, "ridge"),
         ),
         decode=lambda y, o: graded.decoder(
-            y.unit, power=_required_float(o, "decode_power"), ridge=_optional_float(o, "ridge")
+            y.unit,
+            power=_required_float(o, "decode_power"),
+            ridge=_optional_float(o, "ridge"),
+            noise=y.noise,
         ),
         encode=lambda x, o: graded.projector(
-            x.unit, power=_required_float(o, "encode_power"), ridge=_optional_float(o, "ridge")
+            x.unit,
+            power=_required_float(o, "encode_power"),
+            ridge=_optional_float(o, "ridge"),
+            noise=x.noise,
         ),
     ),
     "procrustes": Method(

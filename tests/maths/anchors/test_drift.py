@@ -139,6 +139,14 @@ def test_noise_is_a_change_that_nothing_translates():
     assert abs(found.held_out.translator) < 0.1
 
 
+@pytest.mark.parametrize("share", [0.007, 0.01, 0.015])
+def test_noise_of_one_percent_is_a_change_though_a_small_one(share):
+    noise = unit(normal(8, 300, 384)) * OLD.double().norm(dim=1, keepdim=True)
+    found = compare_embeddings(OLD, (OLD + share * noise).float())
+    assert (found.verdict, int(found.changed.sum())) == ("changed", 300)
+    assert found.held_out.nothing > 0.999
+
+
 def test_vectors_that_are_nearly_the_old_ones_are_changed_and_not_rotated():
     """A rotation explains them, as the smallest one does: none."""
     found = compare_embeddings(OLD, unit(OLD + 0.004 * normal(7, 300, 384)).float())

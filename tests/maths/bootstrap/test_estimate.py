@@ -385,6 +385,20 @@ def test_a_seed_is_wrong_if_it_ranks_low_or_its_item_belongs_to_a_certain_pair()
     assert wrong_seeds(votes, given) == [1, 2, 4]
 
 
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_seed_whose_rival_is_a_twin_of_its_own_is_not_called_wrong(side):
+    """Row 5 is the twin of row 1, and row 6 is not: the certain pairs give its partner to them."""
+    items = normalize(normal(0, 8, 6)).float()
+    items[5] = normalize(items[1:2] + 0.05 * normal(1, 1, 6)).float()[0]
+    pools = (normal(2, 8, 6).float(), items) if side == 0 else (items, normal(2, 8, 6).float())
+    certain, seeds = torch.tensor([[1, 5], [2, 6]]), torch.tensor([[1, 1], [2, 2]])
+    if side == 1:
+        certain, seeds = certain.flip(1), seeds.flip(1)
+    votes = Votes(certain, torch.ones(2), torch.zeros(2))
+    assert wrong_seeds(votes, seeds) == [0, 1]
+    assert wrong_seeds(votes, seeds, *pools) == [1]
+
+
 def test_seeds_of_unknown_rank_are_not_called_wrong():
     assert wrong_seeds(Votes(NOBODY, torch.empty(0), torch.full((2,), torch.nan)), every(2)) == []
     assert wrong_seeds(Votes(NOBODY, torch.empty(0), torch.empty(0)), NOBODY) == []

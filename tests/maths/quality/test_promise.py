@@ -1,4 +1,4 @@
-"""A promise is the held-out quality plus the gain of the learning curve."""
+"""Promises for an index of any size, from held-out anchors."""
 
 from __future__ import annotations
 
@@ -6,58 +6,218 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.demo.pack import load_pack
-from app.maths.quality.crossfit import HeldOutQuality, QualityWithIntervals, cross_fit
-from app.maths.quality.learning_curve import LearningCurve, learning_curve
-from app.maths.quality.promise import promise
-from app.maths.translators.methods import resolve
+from app.errors import OutOfRange
+from app.maths.geometry.space import fit_space
+from app.maths.quality.crossfit import held_out_quality, hold_out
+from app.maths.quality.index_curves import MRR_PRIOR, RECALL_PRIOR, measure_curves
+from app.maths.quality.learning_curve import learning_curve
+from app.maths.quality.metrics import item_metrics
+from app.maths.quality.promise import PromiseBasis, more_partitions, promise, promise_basis
+from app.maths.translators.methods import fit, resolve
+from app.maths.translators.translator import apply
 
-CURVED = {"recall", "mrr", "cosine"}
-
-
-def held_out(value: float) -> HeldOutQuality:
-    names = ("cosine", "mrr", "recall", "recall_1", "jaccard_target", "jaccard_own")
-    one = QualityWithIntervals(
-        50, 4, *[value] * 6, intervals=dict.fromkeys(names, (value - 0.1, value + 0.1)), index=10.0
-    )
-    return HeldOutQuality(5, one, one, one)
+SIZES = (1_000, 3_000, 10_000, 100_000, 10**6, 10**9, 10**12)
+FALLING = ("recall", "recall_1", "mrr", "jaccard_target", "jaccard_own")
 
 
-def test_without_a_curve_the_promise_is_what_was_held_out():
-    made = promise(60, held_out(0.5), None)
-    assert (made.anchors, made.index, made.neighbours) == (60, 10, 4)
-    assert {tuple(round(end, 12) for end in each) for each in made.measures.values()} == {
-        (0.5, 0.4, 0.6)
-    }
+def cloud(seed: int, count: int, noise: float = 0.3):
+    """Two encoders (d_x = 24, d_y = 40) of the same latent items, each with its own noise."""
+    generator = torch.Generator().manual_seed(5)
+    maps = [torch.randn(16, dim, generator=generator).double() for dim in (24, 40)]
+    generator = torch.Generator().manual_seed(seed)
+    latent = torch.randn(count, 16, generator=generator).double()
+    return [
+        latent @ each + noise * torch.randn(count, each.shape[1], generator=generator).double() * 4
+        for each in maps
+    ]
 
 
 @cache
-def curve_of_60() -> LearningCurve:
-    generator = torch.Generator().manual_seed(0)
-    source = torch.randn(60, 20, generator=generator).double()
-    target = source @ torch.randn(20, 12, generator=generator).double()
-    curve = learning_curve("ridge", source, target, resolve("ridge", {}, anchors=60))
-    assert curve is not None
-    return curve
+def basis_of(anchors: int, sample: int = 0, seed: int = 0) -> PromiseBasis:
+    x, y = cloud(seed, anchors)
+    options = resolve("graded", {}, anchors=anchors)
+    held = hold_out("graded", x, y, options)
+    partitions = more_partitions(held, "graded", x, y, options)
+    store = cloud(99, sample)[1] if sample else None
+    curve = learning_curve("graded", x, y, options)
+    return promise_basis(measure_curves(partitions, y, store), held_out_quality(held, x, y), curve)
 
 
-@given(value=st.floats(-0.5, 1.0))
-def test_with_a_curve_a_promise_is_no_lower_and_below_1(value):
-    for name, each in promise(60, held_out(value), curve_of_60()).measures.items():
-        assert value <= each.value <= max(value, (1 + value) / 2)
-        assert each.low <= each.value <= max(each.high, 1.0)
-        assert (each.value > value) <= (name in CURVED)
+def found(anchors: int, size: int, seed: int = 0):
+    """What other items find in an index of `size` of them, by the fit to all anchors."""
+    x, y = cloud(seed, anchors)
+    translator = fit("graded", fit_space(x), fit_space(y), resolve("graded", {}, anchors=anchors))
+    others = cloud(77, 2000)
+    rows = [slice(start, start + size) for start in range(0, 2000 - size + 1, size)]
+    means = []
+    for each in rows:
+        items = item_metrics(
+            apply(translator, others[0][each]).vectors.double() - y.mean(dim=0),
+            others[1][each] - y.mean(dim=0),
+        )
+        means.append(
+            [float(value.mean()) for value in (items.recall, items.reciprocal_rank, items.cosine)]
+        )
+    return dict(
+        zip(("recall", "mrr", "cosine"), torch.tensor(means).mean(dim=0).tolist(), strict=True)
+    )
 
 
-@pytest.mark.parametrize("k", [100, 250])
-def test_on_real_sentences_it_is_nearer_to_the_full_fit_than_what_was_held_out(k):
-    first, second, *_ = (vectors[:k].double() for vectors in load_pack().vectors.values())
-    options = resolve("graded", {}, anchors=k)
-    found = cross_fit("graded", first, second, options)
-    made = promise(k, found, learning_curve("graded", first, second, options))
-    for name in CURVED:
-        held = getattr(found.translated, name)
-        assert held < made.measures[name].value < held + 0.1 or held == 1.0
+@pytest.mark.parametrize("anchors", [60, 600])
+def test_a_promise_falls_with_the_index_except_for_the_cosine(anchors):
+    promises = [promise(basis_of(anchors), size) for size in SIZES]
+    for name in FALLING:
+        values = [each.measures[name].value for each in promises]
+        assert values == sorted(values, reverse=True), name
+        assert values[-1] < 0.5 * values[0]
+    assert len({each.measures["cosine"] for each in promises}) == 1
+    for each in promises:
+        assert all(0 <= m.low <= m.value <= m.high <= 1 for m in each.measures.values())
+
+
+def test_in_an_index_of_a_fold_a_promise_is_the_held_out_number_and_the_gain():
+    x, y = cloud(0, 600)
+    options = resolve("graded", {}, anchors=600)
+    held = hold_out("graded", x, y, options)
+    quality = held_out_quality(held, x, y)
+    made = promise(promise_basis(measure_curves([held], y), quality, None), 120)
+    assert (made.anchors, made.index, made.neighbours, made.measured) == (600, 120, 10, True)
+    expected = torch.tensor(quality.translated.mrr).logit().item() + MRR_PRIOR.gain
+    # Half of an item more on each side keeps the odds of perfect ranks finite.
+    mrr = torch.tensor(made.measures["mrr"].value).logit().item()
+    assert mrr == pytest.approx(expected, abs=0.15)
+    assert made.measures["recall"].value == pytest.approx(quality.translated.recall, abs=0.012)
+    assert made.measures["recall"].value > quality.translated.recall  # RECALL_PRIOR.gain < 0 in y
+    assert RECALL_PRIOR.gain < 0
+    for name in ("jaccard_target", "jaccard_own"):
+        assert made.measures[name].value == pytest.approx(
+            getattr(quality.translated, name), abs=0.03
+        )
+
+
+def test_a_sample_of_as_many_vectors_measures_the_promise():
+    """The index of a fold and the sample has 60 + 940 items."""
+    with_sample = promise(basis_of(300, sample=940), 1_000)
+    assert with_sample.measured
+    assert not promise(basis_of(300), 1_000).measured
+    true = found(300, 1_000)
+    for name in ("recall", "mrr"):
+        each = with_sample.measures[name]
+        assert each.value == pytest.approx(true[name], abs=0.03)
+        assert each.low <= true[name] <= each.high
+
+
+def test_anchors_in_a_sample_are_not_searched():
+    """An anchor that is drawn from the store is there once: its copy is no other item."""
+    x, y = cloud(0, 100)
+    held = hold_out("graded", x, y, resolve("graded", {}, anchors=100))
+    store = cloud(99, 200)[1].float()
+    copies = torch.cat([y[:50].float(), y[50:].half().float()])
+    alone = measure_curves([held], y, store)
+    assert alone.sample == 200
+    assert measure_curves([held], y, torch.cat([store, copies])) == alone
+    assert measure_curves([held], y, copies) == measure_curves([held], y)
+
+
+def test_anchors_of_weight_0_do_not_narrow_a_promise():
+    (x, y), (other_x, other_y) = cloud(0, 60), [5.0 - each for each in cloud(8, 300)]
+    counted = torch.arange(360) < 60
+    both = torch.cat([x, other_x]), torch.cat([y, other_y])
+    weighing = {"weights": counted.double(), "counted": counted}
+    options = resolve("graded", {}, anchors=360)
+    held = hold_out("graded", *both, options, **weighing)
+    curves = measure_curves([held], both[1], weights=counted.double())
+    made = promise(promise_basis(curves, held_out_quality(held, *both), None), 1_000)
+    held = hold_out("graded", x, y, options)
+    alone = promise(
+        promise_basis(measure_curves([held], y), held_out_quality(held, x, y), None), 1_000
+    )
+    assert made.anchors == alone.anchors == 60
+    for name, estimate in alone.measures.items():
+        assert made.measures[name] == pytest.approx(estimate, abs=5e-3), name
+
+
+@pytest.mark.parametrize("anchors", [100, 300, 1_000])
+def test_promises_of_1000_items_hold_without_a_sample(anchors):
+    true = found(anchors, 1_000)
+    made = promise(basis_of(anchors), 1_000).measures
+    for name in ("recall", "mrr"):
+        assert made[name].low <= true[name] <= made[name].high
+    assert made["recall"].value == pytest.approx(true["recall"], abs=0.06)
+
+
+def test_more_anchors_promise_more_in_the_same_index_though_their_folds_are_larger():
+    """The numbers of held-out anchors alone are in the other order: 20 items are an easy index."""
+    few, many = basis_of(100), basis_of(1_000)
+    assert promise(few, 20).measures["recall"].value > promise(many, 200).measures["recall"].value
+    for size in (1_000, 10_000, 100_000):
+        assert (
+            promise(many, size).measures["recall"].value
+            > promise(few, size).measures["recall"].value + 0.02
+        )
+
+
+def test_more_partitions_of_few_anchors_agree_with_the_first_and_narrow_the_interval():
+    x, y = cloud(3, 80)
+    options = resolve("graded", {}, anchors=80)
+    held = hold_out("graded", x, y, options)
+    quality = held_out_quality(held, x, y)
+    partitions = more_partitions(held, "graded", x, y, options)
+    assert len(partitions) == 6
+    assert partitions[0] is held
+    one, six = (
+        promise(promise_basis(measure_curves(each, y), quality, None), 1_000).measures["recall"]
+        for each in ([held], partitions)
+    )
+    assert six.high - six.low < one.high - one.low
+    assert one.low < six.value < one.high
+
+
+@pytest.mark.parametrize("count", [10, 12, 30])
+def test_the_fewest_anchors_promise_something_finite(count):
+    x, y = cloud(4, count)
+    options = resolve("graded", {}, anchors=count)
+    held = hold_out("graded", x, y, options)
+    made = promise(
+        promise_basis(measure_curves([held], y), held_out_quality(held, x, y), None), 10_000
+    )
+    assert all(0 <= m.low <= m.value <= m.high <= 1 for m in made.measures.values())
+
+
+def test_perfect_translations_promise_nearly_everything():
+    x = cloud(6, 300)[0]
+    options = resolve("ridge", {}, anchors=300)
+    held = hold_out("ridge", x, x, options)
+    basis = promise_basis(measure_curves([held], x), held_out_quality(held, x, x), None)
+    measures = promise(basis, 1_000).measures
+    assert measures["recall"].value > 0.9
+    assert measures["mrr"].value > 0.9
+
+
+@pytest.mark.parametrize("index", [9, 0, -5, 10**12 + 1])
+def test_an_index_of_no_size_is_refused(index):
+    with pytest.raises(OutOfRange, match="10 to 1000000000000"):
+        promise(basis_of(60), index)
+
+
+def test_on_real_sentences_the_promise_of_a_larger_index_holds():
+    first, second, *_ = (vectors.double() for vectors in load_pack().vectors.values())
+    x, y = first[:150], second[:150]
+    options = resolve("graded", {}, anchors=150)
+    held = hold_out("graded", x, y, options)
+    partitions = more_partitions(held, "graded", x, y, options)
+    basis = promise_basis(
+        measure_curves(partitions, y),
+        held_out_quality(held, x, y),
+        learning_curve("graded", x, y, options),
+    )
+    translator = fit("graded", fit_space(x), fit_space(y), options)
+    mean = y.mean(dim=0)
+    items = item_metrics(
+        apply(translator, first[150:]).vectors.double() - mean, second[150:] - mean
+    )
+    made = promise(basis, len(first) - 150).measures
+    for name, values in (("recall", items.recall), ("mrr", items.reciprocal_rank)):
+        assert made[name].low <= float(values.mean()) <= made[name].high

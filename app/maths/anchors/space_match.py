@@ -1,0 +1,198 @@
+"""Which encoder a sample of a store's vectors comes from, judged by the anchors of each encoder.
+
+All vectors are scaled to unit length first, because some stores keep no lengths. For an encoder
+with unit anchors a_j, their mean m, and n(x) = (x - m) / |x - m|, the nearness of a sample is
+
+    t = mean over its rows x of max_j n(x) . n(a_j).
+
+A sample of the encoder's own space is about as near as the anchors are to each other (t_own, each
+anchor without itself). A sample of an unrelated space is as near as the same sample with its
+coordinates permuted (t_none): that keeps the lengths, the spread and the anisotropy of the sample,
+and destroys its place in the space. The likeness is
+
+    likeness = (t - t_none) / (t_own - t_none):  1 for the encoder's own space, 0 for an unrelated.
+
+Likeness falls where the anchors are of another corpus. Covariances still align there, so that
+
+    alignment = tr(C_sample C_anchors),  standardised by its values under the same permutations,
+
+is a second, more sensitive sign, which relatives of the encoder show too. Permutations as a null
+distribution: Hoeffding 1951; the choice of both measures rests on benchmarks/store_search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from app.maths.geometry.sampling import draw_uniformly
+from app.maths.geometry.space import normalise
+
+SpaceVerdict = Literal["matches", "another", "unknown"]
+
+#: a sample this like an encoder's anchors is taken for that encoder's
+LIKE = 0.5
+
+#: standard deviations by which covariances must align to point at an encoder, and below which they
+#: do not
+ALIGNED_Z, UNALIGNED_Z = 6.0, 3.0
+
+#: standard errors by which another encoder must be more like the sample than the expected one
+MORE_LIKE_Z = 3.0
+
+#: fewer different rows or anchors are not judged
+FEWEST_MATCHED = 20
+
+#: most rows and most anchors of each encoder that are compared
+MOST_MATCHED_ROWS, MOST_MATCHED_ANCHORS = 512, 1024
+
+#: permutations of the coordinates; their mean nearness varies less than their alignment
+PERMUTATIONS, NEAR_PERMUTATIONS = 20, 4
+
+#: an encoder is judged where its own anchors are this much nearer to each other than t_none
+LEAST_NEARNESS = 0.05
+
+
+@dataclass(frozen=True)
+class SpaceLikeness:
+    """How much a sample looks like one encoder's vectors.
+
+    likeness   1: as its own anchors; 0: as an unrelated space
+    alignment  of the covariances, in standard deviations
+    """
+
+    encoder: str
+    likeness: float
+    alignment: float
+
+
+@dataclass(frozen=True)
+class SpaceMatch:
+    """The encoder that a sample seems to come from.
+
+    verdict    matches: the expected encoder; another: `likeliest`, which is not the expected one;
+               unknown: too few rows, anchors of another corpus, or an encoder without anchors here
+    likeliest  the encoder that the sample looks most like; None if it looks like none
+    each       the compared encoders, the likeliest first
+    rows       number of rows that were compared
+    """
+
+    verdict: SpaceVerdict
+    likeliest: str | None
+    each: tuple[SpaceLikeness, ...]
+    rows: int
+
+
+@dataclass(frozen=True, eq=False)
+class _RowShares:
+    """shares: the likeness of each row (n,)."""
+
+    shares: Float64[Tensor, " n"]
+    alignment: float
+
+
+def match_space(
+    sample: Float[Tensor, "n d"],
+    anchors: Mapping[str, Float[Tensor, "k d"]],
+    expected: str,
+    *,
+    seed: int = 0,
+) -> SpaceMatch:
+    """Find the encoder that a sample (n, d) of a store comes from.
+
+    anchors   raw anchors (k, d) of each encoder of that dimension, by the encoder's name
+    expected  the encoder that the store should hold
+    seed      draws the rows, the anchors and the permutations
+    Rows of zeros are left out. Raises nothing; an encoder that cannot be judged is left out.
+    """
+    rows = _distinct(sample, MOST_MATCHED_ROWS, seed)
+    compared: dict[str, _RowShares] = {}
+    if len(rows) >= FEWEST_MATCHED:
+        for name, each in anchors.items():
+            found = _compare(rows, _distinct(each, MOST_MATCHED_ANCHORS, seed), seed)
+            if found is not None:
+                compared[name] = found
+    ranked = sorted(
+        (
+            SpaceLikeness(name, float(each.shares.mean()), each.alignment)
+            for name, each in compared.items()
+        ),
+        key=lambda each: -each.likeness,
+    )
+    verdict, likeliest = _judge(compared, ranked, expected)
+    return SpaceMatch(verdict, likeliest, tuple(ranked), len(rows))
+
+
+def _judge(
+    compared: Mapping[str, _RowShares], ranked: list[SpaceLikeness], expected: str
+) -> tuple[SpaceVerdict, str | None]:
+    """Return the verdict, and the likeliest encoder."""
+    if not ranked:
+        return "unknown", None
+    best, own = ranked[0], compared.get(expected)
+    if best.likeness >= LIKE:
+        if own is None:
+            return "another", best.encoder
+        ahead = compared[best.encoder].shares - own.shares
+        error = float(ahead.std()) / len(ahead) ** 0.5
+        if best.encoder == expected or float(ahead.mean()) <= MORE_LIKE_Z * error:
+            return "matches", expected
+        return "another", best.encoder
+    aligned = max(ranked, key=lambda each: each.alignment)
+    if aligned.alignment < ALIGNED_Z:
+        return "unknown", None
+    clear = own is not None and own.alignment < UNALIGNED_Z
+    return "another" if clear else "unknown", aligned.encoder
+
+
+def _compare(
+    rows: Float64[Tensor, "n d"], anchors: Float64[Tensor, "k d"], seed: int
+) -> _RowShares | None:
+    """Compare unit rows with unit anchors; None where the anchors do not allow it."""
+    if len(anchors) < FEWEST_MATCHED:
+        return None
+    mean = anchors.mean(dim=0)
+    unit, _ = normalise(anchors, mean)
+    own = unit @ unit.T
+    own.fill_diagonal_(-torch.inf)
+    near_own = float(own.amax(dim=1).mean())
+    centred = rows - rows.mean(dim=0)
+    spread = anchors - mean
+
+    def nearest(order: Tensor | None) -> Float64[Tensor, " n"]:
+        each = rows if order is None else rows[:, order]
+        return (normalise(each, mean)[0] @ unit.T).amax(dim=1)
+
+    def aligned(order: Tensor | None) -> float:
+        each = centred if order is None else centred[:, order]
+        return float((each @ spread.T).square().sum())
+
+    generator = torch.Generator().manual_seed(seed)
+    orders = [torch.randperm(rows.shape[1], generator=generator) for _ in range(PERMUTATIONS)]
+    near_none = float(
+        torch.stack([nearest(order).mean() for order in orders[:NEAR_PERMUTATIONS]]).mean()
+    )
+    if near_own - near_none < LEAST_NEARNESS:
+        return None
+    null = torch.tensor([aligned(order) for order in orders], dtype=torch.float64)
+    deviation = max(float(null.std()), 1e-12 * float(null.mean()), 1e-300)
+    return _RowShares(
+        shares=(nearest(None) - near_none) / (near_own - near_none),
+        alignment=(aligned(None) - float(null.mean())) / deviation,
+    )
+
+
+def _distinct(vectors: Float[Tensor, "n d"], most: int, seed: int) -> Float64[Tensor, "m d"]:
+    """At most `most` different directions, drawn by seed, as unit vectors; no zeros."""
+    if len(vectors) > most:
+        vectors = vectors[torch.as_tensor(draw_uniformly(len(vectors), size=most, seed=seed))]
+    vectors = vectors.double()
+    vectors = vectors[vectors.abs().amax(dim=1) > 0]
+    unit = torch.nn.functional.normalize(vectors, dim=1, eps=1e-300)
+    distinct: Tensor = torch.unique(unit, dim=0)
+    return distinct

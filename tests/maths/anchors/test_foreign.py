@@ -1,0 +1,83 @@
+"""Anchors of another corpus are found by a sample of the store."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.maths.anchors.coverage import COVERAGE_RIDGE, uncovered_shares
+from app.maths.anchors.foreign import (
+    FEWEST_SAMPLED,
+    FOREIGN_LEVEL,
+    MOST_SAMPLED,
+    compare_with_store,
+    covered_share,
+)
+from tests.maths.clouds import normal, unit_rows
+
+#: Two corpora of one encoder: each has its own subspace and mean.
+SUBSPACES = normal(0, 4, 24), normal(1, 4, 24)
+MEANS = normal(2, 1, 24), normal(3, 1, 24)
+
+
+def corpus(which: int, rows: int, seed: int):
+    return normal(seed, rows, 4) @ SUBSPACES[which] + MEANS[which]
+
+
+def test_anchors_of_another_corpus_are_foreign_and_those_of_the_store_are_not():
+    anchors = torch.cat([corpus(0, 100, 10), corpus(1, 60, 11)])
+    found = compare_with_store(anchors, corpus(0, 300, 12))
+    assert found.foreign[100:].double().mean() > 0.95
+    assert found.foreign[:100].double().mean() < 2 * FOREIGN_LEVEL
+    assert found.share == pytest.approx(60 / 160, abs=0.06)
+    assert found.has_foreign
+    assert found.sampled == 300
+
+
+def test_anchors_of_the_store_are_called_foreign_at_their_level_only():
+    shares = []
+    for seed in range(20):
+        found = compare_with_store(corpus(0, 100, 100 + seed), corpus(0, 200, 200 + seed))
+        shares.append(float(found.foreign.double().mean()))
+        assert not found.has_foreign
+    assert sum(shares) / len(shares) == pytest.approx(FOREIGN_LEVEL, abs=0.02)
+
+
+@given(seed=st.integers(0, 2**31), scale=st.sampled_from([1e-6, 1.0, 1e6]))
+def test_the_verdict_depends_on_no_rotation_scale_and_shift(seed, scale):
+    rotation, _ = torch.linalg.qr(normal(seed, 24, 24))
+    anchors, sample = torch.cat([corpus(0, 30, 13), corpus(1, 20, 14)]), corpus(0, 80, 15)
+    moved = [scale * (each @ rotation + 2.0) for each in (anchors, sample)]
+    assert torch.equal(
+        compare_with_store(*moved).foreign, compare_with_store(anchors, sample).foreign
+    )
+
+
+def test_anchors_that_are_not_judged_are_never_foreign():
+    anchors, judged = torch.cat([corpus(0, 50, 16), corpus(1, 50, 17)]), torch.arange(100) < 50
+    found = compare_with_store(anchors, corpus(0, 200, 18), judged=judged)
+    assert not found.foreign[50:].any()
+    assert found.share < 0.1
+    assert compare_with_store(anchors, corpus(0, 200, 18), judged=judged & ~judged) is None
+
+
+def test_a_small_sample_is_not_compared_and_of_a_large_one_some_rows_are():
+    anchors = corpus(0, 20, 19)
+    assert compare_with_store(anchors, corpus(0, FEWEST_SAMPLED - 1, 20)) is None
+    found = compare_with_store(anchors, corpus(0, MOST_SAMPLED + 1, 20))
+    assert found.sampled == MOST_SAMPLED
+
+
+def test_a_sample_of_few_different_vectors_is_not_compared():
+    assert compare_with_store(corpus(0, 20, 21), corpus(0, 49, 22).repeat(3, 1)) is None
+    assert compare_with_store(corpus(0, 20, 21), corpus(0, 50, 22).repeat(3, 1)) is not None
+
+
+def test_the_covered_share_is_that_of_one_more_anchor():
+    unit = unit_rows(30, 20, 6)
+    for row in range(3):
+        others = torch.arange(20) != row
+        expected = 1.0 - float(uncovered_shares(unit, ridge=COVERAGE_RIDGE)[row])
+        assert covered_share(unit[others], unit[[row]]) == pytest.approx(expected)

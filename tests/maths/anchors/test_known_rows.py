@@ -1,0 +1,64 @@
+"""Rows that are anchors are found, and no others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from app.maths.anchors.known_rows import SAME_COSINE, find_known_rows, index_known_rows
+
+
+def some(n: int, d: int, seed: int = 0) -> Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
+
+
+def by_all_products(anchors: Tensor, vectors: Tensor) -> Tensor:
+    a = torch.nn.functional.normalize(anchors.double(), dim=1)
+    v = torch.nn.functional.normalize(vectors.double(), dim=1)
+    apart = (v[:, None, :] - a[None, :, :]).square().sum(dim=2) / 2
+    best = apart.min(dim=1)
+    return torch.where(best.values < SAME_COSINE, best.indices, -1)
+
+
+@pytest.mark.parametrize(("k", "d"), [(1, 2), (7, 3), (300, 16), (1000, 384)])
+def test_it_finds_what_all_products_find(k: int, d: int) -> None:
+    anchors = some(k, d)
+    own = torch.randperm(k, generator=torch.Generator().manual_seed(1))[: k // 2 + 1]
+    scaled = anchors[own] * torch.linspace(1e-6, 1e6, len(own))[:, None]
+    near = anchors[:1] + 0.01 * anchors[:1].norm() * some(1, d, 5) / some(1, d, 5).norm()
+    vectors = torch.cat([some(50, d, 2), scaled, near])
+    found = find_known_rows(index_known_rows(anchors), vectors)
+    assert torch.equal(found[50:-1], own)
+    assert torch.equal(found, by_all_products(anchors, vectors))
+
+
+def test_an_anchor_rounded_to_float16_is_still_that_anchor() -> None:
+    anchors = torch.nn.functional.normalize(some(500, 384), dim=1)
+    found = find_known_rows(index_known_rows(anchors), anchors.half().float())
+    assert torch.equal(found, torch.arange(500))
+
+
+def test_of_equal_anchors_the_first_is_found() -> None:
+    anchors = some(20, 8)
+    anchors[12] = anchors[3] * 2
+    anchors[17] = anchors[3]
+    assert find_known_rows(index_known_rows(anchors), anchors[[17, 12, 3]]).tolist() == [3, 3, 3]
+
+
+def test_anchors_that_are_all_equal_need_no_more_memory_than_a_step() -> None:
+    anchors = torch.ones(3000, 4)
+    found = find_known_rows(index_known_rows(anchors), torch.ones(500, 4))
+    assert found.tolist() == [0] * 500
+
+
+def test_vectors_without_a_direction_are_no_anchors() -> None:
+    anchors = some(10, 4)
+    wrong = torch.tensor([[0.0] * 4, [torch.nan] * 4, [torch.inf, 0, 0, 0]])
+    assert find_known_rows(index_known_rows(anchors), wrong).tolist() == [-1, -1, -1]
+    assert find_known_rows(index_known_rows(anchors), wrong[:0]).tolist() == []
+
+
+def test_opposite_vectors_are_no_anchors() -> None:
+    anchors = some(10, 4)
+    assert find_known_rows(index_known_rows(anchors), -anchors).tolist() == [-1] * 10

@@ -1,0 +1,79 @@
+"""Which encoder a sample of a store comes from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from app.maths.anchors.space_match import FEWEST_MATCHED, match_space
+
+DIM = 32
+
+
+def items(count: int, seed: int) -> torch.Tensor:
+    """Items with 12 topics, as points that the encoders below see."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(12, 20, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
+    topics = torch.randint(12, (count,), generator=generator)
+    return centres[topics] + 0.4 * torch.randn(count, 20, generator=generator, dtype=torch.float64)
+
+
+def encode(rows: torch.Tensor, encoder: int) -> torch.Tensor:
+    """An anisotropic linear encoder of its own for each number."""
+    generator = torch.Generator().manual_seed(1000 + encoder)
+    matrix = torch.randn(20, DIM, generator=generator, dtype=torch.float64)
+    offset = 3.0 * torch.randn(DIM, generator=generator, dtype=torch.float64)
+    return rows @ matrix + offset
+
+
+ANCHORS = {f"e{each}": encode(items(120, 1), each) for each in range(3)}
+
+
+@pytest.mark.parametrize("true", range(3))
+@pytest.mark.parametrize("expected", range(3))
+@pytest.mark.parametrize("unit", [False, True])
+def test_the_encoder_of_a_sample_is_found(true: int, expected: int, unit: bool) -> None:
+    sample = encode(items(50, 2), true)
+    if unit:
+        sample = torch.nn.functional.normalize(sample, dim=1)
+    match = match_space(sample, ANCHORS, f"e{expected}")
+    assert match.verdict == ("matches" if true == expected else "another")
+    assert match.likeliest == f"e{true}"
+    assert match.each[0].encoder == f"e{true}"
+    assert match.rows == 50
+
+
+def test_a_space_without_anchors_is_unknown() -> None:
+    match = match_space(encode(items(50, 2), 7), ANCHORS, "e0")
+    assert (match.verdict, match.likeliest) == ("unknown", None)
+
+
+def test_another_encoder_is_named_although_the_expected_one_has_no_anchors() -> None:
+    match = match_space(encode(items(50, 2), 1), ANCHORS, "of another set")
+    assert (match.verdict, match.likeliest) == ("another", "e1")
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        torch.zeros(0, DIM),
+        torch.zeros(60, DIM),
+        torch.ones(60, DIM),
+        encode(items(FEWEST_MATCHED - 1, 2), 0),
+    ],
+    ids=["none", "zeros", "one vector", "too few"],
+)
+def test_too_few_different_rows_are_not_judged(sample: torch.Tensor) -> None:
+    assert match_space(sample, ANCHORS, "e0").verdict == "unknown"
+
+
+def test_no_anchors_and_degenerate_ones_are_not_judged() -> None:
+    sample = encode(items(50, 2), 0)
+    assert match_space(sample, {}, "e0").verdict == "unknown"
+    same = {"e0": torch.ones(50, DIM), "e1": ANCHORS["e1"][:5]}
+    assert match_space(sample, same, "e0") == match_space(sample, {}, "e0")
+
+
+def test_equal_seeds_give_equal_results() -> None:
+    sample = encode(items(2_000, 2), 0).float()
+    assert match_space(sample, ANCHORS, "e0") == match_space(sample, ANCHORS, "e0")
