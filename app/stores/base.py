@@ -1,0 +1,285 @@
+"""The port to somebody's vector store: what a search and a reindexing need of it.
+
+A connector subclasses Store and `Beside`, and declares what its store can do in Capabilities.
+All calls block, and raise StoreUnavailable, StoreRefused, StoreFull and StoreChanged for faults of
+the store. tests/stores/test_contract.py holds for every connector.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: the id of a row, in the store's own type; UUIDs are text
+StoreId = str | int
+
+#: vectors (n, d), float32, C order
+StoreVectors = NDArray[np.float32]
+
+#: a position in a scroll: a value that JSON can hold, and only the connector understands
+Cursor = Any
+
+#: `old`: the vectors that the store had before a reindexing; `new`: those written next to them.
+#: The names stay the same after a cutover.
+Side = Literal["old", "new"]
+
+Metric = Literal["cosine", "dot", "euclidean"]
+
+#: translates the old vectors of rows; after a cutover, the new vectors back
+TranslateRows = Callable[[Sequence[StoreId], StoreVectors], StoreVectors]
+
+
+@dataclass(frozen=True)
+class StoreLocation:
+    """Where vectors are.
+
+    kind          kind of store: the connector
+    url           address from the operator's settings; it may hold a password: never show it
+    collection    table, collection or file below that address
+    vector_field  column or named vector; None: the only one
+    id_field      column of ids; None: the primary key
+    text_field    column or payload field with the text that was encoded; None: there is none
+    options       options of the kind
+    """
+
+    kind: str
+    url: str = field(repr=False)
+    collection: str
+    vector_field: str | None = None
+    id_field: str | None = None
+    text_field: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a store can do.
+
+    strategies       ways to keep the new vectors, the default first
+    captures_writes  writes of other clients during a reindexing reach the other side
+    atomic_cutover   no search sees a state between the old and the new vectors
+    keeps_lengths    vectors come back with the length that they were written with
+    filters          searches take a filter
+    exact_search     searches can be exact
+    """
+
+    strategies: tuple[str, ...]
+    captures_writes: bool = False
+    atomic_cutover: bool = False
+    keeps_lengths: bool = True
+    filters: bool = False
+    exact_search: bool = True
+
+
+@dataclass(frozen=True)
+class StoreNote:
+    """Something that a person must know before a reindexing, with a stable code."""
+
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class StoreFacts:
+    """A collection as it is now.
+
+    rows          rows with a vector
+    dtype         type of the stored numbers, as `float32` or `float16`
+    indexed       the vectors have an approximate index
+    strategies    those of the connector that this collection allows, the default first
+    vector_bytes  approximate size of the vectors and their index, if the store tells
+    """
+
+    rows: int
+    dim: int
+    metric: Metric
+    dtype: str = "float32"
+    indexed: bool = False
+    strategies: tuple[str, ...] = ()
+    vector_bytes: int | None = None
+    notes: tuple[StoreNote, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Page:
+    """Rows with their vectors (n, d). cursor: where the next page begins; None at the end."""
+
+    ids: Sequence[StoreId]
+    vectors: StoreVectors
+    cursor: Cursor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Hits:
+    """The results of one query, best first.
+
+    scores    as the store computes them: larger is nearer
+    vectors   (n, d) stored vectors, if requested
+    payloads  everything else that the store holds of each row, if requested
+    """
+
+    ids: Sequence[StoreId]
+    scores: Sequence[float]
+    vectors: StoreVectors | None = None
+    payloads: Sequence[Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class RowsChecksum:
+    """Number of rows, and a hash of all that is not the vector; the order does not matter."""
+
+    rows: int
+    digest: str
+
+
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """Rows that other clients wrote or deleted since the last call of `apply`.
+
+    vectors    (n, d) present vectors of `ids` on the side that clients write
+    deleted    ids whose rows no longer exist
+    token      what `apply` acknowledges
+    truncated  a client deleted all rows at once: it counts as one change
+    """
+
+    ids: Sequence[StoreId]
+    vectors: StoreVectors
+    deleted: Sequence[StoreId] = ()
+    token: Any = None
+    truncated: bool = False
+
+    def __len__(self) -> int:
+        return len(self.ids) + len(self.deleted) + self.truncated
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A cutover or a rollback that is done. pause_s: longest time that writes had to wait."""
+
+    pause_s: float
+
+
+class Store(ABC):
+    """One collection of a vector store."""
+
+    capabilities: Capabilities
+    location: StoreLocation
+
+    @abstractmethod
+    def facts(self) -> StoreFacts:
+        """Return the collection as it is. Raises StoreUnsupported, StoreChanged."""
+
+    @abstractmethod
+    def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
+        """Return the next rows in the order of their keys; the first without a cursor.
+
+        Rows without a vector are left out.
+        """
+
+    @abstractmethod
+    def sample(self, count: int, seed: int = 0) -> Page:
+        """Return at most `count` rows of the old side, spread over the whole collection."""
+
+    @abstractmethod
+    def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
+        """Return the rows of these ids that exist, in the order of `ids`."""
+
+    @abstractmethod
+    def texts(self, ids: Sequence[StoreId]) -> Sequence[str | None]:
+        """Return the text of each row; None where there is none. Raises StoreUnsupported."""
+
+    @abstractmethod
+    def search(
+        self,
+        queries: StoreVectors,
+        k: int,
+        *,
+        filter: Any = None,
+        side: Side = "old",
+        exact: bool = False,
+        vectors: bool = False,
+        payload: bool = False,
+    ) -> Sequence[Hits]:
+        """Return the k nearest rows of each query (q, d). Raises StoreUnsupported.
+
+        filter  in the store's own language, as JSON
+        exact   without an approximate index
+        """
+
+    @abstractmethod
+    def checksum(self) -> RowsChecksum:
+        """Return the checksum of all rows without their vectors, as clients see them now."""
+
+    @abstractmethod
+    def beside(self, tag: str, dim: int, strategy: str | None = None) -> Beside:
+        """Return the new vectors of the reindexing `tag`, without connecting.
+
+        tag       eight lower-case hexadecimal digits, part of every name that is created
+        dim       dimensions of the new vectors
+        strategy  None: the default. Raises StoreUnsupported for one that the store lacks
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close connections. Later calls reconnect."""
+
+
+class Beside(ABC):
+    """The new vectors of one reindexing, next to the old ones. Every call can be repeated."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Create what is missing, and begin to capture writes of clients."""
+
+    @abstractmethod
+    def write(
+        self, ids: Sequence[StoreId], vectors: StoreVectors, *, replace: bool = False
+    ) -> None:
+        """Write new vectors (n, d), all or none. `replace`: also of rows that have one."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """Return the number of rows with a new vector; 0 before `prepare`."""
+
+    @abstractmethod
+    def build_index(self) -> None:
+        """Build the index of the new vectors like that of the old ones, without blocking writes."""
+
+    @abstractmethod
+    def changes(self, limit: int) -> Changes:
+        """Return changes that wait for `apply`; none without `captures_writes`.
+
+        Before a cutover they are changes of the old vectors; after it, of the new ones.
+        """
+
+    @abstractmethod
+    def apply(self, changes: Changes, vectors: StoreVectors) -> None:
+        """Write the translated vectors (n, d) of changes to the other side, and acknowledge."""
+
+    @abstractmethod
+    def cutover(self, translate: TranslateRows) -> Switch:
+        """Make clients see the new vectors, after the last changes are applied by `translate`.
+
+        Rows without a new vector stay visible.
+        Raises StoreChanged if the collection no longer has the form that `prepare` found.
+        """
+
+    @abstractmethod
+    def rollback(self, translate_back: TranslateRows) -> Switch:
+        """Undo a cutover: clients see the old vectors, and of rows written since, translated ones.
+
+        The new vectors stay.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Delete the old vectors, after a cutover, and all traces of the reindexing."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Delete the new vectors, before a cutover or after a rollback, and all traces."""

@@ -1,0 +1,160 @@
+"""A client of Chroma with timeouts, and its faults as errors of this project."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import chromadb
+import httpx
+from chromadb import errors
+from chromadb.config import Settings
+
+from app.errors import (
+    AnchorageError,
+    InvalidFilter,
+    InvalidOption,
+    StoreChanged,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+)
+from app.stores.base import StoreLocation
+from app.stores.common import raised_by
+
+#: seconds to connect, and the longest wait for an answer unless `timeout_s` of the options says
+CONNECT_S, ANSWER_S = 5.0, 30.0
+
+#: packages whose ValueError and RuntimeError are faults of the store
+LIBRARIES = ("chromadb", "httpx")
+
+#: parts of messages, in lower case, and the error that they stand for
+FAULTS = {
+    "no space left": StoreFull,
+    "disk is full": StoreFull,
+    "readonly database": StoreRefused,
+    "read-only": StoreRefused,
+    "permission denied": StoreRefused,
+    "unable to open database": StoreRefused,
+}
+
+
+def translate_fault(error: Exception, place: str) -> AnchorageError:
+    """Return the error of this project that a fault of Chroma stands for."""
+    text = str(error)
+    for part, kind in FAULTS.items():
+        if part in text.lower():
+            return kind(f"{place} did not accept the call: {text}. Free space or grant rights.")
+    if isinstance(error, httpx.TransportError):
+        return StoreUnavailable(
+            f"{place} did not answer ({type(error).__name__}). Check that the server runs."
+        )
+    if isinstance(error, errors.NotFoundError):
+        return StoreChanged(f"{place}: {text}. Somebody deleted or renamed the collection.")
+    if isinstance(error, errors.AuthorizationError | errors.ChromaAuthError):
+        return StoreRefused(f"{place} refused the credentials of its address.")
+    if isinstance(error, errors.InvalidArgumentError) and "where" in text.lower():
+        return InvalidFilter(f"Chroma does not read the filter: {text}.", field="filter")
+    if isinstance(error, errors.InvalidArgumentError | errors.InvalidDimensionException):
+        return StoreRefused(f"{place} refused the call: {text}.")
+    if isinstance(error, ValueError) and "where" in text.lower():
+        return InvalidFilter(f"Chroma does not read the filter: {text}.", field="filter")
+    if isinstance(error, ValueError) and "connect" not in text.lower():
+        return StoreRefused(f"{place} refused the call: {text}.")
+    return StoreUnavailable(f"{place} failed: {text}.")
+
+
+class ChromaConnection:
+    """One client, opened when it is first used. Several threads may use it at once."""
+
+    def __init__(self, location: StoreLocation) -> None:
+        self._url = location.url
+        self._timeout = _read_timeout(location.options)
+        self._client: Any = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def faults(self) -> Iterator[None]:
+        """Raise faults of Chroma in the block as errors of this project."""
+        try:
+            yield
+        except AnchorageError:
+            raise
+        except (errors.ChromaError, httpx.HTTPError, OSError) as error:
+            raise translate_fault(error, "The Chroma store") from error
+        except (ValueError, RuntimeError) as error:
+            if not raised_by(error, LIBRARIES):
+                raise  # a mistake of ours
+            raise translate_fault(error, "The Chroma store") from error
+
+    @property
+    def client(self) -> Any:
+        """The client of the library. Raises StoreUnavailable and StoreRefused."""
+        with self._lock:
+            if self._client is None:
+                with self.faults():
+                    self._client = self._connect()
+            return self._client
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+            for session in _sessions(client):
+                session.close()
+
+    def _connect(self) -> Any:
+        parts = urlsplit(self._url)
+        # without telemetry: an operator's data must not be reported elsewhere
+        settings = Settings(anonymized_telemetry=False)
+        if parts.scheme not in ("http", "https"):
+            return self._open_folder(settings)
+        return self._open_server(parts, settings)
+
+    def _open_folder(self, settings: Settings) -> Any:
+        folder = Path(self._url.removeprefix("file://"))
+        if not (folder / "chroma.sqlite3").is_file():
+            raise StoreUnavailable("The folder of the address holds no Chroma database.")
+        return chromadb.PersistentClient(path=str(folder), settings=settings)
+
+    def _open_server(self, parts: SplitResult, settings: Settings) -> Any:
+        timeout = httpx.Timeout(self._timeout, connect=min(CONNECT_S, self._timeout))
+        host, secure = parts.hostname or "localhost", parts.scheme == "https"
+        try:
+            port = parts.port or (443 if secure else 8000)
+        except ValueError as error:
+            raise StoreUnavailable("The address of the Chroma store has no valid port.") from error
+        token = unquote(parts.password or parts.username or "")
+        headers = {"Authorization": f"Bearer {token}", "X-Chroma-Token": token} if token else {}
+        heartbeat = f"{parts.scheme}://{host}:{port}/api/v2/heartbeat"
+        # The client's own first calls have no timeout: ask the server by a call that has one.
+        httpx.get(heartbeat, headers=headers, timeout=timeout).raise_for_status()
+        names = [unquote(part) for part in parts.path.split("/") if part]
+        places = dict(zip(("tenant", "database"), names, strict=False))
+        client = chromadb.HttpClient(
+            host=host, port=port, ssl=secure, headers=headers, settings=settings, **places
+        )
+        for session in _sessions(client):
+            session.timeout = timeout
+        return client
+
+
+def _sessions(client: Any) -> list[httpx.Client]:
+    """Return the HTTP clients of a client, which the library neither shows nor closes."""
+    servers: list[Any] = [client._server, client._admin_client._server]
+    return [each._session for each in servers if hasattr(each, "_session")]
+
+
+def _read_timeout(options: Any) -> float:
+    value = options.get("timeout_s", ANSWER_S)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 3600:
+        raise InvalidOption(
+            "`timeout_s` is the number of seconds to wait for Chroma, above 0 and at most 3600.",
+            field="options",
+        )
+    return float(value)

@@ -1,0 +1,178 @@
+"""The columns of a LanceDB table: which one holds vectors, and what a reindexing calls its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from app.errors import StoreChanged, StoreUnsupported
+from app.stores.base import Side, StoreId, StoreLocation, StoreVectors
+
+#: none: there is no reindexing; staged: new vectors are in a separate table; open: they are in a
+#: column that clients do not search; cut: clients search them
+LancePhase = Literal["none", "staged", "open", "cut"]
+
+#: columns and tables that a reindexing creates
+OWN_NAME = re.compile(r"anchorage_([0-9a-f]{8})")
+
+#: types of numbers in vectors
+FLOATS = {pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"}
+
+#: bytes of the digests of an old and a new vector
+PAIR_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True)
+class LanceColumns:
+    """Names of columns.
+
+    id, vector  those of the clients
+    new         the new vectors before a cutover
+    old         the old vectors after a cutover
+    digests     the digests of the old and the new vector of each row that is in step
+    """
+
+    id: str
+    vector: str
+    new: str
+    old: str
+    digests: str
+
+    @staticmethod
+    def of(id: str, vector: str, tag: str) -> LanceColumns:
+        new = f"{vector}_anchorage_{tag}"
+        return LanceColumns(id, vector, new, f"{new}_old", f"anchorage_{tag}_digests")
+
+    def side(self, side: Side, phase: LancePhase) -> str:
+        """Return the column of a side."""
+        if phase == "cut":
+            return self.old if side == "old" else self.vector
+        return self.vector if side == "old" else self.new
+
+    def own(self, schema: pa.Schema) -> list[str]:
+        """Return the columns of the reindexing that exist."""
+        return [name for name in (self.new, self.old, self.digests) if name in schema.names]
+
+
+def is_vector(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_list(kind)) and kind.value_type in FLOATS
+
+
+def find_columns(location: StoreLocation, schema: pa.Schema, tag: str) -> LanceColumns:
+    """Return the columns. Raises StoreUnsupported if they are not named and not clear."""
+    id = location.id_field or "id"
+    if id not in schema.names:
+        known = ", ".join(f"`{name}`" for name in schema.names)
+        raise StoreUnsupported(
+            f"The table has no column `{id}` of ids. Name one of {known}.", field="id_field"
+        )
+    kind = schema.field(id).type
+    if not (
+        pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    ):
+        raise StoreUnsupported(
+            f"The column `{id}` of ids has the type {kind}. Use integers or text.",
+            field="id_field",
+        )
+    return LanceColumns.of(id, _find_vector(location, schema), tag)
+
+
+def _find_vector(location: StoreLocation, schema: pa.Schema) -> str:
+    name = location.vector_field
+    if name is None:
+        own = [field.name for field in schema if is_vector(field.type)]
+        choice = [each for each in own if not OWN_NAME.search(each)]
+        if len(choice) != 1:
+            raise StoreUnsupported(
+                f"The table has {len(choice)} columns of vectors. Name one in `vector_field`.",
+                field="vector_field",
+            )
+        name = choice[0]
+    if name not in schema.names:
+        raise StoreChanged(f"The table has no column `{name}`. Somebody deleted or renamed it.")
+    kind = schema.field(name).type
+    if not is_vector(kind):
+        raise StoreUnsupported(
+            f"The column `{name}` has the type {kind}. Only lists of a fixed size of float16, "
+            "float32 or float64 can be translated; binary and multi-vectors cannot.",
+            field="vector_field",
+        )
+    return name
+
+
+def to_numpy(column: pa.ChunkedArray | pa.Array) -> StoreVectors:
+    """Return vectors (n, d) as float32; rows without a vector are zeros."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):  # an empty column has no chunk
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
+    dim = array.type.list_size
+    if array.null_count == 0:
+        flat = array.flatten().to_numpy(zero_copy_only=False)
+        return np.array(flat.reshape(-1, dim), np.float32)  # a copy: Arrow owns its buffers
+    vectors = np.zeros((len(array), dim), np.float32)
+    kept = array.drop_null()
+    if len(kept):
+        flat = kept.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
+        vectors[array.is_valid().to_numpy(zero_copy_only=False)] = flat
+    return vectors
+
+
+def to_arrow(vectors: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """Return vectors (n, d) as a column of this type."""
+    numbers = np.ascontiguousarray(vectors, FLOATS[kind.value_type])
+    return pa.FixedSizeListArray.from_arrays(pa.array(numbers.reshape(-1)), type=kind)
+
+
+def halves(vectors: StoreVectors) -> NDArray[np.uint64]:
+    """Return a digest (n,) of vectors (n, d): sums of their words with fixed odd weights."""
+    words = np.ascontiguousarray(vectors + np.float32(0), np.float32).view(np.uint32)
+    weights = np.random.default_rng(words.shape[1]).integers(
+        0, 2**63, words.shape[1], dtype=np.uint64
+    )
+    mixed = words.astype(np.uint64)
+    mixed ^= mixed >> np.uint64(15)
+    return np.asarray((mixed * (weights * np.uint64(2) + np.uint64(1))).sum(1, dtype=np.uint64))
+
+
+def join_halves(
+    old: NDArray[np.uint64], new: NDArray[np.uint64], valid: NDArray[np.bool_] | None = None
+) -> pa.Array:
+    """Return the column of digests; rows that are not valid have none."""
+    raw = np.stack([old, new], 1).tobytes()
+    array = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(PAIR_DIGEST_BYTES), len(old), [None, pa.py_buffer(raw)]
+    )
+    if valid is None or valid.all():
+        return array
+    return pa.array(
+        [each if ok else None for each, ok in zip(array.to_pylist(), valid, strict=True)],
+        pa.binary(PAIR_DIGEST_BYTES),
+    )
+
+
+def split_halves(array: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the digests of the old and the new vectors; zeros where there are none."""
+    empty = bytes(PAIR_DIGEST_BYTES)
+    raw = b"".join(each if each is not None else empty for each in array.to_pylist())
+    found = np.frombuffer(raw, np.uint64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
+def id_filter(column: str, ids: Sequence[StoreId]) -> str:
+    """Return a condition in SQL: the rows with these ids."""
+    values = [
+        str(int(id)) if isinstance(id, int | np.integer) else "'" + id.replace("'", "''") + "'"
+        for id in ids
+    ]
+    return f"{quoted(column)} IN ({', '.join(values)})"
+
+
+def quoted(column: str) -> str:
+    """Return the name of a column in SQL."""
+    return "`" + column.replace("`", "``") + "`"

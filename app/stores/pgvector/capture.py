@@ -1,0 +1,212 @@
+"""Captures the writes of clients: a trigger puts the keys of changed rows into a queue table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from psycopg import sql
+
+from app.errors import StoreChanged
+from app.stores.base import Changes, StoreId
+from app.stores.pgvector import reading
+from app.stores.pgvector.catalogue import PgRelation
+from app.stores.pgvector.connections import StoreConnection
+from app.stores.pgvector.layout import PgState, PgVectors, name_of
+from app.stores.pgvector.wire import KeyKind, key_type
+
+_CAPTURE = """
+CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $anchorage$
+BEGIN
+  IF TG_OP = 'TRUNCATE' THEN
+    INSERT INTO {queue} (key) VALUES (NULL);
+    RETURN NULL;
+  END IF;
+  IF TG_OP <> 'INSERT' THEN
+    INSERT INTO {queue} (key, rows_only) VALUES (OLD.{key}, TG_NARGS > 0);
+  END IF;
+  IF TG_OP <> 'DELETE' AND (TG_OP = 'INSERT' OR NEW.{key} IS DISTINCT FROM OLD.{key}) THEN
+    INSERT INTO {queue} (key) VALUES (NEW.{key});
+  END IF;
+  RETURN NULL;
+END $anchorage$"""
+
+_TRIGGERS = (
+    "CREATE TRIGGER anchorage_capture AFTER INSERT OR DELETE ON {table} "
+    "FOR EACH ROW EXECUTE FUNCTION {function}()",
+    "CREATE TRIGGER anchorage_capture_update AFTER UPDATE ON {table} FOR EACH ROW WHEN "
+    "(OLD.{key} IS DISTINCT FROM NEW.{key} OR {changed}) EXECUTE FUNCTION {function}()",
+    "CREATE TRIGGER anchorage_capture_truncate AFTER TRUNCATE ON {table} "
+    "FOR EACH STATEMENT EXECUTE FUNCTION {function}()",
+    # also for a subscriber of logical replication
+    "ALTER TABLE {table} ENABLE ALWAYS TRIGGER anchorage_capture",
+    "ALTER TABLE {table} ENABLE ALWAYS TRIGGER anchorage_capture_update",
+    "ALTER TABLE {table} ENABLE ALWAYS TRIGGER anchorage_capture_truncate",
+)
+
+_ROWS_TRIGGERS = (
+    "CREATE TRIGGER anchorage_capture_rows AFTER UPDATE ON {table} FOR EACH ROW WHEN "
+    "(NOT (OLD.{key} IS DISTINCT FROM NEW.{key} OR {changed})) "
+    "EXECUTE FUNCTION {function}('rows')",
+    "ALTER TABLE {table} ENABLE ALWAYS TRIGGER anchorage_capture_rows",
+)
+
+
+def create_queue(
+    connection: StoreConnection, state: PgState, schema: str, key: str, kind: KeyKind, owner: str
+) -> None:
+    """Create the queue and the function of the triggers, which runs as the owner of the table."""
+    queue = sql.Identifier(schema, state.queue)
+    function = sql.Identifier(schema, name_of(state.tag, "capture"))
+    connection.execute(
+        sql.SQL(
+            "CREATE TABLE {} (seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key {}, "
+            "rows_only boolean NOT NULL DEFAULT false)"
+        ).format(queue, key_type(kind))
+    )
+    connection.execute(
+        sql.SQL(_CAPTURE).format(function=function, queue=queue, key=sql.Identifier(key))
+    )
+    connection.execute(sql.SQL("ALTER TABLE {} OWNER TO {}").format(queue, sql.Identifier(owner)))
+    connection.execute(
+        sql.SQL("ALTER FUNCTION {}() OWNER TO {}").format(function, sql.Identifier(owner))
+    )
+
+
+def drop_queue(connection: StoreConnection, state: PgState, schema: str) -> None:
+    """Drop the queue and the function, and with it the triggers."""
+    for statement in (
+        "DROP TABLE IF EXISTS {queue}",
+        "DROP FUNCTION IF EXISTS {function}() CASCADE",
+    ):
+        connection.execute(
+            sql.SQL(statement).format(
+                queue=sql.Identifier(schema, state.queue),
+                function=sql.Identifier(schema, name_of(state.tag, "capture")),
+            )
+        )
+
+
+def start_capture(
+    connection: StoreConnection, tag: str, vectors: PgVectors, *, whole_rows: bool = False
+) -> None:
+    """Create the triggers. Waits for transactions that write to the table.
+
+    whole_rows  also capture updates of other columns, with `rows_only`
+    """
+    column = sql.Identifier(vectors.column)
+    changed = sql.SQL("OLD.{0} IS DISTINCT FROM NEW.{0}").format(column)
+    values = {
+        "table": vectors.relation.identifier,
+        "function": sql.Identifier(vectors.relation.schema, name_of(tag, "capture")),
+        "key": sql.Identifier(vectors.key),
+        "changed": changed,
+    }
+    for statement in _TRIGGERS + (_ROWS_TRIGGERS if whole_rows else ()):
+        connection.execute(sql.SQL(statement).format(**values))
+
+
+def stop_capture(connection: StoreConnection, vectors: PgVectors) -> None:
+    for part in ("", "_update", "_truncate", "_rows"):
+        name = f"anchorage_capture{part}"
+        connection.execute(
+            sql.SQL("DROP TRIGGER IF EXISTS {} ON {}").format(
+                sql.Identifier(name), vectors.relation.identifier
+            )
+        )
+
+
+def require_capture(
+    connection: StoreConnection, vectors: PgVectors, *, whole_rows: bool = False
+) -> None:
+    """Raises StoreChanged if a trigger is missing or disabled: writes of clients would be lost."""
+    row = connection.execute(
+        "SELECT count(*) FROM pg_trigger WHERE tgrelid = %s AND tgenabled = 'A' "
+        "AND starts_with(tgname, 'anchorage_capture')",
+        [vectors.relation.oid],
+    ).fetchone()
+    if row is None or row[0] != (4 if whole_rows else 3):
+        raise StoreChanged(
+            f"A trigger of the reindexing on {vectors.relation.name!r} is missing or disabled, so "
+            "writes of clients may be lost. Abandon the reindexing, and plan a new one."
+        )
+
+
+def read_changes(
+    connection: StoreConnection,
+    state: PgState,
+    source: PgVectors,
+    kind: KeyKind,
+    limit: int,
+) -> Changes:
+    """Return captured keys with their present vectors. The token is the queue's own numbers.
+
+    Numbers are not taken up to the largest: a transaction may commit a smaller one later.
+    """
+    queue = sql.Identifier(source.relation.schema, state.queue)
+    rows = connection.execute(
+        sql.SQL("SELECT seq, key::text FROM {} ORDER BY seq LIMIT %s").format(queue), [limit]
+    ).fetchall()
+    texts = dict.fromkeys(key for _, key in rows if key is not None)
+    ids: list[StoreId] = [int(key) if kind == "int" else key for key in texts]
+    page = reading.fetch(connection, source, kind, ids)
+    present = set(page.ids)
+    return Changes(
+        page.ids,
+        page.vectors,
+        [each for each in ids if each not in present],
+        token=[seq for seq, _ in rows],
+        truncated=any(key is None for _, key in rows),
+    )
+
+
+def claim(connection: StoreConnection, state: PgState, schema: str, numbers: Sequence[int]) -> bool:
+    """Lock entries of the queue. Returns whether all still wait: their vectors are then current.
+
+    An entry that another process has applied may be older than what that process wrote.
+    """
+    rows = connection.execute(
+        sql.SQL("SELECT seq FROM {} WHERE seq = ANY(%s) ORDER BY seq FOR UPDATE").format(
+            sql.Identifier(schema, state.queue)
+        ),
+        [list(numbers)],
+    ).fetchall()
+    return len(rows) == len(numbers)
+
+
+def acknowledge(
+    connection: StoreConnection, state: PgState, schema: str, numbers: Sequence[int]
+) -> None:
+    connection.execute(
+        sql.SQL("DELETE FROM {} WHERE seq = ANY(%s)").format(sql.Identifier(schema, state.queue)),
+        [list(numbers)],
+    )
+
+
+_ON_UPDATE = """
+SELECT tgname, tgenabled::text FROM pg_trigger WHERE tgrelid = %s AND NOT tgisinternal
+  AND tgenabled <> 'D' AND tgtype & 16 <> 0 AND NOT starts_with(tgname, 'anchorage_')"""
+
+_ENABLE = {"O": "ENABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
+
+
+@contextmanager
+def without_user_triggers(connection: StoreConnection, table: PgRelation) -> Iterator[None]:
+    """Disable triggers on UPDATE for this transaction: one would set `updated_at`, or refuse."""
+    triggers = connection.execute(_ON_UPDATE, [table.oid]).fetchall()
+    for name, _ in triggers:
+        connection.execute(
+            sql.SQL("ALTER TABLE {} DISABLE TRIGGER {}").format(
+                table.identifier, sql.Identifier(name)
+            )
+        )
+    yield
+    for name, mode in triggers:
+        connection.execute(
+            sql.SQL("ALTER TABLE {} {} TRIGGER {}").format(
+                table.identifier,
+                sql.SQL(_ENABLE[mode]),
+                sql.Identifier(name),
+            )
+        )

@@ -1,0 +1,292 @@
+"""Pages, samples, searches and the checksum of a collection."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from psycopg import sql
+
+from app.errors import DimensionMismatch, InvalidOption, StoreUnsupported
+from app.stores.base import (
+    Cursor,
+    Hits,
+    Metric,
+    Page,
+    RowsChecksum,
+    StoreId,
+    StoreVectors,
+)
+from app.stores.pgvector.catalogue import parse_number
+from app.stores.pgvector.connections import StoreConnection
+from app.stores.pgvector.filters import where
+from app.stores.pgvector.layout import PgLayout, PgVectors
+from app.stores.pgvector.wire import KeyKind, key_type, stored_keys, to_vectors
+
+_DISTANCES: dict[Metric, sql.SQL] = {
+    "cosine": sql.SQL("<=>"),
+    "dot": sql.SQL("<#>"),
+    "euclidean": sql.SQL("<->"),
+}
+
+#: below this number of rows a sample reads all keys
+SMALL_TABLE = 20_000
+
+#: the limits of hnsw.ef_search
+LEAST_EF, MOST_EF = 40, 1000
+
+
+def dim_of(connection: StoreConnection, vectors: PgVectors) -> int:
+    """Return the dimensions: declared, or of the first vector. Raises StoreUnsupported."""
+    if vectors.dim is not None:
+        return vectors.dim
+    row = connection.execute(
+        sql.SQL("SELECT vector_dims({0}) FROM {1} WHERE {0} IS NOT NULL LIMIT 1").format(
+            sql.Identifier(vectors.column), vectors.relation.identifier
+        )
+    ).fetchone()
+    if row is None:
+        raise StoreUnsupported(
+            f"The column `{vectors.column}` declares no dimension and has no vectors. Declare it, "
+            "as `vector(384)`, or insert rows first.",
+            field="vector_field",
+        )
+    return int(row[0])
+
+
+def _page(
+    connection: StoreConnection,
+    vectors: PgVectors,
+    kind: KeyKind,
+    tail: sql.Composable,
+    values: Any,
+) -> Page:
+    query = sql.SQL("SELECT {key}{text}, v.{column} FROM {table} v {tail}").format(
+        key=sql.Identifier("v", vectors.key),
+        text=sql.SQL("::text" if kind == "uuid" else ""),
+        column=sql.Identifier(vectors.column),
+        table=vectors.relation.identifier,
+        tail=tail,
+    )
+    rows = connection.cursor(binary=True).execute(query, values).fetchall()
+    ids = [row[0] for row in rows]
+    dim = dim_of(connection, vectors) if rows or vectors.dim is None else vectors.dim
+    return Page(ids, to_vectors([row[1] for row in rows], dim, vectors.type_name))
+
+
+def scroll(
+    connection: StoreConnection,
+    vectors: PgVectors,
+    kind: KeyKind,
+    cursor: Cursor | None,
+    limit: int,
+) -> Page:
+    """Return the next rows after the key `cursor`."""
+    key = sql.Identifier("v", vectors.key)
+    after: sql.Composable = sql.SQL("")
+    if cursor is not None:
+        after = sql.SQL("AND {} > %s::{}").format(key, key_type(kind))
+    tail = sql.SQL("WHERE v.{} IS NOT NULL {} ORDER BY {} LIMIT %s").format(
+        sql.Identifier(vectors.column), after, key
+    )
+    values = [limit] if cursor is None else [cursor, limit]
+    page = _page(connection, vectors, kind, tail, values)
+    return Page(page.ids, page.vectors, page.ids[-1] if len(page.ids) == limit else None)
+
+
+def fetch(
+    connection: StoreConnection, vectors: PgVectors, kind: KeyKind, ids: Sequence[StoreId]
+) -> Page:
+    """Return the rows of these ids that have a vector, in the order of `ids`."""
+    tail = sql.SQL("WHERE {} = ANY(%s::{}[]) AND v.{} IS NOT NULL").format(
+        sql.Identifier("v", vectors.key), key_type(kind), sql.Identifier(vectors.column)
+    )
+    page = _page(connection, vectors, kind, tail, [stored_keys(ids, kind)])
+    places = {str(each): place for place, each in enumerate(page.ids)}
+    order = [
+        places[key]
+        for each in ids
+        if (key := str(each).lower() if kind == "uuid" else str(each)) in places
+    ]
+    return Page([page.ids[place] for place in order], page.vectors[order])
+
+
+def sample(
+    connection: StoreConnection, vectors: PgVectors, kind: KeyKind, count: int, seed: int
+) -> Page:
+    """Return rows of random pages of the table; of a small table, random rows."""
+    key = sql.Identifier("v", vectors.key)
+    order = sql.SQL("WHERE v.{} IS NOT NULL ORDER BY hashtextextended({}::text, %s) LIMIT %s")
+    tail = order.format(sql.Identifier(vectors.column), key)
+    rows = vectors.relation.tuples
+    if rows > max(SMALL_TABLE, 20 * count):
+        pages = max(vectors.relation.pages, 1)
+        percent = min(100.0, max(400.0 * count / rows, 100.0 * count / pages))
+        some = sql.SQL("TABLESAMPLE SYSTEM ({}) REPEATABLE ({}) ").format(percent, seed) + tail
+        page = _page(connection, vectors, kind, some, [seed, count])
+        if len(page.ids) == count:
+            return page
+    return _page(connection, vectors, kind, tail, [seed, count])
+
+
+#: S: text, varchar, citext, and domains of them
+_CATEGORY = (
+    "SELECT t.typcategory::text FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
+    "WHERE a.attrelid = %s AND a.attname = %s"
+)
+
+
+def texts(
+    connection: StoreConnection, layout: PgLayout, column: str, ids: Sequence[StoreId]
+) -> Any:
+    if column not in {each.name for each in layout.rows.columns}:
+        raise StoreUnsupported(
+            f"The table has no column `{column}`. Name the column of texts in `text_field`.",
+            field="text_field",
+        )
+    row = connection.execute(_CATEGORY, [layout.rows.oid, column]).fetchone()
+    if row is None or row[0] != "S":
+        raise StoreUnsupported(
+            f"The column `{column}` has the type {layout.rows.column(column).type_text}, which is "
+            "no text. Name the column of texts in `text_field`.",
+            field="text_field",
+        )
+    query = sql.SQL("SELECT {}::text, {}::text FROM {} WHERE {} = ANY(%s::{}[])").format(
+        sql.Identifier(layout.key.name),
+        sql.Identifier(column),
+        layout.rows.identifier,
+        sql.Identifier(layout.key.name),
+        key_type(layout.kind),
+    )
+    found = dict(connection.execute(query, [stored_keys(ids, layout.kind)]).fetchall())
+    return [found.get(str(each)) for each in ids]
+
+
+def set_search_options(
+    connection: StoreConnection, k: int, options: Mapping[str, Any], *, exact: bool, filtered: bool
+) -> None:
+    """Set pgvector's options for this transaction. Raises InvalidOption."""
+    settings: dict[str, str] = {"row_security": "on"}
+    if exact:
+        settings["enable_indexscan"] = "off"
+    else:
+        ef = parse_number(options.get("ef_search", LEAST_EF))
+        probes = parse_number(options.get("probes", 10))
+        if ef is None or probes is None or not 1 <= ef <= MOST_EF or not 1 <= probes <= 32768:
+            raise InvalidOption(
+                "`ef_search` is a number from 1 to 1000, and `probes` one from 1 to 32768.",
+                field="options",
+            )
+        settings |= {"hnsw.ef_search": str(max(ef, min(k, MOST_EF))), "ivfflat.probes": str(probes)}
+        scan = options.get("iterative_scan", filtered or k > MOST_EF)
+        if scan and connection.version >= (0, 8):
+            settings["hnsw.iterative_scan"] = "strict_order"
+            settings["ivfflat.iterative_scan"] = "relaxed_order"
+    for name, value in settings.items():
+        connection.execute("SELECT set_config(%s, %s, true)", [name, value])
+
+
+def search(
+    connection: StoreConnection,
+    layout: PgLayout,
+    vectors: PgVectors,
+    metric: Metric,
+    query: StoreVectors,
+    k: int,
+    filter: Any,
+    *,
+    with_vectors: bool,
+) -> tuple[list[StoreId], list[float], StoreVectors | None]:
+    """Return ids, scores and vectors of the k nearest rows of one query (d)."""
+    joined: sql.Composable = sql.SQL("")
+    condition: sql.Composable = sql.SQL("TRUE")
+    values: list[Any] = []
+    if filter:
+        condition, values = where(filter, layout.rows)
+        joined = sql.SQL("JOIN {} r ON {} = {}").format(
+            layout.rows.identifier,
+            sql.Identifier("r", layout.key.name),
+            sql.Identifier("v", vectors.key),
+        )
+    column = sql.Identifier("v", vectors.column)
+    text = "[" + ",".join(map(repr, query.tolist())) + "]"
+    statement = sql.SQL(
+        "SELECT {key}{text}, {column} {operator} %s::{type} AS distance, {vector} FROM {table} v "
+        "{joined} WHERE {column} IS NOT NULL AND {condition} "
+        "ORDER BY {column} {operator} %s::{type} LIMIT %s"
+    ).format(
+        key=sql.Identifier("v", vectors.key),
+        text=sql.SQL("::text" if layout.kind == "uuid" else ""),
+        column=column,
+        operator=_DISTANCES[metric],
+        type=sql.Identifier(connection.extension, vectors.type_name),
+        vector=column if with_vectors else sql.SQL("NULL"),
+        table=vectors.relation.identifier,
+        joined=joined,
+        condition=condition,
+    )
+    rows = connection.cursor(binary=True).execute(statement, [text, *values, text, k]).fetchall()
+    rows.sort(key=lambda row: row[1])
+    scores = [1 - row[1] if metric == "cosine" else -row[1] for row in rows]
+    if not with_vectors:
+        return [row[0] for row in rows], scores, None
+    return (
+        [row[0] for row in rows],
+        scores,
+        to_vectors([row[2] for row in rows], len(query), vectors.type_name),
+    )
+
+
+def payloads(
+    connection: StoreConnection, layout: PgLayout, ids: Sequence[StoreId]
+) -> list[dict[str, Any]]:
+    """Return the columns of each row that are neither the key nor the vector."""
+    columns = [sql.Identifier("r", name) for name in layout.payload]
+    query = sql.SQL(
+        "SELECT {key}::text, (SELECT to_jsonb(p) FROM (SELECT {columns}) p) FROM {table} r "
+        "WHERE {key} = ANY(%s::{type}[])"
+    ).format(
+        key=sql.Identifier("r", layout.key.name),
+        columns=sql.SQL(", ").join(columns),
+        table=layout.rows.identifier,
+        type=key_type(layout.kind),
+    )
+    found = dict(connection.execute(query, [stored_keys(ids, layout.kind)]).fetchall())
+    return [found.get(str(each)) or {} for each in ids]
+
+
+def check_queries(queries: StoreVectors, dim: int) -> None:
+    if queries.ndim != 2 or queries.shape[1] != dim:
+        raise DimensionMismatch(
+            f"The vectors of the table have {dim} dimensions; the queries have "
+            f"{queries.shape[-1]}. Send vectors of the encoder that the table holds.",
+            field="vectors",
+        )
+
+
+def checksum(connection: StoreConnection, layout: PgLayout) -> RowsChecksum:
+    """Return sums of two hashes of each row's text: PostgreSQL streams, the order is free."""
+    names = [layout.key.name, *sorted(layout.payload)]
+    row = connection.execute(
+        sql.SQL(
+            "SELECT count(*), coalesce(sum(hashtextextended(h, 0)::numeric), 0)::text, "
+            "coalesce(sum(hashtextextended(h, 1)::numeric), 0)::text "
+            "FROM (SELECT ROW({columns})::text AS h FROM {table} t) hashes"
+        ).format(
+            columns=sql.SQL(", ").join(sql.Identifier("t", name) for name in names),
+            table=layout.table.identifier,
+        )
+    ).fetchone()
+    assert row is not None
+    digest = hashlib.sha256(f"{names}:{row[1]}:{row[2]}".encode()).hexdigest()
+    return RowsChecksum(int(row[0]), digest)
+
+
+def hits(
+    found: tuple[list[StoreId], list[float], StoreVectors | None],
+    rows: Sequence[Mapping[str, Any]] | None,
+) -> Hits:
+    ids, scores, vectors = found
+    return Hits(ids, np.asarray(scores, dtype=float).tolist(), vectors, rows)

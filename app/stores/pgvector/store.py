@@ -1,0 +1,128 @@
+"""A table of PostgreSQL with a column of vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from app.errors import StoreUnsupported
+from app.stores.base import (
+    Beside,
+    Capabilities,
+    Cursor,
+    Hits,
+    Page,
+    RowsChecksum,
+    Side,
+    Store,
+    StoreFacts,
+    StoreId,
+    StoreLocation,
+    StoreVectors,
+)
+from app.stores.pgvector import reading
+from app.stores.pgvector.connections import PgConnections
+from app.stores.pgvector.facts import collection_facts, metric_of
+from app.stores.pgvector.layout import load_layout
+from app.stores.pgvector.strategies.side import SideTable
+from app.stores.pgvector.strategies.swap import SwapTable
+
+
+class PgvectorStore(Store):
+    """One table. options: `ef_search`, `probes`, `iterative_scan` and `type`; see
+    docs/decisions/0042-pgvector.md.
+    """
+
+    capabilities = Capabilities(
+        strategies=("side", "swap"),
+        captures_writes=True,
+        atomic_cutover=True,
+        filters=True,
+    )
+
+    def __init__(self, location: StoreLocation) -> None:
+        self.location = location
+        self.connections = PgConnections(location.url)
+
+    def facts(self) -> StoreFacts:
+        with self.connections.use("to describe the table", long=True) as connection:
+            return collection_facts(connection, load_layout(connection, self.location))
+
+    def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
+        with self.connections.use("to read rows") as connection:
+            layout = load_layout(connection, self.location)
+            return reading.scroll(connection, layout.vectors(side), layout.kind, cursor, limit)
+
+    def sample(self, count: int, seed: int = 0) -> Page:
+        with self.connections.use("to sample rows", long=True) as connection:
+            layout = load_layout(connection, self.location)
+            return reading.sample(connection, layout.old, layout.kind, count, seed)
+
+    def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
+        with self.connections.use("to fetch rows") as connection:
+            layout = load_layout(connection, self.location)
+            return reading.fetch(connection, layout.vectors(side), layout.kind, ids)
+
+    def texts(self, ids: Sequence[StoreId]) -> Sequence[str | None]:
+        if self.location.text_field is None:
+            raise StoreUnsupported(
+                "The store names no column of texts. Name it in `text_field`.", field="text_field"
+            )
+        with self.connections.use("to read texts") as connection:
+            layout = load_layout(connection, self.location)
+            found: Sequence[str | None] = reading.texts(
+                connection, layout, self.location.text_field, ids
+            )
+            return found
+
+    def search(
+        self,
+        queries: StoreVectors,
+        k: int,
+        *,
+        filter: Any = None,
+        side: Side = "old",
+        exact: bool = False,
+        vectors: bool = False,
+        payload: bool = False,
+    ) -> Sequence[Hits]:
+        results = []
+        options = self.location.options
+        with self.connections.transaction("to search") as connection:
+            layout = load_layout(connection, self.location)
+            lie = layout.vectors(side)
+            reading.check_queries(queries, reading.dim_of(connection, lie))
+            metric = metric_of(connection, layout)
+            reading.set_search_options(connection, k, options, exact=exact, filtered=bool(filter))
+            for query in np.asarray(queries, dtype=np.float32):
+                found = reading.search(
+                    connection, layout, lie, metric, query, k, filter, with_vectors=vectors
+                )
+                results.append(found)
+            connection.execute("SELECT set_config('enable_indexscan', 'on', true)")
+            return [
+                reading.hits(
+                    found, reading.payloads(connection, layout, found[0]) if payload else None
+                )
+                for found in results
+            ]
+
+    def checksum(self) -> RowsChecksum:
+        with self.connections.use("to compute a checksum", long=True) as connection:
+            return reading.checksum(connection, load_layout(connection, self.location))
+
+    def beside(self, tag: str, dim: int, strategy: str | None = None) -> Beside:
+        strategy = strategy or self.capabilities.strategies[0]
+        if strategy not in self.capabilities.strategies:
+            raise StoreUnsupported(
+                f"pgvector has no strategy {strategy!r}. The strategies are "
+                f"{', '.join(self.capabilities.strategies)}.",
+                field="strategy",
+            )
+        make = {"side": SideTable, "swap": SwapTable}[strategy]
+        return make(self.connections, self.location, tag, dim)
+
+    def close(self) -> None:
+        self.connections.close()

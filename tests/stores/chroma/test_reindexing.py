@@ -1,0 +1,220 @@
+"""What a reindexing in Chroma has to withstand: deletions, late writes, and a crash at any time."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.stores.base import StoreLocation
+from app.stores.chroma import ChromaStore
+from tests.stores.cases.base import Rows
+from tests.stores.cases.chroma import ChromaFolderCase, ChromaServerCase, open_client
+from tests.stores.test_contract import (
+    NEW_DIM,
+    TAG,
+    every,
+    fill_beside,
+    rows,
+    same,
+    translate,
+    translate_back,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path):
+    case = ChromaFolderCase()
+    location = case.fill(tmp_path, rows(case, 50))
+    store = ChromaStore(location)
+    yield case, location, store
+    store.close()
+
+
+@pytest.mark.parametrize("gone", [range(10), range(5, 25), range(2, 20), [19], range(20)])
+def test_deletions_during_a_scroll_hide_no_row(folder, gone):
+    case, location, store = folder
+    page = store.scroll(None, 20)
+    case.delete(location, case.ids(*gone))
+    case.insert(location, rows(case, 3, 50))
+    seen = list(page.ids)
+    while page.cursor is not None:
+        page = store.scroll(page.cursor, 7)
+        seen += page.ids
+    assert set(seen) == set(case.ids(*range(20), *({*range(20, 53)} - {*gone})))
+    if {*range(12, 20)} - {*gone}:  # else the scroll begins again: no row of its cursor is left
+        assert len(seen) == len(set(seen))
+
+
+def test_metadata_documents_and_settings_move_along(folder):
+    case, location, store = folder
+    with open_client(location.url) as client:
+        items = client.get_collection(location.collection, embedding_function=None)
+        items.add(
+            ids=["bare", "full"],
+            embeddings=rows(case, 2, 90).vectors,
+            documents=[None, "a document"],
+            metadatas=[None, {"n": 1, "x": 1.5, "yes": True, "list": [1, 2]}],
+            uris=["file:///a.png", None],
+        )
+        include = ["metadatas", "documents", "uris"]
+        before = items.get(include=include)
+        settings = items.configuration_json["hnsw"]
+        beside = store.beside(TAG, NEW_DIM)
+        fill_beside(store, beside)
+        beside.cutover(translate)
+        beside.finish()
+        items = client.get_collection(location.collection, embedding_function=None)
+        assert items.get(include=include) == before
+        assert items.metadata == {"made": "by a test"}
+        assert items.configuration_json["hnsw"] == settings
+        assert [each.name for each in client.list_collections()] == [location.collection]
+
+
+def test_changed_metadata_and_lost_rows_are_brought_over(folder):
+    case, location, store = folder
+    beside = store.beside(TAG, NEW_DIM)
+    fill_beside(store, beside)
+    first = rows(case, 50)
+    payload = {**first.payloads[4], "number": 400}
+    case.insert(location, Rows(case.ids(4), first.vectors[4:5], [payload]))
+    with open_client(location.url) as client:
+        name = f"{location.collection}.anchorage-{TAG}"
+        client.get_collection(name, embedding_function=None).delete(ids=["9"])
+    changes = beside.changes(10)
+    assert sorted(changes.ids) == ["4", "9"]
+    beside.cutover(translate)
+    payloads = [*first.payloads[:4], payload, *first.payloads[5:]]
+    assert same(case.read(location), Rows(first.ids, translate(None, first.vectors), payloads))
+
+
+def test_writes_by_an_old_handle_during_the_renames_arrive(folder):
+    """A client that holds the collection writes to it after it lost its name."""
+    case, location, store = folder
+    beside = store.beside(TAG, NEW_DIM)
+    fill_beside(store, beside)
+    with open_client(location.url) as client:
+        handle = client.get_collection(location.collection, embedding_function=None)
+        late = rows(case, 1, 80)
+        case.insert(location, rows(case, 1, 70))
+        handle.modify(name=f"{location.collection}.anchorage-{TAG}.old")
+        handle.upsert(
+            ids=["80", "3"],
+            embeddings=np.concatenate([late.vectors, late.vectors]),
+            documents=["item 80 é", "item 80 é"],
+            metadatas=[{"json": '{"text": "item 80 é"}'}] * 2,
+        )
+        handle.delete(ids=["5"])
+        beside.cutover(translate)
+    found = case.read(location)
+    assert set(found) == set(case.ids(*range(50), 70, 80)) - {"5"}
+    for each in ("80", "3"):
+        assert np.allclose(found[each][0], translate(None, late.vectors)[0], atol=1e-3)
+
+
+def test_rows_that_cannot_be_translated_are_kept_at_the_cutover(folder):
+    case, location, store = folder
+    beside = store.beside(TAG, NEW_DIM)
+    fill_beside(store, beside)
+    case.insert(location, rows(case, 1, 60))
+    changes = beside.changes(10)
+    nothing = replace(changes, ids=[], vectors=changes.vectors[:0], deleted=changes.ids)
+    beside.apply(nothing, np.zeros((0, NEW_DIM), np.float32))
+    beside.cutover(translate)
+    beside.finish()
+    vector, payload = case.read(location)["60"]
+    assert payload == rows(case, 1, 60).payloads[0]
+    assert not vector.any()
+
+
+@pytest.mark.parametrize("next_call", ["cutover", "rollback", "abandon"])
+def test_a_crash_between_the_renames_is_completed(folder, next_call):
+    case, location, store = folder
+    before = case.read(location)
+    beside = store.beside(TAG, NEW_DIM)
+    fill_beside(store, beside)
+    beside.cutover(translate)
+    beside.rollback(translate_back)
+    with open_client(location.url) as client:
+        client.get_collection(location.collection, embedding_function=None).modify(
+            name=f"{location.collection}.anchorage-{TAG}.old"
+        )
+    other = ChromaStore(location)  # another process
+    again = other.beside(TAG, NEW_DIM)
+    assert len(every(other)[0]) == 50
+    assert again.count() == 50
+    if next_call == "cutover":
+        again.cutover(translate)
+        first = rows(case, 50)
+        expected = Rows(first.ids, translate(None, first.vectors), first.payloads)
+        assert same(case.read(location), expected)
+    else:
+        _ = again.rollback(translate_back) if next_call == "rollback" else again.abandon()
+        after = case.read(location)
+        assert set(after) == set(before)
+        assert all(np.array_equal(after[each][0], before[each][0]) for each in before)
+    other.close()
+
+
+def test_another_process_finds_the_sides_without_the_tag(folder):
+    _, location, store = folder
+    beside = store.beside(TAG, NEW_DIM)
+    fill_beside(store, beside)
+    beside.cutover(translate)
+    other = ChromaStore(StoreLocation("chroma", location.url, location.collection))
+    assert other.scroll(None, 5).vectors.shape == (5, 6)
+    assert other.scroll(None, 5, "new").vectors.shape == (5, NEW_DIM)
+    assert other.facts().dim == NEW_DIM
+    other.close()
+
+
+RUNNER = """
+import sys
+from app.stores.base import StoreLocation
+from app.stores.chroma import ChromaStore
+from tests.stores.test_contract import NEW_DIM, TAG, translate
+store = ChromaStore(StoreLocation("chroma", sys.argv[1], sys.argv[2]))
+beside = store.beside(TAG, NEW_DIM)
+beside.prepare()
+cursor = None
+while True:
+    page = store.scroll(cursor, 10)
+    beside.write(page.ids, translate(page.ids, page.vectors))
+    print("page", flush=True)
+    cursor = page.cursor
+    if cursor is None:
+        break
+"""
+
+
+@pytest.mark.parametrize("pages", [1, 7])
+def test_a_run_killed_at_any_time_is_resumed_with_the_same_rows(tmp_path, pages):
+    case = ChromaServerCase()
+    first = rows(case, 100)
+    location = case.fill(tmp_path, first)
+    program = [sys.executable, "-c", RUNNER, location.url, location.collection]
+    run = subprocess.Popen(
+        program, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
+    )
+    assert run.stdout is not None
+    for _ in range(pages):
+        assert run.stdout.readline() == "page\n"
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    run.stdout.close()
+    store = ChromaStore(location)
+    beside = store.beside(TAG, NEW_DIM)
+    fill_beside(store, beside)
+    assert beside.count() == 100
+    expected = translate(None, first.vectors)
+    ids, vectors = every(store, "new")
+    assert np.allclose(vectors[np.argsort([int(each) for each in ids])], expected, atol=1e-5)
+    beside.cutover(translate)
+    assert same(case.read(location), Rows(first.ids, expected, first.payloads))
+    store.close()
+    case.remove(location)

@@ -1,0 +1,120 @@
+"""Tables of the tests of pgvector, each in a separate schema, and a whole reindexing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import psycopg
+
+from app.stores.base import Beside, Store, StoreLocation
+from app.stores.pgvector import PgvectorStore
+from tests.pgvector_server import PgvectorServer
+
+TAG, OLD_DIM, NEW_DIM = "5eed5eed", 4, 6
+ROTATION = np.linalg.qr(np.random.default_rng(3).normal(size=(NEW_DIM, NEW_DIM)))[0]
+ROTATION = ROTATION[:OLD_DIM].astype(np.float32)
+
+
+def translate(ids: Sequence[Any], vectors: np.ndarray) -> np.ndarray:
+    return vectors @ ROTATION
+
+
+def translate_back(ids: Sequence[Any], vectors: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(vectors @ ROTATION.T)
+
+
+def text(vector: Sequence[float]) -> str:
+    return "[" + ",".join(str(float(each)) for each in vector) + "]"
+
+
+def vectors_of(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(count, OLD_DIM)).astype(np.float32)
+
+
+@dataclass
+class Table:
+    """`{t}` in a statement is the table, and `{s}` its schema."""
+
+    server: PgvectorServer
+    name: str = "docs"
+    schema: str = field(default_factory=lambda: f"t_{uuid4().hex[:12]}")
+    url: str = ""
+    opened: list[Store] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.url = self.url or self.server.url
+        self.execute('CREATE SCHEMA "{s}"')
+
+    @property
+    def full(self) -> str:
+        return f'"{self.schema}"."{self.name}"'
+
+    def execute(self, statement: str, values: Sequence[Any] | None = None) -> list[Any]:
+        statement = statement.replace("{t}", self.full).replace("{s}", self.schema)
+        with self.connect() as connection:
+            cursor = connection.execute(statement, values)
+            return cursor.fetchall() if cursor.description else []
+
+    def on(
+        self, connection: psycopg.Connection[Any], statement: str, values: Sequence[Any] = ()
+    ) -> psycopg.Cursor[Any]:
+        statement = statement.replace("{t}", self.full).replace("{s}", self.schema)
+        return connection.execute(statement, values or None)
+
+    def connect(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(self.url, autocommit=True)
+
+    def fill(self, count: int = 30, columns: str = "id bigint PRIMARY KEY, body text") -> Table:
+        self.execute(f"CREATE TABLE {{t}} ({columns}, embedding vector({OLD_DIM}) NOT NULL)")
+        for each, vector in enumerate(vectors_of(count)):
+            self.execute(
+                "INSERT INTO {t} (id, body, embedding) VALUES (%s, %s, %s)",
+                [each, f"body {each}", text(vector)],
+            )
+        self.execute("CREATE INDEX ON {t} USING hnsw (embedding vector_cosine_ops)")
+        return self
+
+    def location(self, **members: Any) -> StoreLocation:
+        url = members.pop("url", self.url)
+        return StoreLocation("pgvector", url, self.full, **members)
+
+    def store(self, **members: Any) -> PgvectorStore:
+        self.opened.append(store := PgvectorStore(self.location(**members)))
+        return store
+
+    def drop(self) -> None:
+        for store in self.opened:
+            store.close()
+        self.execute('DROP SCHEMA "{s}" CASCADE')
+
+    def traces(self, tag: str = TAG) -> list[str]:
+        """Names in the catalogue that have the tag."""
+        return [
+            row[0]
+            for row in self.execute(
+                "SELECT relname FROM pg_class WHERE relname LIKE %s AND relnamespace = "
+                "'\"{s}\"'::regnamespace "
+                "UNION SELECT proname FROM pg_proc WHERE proname LIKE %s AND pronamespace = "
+                "'\"{s}\"'::regnamespace UNION SELECT tgname FROM pg_trigger t JOIN pg_class c "
+                "ON c.oid = t.tgrelid WHERE tgname LIKE 'anchorage_capture%%' AND c.relnamespace = "
+                "'\"{s}\"'::regnamespace UNION SELECT conname FROM pg_constraint "
+                "WHERE conname LIKE %s AND connamespace = '\"{s}\"'::regnamespace",
+                [f"%{tag}%"] * 3,
+            )
+        ]
+
+
+def sweep(store: Store, beside: Beside, limit: int = 10) -> None:
+    beside.prepare()
+    cursor = None
+    while True:
+        page = store.scroll(cursor, limit)
+        beside.write(page.ids, translate(page.ids, page.vectors))
+        cursor = page.cursor
+        if cursor is None:
+            break
+    beside.build_index()

@@ -1,0 +1,374 @@
+"""Faults of the server, of rights and of the table: clear stops, with nothing half-switched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from threading import Barrier, Thread
+from time import monotonic
+
+import psycopg
+import pytest
+
+from app.errors import (
+    AnchorageError,
+    DimensionMismatch,
+    NonFinite,
+    StoreChanged,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUnsupported,
+)
+from app.stores.base import StoreLocation
+from app.stores.pgvector import PgvectorStore
+from tests.pgvector_server import PgvectorServer
+from tests.stores.pgvector.tables import (
+    NEW_DIM,
+    TAG,
+    Table,
+    sweep,
+    text,
+    translate,
+    translate_back,
+    vectors_of,
+)
+
+#: descriptors that select(2) knows
+FD_SETSIZE = 1024
+
+
+def test_a_dropped_connection_is_made_again(table: Table) -> None:
+    store = table.store()
+    page = store.scroll(None, 10)
+    table.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name = 'anchorage' AND pid <> pg_backend_pid()"
+    )
+    while table.execute("SELECT FROM pg_stat_activity WHERE application_name = 'anchorage'"):
+        pass  # the server ends them when they are next scheduled
+    assert store.scroll(page.cursor, 10).ids == list(range(10, 20))
+
+
+def test_a_connection_dropped_within_a_write_leaves_nothing_half_written(table: Table) -> None:
+    store = table.store()
+    beside = store.beside(TAG, NEW_DIM)
+    beside.prepare()
+    page = store.scroll(None, 10)
+    table.execute(
+        "CREATE FUNCTION {s}.cut() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF NEW.id = 7 THEN PERFORM pg_terminate_backend(pg_backend_pid()); END IF; "
+        "RETURN NEW; END $$"
+    )
+    table.execute(
+        f"CREATE TRIGGER cut AFTER INSERT ON {{s}}.anchorage_{TAG}_new "
+        "FOR EACH ROW EXECUTE FUNCTION {s}.cut()"
+    )
+    with pytest.raises(StoreUnavailable) as caught:
+        beside.write(page.ids, translate(page.ids, page.vectors))
+    assert caught.value.retry_after_s is not None
+    assert beside.count() == 0
+    table.execute(f"DROP TRIGGER cut ON {{s}}.anchorage_{TAG}_new")
+    beside.write(page.ids, translate(page.ids, page.vectors))
+    assert beside.count() == 10
+
+
+@pytest.mark.parametrize(
+    ("condition", "error"),
+    [
+        ("disk_full", StoreFull),
+        ("too_many_connections", StoreUnavailable),
+        ("insufficient_privilege", StoreRefused),
+        ("read_only_sql_transaction", StoreRefused),
+        ("admin_shutdown", StoreUnavailable),
+    ],
+)
+def test_conditions_of_the_server(
+    table: Table, condition: str, error: type[AnchorageError]
+) -> None:
+    store = table.store()
+    beside = store.beside(TAG, NEW_DIM)
+    sweep(store, beside)
+    table.execute(
+        "CREATE FUNCTION {s}.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        f"RAISE EXCEPTION USING ERRCODE = '{condition}', MESSAGE = 'no'; END $$"
+    )
+    table.execute(
+        f"CREATE TRIGGER fail BEFORE UPDATE ON {{s}}.anchorage_{TAG}_new "
+        "FOR EACH ROW EXECUTE FUNCTION {s}.fail()"
+    )
+    page = store.scroll(None, 5)
+    with pytest.raises(error):
+        beside.write(page.ids, translate(page.ids, page.vectors), replace=True)
+    table.execute("UPDATE {t} SET embedding = '[1,2,3,4]' WHERE id = 3")
+    with pytest.raises(error):
+        beside.cutover(translate)
+    assert store.facts().dim == 4
+    assert len(beside.changes(10)) == 1
+    table.execute(f"DROP TRIGGER fail ON {{s}}.anchorage_{TAG}_new")
+    beside.cutover(translate)
+    assert store.facts().dim == NEW_DIM
+
+
+def test_a_frozen_server_is_unavailable_within_seconds(
+    own_pgvector: PgvectorServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.stores.pgvector.connections.SILENCE_S", 1.0)
+    table = Table(own_pgvector).fill()
+    store = table.store()
+    page = store.scroll(None, 10)
+    own_pgvector.freeze()
+    began = monotonic()
+    with pytest.raises(StoreUnavailable):
+        store.scroll(page.cursor, 10)
+    with pytest.raises(StoreUnavailable):
+        store.facts()  # a new connection
+    assert monotonic() - began < 20
+    own_pgvector.thaw()
+    assert store.scroll(page.cursor, 10).ids == list(range(10, 20))
+    table.drop()
+
+
+def test_clients_set_neither_memory_nor_deadlines_of_the_server(table: Table) -> None:
+    store = table.store(options={"maintenance_work_mem": "1kB", "silence_s": -1})
+    sweep(store, store.beside(TAG, NEW_DIM))
+    assert len(store.scroll(None, 100, "new").ids) == 30
+
+
+def test_connections_with_high_descriptors_are_used_again(table: Table) -> None:
+    store = table.store()
+    occupied = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while occupied[-1] < FD_SETSIZE:
+            occupied.append(os.dup(occupied[0]))
+        for _ in range(2):
+            assert len(store.scroll(None, 10).ids) == 10
+        number = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'anchorage'"
+        assert table.execute(number)[0][0] >= 1
+    finally:
+        for each in occupied:
+            os.close(each)
+
+
+@pytest.mark.parametrize("place", ["postgres@/none", "unknown-role@/postgres"])
+def test_a_refused_login_is_no_silent_server(pgvector_server: PgvectorServer, place: str) -> None:
+    url = f"postgresql://{place}?host={pgvector_server.home}"
+    with pytest.raises(StoreRefused, match=r"refuses the login.*Ask the operator"):
+        PgvectorStore(StoreLocation("pgvector", url, "docs")).facts()
+
+
+@pytest.mark.parametrize("url", ["/srv/stores", "http://localhost:6333", "s3://bucket/folder"])
+def test_an_address_of_another_kind(url: str) -> None:
+    with pytest.raises(StoreUnsupported, match="not one of PostgreSQL") as caught:
+        PgvectorStore(StoreLocation("pgvector", url, "docs")).facts()
+    assert caught.value.field == "address"
+    assert url not in caught.value.detail
+
+
+def test_messages_show_no_password_and_no_address(pgvector_server: PgvectorServer) -> None:
+    home = str(pgvector_server.home)
+    secret = "correct-horse"  # noqa: S105
+    for url in (
+        f"postgresql://u:{secret}@/none?host={home}",
+        f"postgresql://unknown-role:{secret}@/postgres?host={home}",
+        f"postgresql://u:{secret}@/x?host=/nowhere-at-all",
+        f"postgresql://u:{secret}@/x?bad_option=1",
+    ):
+        location = StoreLocation("pgvector", url, "docs")
+        with pytest.raises((StoreUnavailable, StoreRefused, StoreUnsupported)) as caught:
+            PgvectorStore(location).facts()
+        for each in (str(caught.value), repr(caught.value), repr(location)):
+            assert secret not in each
+            assert "nowhere-at-all" not in each
+            assert home not in each
+        assert caught.value.__cause__ is None
+
+
+def test_missing_rights_are_named(table: Table) -> None:
+    role = f"poor_{table.schema}"
+    grants = (
+        (f'GRANT USAGE ON SCHEMA "{{s}}" TO {role}', StoreRefused, "membership in the owner"),
+        (f"GRANT SELECT ON {{t}} TO {role}", StoreRefused, "membership in the owner"),
+        (f"ALTER TABLE {{t}} OWNER TO {role}", StoreRefused, "GRANT CREATE ON SCHEMA"),
+        (f'GRANT CREATE ON SCHEMA "{{s}}" TO {role}', None, ""),
+    )
+    table.execute(f"CREATE ROLE {role} LOGIN")
+    try:
+        store = table.store(url=table.server.url_of(role))
+        with pytest.raises((StoreRefused, StoreChanged)):
+            store.facts()
+        for statement, error, words in grants:
+            table.execute(statement)
+            if error is None:
+                break
+            with pytest.raises(error, match=words):
+                store.beside(TAG, NEW_DIM).prepare()
+            assert table.traces() == []
+        beside = store.beside(TAG, NEW_DIM)
+        sweep(store, beside)
+        beside.cutover(translate)
+        beside.rollback(translate_back)
+        beside.cutover(translate)
+        beside.finish()
+        assert store.facts().dim == NEW_DIM
+    finally:
+        table.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER")
+        table.execute(f"DROP OWNED BY {role}")
+        table.execute(f"DROP ROLE {role}")
+
+
+def test_row_level_security_that_hides_rows_is_refused(table: Table) -> None:
+    role = f"blind_{table.schema}"
+    table.execute(f"CREATE ROLE {role} LOGIN")
+    try:
+        for statement in (
+            f'GRANT USAGE ON SCHEMA "{{s}}" TO {role}',
+            f"GRANT SELECT ON {{t}} TO {role}",
+            "ALTER TABLE {t} ENABLE ROW LEVEL SECURITY",
+            f"CREATE POLICY few ON {{t}} TO {role} USING (id < 10)",
+        ):
+            table.execute(statement)
+        store = table.store(url=table.server.url_of(role))
+        with pytest.raises(StoreRefused, match="row-level security"):
+            store.scroll(None, 100)
+        [hits] = store.search(vectors_of(1), 100)
+        assert sorted(hits.ids) == list(range(10))
+    finally:
+        table.execute(f"DROP OWNED BY {role}")
+        table.execute(f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ("ALTER TABLE {t} ALTER COLUMN id TYPE numeric", "numeric"),
+        ("ALTER TABLE {t} ALTER COLUMN id TYPE int", "key was"),
+        ("ALTER TABLE {t} DROP COLUMN embedding", "none"),
+        ("ALTER TABLE {t} ALTER COLUMN embedding TYPE halfvec(4)", "halfvec"),
+        ("ALTER TABLE {t} RENAME COLUMN embedding TO vector", "vector"),
+        ("ALTER TABLE {t} RENAME TO other", "no table"),
+        ("DROP TABLE {t}", "no table"),
+    ],
+)
+def test_a_table_that_changed_meanwhile(table: Table, change: str, word: str) -> None:
+    store = table.store()
+    beside = store.beside(TAG, NEW_DIM)
+    sweep(store, beside)
+    page = store.scroll(None, 5)
+    table.execute("DROP INDEX {s}.docs_embedding_idx")
+    if " TYPE " in change or "DROP COLUMN" in change:
+        with pytest.raises(psycopg.Error, match="trigger"):
+            table.execute(change)  # PostgreSQL protects what the triggers read
+        table.execute("DROP TRIGGER anchorage_capture_update ON {t}")
+    table.execute(change)
+    for step in (
+        beside.prepare,
+        lambda: beside.write(page.ids, translate(page.ids, page.vectors)),
+        lambda: beside.cutover(translate),
+    ):
+        with pytest.raises((StoreChanged, StoreUnsupported), match=word):
+            step()
+    beside.abandon()
+    assert table.traces() == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DROP TRIGGER anchorage_capture ON {t}",
+        "ALTER TABLE {t} DISABLE TRIGGER anchorage_capture_update",
+        f"DROP TABLE {{s}}.anchorage_{TAG}_new",
+    ],
+)
+def test_what_the_reindexing_created_is_gone(table: Table, change: str) -> None:
+    store = table.store()
+    beside = store.beside(TAG, NEW_DIM)
+    sweep(store, beside)
+    table.execute(change)
+    for step in (lambda: beside.write([1], translate([1], vectors_of(1))), beside.prepare):
+        with pytest.raises(StoreChanged, match="missing"):
+            step()
+    with pytest.raises(StoreChanged, match="missing"):
+        beside.cutover(translate)
+    beside.abandon()
+    assert table.traces() == []
+
+
+def test_a_new_column_is_no_obstacle(table: Table) -> None:
+    store = table.store()
+    beside = store.beside(TAG, NEW_DIM)
+    sweep(store, beside)
+    table.execute("ALTER TABLE {t} ADD COLUMN extra int DEFAULT 5")
+    beside.cutover(translate)
+    assert table.execute("SELECT extra FROM {t} WHERE id = 1") == [(5,)]
+
+
+def test_two_preparers_at_once(table: Table) -> None:
+    stores = [table.store(), table.store()]
+    besides = [each.beside(tag, NEW_DIM) for each, tag in zip(stores, (TAG, TAG), strict=True)]
+    barrier, errors = Barrier(2), []
+
+    def prepare(beside) -> None:
+        barrier.wait()
+        try:
+            beside.prepare()
+        except AnchorageError as error:
+            errors.append(error)
+
+    threads = [Thread(target=prepare, args=[each]) for each in besides]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert errors == []
+    with pytest.raises(StoreRefused, match=TAG):
+        table.store().beside("0badcafe", NEW_DIM).prepare()
+    with pytest.raises(StoreChanged, match="not 'side' for 9"):
+        table.store().beside(TAG, 9).prepare()
+
+
+def test_a_busy_table_is_tried_again(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.stores.pgvector.strategies.steps.LOCK_PATIENCE_S", 0.5)
+    store = table.store()
+    beside = store.beside(TAG, NEW_DIM)
+    sweep(store, beside)
+    with table.connect() as reader:
+        reader.execute("BEGIN")
+        table.on(reader, "SELECT 1 FROM {s}.docs LIMIT 1")
+        with pytest.raises(StoreUnavailable, match="hold the table"):
+            beside.cutover(translate)
+        assert store.facts().dim == 4
+        reader.execute("COMMIT")
+        beside.cutover(translate)
+    assert store.facts().dim == NEW_DIM
+
+
+def test_vectors_that_the_column_cannot_hold(table: Table) -> None:
+    store = table.store(options={"type": "halfvec"})
+    beside = store.beside(TAG, NEW_DIM)
+    beside.prepare()
+    new = translate([1], vectors_of(1))
+    for bad, error in ((new[:, :3], DimensionMismatch), (new * float("nan"), NonFinite),
+                       (new * 1e9, NonFinite)):  # fmt: skip
+        with pytest.raises(error):
+            beside.write([1], bad)
+    assert beside.count() == 0
+    beside.abandon()
+    with pytest.raises(StoreUnsupported, match="halfvec"):
+        table.store().beside(TAG, 2001).prepare()
+
+
+@pytest.mark.parametrize("make", ["NOT a name", "a.b.c.d", 'x"; DROP TABLE y'])
+def test_names_that_are_none(new_table: Callable[..., Table], pgvector_url: str, make: str) -> None:
+    store = PgvectorStore(StoreLocation("pgvector", pgvector_url, make))
+    with pytest.raises((StoreUnsupported, StoreChanged)):
+        store.facts()
+    store.close()
+
+
+def test_no_extension(own_pgvector: PgvectorServer) -> None:
+    own_pgvector.execute("CREATE DATABASE bare")
+    url = own_pgvector.url.replace("/postgres?", "/bare?")
+    with pytest.raises(StoreUnsupported, match="CREATE EXTENSION"):
+        PgvectorStore(StoreLocation("pgvector", url, "docs")).facts()
+    assert text([1]) == "[1.0]"

@@ -1,0 +1,562 @@
+"""Qdrant beyond the contract: other vectors, ids, filters, forms that are refused, and faults."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import numpy as np
+import pytest
+import qdrant_edge as edge
+from qdrant_client import QdrantClient, models
+
+from app.errors import (
+    InvalidFilter,
+    InvalidRequest,
+    ReindexingActive,
+    StoreChanged,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUnsupported,
+    WrongState,
+)
+from app.stores.base import StoreLocation
+from app.stores.qdrant.client import ClientEngine, load_local
+from app.stores.qdrant.edge import load_shard
+from app.stores.qdrant.engine import StoredPoint, stack
+from app.stores.qdrant.faults import qdrant_faults
+from app.stores.qdrant.layout import find_layout
+from app.stores.qdrant.pool import visit_folder
+from app.stores.qdrant.second_collection import copied_config
+from app.stores.registry import open_store
+
+DIM, NEW_DIM, TAG = 4, 5, "0badcafe"
+COSINE, DOT = models.Distance.COSINE, models.Distance.DOT
+RNG = np.random.default_rng(7)
+MAP = RNG.normal(size=(DIM, NEW_DIM)).astype(np.float32)
+VECTORS = RNG.normal(size=(12, DIM)).astype(np.float32)
+
+
+def translate(ids, vectors: np.ndarray) -> np.ndarray:
+    return np.float32(vectors @ MAP)
+
+
+def translate_back(ids, vectors: np.ndarray) -> np.ndarray:
+    return np.float32(vectors @ np.linalg.pinv(MAP))
+
+
+def local(folder: Path, vectors, points, alias: str | None = "items", **more) -> StoreLocation:
+    client = QdrantClient(path=str(folder / "q"))
+    client.create_collection("base", vectors, **more)
+    if alias:
+        operation = models.CreateAlias(alias_name=alias, collection_name="base")
+        client.update_collection_aliases([models.CreateAliasOperation(create_alias=operation)])
+    if points:
+        client.upsert("base", points)
+    client.close()
+    return StoreLocation("qdrant", str(folder / "q"), alias or "base", text_field="text")
+
+
+def visit(location: StoreLocation):
+    folder = str(Path(location.url).resolve())
+    return visit_folder(folder, lambda: load_local(folder))
+
+
+def plain_points(count: int = 12):
+    return [
+        models.PointStruct(id=row, vector=VECTORS[row].tolist(), payload={"n": row})
+        for row in range(count)
+    ]
+
+
+def several(folder: Path) -> StoreLocation:
+    """A collection with two dense and one sparse vector; not each point has each."""
+    points = []
+    for row in range(12):
+        vector = {"a": VECTORS[row].tolist(), "b": [1.0, float(row)]}
+        vector["s"] = models.SparseVector(indices=[1, row + 5], values=[0.5, 0.25])
+        if row % 3 == 2:
+            del vector["a"]
+        points.append(models.PointStruct(id=row, vector=vector, payload={"n": row}))
+    location = local(
+        folder,
+        {
+            "a": models.VectorParams(size=DIM, distance=COSINE),
+            "b": models.VectorParams(size=2, distance=DOT),
+        },
+        points,
+        sparse_vectors_config={"s": models.SparseVectorParams()},
+        metadata={"owner": "somebody"},
+    )
+    return StoreLocation("qdrant", location.url, location.collection, vector_field="a")
+
+
+def move(store, beside, map_rows=translate) -> None:
+    beside.prepare()
+    cursor = None
+    while True:
+        page = store.scroll(cursor, 5)
+        beside.write(page.ids, map_rows(page.ids, page.vectors))
+        cursor = page.cursor
+        if cursor is None:
+            break
+    beside.build_index()
+
+
+@pytest.mark.parametrize("strategy", ["collection", "named-vector"])
+def test_other_vectors_payloads_and_metadata_survive(tmp_path: Path, strategy: str) -> None:
+    location = several(tmp_path)
+    store = open_store(location)
+    with visit(location) as client:
+        before = client.scroll("items", limit=50, with_vectors=["b", "s"])[0]
+    checksum = store.checksum()
+    beside = store.beside(TAG, NEW_DIM, strategy)
+    move(store, beside)
+    assert store.facts().rows == beside.count() == 8
+    beside.cutover(translate)
+    assert store.checksum() == checksum
+    beside.finish()
+    assert store.checksum() == checksum
+    with visit(location) as client:
+        assert client.scroll("items", limit=50, with_vectors=["b", "s"])[0] == before
+        metadata = client.get_collection("items").config.metadata
+        assert metadata["owner"] == "somebody"
+        assert not any(TAG in key for key in metadata)
+        assert not any(TAG in each.alias_name for each in client.get_aliases().aliases)
+    assert store.facts().dim == NEW_DIM
+    store.close()
+
+
+def test_a_second_reindexing_follows_a_finished_one(tmp_path: Path) -> None:
+    location = local(tmp_path, models.VectorParams(size=DIM, distance=DOT), plain_points())
+    store = open_store(location)
+    for tag, strategy in [
+        ("11111111", "named-vector"),
+        ("22222222", "collection"),
+        ("33333333", "named-vector"),
+        ("44444444", "collection"),
+    ]:
+        beside = store.beside(tag, DIM, strategy)
+        move(store, beside, lambda ids, vectors: vectors + 1)
+        beside.cutover(lambda ids, vectors: vectors + 1)
+        beside.finish()
+    page = store.scroll(None, 50)
+    assert np.allclose(page.vectors, VECTORS + 4, atol=1e-4)
+    with visit(location) as client:
+        names = [each.name for each in client.get_collections().collections]
+        assert names == ["base-44444444"]
+        vectors = client.get_collection("items").config.params.vectors
+        assert list(vectors) == ["anchorage-33333333"]
+    store.close()
+
+
+def test_uuids_are_text_and_missing_or_odd_ids_are_left_out(tmp_path: Path) -> None:
+    ids = [str(uuid4()) for _ in range(3)] + [5]
+    points = [
+        models.PointStruct(id=each, vector=VECTORS[row].tolist(), payload={"text": f"t{row}"})
+        for row, each in enumerate(ids)
+    ]
+    location = local(tmp_path, models.VectorParams(size=DIM, distance=DOT), points)
+    store = open_store(location)
+    page = store.fetch([ids[1], "not a UUID", -1, 5, UUID(ids[0]).hex, str(uuid4()), True])
+    assert list(page.ids) == [ids[1], 5, UUID(ids[0]).hex]
+    assert np.allclose(page.vectors, VECTORS[[1, 3, 0]])
+    assert list(store.texts([ids[0], "x", 5])) == ["t0", None, "t3"]
+    assert sorted(map(str, store.scroll(None, 10).ids)) == sorted(map(str, ids))
+    store.close()
+
+
+def test_points_of_clients_are_found_at_the_cutover_and_at_the_rollback(tmp_path: Path) -> None:
+    for strategy in ("collection", "named-vector"):
+        folder = tmp_path / strategy
+        folder.mkdir()
+        location = local(folder, models.VectorParams(size=DIM, distance=DOT), plain_points(8))
+        store = open_store(location)
+        beside = store.beside(TAG, NEW_DIM, strategy)
+        move(store, beside)
+        with visit(location) as client:
+            # local mode refuses plain lists beside a second vector
+            points = [
+                models.PointStruct(id=row, vector={"": VECTORS[row].tolist()}) for row in (8, 9, 10)
+            ]
+            client.upsert("items", points)
+            client.delete("items", models.PointIdsList(points=[3]))
+        beside.cutover(translate)
+        assert list(store.scroll(None, 50, "new").ids) == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10]
+        assert np.allclose(
+            store.fetch([9], "new").vectors, translate(None, VECTORS[[9]]), atol=1e-4
+        )
+        new = translate(None, VECTORS[[11]])
+        name = store.layout().live.vector
+        with visit(location) as client:
+            vector = {name: new[0].tolist()}
+            client.upsert("items", [models.PointStruct(id=11, vector=vector)])
+        beside.rollback(translate_back)
+        assert np.allclose(store.fetch([11]).vectors, translate_back(None, new), atol=1e-4)
+        store.close()
+
+
+def test_filters_are_checked(tmp_path: Path) -> None:
+    location = local(tmp_path, models.VectorParams(size=DIM, distance=DOT), plain_points())
+    store = open_store(location)
+    wanted = {"must": [{"key": "n", "range": {"gte": 9}}]}
+    [hits] = store.search(VECTORS[:1], 10, filter=wanted)
+    assert sorted(hits.ids) == [9, 10, 11]
+    for wrong in ({"must": [{"key": 3}]}, {"nonsense": 1}, "text", [1], 7):
+        with pytest.raises(InvalidFilter):
+            store.search(VECTORS[:1], 10, filter=wrong)
+    store.close()
+
+
+def test_euclidean_scores_are_larger_for_nearer_rows(tmp_path: Path) -> None:
+    params = models.VectorParams(size=DIM, distance=models.Distance.EUCLID)
+    store = open_store(local(tmp_path, params, plain_points()))
+    [hits] = store.search(VECTORS[:1], 12)
+    distances = np.linalg.norm(VECTORS - VECTORS[0], axis=1)
+    assert list(hits.ids) == np.argsort(distances).tolist()
+    assert not store.capabilities.keeps_lengths
+    assert np.allclose(hits.scores, -np.sort(distances), atol=1e-4)
+    assert [note.code for note in store.facts().notes] == ["unnamed-vector"]
+    assert store.capabilities.keeps_lengths
+    store.close()
+
+
+def test_cosine_collections_say_that_lengths_are_lost(tmp_path: Path) -> None:
+    store = open_store(local(tmp_path, models.VectorParams(size=DIM, distance=COSINE), []))
+    assert [note.code for note in store.facts().notes] == ["lengths-lost", "unnamed-vector"]
+    assert not store.capabilities.keeps_lengths
+    store.close()
+
+
+def test_a_shard_says_who_builds_its_index(tmp_path: Path) -> None:
+    store = open_store(shard(tmp_path))
+    facts = store.facts()
+    assert [note.code for note in facts.notes] == ["edge-index"]
+    assert (facts.rows, facts.metric, facts.strategies) == (12, "dot", ("named-vector",))
+    with pytest.raises(StoreUnsupported, match="filter"):
+        store.search(VECTORS[:1], 3, filter={"must": []})
+    store.close()
+
+
+def test_without_an_alias_only_named_vectors_are_possible(tmp_path: Path) -> None:
+    params = models.VectorParams(size=DIM, distance=DOT)
+    store = open_store(local(tmp_path, params, plain_points(), alias=None))
+    facts = store.facts()
+    assert facts.strategies == ("named-vector",)
+    assert [note.code for note in facts.notes] == ["no-alias", "unnamed-vector"]
+    with pytest.raises(StoreUnsupported, match="create an alias"):
+        store.beside(TAG, NEW_DIM, "collection").prepare()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        models.VectorParams(size=DIM, distance=models.Distance.MANHATTAN),
+        models.VectorParams(size=DIM, distance=DOT, datatype=models.Datatype.UINT8),
+        models.VectorParams(
+            size=DIM,
+            distance=DOT,
+            multivector_config=models.MultiVectorConfig(
+                comparator=models.MultiVectorComparator.MAX_SIM
+            ),
+        ),
+    ],
+)
+def test_forms_that_cannot_be_translated_are_refused(tmp_path: Path, params) -> None:
+    store = open_store(local(tmp_path, params, []))
+    with pytest.raises(StoreUnsupported):
+        store.facts()
+    store.close()
+
+
+def test_a_collection_with_several_vectors_needs_a_name(tmp_path: Path) -> None:
+    location = several(tmp_path)
+    store = open_store(StoreLocation("qdrant", location.url, "items"))
+    with pytest.raises(StoreUnsupported, match="'a', 'b'"):
+        store.facts()
+    store.close()
+
+
+def test_the_copied_configuration_is_that_of_the_server() -> None:
+    """A server reports more settings than local mode; the copy has each of them."""
+    config = models.CollectionConfig(
+        params=models.CollectionParams(
+            vectors=models.VectorParams(
+                size=DIM, distance=COSINE, on_disk=True, hnsw_config=models.HnswConfigDiff(m=8)
+            ),
+            shard_number=3,
+            replication_factor=2,
+            write_consistency_factor=2,
+            on_disk_payload=True,
+        ),
+        hnsw_config=models.HnswConfig(m=24, ef_construct=200, full_scan_threshold=9000),
+        optimizer_config=models.OptimizersConfig(
+            deleted_threshold=0.3,
+            vacuum_min_vector_number=99,
+            default_segment_number=2,
+            flush_interval_sec=7,
+        ),
+        wal_config=models.WalConfig(wal_capacity_mb=64, wal_segments_ahead=1),
+        quantization_config=models.ScalarQuantization(
+            scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
+        ),
+        strict_mode_config=models.StrictModeConfigOutput(enabled=True, max_query_limit=77),
+        metadata={"owner": "x", "anchorage_0badcafe": {}},
+    )
+    info = models.CollectionInfo(
+        status=models.CollectionStatus.GREEN,
+        optimizer_status=models.OptimizersStatusOneOf.OK,
+        segments_count=1,
+        config=config,
+        payload_schema={},
+    )
+    from app.stores.qdrant.engine import CollectionForm, DenseForm
+    from app.stores.qdrant.layout import QdrantLayout, VectorPlace
+
+    form = CollectionForm(
+        "base", {"": DenseForm(DIM, "Cosine", "float32", True)}, frozenset(), True, {}, config=info
+    )
+    layout = QdrantLayout(form, "", None, None, VectorPlace("base", ""), None, False)
+    copy = copied_config(layout, 9)
+    assert copy["vectors_config"] == config.params.vectors.model_copy(update={"size": 9})
+    assert (copy["shard_number"], copy["replication_factor"]) == (3, 2)
+    assert copy["hnsw_config"].ef_construct == 200
+    assert copy["optimizers_config"].flush_interval_sec == 7
+    assert copy["wal_config"].wal_capacity_mb == 64
+    assert copy["quantization_config"] == config.quantization_config
+    assert copy["strict_mode_config"].max_query_limit == 77
+    assert copy["metadata"] == {"owner": "x"}
+    models.CreateCollection.model_validate(
+        {
+            "vectors": copy.pop("vectors_config"),
+            **{key: value for key, value in copy.items() if key != "sparse_vectors_config"},
+        }
+    )
+
+
+# --- order of the steps ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["collection", "named-vector"])
+def test_steps_in_the_wrong_order_are_refused(tmp_path: Path, strategy: str) -> None:
+    params = models.VectorParams(size=DIM, distance=DOT)
+    store = open_store(local(tmp_path, params, plain_points()))
+    beside = store.beside(TAG, NEW_DIM, strategy)
+    with pytest.raises(StoreChanged):
+        beside.cutover(translate)
+    move(store, beside)
+    with pytest.raises(WrongState):
+        beside.finish()
+    with pytest.raises(ReindexingActive, match=TAG):
+        store.beside("deadbeef", NEW_DIM, strategy).prepare()
+    beside.cutover(translate)
+    with pytest.raises(WrongState):
+        beside.abandon()
+    store.close()
+
+
+def test_a_collection_that_changed_stops_the_cutover(tmp_path: Path) -> None:
+    location = several(tmp_path)
+    store = open_store(location)
+    beside = store.beside(TAG, NEW_DIM, "collection")
+    move(store, beside)
+    with visit(location) as client:
+        dense = models.DenseVectorConfig(size=3, distance=DOT)
+        client.create_vector_name("base", "c", models.DenseVectorNameConfig(dense=dense))
+    with pytest.raises(StoreChanged, match="Abandon"):
+        beside.cutover(translate)
+    with visit(location) as client:
+        client.delete_collection(f"base-{TAG}")
+    with pytest.raises(StoreChanged):
+        beside.cutover(translate)
+    with visit(location) as client:
+        client.delete_collection("base")
+    for call in (store.facts, store.checksum, lambda: store.scroll(None, 5)):
+        with pytest.raises(StoreChanged):
+            call()
+    store.close()
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+def test_names_that_leave_the_address_are_refused(tmp_path: Path) -> None:
+    for kind in ("qdrant", "qdrant-edge"):
+        for name in ("../other", "/etc", "..", ".", "", "a/b", "a\\b", "a\0", "http://x/y"):
+            with pytest.raises(InvalidRequest):
+                open_store(StoreLocation(kind, str(tmp_path), name)).facts()
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "link").symlink_to(tmp_path)
+    with pytest.raises(InvalidRequest, match="link"):
+        open_store(StoreLocation("qdrant-edge", str(tmp_path / "inside"), "link"))
+
+
+def test_a_wrong_folder_is_not_created(tmp_path: Path) -> None:
+    store = open_store(StoreLocation("qdrant", str(tmp_path / "no"), "items"))
+    with pytest.raises(StoreChanged, match=r"meta\.json"):
+        store.facts()
+    store = open_store(StoreLocation("qdrant-edge", str(tmp_path), "no"))
+    with pytest.raises(StoreChanged, match="not a shard"):
+        store.facts()
+    assert list(tmp_path.iterdir()) == []
+
+
+HOLDER = """
+    import sys
+    if sys.argv[1] == "qdrant":
+        from qdrant_client import QdrantClient
+        held = QdrantClient(path=sys.argv[2])
+    else:
+        import qdrant_edge
+        held = qdrant_edge.EdgeShard.load(sys.argv[2] + "/items")
+    print("held", flush=True)
+    sys.stdin.read()
+    held.close()
+"""
+
+
+def shard(folder: Path) -> StoreLocation:
+    path = folder / "shards" / "items"
+    path.mkdir(parents=True)
+    params = edge.EdgeVectorParams(size=DIM, distance=edge.Distance.Dot)
+    made = edge.EdgeShard.create(str(path), edge.EdgeConfig(vectors=params))
+    points = [edge.Point(row, VECTORS[row].tolist(), {"n": row}) for row in range(12)]
+    made.update(edge.UpdateOperation.upsert_points(points))
+    made.close()
+    return StoreLocation("qdrant-edge", str(folder / "shards"), "items")
+
+
+@pytest.mark.parametrize("kind", ["qdrant", "qdrant-edge"])
+def test_a_folder_that_another_process_has_open(tmp_path: Path, kind: str) -> None:
+    if kind == "qdrant":
+        location = local(tmp_path, models.VectorParams(size=DIM, distance=DOT), plain_points())
+    else:
+        location = shard(tmp_path)
+    command = [sys.executable, "-c", textwrap.dedent(HOLDER), kind, location.url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        store = open_store(location)
+        with pytest.raises(StoreUnavailable, match="Another process"):
+            store.facts()
+        holder.communicate(b"")
+    assert store.facts().rows == 12
+    store.close()
+
+
+def test_two_stores_of_one_folder_share_it(tmp_path: Path) -> None:
+    location = local(tmp_path, models.VectorParams(size=DIM, distance=DOT), plain_points())
+    first, second = open_store(location), open_store(location)
+    assert first.facts() == second.facts()
+    first.close()
+    assert second.facts().rows == 12
+    second.close()
+    assert first.facts().rows == 12
+    first.close()
+
+
+def test_a_server_that_does_not_answer_is_unavailable_and_its_key_is_not_shown() -> None:
+    store = open_store(StoreLocation("qdrant", "http://:s3cret@127.0.0.1:9", "items"))
+    with pytest.raises(StoreUnavailable) as caught:
+        store.facts()
+    assert "s3cret" not in str(caught.value)
+    assert "s3cret" not in repr(store.location)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), StoreFull),
+        (PermissionError(errno.EACCES, "Permission denied"), StoreRefused),
+        (OSError(errno.EROFS, "Read-only file system"), StoreRefused),
+        (Exception("Service runtime error: IO Error: No space left on device"), StoreFull),
+        (ValueError("Collection x not found"), StoreChanged),
+        (RuntimeError("something else"), StoreUnavailable),
+    ],
+)
+def test_faults_of_the_engine_have_names(raised: Exception, expected: type[Exception]) -> None:
+    with pytest.raises(expected), qdrant_faults("'items'"):
+        raise raised
+
+
+@pytest.mark.parametrize(
+    ("points", "kind"),
+    [
+        ([StoredPoint(1)], KeyError),
+        ([StoredPoint(1, {"v": [1.0]}), StoredPoint(2, {"v": [1.0, 2.0]})], ValueError),
+        ([StoredPoint(1, {"v": {}})], TypeError),
+    ],
+)
+def test_faults_of_the_connector_are_not_called_faults_of_the_store(points, kind) -> None:
+    with pytest.raises(kind), qdrant_faults("'items'"):
+        stack(points, "v", 1)
+
+
+WRITER = """
+    import sys
+    import numpy as np
+    from app.stores.base import StoreLocation
+    from app.stores.registry import open_store
+    kind, url, collection, strategy = sys.argv[1:]
+    store = open_store(StoreLocation(kind, url, collection))
+    beside = store.beside("0badcafe", 5, strategy)
+    beside.prepare()
+    cursor = None
+    while True:
+        page = store.scroll(cursor, 1)
+        beside.write(page.ids, np.tile(page.vectors[:, :1], 5))
+        print("written", flush=True)
+        cursor = page.cursor
+        if cursor is None:
+            break
+    print("done", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [("qdrant", "collection"), ("qdrant", "named-vector"), ("qdrant-edge", "named-vector")],
+)
+def test_a_killed_run_continues_with_the_same_rows(
+    tmp_path: Path, kind: str, strategy: str
+) -> None:
+    params = models.VectorParams(size=DIM, distance=DOT)
+    location = local(tmp_path, params, plain_points()) if kind == "qdrant" else shard(tmp_path)
+    arguments = [kind, location.url, location.collection, strategy]
+    command = [sys.executable, "-c", textwrap.dedent(WRITER), *arguments]
+    for pages in (1, 4, 7):
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
+            assert run.stdout is not None
+            for _ in range(pages):
+                assert run.stdout.readline() == b"written\n"
+            os.kill(run.pid, signal.SIGKILL)
+
+    def first(ids, vectors):
+        return np.tile(vectors[:, :1], NEW_DIM)
+
+    store = open_store(location)
+    assert find_layout(store.engine, location).tag == TAG
+    beside = store.beside(TAG, NEW_DIM, strategy)
+    assert 7 <= beside.count() <= 12
+    move(store, beside, first)
+    beside.cutover(first)
+    page = store.scroll(None, 50, "new")
+    assert list(page.ids) == list(range(12))
+    assert np.array_equal(page.vectors, np.tile(VECTORS[:, :1], NEW_DIM))
+    store.close()
+
+
+def test_local_mode_is_recognised_by_the_address() -> None:
+    assert ClientEngine("https://example.org:6333", "x").remote
+    assert not ClientEngine("file:///tmp/x", "x").remote
+    assert load_shard is not load_local

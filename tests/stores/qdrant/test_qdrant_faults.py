@@ -1,0 +1,64 @@
+"""Full and read-only disks under Qdrant's local mode and its edge engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import qdrant_edge as edge
+from qdrant_client import QdrantClient, models
+
+from app.errors import StoreFull, StoreRefused
+from app.stores.base import StoreLocation
+from app.stores.registry import open_store
+from tests.stores.file_systems import fill_disk, make_read_only, small_disk
+
+VECTORS = np.random.default_rng(3).normal(size=(40, 64)).astype(np.float32)
+
+
+def local(disk: Path) -> StoreLocation:
+    client = QdrantClient(path=str(disk / "q"))
+    client.create_collection("items", models.VectorParams(size=64, distance=models.Distance.DOT))
+    points = [
+        models.PointStruct(id=row, vector=VECTORS[row].tolist(), payload={}) for row in range(40)
+    ]
+    client.upsert("items", points)
+    client.close()
+    return StoreLocation("qdrant", str(disk / "q"), "items")
+
+
+def shard(disk: Path) -> StoreLocation:
+    (disk / "items").mkdir()
+    params = edge.EdgeVectorParams(size=64, distance=edge.Distance.Dot)
+    made = edge.EdgeShard.create(str(disk / "items"), edge.EdgeConfig(vectors=params))
+    points = [edge.Point(row, VECTORS[row].tolist(), {}) for row in range(40)]
+    made.update(edge.UpdateOperation.upsert_points(points))
+    made.close()
+    return StoreLocation("qdrant-edge", str(disk), "items")
+
+
+def test_a_full_disk_of_local_mode(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 2048) as disk:
+        store = open_store(local(disk))
+        beside = store.beside("0badcafe", 64, "named-vector")
+        beside.prepare()
+        beside.write(range(3), VECTORS[:3])
+        fill_disk(disk, 0)
+        with pytest.raises(StoreFull):
+            beside.write(range(3, 40), VECTORS[3:])
+        (disk / "ballast").unlink()
+        beside.write(range(40), VECTORS)
+        assert beside.count() == 40
+        store.close()
+        assert np.allclose(store.fetch(range(40), "new").vectors, VECTORS)
+        store.close()
+
+
+@pytest.mark.parametrize("fill", [local, shard])
+def test_a_read_only_disk_refuses(tmp_path: Path, fill) -> None:
+    with small_disk(tmp_path / "disk", 200_000) as disk:
+        location = fill(disk)
+        make_read_only(disk)
+        with pytest.raises(StoreRefused):
+            open_store(location).facts()

@@ -1,0 +1,36 @@
+"""Whose fault an error is: the library's, or ours."""
+
+from __future__ import annotations
+
+import json
+from types import FunctionType
+
+import numpy as np
+import pytest
+
+from app.stores.base import Changes
+from app.stores.common import opposite, raised_by, translate_changes
+
+
+def error_of(call) -> BaseException:
+    with pytest.raises(ValueError) as caught:
+        call()
+    return caught.value
+
+
+def test_an_error_belongs_to_the_package_that_our_code_called():
+    theirs = error_of(lambda: json.loads("{"))
+    assert raised_by(theirs, {"json"})
+    assert not raised_by(theirs, {"lance"})
+    assert not raised_by(error_of(lambda: int("x")), {"json"})
+    # ours, although the library called us
+    ours = FunctionType((lambda _: int("x")).__code__, {"__name__": "app.ours", "int": int})
+    assert not raised_by(error_of(lambda: json.loads("{}", object_hook=ours)), {"json"})
+
+
+def test_sides_and_changes():
+    assert (opposite("old"), opposite("new")) == ("new", "old")
+    two = Changes(["a", "b"], np.ones((2, 3), np.float32))
+    assert translate_changes(lambda ids, vectors: vectors * 2, two).tolist() == [[2.0] * 3] * 2
+    none = Changes([], np.zeros((0, 3), np.float32), ["c"])
+    assert translate_changes(lambda ids, vectors: 1 / 0, none).shape == (0, 3)

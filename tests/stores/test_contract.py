@@ -1,0 +1,400 @@
+"""What every connector promises (app/stores/base.py), on real stores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.errors import ReindexingActive, StoreRefused, StoreUnsupported
+from app.stores.base import Store, StoreLocation
+from app.stores.registry import open_store
+from tests.stores.cases import CASES
+from tests.stores.cases.base import Rows, StoreCase
+
+OLD_DIM, NEW_DIM, TAG, OTHER_TAG = 6, 9, "0badcafe", "0decade5"
+
+RNG = np.random.default_rng(19)
+ROTATION = RNG.normal(size=(OLD_DIM, NEW_DIM)).astype(np.float32)
+
+
+def rows(case: StoreCase, count: int, first: int = 0, seed: int = 0) -> Rows:
+    vectors = np.random.default_rng([first, seed]).normal(size=(count, OLD_DIM)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    numbers = range(first, first + count)
+    payloads = [
+        {"text": f"item {each} é", "number": each, "tags": ["a", str(each)], "none": None}
+        for each in numbers
+    ]
+    return Rows(case.ids(*numbers), vectors, payloads)
+
+
+def numbers_of(ids) -> list[int]:
+    """Undo StoreCase.ids."""
+    return [int(each) for each in ids]
+
+
+def translate(ids, vectors: np.ndarray) -> np.ndarray:
+    new = vectors @ ROTATION
+    return new / np.linalg.norm(new, axis=1, keepdims=True)
+
+
+def translate_back(ids, vectors: np.ndarray) -> np.ndarray:
+    old = vectors @ np.linalg.pinv(ROTATION)
+    return (old / np.linalg.norm(old, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.kind)
+def case(request) -> StoreCase:
+    return request.param
+
+
+@pytest.fixture
+def filled(case: StoreCase, tmp_path: Path) -> Iterator[StoreLocation]:
+    location = case.fill(tmp_path, rows(case, 50))
+    yield location
+    case.remove(location)
+
+
+@pytest.fixture
+def store(filled: StoreLocation) -> Iterator[Store]:
+    opened = open_store(filled)
+    yield opened
+    opened.close()
+
+
+def every(store: Store, side="old", limit: int = 7):
+    ids, vectors, cursor = [], [], None
+    while True:
+        page = store.scroll(cursor, limit, side)
+        assert len(page.ids) == len(page.vectors) <= limit
+        ids += page.ids
+        vectors.append(page.vectors)
+        if page.cursor is None:
+            return ids, np.concatenate(vectors)
+        cursor = json.loads(json.dumps(page.cursor))
+
+
+def fill_beside(store: Store, beside, limit: int = 20) -> None:
+    beside.prepare()
+    cursor = None
+    while True:
+        page = store.scroll(cursor, limit)
+        beside.write(page.ids, translate(page.ids, page.vectors))
+        cursor = page.cursor
+        if cursor is None:
+            break
+    drain(beside)
+    beside.build_index()
+
+
+def drain(beside) -> None:
+    while len(changes := beside.changes(10)):
+        beside.apply(changes, translate(changes.ids, changes.vectors))
+
+
+def same(found: dict, rows: Rows) -> bool:
+    return set(found) == set(rows.ids) and all(
+        np.allclose(found[each][0], vector, atol=1e-3) and found[each][1] == payload
+        for each, vector, payload in zip(rows.ids, rows.vectors, rows.payloads, strict=True)
+    )
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def test_facts(store: Store) -> None:
+    facts = store.facts()
+    assert (facts.rows, facts.dim, facts.metric) == (50, OLD_DIM, "cosine")
+    assert facts.strategies
+    assert set(facts.strategies) <= set(store.capabilities.strategies)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 50, 1000])
+def test_a_scroll_returns_each_row_once(case: StoreCase, store: Store, limit: int) -> None:
+    ids, vectors = every(store, limit=limit)
+    expected = rows(case, 50)
+    assert sorted(ids) == sorted(expected.ids)
+    assert np.allclose(vectors[np.argsort(numbers_of(ids))], expected.vectors, atol=1e-3)
+
+
+def test_fetch_keeps_the_order_and_leaves_out_what_is_missing(
+    case: StoreCase, store: Store
+) -> None:
+    page = store.fetch(case.ids(30, 4000, 2, 11))
+    assert list(page.ids) == case.ids(30, 2, 11)
+    assert np.allclose(page.vectors, rows(case, 50).vectors[[30, 2, 11]], atol=1e-3)
+    assert len(store.fetch([]).ids) == 0
+
+
+def test_a_sample_has_different_rows_of_the_store(case: StoreCase, store: Store) -> None:
+    page = store.sample(20)
+    assert len(page.ids) == len(set(page.ids)) == 20
+    assert np.allclose(page.vectors, rows(case, 50).vectors[numbers_of(page.ids)], atol=1e-3)
+    assert len(store.sample(1000).ids) == 50
+
+
+def test_texts(case: StoreCase, store: Store) -> None:
+    assert list(store.texts(case.ids(3, 49, 5))) == ["item 3 é", "item 49 é", "item 5 é"]
+
+
+def test_searches_find_the_nearest_rows(case: StoreCase, store: Store) -> None:
+    queries = rows(case, 50).vectors[[8, 21]]
+    [first, second] = store.search(queries, 5, exact=True, vectors=True, payload=True)
+    assert [first.ids[0], second.ids[0]] == case.ids(8, 21)
+    assert list(first.scores) == sorted(first.scores, reverse=True)
+    assert first.vectors is not None
+    assert first.payloads is not None
+    assert np.allclose(first.vectors[0], queries[0], atol=1e-3)
+    assert first.payloads[0]["text"] == "item 8 é"
+    cosines = rows(case, 50).vectors @ queries[0]
+    assert numbers_of(first.ids) == np.argsort(-cosines, kind="stable")[:5].tolist()
+    [few] = store.search(queries[:1], 1000)
+    assert len(few.ids) == 50
+
+
+def test_the_checksum_ignores_vectors_and_sees_everything_else(
+    case: StoreCase, filled: StoreLocation, store: Store
+) -> None:
+    before = store.checksum()
+    assert before.rows == 50
+    base = rows(case, 1, 7)
+    other_vector = Rows(base.ids, -base.vectors, base.payloads)
+    case.insert(filled, other_vector)
+    assert store.checksum() == before
+    case.insert(filled, Rows(base.ids, base.vectors, [{**base.payloads[0], "number": 8}]))
+    assert store.checksum() != before
+
+
+def test_an_unknown_strategy_is_refused(store: Store) -> None:
+    with pytest.raises(StoreUnsupported):
+        store.beside(TAG, NEW_DIM, "no-such-strategy")
+
+
+# --- a reindexing ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(
+    params=[(case, strategy) for case in CASES for strategy in case.strategies],
+    ids=lambda pair: f"{pair[0].kind}-{pair[1]}",
+)
+def moving(request, tmp_path: Path):
+    case, strategy = request.param
+    location = case.fill(tmp_path, rows(case, 50))
+    store = open_store(location)
+    yield case, location, store, store.beside(TAG, NEW_DIM, strategy)
+    store.close()
+    case.remove(location)
+
+
+def strategy_of(request) -> str:
+    return str(request.node.callspec.params["moving"][1])
+
+
+def test_the_new_vectors_lie_beside_the_old_ones_until_the_cutover(moving) -> None:
+    case, location, store, beside = moving
+    before, checksum = case.read(location), store.checksum()
+    assert beside.count() == 0
+    fill_beside(store, beside)
+    assert beside.count() == 50
+    assert {each: entry[1] for each, entry in case.read(location).items()} == {
+        each: entry[1] for each, entry in before.items()
+    }
+    assert store.checksum() == checksum
+    ids, old = every(store)
+    assert np.allclose(old[np.argsort(numbers_of(ids))], rows(case, 50).vectors, atol=1e-3)
+    ids, new = every(store, "new")
+    assert np.allclose(
+        new[np.argsort(numbers_of(ids))], translate(None, rows(case, 50).vectors), atol=1e-3
+    )
+    [hits] = store.search(translate(None, rows(case, 50).vectors[[8]]), 3, side="new")
+    assert [hits.ids[0]] == case.ids(8)
+
+
+def test_writes_can_be_repeated(moving) -> None:
+    _, _, store, beside = moving
+    beside.prepare()
+    page = store.sample(10)
+    new = translate(page.ids, page.vectors)
+    beside.write(page.ids, new)
+    beside.prepare()
+    beside.write(page.ids, new)
+    assert beside.count() == 10
+    beside.write(page.ids, -new, replace=True)
+    assert np.allclose(store.fetch(page.ids, "new").vectors, -new, atol=1e-3)
+
+
+def test_a_cutover_shows_the_new_vectors_and_a_rollback_the_old_ones(moving) -> None:
+    case, location, store, beside = moving
+    before, checksum = case.read(location), store.checksum()
+    fill_beside(store, beside)
+    beside.cutover(translate)
+    seen = case.read(location)
+    first = rows(case, 50)
+    expected = Rows(first.ids, translate(None, first.vectors), first.payloads)
+    assert same(seen, expected)
+    assert store.checksum() == checksum
+    beside.rollback(translate_back)
+    again = case.read(location)
+    assert set(again) == set(before)
+    for each, (vector, payload) in before.items():
+        assert np.array_equal(again[each][0], vector)
+        assert again[each][1] == payload
+    assert store.checksum() == checksum
+    beside.cutover(translate)
+    beside.finish()
+    assert same(case.read(location), expected)
+    assert not any(TAG in name for name in case.read(location)[first.ids[0]][1])
+    assert store.facts().dim == NEW_DIM
+
+
+def test_a_row_without_a_new_vector_stays_visible(moving) -> None:
+    case, location, store, beside = moving
+    beside.prepare()
+    page = store.scroll(None, 50)
+    beside.write(page.ids[1:], translate(page.ids[1:], page.vectors[1:]))
+    beside.build_index()
+    checksum = store.checksum()
+    beside.cutover(translate)
+    assert store.checksum() == checksum
+    assert set(case.read(location)) == set(page.ids)
+    beside.finish()
+    assert store.checksum() == checksum
+    assert set(case.read(location)) == set(page.ids)
+
+
+def test_an_abandoned_reindexing_leaves_the_store_as_it_was(moving) -> None:
+    case, location, store, beside = moving
+    before, facts = case.read(location), store.facts()
+    fill_beside(store, beside)
+    beside.abandon()
+    after = case.read(location)
+    assert all(np.array_equal(after[each][0], before[each][0]) for each in before)
+    assert store.facts() == facts
+    beside.abandon()
+
+
+def test_writes_of_clients_reach_the_other_side(moving) -> None:
+    case, location, store, beside = moving
+    beside.prepare()
+    if not store.capabilities.captures_writes:
+        case.insert(location, rows(case, 5, 50))
+        assert len(beside.changes(10)) == 0
+        return
+    case.insert(location, rows(case, 5, 50))
+    case.delete(location, case.ids(3, 4))
+    fill_beside(store, beside)
+    tenth = rows(case, 1, 10)
+    changed = Rows(tenth.ids, -tenth.vectors, tenth.payloads)
+    case.insert(location, changed)
+    case.delete(location, case.ids(11))
+    case.insert(location, rows(case, 1, 60))
+    beside.cutover(translate)
+    expected = {}
+    for written in (rows(case, 50), rows(case, 5, 50), changed, rows(case, 1, 60)):
+        expected |= dict(zip(written.ids, written.vectors, strict=True))
+    for gone in case.ids(3, 4, 11):
+        del expected[gone]
+    found = case.read(location)
+    assert set(found) == set(expected)
+    for each, vector in expected.items():
+        assert np.allclose(found[each][0], translate(None, vector[None])[0], atol=1e-3)
+    assert beside.count() == len(expected)
+
+    later = rows(case, 1, 70)
+    [seventy, twelve] = case.ids(70, 12)
+    new = translate(None, later.vectors)
+    case.insert(location, Rows(later.ids, new, later.payloads))
+    case.delete(location, case.ids(12))
+    drain_back(beside)
+    beside.rollback(translate_back)
+    back = case.read(location)
+    assert set(back) == (set(expected) | {seventy}) - {twelve}
+    assert np.allclose(back[seventy][0], translate_back(None, new)[0], atol=1e-3)
+    assert back[seventy][1] == later.payloads[0]
+
+
+def test_a_row_without_a_direction_is_reported_once(moving) -> None:
+    """The caller puts a row that it cannot translate among the deleted ones."""
+    case, location, store, beside = moving
+    fill_beside(store, beside)
+    if not store.capabilities.captures_writes:
+        return  # its changes are never reported
+    case.insert(location, rows(case, 3, 60))
+    changes = beside.changes(10)
+    assert sorted(changes.ids) == case.ids(60, 61, 62)
+    first = replace(
+        changes,
+        ids=changes.ids[:1],
+        vectors=changes.vectors[:1],
+        deleted=[*changes.deleted, *changes.ids[1:]],
+    )
+    beside.apply(first, translate(first.ids, first.vectors))
+    assert len(beside.changes(10)) == 0
+    assert beside.count() == 51
+    lost = changes.ids[1]
+    case.insert(location, rows(case, 1, int(lost), seed=1))
+    assert list(beside.changes(10).ids) == [lost]
+    drain(beside)
+    assert beside.count() == 52
+
+
+def test_a_second_reindexing_of_the_collection_is_refused(request, moving) -> None:
+    case, location, store, beside = moving
+    fill_beside(store, beside)
+    beside.cutover(translate)
+    before = case.read(location)
+    other = open_store(location)
+    for each in (store, other):
+        with pytest.raises((ReindexingActive, StoreRefused)):
+            each.beside(OTHER_TAG, NEW_DIM, strategy_of(request)).prepare()
+    other.close()
+    after = case.read(location)
+    assert all(np.array_equal(after[each][0], before[each][0]) for each in before)
+    beside.rollback(translate_back)
+    beside.cutover(translate)
+    beside.finish()
+    assert store.facts().dim == NEW_DIM
+
+
+def test_a_handle_remembers_no_reindexing_that_another_one_ended(request, moving) -> None:
+    case, location, store, beside = moving
+    fill_beside(store, beside)
+    beside.abandon()
+    other = open_store(location)
+    again = other.beside(OTHER_TAG, NEW_DIM, strategy_of(request))
+    fill_beside(other, again)
+    again.cutover(translate)
+    first = rows(case, 50)
+    for each in (store, other):
+        ids, old = every(each)
+        assert np.allclose(old[np.argsort(numbers_of(ids))], first.vectors, atol=1e-3)
+        new = each.fetch(first.ids, "new").vectors
+        assert np.allclose(new, translate(None, first.vectors), atol=1e-3)
+    again.finish()
+    assert store.fetch(first.ids).vectors.shape == (50, NEW_DIM)
+    other.close()
+
+
+def drain_back(beside) -> None:
+    while len(changes := beside.changes(10)):
+        beside.apply(changes, translate_back(changes.ids, changes.vectors))
+
+
+def test_steps_of_a_reindexing_can_be_repeated(moving) -> None:
+    _, _, store, beside = moving
+    fill_beside(store, beside)
+    beside.build_index()
+    beside.cutover(translate)
+    beside.cutover(translate)
+    assert store.facts().rows == 50
+    beside.rollback(translate_back)
+    beside.rollback(translate_back)
+    beside.cutover(translate)
+    beside.finish()
+    beside.finish()
+    assert store.facts().dim == NEW_DIM
