@@ -1,0 +1,1 @@
+"""Moves a store to another encoder: plan, run, verify, cut over, roll back, finish."""

@@ -1,0 +1,188 @@
+"""The hold of a reindexing: one job, step or synchronisation at a time works on its store.
+
+The hold is in the row, ends HOLD_S after it was last renewed, and so outlives no process for long.
+Only its holder writes `position` and `found`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from app.errors import DatabaseUnavailable, ReindexingActive
+from app.services.context import Services
+from app.storage import tables
+from app.storage.queries import reindexings as queries
+
+log = logging.getLogger("anchorage.reindexing")
+
+#: how long a hold lasts without a renewal, and how often it is renewed
+HOLD_S = 15.0
+HOLD_RENEWED_S = 4.0
+
+#: the pause before a hold, or a database that is away, is tried again
+HOLD_PAUSE_S = 0.1
+AWAY_PAUSE_S = 0.5
+
+#: what the owner of a job's hold begins with: the queue runs one attempt of a job at a time
+JOB_OWNER = "job "
+
+#: the member of `position` that holds the hold
+HELD = "held"
+
+
+class Hold:
+    """A hold, which its context renews. `row` is the reindexing as last read or written."""
+
+    def __init__(self, services: Services, row: tables.ReindexingRow, token: str) -> None:
+        self.row = row
+        self._services = services
+        self._token = token
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._ends = time.monotonic() + HOLD_S
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Return a copy of the position, without the hold."""
+        return {name: each for name, each in self.row.position.items() if name != HELD}
+
+    def save(
+        self,
+        *,
+        unchanged: tables.ReindexingRow | None = None,
+        within: Callable[[Session], object] = lambda session: None,
+        **values: Any,
+    ) -> None:
+        """Write columns of the row, and what `within` adds, in one transaction under the hold.
+
+        Tries again while the database is away, until the hold may have ended.
+        Raises ReindexingActive when the hold is lost, or when state or job are no longer those of
+        `unchanged`, and DatabaseUnavailable.
+        """
+        with self._lock:
+            while True:
+                try:
+                    if self._write(values, unchanged, within):
+                        return
+                except DatabaseUnavailable:
+                    if time.monotonic() + AWAY_PAUSE_S >= self._ends:
+                        raise
+                    time.sleep(AWAY_PAUSE_S)
+
+    def _write(
+        self,
+        values: dict[str, Any],
+        unchanged: tables.ReindexingRow | None,
+        within: Callable[[Session], object],
+    ) -> bool:
+        ends = time.monotonic() + HOLD_S
+        with self._services.db.transaction() as session:
+            row = session.get(tables.ReindexingRow, self.row.id, populate_existing=True)
+            held = None if row is None else row.position.get(HELD)
+            if row is None or held is None or held["token"] != self._token:
+                raise ReindexingActive(
+                    "Another step of the reindexing took over, because this one did not renew its "
+                    "hold. Read the reindexing, and repeat the call if it is still needed."
+                )
+            if unchanged and (row.state, row.job_id) != (unchanged.state, unchanged.job_id):
+                raise ReindexingActive(
+                    "The reindexing changed at the same time. Read it, and repeat the call if it "
+                    "is still possible.",
+                    retry_after_s=1,
+                )
+            position = values.get("position", row.position)
+            renewed = {**position, HELD: {**held, "until": _until().isoformat()}}
+            changes = {**values, "position": renewed}
+            if not queries.change(session, row, **changes):
+                return False
+            within(session)
+            session.expire(row)
+            session.refresh(row)
+        self.row, self._ends = row, ends
+        return True
+
+    def renew_until_ended(self) -> None:
+        """Renew the hold again and again, in a separate thread."""
+        while not self._ended.wait(HOLD_RENEWED_S):
+            try:
+                self.save()
+            except ReindexingActive:
+                return
+            except DatabaseUnavailable as error:
+                log.warning("the hold of reindexing %s is not renewed: %s", self.row.id, error)
+
+    def end(self) -> None:
+        """Give the hold up. Without the database, it ends by itself."""
+        self._ended.set()
+        try:
+            with self._lock, self._services.db.transaction() as session:
+                row = session.get(tables.ReindexingRow, self.row.id, populate_existing=True)
+                while row is not None and row.position.get(HELD, {}).get("token") == self._token:
+                    rest = {name: each for name, each in row.position.items() if name != HELD}
+                    if queries.change(session, row, position=rest):
+                        return
+                    session.expire(row)
+        except DatabaseUnavailable as error:
+            log.warning("the hold of reindexing %s ends by itself: %s", self.row.id, error.detail)
+
+
+@contextmanager
+def hold(
+    services: Services, reindexing_id: str, owner: str, *, wait_s: float = 0.0
+) -> Iterator[Hold]:
+    """Hold a reindexing inside this context.
+
+    owner   who holds it; only the same job takes its own hold over, after its worker was lost
+    wait_s  how long to wait for another holder
+    Raises ReindexingActive when another owner holds it.
+    """
+    held = _take(services, reindexing_id, owner, time.monotonic() + wait_s)
+    renewal = threading.Thread(target=held.renew_until_ended, name="renew a hold", daemon=True)
+    renewal.start()
+    try:
+        yield held
+    finally:
+        held.end()
+
+
+def _take(services: Services, reindexing_id: str, owner: str, deadline: float) -> Hold:
+    token = tables.new_id()
+    while True:
+        with services.db.transaction() as session:
+            row = session.get_one(tables.ReindexingRow, reindexing_id, populate_existing=True)
+            held: dict[str, Any] | None = row.position.get(HELD)
+            free = held is None or _is_own_job(held, owner) or _has_ended(held)
+            mine = {"token": token, "owner": owner, "until": _until().isoformat()}
+            taken = free and queries.change(session, row, position={**row.position, HELD: mine})
+            if taken:
+                session.expire(row)
+                session.refresh(row)
+        if taken:
+            return Hold(services, row, token)
+        if held is not None and not free and time.monotonic() >= deadline:
+            raise ReindexingActive(
+                f"The {held['owner']} works on this reindexing now. Wait until it ends.",
+                retry_after_s=5,
+            )
+        time.sleep(HOLD_PAUSE_S)
+
+
+def _is_own_job(held: dict[str, Any], owner: str) -> bool:
+    """Return whether an attempt of the same job holds it. Steps and workers share their names."""
+    return held["owner"] == owner and owner.startswith(JOB_OWNER)
+
+
+def _has_ended(held: dict[str, Any]) -> bool:
+    return datetime.fromisoformat(held["until"]) < tables.now()
+
+
+def _until() -> datetime:
+    return tables.now() + timedelta(seconds=HOLD_S)

@@ -1,0 +1,296 @@
+"""The maps of a reindexing: both directions, fixed for its whole life.
+
+A reindexing can last for weeks, and its anchor set may grow meanwhile. Rows that were translated
+by another map would not be comparable, so the maps are stored as a blob when the plan is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from app.errors import Conflict, OutOfRange
+from app.maths.anchors.known_rows import KnownRows, find_known_rows, index_known_rows
+from app.maths.geometry.space import LARGEST_MAGNITUDE
+from app.maths.quality.confidence import Confidence, expected_cosines
+from app.maths.translators.translator import Translator, apply_into
+from app.services.anchors import spaces
+from app.services.anchors.samples import SAMPLE_TENSOR
+from app.services.context import Services
+from app.services.request_context import RequestContext
+from app.services.serving.confidence import find_confidence
+from app.services.serving.maps import ServedMap
+from app.services.serving.products import TranslateProduct
+from app.services.translators import translators, warnings
+from app.services.translators.translators import FitRequest
+from app.services.translators.warnings import AnswerWarning
+from app.services.upkeep.cache_codecs import CONFIDENCE, TRANSLATOR
+from app.storage import tables
+from app.storage.queries import resources
+from app.stores.base import StoreVectors
+
+Direction = Literal["forward", "backward"]
+
+#: rows that are translated at a time; their scratch memory is a few vectors each
+MAPPED_ROWS = 8192
+
+
+@dataclass(frozen=True, eq=False)
+class MappedPage:
+    """Vectors (n, d) in the other space, float32, and what was special about rows.
+
+    known      (n,) rows that equal an anchor: they have the anchor's native vector
+    undirected (n,) rows that no map can translate: they are zero, not finite, beyond 2^100, at the
+               mean of the anchors, or outside their span. Their vectors are zero
+    """
+
+    vectors: StoreVectors
+    known: NDArray[np.bool_]
+    undirected: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class OneWayMap:
+    """A translator, and the anchors of both spaces: row i of `native` is the item of row i of
+    `anchors`.
+    """
+
+    translator: Translator
+    anchors: Tensor
+    native: Tensor
+
+    @cached_property
+    def known_rows(self) -> KnownRows:
+        return index_known_rows(self.anchors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory, with the sorted anchors."""
+        return self.translator.nbytes + 2 * self.anchors.nbytes
+
+    def map_rows(self, vectors: StoreVectors) -> MappedPage:
+        """Translate vectors (n, d). No vector stops it."""
+        count, dims = len(vectors), self.translator.dims
+        if vectors.ndim != 2 or vectors.shape[1] != dims[0]:
+            raise ValueError(f"vectors of shape {vectors.shape} for a map of {dims[0]} dimensions")
+        out = np.zeros((count, dims[1]), dtype=np.float32)
+        known = np.zeros(count, dtype=np.bool_)
+        undirected = np.zeros(count, dtype=np.bool_)
+        for start in range(0, count, MAPPED_ROWS):
+            rows = slice(start, min(start + MAPPED_ROWS, count))
+            self._map_piece(
+                _as_tensor(vectors[rows]),
+                torch.from_numpy(out[rows]),
+                torch.from_numpy(known[rows]),
+                torch.from_numpy(undirected[rows]),
+            )
+        return MappedPage(out, known, undirected)
+
+    def _map_piece(self, vectors: Tensor, out: Tensor, known: Tensor, undirected: Tensor) -> None:
+        largest = vectors.abs().amax(dim=1)
+        undirected.copy_(~((largest > 0) & (largest <= LARGEST_MAGNITUDE)))  # true for NaN
+        usable = (~undirected).nonzero().flatten()
+        while len(usable):
+            whole = len(usable) == len(vectors)
+            part = vectors if whole else vectors[usable]
+            made = out if whole else torch.empty(len(usable), out.shape[1])
+            try:
+                flags = apply_into(self.translator, part, made)
+            except OutOfRange as error:  # too far from the mean for `keep_norms`
+                if not error.rows:
+                    raise
+                undirected[usable[error.rows]] = True
+                usable = (~undirected).nonzero().flatten()
+                continue
+            if not whole:
+                out[usable] = made
+            if flags is not None:
+                undirected[usable[flags[0] | flags[1]]] = True
+            break
+        anchor = find_known_rows(self.known_rows, vectors)
+        known.copy_(anchor >= 0)
+        undirected &= ~known
+        out[undirected] = 0.0
+        out[known] = self.native[anchor[known]]
+
+
+@dataclass(frozen=True, eq=False)
+class ReindexingMaps:
+    """The maps of one reindexing, float32 numpy in and out; several threads may use them.
+
+    confidence  of the forward map; None with too few anchors
+    """
+
+    forward: OneWayMap
+    backward: OneWayMap
+    confidence: Confidence | None
+
+    @property
+    def nbytes(self) -> int:
+        about = 0 if self.confidence is None else self.confidence.nbytes
+        return self.forward.nbytes + self.backward.nbytes + about
+
+    def translate(self, vectors: StoreVectors) -> StoreVectors:
+        """Return the vectors (n, d_source) in the target's space: zero where there is no direction.
+
+        A row that equals an anchor gets the anchor's native vector.
+        """
+        return self.forward.map_rows(vectors).vectors
+
+    def translate_back(self, vectors: StoreVectors) -> StoreVectors:
+        """Return the vectors (n, d_target) in the source's space, as `translate`."""
+        return self.backward.map_rows(vectors).vectors
+
+    def expected_cosine(self, vectors: StoreVectors) -> NDArray[np.float64]:
+        """Return the expected cosine (n,) of each translation to the native vector.
+
+        1 for a row that equals an anchor; NaN without confidence, and for rows that are zero, not
+        finite, or beyond 2^100.
+        """
+        expected = np.full(len(vectors), np.nan)
+        if self.confidence is None:
+            return expected
+        for start in range(0, len(vectors), MAPPED_ROWS):
+            piece = _as_tensor(vectors[start : start + MAPPED_ROWS])
+            largest = piece.abs().amax(dim=1)
+            usable = ((largest > 0) & (largest <= LARGEST_MAGNITUDE)).nonzero().flatten()
+            if len(usable):
+                cosines = expected_cosines(self.confidence, piece[usable]).cosine
+                expected[start + usable.numpy()] = cosines.numpy()
+            known = find_known_rows(self.forward.known_rows, piece) >= 0
+            expected[start + known.nonzero().flatten().numpy()] = 1.0
+        return expected
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltMaps:
+    """New maps: their blob, how the forward map was made, and warnings about both spaces."""
+
+    digest: str
+    maps: ReindexingMaps
+    served: ServedMap
+    warnings: Sequence[AnswerWarning] = ()
+
+
+def build_maps(
+    services: Services,
+    context: RequestContext,
+    request: FitRequest,
+    *,
+    sample: Tensor | None = None,
+) -> BuiltMaps:
+    """Fit the maps of both directions to the set's present anchors, and store them as one blob.
+
+    sample  (n, d_source) vectors of the store. Where the set has no sample of it, the fits weigh
+            anchors that are foreign to it less, as they would with one
+    Raises the not-found and option errors, AnchorsNotEmbedded, Conflict, Overloaded and
+    StorageUnavailable.
+    """
+    source, target = _find_pair(services, context.project, request, sample)
+    forward = translators.fit(services, context, source, target, request)
+    assert request.source is not None
+    back = replace(request, source=request.target, target=request.source)
+    backward = translators.fit(services, context, target, source, back)
+    served = ServedMap(
+        TranslateProduct(forward.translator),
+        method=forward.method,
+        options=forward.options,
+        id=forward.id,
+        translator=forward.translator,
+        pair=(source, target),
+        role=request.role,
+    )
+    x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
+    maps = ReindexingMaps(
+        OneWayMap(forward.translator, x, y),
+        OneWayMap(backward.translator, y, x),
+        find_confidence(services, served),
+    )
+    return BuiltMaps(
+        services.blobs.put(_dump(maps)),
+        maps,
+        served,
+        warnings.warnings_about_pair(services, source, target),
+    )
+
+
+def _find_pair(
+    services: Services, project: str, request: FitRequest, sample: Tensor | None
+) -> tuple[tables.SpaceRow, tables.SpaceRow]:
+    """Return both spaces; the source's with the sample, unless one of them has a sample.
+
+    Raises the not-found errors and AnchorsNotEmbedded.
+    """
+    source, target = translators.find_pair(services, project, request)
+    if sample is None or source.sample is not None or target.sample is not None:
+        return source, target
+    names = {source.encoder.name, target.encoder.name}
+    digest = services.blobs.put({SAMPLE_TENSOR: sample})
+    with services.db.transaction() as session:
+        found = resources.spaces_of(session, project, request.anchor_set, names)
+    if len(found) < len(names):
+        raise Conflict(
+            f"Anchor set {request.anchor_set!r} was replaced meanwhile. Try again.",
+            field="anchor_set",
+        )
+    source, target = found[source.encoder.name], found[target.encoder.name]
+    # These rows are only read here, and outside a session, which would write them.
+    source.sample, source.sample_size = digest, len(sample)
+    return source, target
+
+
+def load_maps(services: Services, row: tables.ReindexingRow) -> ReindexingMaps:
+    """Return the maps of a reindexing, from memory or its blob.
+
+    Raises BlobMissing, StorageUnavailable.
+    """
+    return services.cache.get_or_make(
+        ("reindexing maps", row.maps),
+        lambda: _load(services.blobs.get(row.maps, of=f"reindexing {row.id}")),
+        lambda maps: maps.nbytes,
+    )
+
+
+def _dump(maps: ReindexingMaps) -> dict[str, Tensor]:
+    parts = {
+        "forward": TRANSLATOR.dump(maps.forward.translator),
+        "backward": TRANSLATOR.dump(maps.backward.translator),
+        "confidence": CONFIDENCE.dump(maps.confidence),
+        "anchors": {"source": maps.forward.anchors, "target": maps.forward.native},
+    }
+    return {
+        f"{part}/{name}": tensor
+        for part, tensors in parts.items()
+        for name, tensor in tensors.items()
+    }
+
+
+def _load(tensors: Mapping[str, Tensor]) -> ReindexingMaps:
+    def part(name: str) -> dict[str, Tensor]:
+        start = f"{name}/"
+        return {
+            key.removeprefix(start): tensor
+            for key, tensor in tensors.items()
+            if key.startswith(start)
+        }
+
+    anchors = part("anchors")
+    x, y = anchors["source"], anchors["target"]
+    return ReindexingMaps(
+        OneWayMap(TRANSLATOR.load(part("forward")), x, y),
+        OneWayMap(TRANSLATOR.load(part("backward")), y, x),
+        CONFIDENCE.load(part("confidence")),
+    )
+
+
+def _as_tensor(vectors: StoreVectors) -> Tensor:
+    """Return the vectors as a tensor, copied if their memory cannot be shared."""
+    rows = np.ascontiguousarray(vectors, dtype=np.float32)
+    return torch.from_numpy(rows if rows.flags.writeable else rows.copy())

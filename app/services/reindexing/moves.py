@@ -1,0 +1,174 @@
+"""The store, the new vectors and the maps of one reindexing, ready to work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.errors import AddressNotListed, AnchorageError, StoreChanged
+from app.services.context import Services
+from app.services.reindexing.maps import MappedPage, OneWayMap, ReindexingMaps, load_maps
+from app.services.reindexing.re_embedding import choose_rows, re_embed
+from app.services.request_context import RequestContext
+from app.services.stores.connections import location_of, open_row, safe_detail
+from app.storage import tables
+from app.stores.base import Beside, Changes, Store, StoreId, StoreVectors
+from app.stores.hidden_urls import fault_without_url
+from app.types import ReindexingState
+
+#: rows of a batch, where the plan names none
+USUAL_BATCH = 4000
+
+#: longest time of one pass over the changes of clients
+DRAIN_S = 20.0
+
+
+@dataclass(frozen=True, eq=False)
+class NewRows:
+    """New vectors (n, d) of rows.
+
+    known    number of rows that are anchors, and encoded, of rows that were encoded again
+    missing  places of rows without a direction: they have no new vector
+    """
+
+    vectors: StoreVectors
+    known: int
+    encoded: int
+    missing: NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """A reindexing at work. `batch` is the number of rows that are read and written at a time."""
+
+    services: Services
+    context: RequestContext
+    row: tables.ReindexingRow
+    store: Store
+    beside: Beside
+    maps: ReindexingMaps
+    batch: int
+
+    def make_new(self, ids: Sequence[StoreId], vectors: StoreVectors) -> NewRows:
+        """Return the new vectors of rows: translated, of anchors, or encoded again by the plan.
+
+        Raises StoreChanged, and the errors of `re_embed`.
+        """
+        mapped = map_rows(self.maps.forward, vectors)
+        found, encoded = mapped.vectors, 0
+        missing = mapped.undirected
+        chosen = np.flatnonzero(choose_rows(self.maps, self.row.plan, vectors, mapped))
+        if len(chosen):
+            wanted = [ids[place] for place in chosen.tolist()]
+            made = re_embed(self.services, self.context, self.row, self.store, wanted)
+            places = chosen[list(made.places)]
+            found[places], missing[places] = made.vectors, False
+            encoded = len(places)
+        return NewRows(found, int(mapped.known.sum()), encoded, np.flatnonzero(missing))
+
+    def forward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
+        """Translate old vectors, as a cutover needs it."""
+        return map_rows(self.maps.forward, vectors).vectors
+
+    def backward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
+        """Translate new vectors back, as a rollback needs it."""
+        return map_rows(self.maps.backward, vectors).vectors
+
+    def drain(self, *, after_cutover: bool) -> Iterator[int]:
+        """Apply the changes that clients made, and yield the number of each batch.
+
+        Ends when none waits, or after DRAIN_S: clients may write faster than they are followed.
+        """
+        ends = time.monotonic() + DRAIN_S
+        while len(changes := self.beside.changes(self.batch)):
+            self._apply(changes, after_cutover)
+            yield len(changes)
+            if time.monotonic() >= ends:
+                return
+
+    def _apply(self, changes: Changes, after_cutover: bool) -> None:
+        if len(changes.ids) == 0:
+            width = (self.maps.backward if after_cutover else self.maps.forward).translator.dims[1]
+            self.beside.apply(changes, np.zeros((0, width), np.float32))
+            return
+        if after_cutover:
+            mapped = map_rows(self.maps.backward, changes.vectors)
+            vectors, missing = mapped.vectors, np.flatnonzero(mapped.undirected)
+        else:
+            made = self.make_new(changes.ids, changes.vectors)
+            vectors, missing = made.vectors, made.missing
+        if len(missing) == 0:
+            self.beside.apply(changes, vectors)
+            return
+        kept = np.setdiff1d(np.arange(len(changes.ids)), missing)
+        # A row without a direction has no new vector. Its old vector stays, for a rollback.
+        gone = [] if after_cutover else [changes.ids[place] for place in missing.tolist()]
+        usable = replace(
+            changes,
+            ids=[changes.ids[place] for place in kept.tolist()],
+            vectors=changes.vectors[kept],
+            deleted=[*changes.deleted, *gone],
+        )
+        self.beside.apply(usable, vectors[kept])
+
+
+def open_move(services: Services, row: tables.ReindexingRow) -> Move:
+    """Open the store and the maps of a reindexing, without connecting.
+
+    Raises the errors of `open_row`, StoreUnsupported, BlobMissing and StorageUnavailable.
+    """
+    maps = load_maps(services, row)
+    store = open_row(services, row.store)
+    beside = store.beside(tag_of(row), row.target.dim, row.plan.get("strategy"))
+    context = RequestContext(row.project, origin=f"reindexing {row.id}")
+    batch = int(row.plan.get("batch") or USUAL_BATCH)
+    return Move(services, context, row, store, beside, maps, batch)
+
+
+@contextmanager
+def without_url(services: Services, row: tables.ReindexingRow) -> Iterator[None]:
+    """Remove the store's URL, which may hold a password, from the errors of the block.
+
+    An error that this project does not define becomes a ConnectorFault, whose text is its trace.
+    """
+    try:
+        yield
+    except AddressNotListed:
+        raise
+    except AnchorageError as error:
+        error.detail = safe_detail(services, row.store, error)
+        raise
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] == "app" or isinstance(error, MemoryError):
+            raise
+        fault = fault_without_url(error, location_of(services, row.store).url)
+    else:
+        return
+    raise fault
+
+
+def tag_of(row: tables.ReindexingRow) -> str:
+    """Return the part of all names that the reindexing creates in the store."""
+    return row.id[:8]
+
+
+def is_after_cutover(row: tables.ReindexingRow) -> bool:
+    """Return whether clients see the new vectors."""
+    return row.state == ReindexingState.cut_over
+
+
+def map_rows(one_way: OneWayMap, vectors: StoreVectors) -> MappedPage:
+    """Translate rows of the store. Raises StoreChanged for another number of dimensions."""
+    expected = one_way.translator.dims[0]
+    if vectors.shape[1] != expected:
+        raise StoreChanged(
+            f"The store has vectors of {vectors.shape[1]} dimensions, and the reindexing was "
+            f"planned for {expected}. Undo the change and call `run` again, or abandon the "
+            "reindexing if it is not cut over."
+        )
+    return one_way.map_rows(vectors)

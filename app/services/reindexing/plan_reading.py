@@ -1,0 +1,133 @@
+"""What a plan reads of a store: its facts, a sample, and how fast it can be read."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from app.errors import DimensionMismatch, InvalidOption, InvalidRequest, NonFinite, StoreUnsupported
+from app.stores.base import Capabilities, Store, StoreFacts, StoreId, StoreVectors
+
+#: rows of the sample, and pages that are read to measure the speed
+PLAN_SAMPLE, TIMED_PAGES = 2_000, 3
+
+#: texts that are encoded to measure the speed
+TIMED_TEXTS = 32
+
+
+@dataclass(frozen=True, eq=False)
+class StoreReading:
+    """A store, as a plan finds it.
+
+    sample           (n, d) the sampled vectors that have a direction, with their ids
+    undirected       sampled rows without one: zero or not finite
+    read_per_second  rows that scrolling reads in a second; None: too few rows to tell
+    texts            of some sampled rows; empty without a text field
+    has_texts        whether at least one of them has a text
+    """
+
+    facts: StoreFacts
+    capabilities: Capabilities
+    sample: StoreVectors
+    sample_ids: list[StoreId]
+    undirected: list[StoreId]
+    read_per_second: float | None
+    texts: list[str]
+
+    @property
+    def has_texts(self) -> bool:
+        return bool(self.texts)
+
+
+def read_store(store: Store, *, batch: int, text_field: str | None) -> StoreReading:
+    """Read a store without a write. Raises the errors of the store."""
+    facts = store.facts()
+    page = store.sample(PLAN_SAMPLE)
+    vectors = np.asarray(page.vectors, dtype=np.float32).reshape(len(page.ids), facts.dim)
+    largest = np.abs(vectors).max(axis=1, initial=0.0)
+    directed = np.isfinite(largest) & (largest > 0)
+    ids = list(page.ids)
+    texts: list[str] = []
+    if text_field is not None and ids:
+        texts = [text for text in store.texts(ids[:TIMED_TEXTS]) if text and text.strip()]
+    return StoreReading(
+        facts=facts,
+        capabilities=store.capabilities,
+        sample=np.ascontiguousarray(vectors[directed]),
+        sample_ids=[ids[i] for i in np.flatnonzero(directed)],
+        undirected=[ids[i] for i in np.flatnonzero(~directed)],
+        read_per_second=_time_pages(store, batch),
+        texts=texts,
+    )
+
+
+def _time_pages(store: Store, batch: int) -> float | None:
+    """Return the rows a second of TIMED_PAGES pages; None without a row."""
+    cursor, rows, begun = None, 0, time.perf_counter()
+    for _ in range(TIMED_PAGES):
+        page = store.scroll(cursor, batch)
+        rows, cursor = rows + len(page.ids), page.cursor
+        if cursor is None:
+            break
+    return rows / max(time.perf_counter() - begun, 1e-9) if rows else None
+
+
+def check_reading(reading: StoreReading, *, store: str, encoder: str, dim: int) -> None:
+    """Raises InvalidRequest for an empty store, DimensionMismatch, and NonFinite where no sampled
+    vector has a direction.
+    """
+    if reading.facts.rows == 0 or not (len(reading.sample) or reading.undirected):
+        raise InvalidRequest(
+            f"The store {store!r} has no row with a vector, so there is nothing to reindex. Fill "
+            "it by the new encoder.",
+            field="store",
+        )
+    if reading.facts.dim != dim:
+        raise DimensionMismatch(
+            f"The store {store!r} has vectors of {reading.facts.dim} dimensions, and its encoder "
+            f"{encoder!r} has {dim}. Register the store with the encoder that made its vectors.",
+            field="store",
+        )
+    if not len(reading.sample):
+        raise NonFinite(
+            f"All {len(reading.undirected)} sampled vectors of the store {store!r} are zero or "
+            "not finite. Check its `vector_field`.",
+            field="store",
+        )
+
+
+def choose_strategy(reading: StoreReading, wanted: str | None) -> str:
+    """Return the strategy. Raises StoreUnsupported for one that the collection does not allow."""
+    allowed = reading.facts.strategies or reading.capabilities.strategies
+    if not allowed:
+        raise StoreUnsupported(
+            "This collection allows no way to keep new vectors next to the old ones. Search it "
+            "with POST /stores/{name}/search, which writes nothing.",
+            field="store",
+        )
+    if wanted is None:
+        return allowed[0]
+    if wanted not in allowed:
+        raise StoreUnsupported(
+            f"The collection does not allow the strategy {wanted!r}. Use one of: "
+            f"{', '.join(allowed)}.",
+            field="strategy",
+        )
+    return wanted
+
+
+def refuse_lengths(reading: StoreReading, method: str, keep_norms: bool) -> None:
+    """Raises InvalidOption for maps that need lengths, where the store keeps none."""
+    if reading.capabilities.keeps_lengths:
+        return
+    reason = "The store scales vectors to unit length, so their lengths are lost"
+    if keep_norms:
+        raise InvalidOption(
+            f"{reason}, and `keep_norms` needs them. Remove it.", field="options.keep_norms"
+        )
+    if method == "affine":
+        raise InvalidOption(
+            f"{reason}, and the method `affine` needs them. Use `auto`.", field="method"
+        )

@@ -1,0 +1,151 @@
+"""Which rows of a reindexing are encoded again, and their vectors by the target encoder.
+
+Rows have a priority, and those below a threshold of the plan are encoded again. The threshold is a
+quantile of the priorities of the store's sample, so that the share of the rows is about the share
+that the plan names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from app.errors import EmptyVectors, Invalid, InvalidRequest
+from app.maths.quality.confidence import FEWEST_FOR_CONFIDENCE
+from app.maths.relevance.re_embedding import RowChoice, centrality
+from app.services.context import Services
+from app.services.encoders import encoding
+from app.services.reindexing.maps import MAPPED_ROWS, MappedPage, ReindexingMaps
+from app.services.request_context import RequestContext
+from app.storage import tables
+from app.stores.base import Store, StoreId, StoreVectors
+from app.types import InputRole
+
+#: above every priority: all rows are below it
+ABOVE_ALL = 2.0
+
+#: quantiles of the sample's priorities that a plan keeps: every percent
+KEPT_QUANTILES = 101
+
+
+@dataclass(frozen=True, eq=False)
+class ReEmbeddedRows:
+    """Vectors (m, d) by the target encoder, of the rows at these places of a list of ids.
+
+    The other rows of the list have no text that the encoder reads.
+    """
+
+    places: Sequence[int]
+    vectors: StoreVectors
+
+
+def choose_rows(
+    maps: ReindexingMaps, plan: Mapping[str, Any], vectors: StoreVectors, mapped: MappedPage
+) -> NDArray[np.bool_]:
+    """Return which rows (n,) to encode again, by the plan of a reindexing.
+
+    vectors, mapped  (n, d_source) old vectors, and their translations
+    Rows without a direction are chosen whenever the plan encodes any. Rows that are anchors never
+    are, because their native vectors are known.
+    """
+    below = plan.get("re_embed_below")
+    if not plan.get("re_embed") or below is None:
+        return np.zeros(len(vectors), dtype=np.bool_)
+    chosen = mapped.undirected.copy()
+    chosen |= priorities(maps, plan["re_embed_by"], vectors, mapped) < float(below)
+    chosen &= ~mapped.known
+    return chosen
+
+
+def priorities(
+    maps: ReindexingMaps, choice: RowChoice, vectors: StoreVectors, mapped: MappedPage
+) -> NDArray[np.float64]:
+    """Return the priority (n,) of each row: the lowest is encoded first; NaN where it has none."""
+    if choice == "confidence":
+        return maps.expected_cosine(vectors)
+    central = [
+        centrality(torch.from_numpy(mapped.vectors[start : start + MAPPED_ROWS]), anchors)
+        for anchors in (maps.forward.native,)
+        for start in range(0, len(vectors), MAPPED_ROWS)
+    ]
+    priority = -torch.cat(central).numpy() if central else np.zeros(0)
+    priority[mapped.undirected] = np.nan
+    return np.asarray(priority, dtype=np.float64)
+
+
+def sample_quantiles(maps: ReindexingMaps, sample: StoreVectors) -> dict[str, list[float]]:
+    """Return KEPT_QUANTILES quantiles of the priorities of a sample, by RowChoice.
+
+    A choice without priorities is left out.
+    """
+    mapped = maps.forward.map_rows(sample)
+    levels = np.linspace(0.0, 1.0, KEPT_QUANTILES)
+    quantiles: dict[str, list[float]] = {}
+    for choice in get_args(RowChoice):
+        values = priorities(maps, choice, sample, mapped)
+        values = values[np.isfinite(values) & ~mapped.known]
+        if len(values):
+            quantiles[choice] = np.quantile(values, levels).round(6).tolist()
+    return quantiles
+
+
+def threshold(quantiles: Mapping[str, Sequence[float]], choice: str, share: float) -> float | None:
+    """Return the priority below which that share of the sample lies; None for no rows."""
+    if share <= 0:
+        return None
+    if share >= 1:
+        return ABOVE_ALL
+    known = quantiles[choice]
+    return float(np.interp(share, np.linspace(0.0, 1.0, len(known)), known))
+
+
+def require_choice(quantiles: Mapping[str, Sequence[float]], choice: str) -> None:
+    """Raises InvalidRequest for a choice of rows that the sample has no priorities for."""
+    if choice not in quantiles:
+        raise InvalidRequest(
+            f"Rows cannot be chosen by `{choice}`: it needs at least {FEWEST_FOR_CONFIDENCE} "
+            "distinct anchors, and a sample with other rows than these. Add anchors, or remove "
+            "`re_embed`.",
+            field="re_embed_by",
+        )
+
+
+def re_embed(
+    services: Services,
+    context: RequestContext,
+    row: tables.ReindexingRow,
+    store: Store,
+    ids: Sequence[StoreId],
+) -> ReEmbeddedRows:
+    """Encode the texts of rows with the target encoder.
+
+    A row is left out without text, and with a text that the encoder refuses. Longer texts than the
+    server reads are cut.
+    Raises the errors of the store, StoreUnsupported without texts, and those of `encode` that are
+    not about a text.
+    """
+    most = services.limits.input_characters
+    texts = {
+        place: text[:most]
+        for place, text in enumerate(store.texts(ids))
+        if text is not None and text.strip()
+    }
+    while texts:
+        places = list(texts)
+        try:
+            encoded = encoding.encode(
+                services, context, row.target, list(texts.values()), role=InputRole.document
+            )
+        except Invalid as error:
+            if not error.rows or isinstance(error, EmptyVectors):
+                raise
+            for wrong in error.rows:
+                del texts[places[wrong]]
+            continue
+        return ReEmbeddedRows(places, np.ascontiguousarray(encoded.vectors.float().numpy()))
+    return ReEmbeddedRows([], np.zeros((0, row.target.dim), dtype=np.float32))

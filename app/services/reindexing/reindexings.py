@@ -1,0 +1,228 @@
+"""Reindexings: look-ups, the calls that are possible now, and the jobs of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from app.errors import ReindexingActive, WrongState
+from app.services.access.audit import record_audit
+from app.services.context import Services
+from app.services.jobs.submission import submit_job
+from app.services.request_context import RequestContext
+from app.storage import tables
+from app.storage.queries import jobs as job_queries
+from app.storage.queries import reindexings as queries
+from app.types import JobKind, JobState, ReindexingState
+
+#: the actions of jobs, and the states from which each begins
+ACTION_STATES: dict[str, tuple[ReindexingState, ...]] = {
+    "run": (
+        ReindexingState.planned,
+        ReindexingState.running,
+        ReindexingState.paused,
+        ReindexingState.filled,
+    ),
+    "verify": (
+        ReindexingState.filled,
+        ReindexingState.cut_over,
+        ReindexingState.rolled_back,
+    ),
+    "sync": (
+        ReindexingState.filled,
+        ReindexingState.cut_over,
+        ReindexingState.rolled_back,
+    ),
+}
+
+#: the steps that a request waits for, and the states from which each begins
+STEP_STATES: dict[str, tuple[ReindexingState, ...]] = {
+    "cutover": (ReindexingState.filled, ReindexingState.rolled_back),
+    "rollback": (ReindexingState.cut_over,),
+    "finish": (ReindexingState.cut_over,),
+    "abandon": (
+        ReindexingState.planned,
+        ReindexingState.running,
+        ReindexingState.paused,
+        ReindexingState.filled,
+        ReindexingState.rolled_back,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Reindexing:
+    """A reindexing with its last job, if that still exists."""
+
+    row: tables.ReindexingRow
+    job: tables.JobRow | None
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether its job waits or runs."""
+        return self.job is not None and self.job.finished_at is None
+
+    @property
+    def next(self) -> list[str]:
+        """Return the calls that are possible now. A cutover also needs a `verify` that passed."""
+        calls = possible_calls(self.row, busy=self.is_busy)
+        if queries.STEP in self.row.position or self.row.found.get("verify", {}).get("passed"):
+            return calls
+        return [each for each in calls if each != "cutover"]
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """Return the problem that stopped it, or that its job tries to get past."""
+        if self.row.error is not None or self.job is None:
+            return self.row.error
+        return None if self.job.state == JobState.succeeded else self.job.error
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """Return rows, of, rows_per_second, eta_s and phase, and what else the job reports."""
+        facts = dict(self.job.progress) if self.is_busy and self.job is not None else {}
+        position = self.row.position
+        return {
+            "rows_per_second": None,
+            "eta_s": None,
+            **{name: value for name, value in facts.items() if name not in ("done", "total")},
+            "phase": facts.get("phase") or position.get("phase"),
+            "rows": position.get("rows", 0),
+            "of": position.get("of") or self.row.plan.get("rows"),
+        }
+
+
+def find_reindexing(services: Services, project: str, reindexing_id: str) -> Reindexing:
+    """Return a reindexing of the project. Raises ReindexingNotFound."""
+    with services.db.transaction() as session:
+        row = queries.reindexing(session, project, reindexing_id)
+        return _with_job(session, row)
+
+
+def list_reindexings(
+    services: Services,
+    project: str,
+    *,
+    store: str | None = None,
+    before: datetime | None = None,
+    limit: int = 100,
+) -> Sequence[Reindexing]:
+    """Return the project's reindexings, the newest first."""
+    with services.db.transaction() as session:
+        rows = queries.reindexings(session, project, store=store, before=before, limit=limit)
+        return [_with_job(session, row) for row in rows]
+
+
+def queue_action(
+    services: Services, context: RequestContext, reindexing_id: str, action: str
+) -> tables.JobRow:
+    """Queue a job of a reindexing: `run`, `verify` or `sync`.
+
+    Raises ReindexingNotFound, WrongState, ReindexingActive, TooManyJobs and QueueFull.
+    """
+    found = find_reindexing(services, context.project, reindexing_id)
+    refuse_unless_possible(found.row, action, busy=found.is_busy)
+    changes: dict[str, Any] = {"error": None}
+    if action == "run":
+        changes["state"] = ReindexingState.running
+
+    def begin(session: Session, job: tables.JobRow) -> None:
+        if not queries.change(session, found.row, **changes, job_id=job.id):
+            raise ReindexingActive(
+                "Another request changed the reindexing at the same time. Read it, and repeat "
+                "the call if it is still possible.",
+                retry_after_s=1,
+            )
+        record_audit(session, context, action, "reindexing", reindexing_id)
+
+    arguments = {"reindexing": reindexing_id, "action": action}
+    return submit_job(services, context, JobKind.reindex, arguments, begin=begin)
+
+
+def pause(services: Services, context: RequestContext, reindexing_id: str) -> Reindexing:
+    """Ask the run to stop between two batches; one that still waits stops at once.
+
+    Raises ReindexingNotFound and WrongState.
+    """
+    with services.db.transaction() as session:
+        row = queries.reindexing(session, context.project, reindexing_id)
+        if row.state == ReindexingState.paused:
+            return _with_job(session, row)
+        if row.state != ReindexingState.running:
+            raise wrong_state(row, "pause", busy=False)
+        job = queries.unfinished_job(session, row)
+        if job is not None:
+            job_queries.cancel(session, job.id, now=tables.now())
+            session.expire(job)
+        if queries.unfinished_job(session, row) is None:
+            changed = queries.change(session, row, state=ReindexingState.paused)
+            session.expire(row)
+            if not changed:
+                raise ReindexingActive(
+                    "The reindexing changed at the same time. Repeat the call.", retry_after_s=1
+                )
+        record_audit(session, context, "pause", "reindexing", reindexing_id, row)
+    return find_reindexing(services, context.project, reindexing_id)
+
+
+def possible_calls(row: tables.ReindexingRow, *, busy: bool) -> list[str]:
+    """Return the calls that are possible now, the most likely first."""
+    state = ReindexingState(row.state)
+    if row.ended_at is not None:
+        return []
+    if step := row.position.get(queries.STEP):
+        return [] if busy else [step]
+    if busy:
+        return ["pause"] if state == ReindexingState.running else []
+    calls = {**ACTION_STATES, **STEP_STATES}
+    order = ("run", "verify", "cutover", "finish", "rollback", "sync", "abandon")
+    found = [name for name in order if state in calls[name]]
+    if state == ReindexingState.filled:
+        found.append(found.pop(found.index("run")))
+    return found
+
+
+def refuse_unless_possible(row: tables.ReindexingRow, call: str, *, busy: bool) -> None:
+    """Raises ReindexingActive while a job is unfinished, and WrongState."""
+    if busy and row.ended_at is None:
+        pausable = row.state == ReindexingState.running
+        advice = "Wait until it ends" + (", or pause it." if pausable else ", or cancel the job.")
+        raise ReindexingActive(
+            f"Job {row.job_id} works on this reindexing. {advice}",
+            retry_after_s=5,
+        )
+    if call not in possible_calls(row, busy=busy):
+        raise wrong_state(row, call, busy=busy)
+
+
+def wrong_state(row: tables.ReindexingRow, call: str, *, busy: bool) -> WrongState:
+    """Return the error that names the calls which are possible."""
+    possible = possible_calls(row, busy=busy)
+    others = " or ".join(f"`{each}`" for each in possible)
+    advice = f" Call {others}." if possible else " It has ended: plan another."
+    if step := row.position.get(queries.STEP):
+        return WrongState(
+            f"`{step}` of this reindexing was interrupted. Call `{step}` again before `{call}`."
+        )
+    return WrongState(f"The reindexing is {row.state}, so `{call}` is not possible.{advice}")
+
+
+def _with_job(session: Session, row: tables.ReindexingRow) -> Reindexing:
+    """Return the reindexing. The state is `paused` once its run has ended without the worker.
+
+    The queue ends a job by itself: one that was cancelled between two attempts, or whose workers
+    were lost too often.
+    """
+    job = None
+    if row.job_id is not None:
+        job = session.get(tables.JobRow, row.job_id, populate_existing=True)
+    has_ended = job is not None and job.finished_at is not None
+    if row.state == ReindexingState.running and has_ended:
+        queries.change(session, row, state=ReindexingState.paused)
+        session.expire(row)
+        session.refresh(row)
+    return Reindexing(row, job)

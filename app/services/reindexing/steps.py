@@ -1,0 +1,181 @@
+"""The steps of a reindexing that a request waits for: cutover, rollback, finish and abandon.
+
+Before a step changes the store, the row names it; after it, the row has the next state. A process
+that is killed in between leaves the name, so that nothing else touches the store until the same
+step is called again. A step that certainly changed nothing removes it. Every step of a store can
+be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+
+from app.errors import AnchorageError, BelowPromise, StoreUnavailable, Unavailable
+from app.services.access.audit import record_audit
+from app.services.context import Services
+from app.services.reindexing.hold import HOLD_S, Hold, hold
+from app.services.reindexing.moves import Move, is_after_cutover, open_move, without_url
+from app.services.reindexing.reindexings import (
+    Reindexing,
+    find_reindexing,
+    refuse_unless_possible,
+)
+from app.services.request_context import RequestContext
+from app.services.stores.connections import location_of
+from app.storage import tables
+from app.storage.queries.reindexings import STEP
+from app.storage.queries.statements import changed_rows
+from app.types import ReindexingState
+
+#: what a step does to the store; it returns what it found
+Act = Callable[[Move, Hold], dict[str, Any]]
+
+#: how long a step waits for a synchronisation, or for the hold of a lost process
+STEP_WAIT_S = HOLD_S + 5.0
+
+
+def cutover(services: Services, context: RequestContext, reindexing_id: str) -> Reindexing:
+    """Make clients see the new vectors.
+
+    Raises ReindexingNotFound, WrongState, ReindexingActive, BelowPromise, Overloaded and the
+    store's errors.
+    """
+
+    def act(move: Move, held: Hold) -> dict[str, Any]:
+        return {"cutover": {"pause_s": move.beside.cutover(move.forward).pause_s}}
+
+    return _take_step(services, context, reindexing_id, "cutover", ReindexingState.cut_over, act)
+
+
+def rollback(services: Services, context: RequestContext, reindexing_id: str) -> Reindexing:
+    """Make clients see the old vectors again. The new ones stay. Raises as `cutover`."""
+
+    def act(move: Move, held: Hold) -> dict[str, Any]:
+        return {"rollback": {"pause_s": move.beside.rollback(move.backward).pause_s}}
+
+    return _take_step(
+        services, context, reindexing_id, "rollback", ReindexingState.rolled_back, act
+    )
+
+
+def finish(services: Services, context: RequestContext, reindexing_id: str) -> Reindexing:
+    """Delete the old vectors: the store now belongs to the target encoder. Raises as `cutover`."""
+
+    def act(move: Move, held: Hold) -> dict[str, Any]:
+        move.beside.finish()
+        return {}
+
+    return _take_step(services, context, reindexing_id, "finish", ReindexingState.finished, act)
+
+
+def abandon(services: Services, context: RequestContext, reindexing_id: str) -> Reindexing:
+    """Delete the new vectors. Raises as `cutover`."""
+
+    def act(move: Move, held: Hold) -> dict[str, Any]:
+        move.beside.abandon()
+        return {}
+
+    return _take_step(services, context, reindexing_id, "abandon", ReindexingState.abandoned, act)
+
+
+def _take_step(
+    services: Services,
+    context: RequestContext,
+    reindexing_id: str,
+    step: str,
+    after: ReindexingState,
+    act: Act,
+) -> Reindexing:
+    """Take a step of the store and of the row, which a repeated call completes."""
+    found = find_reindexing(services, context.project, reindexing_id)
+    refuse_unless_possible(found.row, step, busy=found.is_busy)
+    with (
+        services.stepping(),
+        hold(services, reindexing_id, step, wait_s=STEP_WAIT_S) as held,
+        without_url(services, held.row),
+    ):
+        found = find_reindexing(services, context.project, reindexing_id)
+        refuse_unless_possible(found.row, step, busy=found.is_busy)
+        if step == "cutover":
+            refuse_below_promise(held.row)
+        move = open_move(services, held.row)
+        if step in ("cutover", "rollback") and STEP not in held.position:
+            # Most changes are applied before the store locks anything.
+            for _ in move.drain(after_cutover=is_after_cutover(held.row)):
+                pass
+        held.save(unchanged=found.row, position={**held.position, STEP: step})
+        try:
+            news = act(move, held)
+        except AnchorageError as error:
+            # An unavailable store may have done it, or not, unless its error excludes it.
+            if not isinstance(error, Unavailable) or is_unchanged(error):
+                held.save(position=_without_step(held))
+            raise
+        _record(services, context, held, step, after, news)
+    services.names.forget()
+    if after == ReindexingState.finished:  # the store may remember what it was
+        services.stores.forget(location_of(services, found.row.store))
+    return find_reindexing(services, context.project, reindexing_id)
+
+
+def _record(
+    services: Services,
+    context: RequestContext,
+    held: Hold,
+    step: str,
+    after: ReindexingState,
+    news: dict[str, Any],
+) -> None:
+    """Write the row's next state, what was found, the store's encoder, and the audit row."""
+    ended = after in (ReindexingState.finished, ReindexingState.abandoned)
+    at = tables.now()
+    dated = {name: {**each, "at": at.isoformat()} for name, each in news.items()}
+    row = held.row
+
+    def write(session: Session) -> None:
+        if after == ReindexingState.finished:
+            owner = tables.StoreRow.id == row.store_id
+            statement = update(tables.StoreRow).where(owner)
+            changed_rows(session, statement.values(encoder_id=row.target_id))
+        record_audit(session, context, step, "reindexing", row.id, row)
+
+    held.save(
+        within=write,
+        state=after,
+        position=_without_step(held),
+        found={**row.found, **dated},
+        error=None,
+        ended_at=at if ended else None,
+    )
+
+
+def is_unchanged(error: AnchorageError) -> bool:
+    """Return whether the error says that the store is as before the step."""
+    return isinstance(error, StoreUnavailable) and error.is_unchanged
+
+
+def _without_step(held: Hold) -> dict[str, Any]:
+    return {name: each for name, each in held.position.items() if name != STEP}
+
+
+def refuse_below_promise(row: tables.ReindexingRow) -> None:
+    """Raises BelowPromise unless `verify` has passed since the last run."""
+    found = row.found.get("verify")
+    promised = {"index_recall": row.plan.get("min_recall"), **(row.plan.get("promise") or {})}
+    if found is None:
+        raise BelowPromise(
+            "The reindexing was not verified since its last run. Call `verify`, and cut over "
+            "once it has passed.",
+            more={"found": None, "promised": promised},
+        )
+    if not found["passed"]:
+        checks = ("rows", "payloads", "sample", "index")
+        failed = [found[name]["detail"] for name in checks if found[name]["passed"] is False]
+        raise BelowPromise(
+            f"The last `verify` did not pass. {' '.join(failed)}",
+            more={"found": found, "promised": promised},
+        )

@@ -1,0 +1,126 @@
+"""Writes of clients to the store reach the other side, from `filled` until `finish`.
+
+Before a cutover their old vectors are translated; after it their new vectors are translated back,
+so that a rollback stays possible for weeks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from app.errors import AnchorageError, DatabaseUnavailable, ReindexingActive, Unavailable
+from app.services.context import Services
+from app.services.jobs.progress import Progress
+from app.services.jobs.runner import JobResult, problem_of
+from app.services.reindexing.hold import Hold, hold
+from app.services.reindexing.moves import Move, is_after_cutover, open_move, without_url
+from app.storage import tables
+from app.storage.queries import reindexings as queries
+from app.types import ReindexingState
+
+log = logging.getLogger("anchorage.reindexing")
+
+#: the states in which the worker applies changes
+SYNCED_STATES = (
+    ReindexingState.filled,
+    ReindexingState.cut_over,
+    ReindexingState.rolled_back,
+)
+
+#: longest time that a worker spends on one reindexing in one round
+ROUND_S = 2.0
+
+#: most of a worker's time that looking for changes of one reindexing takes: stores without
+#: triggers compare all rows
+SYNC_SHARE = 0.05
+
+
+def sync_all(
+    services: Services,
+    *,
+    due: dict[str, float] | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> int:
+    """Apply the waiting changes of every reindexing without a job, and return their number.
+
+    due  when each reindexing is next looked at, by its id: slow stores are looked at rarely
+    Errors of one reindexing are logged, and delay no other: those of a store are also recorded in
+    its row. Raises DatabaseUnavailable.
+    """
+    due = {} if due is None else due
+    with services.db.transaction() as session:
+        rows = queries.idle_in(session, SYNCED_STATES)
+    total = 0
+    for row in rows:
+        if stopping():
+            break
+        begun = time.monotonic()
+        if begun < due.get(row.id, begun):
+            continue
+        try:
+            with without_url(services, row):
+                total += _sync_idle(services, row, stopping)
+        except DatabaseUnavailable:
+            raise
+        except ReindexingActive:
+            log.debug("another process works on reindexing %s", row.id)
+        except AnchorageError as error:
+            log.warning("cannot synchronise reindexing %s: %s", row.id, error.detail)
+        except Exception:  # a fault of the service: the rows after this one still have their turn
+            log.exception("cannot synchronise reindexing %s", row.id)
+        now = time.monotonic()
+        due[row.id] = now + (now - begun) * (1 / SYNC_SHARE - 1)
+    return total
+
+
+def _sync_idle(services: Services, row: tables.ReindexingRow, stopping: Callable[[], bool]) -> int:
+    if row.position.get(queries.STEP):
+        return 0
+    move = open_move(services, row)
+    if not move.store.capabilities.captures_writes or len(move.beside.changes(1)) == 0:
+        return 0
+    with hold(services, row.id, "synchronisation") as held:
+        if held.row.state not in SYNCED_STATES or held.row.position.get(queries.STEP):
+            return 0
+        ends = time.monotonic() + ROUND_S
+        return drain_held(move, held, stop=lambda count: stopping() or time.monotonic() >= ends)
+
+
+def run_sync(services: Services, held: Hold, progress: Progress) -> JobResult:
+    """Apply all changes that wait now. Raises the errors of the store, and those of Progress."""
+    move = open_move(services, held.row)
+    applied = 0
+
+    def report(count: int) -> bool:
+        nonlocal applied
+        applied += count
+        progress(applied, applied + 1, {"phase": "sync"})
+        return False
+
+    return JobResult({"applied": drain_held(move, held, stop=report)})
+
+
+def drain_held(move: Move, held: Hold, *, stop: Callable[[int], bool] = lambda count: False) -> int:
+    """Apply waiting changes under a hold, count them in the row, and return their number.
+
+    `stop` hears the number of each batch, and says whether it was the last. An error that waiting
+    does not help is recorded in the row until a later call applies changes.
+    """
+    applied = 0
+    try:
+        for count in move.drain(after_cutover=is_after_cutover(held.row)):
+            applied += count
+            if stop(count):
+                break
+    except Unavailable:
+        raise
+    except AnchorageError as error:
+        held.save(error=problem_of(error))
+        raise
+    finally:
+        if applied:
+            total = held.position.get("applied", 0) + applied
+            held.save(position={**held.position, "applied": total}, error=None)
+    return applied

@@ -1,0 +1,219 @@
+"""Checks of a filled reindexing: rows, checksums, sampled vectors, and the recall of the index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from app.errors import StoreUnsupported
+from app.services.context import Services
+from app.services.jobs.progress import Progress
+from app.services.jobs.runner import JobResult
+from app.services.reindexing.hold import Hold
+from app.services.reindexing.moves import Move, is_after_cutover, open_move
+from app.services.reindexing.re_embedding import choose_rows
+from app.storage import tables
+from app.stores.base import Side, StoreId, StoreVectors
+
+#: rows whose new vectors are compared, and least cosine of two vectors that count as equal:
+#: stores round to float16
+VERIFIED_ROWS = 1000
+EQUAL_COSINE = 1 - 1e-4
+
+#: looks at a row that differs: a client may write it between two reads
+MOST_LOOKS = 3
+
+#: queries of the index, results of each, and the number that are searched at once
+VERIFY_QUERIES = 100
+VERIFY_K = 10
+QUERIES_AT_ONCE = 10
+
+#: scores that differ by less belong to rows that are equally near: an index may find either
+EQUAL_SCORES = 1e-6
+
+#: share of the rows that may lack a new vector while clients write
+LIVE_ROWS = 0.001
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check. passed: None where nothing could be compared, and `detail` says why."""
+
+    name: str
+    passed: bool | None
+    detail: str
+    found: dict[str, Any]
+
+    def document(self) -> dict[str, Any]:
+        """Return the check as JSON."""
+        return {"passed": self.passed, "detail": self.detail, **self.found}
+
+
+def run_verify(services: Services, held: Hold, progress: Progress) -> JobResult:
+    """Compare both sides of the store, and record what was found in the row.
+
+    Raises the errors of the store, and those of Progress.
+    """
+    move = open_move(services, held.row)
+    done = 0
+
+    def report(phase: str) -> None:
+        nonlocal done
+        done += 1
+        progress(done, done + 1, {"phase": phase})
+
+    for _ in move.drain(after_cutover=is_after_cutover(held.row)):
+        report("sync")
+    report("rows")
+    checks = [check_rows(move, held.row)]
+    report("checksum")
+    checks.append(check_payloads(move, held.row))
+    report("sample")
+    checks.append(check_sample(move, held.row))
+    checks.append(check_index(move, float(held.row.plan.get("min_recall", 0.95)), report))
+    found = {
+        "at": tables.now().isoformat(),
+        "passed": all(check.passed is not False for check in checks),
+        **{check.name: check.document() for check in checks},
+    }
+    held.save(found={**held.row.found, "verify": found})
+    return JobResult(found)
+
+
+def check_rows(move: Move, row: tables.ReindexingRow) -> Check:
+    """Compare the numbers of rows with a vector on both sides."""
+    total, new = move.store.facts().rows, move.beside.count()
+    skipped = int(row.position.get("skipped", 0))
+    found = {"rows": total, "new": new, "skipped": skipped}
+    # A cutover gives skipped rows an empty vector, which a store may count.
+    missing = max(total - new - skipped, new - total, 0)
+    live = move.store.capabilities.captures_writes
+    allowed = LIVE_ROWS * total if live and row.position.get("applied") else 0
+    if missing == 0:
+        detail = "Every row has a new vector, except the skipped ones."
+    elif missing <= allowed:
+        detail = f"The sides differ by {missing} rows, because clients write meanwhile."
+    else:
+        detail = f"The sides differ by {missing} rows. Call `run` again, or abandon."
+    return Check("rows", missing <= allowed, detail, found)
+
+
+def check_payloads(move: Move, row: tables.ReindexingRow) -> Check:
+    """Compare everything that is not the vector with its state before the run."""
+    before, now = row.found.get("before", {}), move.store.checksum()
+    found = {"before": before.get("checksum"), "now": now.digest}
+    if now.digest == before.get("checksum"):
+        return Check("payloads", True, "All that is not the vector is as before the run.", found)
+    if move.store.capabilities.captures_writes:
+        detail = (
+            "Rows or columns changed since the run began, so that the rows cannot be compared "
+            f"with those before it. The run applied {row.position.get('applied', 0)} writes of "
+            "clients."
+        )
+        return Check("payloads", None, detail, found)
+    detail = (
+        "Rows changed since the run began, and this kind of store does not capture writes. Stop "
+        "the writes, and call `run` again."
+    )
+    return Check("payloads", False, detail, found)
+
+
+def check_sample(move: Move, row: tables.ReindexingRow) -> Check:
+    """Compare new vectors of sampled rows with translations of their old ones.
+
+    Rows that the plan encodes again are left out.
+    """
+    page = move.store.sample(VERIFIED_ROWS)
+    mapped = move.maps.forward.map_rows(page.vectors)
+    chosen = choose_rows(move.maps, row.plan, page.vectors, mapped)
+    ids = [each for each, encoded in zip(page.ids, chosen.tolist(), strict=True) if not encoded]
+    differing: Sequence[StoreId] = ids
+    for look in range(MOST_LOOKS):
+        differing = find_different(move, differing)
+        if not differing:
+            break
+        if look + 1 < MOST_LOOKS:
+            for _ in move.drain(after_cutover=is_after_cutover(row)):
+                pass
+    found = {"rows": len(ids), "different": len(differing), "first": list(differing[:20])}
+    if differing:
+        detail = f"{len(differing)} of {len(ids)} rows have another new vector than the maps give."
+        return Check("sample", False, detail, found)
+    return Check("sample", True, "The new vectors are those that the maps give.", found)
+
+
+def find_different(move: Move, ids: Sequence[StoreId]) -> list[StoreId]:
+    """Return the rows whose vectors are no translations of each other in either direction."""
+    old, new = move.store.fetch(ids), move.store.fetch(ids, "new")
+    place = {each: number for number, each in enumerate(new.ids)}
+    forward = move.maps.forward.map_rows(old.vectors)
+    paired = [number for number, each in enumerate(old.ids) if each in place]
+    partners = [place[old.ids[number]] for number in paired]
+    same = forward.undirected.copy()
+    found, expected = new.vectors[partners], forward.vectors[paired]
+    same[paired] |= _cosines(found, expected) >= EQUAL_COSINE
+    # A row that a client wrote after the cutover was translated back.
+    back = move.maps.backward.map_rows(found).vectors
+    same[paired] |= _cosines(old.vectors[paired], back) >= EQUAL_COSINE
+    return [each for number, each in enumerate(old.ids) if not same[number]]
+
+
+def check_index(move: Move, least: float, report: Any) -> Check:
+    """Measure recall@10 of both indexes against exact searches of the same side.
+
+    The queries are the vectors of sampled rows on each side; a row does not count as its own
+    result.
+    """
+    page = move.store.sample(VERIFY_QUERIES, seed=1)
+    new = move.store.fetch(page.ids, "new")
+    found: dict[str, Any] = {"queries": "vectors of sampled rows", "k": VERIFY_K, "least": least}
+    try:
+        found["before"] = measure_recall(move, page.ids, page.vectors, "old", report)
+        found["after"] = measure_recall(move, new.ids, new.vectors, "new", report)
+    except StoreUnsupported as error:
+        return Check("index", None, f"The index cannot be measured. {error.detail}", found)
+    after = found["after"]
+    if after is None:
+        return Check("index", None, "The store has no rows to search for.", found)
+    if after < least:
+        detail = (
+            f"The index finds {after:.3f} of the ten nearest rows, below {least:.3f}. Raise its "
+            "settings for searches, or build it anew."
+        )
+        return Check("index", False, detail, found)
+    return Check("index", True, f"The index finds {after:.3f} of the ten nearest rows.", found)
+
+
+def measure_recall(
+    move: Move, ids: Sequence[StoreId], queries: StoreVectors, side: Side, report: Any
+) -> float | None:
+    """Return the mean recall@10 of the index of one side. Raises StoreUnsupported."""
+    if not move.store.capabilities.exact_search:
+        raise StoreUnsupported("The store has no exact searches to compare with.")
+    recalls: list[float] = []
+    for start in range(0, len(ids), QUERIES_AT_ONCE):
+        report(f"index of the {side} vectors")
+        part = queries[start : start + QUERIES_AT_ONCE]
+        exact = move.store.search(part, VERIFY_K + 1, side=side, exact=True)
+        approximate = move.store.search(part, VERIFY_K + 1, side=side)
+        for own, right, result in zip(
+            ids[start : start + QUERIES_AT_ONCE], exact, approximate, strict=True
+        ):
+            pairs = zip(right.ids, right.scores, strict=True)
+            nearest = [score for each, score in pairs if each != own][:VERIFY_K]
+            if not nearest:
+                continue
+            limit = nearest[-1] - EQUAL_SCORES
+            pairs = zip(result.ids, result.scores, strict=True)
+            hits = [score >= limit for each, score in pairs if each != own][:VERIFY_K]
+            recalls.append(sum(hits) / len(nearest))
+    return round(float(np.mean(recalls)), 4) if recalls else None
+
+
+def _cosines(x: StoreVectors, y: StoreVectors) -> StoreVectors:
+    lengths = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    dots = np.einsum("nd,nd->n", x, y, dtype=np.float64)
+    return np.asarray(dots / np.maximum(lengths, 1e-30), dtype=np.float32)

@@ -1,0 +1,80 @@
+"""Verification: it passes a sound store, and sees each kind of damage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from app.services.reindexing import steps
+from app.services.reindexing.moves import open_move
+from tests.services.helpers import CONTEXT
+from tests.services.reindexing.moving import ROWS, Moving, old_vectors
+
+
+def found(moving: Moving) -> dict[str, Any]:
+    job = moving.do("verify")
+    assert job.state == "succeeded", job.error
+    assert moving.now.row.found["verify"] == job.result
+    return job.result
+
+
+def test_a_sound_store_passes(filled: Moving) -> None:
+    result = found(filled)
+    assert result["passed"]
+    assert (result["rows"]["rows"], result["rows"]["new"]) == (ROWS, ROWS)
+    assert result["payloads"]["before"] == result["payloads"]["now"]
+    assert (result["sample"]["rows"], result["sample"]["different"]) == (1000, 0)
+    assert result["index"]["before"] > 0.9
+    assert result["index"]["after"] > 0.9
+    assert result["index"]["queries"] == "vectors of sampled rows"
+
+
+def test_new_vectors_that_are_no_translations_are_found(filled: Moving) -> None:
+    beside = open_move(filled.services, filled.now.row).beside
+    wrong = np.ones((30, 8), dtype=np.float32)
+    beside.write(list(range(30)), wrong, replace=True)
+    result = found(filled)
+    assert result["sample"]["passed"] is False
+    assert 0 < result["sample"]["different"] <= 30
+    assert set(result["sample"]["first"]) <= set(range(30))
+    assert not result["passed"]
+
+
+def test_rows_without_a_new_vector_are_found(begin: Callable[..., Moving]) -> None:
+    moving = begin()
+    moving.do("run")
+    moving.execute(f"DELETE FROM anchorage_{moving.id[:8]}_new WHERE id IN (1, 2, 3)")  # noqa: S608
+    result = found(moving)
+    assert result["rows"]["passed"] is False
+    assert result["rows"]["new"] == ROWS - 3
+
+
+def test_writes_of_clients_are_told_from_damage(filled: Moving) -> None:
+    filled.insert(5, old_vectors(3, 91))
+    filled.insert(ROWS, old_vectors(10, 92))
+    filled.execute("UPDATE {} SET body = 'changed' WHERE id = 20")
+    result = found(filled)
+    assert result["passed"], result
+    assert result["payloads"]["passed"] is None
+    assert "Rows or columns changed since" in result["payloads"]["detail"]
+    assert result["rows"]["new"] == ROWS + 10
+
+
+def test_a_new_column_is_not_called_a_write_of_clients(filled: Moving) -> None:
+    filled.execute("ALTER TABLE {} ADD COLUMN note text")
+    result = found(filled)
+    assert result["passed"], result
+    assert result["payloads"]["passed"] is None
+    assert "Rows or columns changed" in result["payloads"]["detail"]
+    assert "applied 0 writes" in result["payloads"]["detail"]
+
+
+def test_a_store_is_verified_after_a_cutover_and_a_rollback_too(verified: Moving) -> None:
+    steps.cutover(verified.services, CONTEXT, verified.id)
+    new = verified.maps.translate(old_vectors(4, 93))
+    verified.insert(ROWS, new)
+    assert found(verified)["passed"]
+    steps.rollback(verified.services, CONTEXT, verified.id)
+    assert found(verified)["passed"]
