@@ -1,0 +1,85 @@
+"""Stores that cannot be connected as they are described: each says what to correct."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from app.errors import InvalidOption, StoreUnsupported
+from app.services.context import Services
+from app.services.stores import stores
+from app.services.stores.stores import StoreDefinition
+from app.stores.addresses import StoreAddress
+from app.stores.base import StoreLocation
+from tests.services.helpers import CONTEXT, create_encoder
+from tests.stores.cases.base import StoreCase
+from tests.stores.cases.chroma import ChromaFolderCase
+from tests.stores.cases.lancedb import LancedbCase
+from tests.stores.cases.qdrant import EdgeCase, LocalQdrantCase
+from tests.stores.test_contract import OLD_DIM, rows
+
+ROWS = 50
+Connect = Callable[..., object]
+
+
+@pytest.fixture
+def connect(services: Services) -> Connect:
+    create_encoder(services, "old", OLD_DIM)
+
+    def connect(location: StoreLocation, **changes: object) -> object:
+        listed = {"main": StoreAddress(location.url)}
+        definition = StoreDefinition(
+            "docs",
+            location.kind,
+            "main",
+            location.collection,
+            "old",
+            vector_field=location.vector_field,
+        )
+        own = replace(services, store_addresses=listed)
+        return stores.create_store(own, CONTEXT, replace(definition, **changes))
+
+    return connect
+
+
+@pytest.mark.parametrize(
+    "case",
+    [ChromaFolderCase(), LancedbCase(), EdgeCase(), LocalQdrantCase()],
+    ids=lambda case: case.kind,
+)
+def test_a_collection_that_is_missing(connect: Connect, tmp_path: Path, case: StoreCase) -> None:
+    location = case.fill(tmp_path, rows(case, ROWS))
+    with pytest.raises(StoreUnsupported, match=r"has no collection .nowhere.*Correct") as caught:
+        connect(location, collection="nowhere")
+    assert caught.value.field == "collection"
+    assert str(tmp_path) not in caught.value.detail
+
+
+def test_what_a_file_does_not_have(connect: Connect, tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).normal(size=(ROWS, OLD_DIM)).astype(np.float32)
+    column = pa.array(vectors.tolist(), pa.list_(pa.float32(), OLD_DIM))
+    content = {"id": range(ROWS), "year": range(ROWS), "text": ["x"] * ROWS, "vector": column}
+    parquet.write_table(pa.table(content), tmp_path / "items.parquet")
+    location = StoreLocation("files", str(tmp_path), "items.parquet")
+    with pytest.raises(StoreUnsupported, match=r"has no collection .other\.parquet."):
+        connect(location, collection="other.parquet")
+    for field in ("year", "nope"):
+        with pytest.raises(StoreUnsupported) as caught:
+            connect(location, text_field=field)
+        assert caught.value.field == "text_field"
+    with pytest.raises(InvalidOption, match="'dsn'"):
+        connect(location, options={"dsn": "x"})
+    connect(location, text_field="text")
+
+
+def test_a_payload_field_without_texts(connect: Connect, tmp_path: Path) -> None:
+    location = LocalQdrantCase().fill(tmp_path, rows(LocalQdrantCase(), ROWS))
+    with pytest.raises(StoreUnsupported, match="None of 50 sampled rows has text in `nope`"):
+        connect(location, text_field="nope")
+    connect(location, text_field="text")
