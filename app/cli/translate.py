@@ -1,0 +1,195 @@
+"""`anchorage translate`: Parquet files, on this machine or on a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.cli.shared import explain_faults, open_services, read_settings
+from app.errors import AnchorageError
+from app.services.request_context import RequestContext
+
+if TYPE_CHECKING:
+    from app.services.bulk.row_translator import RowTranslator
+    from app.services.bulk.translation import BulkPlan, Engine
+
+
+class BulkEngine(StrEnum):
+    local = "local"
+    ray = "ray"
+
+
+def translate(
+    inputs: Annotated[
+        str,
+        typer.Argument(help="A Parquet file, a folder of them, a pattern, or an fsspec URL."),
+    ],
+    output: Annotated[
+        str,
+        typer.Argument(
+            help="A folder, whose run can be interrupted and continued; or, for one file, a name "
+            "that ends with .parquet.",
+        ),
+    ],
+    source: Annotated[str, typer.Option("--from", help="The encoder that made the vectors.")],
+    target: Annotated[str, typer.Option("--to", help="The encoder whose space they go to.")],
+    anchors: Annotated[str, typer.Option(help="The anchor set that both encoders embedded.")],
+    method: Annotated[str, typer.Option(help="auto, or a method.")] = "auto",
+    column: Annotated[
+        str | None,
+        typer.Option(
+            help="The column of vectors; default: `vector`, or the only list of floats.",
+            show_default=False,
+        ),
+    ] = None,
+    batch_rows: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Rows of a batch and of a row group of the output; default: 16 MiB of vectors.",
+            show_default=False,
+        ),
+    ] = None,
+    confidence: Annotated[
+        bool,
+        typer.Option("--confidence", help="Add columns with the expected cosine of each row."),
+    ] = False,
+    engine: Annotated[
+        BulkEngine, typer.Option(help="This machine, or a Ray cluster.")
+    ] = BulkEngine.local,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            help="The Ray cluster; default: RAY_ADDRESS, or one on this machine.",
+            show_default=False,
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace an earlier output, once the new one is complete"),
+    ] = False,
+    project: Annotated[
+        str, typer.Option(help="The project of the encoders and the anchor set.")
+    ] = "default",
+) -> None:
+    """Translate the vectors of Parquet files. All other columns stay as they are.
+
+    The same command continues an interrupted run. It reads the service's database, which may serve
+    meanwhile.
+    """
+    from app.services.bulk.pipeline import BulkWork
+    from app.services.bulk.places import open_place
+    from app.services.bulk.row_translator import make_row_translator
+    from app.services.bulk.translation import default_batch_rows, plan_translation
+    from app.services.translators.translators import FitRequest
+
+    settings = read_settings()
+    with explain_faults():
+        places = open_place(inputs), open_place(output)
+        with open_services(settings) as services:
+            services.db.require_schema()
+            request = FitRequest(source, target, anchors, method, {})
+            translator: RowTranslator = make_row_translator(
+                services, RequestContext(project), request, confidence=confidence
+            )
+        rows = batch_rows or default_batch_rows(translator.dims)
+    try:
+        plan = plan_translation(BulkWork(translator, column, rows), *places, overwrite=overwrite)
+        _run(plan, engine, ray_address)
+    except AnchorageError as error:
+        raise typer.BadParameter(error.detail) from None
+
+
+def _run(plan: BulkPlan, engine: BulkEngine, ray_address: str | None) -> None:
+    """Run the plan with a progress bar, and say what was done or how to continue."""
+    from app.services.bulk.translation import run_translation
+
+    method = plan.work.translator.facts["method"]
+    done_before = len(plan.shards) - len(plan.waiting)
+    typer.echo(
+        f"{plan.rows:,} rows in {len(plan.shards)} shards, "
+        f"translator {plan.work.translator.id} ({method})."
+    )
+    if done_before:
+        typer.echo(f"{done_before} of {len(plan.shards)} shards are complete already.")
+    begun = time.monotonic()
+    try:
+        with _progress(plan) as on_rows:
+            flagged = run_translation(plan, _choose(engine, ray_address, on_rows))
+    except KeyboardInterrupt:
+        how = (
+            "Run the same command to continue; complete shards are kept."
+            if plan.folder is not None
+            else "One file begins anew; give a folder as OUTPUT to be able to continue."
+        )
+        typer.secho(f"Interrupted. {how}", fg="yellow", err=True)
+        raise typer.Exit(130) from None
+    seconds = max(time.monotonic() - begun, 1e-9)
+    typer.echo(
+        f"Translated {plan.rows_waiting:,} rows in {seconds:,.1f} s "
+        f"({plan.rows_waiting / seconds:,.0f} rows/s) to {plan.target.path}."
+    )
+    if flagged:
+        typer.secho(
+            f"WARNING: {flagged:,} rows have no direction that the anchors know, and became the "
+            "mean of the target. --confidence names them in the column anchorage_flag.",
+            fg="yellow",
+            err=True,
+        )
+
+
+def _choose(engine: BulkEngine, ray_address: str | None, on_rows: object) -> Engine:
+    """Return the engine, ready to be called."""
+    if engine == BulkEngine.ray:
+        from app.services.bulk.ray_engine import translate_on_ray
+
+        return partial(translate_on_ray, address=ray_address, on_rows=on_rows)  # type: ignore[arg-type]
+    import torch
+
+    from app.services.bulk.pipeline import translate_shards
+
+    torch.set_num_threads(1)  # each thread of the pipeline multiplies with one core
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return partial(translate_shards, products=cores or 1, on_rows=on_rows)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _progress(plan: BulkPlan) -> Iterator[object]:
+    """Yields a function that adds rows to a bar with rows/s and the time left."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    bar = Progress(
+        TextColumn("translating"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} rows, {task.fields[pace]} rows/s"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    with bar:
+        task = bar.add_task(
+            "rows", total=plan.rows, completed=plan.rows - plan.rows_waiting, pace="-"
+        )
+        begun, rows = time.monotonic(), 0
+
+        def on_rows(count: int) -> None:
+            nonlocal rows
+            rows += count
+            pace = rows / max(time.monotonic() - begun, 1e-9)
+            bar.update(task, advance=count, pace=f"{pace:,.0f}")
+
+        yield on_rows

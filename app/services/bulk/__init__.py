@@ -1,0 +1,1 @@
+"""Translates Parquet files that no request could hold, on one machine or on a Ray cluster."""

@@ -1,0 +1,131 @@
+"""`anchorage translate` as a person runs it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from starlette.testclient import TestClient
+from typer.testing import CliRunner, Result
+
+from app.cli import cli
+from app.main import create_app
+from app.settings import Settings
+from tests.cli.test_commands import logs_as_they_were, said
+
+__all__ = ["logs_as_they_were"]
+
+DIM = 8
+PAIR = ("--from", "old", "--to", "new", "--anchors", "s", "--method", "ridge")
+
+
+def write(path: Path, rows: int, group: int) -> None:
+    vectors = np.random.default_rng(1).normal(size=(rows, DIM)).astype(np.float32)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), DIM)
+    parquet.write_table(
+        pa.table({"id": np.arange(rows), "vector": column}), path, row_group_size=group
+    )
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A data dir with a pair, and 1,000 rows in rows.parquet."""
+    anchors = np.random.default_rng(0).normal(size=(40, DIM))
+    with TestClient(
+        create_app(Settings(data_dir=tmp_path / "data")), base_url="http://127.0.0.1"
+    ) as client:
+        for name in ("old", "new"):
+            client.post("/encoders", json={"name": name, "dim": DIM})
+        embeddings = {"old": anchors.tolist(), "new": anchors[:, ::-1].tolist()}
+        client.post("/anchor-sets", json={"name": "s", "embeddings": embeddings})
+    write(tmp_path / "rows.parquet", 1_000, 100)
+    return tmp_path
+
+
+def translate(home: Path, *arguments: str) -> Result:
+    environment = {"ANCHORAGE_DATA_DIR": str(home / "data"), "COLUMNS": "300"}
+    return CliRunner().invoke(cli, ["translate", *arguments], env=environment)
+
+
+def test_a_file_is_translated_and_the_command_says_how_fast(home: Path) -> None:
+    arguments = (str(home / "rows.parquet"), str(home / "out.parquet"), *PAIR)
+    result = translate(home, *arguments)
+    assert result.exit_code == 0, result.output
+    assert "1,000 rows in 1 shards, translator tr_" in result.stdout
+    assert "rows/s) to" in result.stdout
+    before = np.stack(parquet.read_table(home / "rows.parquet")["vector"].to_numpy())
+    after = np.stack(parquet.read_table(home / "out.parquet")["vector"].to_numpy())
+    cosines = (after * before[:, ::-1]).sum(axis=1) / (
+        np.linalg.norm(after, axis=1) * np.linalg.norm(before, axis=1)
+    )
+    assert cosines.min() > 0.8
+    again = translate(home, *arguments)
+    assert again.exit_code == 2
+    assert "--overwrite" in said(again.stderr)
+    assert translate(home, *arguments, "--overwrite").exit_code == 0
+
+
+def test_a_folder_is_continued_and_what_cannot_be_is_said_in_a_sentence(home: Path) -> None:
+    arguments = (str(home / "rows.parquet"), str(home / "out"))
+    assert translate(home, *arguments, *PAIR).exit_code == 0
+    assert "1 of 1 shards are complete already" in translate(home, *arguments, *PAIR).stdout
+    for options, reason in (
+        (("--from", "new", "--to", "old", "--anchors", "s"), "was begun with the translator"),
+        (("--from", "old", "--to", "old", "--anchors", "s"), "nothing to translate"),
+        (("--from", "none", "--to", "new", "--anchors", "s"), "no encoder named 'none'"),
+        ((*PAIR, "--project", "other"), "no anchor set"),
+        ((*PAIR, "--column", "id"), "holds int64"),
+    ):
+        result = translate(home, *arguments, *options)
+        assert (result.exit_code, type(result.exception)) == (2, SystemExit), result.output
+        assert reason in said(result.stderr)
+    result = translate(home, "nowhere://x/in", str(home / "out"), *PAIR)
+    assert "nowhere" in said(result.stderr)
+
+
+def test_before_the_first_upgrade_the_command_says_so(tmp_path: Path) -> None:
+    write(tmp_path / "rows.parquet", 10, 10)
+    result = translate(tmp_path, str(tmp_path / "rows.parquet"), str(tmp_path / "out"), *PAIR)
+    assert "anchorage db upgrade" in said(result.stderr)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number_of_signal", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_ends_early_keeps_complete_shards_and_is_continued(
+    home: Path, number_of_signal: signal.Signals
+) -> None:
+    folder, out = home / "in", home / "out"
+    folder.mkdir()
+    for number in range(40):
+        write(folder / f"{number:02d}.parquet", 5_000, 5_000)
+    command = [sys.executable, "-m", "app.cli", "translate", str(folder), str(out), *PAIR]
+    environment = {**os.environ, "ANCHORAGE_DATA_DIR": str(home / "data"), "COLUMNS": "200"}
+    command += ["--batch-rows", "25"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not list(out.glob("0[0-9].parquet")) and time.monotonic() < deadline:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number_of_signal)
+        _, errors = process.communicate(timeout=60)
+    if number_of_signal == signal.SIGINT:
+        assert process.returncode == 130, errors
+        assert "Run the same command to continue" in said(errors)
+        assert "Traceback" not in errors
+        assert list(out.glob(".*partial")) == []
+    complete = len(list(out.glob("*.parquet")))
+    assert 0 < complete < 40
+    result = translate(home, *command[4:])
+    assert f"{complete} of 40 shards are complete already" in result.stdout, result.output
+    assert parquet.read_table(out).num_rows == 40 * 5_000
+    assert list(out.glob(".*")) == []
