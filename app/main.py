@@ -22,23 +22,29 @@ from app.api.http.admission import Admission, AdmissionMiddleware
 from app.api.http.limits.in_flight import InFlight
 from app.api.http.limits.rate_limit import RateLimiter
 from app.api.resources import (
-    anchor_pairs,
-    anchor_reports,
-    anchor_sets,
     api_keys,
-    bootstrap,
     contracts,
     encoders,
     evaluate,
     heads,
     jobs,
-    pools,
     relative,
     stitch,
     thresholds,
     translate,
     translators,
 )
+from app.api.resources.anchors import (
+    anchor_items,
+    anchor_pairs,
+    anchor_reports,
+    anchor_samples,
+    anchor_sets,
+    bootstrap,
+    pools,
+)
+from app.api.resources.relevance import advice, rescore
+from app.api.resources.stores import reindexing_steps, reindexings, store_search, stores
 from app.encoders.threads import use_threads
 from app.observability import tracing
 from app.services.access.api_keys import KeyRing
@@ -53,6 +59,7 @@ log = logging.getLogger("anchorage")
 RESOURCES = (
     translate,
     relative,
+    rescore,
     openai,
     tei,
     stitch,
@@ -60,14 +67,21 @@ RESOURCES = (
     heads,
     encoders,
     anchor_sets,
+    anchor_items,
+    anchor_samples,
     anchor_reports,
     anchor_pairs,
     contracts,
     pools,
     bootstrap,
     evaluate,
+    advice,
+    stores,
+    store_search,
     translators,
     thresholds,
+    reindexings,
+    reindexing_steps,
     jobs,
     api_keys,
     health,

@@ -8,13 +8,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.types import RATE
 
 #: where Docker and Kubernetes put secrets: anchorage_database_url holds ANCHORAGE_DATABASE_URL
 SECRETS = Path("/run/secrets")
+
+
+class StoreEntry(BaseModel):
+    """An address of a store, and the projects that may use it; None: all."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    url: str
+    projects: tuple[str, ...] | None = None
 
 
 class Settings(BaseSettings):
@@ -78,6 +87,14 @@ class Settings(BaseSettings):
             "base URLs of OpenAI-compatible or TEI endpoints that may encode, separated by "
             "commas, each with the variable that holds its key: "
             "`https://api.openai.com/v1=OPENAI_API_KEY,http://tei:8080`; default: none"
+        ),
+    )
+    stores: dict[str, str | StoreEntry] = Field(
+        {},
+        description=(
+            "vector stores that clients may connect, as JSON: a name for each address, as "
+            '`{"main": "postgresql://user:password@host/name"}` or '
+            '`{"main": {"url": "...", "projects": ["default"]}}`; default: none'
         ),
     )
     model_bytes: int = Field(

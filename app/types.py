@@ -69,6 +69,8 @@ class JobKind(StrEnum):
     translator = "translator"
     #: measure a translation on a client's vectors
     evaluate = "evaluate"
+    #: a step of a reindexing: run, synchronise, or verify
+    reindex = "reindex"
 
 
 class JobState(StrEnum):
@@ -83,6 +85,27 @@ class JobState(StrEnum):
     @property
     def finished(self) -> bool:
         return self in (JobState.succeeded, JobState.failed, JobState.cancelled)
+
+
+class ReindexingState(StrEnum):
+    """How far a reindexing is. Only `finish` and `abandon` end it."""
+
+    #: the store is as it was
+    planned = "planned"
+    #: rows are translated, or wait for `run` to continue
+    running = "running"
+    #: a client paused it, or an error stopped it; `run` continues
+    paused = "paused"
+    #: every row has a new vector, and the index is built
+    filled = "filled"
+    #: clients see the new vectors
+    cut_over = "cut-over"
+    #: clients see the old vectors again; the new ones are still there
+    rolled_back = "rolled-back"
+    #: the old vectors are deleted
+    finished = "finished"
+    #: the new vectors are deleted
+    abandoned = "abandoned"
 
 
 class Scope(StrEnum):

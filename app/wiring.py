@@ -18,6 +18,7 @@ from app.storage.db import Database, is_sqlite, sqlite_url
 from app.storage.name_cache import NameCache
 from app.storage.redis import OptionalRedis, redis_client
 from app.storage.wakeup import LocalWakeup, RedisWakeup
+from app.stores.addresses import StoreAddress
 
 
 def make_services(settings: Settings, *, device: str | None = None) -> Services:
@@ -61,7 +62,17 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
             translators_days=settings.keep_translators_days,
         ),
         device=device or "cpu",
+        store_addresses=_store_addresses(settings),
     )
+
+
+def _store_addresses(settings: Settings) -> dict[str, StoreAddress]:
+    return {
+        name: StoreAddress(entry)
+        if isinstance(entry, str)
+        else StoreAddress(entry.url, None if entry.projects is None else frozenset(entry.projects))
+        for name, entry in settings.stores.items()
+    }
 
 
 def _model_sources(settings: Settings) -> ModelSources:

@@ -1,4 +1,5 @@
-"""A worker: threads that run jobs, one that renews leases, and one that deletes old rows.
+"""A worker: threads that run jobs, one that renews leases, one that deletes old rows, and one that
+synchronises stores.
 
 It runs in the process of the API, or in a separate one.
 """
@@ -17,6 +18,7 @@ from app.observability import metrics
 from app.services.context import Services
 from app.services.jobs import runner
 from app.services.jobs.leases import Leases
+from app.services.reindexing.sync import sync_all
 from app.services.upkeep import retention
 from app.storage.wakeup import LocalWakeup
 from workers.runners import RUNNERS
@@ -36,6 +38,11 @@ RENEWALS = 3
 #: how often old rows and blobs are deleted
 DELETE_OLD_S = 3600.0
 
+#: how often writes to stores that are reindexed are brought to the other side, and how long a stop
+#: waits for a store: a change that was not applied stays in the store for the next worker
+SYNC_S = 3.0
+SYNC_STOP_S = 0.5
+
 
 class Worker:
     """Runs jobs in threads of this process."""
@@ -52,15 +59,22 @@ class Worker:
         renew_s = min(RENEW_S, self.services.lease_s / RENEWALS)
         self._caretaker = Periodic("renew leases", renew_s, self._renew)
         self._deleter = Periodic("delete old rows", DELETE_OLD_S, self._delete_old)
+        #: when each reindexing is next synchronised, by its id
+        self._sync_due: dict[str, float] = {}
+        self._synchroniser = Periodic("synchronise stores", SYNC_S, self._sync)
 
     @property
     def alive(self) -> bool:
         """Return whether every thread runs."""
-        return all(each.is_alive() for each in (*self._threads, self._caretaker, self._deleter))
+        return all(each.is_alive() for each in (*self._threads, *self._periodics))
+
+    @property
+    def _periodics(self) -> tuple[Periodic, ...]:
+        return self._caretaker, self._deleter, self._synchroniser
 
     def start(self) -> None:
         """Start all threads."""
-        for thread in (self._caretaker, self._deleter, *self._threads):
+        for thread in (*self._periodics, *self._threads):
             thread.start()
 
     def stop(self) -> None:
@@ -79,6 +93,7 @@ class Worker:
                 "running jobs could not be handed back and restart when their leases expire: %s",
                 error.detail,
             )
+        self._synchroniser.stop(SYNC_STOP_S)
         self._deleter.stop()
         self._caretaker.stop()
 
@@ -107,6 +122,9 @@ class Worker:
     def _delete_old(self) -> None:
         retention.delete_old(self.services, stopping=self._stopping.is_set)
 
+    def _sync(self) -> None:
+        sync_all(self.services, due=self._sync_due, stopping=self._stopping.is_set)
+
 
 class Periodic(threading.Thread):
     """A thread that calls `do` at once and then every `every_s` seconds. Logs errors."""
@@ -128,8 +146,8 @@ class Periodic(threading.Thread):
             if self._ended.wait(self._every_s):
                 return
 
-    def stop(self) -> None:
-        """Stop after the current call, for which it waits up to STOP_TIMEOUT_S."""
+    def stop(self, wait_s: float = STOP_TIMEOUT_S) -> None:
+        """Stop after the current call, for which it waits up to `wait_s`."""
         self._ended.set()
         if self.is_alive():
-            self.join(STOP_TIMEOUT_S)
+            self.join(wait_s)

@@ -32,6 +32,9 @@ DEMO_METHODS = ("auto", "irp", "irp-ridge", "graded", "procrustes", "ridge")
 DO_NOTHING = "do nothing"
 TABLE_ROWS = (DO_NOTHING, *DEMO_METHODS)
 
+#: sentences searched at a time, where promises are compared with measurements
+PROMISE_INDEX = 100
+
 #: the measures of a table, and the titles of their columns: the table fits into 80 columns
 DEMO_MEASURES = {
     "plain_cosine": "plain\ncosine",
@@ -229,7 +232,11 @@ def compare_with_promises(
     )
     for (source, target), translated in translations.items():
         translator = client.post(
-            "/translators", source=source, target=target, anchor_set=ANCHOR_SET_NAME
+            "/translators",
+            source=source,
+            target=target,
+            anchor_set=ANCHOR_SET_NAME,
+            index=PROMISE_INDEX,
         )
         promise = translator["report"]["promise"]
         native = pack.vectors[target][pack.rest]

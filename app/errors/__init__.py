@@ -2,12 +2,14 @@
 
 AnchorageError
 ├─ NotFound                  the project has no resource of that name or id
-│  └─ EncoderNotFound, AnchorSetNotFound, PairsNotFound, PoolNotFound, HeadNotFound,
-│     TranslatorNotFound, ContractNotFound, JobNotFound, ApiKeyNotFound
+│  └─ EncoderNotFound, AnchorSetNotFound, PairsNotFound, SampleNotFound, PoolNotFound,
+│     HeadNotFound, TranslatorNotFound, ContractNotFound, JobNotFound, ApiKeyNotFound,
+│     StoreNotFound, ReindexingNotFound
 ├─ Conflict                  the request contradicts the present state of the data
 │  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, TooFewAnchors,
 │     InputsNotStored, EncoderChanged, OffsetMismatch, PoolOfAnotherEncoder, JobFinished,
-│     RequestInProgress, ResourceGone, BlobMissing
+│     RequestInProgress, ResourceGone, BlobMissing, StoreChanged, StoreRefused, ReindexingActive,
+│     WrongState, BelowPromise
 ├─ Unauthenticated           no API key, or one that is not valid
 ├─ Forbidden                 the key, the Host or the Origin does not allow the request
 │  └─ ScopeMissing, HostNotAllowed, OriginNotAllowed
@@ -15,7 +17,8 @@ AnchorageError
 │  ├─ TooManyRequests        a limit of this client
 │  │  └─ RateLimited, TooManyJobs, TooMuchAtOnce
 │  └─ Unavailable            a limit or a fault of the service
-│     └─ Overloaded, QueueFull, DatabaseUnavailable, StorageUnavailable, EncoderFailed, ClientLeft
+│     └─ Overloaded, QueueFull, DatabaseUnavailable, StorageUnavailable, EncoderFailed, ClientLeft,
+│        StoreUnavailable, StoreFull
 ├─ TooLarge                  above a limit that the error names
 │  └─ BodyTooLarge, TooManyVectors, TooManyInputs, InputTooLong, ImageTooLarge, HeadTooLarge,
 │     PoolTooLarge
@@ -23,13 +26,14 @@ AnchorageError
 ├─ UnsupportedMedia          the route does not read this Content-Type
 ├─ NotAcceptable             the route does not write what Accept names
 ├─ Malformed                 the body does not parse
-│  └─ MalformedParts, BadNpy, BadArrow
+│  └─ MalformedParts, BadNpy, BadArrow, BadParquet
 └─ Invalid                   a value is wrong: the error names its field, and the rows if it can
    └─ InvalidRequest, MissingField, UnequalAnchors, DimensionMismatch, RaggedRows, NonFinite,
       OutOfRange, BadShape, BadDtype, BadBase64, BadColumn, EmptyVectors, DegenerateAnchors,
       InvalidOption, UnknownOption, NotExactlyOne, MethodNotIndependent, EncoderNeedsVectors,
       EncoderUnavailable, InvalidInput, TokensNotRead, InvalidImage, InvalidHead, HeadTooSlow,
-      InvalidSeeds, SeedsInsufficient, QualityBelowMinimum, IdempotencyKeyReused
+      InvalidSeeds, SeedsInsufficient, QualityBelowMinimum, IdempotencyKeyReused, AddressNotListed,
+      ConnectorMissing, StoreUnsupported, InvalidFilter, WrongSpace
 
 No class depends on HTTP: `app.api.http.problems` maps classes to statuses. A failed job stores
 the same code. docs/reference/errors.md explains each code.
@@ -37,9 +41,48 @@ the same code. docs/reference/errors.md explains each code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from app.errors.bodies import BadArrow as BadArrow
+from app.errors.bodies import BadNpy as BadNpy
+from app.errors.bodies import BadParquet as BadParquet
+from app.errors.bodies import BodyTooSlow as BodyTooSlow
+from app.errors.bodies import Malformed as Malformed
+from app.errors.bodies import MalformedParts as MalformedParts
+from app.errors.bodies import NotAcceptable as NotAcceptable
+from app.errors.bodies import UnsupportedMedia as UnsupportedMedia
+from app.errors.invalid import AddressNotListed as AddressNotListed
+from app.errors.invalid import BadBase64 as BadBase64
+from app.errors.invalid import BadColumn as BadColumn
+from app.errors.invalid import BadDtype as BadDtype
+from app.errors.invalid import BadShape as BadShape
+from app.errors.invalid import ConnectorMissing as ConnectorMissing
+from app.errors.invalid import DegenerateAnchors as DegenerateAnchors
+from app.errors.invalid import DimensionMismatch as DimensionMismatch
+from app.errors.invalid import EmptyVectors as EmptyVectors
+from app.errors.invalid import EncoderNeedsVectors as EncoderNeedsVectors
+from app.errors.invalid import EncoderUnavailable as EncoderUnavailable
+from app.errors.invalid import HeadTooSlow as HeadTooSlow
+from app.errors.invalid import IdempotencyKeyReused as IdempotencyKeyReused
+from app.errors.invalid import Invalid as Invalid
+from app.errors.invalid import InvalidFilter as InvalidFilter
+from app.errors.invalid import InvalidHead as InvalidHead
+from app.errors.invalid import InvalidImage as InvalidImage
+from app.errors.invalid import InvalidInput as InvalidInput
+from app.errors.invalid import InvalidOption as InvalidOption
+from app.errors.invalid import InvalidRequest as InvalidRequest
+from app.errors.invalid import InvalidSeeds as InvalidSeeds
+from app.errors.invalid import MethodNotIndependent as MethodNotIndependent
+from app.errors.invalid import MissingField as MissingField
+from app.errors.invalid import NonFinite as NonFinite
+from app.errors.invalid import NotExactlyOne as NotExactlyOne
+from app.errors.invalid import OutOfRange as OutOfRange
+from app.errors.invalid import QualityBelowMinimum as QualityBelowMinimum
+from app.errors.invalid import RaggedRows as RaggedRows
+from app.errors.invalid import SeedsInsufficient as SeedsInsufficient
+from app.errors.invalid import StoreUnsupported as StoreUnsupported
+from app.errors.invalid import TokensNotRead as TokensNotRead
+from app.errors.invalid import UnequalAnchors as UnequalAnchors
+from app.errors.invalid import UnknownOption as UnknownOption
+from app.errors.invalid import WrongSpace as WrongSpace
 from app.errors.root import ROWS_SHOWN as ROWS_SHOWN
 from app.errors.root import AnchorageError as AnchorageError
 from app.errors.root import blaming as blaming
@@ -59,6 +102,10 @@ class AnchorSetNotFound(NotFound):
 
 class PairsNotFound(NotFound):
     code = "pairs-not-found"
+
+
+class SampleNotFound(NotFound):
+    code = "sample-not-found"
 
 
 class PoolNotFound(NotFound):
@@ -83,6 +130,14 @@ class JobNotFound(NotFound):
 
 class ApiKeyNotFound(NotFound):
     code = "api-key-not-found"
+
+
+class StoreNotFound(NotFound):
+    code = "store-not-found"
+
+
+class ReindexingNotFound(NotFound):
+    code = "reindexing-not-found"
 
 
 class Conflict(AnchorageError):
@@ -143,6 +198,26 @@ class ResourceGone(Conflict):
 
 class BlobMissing(Conflict):
     code = "blob-missing"
+
+
+class StoreChanged(Conflict):
+    code = "store-changed"
+
+
+class StoreRefused(Conflict):
+    code = "store-refused"
+
+
+class ReindexingActive(Conflict):
+    code = "reindexing-active"
+
+
+class WrongState(Conflict):
+    code = "wrong-state"
+
+
+class BelowPromise(Conflict):
+    code = "below-promise"
 
 
 class Unauthenticated(AnchorageError):
@@ -214,6 +289,16 @@ class ClientLeft(Unavailable):
     code = "client-left"
 
 
+class StoreUnavailable(Unavailable):
+    code = "store-unavailable"
+    #: whether the store certainly is as before the step of a reindexing that failed
+    is_unchanged = False
+
+
+class StoreFull(Unavailable):
+    code = "store-full"
+
+
 class TooLarge(AnchorageError):
     code = "too-large"
 
@@ -244,157 +329,3 @@ class HeadTooLarge(TooLarge):
 
 class PoolTooLarge(TooLarge):
     code = "pool-too-large"
-
-
-class BodyTooSlow(AnchorageError):
-    code = "body-too-slow"
-
-
-class UnsupportedMedia(AnchorageError):
-    code = "unsupported-media-type"
-
-
-class NotAcceptable(AnchorageError):
-    code = "not-acceptable"
-
-
-class Malformed(AnchorageError):
-    code = "malformed-json"
-
-
-class BadNpy(Malformed):
-    code = "bad-npy"
-
-
-class BadArrow(Malformed):
-    code = "bad-arrow"
-
-
-class MalformedParts(Malformed):
-    code = "malformed-parts"
-
-
-class Invalid(AnchorageError):
-    code = "invalid"
-
-
-class InvalidRequest(Invalid):
-    code = "invalid-request"
-
-
-class MissingField(Invalid):
-    code = "missing-field"
-
-
-class UnequalAnchors(Invalid):
-    code = "unequal-anchors"
-
-
-class DimensionMismatch(Invalid):
-    code = "dimension-mismatch"
-
-
-class RaggedRows(Invalid):
-    code = "ragged-rows"
-
-
-class NonFinite(Invalid):
-    code = "non-finite"
-
-
-class OutOfRange(Invalid):
-    code = "value-out-of-range"
-
-
-class BadShape(Invalid):
-    code = "bad-shape"
-
-
-class BadDtype(Invalid):
-    code = "bad-dtype"
-
-
-class BadBase64(Invalid):
-    code = "bad-base64"
-
-
-class BadColumn(Invalid):
-    code = "bad-column"
-
-
-class EmptyVectors(Invalid):
-    code = "empty-vectors"
-
-
-class DegenerateAnchors(Invalid):
-    code = "degenerate-anchors"
-
-
-class SeedsInsufficient(Invalid):
-    code = "seeds-insufficient"
-
-
-class InvalidOption(Invalid):
-    code = "invalid-option"
-
-
-class UnknownOption(Invalid):
-    code = "unknown-option"
-
-
-class NotExactlyOne(Invalid):
-    code = "not-exactly-one"
-
-
-class MethodNotIndependent(Invalid):
-    code = "method-not-independent"
-
-
-class EncoderNeedsVectors(Invalid):
-    code = "encoder-needs-vectors"
-
-
-class EncoderUnavailable(Invalid):
-    code = "encoder-unavailable"
-
-
-class InvalidInput(Invalid):
-    code = "invalid-input"
-
-
-class TokensNotRead(Invalid):
-    code = "tokens-not-read"
-
-
-class InvalidImage(Invalid):
-    code = "invalid-image"
-
-
-class InvalidHead(Invalid):
-    code = "invalid-head"
-
-
-class HeadTooSlow(Invalid):
-    code = "head-too-slow"
-
-
-class InvalidSeeds(Invalid):
-    code = "invalid-seeds"
-
-
-class QualityBelowMinimum(Invalid):
-    """The translator promises less than the request or the contract asks for.
-
-    found  what it promises; None: there are too few anchors to promise anything
-    """
-
-    code = "quality-below-minimum"
-
-    def __init__(
-        self, detail: str, *, field: str | None = None, found: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(detail, field=field, more={"found": found})
-
-
-class IdempotencyKeyReused(Invalid):
-    code = "idempotency-key-reused"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from threading import BoundedSemaphore
@@ -15,6 +15,8 @@ from app.storage.blobs import BlobStore
 from app.storage.cache import Cache
 from app.storage.db import Database
 from app.storage.name_cache import NameCache
+from app.stores.addresses import StoreAddress
+from app.stores.handles import StoreHandles
 
 #: a worker loses its job when it has not renewed its lease for this long
 LEASE_S = 30.0
@@ -35,6 +37,12 @@ DECODINGS = 2
 
 #: most requests that wait for their inputs' vectors: three quarters of the threads
 ENCODINGS = ANSWER_THREADS * 3 // 4
+
+#: most requests that wait in a thread for a store
+STORE_REQUESTS = ANSWER_THREADS // 4
+
+#: most steps of reindexings that requests wait for: a step has no deadline, and holds a thread
+STEPS = 8
 
 #: most requests that wait to create a resource under a name deleted less than a second ago
 MOST_WAITING_FOR_NAMES = 16
@@ -91,6 +99,10 @@ class Services:
     #: wakes idle workers when a job has been queued; never waits and never raises
     notify_workers: Callable[[], None] = lambda: None
     retention: Retention = field(default_factory=Retention)
+    #: addresses of stores that the operator allows, by name
+    store_addresses: Mapping[str, StoreAddress] = field(default_factory=dict)
+    #: the stores that this process has opened
+    stores: StoreHandles = field(default_factory=StoreHandles)
     #: how long to wait for a slot; None, in workers: without a limit
     turn_wait_s: float | None = TURN_WAIT_S
     _fits: WorkSlots = field(default_factory=lambda: WorkSlots("fits", FITS, FITS_WAITING))
@@ -113,9 +125,14 @@ class Services:
     _encodings: WorkSlots = field(
         default_factory=lambda: WorkSlots("requests with inputs", ENCODINGS, 0)
     )
+    _store_calls: WorkSlots = field(
+        default_factory=lambda: WorkSlots("requests to stores", STORE_REQUESTS, 0)
+    )
+    _steps: WorkSlots = field(default_factory=lambda: WorkSlots("steps of reindexings", STEPS, 0))
 
     def close(self) -> None:
         """Close connections, threads and processes. Later calls reconnect or fail."""
+        self.stores.close()
         self.lanes.close()
         self.encoders.close()
         self.onnx.close()
@@ -145,6 +162,14 @@ class Services:
     def encoding(self) -> AbstractContextManager[None]:
         """A slot for waiting for inputs' vectors. Raises Overloaded when all are taken."""
         return self._encodings.take(self.turn_wait_s)
+
+    def calling_store(self) -> AbstractContextManager[None]:
+        """A slot for waiting in a thread for a store. Raises Overloaded when all are taken."""
+        return self._store_calls.take(self.turn_wait_s)
+
+    def stepping(self) -> AbstractContextManager[None]:
+        """A slot for a step of a reindexing. Raises Overloaded when all are taken."""
+        return self._steps.take(self.turn_wait_s)
 
     @property
     def patient(self) -> bool:

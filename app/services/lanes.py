@@ -67,6 +67,11 @@ class Lanes:
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
 
+    @property
+    def count(self) -> int:
+        """Number of threads."""
+        return self._count
+
     def submit(self, span: Span, rows: int, step: int) -> Future[None]:
         """Call `span` for all rows, `step` at a time, in any order.
 

@@ -44,7 +44,7 @@ def require_free(services: Services, table: type[resources.Named], project: str,
             time.sleep(wait_s)
 
 
-def refuse_in_use(what: str, users: Sequence[str]) -> None:
+def refuse_in_use(what: str, users: Sequence[str], advice: str = "Delete those first.") -> None:
     """Raises InUse when there are users."""
     if users:
-        raise InUse(f"{what} is used by {', '.join(users[:10])}. Delete those first.")
+        raise InUse(f"{what} is used by {', '.join(users[:10])}. {advice}")

@@ -119,7 +119,7 @@ class Database:
         if found != newest:
             raise SchemaOutdated(
                 f"the database has revision {', '.join(found) or 'none'}, and this version needs "
-                f"{', '.join(newest)}: run `anchorage migrate`"
+                f"{', '.join(newest)}: run `anchorage db upgrade`"
             )
 
     def close(self) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     DateTime,
     ForeignKey,
     Index,
     MetaData,
     String,
     UniqueConstraint,
+    and_,
     func,
     text,
 )
@@ -93,11 +95,19 @@ class AnchorSetRow(Owned, Base):
     size: Mapped[int]
     #: the bootstrap job that made the anchors, and its settings; None otherwise
     provenance: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    #: incremented when items are appended; its spaces are those of the same version
+    version: Mapped[int] = mapped_column(default=1, server_default="1")
+    #: "query" or "document" for each item; None: the items have no roles; loaded on demand
+    roles: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True), deferred=True)
     #: content hash of the items, if they are stored for encoders that are added later
     inputs: Mapped[str | None] = mapped_column(String(64))
     #: content hash of the rows of the two pools that a bootstrap paired, and their confidence
     pairs: Mapped[str | None] = mapped_column(String(64))
+    #: those of the current version
     spaces: Mapped[list[SpaceRow]] = relationship(
+        primaryjoin=lambda: and_(
+            AnchorSetRow.id == SpaceRow.anchor_set_id, AnchorSetRow.version == SpaceRow.version
+        ),
         back_populates="anchor_set",
         cascade="all, delete-orphan",
         passive_deletes=True,
@@ -107,18 +117,34 @@ class AnchorSetRow(Owned, Base):
 
 
 class SpaceRow(Owned, Base):
-    """One encoder's embeddings of one anchor set."""
+    """One encoder's embeddings of one version of an anchor set.
+
+    Spaces of replaced versions stay while translators refer to them.
+    """
 
     __tablename__ = "spaces"
-    __table_args__ = (UniqueConstraint("anchor_set_id", "encoder_id"),)
+    __table_args__ = (UniqueConstraint("anchor_set_id", "encoder_id", "version"),)
 
     anchor_set_id: Mapped[str] = mapped_column(ForeignKey("anchor_sets.id", ondelete="CASCADE"))
     encoder_id: Mapped[str] = mapped_column(ForeignKey("encoders.id"), index=True)
+    #: version of the set that its anchors belong to
+    version: Mapped[int] = mapped_column(default=1, server_default="1")
     #: content hash of the raw anchors (k, d), float32
     blob: Mapped[str] = mapped_column(String(64))
+    #: content hash of vectors (n, d) of a store by this encoder, float32, which have no partners
+    sample: Mapped[str | None] = mapped_column(String(64))
+    #: number of its vectors; None without a sample
+    sample_size: Mapped[int | None]
+    #: number of vectors in that store, if known
+    store_size: Mapped[int | None] = mapped_column(BigInteger)
     health: Mapped[dict[str, Any]] = mapped_column(JSON)
     anchor_set: Mapped[AnchorSetRow] = relationship(back_populates="spaces", lazy="joined")
     encoder: Mapped[EncoderRow] = relationship(lazy="joined")
+
+    @property
+    def store_sample(self) -> SpaceRow | None:
+        """Return the row if it has a sample."""
+        return None if self.sample is None else self
 
 
 class PoolRow(Owned, Base):
@@ -157,6 +183,10 @@ class TranslatorRow(Owned, Base):
     target_id: Mapped[str] = mapped_column(ForeignKey("spaces.id", ondelete="CASCADE"), index=True)
     method: Mapped[str] = mapped_column(String(40))
     options: Mapped[dict[str, Any]] = mapped_column(JSON)
+    #: "query" or "document": what it was fitted to translate; None: both
+    role: Mapped[str | None] = mapped_column(String(20))
+    #: content hash of the anchors' weights (k,), float32, that it was fitted with; None: all equal
+    weights: Mapped[str | None] = mapped_column(String(64))
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     #: the value of `prefer` -> why `auto` chose this method; None if it never did
     choices: Mapped[dict[str, Any] | None] = mapped_column(JSON)
@@ -178,6 +208,8 @@ class ContractRow(Owned, Base):
     target_id: Mapped[str] = mapped_column(ForeignKey("spaces.id", ondelete="CASCADE"), index=True)
     #: measure -> least value
     min_quality: Mapped[dict[str, float]] = mapped_column(JSON)
+    #: number of items of the index that the quality is promised for; None: the service chooses
+    index: Mapped[int | None] = mapped_column(BigInteger)
     source: Mapped[SpaceRow] = relationship(foreign_keys=[source_id], lazy="joined")
     target: Mapped[SpaceRow] = relationship(foreign_keys=[target_id], lazy="joined")
 
@@ -250,6 +282,63 @@ class JobRow(Owned, Base):
     finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
+class StoreRow(Owned, Base):
+    """Somebody's vector store: one collection, at an address that the operator allows."""
+
+    __tablename__ = "stores"
+    __table_args__ = (UniqueConstraint("project", "name"),)
+
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    kind: Mapped[str] = mapped_column(String(40))
+    #: the name of an address in the operator's settings
+    address: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    collection: Mapped[str] = mapped_column(String(200))
+    #: vector_field, id_field, text_field, and the options of the kind
+    options: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    #: whose vectors it holds
+    encoder_id: Mapped[str] = mapped_column(ForeignKey("encoders.id"), index=True)
+    encoder: Mapped[EncoderRow] = relationship(lazy="joined")
+
+
+#: a store has at most one reindexing whose traces are still in it
+_ACTIVE: dict[str, Any] = dict.fromkeys(
+    ("sqlite_where", "postgresql_where"), text("ended_at IS NULL")
+)
+
+
+class ReindexingRow(Owned, Base):
+    """A move of a store to another encoder, next to the old vectors until it is finished."""
+
+    __tablename__ = "reindexings"
+    __table_args__ = (
+        Index("uq_reindexings_store_id", "store_id", unique=True, **_ACTIVE),
+        Index("ix_reindexings_project_created_at", "project", "created_at"),
+    )
+
+    store_id: Mapped[str] = mapped_column(ForeignKey("stores.id", ondelete="CASCADE"), index=True)
+    target_id: Mapped[str] = mapped_column(ForeignKey("encoders.id"), index=True)
+    anchor_set_id: Mapped[str] = mapped_column(ForeignKey("anchor_sets.id"), index=True)
+    state: Mapped[str] = mapped_column(String(20))
+    #: what `run` obeys
+    plan: Mapped[dict[str, Any]] = mapped_column(JSON)
+    #: content hash of the map's tensors in both directions, with the anchors of both encoders
+    maps: Mapped[str] = mapped_column(String(64))
+    #: the position of the sweep: {"cursor": ..., "rows": number}; committed after the write
+    position: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    #: what verify, cutover and rollback found
+    found: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    #: the problem document that stopped it; None while it goes well
+    error: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    #: its last job
+    job_id: Mapped[str | None] = mapped_column(String(32))
+    updated_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now, onupdate=now)
+    #: null until nothing of it is left in the store but its result
+    ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    store: Mapped[StoreRow] = relationship(lazy="joined")
+    target: Mapped[EncoderRow] = relationship(lazy="joined")
+    anchor_set: Mapped[AnchorSetRow] = relationship(lazy="joined")
+
+
 class ApiKeyRow(Owned, Base):
     """An API key. Stores only the SHA-256 of the secret, which has 256 random bits."""
 
@@ -275,9 +364,10 @@ class AuditRow(Owned, Base):
         Index("ix_audit_created_at", "created_at"),
     )
 
-    #: "create", "delete", "cancel", "rotate", "revoke", "embed", "append"
+    #: "create", "delete", "cancel", "rotate", "revoke", "embed", "append", "sample"
     action: Mapped[str] = mapped_column(String(20))
-    #: "encoder", "anchor-set", "pool", "head", "translator", "job", "api-key"
+    #: "encoder", "anchor-set", "pool", "head", "translator", "job", "api-key", "store",
+    #: "reindexing"
     resource: Mapped[str] = mapped_column(String(20))
     #: the resource's name, or its id where it has none
     name: Mapped[str] = mapped_column(String(NAME_LENGTH))

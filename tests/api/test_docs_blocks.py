@@ -20,12 +20,14 @@ from typing import Any
 from unittest import SkipTest
 
 import httpx2
+import psycopg
 import pytest
 import yaml
 from sybil import Document, Example
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
 from tests.api.docs_setup import SETUP
+from tests.pgvector_server import pgvector_server_of_process
 
 ROOT = Path(__file__).parents[2]
 FENCED = re.compile(r"^ *```(\S*)", re.MULTILINE)
@@ -47,6 +49,8 @@ VARYING = {
     "finished_at",
     "expires_at",
 }
+#: the database of a page's reader
+DATABASE = "postgresql://app:secret@localhost:5432/shop"
 #: what a block may set for later blocks: its variables in small letters
 KEPT = "declare -p | grep -E '^declare -[-x]+ [a-z][a-z_0-9]*=' > state || true"
 
@@ -136,8 +140,13 @@ def different(shown: Any, found: Any, where: str = "") -> list[str]:
 def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
     text = (ROOT / name).read_text(encoding="utf-8")
     address = "localhost:8080"
+    settings: dict[str, Any] = {"max_vectors": 16_384}
+    if DATABASE in text:
+        url = pgvector_server_of_process().url
+        settings["stores"] = {"main": url}
+        text = text.replace(DATABASE, url)
     if len(RUN.findall(text)) > len(SKIPPED.findall(text)):
-        address = ":".join(map(str, listen(max_vectors=16_384)))
+        address = ":".join(map(str, listen(**settings)))
     folder = tmp_path / "page"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -162,7 +171,7 @@ def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
                 example.evaluate()
     finally:
         for value in document.namespace.values():
-            if isinstance(value, httpx2.Client):
+            if isinstance(value, httpx2.Client | psycopg.Connection):
                 value.close()
 
 

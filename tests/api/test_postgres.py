@@ -6,6 +6,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
+import numpy as np
 import psycopg
 import pytest
 from sqlalchemy import func, select
@@ -14,16 +15,22 @@ from app.services.access.idempotency import CLAIM_S
 from app.settings import Settings
 from app.storage import tables
 from app.wiring import make_wakeup
+from tests.services.reindexing.moving import make_table
+from tests.waiting import until
 from workers.main import Worker
 
 JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
-def client(serve, postgres_url, redis_url, redis_prefix, models):
+def client(serve, postgres_url, redis_url, redis_prefix, models, pgvector_url):
     """An API process on PostgreSQL and Redis; nobody runs its jobs."""
     return serve(
-        database_url=postgres_url, redis_url=redis_url, redis_prefix=redis_prefix, models_dir=models
+        database_url=postgres_url,
+        redis_url=redis_url,
+        redis_prefix=redis_prefix,
+        models_dir=models,
+        stores={"main": pgvector_url},
     )
 
 
@@ -39,7 +46,44 @@ def worker(client, redis_url, redis_prefix):
     worker.stop()
 
 
-def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, finished, new_key):
+def unit_rows(vectors):
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def move_a_store(call, finished, table):
+    """Every operation of stores and reindexings, on a table with vectors of `first`."""
+    place = {"kind": "pgvector", "address": "main", "collection": table}
+    call("POST", "/stores", {"name": "docs", **place, "encoder": "first", "text_field": "body"})
+    call("GET", "/stores")
+    call("GET", "/stores/{name}", name="docs")
+    search = {"target": "second", "anchor_set": "items", "queries": [[0.5] * 6]}
+    call("POST", "/stores/{name}/search", search, name="docs")
+    plan = {"store": "docs", "target": "second", "anchor_set": "items"}
+    given_up = call("POST", "/reindexings", plan).json()["id"]
+    call("GET", "/reindexings")
+    call("POST", "/reindexings/{id}/abandon", id=given_up)
+    moved = call("POST", "/reindexings", {**plan, "min_recall": 0.5}).json()
+    call("PUT", "/reindexings/{id}/plan", {**moved["plan"], "batch": 10}, id=moved["id"])
+    call("POST", "/reindexings/{id}/run", id=moved["id"])
+
+    def shown():
+        return call("GET", "/reindexings/{id}", id=moved["id"]).json()
+
+    call("POST", "/reindexings/{id}/pause", id=moved["id"])
+    for action in ("run", "sync", "verify"):
+        until(lambda action=action: action in shown()["next"])
+        job = call("POST", "/reindexings/{id}/" + action, id=moved["id"]).json()
+        assert finished(call.client, job["id"])["state"] == "succeeded"
+    for step in ("cutover", "rollback", "cutover", "finish"):
+        answer = call("POST", "/reindexings/{id}/" + step, id=moved["id"]).json()
+    assert (answer["state"], answer["next"]) == ("finished", [])
+    assert call("GET", "/stores/{name}", name="docs").json()["encoder"] == "second"
+    call("DELETE", "/stores/{name}", name="docs")
+
+
+def test_every_operation_succeeds_on_postgresql(
+    stocked, worker, embeddings, finished, new_key, pgvector_server
+):
     done = set()
 
     def call(verb, path, body=None, headers=None, **names):
@@ -48,6 +92,7 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
         done.add((verb, path.partition("?")[0]))
         return answer
 
+    call.client = stocked
     first = embeddings["first"]
     pair = {"source": "first", "target": "second", "anchor_set": "items"}
     call("POST", "/encoders", {"name": "third", "dim": 8})
@@ -69,6 +114,20 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
         "second",
         "third",
     ]
+    call(
+        "POST",
+        "/anchor-sets/{name}/items",
+        {"embeddings": {"third": first[5:8].tolist()}},
+        name="other",
+    )
+    call(
+        "PUT",
+        "/anchor-sets/{name}/samples/{encoder}",
+        {"vectors": first.tolist(), "store_size": 1_000},
+        name="other",
+        encoder="third",
+    )
+    call("DELETE", "/anchor-sets/{name}/samples/{encoder}", name="other", encoder="third")
     call("DELETE", "/anchor-sets/{name}", name="other")
     assert (
         call(
@@ -79,6 +138,11 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
         == 40
     )
     translated = call("POST", "/translate", {**pair, "vectors": first.tolist()}).json()
+    candidates = [{"ids": list(range(40)), "vectors": first.tolist()}]
+    queries = embeddings["second"][:1].tolist()
+    found = call("POST", "/rescore", {**pair, "queries": queries, "candidates": candidates})
+    assert len(found.json()["results"][0]["ids"]) == 40
+    assert call("POST", "/advice", pair).json()["advice"] == "keep"
     made = call("POST", "/translators", pair).json()
     assert call("GET", "/translators/{id}", id=translated["translator"]).json() == made
     named = made["id"]
@@ -225,12 +289,13 @@ def test_every_operation_succeeds_on_postgresql(stocked, worker, embeddings, fin
         actions["embed"],
         actions["delete"],
     ) == (1, 1, 1, 2, 4)
-    assert actions["append"] == 1
+    assert actions["append"] == 2
     call(
         "DELETE",
         "/encoders/{name}",
         name=call("POST", "/encoders", {"name": "brief", "dim": 2}).json()["name"],
     )
+    move_a_store(call, finished, make_table(pgvector_server, unit_rows(first)))
     for path in (
         "/encoders",
         "/livez",

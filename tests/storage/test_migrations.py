@@ -213,8 +213,65 @@ def test_an_outdated_schema_is_refused_with_what_to_do(database_url, revision):
     db = Database(database_url)
     if revision != "base":
         command.upgrade(alembic_config(database_url), revision)
-    with pytest.raises(SchemaOutdated, match="anchorage migrate"):
+    with pytest.raises(SchemaOutdated, match="anchorage db upgrade"):
         db.require_schema()
     db.migrate()
     db.require_schema()
     db.close()
+
+
+def put_old_translator(connection: Connection) -> None:
+    """A set with two spaces, a translator and a contract, as revision 0007 had them."""
+    schema = MetaData()
+    schema.reflect(connection)
+    common = {"project": "default", "created_at": MOMENT}
+
+    def put(table: str, **values: Any) -> None:
+        connection.execute(schema.tables[table].insert(), {**common, **values})
+
+    for name in ("a", "b"):
+        put("encoders", id=name, name=name, kind="external", dim=2, modality="text", options={})
+    put("anchor_sets", id="s", name="s", size=3)
+    for name in ("a", "b"):
+        put("spaces", id=name, anchor_set_id="s", encoder_id=name, blob=name, health={})
+    pair = {"source_id": "a", "target_id": "b"}
+    put("translators", id="t", content="tr", method="ridge", options={}, used_at=MOMENT, **pair)
+    put("contracts", id="c", min_quality={"recall": 0.5}, **pair)
+
+
+def test_the_copy_of_a_table_keeps_the_rows_that_refer_to_it(database_url):
+    """SQLite copies `spaces` to change its constraint, and would delete translators with it."""
+    config = alembic_config(database_url)
+    command.upgrade(config, "0007")
+    look(database_url, put_old_translator)
+
+    def rows(connection: Connection) -> list[str]:
+        found = []
+        for table in ("spaces", "translators", "contracts"):
+            found += [table + row.id for row in connection.execute(text(f"SELECT id FROM {table}"))]  # noqa: S608
+        return sorted(found)
+
+    before = look(database_url, rows)
+    assert len(before) == 4
+    command.upgrade(config, "head")
+    assert look(database_url, rows) == before
+    db = Database(database_url)
+    with db.transaction() as session:
+        old = session.get_one(tables.SpaceRow, "a")
+        assert (old.version, old.sample, old.anchor_set.version) == (1, None, 1)
+        session.add(
+            tables.SpaceRow(
+                id="a2", anchor_set_id="s", encoder_id="a", version=2, blob="a2", health={}
+            )
+        )
+        session.add(
+            tables.SpaceRow(
+                id="b2", anchor_set_id="s", encoder_id="b", version=2, blob="b2", health={}
+            )
+        )
+        session.get_one(tables.AnchorSetRow, "s").version = 2
+    db.close()
+    command.downgrade(config, "0007")  # which has one version: the newest
+    assert look(database_url, rows) == ["spacesa2", "spacesb2"]
+    command.upgrade(config, "head")
+    assert look(database_url, difference) == []

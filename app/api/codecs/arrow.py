@@ -7,7 +7,7 @@ cost much more memory than its bytes, as `app.api.codecs.arrow_messages` counts 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,8 +56,31 @@ def read(data: bytes | memoryview, column: str | None, most_rows: int) -> ArrowR
 
     Raises BadArrow, BadColumn, BadDtype, EmptyVectors, RaggedRows, TooManyVectors.
     """
+    reader, batches = read_batches(data, most_rows, lambda schema: vector_column(schema, column))
+    parts, start = [], 0
+    for batch in batches:
+        parts.append(matrix(batch, reader.place, data, start))
+        start += batch.num_rows
+    if len({part.shape[1] for part in parts}) > 1:
+        detail = "The record batches hold vectors of different lengths. Send one length."
+        raise RaggedRows(detail, field="vectors")
+    assert reader.schema is not None
+    return ArrowRows(
+        parts[0] if len(parts) == 1 else torch.cat(parts), batches, reader.schema, reader.place
+    )
+
+
+def read_batches(
+    data: bytes | memoryview, most_rows: int, choose: Callable[[pa.Schema], int]
+) -> tuple[Reader, list[pa.RecordBatch]]:
+    """Returns the reader and the batches of a whole stream that have rows, at least one.
+
+    choose  returns the position of the column of vectors
+
+    Raises BadArrow, EmptyVectors, TooManyVectors, and what `choose` raises.
+    """
     frames = _frames(data, most_rows)
-    reader, view, batches = Reader(column, len(data)), memoryview(data), []
+    reader, view, batches = Reader(choose, len(data)), memoryview(data), []
     for frame in frames:
         batch = reader.add(frame, view[frame.start : frame.end])
         if len(frames) * reader.fields > MOST_BATCH_FIELDS:
@@ -74,16 +97,7 @@ def read(data: bytes | memoryview, column: str | None, most_rows: int) -> ArrowR
         raise EmptyVectors(
             "The Arrow stream has no rows. Send at least one vector.", field="vectors"
         )
-    parts, start = [], 0
-    for batch in batches:
-        parts.append(matrix(batch, reader.place, data, start))
-        start += batch.num_rows
-    if len({part.shape[1] for part in parts}) > 1:
-        detail = "The record batches hold vectors of different lengths. Send one length."
-        raise RaggedRows(detail, field="vectors")
-    return ArrowRows(
-        parts[0] if len(parts) == 1 else torch.cat(parts), batches, reader.schema, reader.place
-    )
+    return reader, batches
 
 
 def _frames(data: bytes | memoryview, most_rows: int) -> list[Frame]:
@@ -118,11 +132,11 @@ class Reader:
     dictionaries   the sizes and costs of the dictionaries
     """
 
-    def __init__(self, column: str | None, most_dictionary_bytes: int) -> None:
+    def __init__(self, choose: Callable[[pa.Schema], int], most_dictionary_bytes: int) -> None:
         self.schema: pa.Schema | None = None
         self.place, self.fields = -1, 0
         self.dictionaries = Dictionaries({}, 0)
-        self._column, self._most = column, most_dictionary_bytes
+        self._choose, self._most = choose, most_dictionary_bytes
         self._source = _Source()
         self._bytes = 0
 
@@ -167,7 +181,7 @@ class Reader:
         self._source.parts.append(message)
         self._stream = ipc.open_stream(self._source)
         self.schema = self._stream.schema
-        self.place = vector_column(self.schema, self._column)
+        self.place = self._choose(self.schema)
 
     def _batch(self) -> pa.RecordBatch:
         batch, dictionaries = self._stream.read_next_batch(), self.dictionaries
@@ -230,6 +244,11 @@ def vector_column(schema: pa.Schema, name: str | None) -> int:
             field="column",
         )
     return int(found[0])
+
+
+def holds_vectors(kind: pa.DataType) -> bool:
+    """Returns whether a column of this type can hold vectors."""
+    return _floats(kind) is not None
 
 
 def _floats(kind: pa.DataType) -> pa.DataType | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from app import __version__
 from app.api import health
 from app.api.compat.model_ids import parse_model
+from app.api.http.answers import add_warnings
 from app.api.http.bodies import json_body
 from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.http.error_dialects import InferenceError
@@ -268,9 +269,10 @@ def infer(
         "model_name": model,
         "outputs": _select(_output_tensors(answer), body.outputs),
     }
-    if body.id is not None:
-        content["id"] = body.id
-    return fields.respond_json(content)
+    content |= {} if body.id is None else {"id": body.id}
+    response = fields.respond_json(content)
+    add_warnings(response, answer.warnings)
+    return response
 
 
 def _find(

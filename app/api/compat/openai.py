@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import Annotated, Any, Literal
@@ -19,6 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
 from app.api.compat.model_ids import parse_model
+from app.api.http.answers import add_warnings
 from app.api.http.bodies import json_body
 from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.http.error_dialects import OpenAIError
@@ -41,6 +43,7 @@ from app.services.encoders.encoding import EncodedVectors
 from app.services.request_context import RequestContext
 from app.services.serving import maps, plans
 from app.services.translators import translators
+from app.services.translators.warnings import AnswerWarning
 from app.storage import tables
 from app.storage.name_cache import NameKey
 from app.storage.queries import resources
@@ -162,6 +165,13 @@ def read_inputs(value: Any, field: str) -> list[Input]:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class EmbeddedInputs(EncodedVectors):
+    """The vectors of a model, and the warnings about its translation."""
+
+    warnings: Sequence[AnswerWarning] = ()
+
+
 async def embed(
     services: Services,
     context: RequestContext,
@@ -171,7 +181,7 @@ async def embed(
     role: InputRole,
     field: str,
     dimensions: int | None = None,
-) -> EncodedVectors:
+) -> EmbeddedInputs:
     """The inputs' vectors by a model. Small requests wait without a thread."""
     model_id = parse_model(model)
     row, spec = await _encoder(services, context.project, model_id.encoder)
@@ -179,7 +189,8 @@ async def embed(
     if request is None:
         _require_dimensions(model, row.dim, dimensions)
         incoming.reserve_answer(services, context, field, len(inputs), dim=row.dim)
-        return await _encode(services, context, row, spec, inputs, role, field)
+        plain = await _encode(services, context, row, spec, inputs, role, field)
+        return EmbeddedInputs(plain.vectors, plain.tokens, plain.truncated)
     translation = maps.Translation(request)
     pair = await run_in_threadpool(translators.resolve, services, translation.name(context.project))
     source, target = pair.both
@@ -190,7 +201,9 @@ async def embed(
     translated = await run_in_threadpool(
         plans.apply_map, services, context, translation, vectors=own.vectors, pair=pair
     )
-    return EncodedVectors(translated.output.vectors, own.tokens, own.truncated)
+    return EmbeddedInputs(
+        translated.output.vectors, own.tokens, own.truncated, translated.served.warnings
+    )
 
 
 def _require_dimensions(model: str, dim: int, dimensions: int | None) -> None:
@@ -293,8 +306,11 @@ async def create_embeddings(
     if encoded.truncated:
         answer["truncated"] = encoded.truncated
     if count > encoding.INLINE_INPUTS:
-        return await run_in_threadpool(fields.respond_json, answer)
-    return fields.respond_json(answer)
+        response = await run_in_threadpool(fields.respond_json, answer)
+    else:
+        response = fields.respond_json(answer)
+    add_warnings(response, encoded.warnings)
+    return response
 
 
 def _rows(vectors: Tensor, encoding_format: str) -> list[Any]:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch.nn.functional import normalize
 
 from app.api.compat.openai import Inputs, embed, find_model, read_inputs
+from app.api.http.answers import add_warnings
 from app.api.http.bodies import json_body
 from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.http.error_dialects import TeiError
@@ -121,7 +122,9 @@ async def embed_inputs(
         )
     vectors = encoded.vectors if body.normalize is False else normalize(encoded.vectors, dim=1)
     metrics.BATCH_VECTORS.labels("embeddings").observe(len(vectors))
-    return fields.respond_json(np.ascontiguousarray(vectors.numpy()))
+    response = fields.respond_json(np.ascontiguousarray(vectors.numpy()))
+    add_warnings(response, encoded.warnings)
+    return response
 
 
 @router.get(

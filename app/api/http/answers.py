@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 from torch import Tensor
 
-from app.api.codecs import arrow, arrow_answers, media_types, npy
+from app.api.codecs import arrow, arrow_answers, media_types, npy, parquet
 from app.api.http.bodies import Call
 from app.api.schemas import confidence
 from app.api.schemas.fields import Dtype, Encoding
@@ -25,8 +25,9 @@ from app.maths.translators.translator import no_flags
 from app.services.incoming import ANSWER_NUMBER_BYTES
 from app.services.serving.maps import AnswerForm
 from app.services.serving.products import refuse_overflow
+from app.services.translators.warnings import AnswerWarning
 
-ANSWER_MEDIA = (media_types.JSON, media_types.NPY, media_types.ARROW)
+ANSWER_MEDIA = (media_types.JSON, *media_types.VECTORS)
 
 #: bytes of a number in npy and Arrow
 DTYPE_BYTES = {"float32": 4, "float16": 2}
@@ -39,7 +40,19 @@ NUMBERS_AT_ONCE = 2**18
 INLINE_NUMBERS = 2**14
 
 #: members of an answer's description that npy and Arrow answers have too
-DESCRIBED = ("method", "translator", "options", "precision", "quantised", "classes", "quality")
+DESCRIBED = (
+    "method",
+    "translator",
+    "options",
+    "precision",
+    "quantised",
+    "classes",
+    "quality",
+    "anchor_set_version",
+    "mode",
+    "weight",
+    "weight_chosen_by",
+)
 
 #: most flags in an answer's headers, and the longest header
 FLAGS_SHOWN, LONGEST_HEADER = 100, 8_000
@@ -74,7 +87,7 @@ class Writer:
     media     one of ANSWER_MEDIA
     encoding  the encoding of vectors in JSON
     dtype     the type of the numbers
-    rows      the rows of an Arrow body, whose other columns the answer repeats
+    rows      the rows of an Arrow or Parquet body, whose other columns the answer repeats
     """
 
     media: str
@@ -93,6 +106,8 @@ class Writer:
 
     def is_small(self, vectors: Tensor) -> bool:
         """Returns whether the answer is small enough to be written without a thread."""
+        if self.media == media_types.PARQUET and self.rows is not None:
+            return False  # the client's other columns are compressed too
         return self.media == media_types.NPY or vectors.numel() <= INLINE_NUMBERS
 
     def respond(
@@ -104,8 +119,8 @@ class Writer:
         """
         if self.media == media_types.NPY:
             return PartsResponse([self._npy(vectors)], media_types.NPY, describe_in_headers(about))
-        if self.media == media_types.ARROW:
-            return self._arrow(vectors, about, name)
+        if self.media in media_types.TABLES:
+            return self._table(vectors, about, name)
         rest = orjson.dumps(about)
         parts = [
             b'{"%b":' % name.encode(),
@@ -113,9 +128,10 @@ class Writer:
             b"," if len(rest) > 2 else b"",
             rest[1:],
         ]
+        headers = describe_in_headers({"warnings": about.get("warnings")})
         if vectors.numel() <= INLINE_NUMBERS:
-            return Response(b"".join(parts), media_type=media_types.JSON)
-        return PartsResponse(parts, media_types.JSON)
+            return Response(b"".join(parts), media_type=media_types.JSON, headers=headers)
+        return PartsResponse(parts, media_types.JSON, headers)
 
     def _empty(self, rows: int, dim: int) -> Tensor:
         """Returns memory for the matrix; for npy, after the header of the file."""
@@ -138,15 +154,16 @@ class Writer:
         assert self._file is not None
         return memoryview(self._file)  # type: ignore[arg-type]
 
-    def _arrow(self, vectors: Tensor, about: Mapping[str, Any], name: str) -> Response:
+    def _table(self, vectors: Tensor, about: Mapping[str, Any], name: str) -> Response:
         columns = {self._column(name): arrow_answers.vectors_array(self._rounded(vectors))}
         labels = about.get("labels")
         if labels is not None:
             columns["label"] = arrow_answers.labels_array(labels)
         columns |= confidence.arrays(about)
         columns[arrow_answers.FLAG] = arrow_answers.flags_array(len(vectors), about["flags"])
-        parts = arrow_answers.write(self.rows, columns, describe_in_texts(about))
-        return PartsResponse(parts, media_types.ARROW, describe_in_headers({**about, "flags": []}))
+        write = parquet.write if self.media == media_types.PARQUET else arrow_answers.write
+        parts = write(self.rows, columns, describe_in_texts(about))
+        return PartsResponse(parts, self.media, describe_in_headers({**about, "flags": []}))
 
     def _column(self, name: str) -> str:
         """Returns the name of Arrow's column: the client's, for vectors. Raises BadColumn."""
@@ -220,7 +237,7 @@ def choose_writer(call: Call[Any], encoding: Encoding, dtype: Dtype) -> Writer:
     )
     if media != media_types.JSON:
         refuse_base64(encoding)
-    return Writer(media, encoding, dtype, call.rows if media == media_types.ARROW else None)
+    return Writer(media, encoding, dtype, call.rows if media in media_types.TABLES else None)
 
 
 def refuse_base64(encoding: Encoding) -> None:
@@ -260,9 +277,8 @@ def preferred_media(request: Request, own: str, offered: Sequence[str] = ANSWER_
         if found in offered and weight > most and found not in refused:
             best, most = found, weight
     if best is None:
-        *others, last = offered
         raise NotAcceptable(
-            f"The server cannot write {accept[:100]} here. Accept {', '.join(others)} or {last}.",
+            f"The server cannot write {accept[:100]} here. Accept {' or '.join(offered)}.",
             field="Accept",
         )
     return best
@@ -292,17 +308,30 @@ def _weight(text: str) -> float:
 
 def describe_in_texts(about: Mapping[str, Any]) -> dict[str, str]:
     """Returns the description of an answer as short texts by name."""
-    shown = {name: about[name] for name in DESCRIBED if about.get(name)}
+    shown = {name: about[name] for name in DESCRIBED if about.get(name) not in (None, [], {})}
     shown |= confidence.summary(about)
+    if about.get("warnings"):
+        shown["warnings"] = ", ".join(each["code"] for each in about["warnings"])
     return {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in shown.items()
     }
 
 
+def warning_members(found: Sequence[AnswerWarning]) -> list[dict[str, str]]:
+    """Returns the warnings about an answer as its member `warnings`."""
+    return [each._asdict() for each in found]
+
+
+def add_warnings(response: Response, found: Sequence[AnswerWarning]) -> None:
+    """Names the warnings about an answer in a header, if there are any."""
+    response.headers.update(describe_in_headers({"warnings": warning_members(found)}))
+
+
 def describe_in_headers(about: Mapping[str, Any]) -> dict[str, str]:
     """Returns the description and the flags of an answer as headers."""
-    found = {f"Anchorage-{name.title()}": value for name, value in describe_in_texts(about).items()}
+    texts = describe_in_texts(about)
+    found = {f"Anchorage-{name.title().replace('_', '-')}": text for name, text in texts.items()}
     flags = about.get("flags") or []
     if flags:
         found["Anchorage-Flag-Count"] = str(len(flags))

@@ -20,7 +20,7 @@ from fastapi import Depends, Request
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from app.api.codecs import arrow, media_types, npy
+from app.api.codecs import arrow, item_columns, media_types, npy, parquet
 from app.api.http import multipart, query_fields
 from app.api.http.body_reading import media_of, read_whole, refuse_encoded, watch_departure
 from app.api.http.deps import context_of
@@ -43,6 +43,64 @@ BodyT = TypeVar("BodyT", bound=Body)
 Parsed = TypeVar("Parsed")
 
 
+def _read_npy(data: Data, most_rows: int) -> dict[str, Any]:
+    return {"vectors": npy.read(data)}  # each route checks its limit of rows
+
+
+#: the fields of a body, and the rows whose other columns the answer repeats
+ReadTable = tuple[dict[str, Any], arrow.ArrowRows | None]
+
+Reserve = Callable[[int], None]
+
+
+def _read_arrow(data: Data, column: str | None, most_rows: int) -> ReadTable:
+    rows = arrow.read(data, column, most_rows)
+    return {"vectors": rows.vectors}, rows
+
+
+def _read_parquet(
+    data: Data, column: str | None, most_rows: int, most_bytes: int, reserve: Reserve
+) -> ReadTable:
+    rows = parquet.read(data, column, most_rows, most_bytes, reserve)
+    return {"vectors": rows.vectors}, rows
+
+
+@dataclass(frozen=True)
+class BinaryReaders:
+    """How a route reads npy, Arrow and Parquet bodies: their fields, and the rows of tables.
+
+    described  what OpenAPI says of such a body; None: one matrix
+    parquet    None: the route does not read Parquet
+    is_light   whether an npy body of any size is read on the event loop; None: always
+    pools      the body may hold a pool, whose limit of rows is higher
+    """
+
+    npy: Callable[[Data, int], dict[str, Any]] = _read_npy
+    arrow: Callable[[Data, str | None, int], ReadTable] = _read_arrow
+    described: str | None = None
+    parquet: Callable[[Data, str | None, int, int, Reserve], ReadTable] | None = None
+    is_light: Callable[[Data], bool] | None = None
+    pools: bool = True
+
+    @property
+    def media(self) -> tuple[str, ...]:
+        """The media types that it reads."""
+        return media_types.VECTORS if self.parquet is not None else media_types.STREAMS
+
+
+#: bodies of one matrix, which becomes the field `vectors`
+ONE_MATRIX = BinaryReaders(parquet=_read_parquet)
+
+#: bodies of an anchor set's items: npy has the vectors of one encoder
+ITEM_COLUMNS = BinaryReaders(
+    arrow=item_columns.read_arrow_items,
+    described="npy: vectors of the encoder that `encoder` names. Arrow and Parquet: one row for "
+    "each item; columns of float lists named after their encoders, and optionally the text "
+    "columns `input` and `role`.",
+    parquet=item_columns.read_parquet_items,
+)
+
+
 @dataclass(frozen=True)
 class BodyFormats:
     """Which bodies a route reads in addition to JSON and multipart.
@@ -50,17 +108,19 @@ class BodyFormats:
     vectors  npy and Arrow, whose rows become the field `vectors`
     query    fields in the query string, for bodies of npy and Arrow
     streams  with `stream=true` the route reads the body itself
+    readers  of npy and Arrow
     """
 
     vectors: bool = False
     query: bool = False
     streams: bool = False
+    readers: BinaryReaders = ONE_MATRIX
 
     @property
     def media(self) -> tuple[str, ...]:
         """The media types that the route reads."""
         plain = (media_types.JSON, media_types.MULTIPART)
-        return (*plain, *media_types.VECTORS) if self.vectors else plain
+        return (*plain, *self.readers.media) if self.vectors else plain
 
 
 @dataclass(frozen=True)
@@ -69,7 +129,7 @@ class Call(Generic[BodyT]):
 
     body      the validated fields; for a stream, the fields of its query string
     media     the media type of the body
-    rows      the Arrow rows of the body; None for other bodies
+    rows      the rows of an Arrow or Parquet body; None for other bodies
     streamed  the body is not read yet: the route answers while it arrives
     begun, arrived, parsed  times of time.perf_counter()
     """
@@ -99,21 +159,42 @@ class Call(Generic[BodyT]):
         )
 
 
-def json_body(model: type[Body], *, vectors: bool = False, query: bool = False) -> Any:
+def json_body(
+    model: type[Body],
+    *,
+    vectors: bool = False,
+    query: bool = False,
+    readers: BinaryReaders = ONE_MATRIX,
+) -> Any:
     """Returns a dependency for the validated body.
 
     A route declares it after the context, which refuses a key without the scope.
     """
-    return Depends(partial(read_body, model, BodyFormats(vectors=vectors, query=query)))
+    formats = BodyFormats(vectors=vectors, query=query, readers=readers)
+    return Depends(partial(read_body, model, formats))
 
 
-def vector_call(model: type[Body], *, streams: bool = False) -> Any:
+def vector_call(
+    model: type[Body], *, streams: bool = False, readers: BinaryReaders | None = None
+) -> Any:
     """Returns a dependency for the route's `Call`, with fields in the body or the query string.
 
     It is the route's only dependency, because FastAPI takes time for each one.
     """
-    formats = BodyFormats(vectors=True, query=True, streams=streams)
+    formats = BodyFormats(vectors=True, query=True, streams=streams, readers=readers or ONE_MATRIX)
     return Depends(partial(read_call, model, formats))
+
+
+async def read_no_body(request: Request) -> None:
+    """Reads the body of a call without fields: nothing, or `{}`.
+
+    A route whose Idempotency-Key counts declares it after the context, as `json_body`.
+    Raises BodyTooLarge, BodyTooSlow and InvalidRequest.
+    """
+    data = await read_whole(request, request.app.state.admission.max_body_bytes)
+    if bytes(data).strip() not in (b"", b"{}"):
+        raise InvalidRequest("This call takes no fields. Send no body, or `{}`.")
+    _keep_repeat(request, b"", [])
 
 
 async def read_body(
@@ -159,7 +240,8 @@ async def _read(
         if formats.query
         else query_fields.refuse_fields(request)
     )
-    data = await read_whole(request, request.app.state.admission.max_body_bytes)
+    most_bytes = request.app.state.admission.max_body_bytes
+    data = await read_whole(request, most_bytes)
     arrived = time.perf_counter()
     files = None
     if media == media_types.MULTIPART:
@@ -167,24 +249,28 @@ async def _read(
             multipart.split, request.headers["content-type"], data
         )
     _keep_repeat(request, data, files or [])
-    limits = request.app.state.services.limits
+    limits, readers = request.app.state.services.limits, formats.readers
     parse = partial(
         _parse,
+        readers,
         media,
         data,
         files,
         query_fields.column(request),
-        max(limits.vectors, limits.pool),  # each route checks its own limit later
+        # each route checks its own limit later
+        max(limits.vectors, limits.pool) if readers.pools else limits.vectors,
+        most_bytes,
         query,
         model,
         context_of(request).reserve_bytes,
     )
-    if len(data) <= INLINE_BODY_BYTES or media == media_types.NPY:
+    packed = media == media_types.PARQUET  # another process unpacks it, for which the thread waits
+    light = media == media_types.NPY and (readers.is_light is None or readers.is_light(data))
+    if light or (len(data) <= INLINE_BODY_BYTES and not packed):
         body, rows = parse()
     else:
-        body, rows = await run_in_threadpool(
-            partial(_one_at_a_time, parse) if len(data) > LARGE_BYTES else parse
-        )
+        large = len(data) > LARGE_BYTES and not packed
+        body, rows = await run_in_threadpool(partial(_one_at_a_time, parse) if large else parse)
     return body, media, rows, arrived
 
 
@@ -196,13 +282,16 @@ def wrong_media(request: Request, media: str, readable: tuple[str, ...]) -> str:
     return f"{sent}. Send {', '.join(others)} or {last}."
 
 
-def validate(model: type[BodyT], fields: Any, place: Place = "body") -> BodyT:
+def validate(
+    model: type[BodyT], fields: Any, place: Place = "body", most_rows: int | None = None
+) -> BodyT:
     """Returns the fields as the model; `place` is where the client sent them.
 
+    most_rows  a limit for validators, in their context
     Raises RequestValidationError, as FastAPI does, and the errors of vectors fields.
     """
     try:
-        return model.model_validate(fields)
+        return model.model_validate(fields, context={"most_rows": most_rows})
     except ValidationError as error:
         raise located(error, model, place=place) from None
 
@@ -214,11 +303,13 @@ def _one_at_a_time(parse: Callable[[], Parsed]) -> Parsed:
 
 
 def _parse(
+    readers: BinaryReaders,
     media: str,
     data: Data,
     files: list[bytes] | None,
     column: str | None,
     most_rows: int,
+    most_bytes: int,
     query: dict[str, Any],
     model: type[BodyT],
     reserve: Callable[[int], None],
@@ -227,17 +318,20 @@ def _parse(
     rows = None
     only_vectors = media in media_types.VECTORS
     if media == media_types.NPY:
-        fields: Any = {"vectors": npy.read(data)}
+        fields: Any = readers.npy(data, most_rows)
     elif media == media_types.ARROW:
-        rows = arrow.read(data, column, most_rows)
-        fields = {"vectors": rows.vectors}
+        fields, rows = readers.arrow(data, column, most_rows)
+    elif media == media_types.PARQUET:
+        assert readers.parquet is not None
+        fields, rows = readers.parquet(data, column, most_rows, most_bytes, reserve)
     else:
         fields = parse_json(data, reserve)
         if files is not None:
             fields = _with_files(fields, files)
     if query:
         fields = query_fields.join(fields, query, only_vectors=only_vectors)
-    return validate(model, fields, "query string" if only_vectors else "body"), rows
+    place: Place = "query string" if only_vectors else "body"
+    return validate(model, fields, place, most_rows), rows
 
 
 def _with_files(body: Any, files: list[bytes]) -> Any:

@@ -26,13 +26,18 @@ _BINARY = {
 _COLUMN = {
     "name": "column",
     "in": "query",
-    "description": "Arrow: the column with the vectors, if several hold lists of floats.",
+    "description": "Arrow, Parquet: the column with the vectors, if several hold lists of floats.",
     "schema": {"type": "string"},
 }
 
-#: a route's `responses` for answers in npy and Arrow
+#: a route's `responses` for answers in npy, Arrow and Parquet
 VECTOR_ANSWERS: dict[str, Any] = {
-    "content": {media: {"schema": _BINARY} for media in (media_types.NPY, media_types.ARROW)}
+    "content": {media: {"schema": _BINARY} for media in media_types.VECTORS}
+}
+
+#: a route's `responses` for answers in npy and Arrow
+STREAM_ANSWERS: dict[str, Any] = {
+    "content": {media: {"schema": _BINARY} for media in media_types.STREAMS}
 }
 
 
@@ -74,8 +79,11 @@ def _describe(
 ) -> None:
     content: dict[str, Any] = {media_types.JSON: {"schema": schema}}
     if reading.vectors:
-        content |= {media: {"schema": _BINARY} for media in (media_types.NPY, media_types.ARROW)}
-        operation.setdefault("parameters", []).append(_COLUMN)
+        described = reading.readers.described
+        binary = _BINARY if described is None else {**_BINARY, "description": described}
+        content |= {media: {"schema": binary} for media in reading.readers.media}
+        if described is None:
+            operation.setdefault("parameters", []).append(_COLUMN)
     operation.setdefault("security", [{bearer.scheme_name: [Scope.read.value]}])
     operation["requestBody"] = {"required": True, "content": content}
     if reading.query:

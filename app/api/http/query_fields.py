@@ -1,4 +1,4 @@
-"""Fields of a request in its query string, for bodies of npy and Arrow."""
+"""Fields of a request in its query string, for bodies of npy, Arrow and Parquet."""
 
 from __future__ import annotations
 
@@ -116,6 +116,12 @@ def parameters(model: type[Body], *, streams: bool) -> list[dict[str, Any]]:
         "targets",
         "labels",
         "options",
+        "embeddings",
+        "encoders",
+        "roles",
+        "queries",
+        "candidates",
+        "old_queries",
     }
     plain = {name: each for name, each in schema["properties"].items() if name not in tables}
     if options:
@@ -135,10 +141,11 @@ def parameters(model: type[Body], *, streams: bool) -> list[dict[str, Any]]:
 
 def _refuse_column(request: Request) -> None:
     """Raises InvalidRequest for a `column` if the body is not Arrow."""
-    if "column" in request.query_params and not request.headers.get(
-        "content-type", ""
-    ).strip().lower().startswith(media_types.ARROW):
-        raise InvalidRequest("`column` only applies to Arrow bodies. Remove it.", field="column")
+    media = request.headers.get("content-type", "").strip().lower()
+    if "column" in request.query_params and not media.startswith(media_types.TABLES):
+        raise InvalidRequest(
+            "`column` only applies to Arrow and Parquet bodies. Remove it.", field="column"
+        )
 
 
 def _parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,10 @@ from app.api.http.answers import (
     describe_in_headers,
     describe_in_texts,
     flags,
+    warning_members,
 )
 from app.api.http.body_reading import BodyReader, declared_length, media_of, refuse_encoded
+from app.api.schemas import confidence
 from app.api.schemas.fields import Dtype
 from app.errors import (
     AnchorageError,
@@ -46,11 +49,13 @@ from app.errors import (
     UnsupportedMedia,
     blaming,
 )
+from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import ProductPrecision
 from app.observability import metrics
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.services.serving import products
+from app.services.serving.confidence import RowConfidence
 from app.services.serving.maps import ServedMap
 from app.services.serving.products import Running
 
@@ -69,6 +74,7 @@ class StreamPlan:
     """How to answer a stream.
 
     about  further members of the answer's description
+    judge  returns the confidence of rows, from the output and the vectors; None: no confidence
     """
 
     services: Services
@@ -78,6 +84,7 @@ class StreamPlan:
     precision: ProductPrecision
     what: str
     about: Mapping[str, Any] = field(default_factory=dict)
+    judge: Callable[[TranslatedRows, Tensor], RowConfidence] | None = None
 
 
 @dataclass
@@ -95,7 +102,7 @@ async def respond(request: Request, plan: StreamPlan) -> Response:
     Raises UnsupportedMedia, NotAcceptable and BodyTooLarge.
     """
     media = media_of(request)
-    if media not in media_types.VECTORS:
+    if media not in media_types.STREAMS:
         raise UnsupportedMedia(
             f"`stream=true` does not read {media[:100] or 'a body without a Content-Type'}. "
             f"Send {media_types.NPY} or {media_types.ARROW}."
@@ -125,6 +132,7 @@ class _StreamedAnswer(Response, ABC):
             "method": served.method,
             "translator": served.id,
             "options": dict(served.options or {}),
+            "warnings": warning_members(served.warnings),
             **plan.about,
         }
         self.headers.update(describe_in_headers(about))
@@ -166,7 +174,12 @@ class _StreamedAnswer(Response, ABC):
             block.running.result()
         if not begun:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        for part in self._parts(block):
+        parts = (
+            self._parts(block)
+            if self.plan.judge is None
+            else await run_in_threadpool(self._parts, block)  # judging takes longer than a product
+        )
+        for part in parts:
             await send({"type": "http.response.body", "body": part, "more_body": True})
         self._rows = block.start + len(block.running.vectors)
         return True
@@ -275,13 +288,14 @@ class _ArrowStream(_StreamedAnswer):
 
     def __init__(self, plan: StreamPlan, body: BodyReader, request: Request) -> None:
         super().__init__(plan, body)
-        self._column = request.query_params.get("column")
+        column = request.query_params.get("column")
+        self._choose = partial(arrow.vector_column, name=column)
         self._limit = request.app.state.admission.max_body_bytes
         self._sink = arrow_answers.Sink()
         self._writer: ipc.RecordBatchStreamWriter | None = None
 
     async def _blocks(self) -> AsyncIterator[_Block]:
-        reader, start = arrow.Reader(self._column, self._limit), 0
+        reader, start = arrow.Reader(self._choose, self._limit), 0
         while (message := await self._message()) is not None:
             frame, data = message
             self._check_rows(frame)
@@ -338,17 +352,24 @@ class _ArrowStream(_StreamedAnswer):
         kind = pa.list_(
             pa.float32() if plan.dtype == "float32" else pa.float16(), plan.served.dims[1]
         )
-        columns = {arrow_answers.vector_name(schema, place): kind, arrow_answers.FLAG: pa.string()}
+        columns = {arrow_answers.vector_name(schema, place): kind}
+        if plan.judge is not None:
+            columns |= dict.fromkeys(confidence.ARROW_COLUMNS.values(), pa.float32())
+        columns[arrow_answers.FLAG] = pa.string()
         self._place = place
         self._schema = arrow_answers.answer_schema(schema, place, columns, self.about)
         self._writer = ipc.new_stream(pa.PythonFile(self._sink, mode="w"), self._schema)
 
     def _parts(self, block: _Block) -> list[Any]:
         made = block.running.output
-        columns = [
-            arrow_answers.vectors_array(made.vectors),
-            arrow_answers.flags_array(len(made.vectors), flags(made.at_mean, made.outside)),
-        ]
+        columns, strange = [arrow_answers.vectors_array(made.vectors)], None
+        if self.plan.judge is not None:
+            with blaming(self.plan.served.reads, rows_from=block.start):
+                judged = self.plan.judge(made, block.running.vectors)
+            columns += confidence.row_arrays(judged)
+            strange = judged.expected.strange
+        row_flags = flags(made.at_mean, made.outside, strange=strange)
+        columns.append(arrow_answers.flags_array(len(made.vectors), row_flags))
         assert self._writer is not None
         self._writer.write_batch(
             arrow_answers.answer_batch(self._schema, block.batch, self._place, columns)

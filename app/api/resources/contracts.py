@@ -12,7 +12,7 @@ from app.api.http.bodies import json_body
 from app.api.http.deps import PathName, Reads, Svc, WriteContext, settle
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, RowModel
-from app.api.schemas.translation import MinQuality
+from app.api.schemas.translation import INDEX_DESCRIPTION, IndexSize, MinQuality
 from app.errors import MissingField
 from app.services import name_lookup
 from app.services.context import Services
@@ -25,9 +25,12 @@ router = APIRouter(prefix="/anchor-sets/{name}/contracts", tags=["anchor sets"])
 class NewContract(Body):
     """The lowest quality that translators must promise."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"min_quality": {"recall": 0.7}}]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"min_quality": {"recall": 0.7}, "index": 100_000}]}
+    )
 
     min_quality: MinQuality = Field(description="Minimum of each measure; at least one.")
+    index: IndexSize | None = Field(None, description=INDEX_DESCRIPTION)
 
 
 class Contract(RowModel):
@@ -47,6 +50,10 @@ class Contract(RowModel):
     )
     min_quality: dict[str, float] = Field(
         description="Minimum of each measure.", examples=[{"recall": 0.7}]
+    )
+    index: int | None = Field(
+        description="Number of items in the index that the minimum is for. Null: the size of the "
+        "store if it is known, else 10,000."
     )
     created_at: datetime = Field(description="When the contract was agreed.")
 
@@ -84,7 +91,11 @@ async def put_contract(
 
     def agree(services: Services) -> tables.ContractRow:
         return contracts.agree_contract(
-            services, context, *_pair(services, context.project, name, source, target), minimum
+            services,
+            context,
+            *_pair(services, context.project, name, source, target),
+            minimum,
+            body.index,
         )
 
     return Contract.model_validate(await settle(agree, services))

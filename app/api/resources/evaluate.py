@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -13,9 +15,14 @@ from app.api.http.deps import IdempotencyKey, ReadContext, Svc, context_of
 from app.api.http.problems import documented
 from app.api.schemas.fields import Name, Vectors
 from app.api.schemas.jobs import Job
+from app.api.schemas.judgements import JudgedFields, RelevanceOut
 from app.api.schemas.quality import QualityWithIntervalsOut
 from app.api.schemas.translation import PairRequest
+from app.errors import InvalidRequest
 from app.services.access.idempotency import idempotent
+from app.services.context import Services
+from app.services.relevance import judged_evaluation
+from app.services.request_context import RequestContext
 from app.services.translators import evaluation
 from app.storage import tables
 from app.types import Scope
@@ -29,10 +36,11 @@ Intervals = Annotated[
 ]
 
 
-class EvaluateRequest(PairRequest):
+class EvaluateRequest(PairRequest, JudgedFields):
     """`vectors` of the source and `native` vectors of the target for the same items, row by row.
 
-    Without both, only the similarity of the two encoders is measured, on the anchors.
+    With `judgements`, queries and documents instead: what each option would do to a search.
+    Without either, only the similarity of the two encoders is measured, on the anchors.
     """
 
     model_config = ConfigDict(
@@ -73,6 +81,28 @@ class EvaluateRequest(PairRequest):
 
     def settings(self) -> evaluation.EvaluationSettings:
         return evaluation.EvaluationSettings(self.k, self.csls, self.csls_neighbours)
+
+    def refuse_other_fields(self) -> None:
+        """Raises InvalidRequest for fields that only apply with judgements, or without them."""
+        judged = self.judgements is not None
+        others = (
+            "vectors",
+            "native",
+            "corpus",
+            "k",
+            "csls",
+            "csls_neighbours",
+            "min_quality",
+            "index",
+        )
+        for field in others if judged else set(JudgedFields.model_fields) & self.model_fields_set:
+            if field in self.model_fields_set and getattr(self, field) is not None:
+                rule = "does not apply" if judged else "only applies"
+                raise InvalidRequest(
+                    f"`{field}` {rule} with `judgements`. Remove it"
+                    f"{', or `judgements`' if judged else ', or add `judgements`'}.",
+                    field=field,
+                )
 
 
 class CslsQualityOut(BaseModel):
@@ -160,14 +190,41 @@ def evaluate(
     services: Svc,
     repeat: IdempotencyKey,
     prefer: Prefer = None,
-) -> EvaluationOut | Job:
+) -> EvaluationOut | RelevanceOut | Job:
     """Measures a translation on items whose vectors by both encoders the client has.
 
     The answer compares it with no translation and with the target's own vectors.
+    With `judgements`, the answer says what people find by each of six options: keep the old
+    encoder, bridge, cascade, fuse, translate, or re-embed.
     Work of more than about a second becomes a job, as does all work with `Prefer: respond-async`;
     a job needs a key with the scope `write`.
     """
-    evaluation_request = evaluation.check_evaluation(
+    body.refuse_other_fields()
+    work: EvaluationWork = (
+        _plain_work(services, context, body)
+        if body.judgements is None
+        else _judged_work(services, context, body)
+    )
+    if work.is_small and not wants_job(prefer):
+        return work.answer(context)
+    context_of(request, Scope.write)
+    job = idempotent(services, context, repeat, tables.JobRow, work.submit)
+    return accepted(response, job, preferred=wants_job(prefer))
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationWork:
+    """A checked evaluation, to be answered at once or by a job."""
+
+    is_small: bool
+    answer: Callable[[RequestContext], EvaluationOut | RelevanceOut]
+    submit: Callable[[RequestContext], tables.JobRow]
+
+
+def _plain_work(
+    services: Services, context: RequestContext, body: EvaluateRequest
+) -> EvaluationWork:
+    task = evaluation.check_evaluation(
         services,
         context.project,
         body.translator_request(),
@@ -176,16 +233,28 @@ def evaluate(
         corpus=body.corpus,
         settings=body.settings(),
     )
-    if evaluation_request.is_small and not wants_job(prefer):
-        return EvaluationOut.model_validate(
-            evaluation.evaluate(services, context, evaluation_request)
-        )
-    context_of(request, Scope.write)
-    job = idempotent(
-        services,
-        context,
-        repeat,
-        tables.JobRow,
-        lambda context: evaluation.request_evaluation(services, context, evaluation_request),
+    return EvaluationWork(
+        task.is_small,
+        lambda context: EvaluationOut.model_validate(evaluation.evaluate(services, context, task)),
+        lambda context: evaluation.request_evaluation(services, context, task),
     )
-    return accepted(response, job, preferred=wants_job(prefer))
+
+
+def _judged_work(
+    services: Services, context: RequestContext, body: EvaluateRequest
+) -> EvaluationWork:
+    task = judged_evaluation.check_judged(
+        services,
+        context.project,
+        body.translator_request(),
+        body.judged_items(),
+        body.judgement_columns(),
+        body.judged_settings(),
+    )
+    return EvaluationWork(
+        task.is_small,
+        lambda context: RelevanceOut.model_validate(
+            judged_evaluation.evaluate_judged(services, context, task)
+        ),
+        lambda context: judged_evaluation.request_judged(services, context, task),
+    )

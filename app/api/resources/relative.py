@@ -96,6 +96,10 @@ class RelativeAnswer(BaseModel):
     vectors: Vectors = Field(description="One relative vector for each row of the request.")
     count: int = Field(description="Number of vectors.")
     dim: int = Field(description="Dimension of the vectors: the number of anchors.")
+    anchor_set_version: int = Field(
+        description="Version of the anchor set. Relative vectors of different versions have "
+        "different dimensions."
+    )
     quantised: QuantisationOut | None = Field(None, description="Absent without `bits`.")
     flags: list[Flag] = Field(description="Warnings about rows.")
 
@@ -127,6 +131,7 @@ async def relative(
     about = {
         "count": count,
         "dim": dim,
+        "anchor_set_version": answer.served.version,
         **body.quantisation(),
         "flags": answers.flags(relatives.at_mean, truncated=answer.truncated),
     }
@@ -144,6 +149,5 @@ async def _stream_plan(
         )
     answers.refuse_base64(body.encoding)
     served = await run_in_threadpool(plans.prepare_map, services, context, body.relation())
-    return StreamPlan(
-        services, context, served, body.dtype, "float32", "relative", body.quantisation()
-    )
+    about = {"anchor_set_version": served.version, **body.quantisation()}
+    return StreamPlan(services, context, served, body.dtype, "float32", "relative", about)

@@ -18,9 +18,12 @@ from app.api.http.problems import documented
 from app.api.schemas import fields
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Name, Vectors
 from app.api.schemas.translation import (
+    INDEX_DESCRIPTION,
     NO_MINIMUM,
     NO_OPTIONS,
+    AnswerWarningOut,
     Flag,
+    IndexSize,
     MethodName,
     MinQuality,
     TranslationOptions,
@@ -76,6 +79,7 @@ class StitchRequest(InputsBody):
     min_quality: MinQuality = Field(
         default_factory=lambda: NO_MINIMUM, description="Lowest expected quality to accept."
     )
+    index: IndexSize | None = Field(None, description=INDEX_DESCRIPTION)
     labels: Annotated[list[str], Field(fail_fast=True)] | None = Field(
         None, description="True class of each row, to measure a classifier."
     )
@@ -93,7 +97,11 @@ class StitchRequest(InputsBody):
         if self.prefer is not None:
             refuse_prefer(self.method)
         return head_vectors.TranslationChoice(
-            self.method, self.options.as_dict(), self.prefer, self.min_quality.as_dict()
+            self.method,
+            self.options.as_dict(),
+            self.prefer,
+            self.min_quality.as_dict(),
+            self.index,
         )
 
     def truth(self) -> stitching.Truth:
@@ -122,6 +130,7 @@ class StitchAnswer(BaseModel):
     method: str | None = Field(description="Method of the translator. Null without translation.")
     translator: str | None = Field(description="Id of the translator. Null without translation.")
     flags: list[Flag] = Field(description="Warnings about rows.")
+    warnings: list[AnswerWarningOut] = Field(description="Warnings about the whole answer.")
     quality: StitchQuality | None = Field(
         description="Quality of the predictions. "
         "Null unless the request has `labels`, `targets` or `native_vectors`."
@@ -168,6 +177,7 @@ def _stitch(
         "method": answer.method,
         "translator": answer.translator,
         "flags": answers.flags(answer.at_mean, answer.outside, truncated=answer.truncated),
+        "warnings": answers.warning_members(answer.warnings),
         "quality": None if answer.quality is None else answer.quality.model_dump(),
     }
     if answer.output is HeadOutput.classes:
@@ -177,5 +187,7 @@ def _stitch(
         )
     if answer.output is HeadOutput.image and writer.media == JSON:
         images = [b64encode(image).decode() for image in answer.images]
-        return fields.respond_json({"images": images, **about})
+        response = fields.respond_json({"images": images, **about})
+        answers.add_warnings(response, answer.warnings)
+        return response
     return writer.respond(answer.values, about, name="outputs")

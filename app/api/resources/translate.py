@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
@@ -16,12 +18,10 @@ from app.api.http.problems import documented
 from app.api.http.streams import StreamPlan
 from app.api.schemas.confidence import ConfidenceOut, confidence_members
 from app.api.schemas.fields import BODY_ROWS, Dtype, Encoding, InputsBody, Vectors
-from app.api.schemas.translation import Flag, PairRequest, Share
+from app.api.schemas.translation import AnswerWarningOut, Flag, PairRequest, Share
 from app.errors import InvalidRequest, MissingField, NotExactlyOne
 from app.maths.translators.translator import ProductPrecision
 from app.observability import metrics
-from app.services.context import Services
-from app.services.request_context import RequestContext
 from app.services.serving import confidence, maps, plans, products
 
 router = APIRouter(tags=["vectors"])
@@ -96,8 +96,8 @@ class TranslateRequest(PairRequest, InputsBody):
             )
         if not has_columns:
             raise InvalidRequest(
-                "`confidence` only applies to JSON and Arrow answers that are not streams. "
-                "Change `Accept`, or remove `confidence`.",
+                "An npy answer has no columns for `confidence`. Accept JSON, Arrow or Parquet, or "
+                "remove `confidence`.",
                 field="confidence",
             )
         if self.confidence_level is None:
@@ -151,16 +151,20 @@ class TranslateAnswer(BaseModel):
     vectors: Vectors = Field(description="One translated vector for each row of the request.")
     count: int = Field(description="Number of vectors.")
     dim: int = Field(description="Dimension of the vectors: equal to the target encoder's.")
-    method: str = Field(description="Method that fitted the translator; never `auto`.")
+    method: str = Field(
+        description="Method that fitted the translator; never `auto`. "
+        "`identity`: source and target are one encoder, and the vectors are unchanged."
+    )
     options: dict[str, Any] = Field(description="All options of the method, with defaults.")
     translator: str | None = Field(
         description="Id of the translator, for `/translators/{id}`. "
-        "Null for relative vectors, whose source is unknown."
+        "Null for relative vectors, whose source is unknown, and for `identity`."
     )
     flags: list[Flag] = Field(
         description="Warnings about rows. A row flagged `equals-anchor-mean` or `outside-anchors` "
         "becomes the target's mean."
     )
+    warnings: list[AnswerWarningOut] = Field(description="Warnings about the whole answer.")
     precision: PrecisionOut | None = Field(None, description="Absent with `precision: float32`.")
     confidence: ConfidenceOut | None = Field(
         None, description="Absent unless the request has `confidence: true`."
@@ -185,7 +189,7 @@ async def translate(
     """
     services, context, body = call.services, call.context, call.body
     if call.streamed:
-        return await streams.respond(call.request, await _stream_plan(body, services, context))
+        return await streams.respond(call.request, await _stream_plan(call))
     fields = [name for name in ("vectors", "inputs", "relative") if getattr(body, name) is not None]
     if len(fields) != 1:
         raise NotExactlyOne(
@@ -233,6 +237,7 @@ def _describe(
             truncated=answer.truncated,
             strange=None if row_confidence is None else row_confidence.expected.strange,
         ),
+        "warnings": answers.warning_members(served.warnings),
     }
     if row_confidence is not None:
         about["confidence"] = confidence_members(row_confidence)
@@ -246,13 +251,12 @@ def _describe(
     return about
 
 
-async def _stream_plan(
-    body: TranslateRequest, services: Services, context: RequestContext
-) -> StreamPlan:
+async def _stream_plan(call: Call[TranslateRequest]) -> StreamPlan:
     """Returns how to serve a stream. With `relative=true` its rows are relative vectors.
 
     Raises NotExactlyOne, InvalidRequest, and as `plans.prepare_map`.
     """
+    services, context, body = call.services, call.context, call.body
     if (
         body.vectors is not None
         or body.inputs is not None
@@ -263,7 +267,13 @@ async def _stream_plan(
             field="vectors",
         )
     answers.refuse_base64(body.encoding)
-    body.interval_level(has_columns=False)
+    level = body.interval_level(has_columns=call.media != media_types.NPY)
     plan = body.decoding() if body.relative else body.translation()
     served = await run_in_threadpool(plans.prepare_map, services, context, plan)
-    return StreamPlan(services, context, served, body.dtype, body.precision, "translate")
+    prepared = StreamPlan(services, context, served, body.dtype, body.precision, "translate")
+    if level is None:
+        return prepared
+    model = await run_in_threadpool(confidence.find_confidence, services, served)
+    judge = partial(confidence.judge_rows, model, served, level=level, field=served.reads)
+    about = {"confidence": confidence.describe_model(model, served, level)}
+    return replace(prepared, judge=judge, about=about)

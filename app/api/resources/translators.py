@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
@@ -14,12 +14,12 @@ from app.api.http.deps import IdempotencyKey, Limit, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import Name, RowModel
 from app.api.schemas.jobs import Job
-from app.api.schemas.quality import ChoiceOut, TranslatorReportOut
-from app.api.schemas.translation import PairRequest
+from app.api.schemas.quality import ChoiceOut, PromiseOut, TranslatorReportOut
+from app.api.schemas.translation import INDEX_DESCRIPTION, IndexSize, PairRequest
 from app.maths.quality.candidates import Preference
 from app.services.access.idempotency import idempotent
 from app.services.request_context import RequestContext
-from app.services.translators import contracts, translators
+from app.services.translators import contracts, translator_reports, translators
 from app.storage import tables
 from app.storage.queries import resources
 
@@ -56,8 +56,15 @@ class TranslatorSummary(RowModel):
         validation_alias=AliasPath("source", "anchor_set", "name"),
         description="Name of the anchor set.",
     )
+    anchor_set_version: int = Field(
+        validation_alias=AliasPath("source", "version"),
+        description="Version of the anchor set that it was fitted to.",
+    )
     method: str = Field(description="Method that fitted it; never `auto`.")
     options: dict[str, Any] = Field(description="All options of the method, with defaults.")
+    role: Literal["query", "document"] | None = Field(
+        description="What it was fitted to translate in a search. Null: either."
+    )
     created_at: datetime = Field(description="When it was first fitted.")
 
 
@@ -114,15 +121,16 @@ def create_translator(
         row = translators.find_with_report(
             services, context.project, fitted.id, between=(source.id, target.id)
         )
-        contracts.require_promise(row, request.min_quality)
+        contracts.require_promise(row, request.min_quality, request.index)
         return row
 
     row = idempotent(services, context, repeat, tables.TranslatorRow, fit)
     response.headers["Location"] = f"/translators/{row.content}"
-    return TranslatorOut.model_validate(
+    return _with_promise(
         translators.find_with_report(
             services, context.project, row.content, between=(row.source_id, row.target_id)
-        )
+        ),
+        body.index,
     )
 
 
@@ -149,10 +157,18 @@ def get_translator(
     id: Annotated[str, Path(pattern=r"^tr_[0-9a-f]{32}$", description="Id of the translator.")],
     services: Svc,
     project: Reads,
+    index: Annotated[IndexSize | None, Query(description=INDEX_DESCRIPTION)] = None,
 ) -> TranslatorOut:
-    """Returns a translator with its report.
+    """Returns a translator with its report, whose promise is for an index of `index` items.
 
     `/translate` and `/stitch` answer the id.
     By default, a translator is deleted after 90 days without use.
     """
-    return TranslatorOut.model_validate(translators.find_with_report(services, project, id))
+    return _with_promise(translators.find_with_report(services, project, id), index)
+
+
+def _with_promise(row: tables.TranslatorRow, index: int | None) -> TranslatorOut:
+    answer = TranslatorOut.model_validate(row)
+    promised = translator_reports.promise_for(row.report or {}, index)
+    answer.report.promise = None if promised is None else PromiseOut.model_validate(promised)
+    return answer

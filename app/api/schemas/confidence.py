@@ -9,15 +9,8 @@ import pyarrow as pa
 from pydantic import BaseModel, Field
 from torch import Tensor
 
+from app.services.serving.confidence import ARROW_COLUMNS as ARROW_COLUMNS
 from app.services.serving.confidence import RowConfidence
-
-#: Column in Arrow for each column in JSON.
-ARROW_COLUMNS = {
-    "cosine": "anchorage_cosine",
-    "low": "anchorage_cosine_low",
-    "high": "anchorage_cosine_high",
-    "p_value": "anchorage_p_value",
-}
 
 #: Digits after the decimal point. The estimates are never more precise.
 DECIMALS = 5
@@ -72,6 +65,14 @@ def arrays(about: Mapping[str, Any]) -> dict[str, pa.Array]:
     return {
         column: pa.array(confidence[name], pa.float32()) for name, column in ARROW_COLUMNS.items()
     }
+
+
+def row_arrays(confidence: RowConfidence) -> list[pa.Array]:
+    """The columns for Arrow, in the order of ARROW_COLUMNS."""
+    return [
+        pa.array(_numbers(getattr(confidence.expected, name)), pa.float32())
+        for name in ARROW_COLUMNS
+    ]
 
 
 def summary(about: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,11 +74,19 @@ class EstimateOut(BaseModel):
 class PromiseOut(BaseModel):
     """The quality to expect from a translator that is fitted to all anchors."""
 
-    anchors: int = Field(description="Number of anchors that the translator is fitted to.")
+    anchors: int = Field(
+        description="Number of anchors that the translator is fitted to. If they have weights, "
+        "their sum, rounded."
+    )
     index: int = Field(
-        description="Number of items searched. Recall and MRR are lower in a larger index."
+        description="Number of items in the index that is searched. "
+        "All measures but the cosine depend on it."
     )
     neighbours: int = Field(description="Number of neighbours for recall and the Jaccard indices.")
+    measured: bool = Field(
+        description="Whether recall was measured in an index of that size, of held-out anchors and "
+        "the store's sample. If not, it is extrapolated."
+    )
     measures: dict[str, EstimateOut] = Field(description="Expected quality, by measure.")
 
 
@@ -195,6 +203,51 @@ class TranslatorSpaceOut(BaseModel):
     duplicates: int = Field(description="Number of rows that equal an earlier row.")
 
 
+class StoreCoverageOut(BaseModel):
+    """The anchors compared with the sample of a store."""
+
+    encoder: str = Field(description="Encoder of the sample.")
+    sampled: int = Field(description="Number of vectors in the sample.")
+    verdict: Literal["no-foreign-anchors", "foreign-anchors", "unknown"] = Field(
+        description="`foreign-anchors`: at least 10 % of the anchors are of another corpus. "
+        "`unknown`: the sample has fewer than 50 different vectors."
+    )
+    foreign: int | None = Field(
+        description="Number of anchors that are unlike the sample: about 5 % if all anchors are "
+        "of the store. Null if unknown."
+    )
+    share: float | None = Field(
+        description="Estimated share of foreign anchors, 0 to 1. Null if unknown."
+    )
+    covered: float | None = Field(
+        description="Mean share of a vector of the store that the anchors cover, 0 to 1, on the "
+        "scale of the set's `coverage.left_out`. Null if unknown."
+    )
+    detail: str = Field(description="The same in words.")
+
+
+class FitWeightsOut(BaseModel):
+    """What roles and the sample of a store decided about the fit."""
+
+    role: Literal["query", "document"] | None = Field(
+        description="What the translator was fitted to translate. Null: either."
+    )
+    of_role: int | None = Field(
+        description="Number of anchors of that role. Below 10, the role changes nothing. "
+        "Null without a role, or if the set has no roles."
+    )
+    counted: int = Field(
+        description="Number of anchors that the fit is chosen and measured on: those of the role "
+        "that are not foreign."
+    )
+    total: float = Field(
+        description="Sum of the anchors' weights in the fit; 1 for each anchor that is counted."
+    )
+    store: StoreCoverageOut | None = Field(
+        description="Comparison with the sample of a store. Null without a sample."
+    )
+
+
 class TranslatorReportOut(BaseModel):
     """What to expect of a translator."""
 
@@ -211,7 +264,11 @@ class TranslatorReportOut(BaseModel):
     )
     influence: InfluenceOut | None = Field(description="Harmful anchors. Null if `held_out` is.")
     promise: PromiseOut | None = Field(
-        description="Expected quality, which `min_quality` is compared with. Null if `held_out` is."
+        description="Expected quality in an index of `index` items. Null if `held_out` is."
+    )
+    promises: list[PromiseOut] = Field(
+        description="The same for 1,000, 10,000 and 100,000 items and the store's size. "
+        "Empty if `held_out` is null."
     )
     held_out: HeldOutReportOut | None = Field(
         description="Cross-validation. "
@@ -219,6 +276,11 @@ class TranslatorReportOut(BaseModel):
     )
     cka: float | None = Field(
         description="Debiased linear CKA of the two spaces. Null below 4 anchors."
+    )
+    weights: FitWeightsOut | None = Field(
+        None,
+        description="What roles and the sample of a store decided. "
+        "Null if neither the request has a role nor an encoder a sample.",
     )
     source: TranslatorSpaceOut = Field(description="The source encoder's anchors.")
     target: TranslatorSpaceOut = Field(description="The target encoder's anchors.")

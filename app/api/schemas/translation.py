@@ -10,8 +10,11 @@ from pydantic import BaseModel, Field
 from app.api.schemas.fields import Body, Name
 from app.errors import InvalidRequest
 from app.maths.quality.candidates import Preference
+from app.maths.quality.promise import LARGEST_INDEX, SMALLEST_INDEX
 from app.maths.translators import methods
+from app.services.anchors.store_coverage import SearchRole
 from app.services.translators import translators
+from app.services.translators.warnings import WarningCode
 
 MethodName = Annotated[
     Literal[
@@ -88,16 +91,15 @@ class TranslationOptions(Body):
 
 
 class MinQuality(Body):
-    """The lowest expected quality that is accepted, as measured on held-out anchors.
+    """The lowest expected quality that is accepted, in an index of `index` items.
 
     If the translator's promise is lower, the request fails with `quality-below-minimum`.
     """
 
     recall: Share | None = Field(
         None,
-        description="Share of a native query's nearest items that the translated query finds, "
-        "0 to 1. At 10 neighbours, or at fewer below 105 anchors; "
-        "the report's `promise.neighbours` has the number.",
+        description="Share of a native query's 10 nearest items that the translated query finds, "
+        "0 to 1.",
     )
     recall_1: Share | None = Field(
         None, description="Share of queries that find the same nearest item, 0 to 1."
@@ -121,10 +123,22 @@ class MinQuality(Body):
         "themselves and native vectors among themselves, 0 to 1.",
     )
 
+    skill: Share | None = Field(
+        None,
+        description="Share of the way from chance to a perfect cosine, 0 to 1. "
+        "It does not depend on the size of the index. The report's `evidence.skill` has it.",
+    )
+
     def as_dict(self) -> dict[str, float]:
         """The minimum of each measure that the client named."""
         return self.model_dump(exclude_none=True)
 
+
+INDEX_DESCRIPTION = (
+    "Number of items in the index that the quality is for. Default: the size of the target's "
+    "store if it is known, else of the source's, else 10,000."
+)
+IndexSize = Annotated[int, Field(ge=SMALLEST_INDEX, le=LARGEST_INDEX)]
 
 #: One instance for all requests, which never change it: pydantic would copy a plain default.
 NO_OPTIONS = TranslationOptions()
@@ -133,10 +147,15 @@ NO_MINIMUM = MinQuality()
 
 @lru_cache(maxsize=1024)
 def _request_without_options(
-    source: str | None, target: str, anchor_set: str, method: str, prefer: Preference
+    source: str | None,
+    target: str,
+    anchor_set: str,
+    method: str,
+    prefer: Preference,
+    role: SearchRole | None,
 ) -> translators.FitRequest:
     """A cached request: most requests have no options and repeat an earlier one."""
-    return translators.FitRequest(source, target, anchor_set, method, {}, prefer)
+    return translators.FitRequest(source, target, anchor_set, method, {}, prefer, role=role)
 
 
 def refuse_prefer(method: str) -> None:
@@ -164,14 +183,20 @@ class PairRequest(Body):
     min_quality: MinQuality = Field(
         default_factory=lambda: NO_MINIMUM, description="Lowest expected quality to accept."
     )
+    role: SearchRole | None = Field(
+        None,
+        description="What the vectors are in a search. The fit prefers the anchors of this role, "
+        "and the report measures them, if the set has at least 10. Null: either.",
+    )
+    index: IndexSize | None = Field(None, description=INDEX_DESCRIPTION)
 
     def translator_request(self) -> translators.FitRequest:
         """Raises InvalidRequest for `prefer` with a method other than `auto`."""
         if "prefer" in self.model_fields_set:
             refuse_prefer(self.method)
-        if self.options is NO_OPTIONS and self.min_quality is NO_MINIMUM:
+        if self.options is NO_OPTIONS and self.min_quality is NO_MINIMUM and self.index is None:
             return _request_without_options(
-                self.source, self.target, self.anchor_set, self.method, self.prefer
+                self.source, self.target, self.anchor_set, self.method, self.prefer, self.role
             )
         return translators.FitRequest(
             self.source,
@@ -181,6 +206,8 @@ class PairRequest(Body):
             self.options.as_dict(),
             self.prefer,
             self.min_quality.as_dict(),
+            self.role,
+            self.index,
         )
 
 
@@ -196,3 +223,16 @@ class Flag(BaseModel):
         "`input-truncated`: the encoder read only the beginning of the input. "
         "`out-of-distribution`: the vector is unlike the anchors (only with `confidence`)."
     )
+
+
+class AnswerWarningOut(BaseModel):
+    """A warning about the whole answer. The header `Anchorage-Warnings` has the codes."""
+
+    code: WarningCode = Field(
+        description="`useless-anchors`: the anchors of both sides are no more related than "
+        "shuffled ones. `few-anchors`: there are too few anchors for the dimensions. "
+        "`ill-conditioned-anchors`: some directions of the anchors are almost empty. "
+        "`foreign-anchors`: the anchors are unlike the items of the store. "
+        "`same-encoder`: source and target have the same anchors."
+    )
+    detail: str = Field(description="What is wrong, and what to do.")

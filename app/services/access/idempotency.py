@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import undefer
 
 from app.errors import (
     DatabaseUnavailable,
@@ -105,7 +106,7 @@ def _release(services: Services, claim: tuple[str, str]) -> None:
 
 def _recall(services: Services, table: type[CreatedRow], row_id: str) -> CreatedRow:
     with services.db.transaction() as session:
-        row = session.get(table, row_id)
+        row = session.get(table, row_id, options=[undefer("*")])
     if row is None:
         raise ResourceGone(
             "The resource that this request created has been deleted. Use a new Idempotency-Key "

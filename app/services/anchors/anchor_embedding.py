@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -81,7 +82,7 @@ def add_from_inputs(
     set_row, encoder_row, ready = _check_addition(
         services, context.project, anchor_set, encoder, inputs
     )
-    vectors = encode(services, context, encoder_row, ready.values, role=ready.role).vectors
+    vectors = encode_items(services, context, encoder_row, ready)
     return anchor_sets.add_embeddings(
         services,
         context,
@@ -138,14 +139,9 @@ def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> Job
         services, job.project, anchor_set=arguments["anchor_set"], encoder=encoder
     )
     total = len(inputs.values)
-    vectors = encode(
-        services,
-        context,
-        encoder_row,
-        inputs.values,
-        role=inputs.role,
-        on_progress=lambda done: progress(done, total),
-    ).vectors
+    vectors = encode_items(
+        services, context, encoder_row, inputs, on_progress=lambda done: progress(done, total)
+    )
     space = anchor_sets.build_space(
         services, job.project, encoder_row, vectors, size=set_row.size, field="inputs"
     )
@@ -153,6 +149,37 @@ def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> Job
         _describe_result(set_row, arguments),
         write=lambda session: anchor_sets.add_space(session, context, set_row, space),
     )
+
+
+def encode_items(
+    services: Services,
+    context: RequestContext,
+    encoder: tables.EncoderRow,
+    inputs: Inputs,
+    *,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> Tensor:
+    """Return the vectors (n, d) of items, each encoded in its role. Raises as `encode`."""
+    values, roles = inputs.values, inputs.roles
+    if roles is None:
+        return encode(
+            services, context, encoder, values, role=inputs.role, on_progress=on_progress
+        ).vectors
+    vectors = torch.empty(len(values), encoder.dim)
+    before = 0
+    for role in InputRole:
+        rows = [row for row, each in enumerate(roles) if each == role]
+        if rows:
+            vectors[rows] = encode(
+                services,
+                context,
+                encoder,
+                [values[row] for row in rows],
+                role=role,
+                on_progress=lambda done, before=before: on_progress(before + done),  # type: ignore[misc]
+            ).vectors
+        before += len(rows)
+    return vectors
 
 
 def write_inputs(services: Services, inputs: Inputs) -> str:
@@ -166,7 +193,11 @@ def write_inputs(services: Services, inputs: Inputs) -> str:
             else torch.empty(0, dtype=torch.uint8),
             "ends": torch.tensor([len(file) for file in files]).cumsum(0),
             "are_text": torch.tensor([isinstance(value, str) for value in inputs.values]),
-            "are_queries": torch.tensor(inputs.role is InputRole.query),
+            "are_queries": torch.tensor(
+                inputs.role is InputRole.query
+                if inputs.roles is None
+                else [role == InputRole.query for role in inputs.roles]
+            ),
         }
     )
 
@@ -182,7 +213,11 @@ def read_inputs(services: Services, blob: str, *, of: str) -> Inputs:
         file.decode() if text else file
         for file, text in zip(files, stored["are_text"].tolist(), strict=True)
     ]
-    return Inputs(values, InputRole.query if bool(stored["are_queries"]) else InputRole.document)
+    names = InputRole.document, InputRole.query
+    queries = stored["are_queries"].tolist()  # one for all, or a list with one for each item
+    if isinstance(queries, list):
+        return Inputs(values, roles=[names[each].value for each in queries])
+    return Inputs(values, names[queries])
 
 
 def _find_encoders(
@@ -195,6 +230,7 @@ def _find_encoders(
         )
     if not inputs.values:
         raise EmptyVectors("Expected at least one input.", field="inputs")
+    anchor_sets.check_roles(inputs.roles, len(inputs.values))
     with services.db.transaction() as session:
         resources.require_free(session, tables.AnchorSetRow, project, name)
         rows = [
@@ -205,7 +241,7 @@ def _find_encoders(
     for row in rows:
         spec_of(row)
         values = check_inputs(row, values, limits=services.limits, field="inputs")
-    return rows, Inputs(values, inputs.role)
+    return rows, replace(inputs, values=values)
 
 
 def _encode_set(
@@ -225,21 +261,25 @@ def _encode_set(
     embeddings: dict[str, Tensor] = {}
     for place, row in enumerate(encoders):
         before = place * count
-        done = encode(
+        embeddings[row.name] = encode_items(
             services,
             context,
             row,
-            inputs.values,
-            role=inputs.role,
+            inputs,
             on_progress=lambda done, before=before: on_progress(
                 before + done, count * len(encoders)
             ),  # type: ignore[misc]
         )
-        embeddings[row.name] = done.vectors
     stored = write_inputs(services, inputs) if keep else None
     made_by = {row.name: row.id for row in encoders}
     return anchor_sets.build_anchor_set(
-        services, context.project, name=name, embeddings=embeddings, inputs=stored, made_by=made_by
+        services,
+        context.project,
+        name=name,
+        embeddings=embeddings,
+        inputs=stored,
+        made_by=made_by,
+        roles=inputs.roles,
     )
 
 
@@ -264,14 +304,10 @@ def _check_addition(
             field="inputs",
         )
     spec_of(encoder_row)
-    return (
-        set_row,
-        encoder_row,
-        Inputs(
-            check_inputs(encoder_row, inputs.values, limits=services.limits, field="inputs"),
-            inputs.role,
-        ),
-    )
+    if set_row.roles is not None:
+        inputs = replace(inputs, roles=set_row.roles)
+    values = check_inputs(encoder_row, inputs.values, limits=services.limits, field="inputs")
+    return set_row, encoder_row, replace(inputs, values=values)
 
 
 def _submit(

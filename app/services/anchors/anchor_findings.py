@@ -15,15 +15,18 @@ from app.maths.anchors.health import MOST_LISTED_ROWS
 from app.maths.anchors.mismatch import Comparison, Suspect
 from app.maths.anchors.value_facts import ValueFacts
 from app.maths.quality.crossfit import FEWEST_DISTINCT
+from app.services.anchors.store_coverage import StoreCoverage
 
 FindingCode = Literal[
     "unrelated-spaces",
     "mismatched-rows",
     "too-few-anchors",
     "low-coverage",
+    "foreign-anchors",
     "duplicates",
     "collinear",
     "at-mean",
+    "ill-conditioned",
     "outliers",
     "one-encoder",
     "not-normalised",
@@ -40,6 +43,13 @@ LOW_COVERAGE = 0.5
 
 #: a set with fewer anchors than this share of the dimension gets a warning
 FEW_ANCHORS_SHARE = 0.25
+
+#: a larger condition of the anchors gets a warning: methods without a ridge amplify rounding by it
+LARGEST_CONDITION = 1e5
+
+#: right rows are named too, at most this share of them (3 % by small image encoders, 1 % by text
+#: encoders): that share of suspects alone is no error
+RIGHT_SUSPECTS = 0.03
 
 #: rows count as shifted when this share of the mismatched rows, and this many, fit at one offset
 SHIFTED_SHARE, FEWEST_SHIFTED_ROWS = 0.3, 5
@@ -63,7 +73,7 @@ class AnchorFinding:
 
 @dataclass(frozen=True)
 class SpaceFacts:
-    """Measures of one space; `health` is that of the space's row."""
+    """Measures of one space; `health` is that of the space's row, `store` that of its sample."""
 
     encoder: str
     dim: int
@@ -72,6 +82,7 @@ class SpaceFacts:
     coverage: Coverage
     numbers: ValueFacts
     rows_read: int
+    store: StoreCoverage | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +106,12 @@ def find_problems(
     findings += [
         finding
         for space in spaces
-        for finding in (*_check_size(space), *_check_rows(space), *_check_numbers(space))
+        for finding in (
+            *_check_size(space),
+            *_check_store(space),
+            *_check_rows(space),
+            *_check_numbers(space),
+        )
     ]
     findings += _check_all(spaces)
     findings += _check_left_out(spaces, pairs, spaces_left_out, pairs_left_out)
@@ -120,13 +136,30 @@ def _check_pair(pair: PairFacts) -> Iterator[AnchorFinding]:
             "rows miss them in both directions. Check these items, and those that `fits` names"
         )
         offset, count = _find_common_offset(suspects)
+        swapped = _find_swapped(suspects)
         if count:
             place = _describe_offset(offset)
             text += f". {count} of them fit the row {place}: one side lacks an item, or repeats one"
+        if swapped:
+            text += f". {swapped} of them fit the row of another: they are probably exchanged"
+        is_sure = bool(count or swapped) or len(suspects) > RIGHT_SUSPECTS * pair.rows_read
+        if not is_sure:
+            text += ". Right rows are named too, for example where two items are much alike"
         rows = sorted(each.row for each in suspects)
         yield AnchorFinding(
-            "mismatched-rows", "error", text, pair.encoders, rows[:MOST_LISTED_ROWS], len(rows)
+            "mismatched-rows",
+            "error" if is_sure else "warning",
+            text,
+            pair.encoders,
+            rows[:MOST_LISTED_ROWS],
+            len(rows),
         )
+
+
+def _find_swapped(suspects: Sequence[Suspect]) -> int:
+    """The number of suspects that fit the row of another suspect."""
+    rows = {each.row for each in suspects}
+    return sum(each.fits in rows - {each.row} for each in suspects)
 
 
 def _find_common_offset(suspects: Sequence[Suspect]) -> tuple[int, int]:
@@ -147,9 +180,14 @@ def _describe_offset(offset: int) -> str:
     return f"{abs(offset)} further {'down' if offset > 0 else 'up'}"
 
 
+def are_few(anchors: int, dim: int) -> bool:
+    """Return whether a translation from or into `dim` dimensions needs more anchors."""
+    return anchors < max(FEWEST_DISTINCT, FEW_ANCHORS_SHARE * dim)
+
+
 def _check_size(space: SpaceFacts) -> Iterator[AnchorFinding]:
     if space.size <= space.dim or space.size < FEWEST_DISTINCT:
-        is_few = space.size < max(FEWEST_DISTINCT, FEW_ANCHORS_SHARE * space.dim)
+        is_few = are_few(space.size, space.dim)
         rank = space.health["rank"]
         yield AnchorFinding(
             "too-few-anchors",
@@ -168,6 +206,16 @@ def _check_size(space: SpaceFacts) -> Iterator[AnchorFinding]:
             "as little of new items like them. Add anchors like the items to translate: POST "
             ".../suggest names some",
             [space.encoder],
+        )
+
+
+def _check_store(space: SpaceFacts) -> Iterator[AnchorFinding]:
+    found = None if space.store is None else space.store.comparison
+    if space.store is not None and found is not None and found.has_foreign:
+        rows = found.foreign.nonzero().flatten().tolist()
+        text = space.store.describe().removesuffix(".")
+        yield AnchorFinding(
+            "foreign-anchors", "warning", text, [space.encoder], rows[:MOST_LISTED_ROWS], len(rows)
         )
 
 
@@ -196,6 +244,17 @@ def _check_rows(space: SpaceFacts) -> Iterator[AnchorFinding]:
             yield AnchorFinding(
                 code, "warning", text, [space.encoder], rows[:MOST_LISTED_ROWS], count
             )
+    condition = space.health["condition"]
+    assert isinstance(condition, int | float)
+    if condition > LARGEST_CONDITION:
+        yield AnchorFinding(
+            "ill-conditioned",
+            "warning",
+            f"the largest singular value of the anchors is {condition:.0e} times the smallest: "
+            "some directions are almost empty, and methods without a ridge (`irp`) amplify them. "
+            "Use `method: auto`, or add anchors",
+            [space.encoder],
+        )
     outliers = space.numbers.outliers
     if outliers:
         yield AnchorFinding(

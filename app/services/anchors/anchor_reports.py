@@ -15,6 +15,7 @@ from app.maths.geometry.space import fit_space, normalise
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.anchors.anchor_findings import AnchorFinding, PairFacts, SpaceFacts, find_problems
+from app.services.anchors.store_coverage import compare_space
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode
 from app.services.request_context import RequestContext
@@ -76,11 +77,15 @@ def report_anchor_set(services: Services, project: str, name: str) -> AnchorRepo
     rows = spaces_of_set[:MOST_SPACES]
     pairs = list(islice(combinations(rows, 2), MOST_PAIRS))
     pairs_left_out = comb(len(spaces_of_set), 2) - len(pairs)
+    stores = [compare_space(services, space) for space in rows]
     with services.fitting():
         space_facts = [
             _examine(services, space, row.size, work=SPACE_WORK // len(rows)) for space in rows
         ]
         pair_facts = [_compare(services, x, y, work=PAIR_WORK // len(pairs)) for x, y in pairs]
+    space_facts = [
+        replace(facts, store=store) for facts, store in zip(space_facts, stores, strict=True)
+    ]
     findings = find_problems(
         space_facts,
         pair_facts,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,14 +27,19 @@ from app.services.incoming import checked_vectors
 from app.services.name_lookup import refuse_in_use, require_free
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import resources, set_versions, stores
 
 
 def create_anchor_set(
-    services: Services, context: RequestContext, *, name: str, embeddings: Mapping[str, Tensor]
+    services: Services,
+    context: RequestContext,
+    *,
+    name: str,
+    embeddings: Mapping[str, Tensor],
+    roles: Sequence[str] | None = None,
 ) -> tables.AnchorSetRow:
     """Create a set with all its embeddings. Raises the errors of `build_anchor_set`."""
-    row = build_anchor_set(services, context.project, name=name, embeddings=embeddings)
+    row = build_anchor_set(services, context.project, name=name, embeddings=embeddings, roles=roles)
     with services.db.transaction() as session:
         add_anchor_set(session, context, row)
     return row
@@ -57,6 +62,7 @@ def build_anchor_set(
     inputs: str | None = None,
     made_by: Mapping[str, str] | None = None,
     pairs: Mapping[str, Tensor] | None = None,
+    roles: Sequence[str] | None = None,
     beat: Beat = no_beat,
 ) -> tables.AnchorSetRow:
     """Return the row of a new set and its spaces, not yet in a session. Their blobs are written.
@@ -65,6 +71,7 @@ def build_anchor_set(
     made_by  the ids of the encoders that the service encoded the embeddings with
     pairs    of a bootstrap: `pairs` (k, 2) int64, rows of the source's and the target's pool, and
              `confidence` (k,) float32, nan if the method has none
+    roles    "query" or "document" for each item
     beat     called before each space, which takes seconds for many anchors; it may raise to stop
 
     Raises EmptyVectors, NameTaken, EncoderNotFound, UnequalAnchors, and the vector errors, which
@@ -82,17 +89,16 @@ def build_anchor_set(
         }
     for key, row_ in encoders.items():
         _require_maker(row_, (made_by or {}).get(key))
-    sizes = {key: vectors.shape[0] for key, vectors in embeddings.items()}
-    size = next(iter(sizes.values()))
-    for key, other in sizes.items():
-        if other != size:
-            raise UnequalAnchors(
-                f"{next(iter(sizes))!r} has {size} vectors and {key!r} has {other}. Send one for "
-                "each item.",
-                field=f"embeddings.{key}",
-            )
+    size = common_size(embeddings)
+    check_roles(roles, size)
     row = tables.AnchorSetRow(
-        project=project, name=name, size=size, provenance=provenance, inputs=inputs
+        project=project,
+        name=name,
+        size=size,
+        version=1,
+        provenance=provenance,
+        inputs=inputs,
+        roles=None if roles is None else list(roles),
     )
     row.pairs = None if pairs is None else services.blobs.put(pairs)
     for key, vectors in embeddings.items():
@@ -103,6 +109,54 @@ def build_anchor_set(
             )
         )
     return row
+
+
+def common_size(embeddings: Mapping[str, Tensor]) -> int:
+    """Return the number of vectors, which is the same for each encoder. Raises UnequalAnchors."""
+    sizes = {key: vectors.shape[0] for key, vectors in embeddings.items()}
+    first, size = next(iter(sizes.items()))
+    for key, other in sizes.items():
+        if other != size:
+            raise UnequalAnchors(
+                f"{first!r} has {size} vectors and {key!r} has {other}. Send one for each item.",
+                field=f"embeddings.{key}",
+            )
+    return size
+
+
+def check_roles(roles: Sequence[str] | None, size: int) -> None:
+    """Raises UnequalAnchors unless there is one role for each of `size` items, or none."""
+    if roles is not None and len(roles) != size:
+        raise UnequalAnchors(
+            f"There are {size} items and {len(roles)} `roles`. Send one role for each item.",
+            field="roles",
+        )
+
+
+def require_version(
+    session: Session, project: str, known: tables.AnchorSetRow
+) -> tables.AnchorSetRow:
+    """Return a set as it is now, locked. Raises AnchorSetNotFound, and Conflict when another
+    request has replaced it, or has appended items to it.
+    """
+    current = set_versions.lock_anchor_set(session, project, known.name)
+    if current.id != known.id:
+        raise Conflict(
+            f"Anchor set {known.name!r} was replaced by another of that name. Check it, and try "
+            "again.",
+            field="anchor_set",
+        )
+    if current.version != known.version:
+        raise changed(known.name)
+    return current
+
+
+def changed(name: str) -> Conflict:
+    """Return the error of a request that another one has overtaken."""
+    return Conflict(
+        f"Another request changed anchor set {name!r} meanwhile. Check its size, and try again.",
+        field="anchor_set",
+    )
 
 
 def add_embeddings(
@@ -140,7 +194,7 @@ def find_set_and_encoder(
     Raises the not-found errors and EmbeddingsExist.
     """
     with services.db.transaction() as session:
-        set_row = resources.by_name(session, tables.AnchorSetRow, project, anchor_set)
+        set_row = resources.whole_set(session, project, anchor_set)
         encoder_row = resources.by_name(
             session, tables.EncoderRow, project, encoder, field="encoder"
         )
@@ -153,17 +207,11 @@ def add_space(
 ) -> tables.AnchorSetRow:
     """Add the row of a space to its set.
 
-    Raises AnchorSetNotFound, EmbeddingsExist, and Conflict when the set was replaced meanwhile.
+    Raises AnchorSetNotFound, EmbeddingsExist, and Conflict when the set changed meanwhile.
     """
-    current = resources.by_name(session, tables.AnchorSetRow, set_row.project, set_row.name)
-    if current.id != set_row.id:
-        raise Conflict(
-            f"Anchor set {set_row.name!r} was replaced by another of that name. Check it, and try "
-            "again.",
-            field="anchor_set",
-        )
+    current = require_version(session, set_row.project, set_row)
     _refuse_existing(session, current, space.encoder)
-    space.anchor_set_id = current.id
+    space.anchor_set_id, space.version = current.id, current.version
     session.add(space)
     record_audit(session, context, "embed", "anchor-set", current.name)
     session.flush()
@@ -175,7 +223,9 @@ def delete_anchor_set(services: Services, context: RequestContext, name: str) ->
     """Delete a set with its spaces and translators. Raises AnchorSetNotFound, InUse."""
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.AnchorSetRow, context.project, name)
-        refuse_in_use(f"anchor set {name!r}", resources.users_of_anchor_set(session, row))
+        users = resources.users_of_anchor_set(session, row)
+        users += stores.stores_of_anchor_set(session, row)
+        refuse_in_use(f"anchor set {name!r}", users)
         resources.remove(session, row)
         record_audit(session, context, "delete", "anchor-set", name)
     services.names.forget()

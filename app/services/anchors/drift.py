@@ -278,7 +278,7 @@ def _explain(
     match comparison.verdict:
         case "unchanged" if comparison.rounding == "half":
             return (
-                "the vectors are equal to half precision: one of the two computes or stores in it",
+                "the vectors are equal to half precision, in which one of the two is stored",
                 ["nothing to do"],
             )
         case "unchanged":
@@ -333,8 +333,10 @@ def _explain_change(
                 [f"cut the longer ones to {shorter} dimensions, or {move}"],
             )
         return (
-            f"the vectors are nearly equal: their mean centred cosine is {held_out.nothing:.3f}",
+            f"the vectors are nearly equal: their mean centred cosine is {held_out.nothing:.4f}",
             [
+                "check whether one of the two computes in half precision, which moves vectors by "
+                "about 1 %; other noise is a change of the encoder",
                 "old and new vectors can share an index, at a small loss",
                 f"to lose less, {move}",
             ],

@@ -27,8 +27,8 @@ def raw_anchors(services: Services, space: tables.SpaceRow) -> Tensor:
 
 
 def space_key(space: tables.SpaceRow) -> Key:
-    """The cache key; older versions, whose spaces had no norms, used another word."""
-    return ("space and norms", space.blob)
+    """The cache key; older versions, whose spaces had other fields, used other words."""
+    return ("space, norms and rounding", space.blob)
 
 
 def fitted_space(services: Services, space: tables.SpaceRow) -> spaces.Space:

@@ -12,7 +12,7 @@ from torch import Tensor
 from app.encoders.base import EncoderModel
 from app.errors import DimensionMismatch, TooManyInputs
 from app.maths.anchors import drift
-from app.maths.anchors.drift import HALF_DEVIATION, SAME_DEVIATION
+from app.maths.anchors.drift import NEAR_DEVIATION, SAME_DEVIATION
 from app.maths.quality.metrics import unit
 from app.services import incoming
 from app.services.context import Services
@@ -142,7 +142,7 @@ def _tolerance(encoder: tables.EncoderRow) -> float:
     return (
         SAME_DEVIATION
         if (encoder.identity or {}).get("dtype") in ("float32", None)
-        else HALF_DEVIATION
+        else NEAR_DEVIATION
     )
 
 
@@ -200,12 +200,12 @@ def _find_likely_cause(
     exact = [each for each in explanations if each.max_deviation <= SAME_DEVIATION]
     if exact:
         return exact[0].cause, exact[0].detail
-    if ours.shape == theirs.shape and _find_max_deviation(ours, theirs) <= HALF_DEVIATION:
+    if ours.shape == theirs.shape and _find_max_deviation(ours, theirs) <= NEAR_DEVIATION:
         return (
             "precision",
             "the vectors agree to half precision: one of the two computes or stores in it",
         )
-    near = [each for each in explanations if each.max_deviation <= HALF_DEVIATION]
+    near = [each for each in explanations if each.max_deviation <= NEAR_DEVIATION]
     if near:
         return near[0].cause, f"{near[0].detail}, and one of the two uses half precision"
     if len(ours) < FEWEST_TO_TELL or not bool(theirs.any()):

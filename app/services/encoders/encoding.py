@@ -56,10 +56,14 @@ _DATA_URL = re.compile(r"data:image/[a-z.+-]{1,40};base64,", re.ASCII)
 
 @dataclass(frozen=True)
 class Inputs:
-    """Texts, or images as base64 or bytes, and their role in a search."""
+    """Texts, or images as base64 or bytes, and their role in a search.
+
+    roles  the role of each value; None: all have `role`
+    """
 
     values: Sequence[Input]
     role: InputRole = InputRole.document
+    roles: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ from app.services.heads.heads import output_of
 from app.services.request_context import RequestContext
 from app.services.serving import maps, plans
 from app.services.translators import translators
+from app.services.translators.warnings import AnswerWarning
 from app.storage import tables
 from app.types import HeadOutput
 
@@ -37,6 +38,7 @@ class TranslationChoice:
     options: methods.Options = field(default_factory=dict)
     prefer: candidates.Preference | None = None
     min_quality: Mapping[str, float] = field(default_factory=dict)
+    index: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +51,7 @@ class HeadVectors:
     outside: Tensor | None = None
     method: str | None = None
     translator: str | None = None
+    warnings: Sequence[AnswerWarning] = ()
 
 
 def reach_head(
@@ -132,6 +135,7 @@ def _translate(
         choice.options,
         prefer,
         choice.min_quality,
+        index=choice.index,
     )
     translation = maps.Translation(request)
     pair = translators.resolve(services, translation.name(context.project))
@@ -141,7 +145,13 @@ def _translate(
     )
     output, served = answer.output, answer.served
     return HeadVectors(
-        output.vectors, answer.truncated, output.at_mean, output.outside, served.method, served.id
+        output.vectors,
+        answer.truncated,
+        output.at_mean,
+        output.outside,
+        served.method,
+        served.id,
+        served.warnings,
     )
 
 
@@ -160,6 +170,6 @@ def _refuse_translation(choice: TranslationChoice, reason: str) -> None:
         raise InvalidHead(
             f"{reason}: `method` and `options` do not apply. Remove them.", field="method"
         )
-    for name in ("prefer", "min_quality"):
+    for name in ("prefer", "min_quality", "index"):
         if getattr(choice, name):
             raise InvalidHead(f"{reason}: `{name}` does not apply. Remove it.", field=name)

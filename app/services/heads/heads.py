@@ -22,7 +22,7 @@ from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import resources, set_versions
 from app.types import HeadOutput, repeated_positions
 
 
@@ -83,12 +83,16 @@ def create_head(
     _check_outputs(new, head)
     row.outputs, row.blob = head.outputs, services.blobs.put(head.tensors())
     with services.db.transaction() as session:
-        # The encoder or the set may have been deleted or replaced.
+        if new.anchor_set is not None:  # locked, because an append refuses sets with heads
+            set_versions.lock_anchor_set(
+                session, context.project, new.anchor_set, field="anchor_set"
+            )
+        # The encoder or the set may have been deleted or replaced, or the set may have grown.
         new_row = _build_row(session, context.project, new)
         if new_row.dim != row.dim:
             raise InvalidHead(
                 f"The head reads vectors of {row.dim} dimensions, and its encoder or anchor set "
-                f"was replaced by one of {new_row.dim}. Try again.",
+                f"has changed to {new_row.dim}. Try again.",
                 field="encoder",
             )
         new_row.outputs, new_row.blob = row.outputs, row.blob

@@ -26,6 +26,7 @@ from app.services.encoders.encoding import Inputs
 from app.services.heads.head_vectors import TranslationChoice, reach_head
 from app.services.heads.heads import draw_images, load_head, output_of
 from app.services.request_context import RequestContext
+from app.services.translators.warnings import AnswerWarning
 from app.storage import tables
 from app.types import EncoderKind, HeadOutput
 
@@ -80,6 +81,7 @@ class Prediction:
     at_mean, outside  the flags (n,) of `TranslatedRows`, or None where nothing was translated
     truncated   rows of inputs that were cut
     method, translator  None for a native or relative head
+    warnings    about the translation
     """
 
     output: HeadOutput
@@ -92,6 +94,7 @@ class Prediction:
     truncated: Sequence[int]
     method: str | None
     translator: str | None
+    warnings: Sequence[AnswerWarning]
     quality: StitchQuality | None
 
 
@@ -140,6 +143,7 @@ def stitch(
         truncated=ready.truncated,
         method=ready.method,
         translator=ready.translator,
+        warnings=ready.warnings,
         quality=_measure_quality(output, values, native, truth_values),
     )
 

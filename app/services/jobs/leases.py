@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from typing import Any
 
 from app.services.context import Services
 from app.storage import tables
@@ -53,12 +54,18 @@ class Leases:
             hand_back(self._services, lease)
 
 
-def hand_back(services: Services, lease: str) -> None:
-    """Return a job to its place in the queue. The attempt does not count."""
+def hand_back(services: Services, lease: str, *, to_the_end: bool = False) -> None:
+    """Return a job to its place in the queue, or to its end. The attempt does not count."""
     with services.db.transaction() as session:
         row = jobs.leased_job(session, lease)
         if row is None:
             return
-        back = {"state": JobState.queued, "lease": None, "attempts": row.attempts - 1}
+        back: dict[str, Any] = {
+            "state": JobState.queued,
+            "lease": None,
+            "attempts": row.attempts - 1,
+        }
+        if to_the_end:
+            back["due_at"] = tables.now()
         jobs.change_leased(session, lease, **back)
     services.notify_workers()

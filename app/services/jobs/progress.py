@@ -34,6 +34,9 @@ PROGRESS_EVERY_S = 0.25
 CHECKPOINT_EVERY_S = 2.0
 CHECKPOINT_SHARE = 0.1
 
+#: how long a job that can be divided runs before it lets others go first
+TURN_S = 10.0
+
 #: the names of the state's tensors begin with this in a checkpoint
 STATE_PREFIX = "state."
 
@@ -44,6 +47,10 @@ class Cancelled(Exception):
 
 class HandedBack(Exception):
     """Raised inside a job whose worker stops: the job returns to the queue."""
+
+
+class GivesWay(HandedBack):
+    """Raised inside a long job while others wait: it returns to the end of the queue."""
 
 
 class LeaseLost(Exception):
@@ -72,6 +79,7 @@ class Progress:
         self._done = 0
         self._checkpoint = job.checkpoint
         self._checked_at = self._due_at = -math.inf
+        self._turn_ends = time.monotonic() + TURN_S
         #: the first checkpoint beyond this step is written at once: no attempt got further
         self._beyond: float = job.furthest
         #: the last checkpoint that was not written: its step and state
@@ -97,6 +105,23 @@ class Progress:
         if ended or time.monotonic() - self._checked_at >= PROGRESS_EVERY_S:
             self._checked_at = time.monotonic()
             self._record(now)
+
+    def give_way(self) -> None:
+        """Raise GivesWay if the job has run for TURN_S and others wait.
+
+        A job calls it where a later attempt can continue without a loss.
+        """
+        if time.monotonic() < self._turn_ends:
+            return
+        try:
+            with self._services.db.transaction() as session:
+                others_wait = jobs.others_wait(session, self._job_id, now=tables.now())
+        except DatabaseUnavailable as error:
+            log.warning("cannot see whether other jobs wait: %s", error.detail)
+            others_wait = False
+        if others_wait:
+            raise GivesWay
+        self._turn_ends = time.monotonic() + TURN_S
 
     def checkpoint(self, done: int, state: Mapping[str, Tensor]) -> None:
         """Write the state after `done` steps, from which a later attempt resumes. Raises LeaseLost.

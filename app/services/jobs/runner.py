@@ -23,7 +23,14 @@ from app.errors import (
 from app.observability import metrics
 from app.services.context import Services
 from app.services.jobs.leases import Leases, hand_back
-from app.services.jobs.progress import Cancelled, HandedBack, LeaseLost, Progress, null_nonfinite
+from app.services.jobs.progress import (
+    Cancelled,
+    GivesWay,
+    HandedBack,
+    LeaseLost,
+    Progress,
+    null_nonfinite,
+)
 from app.storage import tables
 from app.storage.queries import jobs
 from app.types import JobState
@@ -45,6 +52,14 @@ class JobResult:
     write: Callable[[Session], object] = lambda session: None
 
 
+class NoFurtherAttempt(Exception):
+    """Raised by a runner for an error that another attempt would meet again."""
+
+    def __init__(self, error: AnchorageError) -> None:
+        super().__init__(error.detail)
+        self.error = error
+
+
 JobRunner = Callable[[Services, tables.JobRow, Progress], JobResult]
 
 
@@ -54,8 +69,9 @@ def run_next(
     leases: Leases,
     *,
     stopping: Callable[[], bool] = lambda: False,
+    only: str | None = None,
 ) -> bool:
-    """Claim the next job that is due, run it, and record how it ended.
+    """Claim the next job that is due, run it, and record how it ended. `only`: this job or none.
 
     Returns whether there was a job. When `stopping()` turns true, the job returns to the queue at
     its next step, and the attempt does not count. Raises DatabaseUnavailable.
@@ -63,7 +79,7 @@ def run_next(
     lease = tables.new_id()
     with leases.hold(lease):
         with services.db.transaction() as session:
-            row = _claim(session, lease, leases.until())
+            row = _claim(session, lease, leases.until(), only)
         if row is None:
             return False
         if row.state == JobState.running:
@@ -72,10 +88,10 @@ def run_next(
         return True
 
 
-def _claim(session: Session, lease: str, until: datetime) -> tables.JobRow | None:
+def _claim(session: Session, lease: str, until: datetime, only: str | None) -> tables.JobRow | None:
     """Claim the next job. The job ends at once if it was cancelled or has had too many attempts."""
     now = tables.now()
-    claimed = jobs.claim_next(session, lease=lease, now=now, until=until)
+    claimed = jobs.claim_next(session, lease=lease, now=now, until=until, only=only)
     if claimed is None:
         return None
     row, was_lost = claimed
@@ -133,8 +149,8 @@ def _run(
     except Cancelled:
         _finish(services, lease, JobState.cancelled)
         return "cancelled"
-    except HandedBack:
-        hand_back(services, lease)
+    except HandedBack as stop:
+        hand_back(services, lease, to_the_end=isinstance(stop, GivesWay))
         return "handed back"
     except LeaseLost:
         raise
@@ -146,9 +162,11 @@ def _run(
             {"code": error.code, "detail": error.detail},
             wait_s=error.retry_after_s or 0,
         )
+    except NoFurtherAttempt as stop:
+        _finish(services, lease, JobState.failed, error=problem_of(stop.error))
+        return "failed"
     except AnchorageError as error:
-        problem = {"code": error.code, "detail": error.detail, "field": None, **error.members()}
-        _finish(services, lease, JobState.failed, error=null_nonfinite(problem))
+        _finish(services, lease, JobState.failed, error=problem_of(error))
         return "failed"
     except Exception:
         log.exception("the job failed by a fault of the service")
@@ -157,6 +175,13 @@ def _run(
             services, lease, {"code": "internal", "detail": detail}, start_over=progress.stuck
         )
     return "succeeded"
+
+
+def problem_of(error: AnchorageError) -> dict[str, Any]:
+    """Return the problem document of an error that ends a job."""
+    problem = {"code": error.code, "detail": error.detail, "field": None, **error.members()}
+    document: dict[str, Any] = null_nonfinite(problem)
+    return document
 
 
 def _finish(

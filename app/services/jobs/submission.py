@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from sqlalchemy.orm import Session
 
 from app.errors import (
     JobFinished,
@@ -18,9 +21,17 @@ from app.types import JobKind, JobState
 
 
 def submit_job(
-    services: Services, context: RequestContext, kind: JobKind, arguments: dict[str, Any]
+    services: Services,
+    context: RequestContext,
+    kind: JobKind,
+    arguments: dict[str, Any],
+    *,
+    begin: Callable[[Session, tables.JobRow], object] = lambda session, job: None,
 ) -> tables.JobRow:
-    """Queue a job, and wake a worker. Raises TooManyJobs, QueueFull."""
+    """Queue a job, and wake a worker. Raises TooManyJobs, QueueFull.
+
+    begin  changes other rows in the transaction that queues the job
+    """
     limits = services.limits
     row = tables.JobRow(
         project=context.project, kind=kind, state=JobState.queued, arguments=arguments, progress={}
@@ -43,6 +54,7 @@ def submit_job(
             )
         session.add(row)
         session.flush()
+        begin(session, row)
         record_audit(session, context, "create", "job", row.id, row)
     services.notify_workers()
     return row

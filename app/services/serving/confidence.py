@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from app.errors import blaming
 from app.maths.quality.confidence import (
@@ -15,14 +17,25 @@ from app.maths.quality.confidence import (
     expected_cosines,
     fit_confidence,
 )
+from app.maths.translators.decoder import TranslatedRows
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.services.serving.maps import ServedMap
 from app.services.serving.plans import MappedVectors
+from app.services.translators import weighting
 from app.services.translators.translators import canonical_json
 from app.services.upkeep.cache_codecs import CONFIDENCE
+from app.storage.cache import Key
+
+#: the column in Arrow and Parquet for each number of a row
+ARROW_COLUMNS = {
+    "cosine": "anchorage_cosine",
+    "low": "anchorage_cosine_low",
+    "high": "anchorage_cosine_high",
+    "p_value": "anchorage_p_value",
+}
 
 #: numbers of each row in the answer
 NUMBERS_PER_ROW = 4
@@ -58,24 +71,33 @@ def confidence_of(
     """
     count = len(answer.vectors)
     context.reserve_bytes(count * NUMBERS_PER_ROW * incoming.ANSWER_NUMBER_BYTES)
-    model = _find_confidence(services, answer.served)
+    model = find_confidence(services, answer.served)
+    return judge_rows(model, answer.served, answer.output, answer.vectors, level, field=field)
+
+
+def judge_rows(
+    model: Confidence | None,
+    served: ServedMap,
+    output: TranslatedRows,
+    vectors: Tensor,
+    level: float,
+    *,
+    field: str,
+) -> RowConfidence:
+    """Return the confidence of rows that a translator made of `vectors`, by its model or None."""
+    about, count = describe_model(model, served, level), len(vectors)
     if model is None:
         nans = torch.full((count,), torch.nan, dtype=torch.float64)
         no_rows = torch.zeros(count, dtype=torch.bool)
-        reason = (
-            f"needs at least {FEWEST_FOR_CONFIDENCE} distinct anchors that are not nearly all equal"
-        )
-        return RowConfidence(
-            ExpectedCosines(nans, nans, nans, nans, no_rows), level, 0, None, reason
-        )
+        return RowConfidence(ExpectedCosines(nans, nans, nans, nans, no_rows), **about)
     with blaming(field):
-        expected = expected_cosines(model, answer.vectors, level=level)
-    has_cosine = ~(answer.output.at_mean | answer.output.outside)
+        expected = expected_cosines(model, vectors, level=level)
+    has_cosine = ~(output.at_mean | output.outside)
     cosine, low, high = (
         torch.where(has_cosine, each, torch.nan)
         for each in (expected.cosine, expected.low, expected.high)
     )
-    at_mean = answer.output.at_mean
+    at_mean = output.at_mean
     return RowConfidence(
         ExpectedCosines(
             cosine,
@@ -84,35 +106,62 @@ def confidence_of(
             torch.where(at_mean, torch.nan, expected.p_value),
             expected.strange & ~at_mean,
         ),
-        level,
-        model.held_out,
-        model.threshold,
-        _explain_missing(model, level),
+        **about,
     )
 
 
-def _explain_missing(model: Confidence, level: float) -> str | None:
-    if len(model.errors) >= anchors_needed(level):
-        return None
-    return (
-        f"intervals of level {level:g} need {anchors_needed(level)} anchors for calibration; "
-        f"there are {len(model.errors)}"
+def describe_model(model: Confidence | None, served: ServedMap, level: float) -> dict[str, Any]:
+    """Return the members of RowConfidence that all rows share."""
+    if model is None:
+        reason: str | None = (
+            "the encoder is source and target: the vectors are returned unchanged"
+            if served.translator is None
+            else f"needs at least {FEWEST_FOR_CONFIDENCE} distinct anchors that are not nearly all "
+            "equal"
+        )
+        return {"level": level, "held_out": 0, "threshold": None, "reason": reason}
+    needed, available = anchors_needed(level), len(model.errors)
+    reason = (
+        None
+        if available >= needed
+        else f"intervals of level {level:g} need {needed} anchors for calibration; there are "
+        f"{available}"
     )
+    return {
+        "level": level,
+        "held_out": model.held_out,
+        "threshold": model.threshold,
+        "reason": reason,
+    }
 
 
-def _find_confidence(services: Services, served: ServedMap) -> Confidence | None:
-    """The translator's model, from the cache or fitted now; None with too few anchors."""
+def find_confidence(services: Services, served: ServedMap) -> Confidence | None:
+    """The translator's model, from the cache or fitted now.
+
+    None with too few anchors, and where vectors are returned unchanged. Raises Overloaded.
+    """
     assert served.pair is not None
+    if served.translator is None:
+        return None
     source, target = served.pair
     method, options = str(served.method), dict(served.options or {})
+    fit_weights = weighting.find_weights(services, source, target, served.role)
 
     def learn() -> Confidence | None:
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
         with services.fitting():
-            return fit_confidence(method, x, y, options)
+            return fit_confidence(
+                method,
+                x,
+                y,
+                options,
+                weights=weighting.as_vector(fit_weights.weights),
+                counted=fit_weights.counted,
+            )
 
+    fit: Key = (method, canonical_json(options), *fit_weights.key)
     return services.cache.get_or_make(
-        ("confidence", source.blob, target.blob, method, canonical_json(options)),
+        ("confidence", source.blob, target.blob, *fit),
         learn,
         lambda fitted: CACHED_NONE_BYTES if fitted is None else fitted.nbytes,
         shared=CONFIDENCE,

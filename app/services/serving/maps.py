@@ -18,22 +18,28 @@ from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import ProductPrecision, Translator
 from app.services import incoming
 from app.services.anchors import spaces
+from app.services.anchors.store_coverage import SearchRole
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.services.serving import products
 from app.services.serving.products import (
     DecodeProduct,
+    IdentityProduct,
     Product,
     RelateProduct,
     Running,
     TranslateProduct,
 )
-from app.services.translators import translators
+from app.services.translators import translators, warnings
 from app.services.translators.translators import SpacePair
+from app.services.translators.warnings import AnswerWarning
 from app.services.upkeep.cache_codecs import DECODER, MATRIX
 from app.storage import tables
 from app.storage.cache import Key
 from app.storage.name_cache import NameKey
+
+#: The method of a translation into the source's own space, which `auto` serves without a fit.
+IDENTITY = "identity"
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,10 @@ class ServedMap:
     product   the map
     reads     the request's field that holds its vectors
     method, options          of a translation or a decoding
-    id, translator, pair     of a translation: its public id, its translator, its two spaces
+    id, translator, pair, role  of a translation: its public id, its translator, its two spaces,
+              and what its vectors are in a search
+    version   of a relation: the version of the anchor set
+    warnings  about every answer of the map
     """
 
     product: Product
@@ -65,6 +74,9 @@ class ServedMap:
     id: str | None = None
     translator: Translator | None = None
     pair: tuple[tables.SpaceRow, tables.SpaceRow] | None = None
+    role: SearchRole | None = None
+    version: int | None = None
+    warnings: Sequence[AnswerWarning] = ()
 
     @property
     def dims(self) -> tuple[int, int]:
@@ -103,13 +115,15 @@ class Translation:
     """Maps vectors of the source encoder into the target's space."""
 
     request: translators.FitRequest
+    #: whether it refuses a translator below the minimum of request or contract
+    enforces: bool = True
 
     #: the field of its vectors, where it is neither `vectors` nor `inputs`
     field: ClassVar[str | None] = None
 
     @cached_property
     def key(self) -> Key:
-        return ("translate", *self.request.key)
+        return ("translate", self.enforces, *self.request.key)
 
     def name(self, project: str) -> NameKey:
         """The name of the spaces that it needs."""
@@ -131,10 +145,21 @@ class Translation:
         meanwhile.
         """
         source, target = pair.both
+        if source.id == target.id and self.request.method == "auto":
+            translators.check_options(self.request, anchors=source.anchor_set.size)
+            return MapRecipe((), partial(_build_identity, source)), ()
+        about_pair = warnings.warnings_about_pair(services, source, target)
         fitted = translators.fit(services, context, source, target, self.request)
-        translators.enforce_minimum(services, context, fitted, pair, self.request)
+        if self.enforces:
+            translators.enforce_minimum(services, context, fitted, pair, self.request)
         build = partial(
-            _build_translation, fitted.id, fitted.method, fitted.options, (source, target)
+            _build_translation,
+            fitted.id,
+            fitted.method,
+            fitted.options,
+            (source, target),
+            self.request.role,
+            about_pair,
         )
         return MapRecipe((fitted.key,), build), (fitted.translator,)
 
@@ -191,7 +216,12 @@ class Relation:
             projector = services.cache.get_or_make(
                 key,
                 lambda: (
-                    graded.projector(fitted.unit, power=self.encode_power, ridge=self.ridge)
+                    graded.projector(
+                        fitted.unit,
+                        power=self.encode_power,
+                        ridge=self.ridge,
+                        noise=fitted.noise,
+                    )
                     .float()
                     .contiguous()
                 ),
@@ -201,7 +231,9 @@ class Relation:
         except InvalidOption as error:
             error.field = (error.field or "encode_power").removeprefix("options.")
             raise
-        return MapRecipe((key, spaces.space_key(row)), partial(_build_relation, self.bits)), (
+        return MapRecipe(
+            (key, spaces.space_key(row)), partial(_build_relation, self.bits, row.version)
+        ), (
             projector,
             fitted,
         )
@@ -257,7 +289,9 @@ class Decoding:
             if name not in ("encode_power", "keep_norms", "centre")
         }
 
-        return MapRecipe((key,), partial(_build_decoding, method, visible)), (decoder,)
+        about_target = warnings.warnings_about_target(target)
+        build = partial(_build_decoding, method, visible, about_target)
+        return MapRecipe((key,), build), (decoder,)
 
     def _resolve(self, anchors: int) -> tuple[str, methods.Options]:
         method, overrides = self.request.method, self.request.options
@@ -267,12 +301,13 @@ class Decoding:
                 "power that encoded them.",
                 field="options.encode_power",
             )
-        if self.request.min_quality:
-            raise InvalidOption(
-                "`min_quality` does not apply to relative vectors. Remove it, or send vectors of "
-                "a source.",
-                field="min_quality",
-            )
+        for name in ("min_quality", "index", "role"):
+            if getattr(self.request, name):
+                raise InvalidOption(
+                    f"`{name}` does not apply to relative vectors. Remove it, or send vectors of "
+                    "a source.",
+                    field=name,
+                )
         if "centre" in overrides:
             raise UnknownOption(
                 "`centre` does not apply to relative vectors: they are centred on the anchors' "
@@ -319,17 +354,47 @@ def _build_translation(
     method: str,
     options: methods.Options,
     pair: tuple[tables.SpaceRow, tables.SpaceRow],
+    role: SearchRole | None,
+    about_pair: Sequence[AnswerWarning],
     translator: Translator,
 ) -> ServedMap:
     product = TranslateProduct(translator)
     return ServedMap(
-        product, method=method, options=options, id=id, translator=translator, pair=pair
+        product,
+        method=method,
+        options=options,
+        id=id,
+        translator=translator,
+        pair=pair,
+        role=role,
+        warnings=about_pair,
     )
 
 
-def _build_relation(bits: int | None, projector: Tensor, space: Space) -> ServedMap:
-    return ServedMap(RelateProduct(projector, space.mean.float(), bits))
+def _build_relation(bits: int | None, version: int, projector: Tensor, space: Space) -> ServedMap:
+    return ServedMap(RelateProduct(projector, space.mean.float(), bits), version=version)
 
 
-def _build_decoding(method: str, options: methods.Options, decoder: Decoder) -> ServedMap:
-    return ServedMap(DecodeProduct(decoder), reads="relative", method=method, options=options)
+def _build_identity(space: tables.SpaceRow) -> ServedMap:
+    return ServedMap(
+        IdentityProduct(space.encoder.dim),
+        method=IDENTITY,
+        options={},
+        pair=(space, space),
+        warnings=(warnings.warn_of_identity(space),),
+    )
+
+
+def _build_decoding(
+    method: str,
+    options: methods.Options,
+    about_target: Sequence[AnswerWarning],
+    decoder: Decoder,
+) -> ServedMap:
+    return ServedMap(
+        DecodeProduct(decoder),
+        reads="relative",
+        method=method,
+        options=options,
+        warnings=about_target,
+    )

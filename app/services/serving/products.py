@@ -24,6 +24,9 @@ from app.services.context import Services
 #: most multiplications of a product that the caller's thread computes at once
 INLINE_MULTIPLICATIONS = 2**23
 
+#: fewest rows of a step in a lane: a product of fewer reads the matrix too often
+FEWEST_ROWS_PER_STEP = 48
+
 #: most rows whose bfloat16 translations are compared with float32's
 COMPARED_ROWS = 64
 
@@ -82,6 +85,24 @@ class TranslateProduct:
         self, vectors: Tensor, out: Tensor, precision: ProductPrecision
     ) -> RowFlags | None:
         return maths.apply_into(self.translator, vectors, out, precision=precision)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdentityProduct:
+    """Returns vectors of the right dimension as they are, in float32."""
+
+    dim: int
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        return self.dim, self.dim
+
+    def apply_rows(
+        self, vectors: Tensor, out: Tensor, precision: ProductPrecision
+    ) -> RowFlags | None:
+        check_vectors(vectors)
+        out.copy_(vectors)
+        return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,7 +176,9 @@ def begin(
         if flagged is not None:
             at_mean[start:stop], outside[start:stop] = flagged
 
-    future = services.lanes.submit(span, count, maths.ROWS_PER_STEP)
+    # A few rows are divided among the lanes too: alone, a request should use every core.
+    share = max(FEWEST_ROWS_PER_STEP, -(-count // services.lanes.count))
+    future = services.lanes.submit(span, count, min(share, maths.ROWS_PER_STEP))
     return Running(future, TranslatedRows(out, at_mean, outside), vectors)
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from app.errors import Conflict, QualityBelowMinimum
 from app.services.access.audit import record_audit
+from app.services.anchors.anchor_sets import require_version
 from app.services.context import Services
 from app.services.request_context import RequestContext
+from app.services.translators import translator_reports
 from app.storage import tables
 from app.storage.queries import resources
+
+#: the measure that compares with chance, which no index changes; the report's `evidence` has it
+SKILL = "skill"
 
 
 def agree_contract(
@@ -18,12 +24,13 @@ def agree_contract(
     source: tables.SpaceRow,
     target: tables.SpaceRow,
     minimum: Mapping[str, float],
+    index: int | None,
 ) -> tables.ContractRow:
     """Store the contract of two spaces, in place of an earlier one."""
     try:
-        row = _agree(services, context, source, target, minimum)
+        row = _agree(services, context, source, target, minimum, index)
     except Conflict:  # another request was faster: change its row, unless a space was deleted
-        row = _agree(services, context, source, target, minimum)
+        row = _agree(services, context, source, target, minimum, index)
     services.names.forget()
     return row
 
@@ -34,8 +41,11 @@ def _agree(
     source: tables.SpaceRow,
     target: tables.SpaceRow,
     minimum: Mapping[str, float],
+    index: int | None,
 ) -> tables.ContractRow:
     with services.db.transaction() as session:
+        # An append moves the contracts of the version before: none may be added to it.
+        require_version(session, context.project, source.anchor_set)
         row = resources.contract(session, source.id, target.id)
         if row is None:
             row = tables.ContractRow(
@@ -43,6 +53,7 @@ def _agree(
             )
             session.add(row)
         row.min_quality = dict(minimum)
+        row.index = index
         session.flush()
         session.refresh(row)
         record_audit(session, context, "agree", "contract", _name(row))
@@ -69,35 +80,65 @@ def list_contracts(
 
 
 def require_promise(
-    row: tables.TranslatorRow, minimum: Mapping[str, float], *, field: str = "min_quality"
+    row: tables.TranslatorRow,
+    minimum: Mapping[str, float],
+    index: int | None = None,
+    *,
+    field: str = "min_quality",
 ) -> None:
-    """Raises QualityBelowMinimum unless the report promises the minimum of each measure."""
+    """Raises QualityBelowMinimum unless the report promises the minimum of each measure in an index
+    of that many items; None: the report's own index.
+
+    field  where the minimum comes from; `anchor_set`: the contract of the pair
+    """
+    if not minimum:
+        return
     report = row.report or {}
-    promise = report.get("promise")
-    pair = f"{row.source.encoder.name} -> {row.target.encoder.name} at {row.source.anchor_set.name}"
+    promised = translator_reports.promise_for(report, index)
     for measure, least in minimum.items():
-        if promise is None:
+        reason = _shortfall(row, report, promised, measure, least)
+        if reason is not None:
+            pair = f"{row.source.encoder.name} -> {row.target.encoder.name}"
+            source = "by contract, " if field == "anchor_set" else ""
             raise QualityBelowMinimum(
-                f"{pair}: {measure} must be at least {least}, and there are too few distinct "
-                "anchors to promise any quality. Add anchors, or lower the minimum.",
+                f"{pair} at {row.source.anchor_set.name}: {source}{measure} must be at least "
+                f"{least}, and {reason}",
                 field=field,
+                found=promised,
             )
-        if report["evidence"]["verdict"] == "useless":
-            raise QualityBelowMinimum(
-                f"{pair}: {measure} must be at least {least}, and the anchors are no more related "
-                "than shuffled ones. Check that they are the same items in the same order.",
-                field=field,
-                found=promise,
-            )
-        promised = promise["measures"][measure]
-        if promised["value"] < least:
-            interval = f"95 %: {promised['low']:.3f} to {promised['high']:.3f}"
-            raise QualityBelowMinimum(
-                f"{pair}: {measure} must be at least {least}, and {row.method} promises "
-                f"{promised['value']:.3f} ({interval}). Add anchors, or lower the minimum.",
-                field=field,
-                found=promise,
-            )
+
+
+def _shortfall(
+    row: tables.TranslatorRow,
+    report: Mapping[str, Any],
+    promised: Mapping[str, Any] | None,
+    measure: str,
+    least: float,
+) -> str | None:
+    """Why a minimum is not reached, and what to do; None if it is."""
+    if promised is None:
+        return (
+            "there are too few distinct anchors to promise any quality. Add anchors, or lower the "
+            "minimum."
+        )
+    if report["evidence"]["verdict"] == "useless":
+        return (
+            "the anchors are no more related than shuffled ones. Check that they are the same "
+            "items in the same order."
+        )
+    if measure == SKILL:
+        skill = report["evidence"]["skill"]
+        if skill >= least:
+            return None
+        return f"{row.method} has a skill of {skill:.3f}. Add anchors, or lower the minimum."
+    found = promised["measures"][measure]
+    if found["value"] >= least:
+        return None
+    return (
+        f"{row.method} promises {found['value']:.3f} (95 %: {found['low']:.3f} to "
+        f"{found['high']:.3f}) in an index of {promised['index']:,} items. Add anchors, lower the "
+        "minimum, or name the `index` that you have."
+    )
 
 
 def _name(row: tables.ContractRow) -> str:

@@ -147,10 +147,9 @@ def check_evaluation(
             "`vectors` and `native` belong together: row i of both is the same item. Send both.",
             field=field,
         )
-    if request.min_quality:
-        raise InvalidRequest(
-            "`min_quality` does not apply to an evaluation. Remove it.", field="min_quality"
-        )
+    for name in ("min_quality", "index"):
+        if getattr(request, name):
+            raise InvalidRequest(f"`{name}` does not apply to /evaluate. Remove it.", field=name)
     translators.check_options(request, anchors=source.anchor_set.size)
     limits = services.limits
     items = EvaluationItems(
@@ -253,6 +252,8 @@ def _refuse_without_items(
         "options": bool(request.options),
         "prefer": request.prefer != "retrieval",
         "min_quality": bool(request.min_quality),
+        "index": request.index is not None,
+        "role": request.role is not None,
         "k": settings.k is not None,
         "csls": settings.csls,
         "csls_neighbours": settings.csls_neighbours is not None,
@@ -260,8 +261,7 @@ def _refuse_without_items(
     for field, is_set in unused.items():
         if is_set:
             raise InvalidRequest(
-                f"`{field}` only applies with `vectors` and `native`. Send both, or remove "
-                f"`{field}`.",
+                f"`{field}` only applies with `vectors` and `native`. Send both, or remove it.",
                 field=field,
             )
 

@@ -15,6 +15,7 @@ from app.maths.thresholds.decisions import Agreement, threshold_agreement
 from app.maths.thresholds.score_pairs import CalibrationItems, GivenSide, translate_held_out
 from app.services.anchors import spaces
 from app.services.context import Services
+from app.services.translators import weighting
 from app.services.translators.translators import canonical_json, find_translator
 from app.storage import tables
 from app.storage.cache import Key
@@ -82,7 +83,8 @@ def _map_scores(fitted: Calibration, scores: list[float], level: float) -> Score
 def _find_calibration(services: Services, project: str, question: ThresholdQuestion) -> Calibration:
     """The calibration of a translator, from the cache or computed now."""
     row = find_translator(services, project, question.translator)
-    key: Key = (row.source.blob, row.target.blob, row.method, canonical_json(row.options))
+    fit: Key = (row.method, canonical_json(row.options), row.weights, row.role)
+    key: Key = (row.source.blob, row.target.blob, *fit)
     items = services.cache.get_or_make(
         ("held-out", *key), partial(_hold_out, services, row), lambda value: value.nbytes
     )
@@ -101,8 +103,16 @@ def _hold_out(services: Services, row: tables.TranslatorRow) -> CalibrationItems
         spaces.raw_anchors(services, row.source),
         spaces.raw_anchors(services, row.target),
     )
+    fit_weights = weighting.stored_weights(services, row)
     with services.fitting():
-        items = translate_held_out(row.method, source, target, row.options)
+        items = translate_held_out(
+            row.method,
+            source,
+            target,
+            row.options,
+            weights=weighting.as_vector(fit_weights.weights),
+            counted=fit_weights.counted,
+        )
     if items is None:
         raise TooFewAnchors(
             f"A threshold needs at least {FEWEST_DISTINCT} distinct anchors that are not nearly "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -9,15 +10,28 @@ from torch import Tensor
 
 from app.maths.quality import crossfit, metrics
 from app.maths.quality.evidence import Evidence, evidence
+from app.maths.quality.index_curves import IndexCurves, MeasuredCurve, measure_curves
 from app.maths.quality.influence import influence
-from app.maths.quality.learning_curve import LearningCurve, learning_curve
-from app.maths.quality.promise import Promise, promise
+from app.maths.quality.learning_curve import IntervalEstimate, LearningCurve, learning_curve
+from app.maths.quality.promise import (
+    DEFAULT_INDEX,
+    SMALLEST_INDEX,
+    PromiseBasis,
+    more_partitions,
+    promise,
+    promise_basis,
+)
 from app.services.anchors import spaces
+from app.services.anchors.samples import sample_of
 from app.services.context import Services
+from app.services.translators import weighting
 from app.storage import tables
 
 #: a report of another version is measured again
-REPORT_VERSION = 2
+REPORT_VERSION = 4
+
+#: numbers of items that every report promises for, besides the store's
+USUAL_INDEXES = (1_000, 10_000, 100_000)
 
 #: numbers of additional anchors whose gain the report estimates, as far as the curve reaches
 MORE_ANCHORS = (50, 100, 200, 500, 1000)
@@ -32,18 +46,30 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
         spaces.raw_anchors(services, row.source).double(),
         spaces.raw_anchors(services, row.target).double(),
     )
+    fit_weights = weighting.stored_weights(services, row)
+    weights, counted = weighting.as_vector(fit_weights.weights), fit_weights.counted
     with services.fitting():
-        held = crossfit.hold_out(row.method, source, target, row.options)
+        held = crossfit.hold_out(
+            row.method, source, target, row.options, weights=weights, counted=counted
+        )
         split = crossfit.cut_into_folds(source, target, folds=None, seed=0)
         held_out = None if held is None else crossfit.held_out_quality(held, source, target)
-        curve = learning_curve(row.method, source, target, row.options)
+        curve = learning_curve(
+            row.method, source, target, row.options, weights=weights, counted=counted
+        )
+        basis = None
+        if held is not None and held_out is not None:
+            partitions = more_partitions(
+                held, row.method, source, target, row.options, weights=weights, counted=counted
+            )
+            sample = sample_of(services, row.target)
+            curves = measure_curves(partitions, target, sample, weights=weights)
+            basis = promise_basis(curves, held_out, curve)
         return {
-            "version": REPORT_VERSION,
+            **facts(row),
             "anchors": len(source),
             "distinct": None if split is None else int(split[0].sum()),
-            "promise": None
-            if held_out is None
-            else _promise_json(promise(len(source), held_out, curve)),
+            **_promises_json(basis, default_index(row)),
             "evidence": None
             if held is None
             else _evidence_json(evidence(held.translated, target, held.first, held.fold_of)),
@@ -56,7 +82,58 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
         }
 
 
-def _promise_json(promised: Promise) -> dict[str, Any]:
+def facts(row: tables.TranslatorRow) -> dict[str, Any]:
+    """Return the version of reports and what they know of the stores, as members of a report.
+
+    When one of them changes, the report is measured again.
+    """
+    store = [row.target.sample, row.target.store_size, row.source.store_size]
+    return {"version": REPORT_VERSION, "store": store}
+
+
+def default_index(row: tables.TranslatorRow) -> int:
+    """Return the number of items of the target's store, else of the source's, else a usual one."""
+    known = row.target.store_size or row.source.store_size or DEFAULT_INDEX
+    return max(SMALLEST_INDEX, known)
+
+
+def promise_for(report: Mapping[str, Any], index: int | None) -> dict[str, Any] | None:
+    """Return the report's promise for an index of that many items, or None if it has no promises.
+
+    Raises OutOfRange.
+    """
+    promised: dict[str, Any] | None = report.get("promise")
+    if promised is None or index is None or index == promised["index"]:
+        return promised
+    stored = report["basis"]
+    curves = stored["curves"]
+    basis = PromiseBasis(
+        IndexCurves(
+            **{
+                **curves,
+                "tail": tuple(curves["tail"]),
+                "curves": {name: MeasuredCurve(**each) for name, each in curves["curves"].items()},
+            }
+        ),
+        IntervalEstimate(*stored["cosine"]),
+        stored["gains"],
+    )
+    return _promise_json(basis, index)
+
+
+def _promises_json(basis: PromiseBasis | None, index: int) -> dict[str, Any]:
+    """Return the promise for the default index, those for usual ones, and what others need."""
+    if basis is None:
+        return {"promise": None, "promises": [], "basis": None}
+    return {
+        "promise": _promise_json(basis, index),
+        "promises": [_promise_json(basis, each) for each in sorted({*USUAL_INDEXES, index})],
+        "basis": asdict(basis),
+    }
+
+
+def _promise_json(basis: PromiseBasis, index: int) -> dict[str, Any]:
+    promised = promise(basis, index)
     return {
         **vars(promised),
         "measures": {name: each._asdict() for name, each in promised.measures.items()},

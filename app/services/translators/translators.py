@@ -18,12 +18,13 @@ from app.maths.translators import methods
 from app.maths.translators.translator import Translator, content_hash
 from app.services.access.audit import record_audit
 from app.services.anchors import spaces
+from app.services.anchors.store_coverage import SearchRole
 from app.services.context import Services
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
 from app.services.jobs.submission import submit_job
 from app.services.request_context import RequestContext
-from app.services.translators import contracts, translator_reports
+from app.services.translators import contracts, translator_reports, weighting
 from app.services.upkeep.cache_codecs import CHOICE, TRANSLATOR
 from app.storage import tables
 from app.storage.cache import Key
@@ -48,6 +49,8 @@ class FitRequest:
     method       may be auto
     prefer       the use that auto optimises for
     min_quality  the least quality, by measure, of a translator
+    role         what the vectors are, in a search; None: either
+    index        number of items of the index that the quality is for; None: the service chooses
     """
 
     source: str | None
@@ -57,19 +60,22 @@ class FitRequest:
     options: methods.Options
     prefer: candidates.Preference = "retrieval"
     min_quality: Mapping[str, float] = field(default_factory=dict)
+    role: SearchRole | None = None
+    index: int | None = None
 
     @cached_property
     def key(self) -> Key:
         """Equal for equal requests."""
-        made = (
+        fit = (
             self.source,
             self.target,
             self.anchor_set,
             self.method,
             canonical_json(self.options),
             self.prefer,
+            self.role,
         )
-        return (*made, canonical_json(self.min_quality))
+        return (*fit, canonical_json(self.min_quality), self.index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,12 +84,14 @@ class SpacePair:
 
     source, target  spaces of one anchor set; None if the request names none
     minimum         the least quality that the pair's contract accepts, by measure
+    index           number of items of the index that the contract is for
     recipes         of maps between these spaces, by the requests' keys
     """
 
     source: tables.SpaceRow | None
     target: tables.SpaceRow | None
     minimum: Mapping[str, float] = field(default_factory=dict)
+    index: int | None = None
     recipes: dict[Key, Any] = field(default_factory=dict)
 
     @property
@@ -116,31 +124,38 @@ def fit(
     Raises UnknownOption, InvalidOption, Overloaded, and Conflict when a space was deleted
     meanwhile.
     """
-    method, options, choice = _choose_method(services, source, target, request)
+    fit_weights = weighting.find_weights(services, source, target, request.role)
+    method, options, choice = _choose_method(services, source, target, request, fit_weights)
 
     def make() -> Translator:
-        x, y = spaces.fitted_space(services, source), spaces.fitted_space(services, target)
+        x, y = weighting.fitted_spaces(services, source, target, fit_weights)
         with services.fitting():
             return methods.fit(method, x, y, options)
 
-    key: Key = ("translator", source.blob, target.blob, method, canonical_json(options))
+    fit_key: Key = (method, canonical_json(options), *fit_weights.key)
+    key: Key = ("translator", source.blob, target.blob, *fit_key)
     translator = services.cache.get_or_make(
         key, make, lambda value: value.nbytes, shared=TRANSLATOR
     )
+
+    def make_row() -> tables.TranslatorRow:
+        return tables.TranslatorRow(
+            project=context.project,
+            source_id=source.id,
+            target_id=target.id,
+            method=method,
+            options=dict(options),
+            role=request.role,
+            weights=weighting.store_weights(services, fit_weights),
+            choices=None if choice is None else {choice.prefer: asdict(choice)},
+        )
+
     # The key has the spaces' rows, not their content: a set that was created again needs new rows.
     # It has the day, because a write also records the translator's last use.
     prefer = None if choice is None else choice.prefer
     content = services.cache.get_or_make(
-        (
-            "written",
-            source.id,
-            target.id,
-            method,
-            canonical_json(options),
-            prefer,
-            tables.now().date(),
-        ),
-        lambda: _write_row(services, context, source, target, translator, method, options, choice),
+        ("written", source.id, target.id, *fit_key, prefer, request.role, tables.now().date()),
+        lambda: _write_row(services, context, make_row(), translator),
         lambda _: CACHED_ID_BYTES,
     )
     return FittedTranslator(content, translator, method, options, key)
@@ -157,8 +172,8 @@ def enforce_minimum(
     if pair.minimum or request.min_quality:
         source, target = pair.both
         row = find_with_report(services, context.project, fitted.id, between=(source.id, target.id))
-        contracts.require_promise(row, pair.minimum, field="anchor_set")
-        contracts.require_promise(row, request.min_quality, field="min_quality")
+        contracts.require_promise(row, pair.minimum, pair.index, field="anchor_set")
+        contracts.require_promise(row, request.min_quality, request.index)
 
 
 def check_options(request: FitRequest, *, anchors: int) -> None:
@@ -189,15 +204,11 @@ def find_with_report(
     Raises TranslatorNotFound, Overloaded.
     """
     row = find_translator(services, project, content, between=between)
-    if (row.report or {}).get("version") != translator_reports.REPORT_VERSION:
+    current = translator_reports.facts(row)
+    if [(row.report or {}).get(name) for name in current] != list(current.values()):
         # Through the cache: of many requests at once, one measures and the others wait.
-        key: Key = (
-            "report",
-            row.source_id,
-            row.target_id,
-            content,
-            translator_reports.REPORT_VERSION,
-        )
+        facts = canonical_json(current)
+        key: Key = ("report", row.source_id, row.target_id, content, facts)
         measures = services.cache.get_or_make(
             key,
             lambda: translator_reports.measure_report(services, row),
@@ -208,6 +219,8 @@ def find_with_report(
                 session, project, content, between=(row.source_id, row.target_id)
             )
             row.report = measures
+    # The row has left its session: this is not written.
+    row.report = {**(row.report or {}), "weights": weighting.describe_weights(services, row)}
     return row
 
 
@@ -231,13 +244,17 @@ def run_translator(services: Services, job: tables.JobRow, progress: Progress) -
     fitted = fit(services, context, source, target, request)
     progress(1, 2)
     row = find_with_report(services, job.project, fitted.id, between=(source.id, target.id))
-    contracts.require_promise(row, request.min_quality)
+    contracts.require_promise(row, request.min_quality, request.index)
     progress(2, 2)
     return JobResult({"translator": fitted.id})
 
 
 def _choose_method(
-    services: Services, source: tables.SpaceRow, target: tables.SpaceRow, request: FitRequest
+    services: Services,
+    source: tables.SpaceRow,
+    target: tables.SpaceRow,
+    request: FitRequest,
+    fit_weights: weighting.FitWeights,
 ) -> tuple[str, methods.Options, selection.Choice | None]:
     """Return the method, all its options, and the choice of auto.
 
@@ -255,10 +272,16 @@ def _choose_method(
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
         with services.fitting():
             return selection.choose_method(
-                x.double(), y.double(), prefer=request.prefer, shape=shape
+                x.double(),
+                y.double(),
+                prefer=request.prefer,
+                shape=shape,
+                weights=weighting.as_vector(fit_weights.weights),
+                counted=fit_weights.counted,
             )
 
-    key: Key = ("choice", source.blob, target.blob, request.prefer, canonical_json(shape))
+    choice_key: Key = (request.prefer, canonical_json(shape), *fit_weights.key)
+    key: Key = ("choice", source.blob, target.blob, *choice_key)
     choice = services.cache.get_or_make(key, choose, lambda _: CACHED_CHOICE_BYTES, shared=CHOICE)
     return choice.method, choice.options, choice
 
@@ -318,7 +341,9 @@ def _look_up(services: Services, name: NameKey) -> SpacePair:
             if first is not None and second is not None
             else None
         )
-    return SpacePair(first, second, {} if contract is None else contract.min_quality)
+    if contract is None:
+        return SpacePair(first, second)
+    return SpacePair(first, second, contract.min_quality, contract.index)
 
 
 def find_space_row(
@@ -335,31 +360,15 @@ def find_space_row(
 
 
 def _write_row(
-    services: Services,
-    context: RequestContext,
-    source: tables.SpaceRow,
-    target: tables.SpaceRow,
-    translator: Translator,
-    method: str,
-    options: methods.Options,
-    choice: selection.Choice | None,
+    services: Services, context: RequestContext, row: tables.TranslatorRow, translator: Translator
 ) -> str:
     """Store how the translator was fitted, and return its public id."""
-    content = _public_id(translator, method, options)
-    row = tables.TranslatorRow(
-        project=context.project,
-        content=content,
-        source_id=source.id,
-        target_id=target.id,
-        method=method,
-        options=dict(options),
-        choices=None if choice is None else {choice.prefer: asdict(choice)},
-    )
+    row.content = _public_id(translator, row)
     try:
         _add_row(services, context, row)
     except Conflict:  # another process was faster, unless a space was deleted
         _add_row(services, context, row)
-    return content
+    return row.content
 
 
 def _add_row(services: Services, context: RequestContext, row: tables.TranslatorRow) -> None:
@@ -376,9 +385,11 @@ def _add_row(services: Services, context: RequestContext, row: tables.Translator
             existing.choices = {**(existing.choices or {}), **row.choices}
 
 
-def _public_id(translator: Translator, method: str, options: methods.Options) -> str:
-    """A hash of content and method: equal matrices of two methods have two reports."""
-    text = f"{content_hash(translator)} {method} {canonical_json(options)!r}"
+def _public_id(translator: Translator, row: tables.TranslatorRow) -> str:
+    """A hash of content and fit: equal matrices of two methods, or roles, have two reports."""
+    text = f"{content_hash(translator)} {row.method} {canonical_json(row.options)!r}"
+    if row.role is not None or row.weights is not None:
+        text += f" {row.role} {row.weights}"
     return "tr_" + sha256(text.encode()).hexdigest()[:32]
 
 

@@ -90,6 +90,10 @@ CONFIDENCE: TensorCodec[Confidence | None] = TensorCodec(
 MATRIX: TensorCodec[Tensor] = TensorCodec(
     dump=lambda matrix: {"matrix": matrix}, load=lambda tensors: tensors["matrix"]
 )
+VERDICT: TensorCodec[bool] = TensorCodec(
+    dump=lambda verdict: {"verdict": torch.tensor(verdict)},
+    load=lambda tensors: bool(tensors["verdict"]),
+)
 SPACE = _dataclass_codec(Space)
 DECODER = _dataclass_codec(Decoder)
 TRANSLATOR = _dataclass_codec(Translator, decoder=Decoder)

@@ -18,6 +18,9 @@ log = logging.getLogger("anchorage.retention")
 #: how long a repeated idempotent request is recognised
 REQUESTS_DAYS = 1
 
+#: how long requests may still use a version of an anchor set that was replaced
+REPLACED_DAYS = 1
+
 #: the last use of a translator is written once a day, so its days count from the next one
 TOUCH_DAYS = 1
 
@@ -32,6 +35,7 @@ def delete_old(services: Services, *, stopping: Callable[[], bool] = lambda: Fal
     _delete(services, "jobs", retention.delete_jobs, days.jobs_days, stopping)
     _delete(services, "audit rows", retention.delete_audit, days.audit_days, stopping)
     _delete(services, "translators", retention.delete_translators, unused_days, stopping)
+    _delete(services, "replaced spaces", retention.delete_replaced_spaces, REPLACED_DAYS, stopping)
     _delete(services, "requests", retention.delete_requests, REQUESTS_DAYS, stopping)
     if not stopping() and (deleted := blob_sweep.sweep_blobs(services)):
         log.info("deleted %d blobs that no row names", deleted)

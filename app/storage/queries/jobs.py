@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, func, or_, select, update
+from sqlalchemy import ColumnElement, case, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from app.storage.queries.statements import changed_rows
@@ -21,10 +21,11 @@ UNFINISHED = JobRow.finished_at.is_(None)
 
 
 def claim_next(
-    session: Session, *, lease: str, now: datetime, until: datetime
+    session: Session, *, lease: str, now: datetime, until: datetime, only: str | None = None
 ) -> tuple[JobRow, bool] | None:
     """Claim the job that has been due longest, under `lease` until `until`. None if no job is due.
 
+    only  claim this job or none
     Returns the job and whether its last worker was lost. A job is due when it waits and its pause
     is over, or when it runs and its lease has expired. PostgreSQL skips rows that another worker
     is claiming. SQLite has no row locks: the update repeats the conditions, and the slower of two
@@ -32,7 +33,9 @@ def claim_next(
     """
     queued = JobRow.state == JobState.queued
     lost = (JobRow.state == JobState.running) & (JobRow.lease_until < now)
-    due = (UNFINISHED, JobRow.due_at <= now, or_(queued, lost))
+    due = [UNFINISHED, JobRow.due_at <= now, or_(queued, lost)]
+    if only is not None:
+        due.append(JobRow.id == only)
     oldest = select(JobRow).where(*due).order_by(JobRow.due_at).limit(1)
     while (row := session.scalar(oldest.with_for_update(skip_locked=True))) is not None:
         was_lost = row.state == JobState.running
@@ -86,6 +89,12 @@ def leased_job(session: Session, lease: str) -> JobRow | None:
 def asked_to_stop(session: Session, lease: str) -> bool | None:
     """Return whether the running job was cancelled, or None when the lease is no longer valid."""
     return session.scalar(select(JobRow.cancel_requested).where(*_under(lease)))
+
+
+def others_wait(session: Session, job_id: str, *, now: datetime) -> bool:
+    """Return whether another job could be claimed now."""
+    waits = (UNFINISHED, JobRow.state == JobState.queued, JobRow.due_at <= now)
+    return bool(session.scalar(select(exists().where(*waits, JobRow.id != job_id))))
 
 
 def renew_leases(session: Session, leases: Collection[str], *, until: datetime) -> None:

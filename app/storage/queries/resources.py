@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import and_, delete, exists, func, or_, select, update
-from sqlalchemy.orm import Session, aliased, contains_eager, defer, undefer
+from sqlalchemy import Select, and_, delete, exists, func, or_, select, update
+from sqlalchemy.orm import Session, aliased, contains_eager, defer, joinedload, undefer
+from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.sql.base import ExecutableOption as ORMOption
 
 from app.errors import (
@@ -31,6 +32,7 @@ from app.storage.tables import (
     HeadRow,
     JobRow,
     PoolRow,
+    ReindexingRow,
     SpaceRow,
     TranslatorRow,
 )
@@ -57,12 +59,23 @@ def by_name(
     options: Sequence[ORMOption] = (),
 ) -> Named:
     """Return the row of that name. Raises the not-found error of its kind, which names `field`."""
-    row = session.scalar(
-        select(table).where(table.project == project, table.name == name).options(*options)
-    )
+    query = select(table).where(table.project == project, table.name == name)
+    rows = _read(session, table, query.options(*options))
+    row = rows[0] if rows else None
     if row is None:
         raise _NOT_FOUND[table](f"There is no {_NOUN[table]} named {name!r}.", field=field)
     return row
+
+
+def _read(session: Session, table: type[Named], query: Select[Any]) -> Sequence[Named]:
+    """Return rows. One statement reads sets and their spaces, so that both have one version."""
+    if table is not AnchorSetRow:
+        return session.scalars(query).all()
+    rows = session.scalars(query.options(joinedload(AnchorSetRow.spaces))).unique().all()
+    for row in rows:
+        for each in row.spaces:  # the statement does not read the set once more for each space
+            set_committed_value(each, "anchor_set", row)
+    return rows
 
 
 def require_free(session: Session, table: type[Named], project: str, name: str) -> None:
@@ -107,14 +120,16 @@ def page(
         .order_by(table.name)
         .limit(limit)
     )
-    return session.scalars(query).all()
+    return _read(session, table, query)
 
 
 def space(session: Session, anchor_set: AnchorSetRow, encoder: EncoderRow) -> SpaceRow:
     """Return the encoder's embeddings of the set. Raises AnchorsNotEmbedded."""
     row = session.scalar(
         select(SpaceRow).where(
-            SpaceRow.anchor_set_id == anchor_set.id, SpaceRow.encoder_id == encoder.id
+            SpaceRow.anchor_set_id == anchor_set.id,
+            SpaceRow.encoder_id == encoder.id,
+            SpaceRow.version == anchor_set.version,
         )
     )
     if row is None:
@@ -141,6 +156,7 @@ def spaces_of(
         .where(
             AnchorSetRow.project == project,
             AnchorSetRow.name == anchor_set,
+            AnchorSetRow.version == SpaceRow.version,
             EncoderRow.name.in_(encoders),
         )
         .options(
@@ -161,11 +177,11 @@ def encoders_but(session: Session, project: str, kind: str) -> Sequence[EncoderR
 
 
 def spaces(session: Session, project: str) -> Sequence[SpaceRow]:
-    """Return all spaces of a project in the order of their sets' names."""
+    """Return the current spaces of all sets of a project in the order of the sets' names."""
     query = (
         select(SpaceRow)
-        .join(AnchorSetRow)
-        .where(SpaceRow.project == project)
+        .join(AnchorSetRow, AnchorSetRow.id == SpaceRow.anchor_set_id)
+        .where(SpaceRow.project == project, SpaceRow.version == AnchorSetRow.version)
         .order_by(AnchorSetRow.name, SpaceRow.created_at)
     )
     return session.scalars(query).all()
@@ -174,7 +190,9 @@ def spaces(session: Session, project: str) -> Sequence[SpaceRow]:
 def users_of_encoder(session: Session, encoder: EncoderRow) -> list[str]:
     """Return what uses the encoder: 'anchor set a', 'head b', 'pool c'."""
     sets = session.scalars(
-        select(AnchorSetRow.name).join(SpaceRow).where(SpaceRow.encoder_id == encoder.id)
+        select(AnchorSetRow.name)
+        .join(SpaceRow, SpaceRow.anchor_set_id == AnchorSetRow.id)
+        .where(SpaceRow.encoder_id == encoder.id, SpaceRow.version == AnchorSetRow.version)
     ).all()
     heads = session.scalars(select(HeadRow.name).where(HeadRow.encoder_id == encoder.id)).all()
     pools = session.scalars(select(PoolRow.name).where(PoolRow.encoder_id == encoder.id)).all()
@@ -192,6 +210,12 @@ def users_of_anchor_set(session: Session, anchor_set: AnchorSetRow) -> list[str]
 def whole_pool(session: Session, project: str, name: str, *, field: str = "name") -> PoolRow:
     """Return a pool with its pieces. Raises PoolNotFound, which names `field`."""
     return by_name(session, PoolRow, project, name, field=field, options=[undefer(PoolRow.pieces)])
+
+
+def whole_set(session: Session, project: str, name: str, *, field: str = "name") -> AnchorSetRow:
+    """Return a set with the roles of its items. Raises AnchorSetNotFound, which names `field`."""
+    roles = undefer(AnchorSetRow.roles)
+    return by_name(session, AnchorSetRow, project, name, field=field, options=[roles])
 
 
 def extend_pool(session: Session, pool: PoolRow, piece: dict[str, Any]) -> bool:
@@ -334,11 +358,21 @@ def jobs(
 
 def named_blobs(session: Session) -> set[str]:
     """Return every content hash that a row names."""
-    named = set(session.scalars(select(SpaceRow.blob))) | set(session.scalars(select(HeadRow.blob)))
-    named |= set(
-        session.scalars(select(AnchorSetRow.inputs).where(AnchorSetRow.inputs.is_not(None)))
+    columns = (
+        SpaceRow.blob,
+        SpaceRow.sample,
+        AnchorSetRow.inputs,
+        AnchorSetRow.pairs,
+        TranslatorRow.weights,
+        HeadRow.blob,
+        ReindexingRow.maps,
     )
-    named |= set(session.scalars(select(AnchorSetRow.pairs).where(AnchorSetRow.pairs.is_not(None))))
+    named = {
+        digest
+        for column in columns
+        for digest in session.scalars(select(column).distinct())
+        if digest is not None
+    }
     named |= {
         piece["blob"] for pieces in session.scalars(select(PoolRow.pieces)) for piece in pieces
     }

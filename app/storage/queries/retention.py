@@ -7,8 +7,16 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, delete, exists, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from app.storage.queries import set_versions
 from app.storage.queries.statements import changed_rows
-from app.storage.tables import AuditRow, ContractRow, IdempotentRequestRow, JobRow, TranslatorRow
+from app.storage.tables import (
+    AuditRow,
+    ContractRow,
+    IdempotentRequestRow,
+    JobRow,
+    SpaceRow,
+    TranslatorRow,
+)
 
 #: most rows of one statement
 DELETE_BATCH = 500
@@ -40,6 +48,16 @@ def delete_translators(session: Session, before: datetime) -> int:
         ContractRow.target_id == TranslatorRow.target_id,
     )
     return _delete(session, TranslatorRow.id, TranslatorRow.used_at, before, ~contract)
+
+
+def delete_replaced_spaces(session: Session, before: datetime) -> int:
+    """Delete spaces of versions that were replaced before then and that no translator refers to.
+
+    Deletes at most DELETE_BATCH and returns their number.
+    """
+    return _delete(
+        session, SpaceRow.id, SpaceRow.created_at, before, set_versions.replaced_before(before)
+    )
 
 
 def _delete(

@@ -381,7 +381,7 @@ def test_a_dictionary_is_checked_once_and_not_for_each_batch():
 
 def test_dictionaries_are_counted_as_large_as_they_are():
     reader, parts = (
-        arrow.Reader(None, 10**6),
+        arrow.Reader(lambda schema: arrow.vector_column(schema, None), 10**6),
         [schema(two_encoded), words(7, 600), words(8, 60), rows(1, *TWO_ENCODED)],
     )
     for part in [*parts, words(8, 40, adds=True), words(7, 6), rows(1, *TWO_ENCODED)]:

@@ -8,8 +8,10 @@ import re
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
+from limits.aio.storage import memory as limits_memory
 from sqlalchemy import event
 
 from app.api.http.admission import KEY_LOOK_UP_S
@@ -31,27 +33,32 @@ OPERATIONS = {
     ("read", "GET"): """
         /encoders /encoders/{name} /anchor-sets /anchor-sets/{name} /anchor-sets/{name}/contracts
         /anchor-sets/{name}/pairs /anchor-sets/{name}/report /pools /pools/{name}
+        /stores /stores/{name}
         /heads /heads/{name} /translators /translators/{id} /translators/{id}/threshold
         /translators/{id}/calibration /jobs /jobs/{id} /jobs/{id}/events /metrics
         /v1/models /v1/models/{model} /tei/{model}/info /tei/{model}/health
         /v2 /v2/models/{model} /v2/models/{model}/ready
+        /reindexings /reindexings/{id}
     """,
     ("read", "POST"): """
-        /anchor-sets/{name}/suggest /anchor-sets/{name}/drift /relative /translate /stitch /evaluate
-        /encoders/{name}/verify /v1/embeddings /tei/{model} /tei/{model}/embed
-        /v2/models/{model}/infer
+        /anchor-sets/{name}/suggest /anchor-sets/{name}/drift /relative /translate /stitch /rescore
+        /evaluate /advice /encoders/{name}/verify /v1/embeddings /tei/{model} /tei/{model}/embed
+        /v2/models/{model}/infer /stores/{name}/search
     """,
     ("write", "POST"): """
-        /encoders /anchor-sets /pools/{name}/vectors /heads /translators /bootstrap
-        /jobs/{id}/cancel
+        /encoders /anchor-sets /anchor-sets/{name}/items /pools/{name}/vectors /heads /translators
+        /stores /bootstrap /jobs/{id}/cancel
+        /reindexings /reindexings/{id}/run /reindexings/{id}/verify /reindexings/{id}/sync
+        /reindexings/{id}/pause /reindexings/{id}/cutover /reindexings/{id}/rollback
+        /reindexings/{id}/finish /reindexings/{id}/abandon
     """,
     ("write", "DELETE"): """
         /encoders/{name} /anchor-sets/{name} /anchor-sets/{name}/contracts/{source}/{target}
-        /pools/{name} /heads/{name}
+        /anchor-sets/{name}/samples/{encoder} /pools/{name} /heads/{name} /stores/{name}
     """,
     ("write", "PUT"): """
-        /anchor-sets/{name}/embeddings/{encoder}
-        /anchor-sets/{name}/contracts/{source}/{target} /pools/{name}
+        /anchor-sets/{name}/embeddings/{encoder} /anchor-sets/{name}/samples/{encoder}
+        /anchor-sets/{name}/contracts/{source}/{target} /pools/{name} /reindexings/{id}/plan
     """,
     ("admin", "GET"): "/api-keys /api-keys/{id} /audit",
     ("admin", "POST"): "/api-keys /api-keys/{id}/rotate",
@@ -351,6 +358,15 @@ def wrong_key(number: int) -> str:
     return f"anc_{number:032x}_{'A' * 43}"
 
 
+@pytest.fixture
+def new_minute(monkeypatch) -> None:
+    """The clock of the limits is at the beginning of a minute, whose end counts fewer keys."""
+    shift = -(time.time() % 60)
+    clock = SimpleNamespace(time=lambda: time.time() + shift)
+    monkeypatch.setattr(limits_memory, "time", clock)
+
+
+@pytest.mark.usefixtures("new_minute")
 def test_wrong_keys_are_limited_per_address_and_keys_that_worked_are_not(
     locked, new_key, bearing, refused, monkeypatch
 ):
@@ -371,6 +387,7 @@ def test_wrong_keys_are_limited_per_address_and_keys_that_worked_are_not(
     )  # no process has cached that it works
 
 
+@pytest.mark.usefixtures("new_minute")
 def test_wrong_keys_of_an_address_that_is_limited_are_not_looked_up(locked, bearing):
     for number in range(30):
         assert locked.get("/encoders", headers=bearing(wrong_key(number))).status_code == 401
@@ -381,6 +398,7 @@ def test_wrong_keys_of_an_address_that_is_limited_are_not_looked_up(locked, bear
     assert asked == []
 
 
+@pytest.mark.usefixtures("new_minute")
 @pytest.mark.parametrize(
     ("address", "neighbour", "stranger"),
     [

@@ -188,6 +188,23 @@ def test_arrow_has_the_same_numbers_in_columns_beside_the_clients(service, ask, 
     assert '"held_out": 300' in answer.headers["Anchorage-Confidence"]
 
 
+@pytest.mark.parametrize("level", ["", "&confidence_level=0.5"])
+def test_a_stream_says_of_each_row_what_a_whole_answer_says(service, pack, level):
+    """The stream has three batches, and rows that are unlike the anchors."""
+    vectors = np.vstack([pack[SOURCE][ANCHORS:], 30 * np.eye(4, pack[SOURCE].shape[1])])
+    whole = send(service, vectors, ARROW, f"&confidence=true{level}")
+    stream = send(service, vectors, ARROW, f"&confidence=true{level}&stream=true")
+    assert stream.status_code == 200, stream.text
+    expected, found = (ipc.open_stream(each.content).read_all() for each in (whole, stream))
+    assert found.schema == expected.schema
+    assert found.schema.metadata == expected.schema.metadata
+    assert stream.headers["Anchorage-Confidence"] == whole.headers["Anchorage-Confidence"]
+    assert found["anchorage_flag"].to_pylist() == expected["anchorage_flag"].to_pylist()
+    assert "out-of-distribution" in found["anchorage_flag"].to_pylist()
+    for name in ("anchorage_cosine", "anchorage_cosine_low", "anchorage_p_value"):
+        np.testing.assert_allclose(found[name], expected[name], atol=2e-5)
+
+
 def test_arrow_without_confidence_is_as_it_was(service, pack):
     rows = ipc.open_stream(send(service, pack[SOURCE][ANCHORS:], ARROW, "").content).read_all()
     assert rows.column_names == ["id", "vector", "anchorage_flag"]
@@ -240,17 +257,11 @@ def test_what_makes_no_sense_is_refused(ask, refused, change, code, field):
     refused(ask(**change), 422, code, field)
 
 
-def test_npy_and_streams_have_no_room_for_it(service, pack, refused):
+def test_npy_has_no_columns_for_it(service, pack, refused):
     vectors = pack[SOURCE][ANCHORS:]
     refused(send(service, vectors, NPY), 422, "invalid-request", "confidence")
     refused(
         send(service, vectors, NPY, "&confidence=true&stream=true"),
-        422,
-        "invalid-request",
-        "confidence",
-    )
-    refused(
-        send(service, vectors, ARROW, "&confidence=true&stream=true"),
         422,
         "invalid-request",
         "confidence",

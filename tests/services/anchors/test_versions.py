@@ -214,7 +214,7 @@ def test_a_contract_counts_for_every_process_from_its_answer_on(reader, other, m
     make(other, PROJECT, 1)
     pair = translators.find_pair(other, PROJECT, TRANSLATION)
     translated(reader, PROJECT)
-    contracts.agree_contract(other, CONTEXT, *pair, {"recall": 0.999})
+    contracts.agree_contract(other, CONTEXT, *pair, {"recall": 0.999}, None)
     threading.Event().wait(other.names.settle_s)
     with pytest.raises(QualityBelowMinimum):
         translated(reader, PROJECT)

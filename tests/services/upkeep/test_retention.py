@@ -121,7 +121,7 @@ def test_a_stop_is_heard_between_two_batches(services, monkeypatch):
     monkeypatch.setattr(queries, "DELETE_BATCH", 10)
     put(services, *(audit(str(number), 9) for number in range(25)))
     retention.delete_old(
-        keeping(services, audit_days=7), stopping=iter([False, True, True, True]).__next__
+        keeping(services, audit_days=7), stopping=iter([False, True, True, True, True]).__next__
     )
     assert len(names(services, tables.AuditRow.name)) == 15
 
@@ -183,7 +183,11 @@ def test_a_translator_in_use_is_kept(stocked, use):
 def test_a_translator_between_spaces_with_a_contract_is_kept(stocked):
     fitted(stocked)
     contracts.agree_contract(
-        stocked, CONTEXT, *translators.find_pair(stocked, PROJECT, REQUEST), {"cosine": 0.0}
+        stocked,
+        CONTEXT,
+        *translators.find_pair(stocked, PROJECT, REQUEST),
+        {"cosine": 0.0},
+        None,
     )
     services = unused_for(keeping(stocked, translators_days=7), 99)
     retention.delete_old(services)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import inspect
 
 from app import errors
 from app.errors import AnchorSetNotFound, EncoderNotFound, HeadNotFound, JobNotFound, NameTaken
@@ -227,6 +228,8 @@ def test_the_same_translator_of_two_projects_is_in_the_list_of_each(db):
         for project in ("p", "q"):
             rows = resources.translators(session, project, after="", limit=9)
             assert [(row.project, row.content) for row in rows] == [(project, "tr_1")]
+            # a list of translators reads the set twice for each row
+            assert "roles" in inspect(rows[0].source.anchor_set).unloaded
 
 
 def test_deleting_a_set_deletes_its_spaces_and_translators(db):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Response
-from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.http.async_jobs import ASYNC, Prefer, accepted, wants_job
-from app.api.http.bodies import json_body
+from app.api.http.bodies import ITEM_COLUMNS, json_body
 from app.api.http.deps import (
     After,
     IdempotencyKey,
@@ -22,8 +21,8 @@ from app.api.http.deps import (
     settle,
 )
 from app.api.http.problems import documented
-from app.api.schemas import fields
-from app.api.schemas.fields import InputsBody, Name, RowModel, UndecodedVectors, Vectors
+from app.api.schemas.anchor_sets import AnchorSet, ItemsBody, ListedAnchorSet
+from app.api.schemas.fields import InputsBody, Name, Vectors
 from app.api.schemas.jobs import Job
 from app.errors import InvalidRequest, NotExactlyOne
 from app.services.access.idempotency import idempotent
@@ -36,7 +35,7 @@ from app.storage.queries import resources
 router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
 
 
-class NewAnchorSet(InputsBody):
+class NewAnchorSet(ItemsBody):
     """Send `embeddings`, or `inputs` and the `encoders` that encode them.
 
     The set stores the inputs unless `keep_inputs` is false, so that encoders can be added later.
@@ -57,13 +56,6 @@ class NewAnchorSet(InputsBody):
     )
 
     name: Name = Field(description="Name of the anchor set, unique in the project.")
-    embeddings: (
-        Annotated[dict[Name, UndecodedVectors], Field(max_length=MOST_SET_ENCODERS)] | None
-    ) = Field(
-        None,
-        description="Vectors by name of the encoder. Row i is the same item for every encoder. "
-        f"At most {MOST_SET_ENCODERS} encoders.",
-    )
     encoders: Annotated[list[Name], Field(max_length=MOST_SET_ENCODERS)] | None = Field(
         None, description=f"Encoders that encode `inputs`, at most {MOST_SET_ENCODERS}."
     )
@@ -83,64 +75,10 @@ class NewEmbeddings(InputsBody):
     vectors: Vectors = Field(None, description="Vectors of the encoder, one for each anchor.")
 
 
-class SpaceHealth(BaseModel):
-    """Numerical facts about one encoder's anchors. Lists have the first 20 rows."""
-
-    rank: int = Field(description="Rank of the centred anchors.")
-    condition: float = Field(
-        description="Condition number: largest singular value over the smallest one kept."
-    )
-    at_mean: list[int] = Field(description="Rows that equal the mean and so have no direction.")
-    at_mean_count: int = Field(description="Number of such rows.")
-    duplicates: list[int] = Field(description="Rows that equal an earlier row.")
-    duplicate_count: int = Field(description="Number of such rows.")
-    collinear: list[int] = Field(
-        description="Rows on the line through the mean and an earlier row."
-    )
-    collinear_count: int = Field(description="Number of such rows.")
-
-
-class SpaceSummary(RowModel):
-    """One encoder's embeddings of the set."""
-
-    encoder: str = Field(
-        validation_alias=AliasPath("encoder", "name"), description="Name of the encoder."
-    )
-    dim: int = Field(
-        validation_alias=AliasPath("encoder", "dim"), description="Dimension of the vectors."
-    )
-    health: SpaceHealth = Field(description="Numerical facts about the vectors.")
-
-
-def _encoders_of(spaces: list[tables.SpaceRow]) -> list[str]:
-    return [space.encoder.name for space in spaces]
-
-
-class AnchorSet(RowModel):
-    """A set of parallel anchors: the same items, embedded by several encoders."""
-
-    name: str = Field(description="Name of the anchor set.")
-    size: int = Field(description="Number of anchors.")
-    encoders: Annotated[
-        list[str],
-        BeforeValidator(_encoders_of),
-        Field(validation_alias="spaces", description="Names of the encoders."),
-    ]
-    spaces: list[SpaceSummary] = Field(description="The embeddings, one entry for each encoder.")
-    provenance: dict[str, Any] | None = Field(
-        description="The bootstrap job that created the set. Null for other sets."
-    )
-    keeps_inputs: Annotated[bool, BeforeValidator(lambda blob: blob is not None)] = Field(
-        validation_alias="inputs",
-        description="Whether the set stores its inputs, so that adding an encoder needs none.",
-    )
-    created_at: datetime = Field(description="When the set was created.")
-
-
 class AnchorSetPage(BaseModel):
     """Anchor sets in the order of their names."""
 
-    anchor_sets: list[AnchorSet] = Field(description="One page of anchor sets.")
+    anchor_sets: list[ListedAnchorSet] = Field(description="One page of anchor sets.")
 
 
 @router.post(
@@ -151,7 +89,9 @@ class AnchorSetPage(BaseModel):
 )
 def create_anchor_set(
     context: WriteContext,
-    body: Annotated[NewAnchorSet, json_body(NewAnchorSet)],
+    body: Annotated[
+        NewAnchorSet, json_body(NewAnchorSet, vectors=True, query=True, readers=ITEM_COLUMNS)
+    ],
     response: Response,
     services: Svc,
     repeat: IdempotencyKey,
@@ -162,13 +102,14 @@ def create_anchor_set(
     Duplicate and collinear anchors are accepted and reported.
     Many inputs take a while: with `Prefer: respond-async`, a worker encodes them as a job.
     """
-    if (body.embeddings is None) == (body.inputs is None):
+    has_vectors = body.embeddings is not None or body.vectors is not None
+    if has_vectors == (body.inputs is not None):
         raise NotExactlyOne("Send exactly one of `embeddings` and `inputs`.", field="embeddings")
     if (body.inputs is None) != (body.encoders is None):
         raise InvalidRequest(
             "`inputs` and `encoders` belong together. Send both or neither.", field="encoders"
         )
-    inputs, encoders = body.encoder_inputs(), body.encoders or []
+    inputs, encoders = body.items(), body.encoders or []
     if inputs is not None and wants_job(prefer):
         queue = partial(
             anchor_embedding.request_anchor_set,
@@ -190,12 +131,12 @@ def create_anchor_set(
                 encoders=encoders,
                 keep=body.keep_inputs,
             )
-        embeddings = {
-            key: fields.parse_matrix(value, f"embeddings.{key}")
-            for key, value in (body.embeddings or {}).items()
-        }
         return anchor_sets.create_anchor_set(
-            services, context, name=body.name, embeddings=embeddings
+            services,
+            context,
+            name=body.name,
+            embeddings=body.by_encoder() or {},
+            roles=body.roles,
         )
 
     row = idempotent(services, context, repeat, tables.AnchorSetRow, create)
@@ -252,19 +193,17 @@ def add_embeddings(
 def list_anchor_sets(
     services: Svc, project: Reads, after: After = "", limit: Limit = 100
 ) -> AnchorSetPage:
-    """Returns the project's anchor sets in the order of their names."""
+    """Returns the project's anchor sets in the order of their names, without roles of items."""
     with services.db.transaction() as session:
         rows = resources.page(session, tables.AnchorSetRow, project, after=after, limit=limit)
-    return AnchorSetPage(anchor_sets=[AnchorSet.model_validate(row) for row in rows])
+    return AnchorSetPage(anchor_sets=[ListedAnchorSet.model_validate(row) for row in rows])
 
 
 @router.get("/{name}", summary="Get an anchor set", responses=documented(404, 422))
 def get_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSet:
     """Returns a set's size, its encoders, and the health of each encoder's anchors."""
     with services.db.transaction() as session:
-        return AnchorSet.model_validate(
-            resources.by_name(session, tables.AnchorSetRow, project, name)
-        )
+        return AnchorSet.model_validate(resources.whole_set(session, project, name))
 
 
 @router.delete(

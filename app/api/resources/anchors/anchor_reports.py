@@ -12,6 +12,7 @@ from app.api.http.bodies import json_body
 from app.api.http.deps import PathName, ReadContext, Reads, Svc
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, InputsBody, Name, Vectors
+from app.api.schemas.quality import StoreCoverageOut
 from app.maths.anchors import mismatch, value_facts
 from app.maths.anchors.health import MOST_LISTED_ROWS
 from app.services.anchors import anchor_findings, anchor_reports, drift
@@ -46,6 +47,9 @@ class SpaceReportOut(BaseModel):
         description="Condition number: largest singular value over the smallest one kept."
     )
     rows_read: int = Field(description="Number of anchors that the numbers are computed from.")
+    store: StoreCoverageOut | None = Field(
+        description="All anchors compared with the sample of a store. Null without a sample."
+    )
     effective_rank: float = Field(
         description="Effective rank: exp of the entropy of the squared singular values."
     )
@@ -300,6 +304,7 @@ def _space(facts: anchor_findings.SpaceFacts) -> SpaceReportOut:
             "length": numbers.length,
             "normalised": numbers.normalised,
             "precision": numbers.precision,
+            "store": None if facts.store is None else facts.store.as_json(),
         }
     )
 

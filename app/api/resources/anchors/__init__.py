@@ -1,0 +1,1 @@
+"""Anchor sets, their reports and items, and the pools that a bootstrap pairs."""

@@ -1,0 +1,283 @@
+"""/advice: what to do with an index after a change of encoder."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.api.http import answers
+from app.api.http.bodies import json_body
+from app.api.http.deps import ReadContext, Svc
+from app.api.http.problems import documented
+from app.api.schemas.fields import Name, Vectors
+from app.api.schemas.judgements import JudgedFields, RowOrText
+from app.api.schemas.quality import PromiseOut
+from app.api.schemas.translation import AnswerWarningOut, PairRequest
+from app.errors import InvalidRequest
+from app.maths.relevance.advice import DEFAULT_DIFFERENCE, FEWEST_QUERIES, AdvisedOption, Certainty
+from app.services import incoming
+from app.services.context import Services
+from app.services.relevance import advice, judged_evaluation
+from app.services.relevance.advice import AdviceItem, AdviceTask, Prices, RowOrder
+from app.services.request_context import RequestContext
+
+router = APIRouter(tags=["search"])
+
+Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+
+#: most clicks of a request
+MOST_CLICKS = 100_000
+
+
+class AdviceRequest(PairRequest, JudgedFields):
+    """A pair of encoders, and facts about the index. Null means unknown."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "source": "old",
+                    "target": "new",
+                    "anchor_set": "faq",
+                    "corpus_size": 1_000_000,
+                    "old_encoder_runs": True,
+                }
+            ]
+        }
+    )
+
+    source: Name = Field(description="The old encoder, whose vectors the store holds.")
+    target: Name = Field(description="The new encoder.")
+    documents: Vectors = Field(
+        None,
+        description="Stored vectors by the source encoder. With `judgements`, the documents that "
+        "they name; without, a sample of the store, to name the rows to encode again first.",
+    )
+    evaluation: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = Field(
+        None,
+        description="Id of a finished job of `POST /evaluate` with judgements, in place of them. "
+        "It must be of the same translator.",
+    )
+    clicks: (
+        Annotated[list[RowOrText], Field(fail_fast=True, min_length=1, max_length=MOST_CLICKS)]
+        | None
+    ) = Field(
+        None,
+        description="Ids of documents from a query log, one for each click. The most clicked are "
+        "named as the rows to encode again first.",
+    )
+    row_limit: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        20, description="Most rows that `rows_first` names."
+    )
+    corpus_size: Annotated[int, Field(ge=1, lt=2**53)] | None = Field(
+        None,
+        description="Number of items in the store. Default: the `store_size` of the source's "
+        "sample, if it has one.",
+    )
+    old_encoder_runs: bool | None = Field(
+        None,
+        description="Whether the old encoder still encodes queries. "
+        "Null: yes if the service runs it, otherwise unknown.",
+    )
+    text_exists: bool | None = Field(
+        None, description="Whether the items can be encoded again. Null: unknown."
+    )
+    tokens_per_item: Rate | None = Field(None, description="Mean number of tokens of an item.")
+    price_per_million_tokens: Amount | None = Field(
+        None, description="Price of encoding a million tokens with the new encoder."
+    )
+    price_per_million_writes: Amount = Field(
+        0, description="Price of a million writes to the store. Default: they are free."
+    )
+    items_per_second: Rate | None = Field(
+        None, description="Items that the new encoder encodes in a second."
+    )
+    difference: Annotated[float, Field(ge=0.001, le=0.5, allow_inf_nan=False)] = Field(
+        DEFAULT_DIFFERENCE,
+        description="Smallest difference in nDCG@10 that matters. Of options that differ by less, "
+        "the cheapest comes first.",
+    )
+
+    def advice_task(self, services: Services, context: RequestContext) -> AdviceTask:
+        """Raises InvalidRequest, and the errors of `check_judged` and of vectors."""
+        request = self.translator_request()
+        judgements = None
+        if self.judgements is not None:
+            judgements = judged_evaluation.check_judged(
+                services,
+                context.project,
+                request,
+                self.judged_items(),
+                self.judgement_columns(),
+                self.judged_settings(),
+            )
+        else:
+            self._refuse_judged_fields()
+        if self.documents is not None:
+            incoming.check_count(self.documents, field="documents", limits=services.limits)
+        return AdviceTask(
+            request,
+            judgements,
+            self.evaluation,
+            self.documents,
+            self.document_ids,
+            self.clicks,
+            self.row_limit,
+            self.corpus_size,
+            self.old_encoder_runs,
+            self.text_exists,
+            Prices(
+                self.tokens_per_item,
+                self.price_per_million_tokens,
+                self.price_per_million_writes,
+                self.items_per_second,
+            ),
+            self.difference,
+        )
+
+    def _refuse_judged_fields(self) -> None:
+        """Raises InvalidRequest for fields that only apply with judgements."""
+        for field in ("queries", "old_queries", "native_documents", "query_ids", "weight"):
+            if getattr(self, field) is not None:
+                raise InvalidRequest(
+                    f"`{field}` only applies with `judgements`. Remove it, or add them.",
+                    field=field,
+                )
+        ids, count = self.document_ids, 0 if self.documents is None else len(self.documents)
+        if ids is not None and len(ids) != count:
+            raise InvalidRequest(
+                f"There are {len(ids)} `document_ids` and {count} `documents`. Send one id for "
+                "each.",
+                field="document_ids",
+            )
+
+
+class GainOut(BaseModel):
+    """nDCG@10 less that of keep."""
+
+    value: float | None = Field(description="The mean. Null if only the range is known.")
+    low: float = Field(description="Lower end of the 95 % interval, or of the range.")
+    high: float = Field(description="Upper end of the 95 % interval, or of the range.")
+
+
+class AdvisedOptionOut(BaseModel):
+    """One option in its place."""
+
+    name: AdvisedOption = Field(
+        description="`keep`: the old encoder searches its index. `fuse`, `cascade`: see "
+        "`POST /rescore`. `translate`: translate the stored vectors. `re-embed`: encode all items."
+    )
+    possible: bool = Field(description="Whether the option can be had.")
+    reason: str = Field(description="Why the option stands where it does.")
+    ndcg_10: float | None = Field(description="Measured nDCG@10. Null without judgements.")
+    over_keep: GainOut | None = Field(description="nDCG@10 less that of keep. Null: unknown.")
+    certainty: Certainty = Field(
+        description="`measured`: the interval over judged queries excludes 0. `undecided`: it "
+        "includes 0, keep was not measured, or there are fewer than 20 judged queries. `expected`: "
+        "measured on other collections. `unknown`: not measured."
+    )
+    writes: int | None = Field(description="Writes to the store. Null without `corpus_size`.")
+    encodings: int | None = Field(description="Items to encode. Null without `corpus_size`.")
+    encodings_per_query: int = Field(description="Encodings of each query.")
+    seconds: float | None = Field(
+        description="Time to encode. Null: unknown, as is the time to write to the store."
+    )
+    price: float | None = Field(
+        description="Price of encodings and writes, in the unit of the request's prices. "
+        "Null: unknown."
+    )
+
+
+class AdviceOut(BaseModel):
+    """The options, best first."""
+
+    advice: AdvisedOption = Field(description="The first option.")
+    basis: str = Field(
+        description=f"`judgements`, or `fidelity` with fewer than {FEWEST_QUERIES} judged queries: "
+        "then it is not known which encoder is better for the corpus."
+    )
+    options: list[AdvisedOptionOut] = Field(
+        description="All options, best first; impossible ones last."
+    )
+    queries: int = Field(description="Number of judged queries.")
+    deciding_queries: dict[str, int] = Field(
+        description="For each option, about how many judged queries resolve `difference` from "
+        "keep, at least 20. With fewer judged queries, by the deviations of Cranfield."
+    )
+    difference: float = Field(description="Difference in nDCG@10 that counts.")
+    fuse_weight: float = Field(description="Weight of the new scores to fuse with.")
+    rows_first: list[int | str] = Field(
+        description="Rows or ids of the items to encode again first. Empty without `clicks` and "
+        "`documents`."
+    )
+    rows_first_by: RowOrder | None = Field(
+        description="`clicks`: the most clicked first. `confidence`: those whose translation has "
+        "the lowest expected cosine first."
+    )
+    fidelity: PromiseOut | None = Field(
+        description="How well translations imitate the target's own vectors. Null with too few "
+        "anchors."
+    )
+    translator: str = Field(description="Id of the translator.")
+    method: str = Field(description="Method that fitted the translator.")
+    warnings: list[AnswerWarningOut] = Field(description="Warnings about the whole answer.")
+
+
+@router.post(
+    "/advice",
+    summary="Advise what to do with an index",
+    responses=documented(400, 404, 409, 413, 415, 422),
+)
+def give_advice(
+    context: ReadContext,
+    body: Annotated[AdviceRequest, json_body(AdviceRequest)],
+    response: Response,
+    services: Svc,
+) -> AdviceOut:
+    """Ranks what one can do after a change of encoder, from staying to encoding everything again.
+
+    With judgements, the qualities are measured on them.
+    Without, the answer says how many judged queries would decide.
+    """
+    task = body.advice_task(services, context)
+    answer = advice.advise(services, context, task)
+    answers.add_warnings(response, answer.warnings)
+    return AdviceOut(
+        advice=answer.items[0].option.name,
+        basis="judgements" if answer.queries >= FEWEST_QUERIES else "fidelity",
+        options=[_option(each, answer, body.difference) for each in answer.items],
+        queries=answer.queries,
+        deciding_queries=dict(answer.query_counts),
+        difference=body.difference,
+        fuse_weight=answer.fuse_weight,
+        rows_first=list(answer.rows_first),
+        rows_first_by=answer.rows_first_by,
+        fidelity=None if answer.fidelity is None else PromiseOut.model_validate(answer.fidelity),
+        translator=answer.translator,
+        method=answer.method,
+        warnings=[
+            AnswerWarningOut.model_validate(each)
+            for each in answers.warning_members(answer.warnings)
+        ],
+    )
+
+
+def _option(item: AdviceItem, answer: advice.Advice, difference: float) -> AdvisedOptionOut:
+    option, costs = item.option, item.costs
+    gain = option.gain
+    return AdvisedOptionOut(
+        name=option.name,
+        possible=option.obstacle is None,
+        reason=advice.explain(item, answer, difference),
+        ndcg_10=option.quality,
+        over_keep=None if gain is None else GainOut(value=gain.value, low=gain.low, high=gain.high),
+        certainty=option.certainty,
+        writes=costs.writes,
+        encodings=costs.encodings,
+        encodings_per_query=costs.encodings_per_query,
+        seconds=costs.seconds,
+        price=costs.price,
+    )

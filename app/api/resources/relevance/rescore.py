@@ -1,0 +1,361 @@
+"""/rescore: sorts the candidates of a store by their scores with the new encoder."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+import torch
+from fastapi import APIRouter, Response
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
+from starlette.concurrency import run_in_threadpool
+
+from app.api.codecs import candidates, media_types
+from app.api.codecs.candidates import CandidateBlocks
+from app.api.http import answers
+from app.api.http.bodies import BinaryReaders, Call, vector_call
+from app.api.http.openapi_bodies import STREAM_ANSWERS
+from app.api.http.problems import documented
+from app.api.schemas.fields import (
+    Body,
+    Inputs,
+    Name,
+    Role,
+    UndecodedVectors,
+    Vectors,
+    parse_matrix,
+)
+from app.api.schemas.translation import AnswerWarningOut, PairRequest, Share
+from app.errors import InvalidRequest, TooManyVectors
+from app.maths.translators.translator import ProductPrecision, no_flags
+from app.observability import metrics
+from app.services.encoders import encoding
+from app.services.relevance import rescoring
+from app.services.relevance.rescoring import (
+    INLINE_QUERIES,
+    Rescored,
+    RescoreMode,
+    Rescoring,
+    WeightSource,
+)
+from app.services.serving import maps
+from app.types import InputRole
+
+router = APIRouter(tags=["search"])
+
+#: answers about more candidates are written in a thread
+INLINE_ANSWERED = 1_000
+
+CANDIDATE_COUNTS = metrics.BATCH_VECTORS.labels("rescore")
+
+READERS = BinaryReaders(
+    candidates.read_npy,
+    candidates.read_arrow,
+    "npy: the files of the queries (q, d_target), of the candidates (q, m, d_source), and with "
+    "`mode=fuse` of the old queries (q, d_source), one after the other. Arrow: one row for each "
+    "query, with the columns `query`, `vectors`, and optionally `ids` and `old_query`.",
+    is_light=candidates.is_light,
+    pools=False,
+)
+
+
+def _check_ids(ids: list[Any]) -> list[Any]:
+    wrong = [place for place, each in enumerate(ids) if type(each) not in (str, int)]
+    if wrong:
+        shown = ", ".join(map(str, wrong[:5]))
+        raise PydanticCustomError(
+            "id_type", f"Every id must be a string or a whole number; see the positions {shown}"
+        )
+    return ids
+
+
+class QueryCandidates(Body):
+    """The candidates of one query, as the store returned them."""
+
+    ids: Annotated[
+        list[Any],
+        AfterValidator(_check_ids),
+        WithJsonSchema(
+            {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "integer"}]}}
+        ),
+    ] = Field(description="Ids of the candidates: strings or whole numbers. They may repeat.")
+    vectors: UndecodedVectors = Field(
+        description="The candidates' stored vectors by the source encoder, one for each id. "
+        "An empty list without candidates."
+    )
+
+
+def _decode_candidates(
+    value: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo
+) -> CandidateBlocks:
+    """Returns the candidates as tensors.
+
+    Raises InvalidRequest, TooManyVectors, and as `parse_matrix`.
+    """
+    if isinstance(value, CandidateBlocks):
+        return value
+    most = (info.context or {}).get("most_rows")
+    if isinstance(value, list) and most is not None and len(value) > most:
+        raise TooManyVectors(
+            f"The request has {len(value)} queries; at most {most} are allowed. Send fewer.",
+            field="candidates",
+            limit=most,
+        )
+    each: list[QueryCandidates] = validate(value)
+    return CandidateBlocks(
+        [_matrix(one, place) for place, one in enumerate(each)], [one.ids for one in each]
+    )
+
+
+def _matrix(one: QueryCandidates, place: int) -> torch.Tensor:
+    """Returns the vectors (m, d) of one query. Raises InvalidRequest, and as `parse_matrix`."""
+    field = f"candidates.{place}.vectors"
+    vectors = (
+        torch.empty(0, 0) if not one.ids and one.vectors == [] else parse_matrix(one.vectors, field)
+    )
+    if len(vectors) != len(one.ids):
+        raise InvalidRequest(
+            f"Query {place} has {len(one.ids)} ids and {len(vectors)} vectors. Send one id for "
+            "each vector.",
+            field=field,
+        )
+    return vectors
+
+
+class RescoreRequest(PairRequest):
+    """Queries by the new encoder, and candidates as the store holds them: by the old encoder.
+
+    Send exactly one of `queries` and `inputs`. `source` is the old encoder, `target` the new one.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "source": "old",
+                    "target": "new",
+                    "anchor_set": "faq",
+                    "queries": [[0.5, 0.1, 0.3]],
+                    "candidates": [{"ids": ["a", "b"], "vectors": [[0.5, 0.1], [0.2, 0.9]]}],
+                }
+            ]
+        }
+    )
+
+    source: Name = Field(description="The old encoder, whose vectors the store holds.")
+    target: Name = Field(description="The new encoder, which the queries come from.")
+    queries: Vectors = Field(None, description="Vectors of the queries by the target encoder.")
+    inputs: Inputs | None = Field(None, description="Queries that the service encodes.")
+    input_type: Role = "query"
+    candidates: Annotated[
+        list[QueryCandidates],
+        WrapValidator(_decode_candidates),
+        Field(description="For each query, the candidates that the store returned."),
+    ]
+    mode: Annotated[
+        RescoreMode,
+        Field(
+            description="`cascade` scores by the cosine of the query and the translated "
+            "candidate. `fuse` adds the cosine of the old query and the stored vector, both "
+            "standardised over the query's candidates."
+        ),
+    ] = "cascade"
+    old_queries: Vectors = Field(
+        None,
+        description="`fuse`: vectors of the queries by the source encoder. "
+        "Default: the source encoder encodes `inputs`.",
+    )
+    weight: Share | None = Field(
+        None,
+        description="`fuse`: weight of the new score, 0 to 1; the old score has the rest. "
+        "Default: the service chooses it, and `weight_chosen_by` says how.",
+    )
+    limit: Annotated[int, Field(ge=1, le=2**31)] | None = Field(
+        None, description="Most results of each query. Default: all candidates."
+    )
+    precision: Annotated[
+        ProductPrecision,
+        Field(
+            description="Type of the arithmetic that translates. `bfloat16` is faster on "
+            "processors that support it."
+        ),
+    ] = "float32"
+
+    @property
+    def blocks(self) -> CandidateBlocks:
+        """The candidates, decoded."""
+        blocks: Any = self.candidates
+        assert isinstance(blocks, CandidateBlocks)
+        return blocks
+
+    def rescoring(self) -> Rescoring:
+        """Raises InvalidRequest."""
+        inputs = (
+            None
+            if self.inputs is None
+            else encoding.Inputs(self.inputs, InputRole(self.input_type))
+        )
+        return Rescoring(
+            maps.Translation(self.translator_request()),
+            self.queries,
+            inputs,
+            self.blocks.vectors,
+            self.mode,
+            self.old_queries,
+            self.weight,
+            self.limit,
+            self.precision,
+        )
+
+
+class QueryResults(BaseModel):
+    """The candidates of one query, best first. Candidates of equal score stay in their order."""
+
+    ids: list[str | int] = Field(description="Ids of the candidates, as sent.")
+    scores: list[float] = Field(
+        description="Their scores. In a cascade, cosines from -1 to 1; fused scores are "
+        "comparable within one query only."
+    )
+
+
+class CandidateFlag(BaseModel):
+    """A warning about one query or one of its candidates."""
+
+    query: int = Field(description="Index of the query, from 0.")
+    candidate: int | None = Field(
+        description="Index of the candidate in the request, from 0. Null for the query itself."
+    )
+    code: str = Field(
+        description="`equals-anchor-mean` and `outside-anchors`: the candidate became the "
+        "target's mean, so its score means little. `input-truncated`: an encoder read only the "
+        "beginning of the query."
+    )
+
+
+class RescoreAnswer(BaseModel):
+    """The candidates of each query, sorted by score, and how they were scored."""
+
+    results: list[QueryResults] = Field(description="One entry for each query.")
+    mode: RescoreMode = Field(description="How the candidates were scored.")
+    weight: float | None = Field(description="Weight of the new score. Null in a cascade.")
+    weight_chosen_by: WeightSource | None = Field(
+        description="`request`: the request has the weight. `default`: the service used the "
+        "weight that is safe without judgements. Null in a cascade."
+    )
+    method: str = Field(description="Method that fitted the translator; never `auto`.")
+    options: dict[str, Any] = Field(description="All options of the method, with defaults.")
+    translator: str | None = Field(
+        description="Id of the translator, for `/translators/{id}`. Null for `identity`."
+    )
+    flags: list[CandidateFlag] = Field(description="Warnings about candidates and queries.")
+    warnings: list[AnswerWarningOut] = Field(description="Warnings about the whole answer.")
+
+
+@router.post(
+    "/rescore",
+    summary="Order candidates by the new encoder",
+    responses={
+        200: {"model": RescoreAnswer, **STREAM_ANSWERS},
+        **documented(400, 404, 406, 409, 413, 415, 422),
+    },
+    response_model=None,
+)
+async def rescore(
+    call: Annotated[Call[RescoreRequest], vector_call(RescoreRequest, readers=READERS)],
+) -> Response:
+    """Sorts a store's candidates by their scores with the new encoder. Writes nothing to the store.
+
+    The candidates' stored vectors are translated and compared with the new queries; with
+    `mode: fuse`, the old encoder's scores count too.
+    """
+    media = _answer_media(call)
+    body = call.body
+    with call.encoding():
+        rescored = await rescoring.rescore(call.services, call.context, body.rescoring())
+    count = len(rescored.translated.vectors)
+    CANDIDATE_COUNTS.observe(count)
+    if count > INLINE_ANSWERED or len(rescored.counts) > INLINE_QUERIES:
+        response = await run_in_threadpool(_respond, call, media, rescored)
+    else:
+        response = _respond(call, media, rescored)
+    response.headers["Server-Timing"] = call.timing()
+    return response
+
+
+def _answer_media(call: Call[RescoreRequest]) -> str:
+    """Returns the format of the answer: JSON, or that of an npy or Arrow body.
+
+    Raises NotAcceptable.
+    """
+    usual = call.media if call.media in media_types.STREAMS else media_types.JSON
+    offered = [media_types.JSON, usual] if usual != media_types.JSON else [usual]
+    return answers.preferred_media(call.request, usual, offered)
+
+
+def _describe(rescored: Rescored, mode: str) -> dict[str, Any]:
+    """Returns the members of the answer without the results."""
+    served = rescored.served
+    return {
+        "mode": mode,
+        "weight": rescored.weight,
+        "weight_chosen_by": rescored.weight_chosen_by,
+        "method": served.method,
+        "options": dict(served.options or {}),
+        "translator": served.id,
+        "flags": _flags(rescored),
+        "warnings": answers.warning_members(served.warnings),
+    }
+
+
+def _respond(call: Call[RescoreRequest], media: str, rescored: Rescored) -> Response:
+    about, blocks = _describe(rescored, call.body.mode), call.body.blocks
+    places = [each.places for each in rescored.results]
+    scores = [each.scores for each in rescored.results]
+    if media == media_types.NPY:
+        parts: list[Any] = candidates.write_npy(places, scores)
+        return answers.PartsResponse(parts, media, answers.describe_in_headers(about))
+    if media == media_types.ARROW:
+        assert call.rows is not None
+        parts = candidates.write_arrow(
+            call.rows, blocks, places, scores, answers.describe_in_texts(about)
+        )
+        return answers.PartsResponse(parts, media, answers.describe_in_headers(about))
+    ids = blocks.id_lists
+    results = [
+        {
+            "ids": order if ids is None else [ids[query][place] for place in order],
+            "scores": scores[query].float().numpy(),
+        }
+        for query, order in enumerate(each.tolist() for each in places)
+    ]
+    data = orjson.dumps({"results": results, **about}, option=orjson.OPT_SERIALIZE_NUMPY)
+    response = Response(data, media_type=media_types.JSON)
+    answers.add_warnings(response, rescored.served.warnings)
+    return response
+
+
+def _flags(rescored: Rescored) -> list[dict[str, Any]]:
+    rows = rescored.translated
+    if rows.at_mean is no_flags(len(rows.vectors))[0] and not rescored.truncated:
+        return []
+    shown = [
+        {"query": query, "candidate": None, "code": "input-truncated"}
+        for query in rescored.truncated
+    ]
+    for code, flagged in (("equals-anchor-mean", rows.at_mean), ("outside-anchors", rows.outside)):
+        shown += [
+            {"query": query, "candidate": place, "code": code}
+            for query, part in enumerate(torch.split(flagged, list(rescored.counts)))
+            for place in part.nonzero().flatten().tolist()
+        ]
+    return sorted(shown, key=lambda flag: flag["query"])

@@ -1,0 +1,1 @@
+"""Routes for vector stores and their reindexings."""

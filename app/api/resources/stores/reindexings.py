@@ -1,0 +1,266 @@
+"""/reindexings: plans that move a store to another encoder."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.api.http.bodies import json_body
+from app.api.http.deps import IdempotencyKey, Limit, Moment, Reads, Svc, WriteContext
+from app.api.http.problems import documented
+from app.api.schemas.fields import NAME_PATTERN, Body, Name
+from app.api.schemas.reindexings import ReindexingAnswer
+from app.api.schemas.translation import (
+    NO_MINIMUM,
+    NO_OPTIONS,
+    Finite,
+    MethodName,
+    MinQuality,
+    Share,
+    TranslationOptions,
+    refuse_prefer,
+)
+from app.maths.quality.candidates import Preference
+from app.maths.relevance.re_embedding import RowChoice
+from app.services.access.idempotency import idempotent
+from app.services.anchors.store_coverage import SearchRole
+from app.services.reindexing import plan, plan_changes, reindexings
+from app.services.reindexing.plan_contents import (
+    DEFAULT_BATCH,
+    DEFAULT_MIN_RECALL,
+    ReindexingTask,
+)
+from app.services.relevance.advice import Prices
+from app.services.request_context import RequestContext
+from app.storage import tables
+
+router = APIRouter(prefix="/reindexings", tags=["reindexings"])
+
+ReindexingId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="Id of the reindexing.")]
+Pace = Annotated[Finite, Field(gt=0, le=1e9)]
+Amount = Annotated[Finite, Field(ge=0, le=1e12)]
+Rate = Annotated[Finite, Field(gt=0, le=1e12)]
+StrategyName = Annotated[str, Field(pattern=r"^[a-z][a-z-]{0,39}$")]
+
+
+class NewReindexing(Body):
+    """A store, the encoder to move it to, and how the move is made."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"store": "articles", "target": "new", "anchor_set": "faq"}]
+        }
+    )
+
+    store: Name = Field(description="Name of the store.")
+    target: Name = Field(description="Encoder to move the store to.")
+    anchor_set: Name = Field(description="Anchor set that the store's encoder and `target` share.")
+    method: MethodName = "auto"
+    options: TranslationOptions = Field(
+        default_factory=lambda: NO_OPTIONS, description="Options of the method."
+    )
+    prefer: Annotated[
+        Preference, Field(description="What `auto` optimises. Only applies to `method: auto`.")
+    ] = "retrieval"
+    role: SearchRole | None = Field(
+        None,
+        description="What the store's vectors are in a search. "
+        "Default: `document`, where the anchors have roles.",
+    )
+    min_quality: MinQuality = Field(
+        default_factory=lambda: NO_MINIMUM,
+        description="Lowest promise to accept, in an index of the store's size.",
+    )
+    strategy: StrategyName | None = Field(
+        None, description="How the new vectors are kept. Default: the store's own."
+    )
+    force_space: bool = Field(
+        False,
+        description="Plan even where the store's vectors look like those of another encoder. "
+        "Wrong vectors give translations that mean nothing.",
+    )
+    min_recall: Share = Field(
+        DEFAULT_MIN_RECALL,
+        description="Share of the results of an exact search that the new index must find, 0 to "
+        "1, for `verify` to pass.",
+    )
+    re_embed: Share = Field(
+        0.0,
+        description="Share of the rows whose text the target encoder encodes again, 0 to 1. "
+        "It needs a store with a `text_field`.",
+    )
+    re_embed_by: RowChoice = Field(
+        "centrality",
+        description="Which rows are encoded again. `centrality`: those that searches find most. "
+        "`confidence`: those whose translation is least sure.",
+    )
+    rows_per_second: Pace | None = Field(
+        None, description="Most rows that a run translates in a second. Null: no limit."
+    )
+    most_latency_ms: Pace | None = Field(
+        None,
+        description="A run becomes slower while a search of the store takes longer than this, in "
+        "milliseconds. Null: it does not measure searches.",
+    )
+    batch: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        DEFAULT_BATCH, description="Rows that are read and written at a time, 1 to 10,000."
+    )
+    evaluation: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = Field(
+        None,
+        description="Id of a finished job of `POST /evaluate` with judgements, for the advice.",
+    )
+    old_encoder_runs: bool | None = Field(
+        None,
+        description="Whether the old encoder still encodes queries. "
+        "Null: yes if the service runs it, otherwise unknown.",
+    )
+    text_exists: bool | None = Field(
+        None,
+        description="Whether the items can be encoded again. "
+        "Null: as the store's `text_field` says, otherwise unknown.",
+    )
+    tokens_per_item: Rate | None = Field(None, description="Mean number of tokens of an item.")
+    price_per_million_tokens: Amount | None = Field(
+        None, description="Price of encoding a million tokens with the new encoder."
+    )
+    price_per_million_writes: Amount = Field(0, description="Price of a million writes.")
+    items_per_second: Rate | None = Field(
+        None,
+        description="Items that the new encoder encodes in a second. "
+        "Null: measured on texts of the store, where the service runs the encoder.",
+    )
+
+    def task(self) -> ReindexingTask:
+        """Raises InvalidRequest for `prefer` with a method other than `auto`."""
+        if "prefer" in self.model_fields_set:
+            refuse_prefer(self.method)
+        same = (
+            "store",
+            "target",
+            "anchor_set",
+            "method",
+            "prefer",
+            "role",
+            "strategy",
+            "force_space",
+            "min_recall",
+            "re_embed",
+            "re_embed_by",
+            "rows_per_second",
+            "most_latency_ms",
+            "batch",
+            "evaluation",
+            "old_encoder_runs",
+            "text_exists",
+        )
+        return ReindexingTask(
+            **{name: getattr(self, name) for name in same},
+            options=self.options.as_dict(),
+            min_quality=self.min_quality.as_dict(),
+            prices=Prices(
+                self.tokens_per_item,
+                self.price_per_million_tokens,
+                self.price_per_million_writes,
+                self.items_per_second,
+            ),
+        )
+
+
+class PlanDocument(BaseModel, extra="allow"):
+    """A plan, as `GET` answers it. A plan that comes back may differ in some members.
+
+    These are `strategy`, `rows_per_second`, `most_latency_ms`, `re_embed`, `re_embed_by`,
+    `min_recall` and `batch`.
+    """
+
+    reindexing: str | None = Field(None, description="Id of the reindexing.")
+
+
+class ReindexingList(BaseModel):
+    """A page of reindexings, the newest first."""
+
+    reindexings: list[ReindexingAnswer] = Field(description="The reindexings.")
+    next_before: str | None = Field(
+        description="`before` of the next page. Null: this is the last page."
+    )
+
+
+@router.post(
+    "",
+    status_code=201,
+    summary="Plan a reindexing",
+    responses=documented(400, 404, 409, 413, 415, 422),
+)
+def plan_reindexing(
+    context: WriteContext,
+    body: Annotated[NewReindexing, json_body(NewReindexing)],
+    response: Response,
+    services: Svc,
+    repeat: IdempotencyKey,
+) -> ReindexingAnswer:
+    """Reads a store, checks it, and plans its move to another encoder. Writes nothing to the store.
+
+    The plan says what the move is worth: keep, cascade, fuse, translate or re-embed, with quality,
+    time, writes and disk.
+    It is refused with `wrong-space` if the vectors look like those of another encoder.
+    """
+
+    def make(context: RequestContext) -> tables.ReindexingRow:
+        return plan.plan_reindexing(services, context, body.task())
+
+    row = idempotent(services, context, repeat, tables.ReindexingRow, make)
+    response.headers["Location"] = f"/reindexings/{row.id}"
+    return ReindexingAnswer.of(reindexings.find_reindexing(services, context.project, row.id))
+
+
+@router.get("", summary="List reindexings", responses=documented(422))
+def list_reindexings(
+    services: Svc,
+    project: Reads,
+    store: Annotated[
+        str | None, Query(pattern=NAME_PATTERN, description="Only those of this store.")
+    ] = None,
+    before: Annotated[
+        Moment | None, Query(description="Only those that were planned before this moment.")
+    ] = None,
+    limit: Limit = 100,
+) -> ReindexingList:
+    """Returns the project's reindexings, the newest first."""
+    found = reindexings.list_reindexings(
+        services, project, store=store, before=before, limit=limit + 1
+    )
+    page = [ReindexingAnswer.of(each) for each in found[:limit]]
+    more = len(found) > limit
+    return ReindexingList(
+        reindexings=page, next_before=page[-1].created_at.isoformat() if more else None
+    )
+
+
+@router.get("/{id}", summary="Get a reindexing", responses=documented(404, 422))
+def get_reindexing(id: ReindexingId, services: Svc, project: Reads) -> ReindexingAnswer:
+    """Returns a reindexing: its plan, its progress, and the calls that are possible now."""
+    return ReindexingAnswer.of(reindexings.find_reindexing(services, project, id))
+
+
+@router.put(
+    "/{id}/plan",
+    summary="Change the plan of a reindexing",
+    responses=documented(400, 404, 409, 413, 415, 422),
+)
+def change_plan(
+    id: ReindexingId,
+    context: WriteContext,
+    body: Annotated[PlanDocument, json_body(PlanDocument)],
+    services: Svc,
+) -> ReindexingAnswer:
+    """Replaces the settings of a plan that does not run now.
+
+    Send the plan as `GET` answers it, with other values for `strategy`, `rows_per_second`,
+    `most_latency_ms`, `re_embed`, `re_embed_by`, `min_recall` or `batch`.
+    Other changes are refused. `strategy` and the rows to encode again only change before the first
+    run.
+    """
+    plan_changes.change_plan(services, context, id, body.model_dump(exclude_none=False))
+    return ReindexingAnswer.of(reindexings.find_reindexing(services, context.project, id))

@@ -1,0 +1,99 @@
+"""Queries of stores, and of the reindexings that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import exists, select
+from sqlalchemy.orm import Session
+
+from app.errors import NameTaken, StoreNotFound
+from app.storage.tables import AnchorSetRow, EncoderRow, ReindexingRow, StoreRow
+
+
+def store(session: Session, project: str, name: str, *, field: str = "name") -> StoreRow:
+    """Return the store of that name. Raises StoreNotFound, which names `field`."""
+    row = session.scalar(select(StoreRow).where(StoreRow.project == project, StoreRow.name == name))
+    if row is None:
+        raise StoreNotFound(
+            f"There is no store named {name!r} in this project. `GET /stores` and `anchorage "
+            "stores list` show those that there are.",
+            field=field,
+        )
+    return row
+
+
+def require_free_store(session: Session, project: str, name: str) -> None:
+    """Raises NameTaken when the name is in use."""
+    taken = exists().where(StoreRow.project == project, StoreRow.name == name)
+    if session.scalar(select(taken)):
+        raise NameTaken(
+            f"A store named {name!r} exists. Choose another name or delete it.", field="name"
+        )
+
+
+def stores(session: Session, project: str, *, after: str, limit: int) -> Sequence[StoreRow]:
+    """Return stores in the order of their names, after the name `after`."""
+    return session.scalars(
+        select(StoreRow)
+        .where(StoreRow.project == project, StoreRow.name > after)
+        .order_by(StoreRow.name)
+        .limit(limit)
+    ).all()
+
+
+def active_reindexing(session: Session, store_row: StoreRow) -> ReindexingRow | None:
+    """Return the reindexing whose traces are in the store, or None."""
+    return session.scalar(
+        select(ReindexingRow).where(
+            ReindexingRow.store_id == store_row.id, ReindexingRow.ended_at.is_(None)
+        )
+    )
+
+
+def same_collection(session: Session, store_row: StoreRow) -> list[tuple[StoreRow, ReindexingRow]]:
+    """Return other stores of this kind and collection, of all projects, with their active
+    reindexings. Their addresses may differ.
+    """
+    found = session.execute(
+        select(StoreRow, ReindexingRow)
+        .join(ReindexingRow, ReindexingRow.store_id == StoreRow.id)
+        .where(
+            StoreRow.id != store_row.id,
+            StoreRow.kind == store_row.kind,
+            StoreRow.collection == store_row.collection,
+            ReindexingRow.ended_at.is_(None),
+        )
+    )
+    return [(store_found, reindexing) for store_found, reindexing in found]
+
+
+def stores_of_encoder(session: Session, encoder: EncoderRow) -> list[str]:
+    """Return what uses an encoder: 'store a', 'a reindexing of store b'. Ended ones count too:
+    their rows refer to it.
+    """
+    names = session.scalars(
+        select(StoreRow.name).where(StoreRow.encoder_id == encoder.id).order_by(StoreRow.name)
+    ).all()
+    moved = session.scalars(
+        select(StoreRow.name)
+        .join(ReindexingRow, ReindexingRow.store_id == StoreRow.id)
+        .where(ReindexingRow.target_id == encoder.id)
+        .distinct()
+        .order_by(StoreRow.name)
+    ).all()
+    return [f"store {name!r}" for name in names] + [
+        f"a reindexing of store {name!r}" for name in moved if name not in names
+    ]
+
+
+def stores_of_anchor_set(session: Session, anchor_set: AnchorSetRow) -> list[str]:
+    """Return the reindexings that use a set, as 'a reindexing of store b'."""
+    names = session.scalars(
+        select(StoreRow.name)
+        .join(ReindexingRow, ReindexingRow.store_id == StoreRow.id)
+        .where(ReindexingRow.anchor_set_id == anchor_set.id)
+        .distinct()
+        .order_by(StoreRow.name)
+    ).all()
+    return [f"a reindexing of store {name!r}" for name in names]

@@ -1,0 +1,143 @@
+"""/anchor-sets/{name}/samples/{encoder}."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import ipc
+
+from app.api.codecs import media_types
+from app.services.anchors import samples
+from app.services.translators import translators
+
+ROWS = np.random.default_rng(7).normal(size=(9, 3)).astype(np.float32)
+
+
+@pytest.fixture
+def filled(client):
+    """Encoders `a` (3) and `b` (2), and their set `s`."""
+    draw = np.random.default_rng(0)
+    for name, dim in (("a", 3), ("b", 2)):
+        client.post("/encoders", json={"name": name, "dim": dim})
+    embeddings = {name: draw.normal(size=(5, dim)).tolist() for name, dim in (("a", 3), ("b", 2))}
+    client.post("/anchor-sets", json={"name": "s", "embeddings": embeddings})
+    return client
+
+
+def stored(client):
+    services = client.app.state.services
+    pair = translators.find_pair(
+        services, "default", translators.FitRequest("a", "b", "s", "auto", {})
+    )
+    return [samples.sample_of(services, space) for space in pair]
+
+
+def as_npy(rows):
+    file = io.BytesIO()
+    np.save(file, rows)
+    return file.getvalue(), media_types.NPY
+
+
+def as_arrow(rows):
+    column = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
+    sink = pa.BufferOutputStream()
+    with ipc.new_stream(sink, pa.schema([("v", column.type)])) as writer:
+        writer.write_batch(pa.record_batch([column], names=["v"]))
+    return sink.getvalue().to_pybytes(), media_types.ARROW
+
+
+def test_a_sample_is_set_shown_replaced_and_deleted(filled, refused):
+    body = {"vectors": ROWS.tolist(), "store_size": 5_000_000_000}
+    answer = filled.put("/anchor-sets/s/samples/a", json=body)
+    assert answer.status_code == 200, answer.text
+    assert [space["sample"] for space in answer.json()["spaces"]] == [
+        {"rows": 9, "store_size": 5_000_000_000},
+        None,
+    ]
+    coverage = answer.json()["coverage"]
+    assert (coverage["verdict"], coverage["sampled"]) == ("unknown", 9)
+    assert filled.get("/anchor-sets/s").json() | {"coverage": coverage} == answer.json()
+    found, other = stored(filled)
+    assert np.array_equal(found.numpy(), ROWS)
+    assert other is None
+    again = filled.put("/anchor-sets/s/samples/a", json={"vectors": ROWS[:2].tolist()}).json()
+    assert again["spaces"][0]["sample"] == {"rows": 2, "store_size": None}
+    assert len(stored(filled)[0]) == 2
+    assert filled.delete("/anchor-sets/s/samples/a").status_code == 204
+    assert stored(filled) == [None, None]
+    refused(filled.delete("/anchor-sets/s/samples/a"), 404, "sample-not-found", "encoder")
+
+
+@pytest.mark.parametrize("write", [as_npy, as_arrow])
+def test_a_sample_is_read_from_a_body_of_vectors_with_its_store_size_in_the_query(filled, write):
+    data, media = write(ROWS)
+    answer = filled.put(
+        "/anchor-sets/s/samples/a?store_size=70", content=data, headers={"Content-Type": media}
+    )
+    assert answer.json()["spaces"][0]["sample"] == {"rows": 9, "store_size": 70}
+    assert np.array_equal(stored(filled)[0].numpy(), ROWS)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "field"),
+    [
+        ({}, 422, "missing-field", "vectors"),
+        ({"vectors": [[1, 2]]}, 422, "dimension-mismatch", "vectors"),
+        ({"vectors": [[1, 2, 3]] * 3, "store_size": 2}, 422, "invalid-request", "store_size"),
+        ({"vectors": [[1, 2, 3]], "store_size": 0}, 422, "invalid-request", "store_size"),
+        ({"vectors": [[1, 2, 3]] * 2_001}, 413, "too-many-vectors", "vectors"),
+    ],
+)
+def test_a_wrong_sample_is_refused_and_changes_nothing(filled, refused, body, status, code, field):
+    refused(filled.put("/anchor-sets/s/samples/a", json=body), status, code, field)
+    assert stored(filled) == [None, None]
+
+
+def test_samples_need_a_space(filled, refused):
+    body = {"vectors": [[1, 2, 3]]}
+    refused(filled.put("/anchor-sets/t/samples/a", json=body), 404, "anchor-set-not-found", "name")
+    refused(filled.put("/anchor-sets/s/samples/z", json=body), 404, "encoder-not-found", "encoder")
+
+
+def test_foreign_anchors_are_named_at_once_in_the_report_and_in_every_answer(client):
+    draw = np.random.default_rng(1)
+    for name, dim in (("a", 6), ("b", 5)):
+        client.post("/encoders", json={"name": name, "dim": dim})
+
+    def corpus(rows, shift):
+        inner = draw.normal(size=(rows, 3))
+        return {
+            name: (inner @ np.eye(3, dim, k=shift) + 5 * shift).tolist()
+            for name, dim in (("a", 6), ("b", 5))
+        }
+
+    own, other, sample = corpus(40, 0), corpus(40, 2), corpus(100, 0)["a"]
+    embeddings = {name: own[name] + other[name] for name in ("a", "b")}
+    client.post("/anchor-sets", json={"name": "s", "embeddings": embeddings})
+    pair = {"source": "a", "target": "b", "anchor_set": "s"}
+    body = {**pair, "vectors": sample[:2]}
+    assert "foreign-anchors" not in str(client.post("/translate", json=body).json()["warnings"])
+    found = client.put("/anchor-sets/s/samples/a", json={"vectors": sample}).json()["coverage"]
+    assert found["verdict"] == "foreign-anchors"
+    assert found["foreign"] == pytest.approx(40, abs=4)
+    assert 0.4 < found["share"] < 0.6
+    answer = client.post("/translate", json=body)
+    assert "foreign-anchors" in [each["code"] for each in answer.json()["warnings"]]
+    report = client.get("/anchor-sets/s/report").json()
+    assert "foreign-anchors" in [each["code"] for each in report["lint"]]
+    assert [space["store"] for space in report["spaces"]] == [found, None]
+    fitted = client.post("/translators", json={**pair, "role": "document"}).json()
+    assert fitted["role"] == "document"
+    assert fitted["report"]["weights"]["store"] == found
+    assert fitted["report"]["weights"]["of_role"] is None
+    assert fitted["report"]["weights"]["total"] < 80
+
+
+def test_an_unknown_role_is_refused(filled, refused):
+    pair = {"source": "a", "target": "b", "anchor_set": "s", "vectors": [[1, 2, 3]]}
+    refused(
+        filled.post("/translate", json={**pair, "role": "passage"}), 422, "invalid-request", "role"
+    )

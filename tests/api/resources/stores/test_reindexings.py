@@ -1,0 +1,75 @@
+"""/reindexings without a store; tests/api/test_postgres.py plans and moves a real one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+JSON = {"Content-Type": "application/json"}
+PLAN = {"store": "docs", "target": "second", "anchor_set": "items"}
+
+
+def test_without_reindexings_the_list_is_empty(client) -> None:
+    assert client.get("/reindexings").json() == {"reindexings": [], "next_before": None}
+
+
+def test_an_unknown_reindexing_is_not_found(client, refused) -> None:
+    path = "/reindexings/" + "0" * 32
+    refused(client.get(path), 404, "reindexing-not-found", "id")
+    refused(client.put(f"{path}/plan", json={"batch": 5}), 404, "reindexing-not-found", "id")
+
+
+def test_an_unknown_store_is_not_found(stocked, refused) -> None:
+    refused(stocked.post("/reindexings", json=PLAN), 404, "store-not-found", "store")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"store": None},
+        {"store": "a b"},
+        {"target": 5},
+        {"anchor_set": ""},
+        {"source": "first"},
+        {"method": "magic"},
+        {"options": {"color": 1}},
+        {"prefer": "luck"},
+        {"role": "title"},
+        {"min_quality": {"recall": 2}},
+        {"strategy": "Robert'); DROP TABLE"},
+        {"force_space": "yes"},
+        {"min_recall": 1.01},
+        {"min_recall": -0.1},
+        {"re_embed": 1.5},
+        {"re_embed": "8%"},
+        {"re_embed_by": "luck"},
+        {"rows_per_second": 0},
+        {"most_latency_ms": -1},
+        {"batch": 0},
+        {"batch": 10_001},
+        {"batch": 2.5},
+        {"evaluation": "../1"},
+        {"tokens_per_item": 0},
+        {"price_per_million_writes": -1},
+        {"items_per_second": 1e400},
+    ],
+)
+def test_a_wrong_field_is_named(stocked, changes: dict[str, Any]) -> None:
+    body = {key: value for key, value in {**PLAN, **changes}.items() if value is not None}
+    answer = stocked.post("/reindexings", content=json.dumps(body), headers=JSON)
+    assert answer.status_code in (400, 422), answer.json()
+    field = next(iter(changes))
+    if answer.status_code == 422:
+        assert answer.json()["field"].split(".")[0] == field
+
+
+def test_prefer_is_refused_with_a_method(stocked, refused) -> None:
+    body = {**PLAN, "method": "ridge", "prefer": "cosine"}
+    refused(stocked.post("/reindexings", json=body), 422, "invalid-request", "prefer")
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "before=yesterday", "store=a%20b"])
+def test_a_wrong_page_is_refused(client, query: str) -> None:
+    assert client.get(f"/reindexings?{query}").status_code == 422

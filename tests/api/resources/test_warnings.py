@@ -1,0 +1,220 @@
+"""Warnings about whole answers: in JSON, and in a header of every format."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import ipc
+
+from app.api.codecs import media_types
+
+HEADER = "Anchorage-Warnings"
+RNG = np.random.default_rng(11)
+
+
+def add_set(client, name: str, **embeddings: np.ndarray) -> None:
+    body = {"name": name, "embeddings": {key: each.tolist() for key, each in embeddings.items()}}
+    answer = client.post("/anchor-sets", json=body)
+    assert answer.status_code == 201, answer.text
+
+
+def translate(client, name: str, *, source="first", target="second", vectors=None, **more):
+    vectors = RNG.normal(size=(3, 8)).tolist() if vectors is None else vectors
+    answer = client.post(
+        "/translate",
+        json={
+            "source": source,
+            "target": target,
+            "anchor_set": name,
+            "vectors": vectors,
+            **more,
+        },
+    )
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def codes(answer) -> list[str]:
+    found = [each["code"] for each in answer.json()["warnings"]]
+    assert answer.headers.get(HEADER, "") == ", ".join(found)
+    assert all(each["detail"].endswith(".") for each in answer.json()["warnings"])
+    return found
+
+
+@pytest.fixture
+def shifted(stocked, embeddings):
+    """`stocked` with a set `shifted`, one side of which is shifted by a row."""
+    add_set(
+        stocked,
+        "shifted",
+        first=embeddings["first"],
+        second=np.roll(embeddings["second"], 1, axis=0),
+    )
+    return stocked
+
+
+def test_good_anchors_have_no_warnings_cold_or_warm(stocked):
+    for answer in (translate(stocked, "items"), translate(stocked, "items")):
+        assert codes(answer) == []
+        assert HEADER not in answer.headers
+
+
+def test_anchors_that_are_shifted_by_a_row_are_called_useless_cold_and_warm(shifted):
+    assert codes(translate(shifted, "shifted")) == ["useless-anchors"]
+    assert codes(translate(shifted, "shifted")) == ["useless-anchors"]
+    assert codes(translate(shifted, "shifted", method="irp")) == ["useless-anchors"]
+    assert translate(shifted, "shifted").json()["flags"] == []
+
+
+def test_the_verdict_is_that_of_the_translators_report(shifted):
+    for name, verdict in (("items", "related"), ("shifted", "useless")):
+        body = translate(shifted, name).json()
+        report = shifted.get(f"/translators/{body['translator']}").json()["report"]
+        assert report["evidence"]["verdict"] == verdict
+        assert ("useless-anchors" in [each["code"] for each in body["warnings"]]) == (
+            verdict == "useless"
+        )
+
+
+def test_three_anchors_are_few(stocked, embeddings):
+    add_set(stocked, "three", **{name: each[:3] for name, each in embeddings.items()})
+    assert codes(translate(stocked, "three")) == ["few-anchors"]
+    relative = stocked.post(
+        "/translate",
+        json={
+            "target": "second",
+            "anchor_set": "three",
+            "relative": RNG.normal(size=(2, 3)).tolist(),
+        },
+    )
+    assert codes(relative) == ["few-anchors"]
+
+
+def test_copies_do_not_count_as_anchors(stocked, embeddings):
+    copies = {name: np.repeat(each[:6], 5, axis=0) for name, each in embeddings.items()}
+    add_set(stocked, "copies", **copies)
+    assert codes(translate(stocked, "copies")) == ["few-anchors"]
+
+
+def test_an_almost_empty_direction_gets_a_warning_and_a_finding(stocked, embeddings):
+    target = embeddings["second"].copy()
+    target[:, 0] = 1e-5 * (target[:, 0] - target[:, 0].mean())
+    target[:, 1:] -= target[:, 1:].mean(axis=0)
+    add_set(stocked, "flat", first=embeddings["first"], second=target)
+    assert codes(translate(stocked, "flat")) == ["ill-conditioned-anchors"]
+    problems = stocked.get("/anchor-sets/flat/report").json()["lint"]
+    [found] = [each for each in problems if each["code"] == "ill-conditioned"]
+    assert (found["severity"], found["encoders"]) == ("warning", ["second"])
+
+
+def test_an_empty_direction_is_left_out_and_gets_no_warning(stocked, embeddings):
+    target = embeddings["second"].copy()
+    target[:, 0] *= 1e-9
+    add_set(stocked, "empty", first=embeddings["first"], second=target)
+    assert codes(translate(stocked, "empty", method="irp")) == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_npy_and_arrow_name_the_warnings_in_the_header(shifted, stream):
+    vectors = RNG.normal(size=(3, 8)).astype(np.float32)
+    query = "source=first&target=second&anchor_set=shifted" + ("&stream=true" if stream else "")
+    file = io.BytesIO()
+    np.save(file, vectors)
+    answer = shifted.post(
+        f"/translate?{query}", content=file.getvalue(), headers={"Content-Type": media_types.NPY}
+    )
+    assert (answer.status_code, answer.headers[HEADER]) == (200, "useless-anchors")
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 8)
+    sink = io.BytesIO()
+    with ipc.new_stream(sink, pa.schema([("vector", column.type)])) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([column], ["vector"]))
+    answer = shifted.post(
+        f"/translate?{query}", content=sink.getvalue(), headers={"Content-Type": media_types.ARROW}
+    )
+    assert (answer.status_code, answer.headers[HEADER]) == (200, "useless-anchors")
+    with ipc.open_stream(answer.content) as reader:
+        assert reader.schema.metadata[b"anchorage.warnings"] == b"useless-anchors"
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_large_answers_and_base64_have_the_header_too(shifted, encoding):
+    vectors = RNG.normal(size=(900, 8)).tolist()
+    answer = translate(shifted, "shifted", vectors=vectors, encoding=encoding)
+    assert answer.headers[HEADER] == "useless-anchors"
+
+
+@pytest.mark.parametrize("head", ["classes", "numbers", "image"])
+def test_a_stitched_head_warns_of_its_translation_and_an_own_head_does_not(shifted, head):
+    body = {
+        "name": "h",
+        "encoder": "second",
+        "weight": RNG.normal(size=(4, 6)).tolist(),
+        "bias": [0.0] * 4,
+    }
+    if head == "classes":
+        body["classes"] = ["a", "b", "c", "d"]
+    if head == "image":
+        body["output"] = {"kind": "image", "height": 2, "width": 2, "channels": 1}
+    if head == "numbers":
+        body["output"] = {"kind": "numbers"}
+    assert (made := shifted.post("/heads", json=body)).status_code == 201, made.text
+    request = {"head": "h", "vectors": RNG.normal(size=(2, 8)).tolist()}
+    stitched = shifted.post(
+        "/stitch", json={**request, "encoder": "first", "anchor_set": "shifted"}
+    )
+    assert codes(stitched) == ["useless-anchors"]
+    own = shifted.post(
+        "/stitch",
+        json={**request, "encoder": "second", "vectors": RNG.normal(size=(2, 6)).tolist()},
+    )
+    assert codes(own) == []
+
+
+# --- the same encoder on both sides ---------------------------------------------------------------
+
+
+def test_auto_returns_vectors_of_the_targets_own_encoder_unchanged(stocked):
+    vectors = RNG.normal(size=(5, 8)).astype(np.float32)
+    for _ in range(2):
+        answer = translate(stocked, "items", target="first", vectors=vectors.tolist())
+        body = answer.json()
+        assert np.array_equal(np.array(body["vectors"], np.float32), vectors)
+        assert (body["method"], body["options"], body["translator"]) == ("identity", {}, None)
+        assert codes(answer) == ["same-encoder"]
+
+
+def test_one_encoder_under_two_names_gets_a_warning(stocked, embeddings):
+    assert stocked.post("/encoders", json={"name": "again", "dim": 8}).status_code == 201
+    add_set(stocked, "twice", first=embeddings["first"], again=embeddings["first"])
+    assert codes(translate(stocked, "twice", target="again")) == ["same-encoder"]
+
+
+def test_a_named_method_is_fitted_to_the_same_encoder_all_the_same(stocked, embeddings):
+    answer = translate(
+        stocked, "items", target="first", vectors=embeddings["first"].tolist(), method="graded"
+    )
+    assert answer.json()["method"] == "graded"
+    assert codes(answer) == ["same-encoder"]
+
+
+def test_the_identity_fulfils_any_minimum_and_has_no_confidence_model(stocked):
+    answer = translate(
+        stocked, "items", target="first", min_quality={"recall": 1.0}, confidence=True
+    ).json()
+    assert answer["confidence"]["reason"].startswith("the encoder is source and target")
+    assert answer["confidence"]["cosine"] == [None] * 3
+
+
+def test_the_identity_refuses_what_every_translation_refuses(stocked, refused):
+    def post(**more):
+        body = {"source": "first", "target": "first", "anchor_set": "items", **more}
+        return stocked.post("/translate", json=body)
+
+    refused(post(vectors=[[1.0] * 7]), 422, "dimension-mismatch", "vectors")
+    refused(post(vectors=[[1e35] + [1.0] * 7]), 422, "value-out-of-range", "vectors", [0])
+    refused(
+        post(vectors=[[1.0] * 8], options={"delta": 0.5}), 422, "unknown-option", "options.delta"
+    )

@@ -1,0 +1,87 @@
+"""Samples of stores outlive sweeps and backups."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from app.errors import Overloaded
+from app.services.anchors import samples
+from app.services.context import Services
+from app.services.translators import translators
+from app.services.upkeep import blob_sweep
+from app.services.upkeep.backup import back_up, restore
+from tests.services.helpers import CONTEXT, PROJECT, age, alter, another_process, some
+from tests.storage.helpers import delete_all
+
+REQUEST = translators.FitRequest("a", "b", "s", "ridge", {})
+
+
+def put(services: Services, seed: int) -> torch.Tensor:
+    vectors = some(8, 3, seed=seed)
+    samples.put_sample(
+        services, CONTEXT, anchor_set="s", encoder="a", vectors=vectors, store_size=None
+    )
+    return vectors
+
+
+def found(services: Services) -> torch.Tensor | None:
+    source, _ = translators.find_pair(services, PROJECT, REQUEST)
+    return samples.sample_of(services, source)
+
+
+def test_a_sweep_deletes_replaced_samples_only_and_no_weights_of_translators(stocked):
+    put(stocked, 1)
+    vectors = put(stocked, 2)
+    pair = translators.find_pair(stocked, PROJECT, REQUEST)
+    content = translators.fit(stocked, CONTEXT, *pair, REQUEST).id
+    weights = stocked.blobs.put({"weights": torch.rand(12)})
+    alter(stocked, translators.find_translator(stocked, PROJECT, content), weights=weights)
+    age(stocked)
+    assert blob_sweep.sweep_blobs(stocked) == 1
+    other = another_process(stocked)
+    assert torch.equal(found(other), vectors)
+    assert list(stocked.blobs.get(weights)) == ["weights"]
+    other.close()
+
+
+def test_a_comparison_that_fails_leaves_the_earlier_sample(stocked):
+    vectors = put(stocked, 1)
+
+    def fail(_space) -> None:
+        raise Overloaded("busy")
+
+    with pytest.raises(Overloaded):
+        samples.put_sample(
+            stocked,
+            CONTEXT,
+            anchor_set="s",
+            encoder="a",
+            vectors=some(5, 3),
+            store_size=None,
+            before=fail,
+        )
+    assert torch.equal(found(stocked), vectors)
+
+
+def test_a_backup_has_the_sample(stocked, tmp_path):
+    vectors = put(stocked, 1)
+    back_up(stocked, tmp_path / "backup")
+    delete_all(stocked.db)
+    stocked.db.close()
+    shutil.rmtree(stocked.blobs.root)
+    restored = another_process(stocked)
+    restore(restored, tmp_path / "backup")
+    assert torch.equal(found(restored), vectors)
+    restored.db.close()
+
+
+def test_a_process_that_knew_the_set_reads_the_new_sample_when_its_answer_is_due(stocked):
+    stocked.names.forget()
+    assert found(stocked) is None
+    vectors = put(stocked, 1)
+    assert torch.equal(found(stocked), vectors)
+    samples.delete_sample(stocked, CONTEXT, anchor_set="s", encoder="a")
+    assert found(stocked) is None

@@ -1,0 +1,1 @@
+"""Warnings about whole answers, from the anchors alone."""
