@@ -1,4 +1,4 @@
-"""Commands for the database: its schema, and backups."""
+"""`anchorage db`: the schema of the database, and backups."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ from app.cli.shared import (
 )
 from app.services.request_context import RequestContext
 
+cli = typer.Typer(
+    no_args_is_help=True,
+    help="Manage the service's own database: its schema, backups, and the way back.",
+)
 
-def migrate(
+
+@cli.command()
+def upgrade(
     first_key: Annotated[
         bool,
         typer.Option(
@@ -42,6 +48,7 @@ def migrate(
             typer.echo(f"Created the first API key, with every scope. It is shown only now:\n{key}")
 
 
+@cli.command()
 def backup(
     folder: Annotated[
         Path, typer.Argument(help="A new folder for the rows and the vectors that they name.")
@@ -65,8 +72,9 @@ def backup(
         typer.echo("\n".join(copied.lacking), err=True)
 
 
+@cli.command()
 def restore(
-    folder: Annotated[Path, typer.Argument(help="A folder that `anchorage backup` wrote.")],
+    folder: Annotated[Path, typer.Argument(help="A folder that `anchorage db backup` wrote.")],
     force: Annotated[
         bool,
         typer.Option(
@@ -90,6 +98,7 @@ def restore(
     )
 
 
+@cli.command()
 def downgrade(
     revision: Annotated[
         str,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.shared import explain_faults, open_services, read_settings
+from app.cli.shared import explain_faults, open_services, print_columns, read_settings
 from app.services.request_context import RequestContext
 from app.types import LONGEST_GRACE_S
 
@@ -96,7 +96,7 @@ def list_keys(
         used = f"{row.last_used_at:%Y-%m-%d %H:%M}" if row.last_used_at else "never"
         expires = f"{row.expires_at:%Y-%m-%d %H:%M}" if row.expires_at else "never"
         lines.append((row.id, row.project, row.name, ", ".join(row.scopes), expires, used, state))
-    _print_columns([KEY_COLUMNS, *lines])
+    print_columns([KEY_COLUMNS, *lines])
 
 
 @cli.command("rotate")
@@ -140,11 +140,3 @@ def _project_of(services: Services, key_id: str) -> str:
 
     with services.db.transaction() as session:
         return access.api_key(session, None, key_id).project
-
-
-def _print_columns(rows: Sequence[Sequence[str]]) -> None:
-    """Print one line a row at any width of the terminal, so that grep and cut can read it."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())

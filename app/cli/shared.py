@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.errors import AnchorageError
@@ -16,6 +16,8 @@ from app.settings import Settings
 
 if TYPE_CHECKING:
     from app.services.context import Services
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_settings(**options: Any) -> Settings:
@@ -93,6 +95,23 @@ def has_usable_key(services: Services) -> bool:
 
     with services.db.transaction() as session:
         return access.has_usable_key(session, now=now())
+
+
+def validate(model: type[Model], **values: Any) -> Model:
+    """Returns a body of the API with the values that are not None. Raises typer.BadParameter."""
+    try:
+        return model(**{name: value for name, value in values.items() if value is not None})
+    except ValidationError as error:
+        wrong = (f"{item['loc'][0]}: {item['msg']}" for item in error.errors())
+        raise typer.BadParameter("; ".join(wrong)) from None
+
+
+def print_columns(rows: Sequence[Sequence[str]]) -> None:
+    """Print one line a row at any width of the terminal, so that grep and cut can read it."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())
 
 
 def _setting_error(setting: object, message: str, value: object) -> str:

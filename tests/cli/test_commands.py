@@ -160,14 +160,14 @@ def test_a_database_that_is_no_url_or_is_away_is_said_in_a_sentence(tmp_path: Pa
         "mysql://localhost/x",
         f"postgresql://nobody@127.0.0.1:{free_port()}/none",
     ):
-        assert "The database cannot be used" in refusal(tmp_path, "migrate", database_url=url)
+        assert "The database cannot be used" in refusal(tmp_path, "db", "upgrade", database_url=url)
 
 
-@pytest.mark.parametrize("command", ["serve", "migrate", "worker"])
+@pytest.mark.parametrize("command", ["serve", "db upgrade", "worker"])
 def test_an_address_of_redis_that_is_none_is_said_in_a_sentence(
     tmp_path: Path, command: str
 ) -> None:
-    assert "redis" in refusal(tmp_path, command, redis_url="localhost:6379").lower()
+    assert "redis" in refusal(tmp_path, *command.split(), redis_url="localhost:6379").lower()
 
 
 def test_a_rate_that_is_none_is_refused_before_the_first_request(tmp_path: Path) -> None:
@@ -185,33 +185,45 @@ def test_a_worker_is_told_to_migrate_first_and_which_devices_there_are(
     tmp_path: Path, redis_url: str
 ) -> None:
     assert "device" in refusal(tmp_path, "worker", redis_url=redis_url, devices="tpu")
-    assert "anchorage migrate" in refusal(tmp_path, "worker", redis_url=redis_url, devices="cpu")
+    assert "anchorage db upgrade" in refusal(tmp_path, "worker", redis_url=redis_url, devices="cpu")
 
 
 def test_the_schema_goes_back_for_an_older_version_and_forward_again(
     tmp_path: Path, database: dict[str, str]
 ) -> None:
-    run(tmp_path, "migrate", **database)
-    assert "0006" in run(tmp_path, "downgrade", "0006", **database).output
+    run(tmp_path, "db", "upgrade", **database)
+    assert "0006" in run(tmp_path, "db", "downgrade", "0006", **database).output
     assert "has revision 0006" in refusal(tmp_path, "keys", "list", **database)
-    run(tmp_path, "migrate", **database)
+    run(tmp_path, "db", "upgrade", **database)
     assert run(tmp_path, "keys", "list", **database).exit_code == 0
 
 
 def test_a_way_back_to_an_unknown_revision_is_refused(tmp_path) -> None:
-    run(tmp_path, "migrate")
-    assert "schema stays" in refusal(tmp_path, "downgrade", "9999")
+    run(tmp_path, "db", "upgrade")
+    assert "schema stays" in refusal(tmp_path, "db", "downgrade", "9999")
     assert run(tmp_path, "keys", "list").exit_code == 0
 
 
-# --- keys and migrate -----------------------------------------------------------------------------
+def test_the_old_names_of_the_database_commands_work_and_are_hidden(tmp_path: Path) -> None:
+    assert run(tmp_path / "old", "migrate").exit_code == 0
+    assert "0006" in run(tmp_path / "old", "downgrade", "0006").output
+    run(tmp_path / "new", "db", "upgrade")
+    assert run(tmp_path / "new", "backup", str(tmp_path / "copy")).exit_code == 0
+    assert run(tmp_path / "again", "restore", str(tmp_path / "copy")).exit_code == 0
+    assert "schema" in said(run(tmp_path, "migrate", "--help").output)
+    listed = re.findall(r"^│ (\w+)", run(tmp_path, "--help").output, re.MULTILINE)
+    assert "db" in listed
+    assert not {"migrate", "downgrade", "backup", "restore"} & set(listed)
+
+
+# --- keys and db upgrade --------------------------------------------------------------------------
 
 
 def test_migrating_is_safe_at_any_time_and_the_first_key_is_shown_once(
     tmp_path: Path, database: dict[str, str]
 ) -> None:
     first, second, third, fourth = (
-        run(tmp_path, "migrate", *arguments, **database)
+        run(tmp_path, "db", "upgrade", *arguments, **database)
         for arguments in ([], ["--first-key"], ["--first-key"], [])
     )
     assert [result.exit_code for result in (first, second, third, fourth)] == [0] * 4
@@ -225,7 +237,7 @@ def test_migrating_is_safe_at_any_time_and_the_first_key_is_shown_once(
 
 
 def test_the_story_of_a_key(tmp_path: Path, database: dict[str, str]) -> None:
-    run(tmp_path, "migrate", **database)
+    run(tmp_path, "db", "upgrade", **database)
     made = run(
         tmp_path,
         "keys",
@@ -265,9 +277,9 @@ def test_the_story_of_a_key(tmp_path: Path, database: dict[str, str]) -> None:
 
 
 def test_the_first_key_is_made_again_when_none_works_any_more(tmp_path: Path) -> None:
-    key = re.search(KEY, run(tmp_path, "migrate", "--first-key").output)
+    key = re.search(KEY, run(tmp_path, "db", "upgrade", "--first-key").output)
     run(tmp_path, "keys", "revoke", key[0].split("_")[1])
-    assert re.search(KEY, run(tmp_path, "migrate", "--first-key").output)
+    assert re.search(KEY, run(tmp_path, "db", "upgrade", "--first-key").output)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +296,7 @@ def test_the_first_key_is_made_again_when_none_works_any_more(tmp_path: Path) ->
 def test_a_key_that_cannot_be_made_is_refused_in_a_sentence(
     tmp_path: Path, arguments: list[str], reason: str
 ) -> None:
-    run(tmp_path, "migrate")
+    run(tmp_path, "db", "upgrade")
     assert reason in refusal(tmp_path, "keys", "create", "--name", "x", *arguments)
     assert "works" not in run(tmp_path, "keys", "list").stdout
 
@@ -292,14 +304,14 @@ def test_a_key_that_cannot_be_made_is_refused_in_a_sentence(
 def test_before_the_first_migration_the_keys_commands_say_so(
     tmp_path: Path, database: dict[str, str]
 ) -> None:
-    assert "anchorage migrate" in refusal(tmp_path, "keys", "create", "--name", "x", **database)
-    assert "anchorage migrate" in refusal(tmp_path, "keys", "list", **database)
+    assert "anchorage db upgrade" in refusal(tmp_path, "keys", "create", "--name", "x", **database)
+    assert "anchorage db upgrade" in refusal(tmp_path, "keys", "list", **database)
 
 
 def test_a_refused_command_leaves_no_connection_open(
     tmp_path: Path, postgres_server: str, postgres_url: str
 ) -> None:
-    run(tmp_path, "migrate", database_url=postgres_url)
+    run(tmp_path, "db", "upgrade", database_url=postgres_url)
     result = run(tmp_path, "keys", "revoke", "0" * 32, database_url=postgres_url)
     with psycopg.connect(postgres_server.replace("+psycopg", "")) as connection:
         query = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s"
@@ -334,11 +346,11 @@ def test_a_password_in_a_wrong_address_is_not_shown(tmp_path: Path) -> None:
 
 
 def test_a_database_of_a_newer_version_is_said_to_be_one(tmp_path: Path) -> None:
-    run(tmp_path, "migrate")
+    run(tmp_path, "db", "upgrade")
     with sqlite3.connect(tmp_path / "anchorage.db") as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
-    assert "newer" in refusal(tmp_path, "migrate")
+    assert "newer" in refusal(tmp_path, "db", "upgrade")
     assert "newer" in refusal(tmp_path, "serve")
 
 
@@ -359,23 +371,25 @@ def test_what_was_backed_up_is_there_again_after_it_was_lost(
         client.post("/encoders", json={"name": "a", "dim": 2})
         client.post("/anchor-sets", json={"name": "s", "embeddings": {"a": [[1, 0], [0, 1]]}})
         expected = client.get("/anchor-sets/s").json()
-        result = run(home, "backup", folder, **database)  # while it serves
+        result = run(home, "db", "backup", folder, **database)  # while it serves
         assert result.exit_code == 0, result.output
         assert "and 1 blobs are in" in said(result.output)
-        assert "is not empty" in refusal(home, "backup", folder, **database)
+        assert "is not empty" in refusal(home, "db", "backup", folder, **database)
         if database:
-            assert "other sessions use the database" in refusal(home, "restore", folder, **database)
+            assert "other sessions use the database" in refusal(
+                home, "db", "restore", folder, **database
+            )
     with exclusive(home):  # as `anchorage serve` does without Redis
         assert "another process uses the data folder" in refusal(
-            home, "restore", folder, **database
+            home, "db", "restore", folder, **database
         )
-    assert "has rows already" in refusal(home, "restore", folder, **database)
+    assert "has rows already" in refusal(home, "db", "restore", folder, **database)
 
     shutil.rmtree(home)
     if database:
         with psycopg.connect(database["database_url"].replace("+psycopg", "")) as connection:
             connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-    result = run(home, "restore", folder, **database)
+    result = run(home, "db", "restore", folder, **database)
     assert result.exit_code == 0, result.output
     with started() as client:
         assert client.get("/anchor-sets/s").json() == expected
@@ -386,13 +400,13 @@ def test_a_backup_with_damage_is_restored_only_by_force_and_says_what_is_lacking
         client.post("/encoders", json={"name": "a", "dim": 2})
         client.post("/anchor-sets", json={"name": "s", "embeddings": {"a": [[1, 0], [0, 1]]}})
     (blob,) = (tmp_path / "blobs").glob("??/*")
-    assert run(tmp_path, "backup", str(tmp_path / "whole")).exit_code == 0
+    assert run(tmp_path, "db", "backup", str(tmp_path / "whole")).exit_code == 0
     (tmp_path / "whole" / "blobs" / blob.parent.name / blob.name).write_bytes(b"torn")
     blob.write_bytes(b"torn")
-    result = run(tmp_path, "backup", str(tmp_path / "lacking"))
+    result = run(tmp_path, "db", "backup", str(tmp_path / "lacking"))
     assert (result.exit_code, result.stderr.split()[-1]) == (0, blob.name)
     for folder in ("whole", "lacking"):
-        said_ = refusal(tmp_path / folder / "new", "restore", str(tmp_path / folder))
+        said_ = refusal(tmp_path / folder / "new", "db", "restore", str(tmp_path / folder))
         assert "1 of 1 blobs" in said_
-        result = run(tmp_path / folder / "new", "restore", "--force", str(tmp_path / folder))
+        result = run(tmp_path / folder / "new", "db", "restore", "--force", str(tmp_path / folder))
         assert (result.exit_code, "1 blobs are lacking" in result.output) == (0, True)

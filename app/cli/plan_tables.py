@@ -1,0 +1,106 @@
+"""Prints plans and verifications of reindexings as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+#: what the check of a store's vectors says, as a sentence
+VERDICTS = {
+    "matches": "The store's vectors look like those of {source}: the direction is right.",
+    "another": "The store's vectors look like those of {likeliest}, not of {source}.",
+    "unknown": "It is not known whether the store's vectors are those of {source}.",
+}
+
+
+def print_plan(document: Mapping[str, Any]) -> None:
+    """Print the options, the checks, the promise and the notes of a plan."""
+    console = Console()
+    console.print(_options(document))
+    for option in document["advice"]:
+        console.print(f"[bold]{option['name']}[/bold]: {_plain(option['reason'])}", highlight=False)
+    space = document["space"]
+    sentence = VERDICTS[space["verdict"]]
+    facts = {"source": document["source"], "likeliest": space.get("likeliest") or "no encoder"}
+    console.print(_plain(sentence.format(**facts)), highlight=False)
+    promise = document["promise"]
+    if promise is not None:
+        console.print(
+            f"Promise: {promise['recall']:.0%} (between {promise['low']:.0%} and "
+            f"{promise['high']:.0%}) of the target's own top {promise['neighbours']} among "
+            f"{promise['index']:,} rows.",
+            highlight=False,
+        )
+    estimates = document["estimates"]
+    missing = ", ".join(estimates["seconds_from"]["not_included"])
+    console.print(
+        f"The run writes {document['rows']:,} rows of {document['dim']} numbers with the strategy "
+        f"{document['strategy']}, in {duration(estimates['seconds'])} without {missing}.",
+        highlight=False,
+    )
+    for note in document["notes"]:
+        console.print(f"Note ({note['code']}): {_plain(note['detail'])}", highlight=False)
+
+
+def print_verification(found: Mapping[str, Any]) -> None:
+    """Print each check of a verification with its result."""
+    table = Table()
+    for name in ("check", "passed", "detail"):
+        table.add_column(name)
+    for name in ("rows", "payloads", "sample", "index"):
+        check = found.get(name)
+        if check is not None:
+            passed = {True: "yes", False: "NO"}.get(check["passed"], "not possible")
+            table.add_row(name, passed, _plain(str(check["detail"])))
+    Console().print(table)
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds as a person says them."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 120:
+        return f"{seconds:,.0f} s" if seconds >= 1 or seconds == 0 else "less than 1 s"
+    minutes = seconds / 60
+    return f"{minutes:,.0f} min" if minutes < 120 else f"{minutes / 60:,.1f} h"
+
+
+def size(number_of_bytes: float) -> str:
+    """Return a number of bytes with a unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number_of_bytes < 1000 or unit == "GB":
+            return f"{number_of_bytes:,.0f} {unit}"
+        number_of_bytes /= 1000
+    raise AssertionError
+
+
+def _options(document: Mapping[str, Any]) -> Table:
+    table = Table(
+        title=f"{document['store']}: {document['rows']:,} rows from {document['source']} to "
+        f"{document['target']}, the best option first"
+    )
+    for name in ("option", "possible", "nDCG@10", "recall of re-embed", "time", "writes", "disk"):
+        table.add_column(name, justify="left" if name in ("option", "possible") else "right")
+    for option in document["advice"]:
+        table.add_row(
+            option["name"],
+            "yes" if option["possible"] else "no",
+            _number(option["ndcg_10"]),
+            _number(option["fidelity"]),
+            duration(option["seconds"]),
+            f"{option['writes']:,.0f}",
+            size(option["disk_bytes"]),
+        )
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _plain(text: str) -> str:
+    """Return text in which rich finds no markup."""
+    return text.replace("[", r"\[")

@@ -1,0 +1,318 @@
+"""`anchorage reindex`: moves a store to another encoder, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli import plan_tables
+from app.cli.shared import explain_faults, open_services, print_columns, read_settings, validate
+from app.services.request_context import RequestContext
+
+if TYPE_CHECKING:
+    from app.services.context import Services
+    from app.services.reindexing.reindexings import Reindexing
+
+cli = typer.Typer(
+    no_args_is_help=True,
+    help="Move a connected store to another encoder, next to the old vectors, and back.",
+)
+
+Project = Annotated[str, typer.Option(help="The project of the store.")]
+Which = Annotated[
+    str, typer.Argument(help="A plan file that `anchorage reindex plan` wrote, or an id.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+#: columns of `reindex status` without a reindexing
+REINDEXING_COLUMNS = ("id", "store", "from", "to", "state", "rows", "planned")
+
+
+@cli.command("plan")
+def plan(
+    store: Annotated[str, typer.Argument(help="The name of a connected store.")],
+    target: Annotated[str, typer.Option("--to", help="The encoder to move it to.")],
+    anchors: Annotated[str, typer.Option(help="The anchor set that both encoders embedded.")],
+    method: Annotated[str, typer.Option(help="auto, or a method.")] = "auto",
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            help="How the new vectors are kept; default: the store's.", show_default=False
+        ),
+    ] = None,
+    re_embed: Annotated[
+        str | None,
+        typer.Option(
+            help="Share of the rows to encode again, such as 8%; needs a text field.",
+            show_default=False,
+        ),
+    ] = None,
+    rows_per_second: Annotated[
+        float | None, typer.Option(help="Most rows in a second.", show_default=False)
+    ] = None,
+    most_latency_ms: Annotated[
+        float | None,
+        typer.Option(help="Slow down while searches take longer.", show_default=False),
+    ] = None,
+    min_recall: Annotated[
+        float | None,
+        typer.Option(
+            help="Recall of the new index that `verify` demands; default .95.", show_default=False
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Rows of a batch; default 4000.", show_default=False)
+    ] = None,
+    force_space: Annotated[
+        bool,
+        typer.Option("--force-space", help="Plan even if the vectors look like another encoder's."),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="File for the plan, which `run` obeys.", show_default=False
+        ),
+    ] = None,
+    project: Project = "default",
+) -> None:
+    """Read a store, check it, and say what each option is worth. Writes nothing to the store."""
+    from app.api.resources.stores.reindexings import NewReindexing
+    from app.services.reindexing.plan import plan_reindexing
+    from app.services.reindexing.plan_changes import plan_document
+
+    if out is not None and out.exists():
+        raise typer.BadParameter(f"{out} exists. Choose another file, or delete it.")
+    body = validate(
+        NewReindexing,
+        store=store,
+        target=target,
+        anchor_set=anchors,
+        method=method,
+        strategy=strategy,
+        re_embed=None if re_embed is None else _share(re_embed),
+        rows_per_second=rows_per_second,
+        most_latency_ms=most_latency_ms,
+        min_recall=min_recall,
+        batch=batch,
+        force_space=force_space,
+    )
+    with _open() as services:
+        row = plan_reindexing(services, RequestContext(project), body.task())
+        document = plan_document(row)
+    plan_tables.print_plan(document)
+    if out is not None:
+        _write_document(out, document)
+    typer.echo(f"Nothing is written to the store. To begin: anchorage reindex run {out or row.id}")
+
+
+@cli.command("run")
+def run(
+    which: Which,
+    re_embed: Annotated[
+        str | None,
+        typer.Option(
+            help="Share of the rows to encode again, such as 8%; only before the first run.",
+            show_default=False,
+        ),
+    ] = None,
+    rows_per_second: Annotated[
+        float | None, typer.Option(help="Most rows in a second.", show_default=False)
+    ] = None,
+    project: Project = "default",
+) -> None:
+    """Give every row a new vector, as the plan says. Ctrl-C pauses; the same command continues.
+
+    In a plan file, `strategy`, `rows_per_second`, `most_latency_ms`, `re_embed`, `min_recall` and
+    `batch` may be changed before. The options change the file too.
+    """
+    from app.services.reindexing.plan_changes import change_plan, plan_document
+
+    document = _read_document(which)
+    changes = dict(document or {})
+    if re_embed is not None:
+        changes["re_embed"] = _share(re_embed)
+    if rows_per_second is not None:
+        changes["rows_per_second"] = rows_per_second
+    with _open() as services:
+        context = RequestContext(project)
+        row = change_plan(services, context, _id_of(which), changes)
+        if document is not None and document != plan_document(row):
+            _write_document(Path(which), plan_document(row))  # it has what follows from a change
+        _complete(services, context, which, "run")
+
+
+@cli.command("verify")
+def verify(which: Which, project: Project = "default") -> None:
+    """Check rows, payloads and the new index. `cutover` needs a verification that passed."""
+    with _open() as services:
+        found = _complete(services, RequestContext(project), which, "verify")
+        plan_tables.print_verification(found.row.found.get("verify") or {})
+        if not (found.row.found.get("verify") or {}).get("passed"):
+            raise typer.Exit(1)
+
+
+@cli.command("sync")
+def sync(which: Which, project: Project = "default") -> None:
+    """Bring writes of the store's clients to the other side now."""
+    with _open() as services:
+        _complete(services, RequestContext(project), which, "sync")
+
+
+@cli.command("status")
+def status(
+    which: Annotated[
+        str | None,
+        typer.Argument(help="A plan file or an id; without it, all reindexings.", show_default=""),
+    ] = None,
+    project: Project = "default",
+) -> None:
+    """Print how far a reindexing is, and the commands that are possible now."""
+    from app.services.reindexing.reindexings import find_reindexing, list_reindexings
+
+    with _open() as services:
+        if which is not None:
+            _report(find_reindexing(services, project, _id_of(which)), which)
+            return
+        rows = []
+        for found in list_reindexings(services, project):
+            row, facts = found.row, found.progress
+            done = f"{facts['rows']:,} of {facts['of'] or 0:,}"
+            names = (row.store.name, row.plan["source"], row.target.name)
+            rows.append((row.id, *names, row.state, done, f"{row.created_at:%Y-%m-%d %H:%M}"))
+    print_columns([REINDEXING_COLUMNS, *rows])
+
+
+@cli.command("pause")
+def pause(which: Which, project: Project = "default") -> None:
+    """Stop a run after its present batch. `run` continues from there."""
+    from app.services.reindexing import reindexings
+
+    _take(reindexings.pause, which, project)
+
+
+@cli.command("cutover")
+def cutover(which: Which, project: Project = "default") -> None:
+    """Make the store's clients see the new vectors. `rollback` undoes it."""
+    from app.services.reindexing import steps
+
+    _take(steps.cutover, which, project)
+
+
+@cli.command("rollback")
+def rollback(which: Which, project: Project = "default") -> None:
+    """Make the store's clients see the old vectors again. The new ones stay."""
+    from app.services.reindexing import steps
+
+    _take(steps.rollback, which, project)
+
+
+@cli.command("finish")
+def finish(which: Which, yes: Yes = False, project: Project = "default") -> None:
+    """Delete the old vectors. A rollback is no longer possible."""
+    from app.services.reindexing import steps
+
+    if not yes:
+        typer.confirm("This deletes the old vectors for good. Finish?", abort=True)
+    _take(steps.finish, which, project)
+
+
+@cli.command("abandon")
+def abandon(which: Which, yes: Yes = False, project: Project = "default") -> None:
+    """Delete the new vectors. The store stays as it was."""
+    from app.services.reindexing import steps
+
+    if not yes:
+        typer.confirm("This deletes the new vectors. Abandon?", abort=True)
+    _take(steps.abandon, which, project)
+
+
+@contextmanager
+def _open() -> Iterator[Services]:
+    """Yields the services, if their database has the schema of this version."""
+    with explain_faults(), open_services(read_settings()) as services:
+        services.db.require_schema()
+        yield services
+
+
+def _take(
+    step: Callable[[Services, RequestContext, str], Reindexing], which: str, project: str
+) -> None:
+    """Take a step, and print the state after it."""
+    with _open() as services:
+        _report(step(services, RequestContext(project), _id_of(which)), which)
+
+
+def _complete(services: Services, context: RequestContext, which: str, action: str) -> Reindexing:
+    """Complete an action in the foreground, and print the state after it.
+
+    Raises typer.Exit: 130 after a Ctrl-C, 1 after an error.
+    """
+    from app.cli.foreground import complete_action
+
+    try:
+        found = complete_action(services, context, _id_of(which), action)
+    except KeyboardInterrupt:
+        again = f"anchorage reindex {action} {which}"
+        typer.secho(f"Stopped. The cursor is kept. To continue: {again}", fg="yellow", err=True)
+        raise typer.Exit(130) from None
+    _report(found, which)
+    if found.error is not None:
+        raise typer.Exit(1)
+    return found
+
+
+def _report(found: Reindexing, which: str) -> None:
+    """Print the state, the error, and the commands that are possible now."""
+    row, facts = found.row, found.progress
+    typer.echo(f"The reindexing {row.id} of {row.store.name} is {row.state}.")
+    if facts["rows"]:
+        typer.echo(f"{facts['rows']:,} of {facts['of'] or 0:,} rows have been read.")
+    for step in ("cutover", "rollback"):
+        if step in row.found and row.state in ("cut-over", "rolled-back"):
+            typer.echo(f"{step}: writes waited {row.found[step]['pause_s']:.3f} s.")
+    if found.error is not None:
+        typer.secho(f"ERROR ({found.error['code']}): {found.error['detail']}", fg="red", err=True)
+    if found.next:
+        typer.echo("Next: " + ", ".join(f"anchorage reindex {call} {which}" for call in found.next))
+
+
+def _id_of(which: str) -> str:
+    """Return the id that an argument or its plan file names."""
+    document = _read_document(which)
+    return which if document is None else str(document["reindexing"])
+
+
+def _read_document(which: str) -> dict[str, Any] | None:
+    """Return a plan file; None for an id. Raises typer.BadParameter."""
+    path = Path(which)
+    if not path.is_file():
+        if path.suffix or "/" in which:
+            raise typer.BadParameter(f"There is no plan file {which}.")
+        return None
+    try:
+        document = json.loads(path.read_text())
+    except ValueError as error:
+        raise typer.BadParameter(f"{which} is no JSON: {error}") from None
+    if not isinstance(document, dict) or not isinstance(document.get("reindexing"), str):
+        raise typer.BadParameter(
+            f"{which} is no plan: it lacks `reindexing`, the id. Write one with "
+            "`anchorage reindex plan --output`."
+        )
+    return document
+
+
+def _write_document(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _share(text: str) -> float:
+    """Return a share, written as 8% or as 0.08. Raises typer.BadParameter."""
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise typer.BadParameter(f"--re-embed must be a share such as 8%, not {text}.") from None

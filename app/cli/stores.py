@@ -1,0 +1,224 @@
+"""`anchorage stores`: connects collections of somebody's vector database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.cli.shared import explain_faults, open_services, print_columns, read_settings, validate
+from app.services.request_context import RequestContext
+
+if TYPE_CHECKING:
+    from app.services.context import Services
+    from app.services.stores.stores import StoreReport
+
+cli = typer.Typer(
+    no_args_is_help=True,
+    help="Connect collections of vector databases, which ANCHORAGE_STORES allows.",
+)
+
+Project = Annotated[str, typer.Option(help="The project of the store.")]
+
+#: columns of `stores list`, and rows of one page of the database
+STORE_COLUMNS = ("name", "kind", "address", "collection", "encoder")
+STORES_PER_PAGE = 500
+
+#: the modes of `stores search`
+MODES = ("bridge", "cascade", "fuse", "translate")
+
+
+@cli.command("connect")
+def connect(
+    name: Annotated[str, typer.Argument(help="A name for the store, unique in the project.")],
+    kind: Annotated[
+        str, typer.Option(help="pgvector, qdrant, qdrant-edge, chroma, lancedb or files.")
+    ],
+    address: Annotated[str, typer.Option(help="The name of an address in ANCHORAGE_STORES.")],
+    collection: Annotated[str, typer.Option(help="The table, collection or file.")],
+    encoder: Annotated[str, typer.Option(help="The encoder whose vectors it holds.")],
+    vector_field: Annotated[
+        str | None,
+        typer.Option(help="Column or named vector; default: the only one.", show_default=False),
+    ] = None,
+    id_field: Annotated[
+        str | None,
+        typer.Option(help="Column of the ids; default: the primary key.", show_default=False),
+    ] = None,
+    text_field: Annotated[
+        str | None,
+        typer.Option(help="Column or field of the text that was encoded.", show_default=False),
+    ] = None,
+    options: Annotated[
+        str | None,
+        typer.Option(help="Options of the kind as a JSON object.", show_default=False),
+    ] = None,
+    project: Project = "default",
+) -> None:
+    """Connect a store, read its size, and say which encoder its vectors look like."""
+    from app.api.resources.stores.stores import NewStore
+    from app.services.stores.stores import create_store
+
+    body = validate(
+        NewStore,
+        name=name,
+        kind=kind,
+        address=address,
+        collection=collection,
+        encoder=encoder,
+        vector_field=vector_field,
+        id_field=id_field,
+        text_field=text_field,
+        options=None if options is None else _json_object(options),
+    )
+    with _open() as services:
+        _print_report(create_store(services, RequestContext(project), body.definition()))
+
+
+@cli.command("list")
+def list_connected(project: Project = "default") -> None:
+    """List the connected stores, without connecting to them."""
+    from app.services.stores.stores import list_stores
+
+    rows, after = [], ""
+    with _open() as services:
+        while page := list_stores(services, project, after=after, limit=STORES_PER_PAGE):
+            rows += [
+                (row.name, row.kind, row.address, row.collection, row.encoder.name) for row in page
+            ]
+            after = page[-1].name
+    print_columns([STORE_COLUMNS, *rows])
+
+
+@cli.command("search")
+def search(
+    name: Annotated[str, typer.Argument(help="The name of the store.")],
+    target: Annotated[str, typer.Option("--to", help="The new encoder, which made the queries.")],
+    anchors: Annotated[
+        str | None,
+        typer.Option(
+            help="The anchor set; default: the one of the store's reindexing.", show_default=False
+        ),
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="A query for the new encoder to encode.", show_default=False),
+    ] = None,
+    vectors: Annotated[
+        Path | None,
+        typer.Option(help="An npy file with one query in each row.", show_default=False),
+    ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            help="bridge, cascade, fuse or translate; default: as far as the store is.",
+            show_default=False,
+        ),
+    ] = None,
+    k: Annotated[int, typer.Option("-k", min=1, max=1_000, help="Results of each query.")] = 10,
+    payload: Annotated[
+        bool, typer.Option("--payload", help="Print what the store holds of each row.")
+    ] = False,
+    project: Project = "default",
+) -> None:
+    """Search a store of an old encoder with queries of a new one. Nothing is written."""
+    import anyio
+    import numpy as np
+    import torch
+
+    from app.services.encoders.encoding import Inputs
+    from app.services.stores.search import search_store
+    from app.services.stores.search_preparation import StoreSearch
+    from app.types import InputRole
+
+    if mode not in (None, *MODES):
+        raise typer.BadParameter(f"There is no mode {mode!r}. Use one of: {', '.join(MODES)}.")
+    queries = None
+    if vectors is not None:
+        try:
+            read = np.load(vectors, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(f"{vectors} is no npy file: {error}") from None
+        if read.ndim not in (1, 2) or read.dtype.kind != "f":
+            raise typer.BadParameter(f"{vectors} must hold floats with one query in each row.")
+        queries = torch.from_numpy(np.atleast_2d(read).astype(np.float32))
+    request = StoreSearch(
+        store=name,
+        target=target,
+        queries=queries,
+        inputs=Inputs(text, InputRole.query) if text else None,
+        anchor_set=anchors,
+        mode=mode,  # type: ignore[arg-type]
+        k=k,
+        method="auto",
+        payload=payload,
+    )
+    with _open() as services:
+        answer = anyio.run(search_store, services, RequestContext(project), request)
+    for warning in answer.warnings:
+        typer.secho(f"WARNING ({warning.code}): {warning.detail}", fg="yellow", err=True)
+    for number, found in enumerate(answer.results):
+        typer.echo(f"query {number + 1}, by {answer.mode}")
+        for place, (id_, score) in enumerate(zip(found.ids, found.scores, strict=True)):
+            more = "" if found.payloads is None else f"  {_as_json(found.payloads[place])}"
+            typer.echo(f"{place + 1:4}  {score:8.4f}  {id_}{more}")
+
+
+@cli.command("disconnect")
+def disconnect(
+    name: Annotated[str, typer.Argument(help="The name of the store.")],
+    project: Project = "default",
+) -> None:
+    """Forget a store. Nothing changes in the store itself."""
+    from app.services.stores.stores import delete_store
+
+    with _open() as services:
+        delete_store(services, RequestContext(project), name)
+    typer.echo(f"{name} is disconnected. Its rows are as they were.")
+
+
+@contextmanager
+def _open() -> Iterator[Services]:
+    """Yields the services, if their database has the schema of this version."""
+    with explain_faults(), open_services(read_settings()) as services:
+        services.db.require_schema()
+        yield services
+
+
+def _print_report(report: StoreReport) -> None:
+    facts, space = report.facts, report.space
+    index = "with an index" if facts.indexed else "without an index"
+    typer.echo(
+        f"{report.row.name}: {facts.rows:,} rows of {facts.dim} numbers ({facts.dtype}, "
+        f"{facts.metric}), {index}."
+    )
+    if space.verdict == "another":
+        typer.secho(
+            f"WARNING: its vectors look like those of {space.likeliest}, not of "
+            f"{report.row.encoder.name}.",
+            fg="yellow",
+            err=True,
+        )
+    elif space.verdict == "matches":
+        typer.echo(f"Its vectors look like those of {report.row.encoder.name}.")
+    typer.echo(f"Strategies of a reindexing: {', '.join(facts.strategies) or 'none'}.")
+    for note in facts.notes:
+        typer.echo(f"Note ({note.code}): {note.detail}")
+
+
+def _as_json(payload: Mapping[str, object]) -> str:
+    return json.dumps(payload, default=str, ensure_ascii=False)
+
+
+def _json_object(text: str) -> dict[str, object]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--options is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise typer.BadParameter("--options must be a JSON object, such as '{\"a\": 1}'.")
+    return found
