@@ -1,0 +1,390 @@
+"""How fast does `anchorage translate` translate Parquet files, compared with reading, multiplying
+and writing the same rows alone? Does its memory stay flat, and is an interrupted run complete?
+
+    python -m benchmarks.bulk --gigabytes 5
+
+Writes benchmarks/results/bulk.json. Needs three times the gigabytes on the disk of --folder.
+
+The input has an id, a sentence and a vector of 384 float32 numbers in each row. The vectors are the
+2,310 real embeddings of the demo by all-MiniLM-L6-v2, repeated with noise of a tenth of their
+length: real numbers for the codec and the product, but no corpus. The demo's 500 anchors lead to
+the first 384 of the 512 numbers of its second encoder.
+
+Alone: one thread does only one stage on the first rows of the input, with the same batches as the
+command: it reads batches, translates batches in memory, and writes translated batches. These run
+before and after the command, and the faster of both counts. "The sum" is the time of a program that
+does one stage after the other in one thread. "CPU": processor time instead, which other programs on
+the machine change less.
+
+Interrupted: the command is killed (SIGKILL) when half of the shards are complete, and started
+again. The shards are compared with those of the undisturbed run, byte for byte.
+
+Ray: a local cluster of a head without work and two nodes of one core; one node is killed when half
+of the shards are complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from pyarrow import parquet
+from rich.console import Console
+from rich.table import Table
+
+from app.demo.pack import load_pack
+from app.services.anchors import anchor_sets
+from app.services.bulk.pipeline import BulkWork
+from app.services.bulk.places import open_place
+from app.services.bulk.row_translator import make_row_translator
+from app.services.bulk.shard_files import ShardWriter, form_of, read_batches, translate_batch
+from app.services.bulk.shards import cut, open_parquet
+from app.services.bulk.translation import default_batch_rows
+from app.services.encoders import encoders
+from app.services.request_context import RequestContext
+from app.services.translators.translators import FitRequest
+from app.settings import Settings
+from app.types import EncoderKind
+from app.wiring import make_services
+from benchmarks.common import RESULTS, machine, parser, significant, write
+
+SOURCE, TARGET, ANCHORS = "minilm6-384", "minilm3-512", "demo"
+DIM = 384
+GIGABYTE = 10**9
+#: bytes of an input file, and rows of its row groups
+FILE_BYTES, GROUP_ROWS = GIGABYTE // 2, 65_536
+#: batches of each stage alone
+ALONE_BATCHES = 24
+RSS_EVERY_S = 0.25
+TIMEOUT_S = 3_600
+
+console = Console(width=130)
+
+
+def main() -> None:
+    """Make the input, measure, print and write."""
+    arguments = parser(__doc__, RESULTS / "bulk.json")
+    arguments.add_argument("--gigabytes", type=float, default=0.25, help="of vectors (default .25)")
+    arguments.add_argument("--folder", type=Path, help="where to work; it is deleted afterwards")
+    arguments.add_argument("--no-ray", action="store_true", help="leave Ray out")
+    options = arguments.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="anchorage-bulk-", dir=options.folder))
+    try:
+        for report in measure(folder, options.gigabytes, with_ray=not options.no_ray):
+            write(options.json, significant(report))
+    finally:
+        shutil.rmtree(folder)
+    show(report)
+
+
+def measure(folder: Path, gigabytes: float, *, with_ray: bool) -> Iterator[dict[str, Any]]:
+    """Measure everything in `folder`, and yield the report after each part."""
+    work = prepare(folder)
+    rows = make_input(folder / "in", gigabytes)
+    before = stages_alone(work, folder)
+    whole = run_command(folder, "out")
+    after = stages_alone(work, folder)
+    alone = {name: faster(before[name], after[name]) for name in before}
+    report: dict[str, Any] = {
+        "machine": {**machine(), "load_average": os.getloadavg()[0]},
+        "input": {
+            "rows": rows,
+            "dim": DIM,
+            "vector_bytes": rows * DIM * 4,
+            "file_bytes": sum(path.stat().st_size for path in (folder / "in").iterdir()),
+            "batch_rows": work.batch_rows,
+        },
+        "alone": alone,
+        "command": whole,
+        "share": shares(alone, whole, rows),
+    }
+    yield report
+    digests = digests_of(folder / "out")
+    shutil.rmtree(folder / "out")
+    report["interrupted"] = interrupt(folder, digests)
+    yield report
+    shutil.rmtree(folder / "out")
+    if with_ray:
+        report["ray"] = run_on_ray(folder, digests)
+        yield report
+
+
+def prepare(folder: Path) -> BulkWork:
+    """Create the pair in a data dir, and return its translator."""
+    pack = load_pack()
+    services = make_services(Settings(data_dir=folder / "data"))
+    services.db.migrate()
+    context = RequestContext()
+    for name in (SOURCE, TARGET):
+        encoders.create_encoder(services, context, name=name, kind=EncoderKind.external, dim=DIM)
+    embeddings = {name: pack.vectors[name][pack.anchors, :DIM] for name in (SOURCE, TARGET)}
+    anchor_sets.create_anchor_set(services, context, name=ANCHORS, embeddings=embeddings)
+    request = FitRequest(SOURCE, TARGET, ANCHORS, "auto", {})
+    translator = make_row_translator(services, context, request, confidence=False)
+    services.close()
+    return BulkWork(translator, None, default_batch_rows(translator.dims))
+
+
+def make_input(folder: Path, gigabytes: float) -> int:
+    """Write the input files, and return their rows."""
+    pack = load_pack()
+    real = pack.vectors[SOURCE].numpy()
+    draw = np.random.default_rng(0)
+    folder.mkdir()
+    rows_left = rows = int(gigabytes * GIGABYTE / (4 * DIM))
+    schema = pa.schema(
+        {"id": pa.int64(), "text": pa.string(), "vector": pa.list_(pa.float32(), DIM)}
+    )
+    number = 0
+    while rows_left > 0:
+        in_file = min(rows_left, FILE_BYTES // (4 * DIM))
+        options = {"use_dictionary": ["id", "text"], "compression": "snappy"}
+        with parquet.ParquetWriter(folder / f"{number:03d}.parquet", schema, **options) as writer:
+            for start in range(0, in_file, GROUP_ROWS):
+                count = min(GROUP_ROWS, in_file - start)
+                places = np.arange(rows - rows_left + start, rows - rows_left + start + count)
+                noise = draw.standard_normal((count, DIM), dtype=np.float32)
+                vectors = real[places % len(real)] + noise * np.float32(0.1 / DIM**0.5)
+                texts = [f"{pack.sentences[place % len(real)]} ({place})" for place in places]
+                flat = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), DIM)
+                columns = [pa.array(places), pa.array(texts), flat]
+                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+        rows_left -= in_file
+        number += 1
+    return rows
+
+
+def stages_alone(work: BulkWork, folder: Path) -> dict[str, dict[str, float]]:
+    """Seconds and CPU seconds for each row of each stage, in one thread."""
+    torch.set_num_threads(1)
+    first = open_place(str(sorted((folder / "in").iterdir())[0]))
+    (shard, *_) = cut([(first, "x.parquet")], whole=True)
+    with open_parquet(first) as file:
+        form = form_of(file, first.path, work.translator, None)
+        source = read_batches(file, first, shard, work.batch_rows)
+        with timed() as reading:
+            batches = [batch for batch, _ in islice(source, ALONE_BATCHES)]
+    rows = sum(batch.num_rows for batch in batches)
+    with timed() as multiplying:
+        tables = [translate_batch(work.translator, form, each, "x", 0)[0] for each in batches]
+    output = open_place(str(folder / "alone.parquet"))
+    with timed() as writing, ShardWriter(output, form) as writer:
+        for table in tables:
+            writer.write(table)
+        writer.finish(0, "")
+    output.delete()
+    stages = {"read": reading, "multiply": multiplying, "write": writing}
+    return {
+        name: {each: value / rows for each, value in times.items()}
+        for name, times in stages.items()
+    }
+
+
+@contextmanager
+def timed() -> Iterator[dict[str, float]]:
+    """Seconds and CPU seconds of the block."""
+    times: dict[str, float] = {}
+    wall, cpu = time.perf_counter(), time.process_time()
+    yield times
+    times["s"], times["cpu_s"] = time.perf_counter() - wall, time.process_time() - cpu
+
+
+def faster(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    return {name: min(one[name], other[name]) for name in one}
+
+
+def command(folder: Path, output: str) -> subprocess.Popen[bytes]:
+    """Start `anchorage translate`."""
+    call = [sys.executable, "-m", "app.cli", "translate", str(folder / "in"), str(folder / output)]
+    call += ["--from", SOURCE, "--to", TARGET, "--anchors", ANCHORS]
+    environment = {**os.environ, "ANCHORAGE_DATA_DIR": str(folder / "data")}
+    with (folder / "log.txt").open("ab") as log:
+        return subprocess.Popen(call, env=environment, stdout=log, stderr=log)
+
+
+def run_command(folder: Path, output: str) -> dict[str, Any]:
+    """Run the command to its end: seconds with and without its start, CPU, memory over time."""
+    with timed() as times:
+        process = command(folder, output)
+        memory = follow(process, folder / output)
+    if process.returncode:
+        raise RuntimeError((folder / "log.txt").read_text())
+    begun = next(sample.s for sample in memory if sample.began)
+    working = [sample.rss_bytes for sample in memory if sample.began]
+    cpu_at_start = next(sample.cpu_s for sample in memory if sample.began)
+    quarter = max(1, len(working) // 4)
+    return {
+        "s": times["s"],
+        "start_s": begun,
+        "cpu_s": memory[-1].cpu_s - cpu_at_start,
+        "rss_peak_bytes": max(working),
+        "rss_by_quarter_bytes": [
+            max(working[start : start + quarter])
+            for start in range(0, 4 * quarter, quarter)
+            if working[start : start + quarter]
+        ],
+    }
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A process at one moment. began: its output exists."""
+
+    s: float
+    rss_bytes: int
+    cpu_s: float
+    began: bool
+
+
+def follow(process: subprocess.Popen[bytes], output: Path) -> list[Sample]:
+    """The process four times a second, until it ends."""
+    found: list[Sample] = []
+    begun = time.perf_counter()
+    while process.poll() is None:
+        if (resident := rss(process.pid)) > 0:
+            seconds = time.perf_counter() - begun
+            found.append(Sample(seconds, resident, cpu(process.pid), output.exists()))
+        time.sleep(RSS_EVERY_S)
+    return found
+
+
+def rss(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    lines = [line for line in text.splitlines() if line.startswith("VmRSS:")]
+    return int(lines[0].split()[1]) * 1024 if lines else 0
+
+
+def cpu(pid: int) -> float:
+    """Seconds of processor time of a process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def shares(alone: dict[str, Any], whole: dict[str, Any], rows: int) -> dict[str, float]:
+    """The command's speed relative to the stages alone."""
+    working = whole["s"] - whole["start_s"]
+    times = [stage["s"] * rows for stage in alone.values()]
+    return {
+        "rows_per_s": rows / working,
+        "of_the_sum": sum(times) / working,
+        "of_the_sum_with_start": sum(times) / whole["s"],
+        "of_both_cores": sum(times) / 2 / working,
+        "cpu": sum(stage["cpu_s"] * rows for stage in alone.values()) / whole["cpu_s"],
+    }
+
+
+def digests_of(folder: Path) -> dict[str, str]:
+    """SHA-256 of each shard."""
+    found = {}
+    for path in sorted(folder.glob("*.parquet")):
+        with path.open("rb") as file:
+            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def interrupt(folder: Path, digests: dict[str, str]) -> dict[str, Any]:
+    """Kill the command when half of the shards are complete, and run it again."""
+    half = len(digests) // 2
+    process = command(folder, "out")
+    wait_for(lambda: len(list((folder / "out").glob("*.parquet"))) >= half, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = len(list((folder / "out").glob("*.parquet")))
+    again = run_command(folder, "out")
+    return {
+        "shards": len(digests),
+        "kept": kept,
+        "seconds_of_the_second_run": again["s"] - again["start_s"],
+        "equal_to_undisturbed": digests_of(folder / "out") == digests,
+    }
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError("the command ended before it was interrupted")
+        time.sleep(0.01)
+
+
+def run_on_ray(folder: Path, digests: dict[str, str]) -> dict[str, Any]:
+    """Run on two nodes, and kill one of them halfway."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    node: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 2 * 10**8}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "num_cpus": 0})
+    cluster.add_node(**node)
+    lost = cluster.add_node(**node)
+    output = folder / "out"
+
+    def kill() -> None:
+        half = len(digests) // 2
+        while len(list(output.glob("*.parquet"))) < half:
+            if ended.wait(0.05):
+                return
+        cluster.remove_node(lost, allow_graceful=False)
+        killed.set()
+
+    ended, killed = threading.Event(), threading.Event()
+    killer = threading.Thread(target=kill)
+    killer.start()
+    call = [sys.executable, "-m", "app.cli", "translate", str(folder / "in"), str(output)]
+    call += ["--from", SOURCE, "--to", TARGET, "--anchors", ANCHORS, "--engine", "ray"]
+    call += ["--ray-address", cluster.address]
+    environment = {**os.environ, "ANCHORAGE_DATA_DIR": str(folder / "data")}
+    try:
+        with timed() as times:
+            done = subprocess.run(call, env=environment, capture_output=True, text=True)
+    finally:
+        ended.set()
+        killer.join()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
+    return {
+        "s": times["s"],
+        "exit_code": done.returncode,
+        "a_node_was_killed": killed.is_set(),
+        "equal_to_undisturbed": digests_of(output) == digests,
+        "error": done.stderr[-500:] if done.returncode else None,
+    }
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print the report as a table."""
+    table = Table(title=f"{report['input']['rows']:,} rows of {DIM} float32 numbers")
+    for name in ("", "rows/s", "GB/s of vectors"):
+        table.add_column(name, justify="right" if name else "left")
+    paces = {f"{name} alone": 1 / stage["s"] for name, stage in report["alone"].items()}
+    paces["one after the other"] = 1 / sum(stage["s"] for stage in report["alone"].values())
+    paces["anchorage translate"] = report["share"]["rows_per_s"]
+    for name, pace in paces.items():
+        table.add_row(name, f"{pace:,.0f}", f"{pace * DIM * 4 / GIGABYTE:.3f}")
+    console.print(table)
+    console.print({name: report[name] for name in ("share", "command", "interrupted")})
+    console.print(report.get("ray", {}))
+
+
+if __name__ == "__main__":
+    main()

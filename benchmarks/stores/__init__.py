@@ -1,0 +1,1 @@
+"""The same rows through every connector to a vector store."""

