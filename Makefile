@@ -75,7 +75,9 @@ bench: $(INSTALLED) ## run all benchmarks, for hours, into benchmarks/results (s
 	$(BIN)/python -m benchmarks.thresholds
 	$(BIN)/python -m benchmarks.hubness
 	$(BIN)/python -m benchmarks.suggestions
+	$(BIN)/python -m benchmarks.gap
 	$(BIN)/python -m benchmarks.wire
+	$(BIN)/python -m benchmarks.bulk --gigabytes 5
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.bootstrap
 
@@ -96,7 +98,7 @@ pack: $(INSTALLED) ## rebuild the demo's data (needs ANCHORAGE_DATA)
 	$(BIN)/python scripts/make_demo_pack.py
 
 constraints: ## update constraints.txt (needs uv)
-	uv pip compile --universal --all-extras --python-version 3.11 --no-annotate --no-header \
+	uv pip compile --universal --all-extras --python-version 3.11.5 --no-annotate --no-header \
 		-c constraints.in pyproject.toml -o constraints.txt
 	sed -i '1i # The versions that the tests ran with, written by `make constraints`. It pins; it installs nothing.' constraints.txt
 

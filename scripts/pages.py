@@ -80,8 +80,10 @@ def commands() -> str:
 
 
 def _all(name: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """The commands of a group, and of the groups inside it, by their whole names."""
+    """The visible commands of a group, and of the groups inside it, by their whole names."""
     for each in getattr(command, "commands", {}).values():
+        if each.hidden:
+            continue
         inner = f"{name} {each.name}"
         if hasattr(each, "commands"):
             yield from _all(inner, each)

@@ -192,11 +192,18 @@ def check_package(fresh: Path, version: str, scratch: Path) -> None:
         if not path.startswith(str(fresh.parent)) or "site-packages" not in path:
             raise ReleaseError(f"a package was imported from {path}")
     data = scratch / "migrated"
-    run(fresh / "anchorage", "migrate", quiet=True, folder=scratch, ANCHORAGE_DATA_DIR=str(data))
+    run(
+        fresh / "anchorage",
+        "db",
+        "upgrade",
+        quiet=True,
+        folder=scratch,
+        ANCHORAGE_DATA_DIR=str(data),
+    )
     if not list(data.glob("*.db")):
-        raise ReleaseError("`anchorage migrate` made no database")
+        raise ReleaseError("`anchorage db upgrade` made no database")
     report("the command answers; app, workers and migrations come from site-packages")
-    report("`anchorage migrate` made a database")
+    report("`anchorage db upgrade` made a database")
 
 
 def check_service(fresh: Path, version: str, scratch: Path) -> None:

@@ -23,6 +23,10 @@ from app.settings import Settings
 from app.storage.db import Database, sqlite_url
 from benchmarks.common import Missing
 from benchmarks.faults.postgres import Postgres
+from tests.pgvector_server import own_pgvector as own_pgvector
+from tests.pgvector_server import own_pgvector_server as own_pgvector_server
+from tests.pgvector_server import pgvector_server as pgvector_server
+from tests.pgvector_server import pgvector_url as pgvector_url
 
 # The tests share few cores with the servers they start: OpenMP threads would only wait.
 torch.set_num_threads(1)

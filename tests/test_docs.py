@@ -42,7 +42,15 @@ def test_every_setting_has_a_description() -> None:
 
 def test_every_command_is_on_its_page() -> None:
     text = (ROOT / "docs" / "reference" / "cli.md").read_text()
-    for command in ("serve", "worker", "migrate", "backup", "restore", "keys create", "demo"):
+    for command in (
+        "serve",
+        "worker",
+        "db upgrade",
+        "db backup",
+        "db restore",
+        "keys create",
+        "demo",
+    ):
         assert f"## anchorage {command}\n" in text
 
 

@@ -93,9 +93,18 @@ def steer(value: Any) -> Any:
         value = {**value, **{field: name for field, name in KNOWN.items() if field in value}}
         if "model" in value and "kind" not in value:
             value["model"] = "minilm"
-        for field, dim in (("vectors", 3), ("native", 2), ("corpus", 2), ("relative", 4)):
+        for field, dim in (
+            ("vectors", 3),
+            ("native", 2),
+            ("corpus", 2),
+            ("relative", 4),
+            ("queries", 2),
+        ):
             if field in value and len(repr(value)) % 3:
                 value[field] = [[0.5] * dim, [0.1 * index for index in range(dim)]]
+        if "queries" in value and "candidates" in value:
+            one = {"ids": ["a", 1], "vectors": [[0.5] * 3, [0.1, 0.2, 0.3]]}
+            value["candidates"] = [one, {"ids": [], "vectors": []}]
     return value
 
 
