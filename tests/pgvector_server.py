@@ -63,6 +63,11 @@ class PgvectorServer(Postgres):
             "start", "-o", f"{sockets} {self._options}", "-l", str(self._home / "server.log")
         )
 
+    def own(self, folder: Path) -> None:
+        """Give a folder to the user who runs the server."""
+        if self._identity:
+            os.chown(folder, self._identity["user"], self._identity["group"])
+
     def close(self) -> None:
         with suppress(RuntimeError):
             self.stop("immediate")

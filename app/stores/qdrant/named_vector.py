@@ -9,18 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import numpy as np
-
 from app.errors import ReindexingActive, StoreChanged, StoreUnsupported, WrongState
-from app.stores.base import (
-    Beside,
-    Changes,
-    StoreId,
-    StoreLocation,
-    StoreVectors,
-    Switch,
-    TranslateRows,
-)
+from app.stores.base import StoreId, StoreVectors, Switch, TranslateRows
+from app.stores.qdrant.beside import QdrantBeside
 from app.stores.qdrant.engine import Having, QdrantEngine, stack
 from app.stores.qdrant.layout import (
     LIVE_VECTORS,
@@ -34,16 +25,8 @@ from app.stores.qdrant.layout import (
 POINTS_PER_CATCH_UP = 500
 
 
-class NamedVectorBeside(Beside):
+class NamedVectorBeside(QdrantBeside[QdrantEngine]):
     """New vectors under another name in the same collection."""
-
-    def __init__(self, engine: QdrantEngine, location: StoreLocation, tag: str, dim: int) -> None:
-        self._engine, self._location, self._tag, self._dim = engine, location, tag, dim
-
-    def _layout(self) -> QdrantLayout | None:
-        """Return the layout; None if this reindexing is not in the collection."""
-        layout = find_layout(self._engine, self._location)
-        return layout if layout.tag == self._tag else None
 
     def _prepared(self) -> QdrantLayout:
         layout = self._layout()
@@ -92,20 +75,8 @@ class NamedVectorBeside(Beside):
         new = self._prepared().side("new")
         self._engine.set_vectors(new.collection, new.vector, ids, vectors, replace=replace)
 
-    def count(self) -> int:
-        layout = self._layout()
-        if layout is None or layout.new is None:
-            return 0
-        return self._engine.count(layout.new.collection, Having(present=layout.new.vector))
-
     def build_index(self) -> None:
         self._engine.wait_for_index(self._prepared().form.name)
-
-    def changes(self, limit: int) -> Changes:
-        return no_changes(self._dim)
-
-    def apply(self, changes: Changes, vectors: StoreVectors) -> None:
-        refuse_changes(changes)
 
     def cutover(self, translate: TranslateRows) -> Switch:
         layout = self._prepared()
@@ -178,14 +149,3 @@ def _new_name(old: str, tag: str) -> str:
     """Return the name of the new vector: the old one without an earlier tag, and the tag."""
     base = re.sub(r"-[0-9a-f]{8}$", "", old) or "anchorage"
     return f"{base}-{tag}"
-
-
-def no_changes(dim: int) -> Changes:
-    """Return no changes: Qdrant reports no writes of its clients."""
-    return Changes([], np.empty((0, dim), np.float32))
-
-
-def refuse_changes(changes: Changes) -> None:
-    """Raise StoreUnsupported for changes: this connector returns none."""
-    if len(changes):
-        raise StoreUnsupported("Qdrant captures no writes, so there are no changes to apply.")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any
@@ -43,15 +42,3 @@ def leave_folder(path: str, user: int) -> None:
             del _FOLDERS[path]
             with folder.lock:
                 folder.handle.close()
-
-
-@contextmanager
-def visit_folder(path: str, load: Callable[[], Any]) -> Iterator[Any]:
-    """Yield the handle for one block, as an application in the same process uses it."""
-    marker = object()
-    folder = share_folder(path, id(marker), load)
-    try:
-        with folder.lock:
-            yield folder.handle
-    finally:
-        leave_folder(path, id(marker))

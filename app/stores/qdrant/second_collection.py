@@ -15,8 +15,6 @@ from qdrant_client import models
 
 from app.errors import ReindexingActive, StoreChanged, StoreUnsupported, WrongState
 from app.stores.base import (
-    Beside,
-    Changes,
     Side,
     StoreId,
     StoreLocation,
@@ -25,9 +23,10 @@ from app.stores.base import (
     Switch,
     TranslateRows,
 )
+from app.stores.qdrant.beside import QdrantBeside
 from app.stores.qdrant.catch_up import CatchUp, copy_points
 from app.stores.qdrant.client import ClientEngine
-from app.stores.qdrant.engine import CollectionForm, Having
+from app.stores.qdrant.engine import CollectionForm
 from app.stores.qdrant.layout import (
     TAGGED_METADATA,
     QdrantLayout,
@@ -35,7 +34,6 @@ from app.stores.qdrant.layout import (
     alias_of,
     find_layout,
 )
-from app.stores.qdrant.named_vector import no_changes, refuse_changes
 
 
 def copy_problem(form: CollectionForm, location: StoreLocation) -> StoreNote | None:
@@ -56,15 +54,8 @@ def copy_problem(form: CollectionForm, location: StoreLocation) -> StoreNote | N
     return None
 
 
-class SecondCollectionBeside(Beside):
+class SecondCollectionBeside(QdrantBeside[ClientEngine]):
     """New vectors in a second collection, with copies of payloads and of other vectors."""
-
-    def __init__(self, engine: ClientEngine, location: StoreLocation, tag: str, dim: int) -> None:
-        self._engine, self._location, self._tag, self._dim = engine, location, tag, dim
-
-    def _layout(self) -> QdrantLayout | None:
-        layout = find_layout(self._engine, self._location)
-        return layout if layout.tag == self._tag else None
 
     def _prepared(self) -> QdrantLayout:
         layout = self._layout()
@@ -109,20 +100,8 @@ class SecondCollectionBeside(Beside):
         new = dict(zip(ids, vectors, strict=True))
         copy_points(self._engine, layout.side("old"), layout.side("new"), new, replace=replace)
 
-    def count(self) -> int:
-        layout = self._layout()
-        if layout is None or layout.new is None:
-            return 0
-        return self._engine.count(layout.new.collection, Having(present=layout.new.vector))
-
     def build_index(self) -> None:
         self._engine.wait_for_index(self._prepared().side("new").collection)
-
-    def changes(self, limit: int) -> Changes:
-        return no_changes(self._dim)
-
-    def apply(self, changes: Changes, vectors: StoreVectors) -> None:
-        refuse_changes(changes)
 
     # --- switch -----------------------------------------------------------------------------------
 

@@ -19,13 +19,14 @@ from app.errors import DatabaseUnavailable, InUse
 from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.services.encoders import encoders
-from app.services.reindexing import reindexings
+from app.services.reindexing import reindexings, steps
 from app.services.stores import stores
 from app.settings import Settings
 from app.storage import tables
 from app.types import JobState
 from app.wiring import make_services
 from benchmarks.faults.postgres import Postgres
+from tests.disks import remount, small_disk
 from tests.pgvector_server import PgvectorServer
 from tests.services.helpers import CONTEXT, again, alter
 from tests.services.reindexing.moving import ROWS, Moving, begin_moving, expected, old_vectors
@@ -98,25 +99,24 @@ def test_a_store_that_refuses_writes_until_it_allows_them(
     on_sqlite.stores.close()
 
 
-def test_a_full_disk(begin: Callable[..., Moving]) -> None:
-    moving = begin(rows_per_second=1500)
-    new = f"anchorage_{moving.id[:8]}_new"
-    with running(moving):
-        moving.execute(
-            f"CREATE FUNCTION full_{new}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-            "RAISE EXCEPTION USING ERRCODE = 'disk_full', MESSAGE = 'no space left'; END $$"
-        )
-        moving.execute(
-            f"CREATE TRIGGER full_disk BEFORE INSERT ON {new} FOR EACH ROW "
-            f"EXECUTE FUNCTION full_{new}()"
-        )
-    assert "no space left" in stopped(moving, "store-full")
-    kept = moving.now.row.position
-    assert kept["cursor"] is not None
-    assert len(moving.beside()) == kept["rows"] < ROWS
-    moving.execute(f"DROP FUNCTION full_{new} CASCADE")
-    moving.do("run")
-    assert complete(moving)
+def test_a_full_disk(on_sqlite: Services, own_pgvector: PgvectorServer) -> None:
+    """The new vectors lie in a tablespace whose disk is full after a part of them."""
+    with small_disk(own_pgvector.folder / "disk", 160) as disk:
+        own_pgvector.own(disk)
+        own_pgvector.execute(f"CREATE TABLESPACE small LOCATION '{disk}'")
+        url = f"{own_pgvector.url}&options=-cdefault_tablespace%3Dsmall"
+        moving = begin_moving(on_sqlite, own_pgvector, url=url)
+        moving.do("run")
+        assert "No space left on device" in stopped(moving, "store-full")
+        kept = moving.now.row.position
+        assert kept["cursor"] is not None
+        assert len(moving.beside()) == kept["rows"] < ROWS
+        remount(disk, "size=64m")
+        moving.do("run")
+        assert complete(moving)
+        steps.abandon(moving.services, CONTEXT, moving.id)
+        on_sqlite.stores.close()
+        own_pgvector.execute("DROP TABLESPACE small")
 
 
 def test_dropped_connections(begin: Callable[..., Moving]) -> None:

@@ -18,8 +18,8 @@ from app.stores.base import StoreId, StoreLocation
 from app.stores.qdrant.client import load_local
 from app.stores.qdrant.edge import EDGE_METADATA, load_shard
 from app.stores.qdrant.layout import LIVE_VECTORS
-from app.stores.qdrant.pool import visit_folder
 from tests.stores.cases.base import Rows, StoreCase
+from tests.stores.qdrant.visits import visit_folder
 
 
 class LocalQdrantCase(StoreCase):

@@ -21,9 +21,9 @@ from app.errors import (
 )
 from app.stores.base import StoreLocation
 from app.stores.chroma import ChromaStore
+from tests.disks import read_only, small_disk
 from tests.stores.cases.chroma import ChromaFolderCase, ChromaServerCase, open_client
 from tests.stores.cases.chroma_server import ChromaServer
-from tests.stores.disks import read_only, small_disk
 from tests.stores.test_contract import NEW_DIM, TAG, fill_beside, rows, translate
 
 
@@ -131,7 +131,7 @@ def test_the_timeout_is_checked(tmp_path):
 
 def test_a_full_disk_stops_a_write_and_keeps_the_collection(tmp_path):
     case = ChromaFolderCase()
-    with small_disk(tmp_path / "disk", 4) as disk:
+    with small_disk(tmp_path / "disk", 4 * 1024) as disk:
         location = case.fill(disk, rows(case, 50))
         store = ChromaStore(location)
         beside = store.beside(TAG, 32768)
@@ -145,7 +145,7 @@ def test_a_full_disk_stops_a_write_and_keeps_the_collection(tmp_path):
 
 def test_a_read_only_folder_refuses_writes(tmp_path):
     case = ChromaFolderCase()
-    with small_disk(tmp_path / "disk", 8) as disk:
+    with small_disk(tmp_path / "disk", 8 * 1024) as disk:
         location = case.fill(disk, rows(case, 50))
         with read_only(disk):
             store = ChromaStore(location)

@@ -10,7 +10,7 @@ import pytest
 from app.errors import StoreFull, StoreRefused, StoreUnsupported
 from app.stores.base import StoreLocation
 from app.stores.registry import open_store
-from tests.stores.file_systems import fill_disk, make_read_only, small_disk
+from tests.disks import fill_disk, remount, small_disk
 
 VECTORS = np.random.default_rng(3).normal(size=(2000, 16)).astype(np.float32)
 
@@ -53,7 +53,7 @@ def test_a_fault_of_the_translation_is_not_called_one_of_the_file(tmp_path: Path
 def test_a_read_only_disk_refuses(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 1024) as disk:
         np.save(disk / "v.npy", VECTORS)
-        make_read_only(disk)
+        remount(disk, "ro")
         store = open_store(StoreLocation("files", str(disk), "v.npy"))
         assert store.facts().rows == 2000
         with pytest.raises(StoreRefused):

@@ -21,8 +21,8 @@ from app.errors import (
 )
 from app.stores.base import StoreLocation
 from app.stores.lancedb import LancedbStore
+from tests.disks import read_only, small_disk
 from tests.stores.cases.lancedb import LancedbCase, open_table
-from tests.stores.disks import read_only, small_disk
 from tests.stores.test_contract import NEW_DIM, TAG, fill_beside, rows, translate
 
 CASE = LancedbCase()
@@ -129,7 +129,7 @@ def test_columns_that_somebody_dropped_or_renamed_are_noticed(filled):
 
 
 def test_a_full_disk_stops_a_write_and_keeps_the_table(tmp_path):
-    with small_disk(tmp_path / "disk", 2) as disk:
+    with small_disk(tmp_path / "disk", 2 * 1024) as disk:
         location = CASE.fill(disk, rows(CASE, 50))
         store = LancedbStore(location)
         beside = store.beside(TAG, 16384)
@@ -143,7 +143,7 @@ def test_a_full_disk_stops_a_write_and_keeps_the_table(tmp_path):
 
 
 def test_a_read_only_folder_refuses_writes_and_serves_reads(tmp_path):
-    with small_disk(tmp_path / "disk", 8) as disk:
+    with small_disk(tmp_path / "disk", 8 * 1024) as disk:
         location = CASE.fill(disk, rows(CASE, 50))
         store = LancedbStore(location)
         with read_only(disk):

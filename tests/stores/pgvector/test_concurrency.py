@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from time import monotonic, sleep
 
 import numpy as np
@@ -21,6 +16,7 @@ from tests.stores.pgvector.tables import (
     OLD_DIM,
     TAG,
     Table,
+    run_with_kills,
     sweep,
     text,
     translate,
@@ -220,25 +216,7 @@ print("done", flush=True)
 
 def test_a_run_killed_at_any_moment_continues(new_table: Callable[..., Table]) -> None:
     table = new_table().fill(150)
-    random = np.random.default_rng(4)
-    ends = []
-    for attempt in range(6):
-        process = subprocess.Popen(
-            [sys.executable, "-c", RUN, table.url, table.full],
-            cwd=Path(__file__).parents[3],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == "starts\n"
-        if attempt < 5:
-            sleep(float(random.uniform(0, 0.4)))
-            process.send_signal(signal.SIGKILL)
-        ends.append(process.stdout.read())
-        process.wait()
-        process.stdout.close()
-    assert ends[-1] == "done\n"
+    run_with_kills(RUN, table, kills=5, longest_s=0.4, seed=4)
     store = table.store()
     beside = store.beside(TAG, NEW_DIM)
     page, old = store.scroll(None, 1000, "new"), store.scroll(None, 1000)

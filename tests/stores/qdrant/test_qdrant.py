@@ -33,9 +33,9 @@ from app.stores.qdrant.edge import load_shard
 from app.stores.qdrant.engine import StoredPoint, stack
 from app.stores.qdrant.faults import qdrant_faults
 from app.stores.qdrant.layout import find_layout
-from app.stores.qdrant.pool import visit_folder
 from app.stores.qdrant.second_collection import copied_config
 from app.stores.registry import open_store
+from tests.stores.qdrant.visits import visit_folder
 
 DIM, NEW_DIM, TAG = 4, 5, "0badcafe"
 COSINE, DOT = models.Distance.COSINE, models.Distance.DOT
@@ -506,6 +506,7 @@ WRITER = """
     import numpy as np
     from app.stores.base import StoreLocation
     from app.stores.registry import open_store
+from tests.stores.qdrant.visits import visit_folder
     kind, url, collection, strategy = sys.argv[1:]
     store = open_store(StoreLocation(kind, url, collection))
     beside = store.beside("0badcafe", 5, strategy)

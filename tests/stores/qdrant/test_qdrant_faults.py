@@ -12,7 +12,7 @@ from qdrant_client import QdrantClient, models
 from app.errors import StoreFull, StoreRefused
 from app.stores.base import StoreLocation
 from app.stores.registry import open_store
-from tests.stores.file_systems import fill_disk, make_read_only, small_disk
+from tests.disks import fill_disk, remount, small_disk
 
 VECTORS = np.random.default_rng(3).normal(size=(40, 64)).astype(np.float32)
 
@@ -59,6 +59,6 @@ def test_a_full_disk_of_local_mode(tmp_path: Path) -> None:
 def test_a_read_only_disk_refuses(tmp_path: Path, fill) -> None:
     with small_disk(tmp_path / "disk", 200_000) as disk:
         location = fill(disk)
-        make_read_only(disk)
+        remount(disk, "ro")
         with pytest.raises(StoreRefused):
             open_store(location).facts()

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from time import sleep
 
 import numpy as np
 import psycopg
@@ -19,6 +13,7 @@ from tests.stores.pgvector.tables import (
     NEW_DIM,
     TAG,
     Table,
+    run_with_kills,
     sweep,
     text,
     translate,
@@ -275,30 +270,12 @@ print("done", flush=True)
 """
 
 
-def test_a_run_killed_at_any_moment_continues(new_table: Callable[..., Table]) -> None:
+def test_a_swap_killed_at_any_moment_continues(new_table: Callable[..., Table]) -> None:
     table = new_table().fill(60)
     table.execute("CREATE TABLE {s}.child (doc bigint REFERENCES {t})")
     table.execute("INSERT INTO {s}.child VALUES (1)")
     before = shape(table)
-    random = np.random.default_rng(7)
-    ends = []
-    for attempt in range(7):
-        process = subprocess.Popen(
-            [sys.executable, "-c", RUN, table.url, table.full],
-            cwd=Path(__file__).parents[4],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == "starts\n"
-        if attempt < 6:
-            sleep(float(random.uniform(0, 0.8)))
-            process.send_signal(signal.SIGKILL)
-        ends.append(process.stdout.read())
-        process.wait()
-        process.stdout.close()
-    assert ends[-1] == "done\n"
+    run_with_kills(RUN, table, kills=6, longest_s=0.8, seed=7)
     store = table.store()
     new, old = store.scroll(None, 1000, "new"), store.scroll(None, 1000)
     assert new.ids == old.ids == list(range(60))
