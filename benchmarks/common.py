@@ -11,10 +11,9 @@ import platform
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import torch
 
 #: embeddings and texts that the repository does not contain; each script's help says which it reads
 DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
@@ -72,7 +71,7 @@ def machine() -> dict[str, Any]:
     return {
         "cores": os.cpu_count(),
         "processor": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
+        "torch": version("torch"),
     }
 
 

@@ -15,7 +15,7 @@ from app import errors
 from app.stores import base, registry
 from benchmarks.stores import report
 from benchmarks.stores.clients import CLIENTS
-from tests.stores.cases import CASES
+from tests.stores.cases.all_cases import CASES
 from tests.stores.cases.base import StoreCase
 
 ROOT = Path(__file__).parent.parent

@@ -183,7 +183,7 @@ def status(
             row, facts = found.row, found.progress
             done = f"{facts['rows']:,} of {facts['of'] or 0:,}"
             names = (row.store.name, row.plan["source"], row.target.name)
-            rows.append((row.id, *names, row.state, done, f"{row.created_at:%Y-%m-%d %H:%M}"))
+            rows.append((row.id, *names, found.state, done, f"{row.created_at:%Y-%m-%d %H:%M}"))
     print_columns([REINDEXING_COLUMNS, *rows])
 
 
@@ -269,7 +269,7 @@ def _complete(services: Services, context: RequestContext, which: str, action: s
 def _report(found: Reindexing, which: str) -> None:
     """Print the state, the error, and the commands that are possible now."""
     row, facts = found.row, found.progress
-    typer.echo(f"The reindexing {row.id} of {row.store.name} is {row.state}.")
+    typer.echo(f"The reindexing {row.id} of {row.store.name} is {found.state}.")
     if facts["rows"]:
         typer.echo(f"{facts['rows']:,} of {facts['of'] or 0:,} rows have been read.")
     for step in ("cutover", "rollback"):

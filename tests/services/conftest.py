@@ -13,8 +13,16 @@ from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.settings import Settings
 from app.wiring import make_services
-from tests.services.helpers import CONTEXT, create_encoder
+from tests.services.helpers import CONTEXT, OTHER_PROCESSES, create_encoder
 from tests.storage.helpers import delete_all
+
+
+@pytest.fixture(autouse=True)
+def close_other_processes() -> Iterator[None]:
+    """Close what `another_process` opened: PostgreSQL's connections are not dropped unclosed."""
+    yield
+    while OTHER_PROCESSES:
+        OTHER_PROCESSES.pop().close()
 
 
 @pytest.fixture

@@ -57,15 +57,20 @@ def run(services: Services, job: tables.JobRow, **more: Any) -> tables.JobRow:
     return row
 
 
+#: what `another_process` made in the present test
+OTHER_PROCESSES: list[Services] = []
+
+
 def another_process(services: Services, **settings: Any) -> Services:
     """The same deployment as another process sees it: the same database and blobs, its own
-    memory.
+    memory. A fixture closes it.
     """
     places = {
         "data_dir": services.blobs.root.parent,
         "database_url": services.db.url.render_as_string(hide_password=False),
     }
-    return make_services(Settings(**{**places, **settings}))
+    OTHER_PROCESSES.append(make_services(Settings(**{**places, **settings})))
+    return OTHER_PROCESSES[-1]
 
 
 def files(services: Services) -> set[str]:

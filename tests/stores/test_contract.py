@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,39 +12,22 @@ import pytest
 from app.errors import ReindexingActive, StoreRefused, StoreUnsupported
 from app.stores.base import Store, StoreLocation
 from app.stores.registry import open_store
-from tests.stores.cases import CASES
+from tests.stores.cases.all_cases import CASES
 from tests.stores.cases.base import Rows, StoreCase
-
-OLD_DIM, NEW_DIM, TAG, OTHER_TAG = 6, 9, "0badcafe", "0decade5"
-
-RNG = np.random.default_rng(19)
-ROTATION = RNG.normal(size=(OLD_DIM, NEW_DIM)).astype(np.float32)
-
-
-def rows(case: StoreCase, count: int, first: int = 0, seed: int = 0) -> Rows:
-    vectors = np.random.default_rng([first, seed]).normal(size=(count, OLD_DIM)).astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    numbers = range(first, first + count)
-    payloads = [
-        {"text": f"item {each} é", "number": each, "tags": ["a", str(each)], "none": None}
-        for each in numbers
-    ]
-    return Rows(case.ids(*numbers), vectors, payloads)
-
-
-def numbers_of(ids) -> list[int]:
-    """Undo StoreCase.ids."""
-    return [int(each) for each in ids]
-
-
-def translate(ids, vectors: np.ndarray) -> np.ndarray:
-    new = vectors @ ROTATION
-    return new / np.linalg.norm(new, axis=1, keepdims=True)
-
-
-def translate_back(ids, vectors: np.ndarray) -> np.ndarray:
-    old = vectors @ np.linalg.pinv(ROTATION)
-    return (old / np.linalg.norm(old, axis=1, keepdims=True)).astype(np.float32)
+from tests.stores.moving import (
+    NEW_DIM,
+    OLD_DIM,
+    OTHER_TAG,
+    TAG,
+    drain,
+    every,
+    fill_beside,
+    numbers_of,
+    rows,
+    same,
+    translate,
+    translate_back,
+)
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.kind)
@@ -65,43 +47,6 @@ def store(filled: StoreLocation) -> Iterator[Store]:
     opened = open_store(filled)
     yield opened
     opened.close()
-
-
-def every(store: Store, side="old", limit: int = 7):
-    ids, vectors, cursor = [], [], None
-    while True:
-        page = store.scroll(cursor, limit, side)
-        assert len(page.ids) == len(page.vectors) <= limit
-        ids += page.ids
-        vectors.append(page.vectors)
-        if page.cursor is None:
-            return ids, np.concatenate(vectors)
-        cursor = json.loads(json.dumps(page.cursor))
-
-
-def fill_beside(store: Store, beside, limit: int = 20) -> None:
-    beside.prepare()
-    cursor = None
-    while True:
-        page = store.scroll(cursor, limit)
-        beside.write(page.ids, translate(page.ids, page.vectors))
-        cursor = page.cursor
-        if cursor is None:
-            break
-    drain(beside)
-    beside.build_index()
-
-
-def drain(beside) -> None:
-    while len(changes := beside.changes(10)):
-        beside.apply(changes, translate(changes.ids, changes.vectors))
-
-
-def same(found: dict, rows: Rows) -> bool:
-    return set(found) == set(rows.ids) and all(
-        np.allclose(found[each][0], vector, atol=1e-3) and found[each][1] == payload
-        for each, vector, payload in zip(rows.ids, rows.vectors, rows.payloads, strict=True)
-    )
 
 
 # --- reading --------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ class ReindexingAnswer(BaseModel):
             source=row.plan.get("source") or row.store.encoder.name,
             target=row.target.name,
             anchor_set=row.anchor_set.name,
-            state=ReindexingState(row.state),
+            state=found.state,
             plan=row.plan,
             progress=ReindexingProgress(**found.progress),
             found=row.found,

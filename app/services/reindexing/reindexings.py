@@ -67,6 +67,13 @@ class Reindexing:
         return self.job is not None and self.job.finished_at is None
 
     @property
+    def state(self) -> ReindexingState:
+        """Return the state: `running` until the job of a run has ended, when other calls begin."""
+        if self.job is not None and self.is_busy and self.job.arguments["action"] == "run":
+            return ReindexingState.running
+        return ReindexingState(self.row.state)
+
+    @property
     def next(self) -> list[str]:
         """Return the calls that are possible now. A cutover also needs a `verify` that passed."""
         calls = possible_calls(self.row, busy=self.is_busy)

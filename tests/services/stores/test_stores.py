@@ -22,7 +22,7 @@ from tests.stores.cases.base import StoreCase
 from tests.stores.cases.chroma import ChromaFolderCase
 from tests.stores.cases.lancedb import LancedbCase
 from tests.stores.cases.qdrant import EdgeCase, LocalQdrantCase
-from tests.stores.test_contract import OLD_DIM, rows
+from tests.stores.moving import OLD_DIM, rows
 
 ROWS = 50
 Connect = Callable[..., object]

@@ -24,7 +24,7 @@ from app.stores.chroma import ChromaStore
 from tests.disks import read_only, small_disk
 from tests.stores.cases.chroma import ChromaFolderCase, ChromaServerCase, open_client
 from tests.stores.cases.chroma_server import ChromaServer
-from tests.stores.test_contract import NEW_DIM, TAG, fill_beside, rows, translate
+from tests.stores.moving import NEW_DIM, TAG, fill_beside, rows, translate
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +12,13 @@ from app.stores.base import StoreLocation
 from app.stores.chroma import ChromaStore
 from tests.stores.cases.base import Rows
 from tests.stores.cases.chroma import ChromaFolderCase, ChromaServerCase, open_client
-from tests.stores.test_contract import (
+from tests.stores.moving import (
     NEW_DIM,
     TAG,
     every,
     fill_beside,
     rows,
+    run_until_killed,
     same,
     translate,
     translate_back,
@@ -173,40 +171,12 @@ def test_another_process_finds_the_sides_without_the_tag(folder):
     other.close()
 
 
-RUNNER = """
-import sys
-from app.stores.base import StoreLocation
-from app.stores.chroma import ChromaStore
-from tests.stores.test_contract import NEW_DIM, TAG, translate
-store = ChromaStore(StoreLocation("chroma", sys.argv[1], sys.argv[2]))
-beside = store.beside(TAG, NEW_DIM)
-beside.prepare()
-cursor = None
-while True:
-    page = store.scroll(cursor, 10)
-    beside.write(page.ids, translate(page.ids, page.vectors))
-    print("page", flush=True)
-    cursor = page.cursor
-    if cursor is None:
-        break
-"""
-
-
 @pytest.mark.parametrize("pages", [1, 7])
 def test_a_run_killed_at_any_time_is_resumed_with_the_same_rows(tmp_path, pages):
     case = ChromaServerCase()
     first = rows(case, 100)
     location = case.fill(tmp_path, first)
-    program = [sys.executable, "-c", RUNNER, location.url, location.collection]
-    run = subprocess.Popen(
-        program, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
-    )
-    assert run.stdout is not None
-    for _ in range(pages):
-        assert run.stdout.readline() == "page\n"
-    run.send_signal(signal.SIGKILL)
-    run.wait()
-    run.stdout.close()
+    run_until_killed(location, 10, pages)
     store = ChromaStore(location)
     beside = store.beside(TAG, NEW_DIM)
     fill_beside(store, beside)

@@ -23,7 +23,7 @@ from app.stores.base import StoreLocation
 from app.stores.lancedb import LancedbStore
 from tests.disks import read_only, small_disk
 from tests.stores.cases.lancedb import LancedbCase, open_table
-from tests.stores.test_contract import NEW_DIM, TAG, fill_beside, rows, translate
+from tests.stores.moving import NEW_DIM, TAG, fill_beside, rows, translate
 
 CASE = LancedbCase()
 

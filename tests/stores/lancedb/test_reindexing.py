@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -19,13 +16,14 @@ from app.stores.lancedb import LancedbStore
 from app.stores.lancedb.indexes import nearest_divisor
 from tests.stores.cases.base import Rows
 from tests.stores.cases.lancedb import LancedbCase, as_table, open_table
-from tests.stores.test_contract import (
+from tests.stores.moving import (
     NEW_DIM,
     TAG,
     drain,
     every,
     fill_beside,
     rows,
+    run_until_killed,
     same,
     translate,
     translate_back,
@@ -193,40 +191,10 @@ def test_a_write_between_the_last_look_and_the_rename_arrives(filled, tmp_path):
     assert np.array_equal(found[5][0], mine[0]), "a client's new vector stays"
 
 
-RUNNER = """
-import sys
-from app.stores.base import StoreLocation
-from app.stores.lancedb import LancedbStore
-from tests.stores.test_contract import NEW_DIM, TAG, translate
-store = LancedbStore(StoreLocation("lancedb", sys.argv[1], "items"))
-beside = store.beside(TAG, NEW_DIM)
-beside.prepare()
-cursor = None
-while True:
-    page = store.scroll(cursor, 5)
-    beside.write(page.ids, translate(page.ids, page.vectors))
-    print("page", flush=True)
-    cursor = page.cursor
-    if cursor is None:
-        break
-beside.build_index()
-print("built", flush=True)
-"""
-
-
 @pytest.mark.parametrize("pages", [1, 7, 39, 40])
 def test_a_run_killed_at_any_time_is_resumed_with_the_same_rows(tmp_path, pages):
     location = CASE.fill(tmp_path, rows(CASE, 200))
-    program = [sys.executable, "-c", RUNNER, location.url]
-    run = subprocess.Popen(
-        program, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
-    )
-    assert run.stdout is not None
-    for _ in range(pages):
-        assert run.stdout.readline() == "page\n"
-    run.send_signal(signal.SIGKILL)
-    run.wait()
-    run.stdout.close()
+    run_until_killed(location, 5, pages)
     store = LancedbStore(location)
     beside = store.beside(TAG, NEW_DIM)
     fill_beside(store, beside)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import numpy as np
@@ -17,7 +17,9 @@ import psycopg
 
 from app.stores.base import Beside, Store, StoreLocation
 from app.stores.pgvector import PgvectorStore
-from tests.pgvector_server import PgvectorServer
+
+if TYPE_CHECKING:  # it imports torch, and processes that a test kills shall start quickly
+    from tests.pgvector_server import PgvectorServer
 
 TAG, OLD_DIM, NEW_DIM = "5eed5eed", 4, 6
 ROTATION = np.linalg.qr(np.random.default_rng(3).normal(size=(NEW_DIM, NEW_DIM)))[0]

@@ -506,7 +506,6 @@ WRITER = """
     import numpy as np
     from app.stores.base import StoreLocation
     from app.stores.registry import open_store
-from tests.stores.qdrant.visits import visit_folder
     kind, url, collection, strategy = sys.argv[1:]
     store = open_store(StoreLocation(kind, url, collection))
     beside = store.beside("0badcafe", 5, strategy)
