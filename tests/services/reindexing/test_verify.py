@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from app.services.reindexing import steps
 from app.services.reindexing.moves import open_move
@@ -28,7 +29,16 @@ def test_a_sound_store_passes(filled: Moving) -> None:
     assert (result["sample"]["rows"], result["sample"]["different"]) == (1000, 0)
     assert result["index"]["before"] > 0.9
     assert result["index"]["after"] > 0.9
-    assert result["index"]["queries"] == "vectors of sampled rows"
+    assert result["index"]["queries_before"] == result["index"]["queries_after"] == 100
+
+
+def test_a_large_store_is_searched_for_a_limited_time(
+    filled: Moving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.services.reindexing.verify.VERIFY_INDEX_S", 1e-9)
+    result = found(filled)
+    assert result["index"]["queries_after"] == 10
+    assert result["passed"]
 
 
 def test_new_vectors_that_are_no_translations_are_found(filled: Moving) -> None:
