@@ -93,6 +93,7 @@ class StoreFacts:
     indexed       the vectors have an approximate index
     strategies    those of the connector that this collection allows, the default first
     vector_bytes  approximate size of the vectors and their index, if the store tells
+    vector_field  the field that was read; None if this kind of store does not report it
     """
 
     rows: int
@@ -102,6 +103,7 @@ class StoreFacts:
     indexed: bool = False
     strategies: tuple[str, ...] = ()
     vector_bytes: int | None = None
+    vector_field: str | None = None
     notes: tuple[StoreNote, ...] = ()
 
 

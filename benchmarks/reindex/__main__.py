@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import CACHE, RESULTS, Missing, machine, parser, significant, write
+from benchmarks.common import CACHE, RESULTS, Missing, machine, parser, read, significant, write
 from benchmarks.reindex import recall, report, table
 from benchmarks.reindex.corpus import sentences
 from benchmarks.reindex.postgres import SETTINGS, Database, server
@@ -70,7 +70,7 @@ def main() -> None:
         "load": loaded,
         **found,
     }
-    write(options.json, significant(found, 5))
+    write(options.json, {**read(options.json), str(options.rows): significant(found, 5)})
     if "stopped" in found:
         sys.exit(f"The course stopped: {found['stopped']}")
     print(report.text(found))

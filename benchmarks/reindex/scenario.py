@@ -115,6 +115,8 @@ def _play(scene: Scene, anchors: Numbers, vectors: dict[str, Vectors]) -> None:
         )
         scene.quiet()
     _compare(scene, 1, anchors, found)
+    with scene.phase("after comparison"):  # it reads all rows: clients bring the indexes back
+        scene.quiet()
     _switch(scene, "rollback", 0)
     with scene.phase("after rollback"):
         scene.quiet()

@@ -119,7 +119,9 @@ class QdrantClientLocal(StoreClient):
 
         client = self._client(url)
         params = models.VectorParams(size=rows.vectors.shape[1], distance=models.Distance.COSINE)
-        client.create_collection("items", vectors_config={"text": params})
+        client.create_collection("items-1", vectors_config={"text": params})
+        alias = models.CreateAlias(alias_name="items", collection_name="items-1")
+        client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
         for start in range(0, len(rows.ids), BATCH):
             part = slice(start, start + BATCH)
             client.upsert(

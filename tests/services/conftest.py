@@ -30,7 +30,7 @@ def on_sqlite(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Services]:
     shutil.copy(migrated_sqlite, tmp_path / "anchorage.db")
     services = make_services(Settings(data_dir=tmp_path))
     yield services
-    services.db.close()
+    services.close()
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def on_postgres(migrated_postgres: str, tmp_path: Path) -> Iterator[Services]:
     services = make_services(Settings(data_dir=tmp_path, database_url=migrated_postgres))
     yield services
     delete_all(services.db)
-    services.db.close()
+    services.close()
 
 
 @pytest.fixture(params=["on_sqlite", "on_postgres"])

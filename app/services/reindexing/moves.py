@@ -27,6 +27,9 @@ USUAL_BATCH = 4000
 #: longest time of one pass over the changes of clients
 DRAIN_S = 20.0
 
+#: clients who write all the time leave a few changes after each batch: such a batch is the last
+FEW_CHANGES = 20
+
 
 @dataclass(frozen=True, eq=False)
 class NewRows:
@@ -82,13 +85,14 @@ class Move:
     def drain(self, *, after_cutover: bool) -> Iterator[int]:
         """Apply the changes that clients made, and yield the number of each batch.
 
-        Ends when none waits, or after DRAIN_S: clients may write faster than they are followed.
+        Ends with a batch of few changes, or after DRAIN_S: clients may write faster than they are
+        followed.
         """
         ends = time.monotonic() + DRAIN_S
         while len(changes := self.beside.changes(self.batch)):
             self._apply(changes, after_cutover)
             yield len(changes)
-            if time.monotonic() >= ends:
+            if len(changes) < min(self.batch, FEW_CHANGES) or time.monotonic() >= ends:
                 return
 
     def _apply(self, changes: Changes, after_cutover: bool) -> None:

@@ -49,7 +49,7 @@ def change_plan(
         return row
     if found.is_busy or row.state not in (ReindexingState.planned, ReindexingState.paused):
         raise WrongState(
-            f"The reindexing is {row.state}, and a plan only changes while it is planned or "
+            f"The reindexing is {found.state}, and a plan only changes while it is planned or "
             "paused. Pause it first, or plan another.",
             field=next(iter(changes)),
         )

@@ -68,7 +68,7 @@ class Reindexing:
 
     @property
     def state(self) -> ReindexingState:
-        """Return the state: `running` until the job of a run has ended, when other calls begin."""
+        """Return the state: `running` while the job of a run is unfinished."""
         if self.job is not None and self.is_busy and self.job.arguments["action"] == "run":
             return ReindexingState.running
         return ReindexingState(self.row.state)

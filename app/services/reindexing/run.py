@@ -132,7 +132,7 @@ class Run:
         position["of"] = self._move.store.facts().rows
         found = dict(self._held.row.found)
         found.pop("verify", None)
-        if "before" not in found:
+        if "before" not in found or self._position == {"again": True}:
             checksum = self._move.store.checksum()
             found["before"] = {"rows": checksum.rows, "checksum": checksum.digest}
         self._save(position, found=found)

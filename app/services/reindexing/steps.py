@@ -18,12 +18,13 @@ from app.errors import AnchorageError, BelowPromise, StoreUnavailable, Unavailab
 from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.reindexing.hold import HOLD_S, Hold, hold
-from app.services.reindexing.moves import Move, is_after_cutover, open_move, without_url
+from app.services.reindexing.moves import Move, open_move, without_url
 from app.services.reindexing.reindexings import (
     Reindexing,
     find_reindexing,
     refuse_unless_possible,
 )
+from app.services.reindexing.sync import drain_held
 from app.services.request_context import RequestContext
 from app.services.stores.connections import location_of
 from app.storage import tables
@@ -105,8 +106,7 @@ def _take_step(
         move = open_move(services, held.row)
         if step in ("cutover", "rollback") and STEP not in held.position:
             # Most changes are applied before the store locks anything.
-            for _ in move.drain(after_cutover=is_after_cutover(held.row)):
-                pass
+            drain_held(move, held)
         held.save(unchanged=found.row, position={**held.position, STEP: step})
         try:
             news = act(move, held)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 from app.errors import AnchorageError, DatabaseUnavailable, ReindexingActive, Unavailable
 from app.services.context import Services
@@ -56,12 +57,15 @@ def sync_all(
     for row in rows:
         if stopping():
             break
-        begun = time.monotonic()
-        if begun < due.get(row.id, begun):
+        begun, looked = time.monotonic(), None
+        if begun < due.get(row.id, begun) or row.position.get(queries.STEP):
             continue
         try:
             with without_url(services, row):
-                total += _sync_idle(services, row, stopping)
+                has_changes = _has_changes(services, row)
+                looked = time.monotonic()
+                if has_changes:
+                    total += _sync_idle(services, row, stopping)
         except DatabaseUnavailable:
             raise
         except ReindexingActive:
@@ -71,16 +75,17 @@ def sync_all(
         except Exception:  # a fault of the service: the rows after this one still have their turn
             log.exception("cannot synchronise reindexing %s", row.id)
         now = time.monotonic()
-        due[row.id] = now + (now - begun) * (1 / SYNC_SHARE - 1)
+        due[row.id] = now + ((looked or now) - begun) * (1 / SYNC_SHARE - 1)
     return total
 
 
-def _sync_idle(services: Services, row: tables.ReindexingRow, stopping: Callable[[], bool]) -> int:
-    if row.position.get(queries.STEP):
-        return 0
+def _has_changes(services: Services, row: tables.ReindexingRow) -> bool:
     move = open_move(services, row)
-    if not move.store.capabilities.captures_writes or len(move.beside.changes(1)) == 0:
-        return 0
+    return move.store.capabilities.captures_writes and len(move.beside.changes(1)) > 0
+
+
+def _sync_idle(services: Services, row: tables.ReindexingRow, stopping: Callable[[], bool]) -> int:
+    move = open_move(services, row)
     with hold(services, row.id, "synchronisation") as held:
         if held.row.state not in SYNCED_STATES or held.row.position.get(queries.STEP):
             return 0
@@ -109,6 +114,7 @@ def drain_held(move: Move, held: Hold, *, stop: Callable[[int], bool] = lambda c
     does not help is recorded in the row until a later call applies changes.
     """
     applied = 0
+    news: dict[str, Any] = {"error": None}
     try:
         for count in move.drain(after_cutover=is_after_cutover(held.row)):
             applied += count
@@ -117,10 +123,10 @@ def drain_held(move: Move, held: Hold, *, stop: Callable[[int], bool] = lambda c
     except Unavailable:
         raise
     except AnchorageError as error:
-        held.save(error=problem_of(error))
+        news["error"] = problem_of(error)
         raise
     finally:
-        if applied:
+        if applied or news["error"]:
             total = held.position.get("applied", 0) + applied
-            held.save(position={**held.position, "applied": total}, error=None)
+            held.save(position={**held.position, "applied": total}, **news)
     return applied

@@ -120,7 +120,7 @@ def prepare_search(
         _refuse_unsettled(moving)
     queries, truncated = _encode(services, context, target, request.queries, request.inputs)
     if mode == "translate":
-        _reserve(services, context, len(queries) * request.k, row)
+        _reserve(services, context, len(queries) * request.k, row, "k")
         side: Side = "old" if same else "new"
         return PreparedSearch(
             row=row,
@@ -222,7 +222,7 @@ def _check_mode(
             )
     elif same:
         raise InvalidRequest(
-            f"The store holds vectors of {request.target!r}, so that nothing is to translate. "
+            f"The store holds vectors of {request.target!r}, so there is nothing to translate. "
             "Remove `mode`, or name another `target`.",
             field="mode",
         )
@@ -261,14 +261,20 @@ def _candidates(request: StoreSearch) -> int:
     return request.candidates
 
 
-def _reserve(services: Services, context: RequestContext, count: int, row: tables.StoreRow) -> None:
+def _reserve(
+    services: Services,
+    context: RequestContext,
+    count: int,
+    row: tables.StoreRow,
+    field: str = "candidates",
+) -> None:
     """Reserve memory for the store's answer. Raises TooManyVectors and the limits of memory."""
     most = services.limits.vectors
     if count > most:
         raise TooManyVectors(
-            f"The request needs {count} candidates of all queries together; at most {most} are "
-            "allowed. Send fewer queries, or lower `candidates`.",
-            field="candidates",
+            f"The request needs {count} rows of the store for all queries together; at most "
+            f"{most} are allowed. Send fewer queries, or lower `{field}`.",
+            field=field,
             limit=most,
         )
     context.reserve_bytes(count * (4 * row.encoder.dim + HIT_BYTES))

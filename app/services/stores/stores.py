@@ -85,6 +85,7 @@ def create_store(
     except Exception:
         services.stores.forget(location_of(services, row))
         raise
+    _remember_field(services, row, report.facts)
     with services.db.transaction() as session:
         store_queries.require_free_store(session, context.project, definition.name)
         # The encoder may have been deleted while the store was read.
@@ -173,7 +174,7 @@ def list_stores(
 def delete_store(services: Services, context: RequestContext, name: str) -> None:
     """Forget a store and its ended reindexings. Changes nothing in the store itself.
 
-    Raises StoreNotFound, and InUse while a reindexing has traces in the store.
+    Raises StoreNotFound, and InUse until its reindexing has ended.
     """
     with services.db.transaction() as session:
         row = store_queries.store(session, context.project, name)
@@ -184,6 +185,13 @@ def delete_store(services: Services, context: RequestContext, name: str) -> None
         record_audit(session, context, "delete", "store", name)
     with suppress(AddressNotListed):
         services.stores.forget(location_of(services, row))
+
+
+def _remember_field(services: Services, row: tables.StoreRow, facts: StoreFacts) -> None:
+    """Name the field of the vectors, so that a second one in the collection changes nothing."""
+    if row.options["vector_field"] is None and facts.vector_field is not None:
+        services.stores.forget(location_of(services, row))
+        row.options = {**row.options, "vector_field": facts.vector_field}
 
 
 def _row(project: str, definition: StoreDefinition, encoder: tables.EncoderRow) -> tables.StoreRow:

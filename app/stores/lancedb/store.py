@@ -135,6 +135,7 @@ class LancedbStore(Store):
             dtype=FLOATS[kind.value_type],
             indexed=indexed,
             strategies=self.capabilities.strategies,
+            vector_field=column,
             vector_bytes=rows * kind.list_size * kind.value_type.bit_width // 8,
             notes=LANCE_NOTES,
         )

@@ -52,6 +52,7 @@ def collection_facts(connection: StoreConnection, layout: PgLayout) -> StoreFact
         indexed=bool(indexes),
         strategies=strategies,
         vector_bytes=int(size[0]),
+        vector_field=layout.old.column,
         notes=tuple(notes),
     )
 

@@ -20,7 +20,7 @@ from app.stores.base import (
     StoreVectors,
 )
 from app.stores.pgvector.catalogue import parse_number
-from app.stores.pgvector.connections import StoreConnection
+from app.stores.pgvector.connections import SHORT_STATEMENT_S, StoreConnection
 from app.stores.pgvector.filters import where
 from app.stores.pgvector.layout import PgLayout, PgVectors
 from app.stores.pgvector.wire import KeyKind, key_type, stored_keys, to_vectors
@@ -171,6 +171,7 @@ def set_search_options(
     settings: dict[str, str] = {"row_security": "on"}
     if exact:
         settings["enable_indexscan"] = "off"
+        settings["statement_timeout"] = f"{SHORT_STATEMENT_S}s"
     else:
         ef = parse_number(options.get("ef_search", LEAST_EF))
         probes = parse_number(options.get("probes", 10))

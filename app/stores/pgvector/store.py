@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import psycopg
 
 from app.errors import StoreUnsupported
 from app.stores.base import (
@@ -23,7 +24,7 @@ from app.stores.base import (
     StoreVectors,
 )
 from app.stores.pgvector import reading
-from app.stores.pgvector.connections import PgConnections
+from app.stores.pgvector.connections import SHORT_STATEMENT_S, PgConnections
 from app.stores.pgvector.facts import collection_facts, metric_of
 from app.stores.pgvector.layout import load_layout
 from app.stores.pgvector.strategies.side import SideTable
@@ -90,17 +91,26 @@ class PgvectorStore(Store):
     ) -> Sequence[Hits]:
         results = []
         options = self.location.options
-        with self.connections.transaction("to search") as connection:
+        # Without an index PostgreSQL may be silent for longer than it is in other searches.
+        with self.connections.transaction("to search", long=exact) as connection:
             layout = load_layout(connection, self.location)
             lie = layout.vectors(side)
             reading.check_queries(queries, reading.dim_of(connection, lie))
             metric = metric_of(connection, layout)
             reading.set_search_options(connection, k, options, exact=exact, filtered=bool(filter))
-            for query in np.asarray(queries, dtype=np.float32):
-                found = reading.search(
-                    connection, layout, lie, metric, query, k, filter, with_vectors=vectors
-                )
-                results.append(found)
+            try:
+                for query in np.asarray(queries, dtype=np.float32):
+                    found = reading.search(
+                        connection, layout, lie, metric, query, k, filter, with_vectors=vectors
+                    )
+                    results.append(found)
+            except psycopg.errors.QueryCanceled:
+                if not exact:
+                    raise
+                raise StoreUnsupported(
+                    f"An exact search of this table takes more than {SHORT_STATEMENT_S} s.",
+                    field="exact",
+                ) from None
             connection.execute("SELECT set_config('enable_indexscan', 'on', true)")
             return [
                 reading.hits(

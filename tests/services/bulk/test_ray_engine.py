@@ -80,6 +80,7 @@ def check(plan: BulkPlan, folder: Path) -> None:
     assert names == {MANIFEST_FILE, *(path.name for path in parts)}
 
 
+@pytest.mark.long  # Ray takes a minute to give a node up
 def test_a_node_that_dies_halfway_costs_no_row(
     cluster: Any, plan: BulkPlan, tmp_path: Path
 ) -> None:

@@ -107,6 +107,11 @@ class Moving:
                     [(each, vectors[n], f"row {each}") for n, each in enumerate(ids)],
                 )
 
+    def search_little(self) -> None:
+        """Let the store's searches look into five lists of an ivfflat index."""
+        store = self.now.row.store
+        alter(self.services, store, options={**store.options, "options": {"probes": 5}})
+
     def queue(self, action: str) -> tables.JobRow:
         return reindexings.queue_action(self.services, CONTEXT, self.id, action)
 

@@ -117,6 +117,20 @@ def test_a_store_that_cannot_be_synchronised_is_reported_and_the_others_are_done
     assert np.allclose(other.beside()[3], expected(other, old_vectors(1, 80))[0], atol=1e-6)
 
 
+def test_a_fault_after_a_batch_that_was_applied_is_kept(filled: Moving) -> None:
+    alter(filled.services, filled.row, plan={**filled.row.plan, "batch": 10})
+    new = f"anchorage_{filled.id[:8]}_new"
+    filled.execute(f"ALTER TABLE {new} ADD CONSTRAINT refused CHECK (id <> {ROWS + 12}) NOT VALID")
+    filled.insert(ROWS, old_vectors(15, 33))
+    sync.sync_all(filled.services)
+    now = filled.now.row
+    assert now.error["code"] == "store-refused"
+    assert now.position["applied"] >= 10
+    filled.execute(f"ALTER TABLE {new} DROP CONSTRAINT refused")
+    sync.sync_all(filled.services)
+    assert filled.now.row.error is None
+
+
 def test_a_fault_of_the_service_in_one_reindexing_does_not_keep_the_others_waiting(
     filled: Moving, begin, caplog: pytest.LogCaptureFixture
 ) -> None:

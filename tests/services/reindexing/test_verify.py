@@ -41,6 +41,19 @@ def test_a_large_store_is_searched_for_a_limited_time(
     assert result["passed"]
 
 
+def test_an_index_that_finds_as_little_as_the_old_one_passes(moving: Moving) -> None:
+    moving.execute(f"DROP INDEX {moving.table}_embedding_idx")
+    moving.execute(
+        "CREATE INDEX ON {} USING ivfflat (embedding vector_cosine_ops) WITH (lists=1200)"
+    )
+    moving.search_little()
+    moving.do("run")
+    result = found(moving)
+    assert result["index"]["after"] < 0.8
+    assert result["passed"]
+    assert "and the old index" in result["index"]["detail"]
+
+
 def test_new_vectors_that_are_no_translations_are_found(filled: Moving) -> None:
     beside = open_move(filled.services, filled.now.row).beside
     wrong = np.ones((30, 8), dtype=np.float32)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -20,7 +21,8 @@ from app.stores.base import StoreLocation
 from tests.services.helpers import CONTEXT, create_encoder
 from tests.stores.cases.base import StoreCase
 from tests.stores.cases.chroma import ChromaFolderCase
-from tests.stores.cases.lancedb import LancedbCase
+from tests.stores.cases.lancedb import LancedbCase, open_table
+from tests.stores.cases.pgvector import PgvectorCase
 from tests.stores.cases.qdrant import EdgeCase, LocalQdrantCase
 from tests.stores.moving import OLD_DIM, rows
 
@@ -59,6 +61,23 @@ def test_a_collection_that_is_missing(connect: Connect, tmp_path: Path, case: St
         connect(location, collection="nowhere")
     assert caught.value.field == "collection"
     assert str(tmp_path) not in caught.value.detail
+
+
+@pytest.mark.parametrize("case", [LancedbCase(), PgvectorCase()], ids=lambda case: case.kind)
+def test_a_second_column_of_vectors_changes_nothing(
+    connect: Connect, services: Services, tmp_path: Path, case: StoreCase
+) -> None:
+    location = case.fill(tmp_path, rows(case, ROWS))
+    row = connect(replace(location, vector_field=None)).row
+    if case.kind == "lancedb":
+        table = open_table(location)
+        table.add_columns(pa.field("second", pa.list_(pa.float32(), 3)))
+    else:
+        with psycopg.connect(location.url, autocommit=True) as connection:
+            connection.execute(f"ALTER TABLE {location.collection} ADD COLUMN second vector(3)")
+    own = replace(services, store_addresses={"main": StoreAddress(location.url)})
+    assert stores.examine_store(own, row).facts.rows == ROWS
+    case.remove(location)
 
 
 def test_what_a_file_does_not_have(connect: Connect, tmp_path: Path) -> None:

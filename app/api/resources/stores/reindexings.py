@@ -84,7 +84,7 @@ class NewReindexing(Body):
     min_recall: Share = Field(
         DEFAULT_MIN_RECALL,
         description="Share of the results of an exact search that the new index must find, 0 to "
-        "1, for `verify` to pass.",
+        "1, for `verify` to pass. One that finds as much as the old one, less .02, passes too.",
     )
     re_embed: Share = Field(
         0.0,

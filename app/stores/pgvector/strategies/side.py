@@ -268,6 +268,14 @@ class SideTable(PgBeside):
                 "check": sql.Identifier(name_of(self.tag, "not_null")),
                 "column": sql.Identifier(layout.old.column),
             }
+            # A row without a direction was not translated back.
+            empty = zero_vector(connection.extension, layout.old.type_name, layout.old.dim)
+            with connection.transaction(), without_user_triggers(connection, layout.old.relation):
+                connection.execute(
+                    sql.SQL("UPDATE {table} SET {column} = {empty} WHERE {column} IS NULL").format(
+                        empty=empty, **values
+                    )
+                )
             connection.execute(
                 sql.SQL("ALTER TABLE {table} VALIDATE CONSTRAINT {check}").format(**values)
             )

@@ -60,8 +60,9 @@ LOCK_MS, LOCK_PATIENCE_S = 100, 60.0
 #: the steps that are one transaction: without the lock, they change nothing
 WHOLE_STEPS = ("to cut over", "to roll back", "to finish", "to abandon")
 
-#: rows of one pass over the queue, and how long passes may take until few rows are left
-DRAIN_ROWS, DRAIN_PATIENCE_S = 500, 300.0
+#: captured writes of one transaction, which locks their rows, and how long such transactions may
+#: follow each other until few are left
+CAPTURED_ROWS, DRAIN_PATIENCE_S = 100, 300.0
 
 #: most rows to translate while clients wait: as many as take this long, between these limits
 REMAINDER_S, REMAINDER_ROWS = 0.1, (32, 400)
@@ -80,8 +81,6 @@ class PgBeside(Beside):
         self.location = location
         self.tag = tag
         self.dim = dim
-
-    # --- what a strategy does ---------------------------------------------------------------------
 
     @abstractmethod
     def _create(self, connection: StoreConnection, layout: PgLayout, state: PgState) -> None:
@@ -208,6 +207,7 @@ class PgBeside(Beside):
             layout = load_layout(connection, self.location)
             if layout.state is None:
                 return Changes([], np.zeros((0, self.dim), np.float32))
+            limit = min(limit, CAPTURED_ROWS)
             return read_changes(connection, layout.state, layout.seen, layout.kind, limit)
 
     def apply(self, changes: Changes, vectors: StoreVectors) -> None:
@@ -292,13 +292,13 @@ class PgBeside(Beside):
         remainder = least
         while time.monotonic() < until:
             began = time.monotonic()
-            changes = self.changes(DRAIN_ROWS)
+            changes = self.changes(CAPTURED_ROWS)
             if not changes.token:
                 break
             self.apply(changes, translate(changes.ids, changes.vectors))
             rate = len(changes.token) / (time.monotonic() - began)
             remainder = int(min(max(least, rate * REMAINDER_S), most))
-            if len(changes.token) <= remainder // 2:
+            if len(changes.token) <= min(remainder // 2, CAPTURED_ROWS - 1):
                 break
         return remainder
 
