@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import until
 
 
 @contextmanager
@@ -25,8 +28,14 @@ def small_disk(folder: Path, size_kb: int) -> Iterator[Path]:
 
 
 def remount(folder: Path, options: str) -> None:
-    """Change a disk of `small_disk`, as to "size=64m"."""
-    subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
+    """Change a disk of `small_disk`, as to "size=64m". Waits until no file is open for writing."""
+    mount = ["mount", "-o", f"remount,{options}", str(folder)]
+
+    def done() -> bool:
+        gc.collect()  # clients of stores close their files when they are dropped
+        return subprocess.run(mount, capture_output=True, check=False).returncode == 0
+
+    until(done, within_s=30, every_s=0.1)
 
 
 @contextmanager
