@@ -18,7 +18,7 @@ from app.services.reindexing.moves import Move, open_move
 from app.services.reindexing.re_embedding import choose_rows
 from app.services.reindexing.sync import drain_held
 from app.storage import tables
-from app.stores.base import Side, StoreId, StoreVectors
+from app.stores.base import Hits, Metric, Side, StoreId, StoreVectors
 
 #: rows whose new vectors are compared, and least cosine of two vectors that count as equal:
 #: stores round to float16
@@ -36,7 +36,7 @@ QUERIES_AT_ONCE = 10
 #: time after which no further queries are searched: one exact search may take seconds
 VERIFY_INDEX_S = 60.0
 
-#: scores that differ by less belong to rows that are equally near: an index may find either
+#: scores that differ by less, relatively, belong to rows that are equally near
 EQUAL_SCORES = 1e-6
 
 #: largest loss of recall, against the old index, that passes although the plan asks for more
@@ -201,9 +201,13 @@ def check_index(move: Move, least: float, report: Any) -> Check:
 def measure_recall(
     move: Move, ids: Sequence[StoreId], queries: StoreVectors, side: Side, report: Any
 ) -> list[float]:
-    """Return the recall@10 of the index of one side, by query. Raises StoreUnsupported."""
+    """Return the recall@10 of the index of one side, by query. Raises StoreUnsupported.
+
+    Scores are computed from the vectors of the results: those of a quantised index are rough.
+    """
     if not move.store.capabilities.exact_search:
         raise StoreUnsupported("The store has no exact searches to compare with.")
+    metric = move.store.facts().metric
     recalls: list[float] = []
     ends = time.monotonic() + VERIFY_INDEX_S
     for start in range(0, len(ids), QUERIES_AT_ONCE):
@@ -211,20 +215,31 @@ def measure_recall(
             break
         report(f"index of the {side} vectors")
         part = queries[start : start + QUERIES_AT_ONCE]
-        exact = move.store.search(part, VERIFY_K + 1, side=side, exact=True)
-        approximate = move.store.search(part, VERIFY_K + 1, side=side)
-        for own, right, result in zip(
-            ids[start : start + QUERIES_AT_ONCE], exact, approximate, strict=True
+        exact = move.store.search(part, VERIFY_K + 1, side=side, exact=True, vectors=True)
+        approximate = move.store.search(part, VERIFY_K + 1, side=side, vectors=True)
+        for own, query, right, result in zip(
+            ids[start : start + QUERIES_AT_ONCE], part, exact, approximate, strict=True
         ):
-            pairs = zip(right.ids, right.scores, strict=True)
-            nearest = [score for each, score in pairs if each != own][:VERIFY_K]
-            if not nearest or not np.isfinite(nearest).all():  # of a query without a direction
+            nearest = _scores(query, right, own, metric)
+            if len(nearest) == 0 or not query.any():  # a query without a direction
                 continue
-            limit = nearest[-1] - EQUAL_SCORES
-            pairs = zip(result.ids, result.scores, strict=True)
-            hits = [score >= limit for each, score in pairs if each != own][:VERIFY_K]
-            recalls.append(sum(hits) / len(nearest))
+            limit = nearest.min() - EQUAL_SCORES * max(1.0, abs(nearest.min()))
+            recalls.append(
+                float((_scores(query, result, own, metric) >= limit).sum()) / len(nearest)
+            )
     return recalls
+
+
+def _scores(query: StoreVectors, hits: Hits, own: StoreId, metric: Metric) -> StoreVectors:
+    """Return the scores of the first results that are not the query's own row."""
+    kept = [number for number, each in enumerate(hits.ids) if each != own][:VERIFY_K]
+    assert hits.vectors is not None
+    rows = hits.vectors[kept]
+    if metric == "cosine":
+        return _cosines(np.broadcast_to(query, rows.shape), rows)
+    if metric == "dot":
+        return np.asarray(rows @ query)
+    return np.asarray(-np.linalg.norm(rows - query, axis=1))
 
 
 def _mean(recalls: Sequence[float]) -> float | None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from lancedb.index import IvfPq
 
 from app.services.reindexing import steps
 from app.services.reindexing.moves import open_move
+from app.services.reindexing.verify import measure_recall
+from app.stores.registry import open_store
 from tests.services.helpers import CONTEXT
 from tests.services.reindexing.moving import ROWS, Moving, old_vectors
+from tests.stores.cases.lancedb import LancedbCase, open_table
+from tests.stores.moving import rows
 
 
 def found(moving: Moving) -> dict[str, Any]:
@@ -101,3 +108,21 @@ def test_a_store_is_verified_after_a_cutover_and_a_rollback_too(verified: Moving
     assert found(verified)["passed"]
     steps.rollback(verified.services, CONTEXT, verified.id)
     assert found(verified)["passed"]
+
+
+def test_rough_scores_of_a_quantised_index_are_not_compared(tmp_path: Path) -> None:
+    case = LancedbCase()
+    location = case.fill(tmp_path, rows(case, 400))
+    index = IvfPq(distance_type="cosine", num_partitions=1, num_sub_vectors=3)
+    open_table(location).create_index("vector", config=index, replace=True)
+    store = open_store(location)
+    page = store.sample(30)
+    recalls = measure_recall(SimpleNamespace(store=store), page.ids, page.vectors, "old", print)
+    for own, query, recall in zip(page.ids, page.vectors, recalls, strict=True):
+        right, rough = (
+            [each for each in store.search(query[None], 11, exact=exact)[0].ids if each != own]
+            for exact in (True, False)
+        )
+        assert recall == pytest.approx(len({*right[:10]} & {*rough[:10]}) / 10)
+    assert 0.3 < np.mean(recalls) < 1
+    store.close()
