@@ -274,7 +274,7 @@ def _report(found: Reindexing, which: str) -> None:
         typer.echo(f"{facts['rows']:,} of {facts['of'] or 0:,} rows have been read.")
     for step in ("cutover", "rollback"):
         if step in row.found and row.state in ("cut-over", "rolled-back"):
-            typer.echo(f"{step}: writes waited {row.found[step]['pause_s']:.3f} s.")
+            typer.echo(f"{step}: clients waited {row.found[step]['pause_s']:.3f} s.")
     if found.error is not None:
         typer.secho(f"ERROR ({found.error['code']}): {found.error['detail']}", fg="red", err=True)
     if found.next:

@@ -160,7 +160,7 @@ def test_the_whole_way_and_back(terminal: Terminal) -> None:
 
     printed = terminal.ok("reindex", "cutover", terminal.file)
     assert "is cut-over" in printed
-    assert "writes waited" in printed
+    assert "clients waited" in printed
     assert terminal.vectors().shape == (ROWS, 8)
     terminal.ok("reindex", "sync", terminal.file)
     assert "is rolled-back" in terminal.ok("reindex", "rollback", str(document["reindexing"]))
