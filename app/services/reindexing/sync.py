@@ -17,7 +17,6 @@ from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult, problem_of
 from app.services.reindexing.hold import Hold, hold
 from app.services.reindexing.moves import Move, is_after_cutover, open_move, without_url
-from app.storage import tables
 from app.storage.queries import reindexings as queries
 from app.types import ReindexingState
 
@@ -62,10 +61,11 @@ def sync_all(
             continue
         try:
             with without_url(services, row):
-                has_changes = _has_changes(services, row)
+                move = open_move(services, row)
+                has_changes = move.store.capabilities.captures_writes and move.beside.changes(1)
                 looked = time.monotonic()
                 if has_changes:
-                    total += _sync_idle(services, row, stopping)
+                    total += _sync_idle(services, move, stopping)
         except DatabaseUnavailable:
             raise
         except ReindexingActive:
@@ -79,14 +79,8 @@ def sync_all(
     return total
 
 
-def _has_changes(services: Services, row: tables.ReindexingRow) -> bool:
-    move = open_move(services, row)
-    return move.store.capabilities.captures_writes and len(move.beside.changes(1)) > 0
-
-
-def _sync_idle(services: Services, row: tables.ReindexingRow, stopping: Callable[[], bool]) -> int:
-    move = open_move(services, row)
-    with hold(services, row.id, "synchronisation") as held:
+def _sync_idle(services: Services, move: Move, stopping: Callable[[], bool]) -> int:
+    with hold(services, move.row.id, "synchronisation") as held:
         if held.row.state not in SYNCED_STATES or held.row.position.get(queries.STEP):
             return 0
         ends = time.monotonic() + ROUND_S
