@@ -391,11 +391,14 @@ def test_wrong_keys_are_limited_per_address_and_keys_that_worked_are_not(
 def test_wrong_keys_of_an_address_that_is_limited_are_not_looked_up(locked, bearing):
     for number in range(30):
         assert locked.get("/encoders", headers=bearing(wrong_key(number))).status_code == 401
-    connections = locked.app.state.services.db.engine.pool
-    asked = []
-    event.listen(connections, "checkout", lambda *_: asked.append(1))
+    statements = []
+    event.listen(
+        locked.app.state.services.db.engine,
+        "before_cursor_execute",
+        lambda _connection, _cursor, statement, *_: statements.append(statement),
+    )
     assert locked.get("/encoders", headers=bearing(wrong_key(99))).status_code == 429
-    assert asked == []
+    assert not [statement for statement in statements if "FROM api_keys" in statement]
 
 
 @pytest.mark.usefixtures("new_minute")
