@@ -32,8 +32,9 @@ AnchorageError
       OutOfRange, BadShape, BadDtype, BadBase64, BadColumn, EmptyVectors, DegenerateAnchors,
       InvalidOption, UnknownOption, NotExactlyOne, MethodNotIndependent, EncoderNeedsVectors,
       EncoderUnavailable, InvalidInput, TokensNotRead, InvalidImage, InvalidHead, HeadTooSlow,
-      InvalidSeeds, SeedsInsufficient, QualityBelowMinimum, IdempotencyKeyReused, AddressNotListed,
-      ConnectorMissing, StoreUnsupported, InvalidFilter, WrongSpace
+      InvalidSeeds, SeedsInsufficient, SpacesNotAligned, QualityBelowMinimum,
+      IdempotencyKeyReused, AddressNotListed, ConnectorMissing, StoreUnsupported, InvalidFilter,
+      WrongSpace
 
 No class depends on HTTP: `app.api.http.problems` maps classes to statuses. A failed job stores
 the same code. docs/reference/errors.md explains each code.
@@ -78,6 +79,7 @@ from app.errors.invalid import OutOfRange as OutOfRange
 from app.errors.invalid import QualityBelowMinimum as QualityBelowMinimum
 from app.errors.invalid import RaggedRows as RaggedRows
 from app.errors.invalid import SeedsInsufficient as SeedsInsufficient
+from app.errors.invalid import SpacesNotAligned as SpacesNotAligned
 from app.errors.invalid import StoreUnsupported as StoreUnsupported
 from app.errors.invalid import TokensNotRead as TokensNotRead
 from app.errors.invalid import UnequalAnchors as UnequalAnchors

@@ -68,6 +68,10 @@ class SeedsInsufficient(Invalid):
     code = "seeds-insufficient"
 
 
+class SpacesNotAligned(Invalid):
+    code = "spaces-not-aligned"
+
+
 class InvalidOption(Invalid):
     code = "invalid-option"
 

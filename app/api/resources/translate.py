@@ -48,7 +48,9 @@ class TranslateRequest(PairRequest, InputsBody):
 
     vectors: Vectors = Field(None, description="Vectors of the source encoder.")
     relative: Vectors = Field(
-        None, description="Relative vectors, as `/relative` answers them. They need no `source`."
+        None,
+        description="Relative vectors, as `/relative` answers them. They need no `source`; "
+        "`method: kernel` decodes better with one.",
     )
     relative_power: Share | None = Field(
         None,

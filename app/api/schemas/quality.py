@@ -248,6 +248,45 @@ class FitWeightsOut(BaseModel):
     )
 
 
+class AlignmentOut(BaseModel):
+    """What an alignment of two pools estimated about itself when it made the pairs."""
+
+    right: float = Field(
+        description="Estimated share of items whose translation is nearest to the right one of "
+        "`index` items, 0 to 1."
+    )
+    mean_rank_share: float = Field(
+        description="Estimated mean rank of the right item, as a share of `index`: 0 is always "
+        "first. Usually too large."
+    )
+    index: int = Field(description="Number of items searched.")
+    found_again: float | None = Field(
+        None,
+        description="Share of items whose translation by one attempt is nearest to its own "
+        "translation by another attempt, which started from other items. Null with seeds.",
+    )
+    agreement: float | None = Field(
+        None,
+        description="Share of items for which both attempts chose the same nearest item. Null with "
+        "seeds.",
+    )
+    attempts: int | None = Field(None, description="Number of attempts. Null with seeds.")
+    seeds: int = Field(
+        0,
+        description="Number of seeds. With seeds, `right` and `mean_rank_share` are measured on "
+        "seeds that the alignment has not seen.",
+    )
+    recall: float | None = Field(
+        None,
+        description="Share of the ten nearest items that translations of unseen seeds find. Null "
+        "without seeds.",
+    )
+    recall_alone: float | None = Field(
+        None,
+        description="The same by a translator fitted to the seeds alone. Null without seeds.",
+    )
+
+
 class TranslatorReportOut(BaseModel):
     """What to expect of a translator."""
 
@@ -281,6 +320,12 @@ class TranslatorReportOut(BaseModel):
         None,
         description="What roles and the sample of a store decided. "
         "Null if neither the request has a role nor an encoder a sample.",
+    )
+    alignment: AlignmentOut | None = Field(
+        None,
+        description="The estimate of the alignment that made the anchors. Then nothing is measured "
+        "on them: `evidence`, `learning`, `influence`, `promise`, `held_out` and `cka` are null. "
+        "Null for known anchors.",
     )
     source: TranslatorSpaceOut = Field(description="The source encoder's anchors.")
     target: TranslatorSpaceOut = Field(description="The target encoder's anchors.")

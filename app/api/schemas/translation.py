@@ -12,6 +12,7 @@ from app.errors import InvalidRequest
 from app.maths.quality.candidates import Preference
 from app.maths.quality.promise import LARGEST_INDEX, SMALLEST_INDEX
 from app.maths.translators import methods
+from app.maths.translators.kernel import MOST_LANDMARKS
 from app.services.anchors.store_coverage import SearchRole
 from app.services.translators import translators
 from app.services.translators.warnings import WarningCode
@@ -28,6 +29,7 @@ MethodName = Annotated[
         "reduced-rank",
         "canonical",
         "affine",
+        "kernel",
     ],
     Field(
         description="How the translator is fitted. "
@@ -57,7 +59,13 @@ class TranslationOptions(Body):
         None, description="`graded`: exponent of the source's whitening, 0 to 1. Default 1."
     )
     decode_power: Share | None = Field(
-        None, description="`graded`: exponent of the target's whitening, 0 to 1. Default 0.25."
+        None,
+        description="`graded`, `kernel`: exponent of the target's whitening, 0 to 1. Default 0.25.",
+    )
+    landmarks: Annotated[int, Field(ge=1, le=MOST_LANDMARKS)] | None = Field(
+        None,
+        description="`kernel`: the most anchors that a translation is compared with. More cost "
+        "more of every translation. Default 2048.",
     )
     centre: bool | None = Field(
         None, description="Whether to subtract the anchors' mean before the fit. Default true."
@@ -233,6 +241,7 @@ class AnswerWarningOut(BaseModel):
         "shuffled ones. `few-anchors`: there are too few anchors for the dimensions. "
         "`ill-conditioned-anchors`: some directions of the anchors are almost empty. "
         "`foreign-anchors`: the anchors are unlike the items of the store. "
-        "`same-encoder`: source and target have the same anchors."
+        "`same-encoder`: source and target have the same anchors. "
+        "`made-pairs`: an alignment of two pools made the anchors."
     )
     detail: str = Field(description="What is wrong, and what to do.")

@@ -124,10 +124,14 @@ class AnnealingState:
 
 
 def principal_directions(
-    unit: Float32[Tensor, "n d"], rows: Int64[Tensor, " k"] | None = None, *, beat: Beat = no_beat
+    unit: Float32[Tensor, "n d"],
+    rows: Int64[Tensor, " k"] | None = None,
+    *,
+    most: int = MOST_DIMENSIONS,
+    beat: Beat = no_beat,
 ) -> Directions:
-    """The leading principal directions of centred unit rows (n, d), at most MOST_DIMENSIONS; by
-    subspace iteration if d is large.
+    """The leading principal directions of centred unit rows (n, d), at most `most`; by subspace
+    iteration if d is large.
 
     rows  the rows whose coordinates are returned, all if None; the directions are those of the
           whole pool
@@ -145,14 +149,14 @@ def principal_directions(
     else:
         generator = torch.Generator().manual_seed(0)
         basis = torch.randn(
-            d, MOST_DIMENSIONS + OVERSAMPLING, generator=generator, dtype=torch.float64
+            d, min(d, most + OVERSAMPLING), generator=generator, dtype=torch.float64
         ).to(unit.device)
         for _ in range(SUBSPACE_ITERATIONS):
             beat()
             basis = torch.linalg.qr(covariance @ basis).Q
         variance, rotation = torch.linalg.eigh(basis.T @ covariance @ basis)
         vectors = basis @ rotation
-    kept = min(MOST_DIMENSIONS, int((variance > NEGLIGIBLE_VARIANCE * variance[-1]).sum()))
+    kept = min(most, int((variance > NEGLIGIBLE_VARIANCE * variance[-1]).sum()))
     variance, vectors = variance.flip(0)[:kept], vectors.flip(1)[:, :kept]
     some = unit if rows is None else unit[rows]
     return Directions(product(some, vectors.float(), beat=beat), variance)

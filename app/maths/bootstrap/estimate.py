@@ -119,6 +119,14 @@ class BootstrapEstimate:
     seeds_confirmed: float
     orphans_paired: float
 
+    @property
+    def is_map_believed(self) -> bool:
+        """Whether the map is believed, and only items without a partner lower the estimate: more
+        seeds would not raise it.
+        """
+        believed = self.agreement >= FULL_AGREEMENT or self.confirmed >= FULL_CONFIRMATION
+        return believed and self.orphans_paired > 0 and not self.seeds_confirmed < self.right
+
 
 def attempt_agreement(one: Int64[Tensor, " n"], other: Int64[Tensor, " n"]) -> float:
     """Share of equal partners among the rows that have one in both; 0 where these are fewer than a

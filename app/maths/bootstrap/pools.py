@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors, InvalidSeeds
@@ -102,22 +102,13 @@ def _unit_about_mean(pool: Float[Tensor, "n d"], beat: Beat) -> Float32[Tensor, 
     """Rows of a pool about its mean, of length 1, as in `fit_space`; in pieces, in float64."""
     beat()
     check_vectors(pool)
-    n, pieces = len(pool), torch.split(pool, max(1, NUMBERS_PER_PIECE // pool.shape[1]))
+    n, pieces = len(pool), _split(pool)
 
     def in_float64(piece: Tensor) -> Tensor:
         beat()
         return piece.double()
 
-    lengths = torch.cat([row_norms(in_float64(piece)) for piece in pieces])
-    counted = (
-        (lengths <= OUTLIER_LENGTH * lengths.median())
-        if bool(lengths.median() > 0)
-        else torch.ones_like(lengths, dtype=torch.bool)
-    )
-    weights = torch.split(counted.double() / counted.sum(), len(pieces[0]))
-    mean = torch.stack(
-        [weight @ in_float64(piece) for weight, piece in zip(weights, pieces, strict=True)]
-    ).sum(dim=0)
+    counted, weights, mean = _weighted_mean(pieces, beat)
     distances = torch.cat([row_norms(in_float64(piece) - mean) for piece in pieces])
     farthest = float(distances[counted].max())
     if float(mean.norm()) > n * torch.finfo(torch.float64).eps * farthest:
@@ -142,6 +133,52 @@ def _unit_about_mean(pool: Float[Tensor, "n d"], beat: Beat) -> Float32[Tensor, 
             "Use a pool with different items."
         )
     return unit
+
+
+def mean_and_distance(
+    pool: Float[Tensor, "n d"], *, beat: Beat = no_beat
+) -> tuple[Float64[Tensor, " d"], float]:
+    """The mean of a pool and the mean distance of its items from it, in the encoder's units, where
+    the items count that count in `fit_pools`.
+    """
+    pieces = _split(pool)
+    _, weights, mean = _weighted_mean(pieces, beat)
+    distance = 0.0
+    for weight, piece in zip(weights, pieces, strict=True):
+        beat()
+        distance += float(weight @ row_norms(piece.double() - mean))
+    return mean, distance
+
+
+def _weighted_mean(
+    pieces: tuple[Tensor, ...], beat: Beat
+) -> tuple[Bool[Tensor, " n"], tuple[Tensor, ...], Float64[Tensor, " d"]]:
+    """Which items count (n,), the weights of each piece's items, and the mean (d,)."""
+    counted = _counted(pieces, beat)
+    weights = torch.split(counted.double() / counted.sum(), len(pieces[0]))
+    sums = []
+    for weight, piece in zip(weights, pieces, strict=True):
+        beat()
+        sums.append(weight @ piece.double())
+    return counted, weights, torch.stack(sums).sum(dim=0)
+
+
+def _split(pool: Float[Tensor, "n d"]) -> tuple[Tensor, ...]:
+    return torch.split(pool, max(1, NUMBERS_PER_PIECE // pool.shape[1]))
+
+
+def _counted(pieces: tuple[Tensor, ...], beat: Beat) -> Bool[Tensor, " n"]:
+    """(n,) the items that count in the mean: all but outliers."""
+    lengths = []
+    for piece in pieces:
+        beat()
+        lengths.append(row_norms(piece.double()))
+    every = torch.cat(lengths)
+    median = every.median()
+    if not bool(median > 0):
+        return torch.ones_like(every, dtype=torch.bool)
+    counted: Tensor = every <= OUTLIER_LENGTH * median
+    return counted
 
 
 def check_seeds(seeds: list[tuple[int, int]], *, source: int, target: int, size: int) -> None:

@@ -46,8 +46,15 @@ def _candidates() -> tuple[Candidate, ...]:
 #: benchmarks/quality; `ridge`, which is graded at (1, 0); variants about zero instead of the
 #: mean, which lost everywhere; `affine`, whose lengths express certainty and would disorder an
 #: index of dot products.
-CANDIDATES = _candidates()
+LINEAR_CANDIDATES = _candidates()
 
+#: Powers of the map that is not linear. The comparison, whose index is small, would prefer lower
+#: ones for retrieval than a larger index does.
+KERNEL_POWERS: dict[Preference, tuple[float, ...]] = {
+    "retrieval": (0.125, 0.25),
+    "cosine": (0.0,),
+    "classification": (0.125, 0.25),
+}
 
 #: Chosen unless another candidate is clearly better, and where the anchors are too few to hold any
 #: out.
@@ -56,6 +63,13 @@ DEFAULT_CANDIDATE: dict[Preference, Candidate] = {
     "cosine": Candidate("graded", {"decode_power": 0.0, "ridge": None}),
     "classification": Candidate("graded", {"decode_power": 0.25, "ridge": None}),
 }
+
+
+def candidates_for(prefer: Preference) -> tuple[Candidate, ...]:
+    """All candidates for a preference."""
+    powers = KERNEL_POWERS[prefer]
+    kernels = (Candidate("kernel", {"decode_power": power}) for power in powers)
+    return (*LINEAR_CANDIDATES, *kernels)
 
 
 def decode_power(relative_power: float) -> float:
@@ -76,3 +90,8 @@ def decoder_options(relative_power: float) -> dict[str, float]:
     """
     own = {} if relative_power >= 1.0 else {"ridge": 1.0}
     return {"decode_power": decode_power(relative_power), **own}
+
+
+#: Options of a kernel that decodes relative vectors of an unknown source. It is fitted to the
+#: target's own cosines, which predict its anchors without error, so nothing chooses a ridge.
+KERNEL_DECODER_OPTIONS: Options = {"ridge": 1.0, "decode_power": 0.0}

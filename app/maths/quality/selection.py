@@ -11,31 +11,40 @@ candidate's quality is free of selection bias: each fold is measured by the cand
 anchors of the other folds would have chosen (`Choice.found`).
 
 Equal anchors give equal choices: no clock takes part. MOST_SELECTION_ANCHORS limits the time.
+
+A kernel gains with every anchor, where linear maps saturate, so that the choice among few of many
+anchors is too low for it. Where there are more than MOST_SELECTION_ANCHORS, the linear choice and
+the kernel are compared once more, with up to MOST_KERNEL_ANCHORS, and a part of them held out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from app.errors import DegenerateAnchors
-from app.maths.geometry.pair import Core, Pair
-from app.maths.geometry.sampling import cluster_centres
-from app.maths.geometry.space import Space, normalise
-from app.maths.quality.candidates import CANDIDATES, DEFAULT_CANDIDATE, Candidate, Preference
-from app.maths.quality.crossfit import cut_into_folds, draw_anchors, fit_some
-from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, cosine_blocks, search, unit
-from app.maths.translators.methods import METHODS, Options, pair_for, resolve
+from app.maths.quality.candidate_measures import SELECTION_MEASURES, measure_candidates
+from app.maths.quality.candidates import (
+    DEFAULT_CANDIDATE,
+    Candidate,
+    Preference,
+    candidates_for,
+)
+from app.maths.quality.crossfit import cut_into_folds, draw_anchors
+from app.maths.translators.methods import METHODS, Options, resolve
 
 SELECTION_FOLDS = 5
 
 #: Anchors that a choice uses at most, drawn by seed; the fit itself uses all.
 MOST_SELECTION_ANCHORS = 1024
+
+#: Anchors that the second comparison uses at most, and how many of them it holds out: folds up to
+#: this number.
+MOST_KERNEL_ANCHORS, KERNEL_HELD_OUT = 5120, 1024
 
 #: The standard errors by which a candidate must be better than the default.
 DECISIVE_ERRORS = 1.5
@@ -44,11 +53,6 @@ DECISIVE_ERRORS = 1.5
 #: larger index the order of the very nearest matters, which MRR measures: its weight relative to
 #: recall is MRR_WEIGHT / k.
 MRR_WEIGHT = 30.0
-
-SELECTION_MEASURES = ("recall", "mrr", "cosine", "agreement")
-
-#: Classes that stand in for those of an unknown head.
-MOST_CLUSTERS = 32
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ def choose_method(
     prefer: Preference = "retrieval",
     shape: Options | None = None,
     seed: int = 0,
-    candidates: Sequence[Candidate] = CANDIDATES,
+    candidates: Sequence[Candidate] | None = None,
     usual: Candidate | None = None,
     weights: Float64[Tensor, " k"] | None = None,
     counted: Bool[Tensor, " k"] | None = None,
@@ -109,26 +113,26 @@ def choose_method(
 
     shape  options of all candidates (`renormalise`, `keep_norms`): they are not chosen, and change
            no direction
+    candidates  None: `candidates_for` the preference
     usual  the default, one of the candidates; None: DEFAULT_CANDIDATE of the preference
     weights, counted  (k,) as in `crossfit.hold_out`: the weights of the anchors in the fits, and
            the anchors that are held out and measured
     Below `crossfit.FEWEST_DISTINCT` distinct anchors, or where a fold leaves only one vector, it is
     the default. Raises UnknownOption.
     """
-    source, target, shape = source.double(), target.double(), dict(shape or {})
+    every = source.double(), target.double(), weights, counted
+    shape = dict(shape or {})
     usual = usual or DEFAULT_CANDIDATE[prefer]
+    candidates = candidates_for(prefer) if candidates is None else candidates
     size = len(source)
     source, target, weights, counted = draw_anchors(
-        source,
-        target,
-        weights,
-        counted,
-        most=MOST_SELECTION_ANCHORS,
-        generator=torch.Generator().manual_seed(seed),
+        *every, most=MOST_SELECTION_ANCHORS, generator=torch.Generator().manual_seed(seed)
     )
     parts = cut_into_folds(source, target, folds=SELECTION_FOLDS, seed=seed, counted=counted)
     measures = (
-        None if parts is None else _measure_candidates(candidates, source, target, *parts, weights)
+        None
+        if parts is None
+        else measure_candidates(candidates, source, target, *parts, weights, folds=SELECTION_FOLDS)
     )
     if parts is None or measures is None:
         options = resolve(usual.method, {**usual.options, **shape}, anchors=size)
@@ -149,7 +153,7 @@ def choose_method(
     errors = _standard_error(scores - scores[usual_at])
     order = mean_scores.argsort(descending=True, stable=True).tolist()
     chosen = candidates[winner]
-    return Choice(
+    choice = Choice(
         method=chosen.method,
         options=resolve(chosen.method, {**chosen.options, **shape}, anchors=size),
         prefer=prefer,
@@ -168,6 +172,64 @@ def choose_method(
             for i in order
             for method, given in [candidates[i]]
         ],
+    )
+    kernels = [each for each in candidates if METHODS[each.method].core is None]
+    if size == len(source) or chosen in kernels or not kernels:
+        return choice
+    return _compare_with_kernels(choice, chosen, kernels, *every, shape=shape, seed=seed)
+
+
+def _compare_with_kernels(
+    choice: Choice,
+    chosen: Candidate,
+    kernels: Sequence[Candidate],
+    source: Float64[Tensor, "k dx"],
+    target: Float64[Tensor, "k dy"],
+    weights: Float64[Tensor, " k"] | None,
+    counted: Bool[Tensor, " k"] | None,
+    *,
+    shape: Options,
+    seed: int,
+) -> Choice:
+    """The choice of a linear candidate, or that of a kernel which is clearly better with more
+    anchors.
+    """
+    size = len(source)
+    source, target, weights, counted = draw_anchors(
+        source,
+        target,
+        weights,
+        counted,
+        most=MOST_KERNEL_ANCHORS,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    folds = max(SELECTION_FOLDS, round(len(source) / KERNEL_HELD_OUT))
+    parts = cut_into_folds(source, target, folds=folds, seed=seed, counted=counted)
+    if parts is None:  # more anchors may be fewer groups: one may join two
+        return choice
+    first, fold_of = parts
+    enough = min(folds, math.ceil(KERNEL_HELD_OUT * folds / int(first.sum())))
+    first = first & (fold_of < enough)
+    measures = measure_candidates(
+        [chosen, *kernels], source, target, first, fold_of, weights, folds=enough
+    )
+    if measures is None:
+        return choice
+    measures = measures[:, first].double()
+    scores = _score(measures, choice.prefer)
+    winner = _best_candidate(scores, 0)
+    if winner == 0:
+        return choice
+    best = kernels[winner - 1]
+    return replace(
+        choice,
+        method=best.method,
+        options=resolve(best.method, {**best.options, **shape}, anchors=size),
+        reason=f"a kernel, more than {DECISIVE_ERRORS} standard errors better than the best linear "
+        f"method with {len(source)} anchors",
+        anchors=int(first.sum()),
+        folds=enough,
+        found=_by_measure(measures[winner].mean(dim=0)),
     )
 
 
@@ -188,7 +250,9 @@ def held_out_scores(
     parts = cut_into_folds(source, target, folds=SELECTION_FOLDS, seed=seed, counted=counted)
     if parts is None:
         return None
-    measures = _measure_candidates([candidate], source, target, *parts, weights)
+    measures = measure_candidates(
+        [candidate], source, target, *parts, weights, folds=SELECTION_FOLDS
+    )
     return None if measures is None else _score(measures[:, parts[0]].double(), "retrieval")[0]
 
 
@@ -243,142 +307,3 @@ def _reason(usual: bool, best: bool) -> str:
             else f"the usual method: no other is better by {DECISIVE_ERRORS} standard errors"
         )
     return f"the best method, more than {DECISIVE_ERRORS} standard errors better than the usual one"
-
-
-class _Natives(NamedTuple):
-    """The native vectors that every fold is compared with.
-
-    mean     (d_y,) of the anchors
-    unit     (k, d_y) the native vectors' directions about it
-    truth    (k, k) which rows are whose nearest neighbours
-    centres  (c, d_y) of clusters of the directions
-    own      (k,) the centre that each is nearest to
-    """
-
-    mean: Float64[Tensor, " dy"]
-    unit: Float64[Tensor, "k dy"]
-    truth: Bool[Tensor, "k k"]
-    centres: Float64[Tensor, "c dy"]
-    own: Int64[Tensor, " k"]
-
-
-def _natives(target: Float64[Tensor, "k dy"]) -> _Natives:
-    mean = target.mean(dim=0)
-    native = unit(target - mean)
-    directions = unit(native)
-    neighbours = search(
-        cosine_blocks(directions, directions), min(DEFAULT_NEIGHBOURS, len(native) - 1), own=True
-    ).near
-    truth = torch.zeros(len(native), len(native), dtype=torch.bool).scatter_(1, neighbours, True)
-    count = min(MOST_CLUSTERS, max(2, round(len(native) ** 0.5)))
-    centres = unit(cluster_centres(native, size=count, seed=0))
-    return _Natives(mean, native, truth, centres, (native @ centres.T).argmax(dim=1))
-
-
-def _measure_candidates(
-    candidates: Sequence[Candidate],
-    source: Float64[Tensor, "k dx"],
-    target: Float64[Tensor, "k dy"],
-    first: Bool[Tensor, " k"],
-    fold_of: Int64[Tensor, " k"],
-    weights: Float64[Tensor, " k"] | None,
-) -> Float32[Tensor, "c k m"] | None:
-    """Every candidate's SELECTION_MEASURES of every anchor that counts; None when all anchors
-    outside a fold are one vector.
-    """
-    natives = _natives(target[first])
-    place = first.cumsum(0) - 1  # each anchor's place among those that count
-    scores = torch.zeros(len(candidates), len(source), len(SELECTION_MEASURES))
-    for fold in range(SELECTION_FOLDS):
-        held_rows, fit_rows = ((fold_of == fold) & first).nonzero().flatten(), fold_of != fold
-        try:
-            x, y = fit_some(source, target, fit_rows, weights)
-        except DegenerateAnchors:
-            return None
-        part = _Fold(x, y, source[held_rows], place[held_rows], natives)
-        for number, candidate in enumerate(candidates):
-            scores[number, held_rows] = part.measure(candidate)
-    return scores
-
-
-class _Fold:
-    """The anchors that a fold's fits use, and those that they are measured on."""
-
-    def __init__(
-        self,
-        x: Space,
-        y: Space,
-        vectors: Float64[Tensor, "h dx"],
-        place: Int64[Tensor, " h"],
-        natives: _Natives,
-    ) -> None:
-        self._x, self._y, self._vectors, self._place, self._natives = x, y, vectors, place, natives
-        self._frames: dict[tuple[bool, bool], _Frame] = {}
-
-    def measure(self, candidate: Candidate) -> Float32[Tensor, "h m"]:
-        """SELECTION_MEASURES of the held-out vectors, which are the anchors `place`, by a
-        candidate's fit.
-        """
-        name, given = candidate
-        options = resolve(name, given, anchors=self._x.size)
-        key = (METHODS[name].affine, bool(options.get("centre", True)))
-        if key not in self._frames:  # many candidates share a frame
-            pair = pair_for(name, self._x, self._y, options)
-            self._frames[key] = _Frame(
-                pair, self._vectors, self._natives, affine=METHODS[name].affine
-            )
-        frame = self._frames[key]
-        return self._compared(*frame.cosines(METHODS[name].core(frame.pair, options)))
-
-    def _compared(
-        self, index: Float32[Tensor, "h k"], centres: Float32[Tensor, "h c"]
-    ) -> Float32[Tensor, "h m"]:
-        own = index.gather(1, self._place[:, None])
-        mrr = 1.0 / (index >= own).sum(dim=1)
-        index.scatter_(1, self._place[:, None], -torch.inf)
-        neighbours = index.topk(min(DEFAULT_NEIGHBOURS, index.shape[1] - 1), dim=1).indices
-        recall = self._natives.truth[self._place].gather(1, neighbours).float().mean(dim=1)
-        agreed = centres.argmax(dim=1) == self._natives.own[self._place]
-        return torch.stack([recall, mrr, own[:, 0], agreed.float()], dim=1)
-
-
-class _Frame:
-    """A pair whose coordinates both the cores and the comparison with natives use, so that no
-    vector leaves them.
-
-    translated - mean = s_y r(q F) V_y^T + (m_y - mean) for q = n(x) V_x: its products with natives
-    need only their coordinates and the contribution of m_y - mean.
-    """
-
-    def __init__(
-        self, pair: Pair, vectors: Float64[Tensor, "h dx"], natives: _Natives, *, affine: bool
-    ) -> None:
-        self.pair, self._affine, self._count = pair, affine, len(natives.unit)
-        # In units of the target's scale: cosines have no unit, and squares of large values would
-        # overflow float32.
-        directions, lengths = normalise(vectors, pair.source.mean)
-        if affine:
-            directions = directions * (lengths / pair.source.scale)[:, None]
-        self._queries = (directions @ pair.x.right.T).float()
-        shift = (pair.target.mean - natives.mean) / pair.target.scale
-        natives_and_centres = torch.cat([natives.unit, natives.centres])
-        self._compared = (natives_and_centres @ pair.y.right.T).float()
-        self._offset = (natives_and_centres @ shift).float()
-        self._apart = (pair.y.right @ shift).float()
-        self._apart_squared = float(shift.square().sum())
-
-    def cosines(self, core: Core) -> tuple[Float32[Tensor, "h k"], Float32[Tensor, "h c"]]:
-        """Cosines of the translated vectors to the natives, and to the centres, about the natives'
-        mean.
-        """
-        directions = self._queries @ core.float()
-        if not self._affine:
-            directions = torch.nn.functional.normalize(directions, dim=1)
-        squared = (
-            directions.square().sum(dim=1) + 2.0 * (directions @ self._apart) + self._apart_squared
-        )
-        cosines = (
-            torch.addmm(self._offset, directions, self._compared.T)
-            * squared.clamp_min(1e-30).rsqrt()[:, None]
-        )
-        return cosines[:, : self._count], cosines[:, self._count :]

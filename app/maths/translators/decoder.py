@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,6 +25,7 @@ class Decoder:
     scale, mean            s_y and m_y (d_y,), in the target encoder's units
     renormalise            whether r' scales to unit length before s_y (an ensemble mean shrinks
                            norms) or is the identity
+    kernel                 whether `kernel_of` is applied to relative coordinates before D
     """
 
     matrix: Float32[Tensor, "k dy"]
@@ -31,15 +33,26 @@ class Decoder:
     scale: float
     mean: Float32[Tensor, " dy"]
     renormalise: bool
+    kernel: bool = False
 
     @property
     def nbytes(self) -> int:
         return self.matrix.nbytes + self.energy.nbytes + self.mean.nbytes
 
+    @property
+    def size(self) -> int:
+        """k, the number of relative coordinates."""
+        return self.matrix.shape[0]
+
     @cached_property
     def most_energy(self) -> float:
         """The largest of `energy`."""
         return float(self.energy.max())
+
+    def rounding_of(self, length: float) -> float:
+        """The length below which the product of coordinates of that length may be noise."""
+        rounding = NOISE_ROUNDINGS * torch.finfo(torch.float32).eps
+        return rounding * length * math.sqrt(self.most_energy)
 
     @cached_property
     def rounded(self) -> Tensor:
@@ -64,13 +77,22 @@ class TranslatedRows:
 
 
 def make_decoder(
-    target: Space, matrix: Float64[Tensor, "m dy"], *, renormalise: bool = True
+    target: Space,
+    matrix: Float64[Tensor, "m dy"],
+    *,
+    renormalise: bool = True,
+    kernel: bool = False,
 ) -> Decoder:
     """Round a fitted matrix and the target's statistics to float32, the precision of serving."""
     energy = matrix.square().sum(dim=1).float()
     return Decoder(
-        matrix.float().contiguous(), energy, target.scale, target.mean.float(), renormalise
+        matrix.float().contiguous(), energy, target.scale, target.mean.float(), renormalise, kernel
     )
+
+
+def kernel_of(cosines: Float[Tensor, " *shape"]) -> Float[Tensor, " *shape"]:
+    """f(c) = e^c - 1 of each number, in place; dimensionless."""
+    return cosines.expm1_()
 
 
 def decode(decoder: Decoder, relative: Float[Tensor, "n k"]) -> TranslatedRows:
@@ -99,7 +121,8 @@ def decode_coordinates(
     more: Float32[Tensor, " *n"],
     stretch: Float32[Tensor, " n"] | None = None,
 ) -> tuple[Float32[Tensor, "n dy"], Bool[Tensor, " n"]]:
-    """s_y * r'(c M) + m_y, the one product of serving, and which rows (n,) have a known direction.
+    """s_y * r'(c M) + m_y, the last product of serving, and which rows (n,) have a known direction.
+    A kernel's decoder takes f(c) for c.
 
     A product no longer than the rounding of its coordinates can make it, 8 eps sqrt(sum_i c_i^2
     |M_i|^2 + more), is noise, and counts as zero.
@@ -108,6 +131,8 @@ def decode_coordinates(
              eps
     stretch  (n,) the length of each row relative to the usual one; None: 1
     """
+    if decoder.kernel:
+        coordinates = kernel_of(coordinates.clone())
     product = coordinates @ decoder.matrix
     lengths = row_norms(product)
     rounding = NOISE_ROUNDINGS * torch.finfo(torch.float32).eps

@@ -1,9 +1,9 @@
 """Every way to fit a translator, by name.
 
 An *independent* method makes its decoder from the target's anchors alone, so it can also decode
-relative vectors of an unknown source; a *joint* method is fitted to the anchors of both spaces. A
-method chooses each option that is None from the anchors that it is fitted to. So a fit that holds
-some of them out chooses without them.
+relative vectors of an unknown source; a *joint* method is fitted to the anchors of both spaces. The
+kernel is joint, and decodes relative vectors too. A method chooses each option that is None from
+the anchors that it is fitted to. So a fit that holds some of them out chooses without them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from torch import Tensor
 from app.errors import InvalidOption, MethodNotIndependent, UnknownOption
 from app.maths.geometry.pair import Core, Pair
 from app.maths.geometry.space import Space, uncentred, unscaled
+from app.maths.geometry.spectrum import check_power
 from app.maths.translators import align, graded, inverse
 from app.maths.translators.decoder import Decoder, make_decoder
+from app.maths.translators.kernel import KernelFit, fit_kernel, whiten
 from app.maths.translators.translator import Translator, make_translator
 
 Option = float | int | bool | None
@@ -31,22 +33,27 @@ class Method:
     """One way to fit a translator.
 
     defaults  its options and their default values
-    core      F (r_x, r_y) of a pair: T = V_x F V_y^T
-    decode    independent methods: the target's decoder D (k, d_y)
+    core      F (r_x, r_y) of a pair: T = V_x F V_y^T; None: a kernel, which is no matrix
+    decode    the decoder D (k, d_y) of relative vectors, from the target's anchors alone
     encode    independent methods: the source's projector E (d_x, k), so that T = E D
     affine    whether it maps x - m and not its direction, so that it translates lengths too
     """
 
     summary: str
     defaults: Options
-    core: Callable[[Pair, Options], Core]
+    core: Callable[[Pair, Options], Core] | None
     decode: Callable[[Space, Options], Float64[Tensor, "k dy"]] | None = None
     encode: Callable[[Space, Options], Float64[Tensor, "dx k"]] | None = None
     affine: bool = False
 
     @property
     def independent(self) -> bool:
-        return self.decode is not None
+        return self.encode is not None
+
+    def core_of(self, pair: Pair, options: Options) -> Core:
+        """F of a pair, by a linear method."""
+        assert self.core is not None
+        return self.core(pair, options)
 
 
 def _required_float(options: Options, name: str) -> float:
@@ -87,6 +94,20 @@ def _decoder_core(
 
 def _irp_ridge(y: Space, o: Options) -> Float64[Tensor, "k dy"]:
     return inverse.irp_ridge(y.unit, ridge=_required_float(o, "ridge"), noise=y.noise)
+
+
+def _fit_kernel(source: Space, target: Space, options: Options) -> KernelFit:
+    ridge, landmarks = kernel_options(options)
+    check_power(power := _required_float(options, "decode_power"), "options.decode_power")
+    return whiten(fit_kernel(source, target, ridge=ridge, landmarks=landmarks), target, power=power)
+
+
+def _kernel_decoder(source: Space, target: Space, options: Options) -> Float64[Tensor, "k dy"]:
+    """B (k, d_y) for the cosines to all anchors: zero for those that are no landmarks."""
+    fitted = _fit_kernel(source, target, options)
+    decoder = target.unit.new_zeros(target.size, target.dim)
+    decoder[fitted.rows] = fitted.weights
+    return decoder
 
 
 #: Options of every method but the affine one.
@@ -181,6 +202,12 @@ METHODS: dict[str, Method] = {
         core=lambda pair, o: align.regression(pair, ridge=_optional_float(o, "ridge")),
         affine=True,
     ),
+    "kernel": Method(
+        "kernel ridge regression on the cosines with up to `landmarks` anchors",
+        {"ridge": None, "decode_power": 0.25, "landmarks": 2048, **OUTPUT_OPTIONS},
+        core=None,
+        decode=lambda y, o: _kernel_decoder(y, y, o),
+    ),
 }
 
 #: torch.Generator takes seeds up to this one.
@@ -217,8 +244,23 @@ def fit(name: str, source: Space, target: Space, options: Options) -> Translator
     """The translator source -> target by the named method with resolved options. Raises
     InvalidOption.
     """
+    if METHODS[name].core is None:
+        fitted = _fit_kernel(source, target, options)
+        return make_translator(
+            source,
+            target,
+            fitted.weights,
+            renormalise=bool(options["renormalise"]),
+            keep_norms=bool(options["keep_norms"]),
+            landmarks=fitted.landmarks,
+        )
     pair = pair_for(name, source, target, options)
-    return translator_of_core(name, pair, METHODS[name].core(pair, options), options)
+    return translator_of_core(name, pair, METHODS[name].core_of(pair, options), options)
+
+
+def kernel_options(options: Options) -> tuple[float | None, int]:
+    """The ridge and the number of landmarks of the method `kernel`."""
+    return _optional_float(options, "ridge"), _required_int(options, "landmarks")
 
 
 def pair_for(name: str, source: Space, target: Space, options: Options) -> Pair:
@@ -238,19 +280,34 @@ def translator_of_core(name: str, pair: Pair, core: Core, options: Options) -> T
         return make_translator(
             pair.source, pair.target, pair.join(core), renormalise=False, keep_norms=True
         )
-    shape = {option: bool(options[option]) for option in OUTPUT_OPTIONS}
-    return make_translator(pair.source, pair.target, pair.join(core), **shape)
+    return make_translator(
+        pair.source,
+        pair.target,
+        pair.join(core),
+        renormalise=bool(options["renormalise"]),
+        keep_norms=bool(options["keep_norms"]),
+    )
 
 
-def fit_decoder(name: str, target: Space, options: Options) -> Decoder:
-    """The decoder for relative vectors, by an independent method. Raises MethodNotIndependent and
-    InvalidOption.
+def fit_decoder(
+    name: str, target: Space, options: Options, *, source: Space | None = None
+) -> Decoder:
+    """The decoder for relative vectors, by a method that can decode them.
+
+    source  the space whose cosines they are, if it is known: a kernel is then fitted to the pair,
+            and decodes as `fit` translates
+    Raises MethodNotIndependent and InvalidOption.
     """
-    decode = METHODS[name].decode
-    if decode is None:
+    method = METHODS[name]
+    if method.decode is None:
         raise MethodNotIndependent(
             f"Method `{name}` is fitted to both spaces, so it cannot decode relative vectors. "
-            f"Use one of {', '.join(n for n, m in METHODS.items() if m.independent)}.",
+            f"Use one of {', '.join(n for n, m in METHODS.items() if m.decode is not None)}.",
             field="method",
         )
-    return make_decoder(target, decode(target, options), renormalise=bool(options["renormalise"]))
+    kernel = method.core is None
+    if kernel and source is not None:
+        matrix = _kernel_decoder(source, target, options)
+    else:
+        matrix = method.decode(target, options)
+    return make_decoder(target, matrix, renormalise=bool(options["renormalise"]), kernel=kernel)

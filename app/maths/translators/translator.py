@@ -1,9 +1,9 @@
-"""The fused map that serves translations: translate(x) = s_y * r(n(x) T) + m_y. A fit may be
-complex; applying it is this module.
+"""The fused map that serves translations: translate(x) = s_y * r(n(x) T) + m_y, or with a kernel
+s_y * r(f(n(x) L^T) B) + m_y. A fit may be complex; applying it is this module.
 
 `apply` handles the rows in steps that fit a core's cache: it reads each vector from memory once,
 computes one product, and writes each translation once. It does not compute n where r cancels it:
-r(n(x) T) = r((x - m) T).
+r(n(x) T) = r((x - m) T). With landmarks it divides by |x - m| after the first of the two products.
 """
 
 from __future__ import annotations
@@ -27,8 +27,15 @@ from app.maths.geometry.space import (
     check_shape,
     check_vectors,
     normalise,
+    row_norms,
 )
-from app.maths.translators.decoder import Decoder, TranslatedRows, decode_coordinates, make_decoder
+from app.maths.translators.decoder import (
+    Decoder,
+    TranslatedRows,
+    decode_coordinates,
+    kernel_of,
+    make_decoder,
+)
 
 #: Rows of one step of `apply`: 1.5 MB of scratch memory at 768 dimensions.
 ROWS_PER_STEP = 512
@@ -46,11 +53,14 @@ UNIT_ROUNDOFF = {
 
 
 class _Arrays(NamedTuple):
-    """The arrays of a translator: m_x (d_x,), T (d_x, d_y), m_y (d_y,)."""
+    """The arrays of a translator: m_x (d_x,), T (d_x, d_y) or B (k, d_y), m_y (d_y,), and L^T
+    (d_x, k) of a kernel.
+    """
 
     source_mean: np.ndarray[Any, np.dtype[np.float32]]
     matrix: np.ndarray[Any, np.dtype[np.float32]]
     target_mean: np.ndarray[Any, np.dtype[np.float32]]
+    landmarks: np.ndarray[Any, np.dtype[np.float32]] | None
 
 
 #: Which rows (n,) are at the mean, and which lie outside the span of the anchors.
@@ -66,34 +76,59 @@ class Translator:
     kept_scale               s_x where norms are kept: a vector c times as far from its mean as
                              usual is placed c times as far from the target's mean. None: every
                              vector is placed at the target's usual distance
+    landmarks    (d_x, k)    L^T, dimensionless, of a kernel; its decoder is B (k, d_y). None: the
+                             map is linear
     """
 
     source_mean: Float32[Tensor, " dx"]
     decoder: Decoder
     kept_scale: float | None = None
+    landmarks: Float32[Tensor, "dx k"] | None = None
 
     @cached_property
     def dims(self) -> tuple[int, int]:
         """d_x and d_y."""
-        return self.decoder.matrix.shape[0], self.decoder.matrix.shape[1]
+        return self.source_mean.shape[0], self.decoder.matrix.shape[1]
+
+    @property
+    def multiplications(self) -> int:
+        """Those of one row: d_x d_y, or k (d_x + d_y)."""
+        reads, makes = self.dims
+        return reads * makes if self.landmarks is None else self.decoder.size * (reads + makes)
 
     @property
     def nbytes(self) -> int:
-        return self.source_mean.nbytes + self.decoder.nbytes
+        landmarks = 0 if self.landmarks is None else self.landmarks.nbytes
+        return self.source_mean.nbytes + self.decoder.nbytes + landmarks
+
+    @cached_property
+    def energy(self) -> Float32[Tensor, " dx"]:
+        """Squared lengths (d_x,) of the rows of the matrix that multiplies n(x)."""
+        if self.landmarks is None:
+            return self.decoder.energy
+        return self.landmarks.double().square().sum(dim=1).float()
+
+    @cached_property
+    def most_energy(self) -> float:
+        """The largest of `energy`."""
+        return float(self.energy.max())
 
     @cached_property
     def arrays(self) -> _Arrays:
         """The same memory as numpy arrays."""
         return _Arrays(
-            self.source_mean.numpy(), self.decoder.matrix.numpy(), self.decoder.mean.numpy()
+            self.source_mean.numpy(),
+            self.decoder.matrix.numpy(),
+            self.decoder.mean.numpy(),
+            None if self.landmarks is None else self.landmarks.numpy(),
         )
 
     @cached_property
     def offset(self) -> float:
-        """sum_i m_i^2 |T_i|^2: the error of the product that the rounding of x - m, relative to m,
-        adds.
+        """sum_i m_i^2 |T_i|^2, with L^T for T where there are landmarks: the error of the first
+        product that the rounding of x - m, relative to m, adds.
         """
-        return float(self.source_mean.double().square() @ self.decoder.energy.double())
+        return float(self.source_mean.double().square() @ self.energy.double())
 
     @cached_property
     def nearest(self) -> float:
@@ -113,14 +148,18 @@ def least_distance(mean: Float32[Tensor, " d"]) -> float:
 def make_translator(
     source: Space,
     target: Space,
-    matrix: Float64[Tensor, "dx dy"],
+    matrix: Float64[Tensor, "m dy"],
     *,
     renormalise: bool = True,
     keep_norms: bool = False,
+    landmarks: Float64[Tensor, "m dx"] | None = None,
 ) -> Translator:
-    """The translator that serves a fitted T (d_x, d_y), in float32."""
-    decoder = make_decoder(target, matrix, renormalise=renormalise)
-    return Translator(source.mean.float(), decoder, source.scale if keep_norms else None)
+    """The translator that serves a fitted T (d_x, d_y), or B (k, d_y) with landmarks L (k, d_x), in
+    float32.
+    """
+    decoder = make_decoder(target, matrix, renormalise=renormalise, kernel=landmarks is not None)
+    columns = None if landmarks is None else landmarks.T.float().contiguous()
+    return Translator(source.mean.float(), decoder, source.scale if keep_norms else None, columns)
 
 
 def apply(
@@ -164,7 +203,8 @@ def apply_into(
     it is as fast as the product.
 
     precision  "bfloat16": multiply bfloat16 numbers, for processors that do this faster, and repeat
-               uncertain rows in float32
+               uncertain rows in float32. A kernel always multiplies float32: large terms cancel in
+               its sums
     Returns which rows (n,) are at the mean and which outside, or None if there are none. Raises
     NonFinite and OutOfRange, naming the rows of one step only.
     """
@@ -219,21 +259,31 @@ def _fast_step(
     near, far = _shortest_and_longest(norms)
     if not (translator.nearest <= near and far <= SAFE_FARTHEST):  # false for NaN
         return False
-    if precision == "float32":
+    # An upper bound of a row's factor: s_y / its length, times the factor that keeps its norm.
+    stretch = 1.0 if translator.kept_scale is None else far / translator.kept_scale
+    noise: float = (
+        NOISE_ROUNDINGS
+        * UNIT_ROUNDOFF["float32" if translator.landmarks is not None else precision]
+        * (far * far * translator.most_energy + translator.offset) ** 0.5
+    )
+    if translator.landmarks is not None:
+        products = centred @ translator.landmarks
+        short, _ = _shortest_and_longest(torch.linalg.vector_norm(products, dim=1))
+        if not short > noise:
+            return False
+        features = kernel_of(products.div_(norms[:, None]))
+        torch.mm(features, decoder.matrix, out=out)
+        _, longest = _shortest_and_longest(torch.linalg.vector_norm(features, dim=1))
+        noise = decoder.rounding_of(longest)
+        near, norms = 1.0, torch.ones_like(norms)  # the features are those of unit vectors
+    elif precision == "float32":
         torch.mm(centred, decoder.matrix, out=out)
     else:
         out.copy_(centred.bfloat16() @ decoder.rounded)
     lengths = torch.linalg.vector_norm(out, dim=1)
     short, long = _shortest_and_longest(lengths)
-    noise: float = (
-        NOISE_ROUNDINGS
-        * UNIT_ROUNDOFF[precision]
-        * (far * far * decoder.most_energy + translator.offset) ** 0.5
-    )
     if not (short > noise and short >= SAFE_NEAREST and long <= SAFE_FARTHEST):
         return False
-    # An upper bound of a row's factor: s_y / its length, times the factor that keeps its norm.
-    stretch = 1.0 if translator.kept_scale is None else far / translator.kept_scale
     if (
         not decoder.scale * stretch * (1.0 if decoder.renormalise else long / near)
         <= LARGEST_MAGNITUDE
@@ -259,16 +309,26 @@ def _fast_row(
     if not translator.nearest <= norm <= SAFE_FARTHEST:
         return False
     product = out.numpy()[0]
-    np.dot(centred, rows.matrix, out=product)
-    length = math.sqrt(product.dot(product))
     noise = (
         NOISE_ROUNDINGS
         * UNIT_ROUNDOFF["float32"]
-        * math.sqrt(norm * norm * decoder.most_energy + translator.offset)
+        * math.sqrt(norm * norm * translator.most_energy + translator.offset)
     )
+    reach = norm
+    if rows.landmarks is None:
+        np.dot(centred, rows.matrix, out=product)
+    else:
+        features = np.dot(centred, rows.landmarks)
+        if not math.sqrt(features.dot(features)) > noise:
+            return False
+        features /= norm
+        np.expm1(features, out=features)  # `kernel_of`
+        np.dot(features, rows.matrix, out=product)
+        noise, reach = decoder.rounding_of(math.sqrt(features.dot(features))), 1.0
+    length = math.sqrt(product.dot(product))
     if not (length > noise and SAFE_NEAREST <= length <= SAFE_FARTHEST):
         return False
-    factor = decoder.scale / (length if decoder.renormalise else norm)
+    factor = decoder.scale / (length if decoder.renormalise else reach)
     if translator.kept_scale is not None:
         factor *= norm / translator.kept_scale
     if not factor * length <= LARGEST_MAGNITUDE:
@@ -292,11 +352,19 @@ def _careful_step(translator: Translator, vectors: Float[Tensor, "n dx"]) -> Tra
     unit, norms = normalise(vectors.float(), translator.source_mean)
     at_mean = norms == 0
     # The error from the rounding of x - m, relative to m; it adds to that of n(x).
-    carried = translator.offset / torch.where(at_mean, 1.0, norms).square()
+    carried = (translator.offset / torch.where(at_mean, 1.0, norms).square()).float()
     stretch = (
         None if translator.kept_scale is None else (norms.double() / translator.kept_scale).float()
     )
-    translated, known = decode_coordinates(translator.decoder, unit, carried.float(), stretch)
+    if translator.landmarks is None:
+        coordinates = unit
+    else:
+        coordinates = unit @ translator.landmarks
+        rounding = NOISE_ROUNDINGS * UNIT_ROUNDOFF["float32"]
+        noise = rounding * (unit.square() @ translator.energy + carried).sqrt()
+        coordinates *= (row_norms(coordinates) > noise)[:, None]
+        carried = torch.zeros(1, device=unit.device)
+    translated, known = decode_coordinates(translator.decoder, coordinates, carried, stretch)
     if stretch is not None and (
         far := (~translated.isfinite().all(dim=1)).nonzero().flatten().tolist()
     ):
@@ -318,6 +386,8 @@ def content_hash(translator: Translator) -> str:
     )
     if translator.kept_scale is not None:
         digest.update(f" {translator.kept_scale!r}".encode())
-    for tensor in (translator.source_mean, decoder.matrix, decoder.mean):
+    for tensor in (translator.source_mean, decoder.matrix, decoder.mean, translator.landmarks):
+        if tensor is None:
+            continue
         digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()[:32]

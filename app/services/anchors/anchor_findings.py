@@ -33,6 +33,7 @@ FindingCode = Literal[
     "half-precision",
     "quantised",
     "partly-read",
+    "made-pairs",
 ]
 Severity = Literal["error", "warning", "info"]
 
@@ -100,9 +101,17 @@ def find_problems(
     *,
     spaces_left_out: int,
     pairs_left_out: int,
+    are_made: bool = False,
 ) -> list[AnchorFinding]:
-    """Return the problems, the worst first."""
+    """Return the problems, the worst first. `are_made`: an alignment made the pairs."""
     findings = [finding for pair in pairs for finding in _check_pair(pair)]
+    if are_made:
+        text = (
+            "an alignment of two pools made these anchors, so comparisons of the encoders "
+            "compare the alignment with itself. Read `provenance.estimate`, and send items that "
+            "both encoders embedded to POST /evaluate"
+        )
+        findings.append(AnchorFinding("made-pairs", "warning", text))
     findings += [
         finding
         for space in spaces

@@ -13,7 +13,7 @@ from app.maths.anchors import coverage, mismatch, value_facts
 from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space, normalise
 from app.services import incoming
-from app.services.anchors import spaces
+from app.services.anchors import made_pairs, spaces
 from app.services.anchors.anchor_findings import AnchorFinding, PairFacts, SpaceFacts, find_problems
 from app.services.anchors.store_coverage import compare_space
 from app.services.context import Services
@@ -91,6 +91,7 @@ def report_anchor_set(services: Services, project: str, name: str) -> AnchorRepo
         pair_facts,
         spaces_left_out=len(spaces_of_set) - len(rows),
         pairs_left_out=pairs_left_out,
+        are_made=made_pairs.estimate_of(row) is not None,
     )
     return AnchorReport(
         row.name,

@@ -21,6 +21,7 @@ from app.errors import (
 from app.maths.anchors.health import examine
 from app.maths.bootstrap.neighbours import Beat, no_beat
 from app.services.access.audit import record_audit
+from app.services.anchors import made_pairs
 from app.services.anchors.spaces import require_direction
 from app.services.context import Services
 from app.services.incoming import checked_vectors
@@ -240,9 +241,10 @@ def load_pairs(services: Services, project: str, name: str) -> tuple[Tensor, Ten
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.AnchorSetRow, project, name)
     if row.pairs is None:
-        raise PairsNotFound(
-            f"Anchor set {name!r} has no pairs: no bootstrap created it.", field="name"
-        )
+        why = "no bootstrap created it"
+        if made_pairs.estimate_of(row) is not None:
+            why = "its pairs were made, and no item of the target's pool belongs to them"
+        raise PairsNotFound(f"Anchor set {name!r} has no pairs: {why}.", field="name")
     stored = services.blobs.get(row.pairs, of=f"anchor set {name!r}")
     return stored["pairs"], stored["confidence"]
 

@@ -19,7 +19,7 @@ from app.errors import (
 from app.maths.bootstrap import attempts, methods, paper, self_learning, soft_plan
 from app.maths.bootstrap import estimate as estimation
 from app.maths.bootstrap import pools as pool_maths
-from app.services.anchors import anchor_sets, pools
+from app.services.anchors import anchor_sets, bootstrap_sides, pools
 from app.services.context import Services
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
@@ -63,18 +63,14 @@ def request_bootstrap(
     InvalidSeeds, PoolTooLarge, TooManyVectors, TooManyJobs, QueueFull, and the errors of
     `pools.check_side` and `pools.store_side`.
     """
-    if source == target:
-        raise InvalidRequest("`source` and `target` must be different encoders.", field="target")
-    with services.db.transaction() as session:
-        resources.require_free(session, tables.AnchorSetRow, context.project, name)
-        encoders = [
-            resources.by_name(session, tables.EncoderRow, context.project, encoder, field=field)
-            for field, encoder in (("source", source), ("target", target))
-        ]
-    x, y = (
-        pools.check_side(services, context.project, row, side)
-        for row, side in zip(encoders, (source_pool, target_pool), strict=True)
+    sides = bootstrap_sides.check_sides(
+        services,
+        context,
+        name=name,
+        encoders={"source": source, "target": target},
+        inputs=(source_pool, target_pool),
     )
+    x, y = sides.pools
     settings = _read_settings(method, size, options or {}, most=min(x.rows, y.rows))
     _require_startable(settings, seeds, x, y, most=services.limits.vectors)
     arguments = {
@@ -85,11 +81,7 @@ def request_bootstrap(
         "method": method,
         "settings": _settings_as_json(settings),
         "min_right": min_right,
-        "made_by": {row.name: row.id for row in encoders},
-        "blobs": {
-            "source_pool": pools.store_side(services, context, x),
-            "target_pool": pools.store_side(services, context, y),
-        },
+        **sides.arguments(services, context),
     }
     return submit_job(services, context, JobKind.bootstrap, arguments)
 
@@ -332,7 +324,14 @@ def _require_quality(
     if count >= fewest:
         detail = f"about {right:.1%} of the {count} pairs are right; the minimum is {least:.1%}"
     more = min(estimation.seeds_to_add(seeds), items - seeds)
-    if more:
+    if count >= fewest and outcome.estimate.is_map_believed:
+        more = 0
+        detail += (
+            f". The seeds suffice, but {outcome.estimate.orphans_paired:.0%} of the items that "
+            "lost their partner in a trial were paired all the same. Send pools that share more "
+            "items, or set `min_right` to 0 and check the pairs, the most confident first"
+        )
+    elif more:
         detail += (
             f". If the pools share most items and the seeds are right, about {more} more seeds "
             "may be enough: see `more_seeds` and `ask`"
@@ -373,4 +372,5 @@ class MethodListener:
         """Report all steps as done: a method may need fewer. Raises HandedBack, Cancelled,
         LeaseLost.
         """
-        self.progress(self.total, self.total)
+        total = self.total or 1
+        self.progress(total, total)

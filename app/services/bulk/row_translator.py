@@ -10,14 +10,14 @@ from torch import Tensor
 
 from app.errors import InvalidRequest
 from app.maths.quality.confidence import Confidence, ExpectedCosines, expected_cosines
-from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import RowFlags, Translator, apply_into
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.services.serving.confidence import find_confidence
 from app.services.serving.maps import Translation
 from app.services.serving.plans import prepare_map
-from app.services.translators.translators import FitRequest, canonical_json
+from app.services.translators.translator_ids import canonical_json
+from app.services.translators.translators import FitRequest
 
 #: the level of the intervals of `--confidence`
 BULK_LEVEL = 0.9
@@ -66,16 +66,19 @@ class RowTranslator:
 
     def to(self, device: str) -> RowTranslator:
         """The same translator in the memory of a device. Confidence stays on the CPU."""
-        decoder = self.translator.decoder
-        moved = Decoder(
-            decoder.matrix.to(device),
-            decoder.energy.to(device),
-            decoder.scale,
-            decoder.mean.to(device),
-            decoder.renormalise,
+        decoder, landmarks = self.translator.decoder, self.translator.landmarks
+        moved = replace(
+            self.translator,
+            source_mean=self.translator.source_mean.to(device),
+            decoder=replace(
+                decoder,
+                matrix=decoder.matrix.to(device),
+                energy=decoder.energy.to(device),
+                mean=decoder.mean.to(device),
+            ),
+            landmarks=None if landmarks is None else landmarks.to(device),
         )
-        mean = self.translator.source_mean.to(device)
-        return replace(self, translator=replace(self.translator, source_mean=mean, decoder=moved))
+        return replace(self, translator=moved)
 
 
 def make_row_translator(

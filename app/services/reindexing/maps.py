@@ -21,7 +21,7 @@ from app.maths.anchors.known_rows import KnownRows, find_known_rows, index_known
 from app.maths.geometry.space import LARGEST_MAGNITUDE
 from app.maths.quality.confidence import Confidence, expected_cosines
 from app.maths.translators.translator import Translator, apply_into
-from app.services.anchors import spaces
+from app.services.anchors import made_pairs, spaces
 from app.services.anchors.samples import SAMPLE_TENSOR
 from app.services.context import Services
 from app.services.request_context import RequestContext
@@ -59,7 +59,7 @@ class MappedPage:
 @dataclass(frozen=True, eq=False)
 class OneWayMap:
     """A translator, and the anchors of both spaces: row i of `native` is the item of row i of
-    `anchors`.
+    `anchors`. Made pairs have no `anchors` here, because their places are no native vectors.
     """
 
     translator: Translator
@@ -69,6 +69,12 @@ class OneWayMap:
     @cached_property
     def known_rows(self) -> KnownRows:
         return index_known_rows(self.anchors)
+
+    def find_anchors(self, vectors: Tensor) -> Tensor:
+        """Return the anchor (n,) that each row equals; -1 where it equals none."""
+        if not len(self.anchors):
+            return torch.full((len(vectors),), -1)
+        return find_known_rows(self.known_rows, vectors)
 
     @property
     def nbytes(self) -> int:
@@ -114,7 +120,7 @@ class OneWayMap:
             if flags is not None:
                 undirected[usable[flags[0] | flags[1]]] = True
             break
-        anchor = find_known_rows(self.known_rows, vectors)
+        anchor = self.find_anchors(vectors)
         known.copy_(anchor >= 0)
         undirected &= ~known
         out[undirected] = 0.0
@@ -164,7 +170,7 @@ class ReindexingMaps:
             if len(usable):
                 cosines = expected_cosines(self.confidence, piece[usable]).cosine
                 expected[start + usable.numpy()] = cosines.numpy()
-            known = find_known_rows(self.forward.known_rows, piece) >= 0
+            known = self.forward.find_anchors(piece) >= 0
             expected[start + known.nonzero().flatten().numpy()] = 1.0
         return expected
 
@@ -208,9 +214,11 @@ def build_maps(
         role=request.role,
     )
     x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
+    # A made place is no vector of an encoder, so no row of the store is known.
+    known = 0 if made_pairs.estimate_of(source.anchor_set) is not None else len(x)
     maps = ReindexingMaps(
-        OneWayMap(forward.translator, x, y),
-        OneWayMap(backward.translator, y, x),
+        OneWayMap(forward.translator, x[:known], y),
+        OneWayMap(backward.translator, y[:known], x),
         find_confidence(services, served),
     )
     return BuiltMaps(

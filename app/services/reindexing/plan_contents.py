@@ -17,7 +17,7 @@ from app.maths.relevance.re_embedding import (
     re_embedding_curve,
 )
 from app.maths.translators.methods import Options
-from app.services.anchors import spaces
+from app.services.anchors import made_pairs, spaces
 from app.services.anchors.store_coverage import SearchRole
 from app.services.context import Services
 from app.services.reindexing import plan_estimates, re_embedding
@@ -27,7 +27,8 @@ from app.services.relevance import advice
 from app.services.relevance.advice import Advice, AdviceTask, Prices
 from app.services.request_context import RequestContext
 from app.services.translators import weighting
-from app.services.translators.translators import FitRequest, canonical_json
+from app.services.translators.translator_ids import canonical_json
+from app.services.translators.translators import FitRequest
 from app.storage import tables
 from app.storage.cache import Key
 
@@ -241,9 +242,13 @@ def _notes(draft: Draft) -> list[dict[str, str]]:
 
 
 def _curve(services: Services, draft: Draft) -> ReEmbeddingCurve | None:
-    """Return what encoding rows again is worth in the store; None with too few anchors."""
+    """Return what encoding rows again is worth in the store; None with too few anchors, and where
+    an alignment made them.
+    """
     served = draft.built.served
     source, target = draft.pair
+    if made_pairs.estimate_of(source.anchor_set) is not None:
+        return None
     fit_weights = weighting.find_weights(services, source, target, served.role)
     method, options = str(served.method), dict(served.options or {})
 

@@ -42,7 +42,7 @@ from app.types import EncoderKind, JobKind, JobState
 RowOrder = Literal["clicks", "confidence"]
 
 #: warnings that speak against any translation by these anchors
-UNRELIABLE = frozenset({"useless-anchors", "foreign-anchors", "few-anchors"})
+UNRELIABLE = frozenset({"useless-anchors", "foreign-anchors", "few-anchors", "made-pairs"})
 
 #: confidence intervals do not matter for the order of the rows
 ORDER_LEVEL = 0.9

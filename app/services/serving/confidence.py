@@ -19,13 +19,13 @@ from app.maths.quality.confidence import (
 )
 from app.maths.translators.decoder import TranslatedRows
 from app.services import incoming
-from app.services.anchors import spaces
+from app.services.anchors import made_pairs, spaces
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.services.serving.maps import ServedMap
 from app.services.serving.plans import MappedVectors
 from app.services.translators import weighting
-from app.services.translators.translators import canonical_json
+from app.services.translators.translator_ids import canonical_json
 from app.services.upkeep.cache_codecs import CONFIDENCE
 from app.storage.cache import Key
 
@@ -116,6 +116,8 @@ def describe_model(model: Confidence | None, served: ServedMap, level: float) ->
         reason: str | None = (
             "the encoder is source and target: the vectors are returned unchanged"
             if served.translator is None
+            else made_pairs.NOT_MEASURED
+            if _is_made(served)
             else f"needs at least {FEWEST_FOR_CONFIDENCE} distinct anchors that are not nearly all "
             "equal"
         )
@@ -138,10 +140,11 @@ def describe_model(model: Confidence | None, served: ServedMap, level: float) ->
 def find_confidence(services: Services, served: ServedMap) -> Confidence | None:
     """The translator's model, from the cache or fitted now.
 
-    None with too few anchors, and where vectors are returned unchanged. Raises Overloaded.
+    None with too few anchors or made pairs, and where vectors are returned unchanged.
+    Raises Overloaded.
     """
     assert served.pair is not None
-    if served.translator is None:
+    if served.translator is None or _is_made(served):
         return None
     source, target = served.pair
     method, options = str(served.method), dict(served.options or {})
@@ -166,3 +169,8 @@ def find_confidence(services: Services, served: ServedMap) -> Confidence | None:
         lambda fitted: CACHED_NONE_BYTES if fitted is None else fitted.nbytes,
         shared=CONFIDENCE,
     )
+
+
+def _is_made(served: ServedMap) -> bool:
+    """Whether an alignment made the pairs that the translator was fitted to."""
+    return served.pair is not None and made_pairs.estimate_of(served.pair[0].anchor_set) is not None

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from app.errors import InvalidOption, UnknownOption, blaming
 from app.maths.geometry.space import Space
-from app.maths.quality import candidates
 from app.maths.translators import graded, methods
 from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import ProductPrecision, Translator
@@ -22,6 +21,7 @@ from app.services.anchors.store_coverage import SearchRole
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.services.serving import products
+from app.services.serving.decoding import resolve_decoding
 from app.services.serving.products import (
     DecodeProduct,
     IdentityProduct,
@@ -30,7 +30,7 @@ from app.services.serving.products import (
     Running,
     TranslateProduct,
 )
-from app.services.translators import translators, warnings
+from app.services.translators import translator_ids, translators, warnings
 from app.services.translators.translators import SpacePair
 from app.services.translators.warnings import AnswerWarning
 from app.services.upkeep.cache_codecs import DECODER, MATRIX
@@ -275,14 +275,22 @@ class Decoding:
         cannot decode.
         """
         target, *_ = self.sides(pair)
-        method, options = self._resolve(target.anchor_set.size)
-        key: Key = ("decoder", target.blob, method, translators.canonical_json(options))
-        decoder = services.cache.get_or_make(
-            key,
-            lambda: methods.fit_decoder(method, spaces.fitted_space(services, target), options),
-            lambda value: value.nbytes,
-            shared=DECODER,
+        method, options = resolve_decoding(
+            self.request, self.relative_power, anchors=target.anchor_set.size
         )
+        # Only a kernel depends on the space whose cosines it decodes.
+        source = pair.source if methods.METHODS[method].core is None else None
+        key: Key = ("decoder", target.blob, method, translator_ids.canonical_json(options))
+        if source is not None:
+            key = (*key, source.blob)
+
+        def make() -> Decoder:
+            y = spaces.fitted_space(services, target)
+            x = None if source is None else spaces.fitted_space(services, source)
+            with services.fitting():
+                return methods.fit_decoder(method, y, options, source=x)
+
+        decoder = services.cache.get_or_make(key, make, lambda value: value.nbytes, shared=DECODER)
         visible = {
             name: value
             for name, value in options.items()
@@ -292,47 +300,6 @@ class Decoding:
         about_target = warnings.warnings_about_target(target)
         build = partial(_build_decoding, method, visible, about_target)
         return MapRecipe((key,), build), (decoder,)
-
-    def _resolve(self, anchors: int) -> tuple[str, methods.Options]:
-        method, overrides = self.request.method, self.request.options
-        if "encode_power" in overrides:
-            raise UnknownOption(
-                "`encode_power` does not apply to relative vectors. Set `relative_power` to the "
-                "power that encoded them.",
-                field="options.encode_power",
-            )
-        for name in ("min_quality", "index", "role"):
-            if getattr(self.request, name):
-                raise InvalidOption(
-                    f"`{name}` does not apply to relative vectors. Remove it, or send vectors of "
-                    "a source.",
-                    field=name,
-                )
-        if "centre" in overrides:
-            raise UnknownOption(
-                "`centre` does not apply to relative vectors: they are centred on the anchors' "
-                "mean. Remove it.",
-                field="options.centre",
-            )
-        if "keep_norms" in overrides:
-            raise UnknownOption(
-                "`keep_norms` does not apply to relative vectors, because they have no norms. "
-                "Remove it.",
-                field="options.keep_norms",
-            )
-        if method in ("auto", "graded"):
-            method, overrides = (
-                "graded",
-                {**candidates.decoder_options(self.relative_power), **overrides},
-            )
-        options = methods.resolve(method, overrides, anchors=anchors)
-        if methods.METHODS[method].independent and method != "graded" and self.relative_power != 0:
-            raise InvalidOption(
-                f"The method {method} only decodes `relative_power` 0, not {self.relative_power}. "
-                "Use the method graded.",
-                field="relative_power",
-            )
-        return method, options
 
 
 MapRequest = Translation | Relation | Decoding

@@ -24,6 +24,9 @@ from app.services.context import Services
 #: most multiplications of a product that the caller's thread computes at once
 INLINE_MULTIPLICATIONS = 2**23
 
+#: most multiplications of a step in a lane, some tens of milliseconds, where its rows may be fewer
+STEP_MULTIPLICATIONS = 2**29
+
 #: fewest rows of a step in a lane: a product of fewer reads the matrix too often
 FEWEST_ROWS_PER_STEP = 48
 
@@ -61,6 +64,11 @@ class Product(Protocol):
     @property
     def dims(self) -> tuple[int, int]: ...
 
+    @property
+    def multiplications(self) -> int:
+        """Those of one row."""
+        ...
+
     def apply_rows(
         self, vectors: Tensor, out: Tensor, precision: ProductPrecision
     ) -> RowFlags | None:
@@ -81,6 +89,10 @@ class TranslateProduct:
     def dims(self) -> tuple[int, int]:
         return self.translator.dims
 
+    @property
+    def multiplications(self) -> int:
+        return self.translator.multiplications
+
     def apply_rows(
         self, vectors: Tensor, out: Tensor, precision: ProductPrecision
     ) -> RowFlags | None:
@@ -96,6 +108,10 @@ class IdentityProduct:
     @property
     def dims(self) -> tuple[int, int]:
         return self.dim, self.dim
+
+    @property
+    def multiplications(self) -> int:
+        return self.dim * self.dim  # as a matrix: its rows are read and written too
 
     def apply_rows(
         self, vectors: Tensor, out: Tensor, precision: ProductPrecision
@@ -117,6 +133,10 @@ class RelateProduct:
     def dims(self) -> tuple[int, int]:
         return self.projector.shape[0], self.projector.shape[1]
 
+    @property
+    def multiplications(self) -> int:
+        return self.projector.numel()
+
     def apply_rows(
         self, vectors: Tensor, out: Tensor, precision: ProductPrecision
     ) -> RowFlags | None:
@@ -135,6 +155,10 @@ class DecodeProduct:
     @property
     def dims(self) -> tuple[int, int]:
         return self.decoder.matrix.shape[0], self.decoder.matrix.shape[1]
+
+    @property
+    def multiplications(self) -> int:
+        return self.decoder.matrix.numel()
 
     def apply_rows(
         self, vectors: Tensor, out: Tensor, precision: ProductPrecision
@@ -163,7 +187,7 @@ def begin(
     # torch would write into another tensor, with a warning.
     if (vectors.shape[1], *out.shape) != (dims[0], count, dims[1]):
         raise ValueError(f"{tuple(vectors.shape)} into {tuple(out.shape)} by {dims}")
-    if count * dims[0] * dims[1] <= INLINE_MULTIPLICATIONS:
+    if count * product.multiplications <= INLINE_MULTIPLICATIONS:
         try:
             flagged = _apply_rows(product, vectors, out, precision)
         except AnchorageError as error:
@@ -178,7 +202,8 @@ def begin(
 
     # A few rows are divided among the lanes too: alone, a request should use every core.
     share = max(FEWEST_ROWS_PER_STEP, -(-count // services.lanes.count))
-    future = services.lanes.submit(span, count, min(share, maths.ROWS_PER_STEP))
+    most = max(FEWEST_ROWS_PER_STEP, STEP_MULTIPLICATIONS // product.multiplications)
+    future = services.lanes.submit(span, count, min(share, most, maths.ROWS_PER_STEP))
     return Running(future, TranslatedRows(out, at_mean, outside), vectors)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from app.errors import Conflict, QualityBelowMinimum
 from app.services.access.audit import record_audit
+from app.services.anchors import made_pairs
 from app.services.anchors.anchor_sets import require_version
 from app.services.context import Services
 from app.services.request_context import RequestContext
@@ -116,6 +117,8 @@ def _shortfall(
     least: float,
 ) -> str | None:
     """Why a minimum is not reached, and what to do; None if it is."""
+    if report.get("alignment"):
+        return f"{made_pairs.NOT_MEASURED}; or drop the minimum."
     if promised is None:
         return (
             "there are too few distinct anchors to promise any quality. Add anchors, or lower the "

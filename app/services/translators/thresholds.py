@@ -13,10 +13,11 @@ from app.maths.thresholds import calibration
 from app.maths.thresholds.calibration import Calibration, ExpectedScore
 from app.maths.thresholds.decisions import Agreement, threshold_agreement
 from app.maths.thresholds.score_pairs import CalibrationItems, GivenSide, translate_held_out
-from app.services.anchors import spaces
+from app.services.anchors import made_pairs, spaces
 from app.services.context import Services
 from app.services.translators import weighting
-from app.services.translators.translators import canonical_json, find_translator
+from app.services.translators.translator_ids import canonical_json
+from app.services.translators.translators import find_translator
 from app.storage import tables
 from app.storage.cache import Key
 from app.types import Scores
@@ -99,6 +100,11 @@ def _find_calibration(services: Services, project: str, question: ThresholdQuest
 
 
 def _hold_out(services: Services, row: tables.TranslatorRow) -> CalibrationItems:
+    """Raises TooFewAnchors also for made pairs, whose scores are too good."""
+    if made_pairs.estimate_of(row.source.anchor_set) is not None:
+        raise TooFewAnchors(
+            f"A threshold needs known pairs: {made_pairs.NOT_MEASURED}.", field="id"
+        )
     source, target = (
         spaces.raw_anchors(services, row.source),
         spaces.raw_anchors(services, row.target),

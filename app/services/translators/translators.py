@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from hashlib import sha256
 from typing import Any
 
-import orjson
 from sqlalchemy.orm import Session
 
 from app.errors import Conflict, UnknownOption
 from app.maths.quality import candidates, selection
 from app.maths.translators import methods
-from app.maths.translators.translator import Translator, content_hash
+from app.maths.translators.translator import Translator
 from app.services.access.audit import record_audit
-from app.services.anchors import spaces
+from app.services.anchors import made_pairs, spaces
 from app.services.anchors.store_coverage import SearchRole
 from app.services.context import Services
 from app.services.jobs.progress import Progress
@@ -25,6 +23,7 @@ from app.services.jobs.runner import JobResult
 from app.services.jobs.submission import submit_job
 from app.services.request_context import RequestContext
 from app.services.translators import contracts, translator_reports, weighting
+from app.services.translators.translator_ids import canonical_json, public_id
 from app.services.upkeep.cache_codecs import CHOICE, TRANSLATOR
 from app.storage import tables
 from app.storage.cache import Key
@@ -267,6 +266,10 @@ def _choose_method(
             None,
         )
     shape = _check_shape(request.options)
+    estimate = made_pairs.estimate_of(source.anchor_set)
+    if estimate is not None:
+        size, seeds = source.anchor_set.size, estimate["seeds"]
+        return (*made_pairs.made_method(shape, anchors=size, seeds=seeds), None)
 
     def choose() -> selection.Choice:
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
@@ -363,7 +366,7 @@ def _write_row(
     services: Services, context: RequestContext, row: tables.TranslatorRow, translator: Translator
 ) -> str:
     """Store how the translator was fitted, and return its public id."""
-    row.content = _public_id(translator, row)
+    row.content = public_id(translator, row)
     try:
         _add_row(services, context, row)
     except Conflict:  # another process was faster, unless a space was deleted
@@ -383,16 +386,3 @@ def _add_row(services: Services, context: RequestContext, row: tables.Translator
                 session, row.project, row.content, between=between, change=True
             )
             existing.choices = {**(existing.choices or {}), **row.choices}
-
-
-def _public_id(translator: Translator, row: tables.TranslatorRow) -> str:
-    """A hash of content and fit: equal matrices of two methods, or roles, have two reports."""
-    text = f"{content_hash(translator)} {row.method} {canonical_json(row.options)!r}"
-    if row.role is not None or row.weights is not None:
-        text += f" {row.role} {row.weights}"
-    return "tr_" + sha256(text.encode()).hexdigest()[:32]
-
-
-def canonical_json(options: Mapping[str, Any]) -> bytes:
-    """Return the options as JSON with sorted keys, so that equal options give equal bytes."""
-    return orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from app.maths.anchors.mismatch import judge_relatedness
 from app.maths.quality.crossfit import FEWEST_DISTINCT
-from app.services.anchors import spaces
+from app.services.anchors import made_pairs, spaces
 from app.services.anchors.anchor_findings import LARGEST_CONDITION, are_few
 from app.services.anchors.store_coverage import compare_pair
 from app.services.context import Services
@@ -24,6 +24,7 @@ WarningCode = Literal[
     "ill-conditioned-anchors",
     "foreign-anchors",
     "same-encoder",
+    "made-pairs",
 ]
 
 #: cache size of a verdict
@@ -42,6 +43,15 @@ def warnings_about_pair(
 ) -> tuple[AnswerWarning, ...]:
     """Return the warnings about translations between two spaces. Raises Overloaded."""
     found = [*_check_size((source, target)), *_check_condition((source, target))]
+    estimate = made_pairs.estimate_of(source.anchor_set)
+    if estimate is not None:
+        text = (
+            "The pairs of this anchor set are not known: an alignment of two pools made them. "
+            f"About {estimate['right']:.0%} of the translations are nearest to the right one of "
+            f"{estimate['index']:,} items. To measure them, send items that both encoders embedded "
+            "to POST /evaluate."
+        )
+        found.insert(0, AnswerWarning("made-pairs", text))
     if source.blob == target.blob:
         text = (
             "Source and target have the same anchors. If they are one encoder, its vectors need no "

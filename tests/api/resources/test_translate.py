@@ -62,6 +62,36 @@ def test_auto_says_which_method_and_options_it_used_and_equals_them(ask):
     )
 
 
+def test_auto_serves_a_kernel_where_no_matrix_fits(client):
+    generator = np.random.default_rng(5)
+    source = generator.normal(size=(400, 6))
+    hidden = np.tanh(2 * source @ generator.normal(size=(6, 20)))
+    sides = {"bent": source, "straight": hidden @ generator.normal(size=(20, 9))}
+    for name, vectors in sides.items():
+        body = {"name": name, "kind": "external", "dim": vectors.shape[1]}
+        assert client.post("/encoders", json=body).status_code == 201
+    embeddings = {name: vectors[:300].tolist() for name, vectors in sides.items()}
+    made = client.post("/anchor-sets", json={"name": "s", "embeddings": embeddings})
+    assert made.status_code == 201
+    body = {"source": "bent", "target": "straight", "anchor_set": "s"}
+    found = {}
+    options = {}
+    for method in ("auto", "kernel", "ridge"):
+        answer = client.post(
+            "/translate",
+            json={**body, "method": method, "options": options, "vectors": source[300:].tolist()},
+        ).json()
+        found[method] = answer["method"], answer["vectors"]
+        options = answer["options"] if method == "auto" else {}
+    assert found["auto"][0] == "kernel"
+    assert found["auto"][1] == found["kernel"][1]
+    unseen = sides["straight"][300:]
+    assert (
+        cosines(found["auto"][1], unseen, unseen).mean()
+        > cosines(found["ridge"][1], unseen, unseen).mean() + 0.02
+    )
+
+
 def test_options_are_echoed_and_change_the_translator(ask):
     options = {"delta": 0, "omega": 3, "seed": 11, "renormalise": False, "keep_norms": True}
     changed = ask(method="irp", options=options).json()
@@ -115,6 +145,40 @@ def test_plain_cosines_decode_to_what_the_inverses_translate(ask, stocked, embed
         for name, value in METHODS[method].items()
         if name not in ("keep_norms", "centre")
     }
+
+
+@pytest.mark.parametrize("options", [{}, {"landmarks": 25, "ridge": 0.1}])
+def test_cosines_of_a_named_source_decode_to_what_the_kernel_translates(
+    ask, stocked, embeddings, options
+):
+    vectors = np.random.default_rng(2).normal(size=(9, 8)).tolist()
+    coordinates = relative(stocked, vectors)
+    decoded = ask(vectors=..., relative=coordinates, method="kernel", options=options).json()
+    direct = ask(vectors=vectors, method="kernel", options=options).json()
+    np.testing.assert_allclose(decoded["vectors"], direct["vectors"], rtol=1e-3, atol=1e-3)
+    assert decoded["options"] == {
+        name: value for name, value in direct["options"].items() if name != "keep_norms"
+    }
+
+
+def test_a_kernel_decodes_cosines_of_an_unknown_source_near_the_truth(ask, stocked, embeddings):
+    coordinates = relative(stocked, embeddings["first"].tolist())
+    answer = ask(vectors=..., source=..., relative=coordinates, method="kernel").json()
+    assert answer["options"] == {
+        "ridge": 1.0,
+        "decode_power": 0.0,
+        "landmarks": 2048,
+        "renormalise": True,
+    }
+    assert cosines(answer["vectors"], embeddings["second"], embeddings["second"]).mean() > 0.8
+    named = ask(vectors=..., relative=coordinates, method="kernel").json()
+    assert named["vectors"] != answer["vectors"]
+
+
+def test_a_kernel_decodes_plain_cosines_only(ask, stocked, embeddings, refused):
+    coordinates = relative(stocked, embeddings["first"][:3].tolist(), encode_power=1)
+    answer = ask(vectors=..., relative=coordinates, relative_power=1, method="kernel")
+    refused(answer, 422, "invalid-option", "relative_power")
 
 
 def test_relative_vectors_have_no_norms_to_keep(ask, stocked, refused):

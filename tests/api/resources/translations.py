@@ -26,6 +26,7 @@ METHODS = {
         **SHAPE,
     },
     "affine": {"ridge": None},
+    "kernel": {"ridge": None, "decode_power": 0.25, "landmarks": 2048, **SHAPE},
 }
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
 

@@ -485,3 +485,32 @@ def test_rows_to_label_cover_the_unknown_directions():
         z, torch.tensor([0, 1, 10, 11]), torch.zeros(30, dtype=torch.bool), 1
     )
     assert int(found[0]) >= 20
+
+
+# the reason of a low estimate
+
+
+@pytest.mark.parametrize(
+    ("changes", "believed"),
+    [
+        ({}, True),
+        ({"agreement": 0.5}, True),  # the confirmation alone suffices
+        ({"agreement": 0.5, "confirmed": 0.5}, False),
+        ({"orphans_paired": 0.0}, False),
+        ({"orphans_paired": math.nan}, False),
+        ({"seeds_confirmed": 0.2}, False),  # wrong seeds lower it
+        ({"seeds_confirmed": math.nan}, True),  # none
+    ],
+)
+def test_a_map_is_believed_where_only_strangers_lower_the_estimate(
+    changes: dict[str, float], believed: bool
+) -> None:
+    facts = {
+        "right": 0.4,
+        "agreement": 0.9,
+        "confirmed": 0.8,
+        "by_chance": 0.1,
+        "seeds_confirmed": 0.9,
+        "orphans_paired": 0.3,
+    }
+    assert estimate.BootstrapEstimate(**{**facts, **changes}).is_map_believed == believed

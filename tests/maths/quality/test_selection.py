@@ -9,10 +9,12 @@ from torch import Tensor
 from app.demo.pack import load_pack
 from app.errors import UnknownOption
 from app.maths.geometry.space import fit_space
+from app.maths.quality import selection
 from app.maths.quality.candidates import (
-    CANDIDATES,
     DEFAULT_CANDIDATE,
+    LINEAR_CANDIDATES,
     Candidate,
+    candidates_for,
     decode_power,
     decoder_options,
 )
@@ -57,10 +59,11 @@ def test_the_numbers_of_each_candidate_are_those_of_its_held_out_translations(re
     first, _ = cut_into_folds(source, target, folds=5, seed=0)
     mean = target[first].mean(dim=0)
     picked = [
-        *CANDIDATES[::9],
+        *LINEAR_CANDIDATES[::9],
         Candidate("procrustes", {"centre": False}),
         DEFAULT_CANDIDATE["retrieval"],
         DEFAULT_CANDIDATE["cosine"],
+        *candidates_for("retrieval")[-2:],
     ]
     affine = Candidate("affine", {})
     for scored in choose_method(source, target, candidates=[*picked, affine]).candidates:
@@ -113,8 +116,10 @@ def test_the_score_of_retrieval_weighs_mrr_less_the_more_anchors_there_are(real,
 
 
 def test_the_preference_decides_the_measure(real, choice_for_real):
+    every = candidates_for("retrieval")
     best = {
-        use: choose_method(*real, prefer=use).candidates[0] for use in ("cosine", "classification")
+        use: choose_method(*real, prefer=use, candidates=every).candidates[0]
+        for use in ("cosine", "classification")
     }
     every = choice_for_real.candidates
     assert best["cosine"].cosine == max(each.cosine for each in every)
@@ -178,16 +183,60 @@ def test_below_ten_distinct_anchors_the_default_is_chosen_with_its_reason():
 def test_more_anchors_than_it_looks_at_are_sampled_and_all_of_them_fitted():
     k = MOST_SELECTION_ANCHORS + 50
     source, target = normal(10, k, 6), normal(11, k, 6)
-    choice = choose_method(source, target, candidates=CANDIDATES[:5], usual=CANDIDATES[0])
+    choice = choose_method(
+        source, target, candidates=LINEAR_CANDIDATES[:5], usual=LINEAR_CANDIDATES[0]
+    )
     assert choice.anchors == MOST_SELECTION_ANCHORS
     assert methods.fit(
         choice.method, fit_space(source), fit_space(target), choice.options
     ).dims == (6, 6)
 
 
+def bent(k: int) -> tuple[Tensor, Tensor]:
+    """Targets that are no linear function of the sources, which few anchors do not show."""
+    source = normal(20, k, 8)
+    return source, (2 * source @ normal(21, 8, 30)).tanh() @ normal(22, 30, 12)
+
+
+def compare_at_full_size(monkeypatch, anchors: tuple[Tensor, Tensor], few: int, **more) -> Choice:
+    monkeypatch.setattr(selection, "MOST_SELECTION_ANCHORS", few)
+    linear = Candidate("graded", {"decode_power": 0.0, "ridge": 0.3})
+    candidates = [linear, candidates_for("cosine")[-1]]
+    return choose_method(*anchors, candidates=candidates, usual=linear, prefer="cosine", **more)
+
+
+def test_a_kernel_that_few_anchors_do_not_show_is_chosen_with_all_of_them(monkeypatch):
+    anchors = bent(1200)
+    few = [side[:30] for side in anchors]
+    assert compare_at_full_size(monkeypatch, few, 30).method == "graded"
+    found = compare_at_full_size(monkeypatch, anchors, 30)
+    assert (found.method, found.folds) == ("kernel", 5)
+    assert found.reason.startswith("a kernel, more than")
+    assert found.options == methods.resolve("kernel", {"decode_power": 0.0}, anchors=1200)
+    held = found.found["cosine"]
+    assert held > 1.1 * max(each.cosine for each in found.candidates if each.method == "graded")
+    assert found == compare_at_full_size(monkeypatch, anchors, 30)
+
+
+def test_with_all_anchors_a_kernel_is_not_chosen_where_the_map_is_linear(monkeypatch):
+    anchors = related(400, 0.3)
+    assert compare_at_full_size(monkeypatch, anchors, 60).method == "graded"
+
+
+def test_only_anchors_that_count_are_held_out_at_full_size(monkeypatch):
+    source, target = bent(1500)
+    own = torch.arange(1500) < 1200
+    target[~own] = normal(23, 300, 12)
+    found = compare_at_full_size(
+        monkeypatch, (source, target), 30, weights=own.double(), counted=own
+    )
+    assert found.method == "kernel"
+    assert found.anchors == 1200
+
+
 def test_every_default_is_a_candidate_that_does_not_depend_on_the_pair():
-    for usual in DEFAULT_CANDIDATE.values():
-        assert usual in CANDIDATES
+    for prefer, usual in DEFAULT_CANDIDATE.items():
+        assert usual in candidates_for(prefer)
         assert methods.METHODS[usual.method].independent
 
 
@@ -215,3 +264,12 @@ def test_anchors_without_weight_that_do_not_count_do_not_change_the_choice():
     beside = choose_method(source, target, weights=own.double(), counted=own)
     assert (beside.method, beside.anchors) == (alone.method, alone.anchors)
     assert beside.found == pytest.approx(alone.found, abs=1e-6)
+
+
+def test_anchors_that_are_one_chain_of_copies_keep_the_first_choice() -> None:
+    """Each item shares a vector with the next one, so that all of them together are one group."""
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(701, d, generator=generator, dtype=torch.float64) for d in (6, 5))
+    rows = torch.arange(1_400)
+    choice = selection.choose_method(a[rows // 2], b[(rows + 1) // 2])
+    assert (choice.method, choice.folds) == ("graded", selection.SELECTION_FOLDS)

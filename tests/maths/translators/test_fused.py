@@ -44,12 +44,20 @@ def made(
     return fit(name, source, target, resolve(name, options, anchors=anchors)), source
 
 
+def coordinates(translator: Translator, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """n(x), or f(n(x) L^T) with landmarks, and the norms (n, 1), in float64."""
+    centred = vectors.float().double() - translator.source_mean.double()
+    norms = centred.norm(dim=1, keepdim=True)
+    if translator.landmarks is None:
+        return centred / norms, norms
+    return ((centred / norms) @ translator.landmarks.double()).exp() - 1.0, norms
+
+
 def naive(translator: Translator, vectors: Tensor) -> Tensor:
     """s_y r(n(x) T) + m_y in float64, of rows that have a direction."""
     decoder = translator.decoder
-    centred = vectors.float().double() - translator.source_mean.double()
-    norms = centred.norm(dim=1, keepdim=True)
-    product = (centred / norms) @ decoder.matrix.double()
+    inputs, norms = coordinates(translator, vectors)
+    product = inputs @ decoder.matrix.double()
     if decoder.renormalise:
         product = product / product.norm(dim=1, keepdim=True)
     if translator.kept_scale is not None:
@@ -99,12 +107,9 @@ def test_a_translation_equals_the_formula(
     vectors = (normal(seed + 2, count, dims[0]) + source.mean).to(dtype)
     found = apply(served, vectors)
     # A direction of the source that T all but cancels keeps as few digits as it has.
-    centred = vectors.double() - served.source_mean.double()
-    kept = (
-        (centred @ served.decoder.matrix.double()).norm(dim=1)
-        / centred.norm(dim=1)
-        / served.decoder.matrix.double().norm()
-    )
+    inputs, _ = coordinates(served, vectors)
+    matrix = served.decoder.matrix.double()
+    kept = (inputs @ matrix).norm(dim=1) / inputs.norm(dim=1) / matrix.norm()
     well = kept > 0.05
     if bool(well.any()):
         part = TranslatedRows(found.vectors[well], found.at_mean[well], found.outside[well])
@@ -149,7 +154,7 @@ def delicate(
     count=st.sampled_from(COUNTS),
     dtype=st.sampled_from(DTYPES),
     offset=st.sampled_from([0.0, 1.0, 300.0]),
-    name=st.sampled_from(["graded", "procrustes", "ridge"]),
+    name=st.sampled_from(["graded", "procrustes", "ridge", "kernel"]),
     renormalise=st.booleans(),
     keep_norms=st.booleans(),
 )
@@ -210,7 +215,7 @@ def test_matrices_of_any_scale_keep_directions(shrink, count):
 
 @pytest.mark.parametrize("size", [1e-20, 1e-13, 1e-11, 1e-8, 1e8, 1e11, 1e13, 1e20])
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("name", ["graded", "procrustes"])
+@pytest.mark.parametrize("name", ["graded", "procrustes", "kernel"])
 def test_spaces_of_every_size_translate_alike(size, count, name):
     source, target, vectors = normal(5, 30, 10) + 1, normal(6, 30, 8), normal(7, count, 10)
     options = resolve(
@@ -330,6 +335,14 @@ def test_in_bfloat16_a_translation_lies_within_two_percent_of_its_distance(
     reach = (exact.vectors - served.decoder.mean).norm(dim=1)
     assert float(((found.vectors - exact.vectors).norm(dim=1) / reach).max()) < 0.02
     assert found.outside.tolist() == exact.outside.tolist()
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_kernel_multiplies_float32_whatever_the_precision(count):
+    served, source = made(11, (16, 12), name="kernel")
+    vectors = (normal(12, count, 16) + source.mean).float()
+    rounded = apply(served, vectors, precision="bfloat16").vectors
+    assert furthest(rounded, apply(served, vectors).vectors, served) < 1e-6
 
 
 def test_in_bfloat16_uncertain_rows_are_computed_in_float32():

@@ -94,6 +94,8 @@ def test_the_hash_changes_with_everything_that_changes_a_translation():
         ),
         dataclasses.replace(translator, kept_scale=1.0),
         dataclasses.replace(translator, kept_scale=2.0),
+        dataclasses.replace(translator, landmarks=torch.eye(6)),
+        dataclasses.replace(translator, landmarks=2 * torch.eye(6)),
     ]
     assert len({content_hash(variant) for variant in variants}) == len(variants)
 
@@ -243,9 +245,14 @@ def test_dims_and_nbytes_are_those_of_the_tensors():
     translator = fitted("graded", normal(10, 20, 8), normal(11, 20, 6))
     assert translator.dims == (8, 6)
     assert translator.nbytes == 4 * (8 * 6 + 8 + 8 + 6)  # T, its energy, both means
+    assert translator.multiplications == 8 * 6
+    kernel = fitted("kernel", normal(10, 20, 8), normal(11, 20, 6))
+    assert kernel.dims == (8, 6)
+    assert kernel.nbytes == 4 * (20 * 6 + 20 + 20 * 8 + 8 + 6)  # B, its energy, L, both means
+    assert kernel.multiplications == 20 * (8 + 6)
 
 
-@pytest.mark.parametrize("name", ["irp", "irp-ridge", "graded", "procrustes", "ridge"])
+@pytest.mark.parametrize("name", ["irp", "irp-ridge", "graded", "procrustes", "ridge", "kernel"])
 def test_a_direction_that_the_anchors_do_not_span_is_flagged_and_not_invented(name):
     """Anchors in 3 of 6 dimensions: rounding must not become a vector in the other dimensions."""
     anchors, turn = torch.zeros(20, 6, dtype=torch.float64), torch.linalg.qr(normal(31, 6, 6))[0]
@@ -262,7 +269,7 @@ def test_a_direction_that_the_anchors_do_not_span_is_flagged_and_not_invented(na
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-12, 1.0])
-@pytest.mark.parametrize("name", ["irp", "irp-ridge", "graded", "procrustes", "ridge"])
+@pytest.mark.parametrize("name", ["irp", "irp-ridge", "graded", "procrustes", "ridge", "kernel"])
 def test_no_vector_of_a_real_encoder_is_taken_for_noise(name, ridge):
     """Real anchors whose least singular value is rounding: T has huge entries that no real row
     touches.
@@ -283,7 +290,7 @@ def test_no_vector_of_a_real_encoder_is_taken_for_noise(name, ridge):
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0, 100.0])
-@pytest.mark.parametrize("name", ["graded", "procrustes", "ridge"])
+@pytest.mark.parametrize("name", ["graded", "procrustes", "ridge", "kernel"])
 def test_vectors_outside_the_span_are_recognised_far_from_the_origin(name, offset):
     anchors, turn = torch.zeros(30, 8, dtype=torch.float64), torch.linalg.qr(normal(51, 8, 8))[0]
     anchors[:, :4] = normal(50, 30, 4)

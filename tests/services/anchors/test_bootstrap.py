@@ -242,7 +242,7 @@ def test_how_many_must_be_right_is_the_clients_choice(quick, mixed, least, state
         assert nothing_made(quick)
 
 
-def outcome(count: int, right: float) -> methods.Outcome:
+def outcome(count: int, right: float, orphans_paired: float = 0.0) -> methods.Outcome:
     """An outcome of `count` pairs whose estimated share of right pairs is `right`."""
     rows = torch.arange(count)
     told = estimate.BootstrapEstimate(
@@ -251,7 +251,7 @@ def outcome(count: int, right: float) -> methods.Outcome:
         confirmed=1.0,
         by_chance=0.0,
         seeds_confirmed=1.0,
-        orphans_paired=0.0,
+        orphans_paired=orphans_paired,
     )
     return methods.Outcome(
         torch.stack([rows, rows], dim=1), torch.ones(count), told, [], rows[:0], {}
@@ -289,6 +289,15 @@ def test_an_estimate_of_a_few_pairs_counts_only_for_who_wants_no_more(
         require()
     # No more than there are.
     assert (caught.value.code, caught.value.members()["more_seeds"]) == ("seeds-insufficient", more)
+
+
+def test_where_only_strangers_lower_the_estimate_no_more_seeds_are_asked_for():
+    with pytest.raises(AnchorageError) as caught:
+        bootstrap._require_quality(
+            outcome(20, 0.4, orphans_paired=0.26), {}, seeds=15, items=100, size=None, least=0.5
+        )
+    assert caught.value.members()["more_seeds"] == 0
+    assert "26% of the items that lost their partner" in str(caught.value)
 
 
 def test_a_name_that_was_taken_meanwhile_ends_the_job_before_it_computes(quick, mixed, monkeypatch):

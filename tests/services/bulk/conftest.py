@@ -28,7 +28,7 @@ WriteParquet = Callable[..., Path]
 def row_translators(
     migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, RowTranslator]]:
-    """Two translators from `a` to `b`; `sure` has confidence."""
+    """Translators from `a` to `b`; `sure` has confidence, and `kernel` has landmarks."""
     folder = tmp_path_factory.mktemp("bulk")
     shutil.copy(migrated_sqlite, folder / "anchorage.db")
     services = make_services(Settings(data_dir=folder))
@@ -42,7 +42,12 @@ def row_translators(
         request = FitRequest("a", "b", "s", method, {})
         return make_row_translator(services, CONTEXT, request, confidence=confidence)
 
-    yield {"one": fit("ridge"), "other": fit("procrustes"), "sure": fit("ridge", confidence=True)}
+    yield {
+        "one": fit("ridge"),
+        "other": fit("procrustes"),
+        "sure": fit("ridge", confidence=True),
+        "kernel": fit("kernel"),
+    }
     services.close()
 
 

@@ -86,6 +86,20 @@ def test_one_file_becomes_one_file_with_its_other_columns_and_metadata(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out.parquet"]
 
 
+def test_a_kernel_translates_a_file_and_moves_with_its_landmarks(
+    row_translators: dict[str, RowTranslator], write_parquet: WriteParquet, tmp_path: Path
+) -> None:
+    kernel = row_translators["kernel"]
+    source = write_parquet()
+    run(BulkWork(kernel, None, 100), source, tmp_path / "out.parquet")
+    check(BulkWork(kernel, None, 100), source, tmp_path / "out.parquet")
+    moved = kernel.to("meta").translator
+    assert moved.landmarks is not None
+    assert moved.landmarks.shape == (SOURCE_DIM, 300)
+    tensors = (moved.landmarks, moved.source_mean, moved.decoder.matrix, moved.decoder.mean)
+    assert {each.device.type for each in tensors} == {"meta"}
+
+
 @pytest.mark.parametrize(
     ("kind", "after", "error"),
     [

@@ -50,8 +50,11 @@ def lanes(request, on_sqlite, monkeypatch):
 
 @pytest.mark.parametrize("count", [1, 2, ROWS_PER_STEP, ROWS_PER_STEP + 1, 5 * ROWS_PER_STEP + 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_wherever_it_is_computed_a_product_is_the_plain_one_with_its_flags(lanes, count, dtype):
-    served = translator()
+@pytest.mark.parametrize("method", ["graded", "kernel"])
+def test_wherever_it_is_computed_a_product_is_the_plain_one_with_its_flags(
+    lanes, count, dtype, method
+):
+    served = translator(name=method)
     vectors = normal(2, count, 8).float()
     vectors[count // 2] = served.source_mean
     out = torch.empty(count, 6, dtype=dtype)
@@ -88,6 +91,17 @@ def test_wherever_they_are_computed_relative_and_decoded_vectors_are_the_plain_o
     )
     torch.testing.assert_close(back.vectors, plain.vectors, rtol=0, atol=1e-5)
     assert back.at_mean.tolist() == plain.at_mean.tolist()
+
+
+def test_a_kernel_counts_both_of_its_products(on_sqlite, monkeypatch):
+    """Ten rows of a 16 x 16 map are a small product; of a kernel with 40 landmarks they are not."""
+    monkeypatch.setattr(products, "INLINE_MULTIPLICATIONS", 10 * 16 * 16)
+    for method, small in (("graded", True), ("kernel", False)):
+        served = translator(16, 16, method)
+        running = products.begin(on_sqlite, TranslateProduct(served), normal(7, 10, 16).float())
+        assert (running.future is None) == small
+        running.result()
+    on_sqlite.lanes.close()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), 1e31])

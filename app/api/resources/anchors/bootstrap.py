@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Response
@@ -15,12 +16,13 @@ from app.api.schemas import fields
 from app.api.schemas.fields import Body, Inputs, Name, Role, VectorsOrPool
 from app.api.schemas.jobs import Job
 from app.encoders.base import Input
-from app.errors import NotExactlyOne
+from app.errors import InvalidRequest, NotExactlyOne
 from app.services.access.idempotency import idempotent
 from app.services.anchors import bootstrap as bootstrapping
 from app.services.anchors import pools
 from app.services.encoders import encoding
 from app.services.request_context import RequestContext
+from app.services.translators import alignment
 from app.storage import tables
 from app.types import InputRole
 
@@ -34,6 +36,7 @@ class BootstrapOptions(Body):
 
     - `self-learning`: attempts, rounds, agreed, refinements, rows, seed.
     - `soft-plan`: steps, learning_rate, first_epsilon, last_epsilon, sinkhorn_steps, seed.
+    - `pairs: none`: attempts, seed; with seeds: seed.
     - `paper` (Cannistraci et al. 2023, Table 3): steps, learning_rate, epsilon, sinkhorn_steps,
       freeze_seeds, argmax, seed.
     """
@@ -147,18 +150,27 @@ class BootstrapRequest(Body):
     ] = Field(
         description="Known pairs: [row of the source's pool, row of the target's pool], from 0."
     )
+    pairs: Literal["find", "none"] = Field(
+        "find",
+        description="`find`: find pairs of the same item. `none`: the pools share no item, or "
+        "it is unknown which; the spaces are aligned, and the set has made pairs. Needs "
+        "1,000 items in each pool, and no seeds or at least six.",
+    )
     method: Literal["self-learning", "soft-plan", "paper"] = Field(
         "self-learning", description="How pairs are found."
     )
     size: Annotated[int | None, Field(ge=2, le=1_000_000)] = Field(
         None,
         description="Largest number of pairs, 2 to 1,000,000. "
-        "Default: all for `self-learning`, 300 for the other methods.",
+        "Default: all for `self-learning`, 300 for the other methods, 8,192 made pairs for "
+        "`pairs: none`.",
     )
     min_right: Annotated[Finite, Field(ge=0, le=0.98)] = Field(
         0.5,
         description="Estimated share of right pairs below which the job fails, 0 to 0.98. "
-        "0 accepts every result. The estimate of `self-learning` is at most 0.985.",
+        "0 accepts every result. The estimate of `self-learning` is at most 0.985. "
+        "For `pairs: none`: the share of items whose translation is nearest to the right item; "
+        "with seeds, the share of seeds that the alignment has not seen.",
     )
     options: BootstrapOptions = Field(
         default_factory=BootstrapOptions, description="Options of the method."
@@ -198,10 +210,21 @@ def bootstrap(
     If it is below `min_right`, the job fails with `seeds-insufficient`; its error has the number of
     seeds to add (`more_seeds`), the rows of the source's pool to label next (`ask`), and the seeds
     that contradict the others (`wrong_seeds`).
+
+    With `pairs: none`, no pairs are found: the set has items of the source's pool and the places
+    where an alignment of the two spaces puts them. The result also names the translator.
+    If `estimate.right` is below `min_right`, the job fails with `spaces-not-aligned`.
     """
+    if body.pairs == "none" and body.method != "self-learning":
+        raise InvalidRequest("`method` does not apply to `pairs: none`. Remove it.", field="method")
 
     def queue(context: RequestContext) -> tables.JobRow:
-        return bootstrapping.request_bootstrap(
+        queue_job = (
+            alignment.request_alignment
+            if body.pairs == "none"
+            else partial(bootstrapping.request_bootstrap, method=body.method)
+        )
+        return queue_job(
             services,
             context,
             name=body.name,
@@ -210,7 +233,6 @@ def bootstrap(
             source_pool=_pool_side("source", body.source_pool, body.source_inputs, body.input_type),
             target_pool=_pool_side("target", body.target_pool, body.target_inputs, body.input_type),
             seeds=[(i, j) for i, j in body.seeds],
-            method=body.method,
             size=body.size,
             options=body.options.model_dump(exclude_none=True),
             min_right=body.min_right,

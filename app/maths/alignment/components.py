@@ -1,0 +1,117 @@
+"""Independent components of a pool: directions that two encoders of the same texts share.
+
+A pool of embeddings is whitened in its leading principal directions and rotated until its
+coordinates are as independent as possible (FastICA). The rotation depends on the distribution of
+the items, not on the items themselves, and so two encoders whose coordinates say the same about a
+text have many components in common, up to order and sign, also on disjoint texts. k-means
+centroids, in comparison, differ between two samples of one space.
+Sources: Hyvarinen 1999, "Fast and robust fixed-point algorithms for independent component
+analysis"; Yamagiwa, Oyama and Shimodaira 2023, "Discovering universal geometry in embeddings with
+ICA" (the components of encoders correspond; there with pairs).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from app.maths.bootstrap.annealing import NEGLIGIBLE_VARIANCE
+from app.maths.bootstrap.neighbours import Beat, no_beat
+
+#: Rounds of FastICA, and the smallest cosine between two rounds' rotations that ends it. More
+#: rounds only move components that are noise.
+ICA_ROUNDS, ICA_CONVERGED = 60, 0.99999
+#: Activations above these, in standard deviations, count for a prototype, and as an activation.
+PROTOTYPE_LEVEL, ACTIVE_LEVEL = 1.0, 2.0
+#: Added to shares before their logarithm.
+SMALLEST_SHARE = 1e-4
+#: Third and fourth moments are cut off here.
+LARGEST_MOMENT = 6.0
+#: Quantiles of an activation that are its signature.
+SIGNATURE = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999)
+
+
+@dataclass(frozen=True, eq=False)
+class Components:
+    """The r independent components of a pool of unit rows of dimension d.
+
+    prototypes  (r, d) unit rows: the mean direction of the items in which a component is active
+    tables      tables (r, r) of how components relate, standardised, diagonal 0: cosines of the
+                prototypes, third moments E[s_a^2 s_b], logarithms of how often two are active
+                together in comparison with chance, fourth moments E[s_a^2 s_b^2]
+    signature   (r, 13) quantiles of each activation, in standard deviations
+    """
+
+    prototypes: Float32[Tensor, "r d"]
+    tables: list[Float32[Tensor, "r r"]]
+    signature: Float32[Tensor, "r q"]
+
+
+def independent_components(
+    unit: Float32[Tensor, "n d"], count: int, *, seed: int, beat: Beat = no_beat
+) -> Components:
+    """At most `count` components of centred unit rows; signs by positive skewness."""
+    activations = _rotate(_whiten(unit, count), seed=seed, beat=beat)
+    activations = activations * (activations**3).mean(dim=0).sign()
+    beat()
+    above = (activations - PROTOTYPE_LEVEL).clamp_min(0)
+    prototypes = normalize(above.T @ unit)
+    squares = activations.square()
+    active = (activations > ACTIVE_LEVEL).float()
+    share = active.mean(dim=0)
+    together = active.T @ active / len(unit)
+    beat()
+    tables = [
+        prototypes @ prototypes.T,
+        _signed_root(squares.T @ activations / len(unit)),
+        ((together + SMALLEST_SHARE) / (share[:, None] * share + SMALLEST_SHARE)).log(),
+        _signed_root(squares.T @ squares / len(unit) - 1),
+    ]
+    levels = torch.tensor(SIGNATURE, device=unit.device)
+    ranks = (levels * (len(unit) - 1)).round().long()
+    signature = activations.sort(dim=0).values[ranks].T.contiguous()
+    return Components(prototypes, [_standardised(table) for table in tables], signature)
+
+
+def _whiten(unit: Float32[Tensor, "n d"], count: int) -> Float32[Tensor, "n r"]:
+    """Coordinates of variance 1 in the leading principal directions."""
+    values, vectors = torch.linalg.eigh((unit.T @ unit).double() / len(unit))
+    kept = max(1, min(count, int((values > NEGLIGIBLE_VARIANCE * values[-1]).sum())))
+    scaled: Tensor = vectors[:, -kept:] / values[-kept:].clamp_min(1e-12).sqrt()
+    white: Tensor = unit @ scaled.float()
+    return white
+
+
+def _rotate(white: Float32[Tensor, "n r"], *, seed: int, beat: Beat) -> Float32[Tensor, "n r"]:
+    """White coordinates in the rotation that symmetric FastICA with tanh finds."""
+    r = white.shape[1]
+    generator = torch.Generator().manual_seed(seed)
+    rotation = torch.linalg.qr(torch.randn(r, r, generator=generator).to(white)).Q
+    for _ in range(ICA_ROUNDS):
+        beat()
+        bent = torch.tanh(white @ rotation)
+        step = white.T @ bent / len(white) - rotation * (1 - bent.square()).mean(dim=0)
+        left, _, right = torch.linalg.svd(step)
+        last, rotation = rotation, left @ right
+        if float((rotation * last).sum(dim=0).abs().min()) > ICA_CONVERGED:
+            break
+    rotated: Tensor = white @ rotation
+    return rotated
+
+
+def _signed_root(moments: Float32[Tensor, "r r"]) -> Float32[Tensor, "r r"]:
+    """Square roots with the sign kept, so that few large moments do not decide alone."""
+    cut = moments.clamp(-LARGEST_MOMENT, LARGEST_MOMENT)
+    return cut.sign() * cut.abs().sqrt()
+
+
+def _standardised(table: Float32[Tensor, "r r"]) -> Float32[Tensor, "r r"]:
+    """Mean 0 and variance 1 outside the diagonal, which is 0."""
+    off = ~torch.eye(len(table), dtype=torch.bool, device=table.device)
+    values = table[off]
+    spread = values.std().clamp_min(1e-12) if len(values) > 1 else 1.0
+    return torch.where(off, (table - values.mean()) / spread, 0.0)

@@ -1,0 +1,166 @@
+"""Kernel ridge regression on relative vectors: translate(x) = s_y r(f(n(x) L^T) B) + m_y.
+
+The k cosines n(x) L^T of a vector to landmarks L are its relative vector. f(c) = e^c - 1, number by
+number, is a positive definite kernel of two directions: c + c^2/2 + c^3/6 + ..., the linear kernel
+and weaker ones of all higher degrees. So the map is not linear in n(x), and still reads nothing but
+cosines. f(0) = 0: a direction outside the span of the anchors stays without a translation.
+
+The landmarks are the source's unit anchors, or some of them where there are more than
+`landmarks`, which limits what a translation costs to landmarks (d_x + d_y) products.
+
+Sources: Saunders, Gammerman and Vovk 1998 (kernel ridge regression); Williams and Seeger 2001
+(Nystroem's method); Moschella et al. 2023 (relative vectors).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from app.errors import InvalidOption
+from app.maths.geometry.space import Space
+from app.maths.geometry.spectrum import check_power, check_ridge, whitened_values
+from app.maths.translators.decoder import kernel_of
+
+#: Candidates of cross-validation. f(1) is 1.7, and lengths of targets are 1.
+KERNEL_RIDGES = tuple(10.0 ** (exponent / 4) for exponent in range(-12, 9))
+
+#: Anchors that choose the ridge at most: its cost grows with the cube of their number, and it
+#: hardly depends on it.
+MOST_GCV_ANCHORS = 1024
+
+#: The most landmarks that a fit may have.
+MOST_LANDMARKS = 4096
+
+#: A smaller ridge would only enlarge the rounding of the float32 numbers that serve.
+LEAST_KERNEL_RIDGE = 1e-5
+
+#: Added to the diagonal of f(L L^T), relative to its largest sum: equal landmarks have no inverse.
+KERNEL_JITTER = 1e-10
+
+#: Anchors whose features are stored at a time, 8 bytes for each landmark.
+ANCHORS_PER_STEP = 1024
+
+
+class KernelFit(NamedTuple):
+    """A fitted map.
+
+    landmarks  (k, d_x)  L, unit anchors of the source
+    weights    (k, d_y)  B
+    rows       (k,)      the anchors that the landmarks are
+    ridge      the ridge, given or chosen
+    """
+
+    landmarks: Float64[Tensor, "k dx"]
+    weights: Float64[Tensor, "k dy"]
+    rows: Int64[Tensor, " k"]
+    ridge: float
+
+
+def fit_kernel(source: Space, target: Space, *, ridge: float | None, landmarks: int) -> KernelFit:
+    """B (k, d_y), which minimises sum_i w_i |f(u_i L^T) B - y_i|^2 + ridge tr(B^T f(L L^T) B).
+
+    source, target  u_i and y_i are rows of their unit anchors (n, d_x) and (n, d_y); row i of both
+                    is the same item
+    ridge           in [0, LARGEST_RIDGE], dimensionless, or None: by `cross_validated_ridge`
+    landmarks       in [1, MOST_LANDMARKS]. From no more anchors, L has all that have a direction,
+                    and B = (f(L L^T) + ridge I)^-1 U_y; from more, a random part of them
+    Weights count in the sum, and an anchor without weight is no landmark. Equal arguments give
+    equal results. Raises InvalidOption.
+    """
+    check_ridge(ridge)
+    if not 1 <= landmarks <= MOST_LANDMARKS:
+        raise InvalidOption(
+            f"`landmarks` must lie in [1, {MOST_LANDMARKS}], got {landmarks}.",
+            field="options.landmarks",
+        )
+    usable = (source.unit.abs().amax(dim=1) > 0).nonzero().flatten()
+    order = usable[torch.randperm(len(usable), generator=torch.Generator().manual_seed(0))]
+    if ridge is None:
+        ridge = cross_validated_ridge(source, target, order[:MOST_GCV_ANCHORS])
+    rows = order[:landmarks].sort().values if len(usable) > landmarks else usable
+    centres = source.directions[rows]
+    factor = _factor(centres)
+    gram, products = _normal_equations(source, target, centres, factor)
+    gram.diagonal().add_(max(ridge, LEAST_KERNEL_RIDGE))
+    solved = torch.cholesky_solve(products, torch.linalg.cholesky(gram))
+    weights = torch.linalg.solve_triangular(factor, solved, upper=True)
+    return KernelFit(centres, weights, rows, ridge)
+
+
+def whiten(fitted: KernelFit, target: Space, *, power: float) -> KernelFit:
+    """The same map with outputs B (U_y^T U_y + lambda I)^-power c, as in the graded family.
+
+    power  b in [0, 1]; 0 changes nothing. lambda is `usual_ridge` of the target, and c makes the
+           whitened anchors as long as U_y
+    Raises InvalidOption.
+    """
+    check_power(power, "options.decode_power")
+    if power == 0.0:
+        return fitted
+    spectrum = target.spectrum
+    values = whitened_values(spectrum, dim=target.dim, power=power, ridge=None)
+    factors = values / spectrum.values * (spectrum.values.norm() / values.norm())
+    matrix = (spectrum.right.T * factors) @ spectrum.right
+    return fitted._replace(weights=fitted.weights @ matrix)
+
+
+def cross_validated_ridge(source: Space, target: Space, rows: Int64[Tensor, " m"]) -> float:
+    """The ridge in KERNEL_RIDGES with the least generalised cross-validation error of the exact fit
+    to some of the anchors.
+
+    rows  (m,) of the anchors, each with a direction in the source
+    With the eigenvectors Q and eigenvalues e_i of f(L L^T), weighted as U_y is, and g_i = ridge /
+    (e_i + ridge): GCV = sum_i g_i^2 |Q^T U_y|_i^2 / (1 - (1 + sum_i (1 - g_i)) / w)^2, where w is
+    the sum of the rows' weights; the 1 stands for the mean.
+    Source: Golub, Heath and Wahba 1979.
+    """
+    kernel = kernel_of(source.directions[rows] @ source.directions[rows].T)
+    size = float(len(rows))
+    if source.roots is not None:
+        roots = source.roots[rows]
+        kernel *= roots[:, None] * roots
+        size = float(roots.square().sum())
+    values, vectors = torch.linalg.eigh(kernel)
+    values = values.clamp_min(0.0)
+    reached = (vectors.T @ target.unit[rows]).square().sum(dim=1)
+    errors = []
+    for ridge in KERNEL_RIDGES:
+        left = ridge / (values + ridge)
+        free = max(1e-9, 1.0 - (1.0 + float((1.0 - left).sum())) / size)
+        errors.append(float((left.square() * reached).sum()) / free**2)
+    best: float = KERNEL_RIDGES[errors.index(min(errors))]
+    return best
+
+
+def _factor(centres: Float64[Tensor, "k dx"]) -> Float64[Tensor, "k k"]:
+    """The upper triangular R with R^T R = f(L L^T) and KERNEL_JITTER on its diagonal."""
+    kernel = kernel_of(centres @ centres.T)
+    kernel.diagonal().add_(KERNEL_JITTER * math.expm1(1.0) * len(centres))
+    factor: Tensor = torch.linalg.cholesky(kernel, upper=True)
+    return factor
+
+
+def _normal_equations(
+    source: Space,
+    target: Space,
+    centres: Float64[Tensor, "k dx"],
+    factor: Float64[Tensor, "k k"],
+) -> tuple[Float64[Tensor, "k k"], Float64[Tensor, "k dy"]]:
+    """P^T P and P^T U_y of the features P = diag(w)^1/2 f(U L^T) R^-1, some anchors at a time."""
+    gram = source.unit.new_zeros(len(centres), len(centres))
+    products = source.unit.new_zeros(len(centres), target.dim)
+    directions = source.directions
+    for start in range(0, source.size, ANCHORS_PER_STEP):
+        rows = slice(start, start + ANCHORS_PER_STEP)
+        features = kernel_of(directions[rows] @ centres.T)
+        if source.roots is not None:
+            features *= source.roots[rows, None]
+        features = torch.linalg.solve_triangular(factor, features, upper=True, left=False)
+        gram.addmm_(features.T, features)
+        products.addmm_(features.T, target.unit[rows])
+    return gram, products

@@ -1,0 +1,317 @@
+"""Bootstraps without pairs: two pools with few seeds, or with nothing known in common, become a
+translator.
+
+The result is an anchor set of made pairs (services/anchors/made_pairs.py), so that every other
+request works with it, and the translator that `method: auto` fits to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy.orm import Session
+from torch import Tensor
+
+from app.errors import (
+    InvalidOption,
+    InvalidRequest,
+    SpacesNotAligned,
+    TooManyVectors,
+    UnknownOption,
+)
+from app.maths.alignment.alignment import (
+    FEWEST_ALIGNED_ROWS,
+    Alignment,
+    AlignmentSettings,
+    MadePairs,
+    align_pools,
+)
+from app.maths.alignment.anchored import AnchoredSettings
+from app.maths.bootstrap import pools as pool_maths
+from app.maths.geometry.space import fit_space
+from app.maths.translators import methods
+from app.services.access.audit import record_audit
+from app.services.anchors import anchor_sets, bootstrap, bootstrap_sides, made_pairs, pools
+from app.services.context import Services
+from app.services.jobs.progress import Progress
+from app.services.jobs.runner import JobResult
+from app.services.jobs.submission import submit_job
+from app.services.request_context import RequestContext
+from app.services.translators import seeded_alignment
+from app.services.translators.translator_ids import public_id
+from app.storage import tables
+from app.storage.queries import resources
+from app.types import JobKind
+
+#: Fewest made pairs that a translator is fitted to, and how many it has by default.
+FEWEST_MADE_PAIRS, DEFAULT_MADE_PAIRS = 1_000, 8_192
+#: An alignment with a smaller estimate is probably wrong as a whole.
+LEAST_PLAUSIBLE = 0.25
+#: One attempt has none to be compared with.
+FEWEST_ATTEMPTS = 2
+#: Options of a bootstrap that an alignment has.
+ALIGNMENT_OPTIONS = ("attempts", "seed")
+
+
+def request_alignment(
+    services: Services,
+    context: RequestContext,
+    *,
+    name: str,
+    source: str,
+    target: str,
+    source_pool: pools.PoolInput,
+    target_pool: pools.PoolInput,
+    seeds: list[tuple[int, int]],
+    size: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    min_right: float = 0.5,
+) -> tables.JobRow:
+    """Check the request, store the pools, and queue the job.
+
+    size       the number of made pairs; None: DEFAULT_MADE_PAIRS, or as many as the source has
+    min_right  the job fails below this estimated share of items that a translation is nearest to
+
+    Raises the errors of `bootstrap_sides.check_sides`, InvalidRequest, InvalidSeeds, UnknownOption,
+    TooManyVectors, TooManyJobs, QueueFull.
+    """
+    sides = bootstrap_sides.check_sides(
+        services,
+        context,
+        name=name,
+        encoders={"source": source, "target": target},
+        inputs=(source_pool, target_pool),
+    )
+    for side in sides.pools:
+        if side.rows < FEWEST_ALIGNED_ROWS:
+            raise InvalidRequest(
+                f"`pairs: none` needs pools of at least {FEWEST_ALIGNED_ROWS:,} items, and 20,000 "
+                f"for unrelated encoders; this one has {side.rows:,}. Send more items.",
+                field=side.field,
+            )
+    given, (x, y) = options or {}, sides.pools
+    size = _check_size(size, rows=x.rows, most=services.limits.vectors)
+    settings: AlignmentSettings | AnchoredSettings = (
+        seeded_alignment.check_seeded(
+            seeds, given, source=x.rows, target=y.rows, most=services.limits.vectors
+        )
+        if seeds
+        else _read_settings(size, given)
+    )
+    arguments = {
+        "seeds": [list(pair) for pair in seeds],
+        "size": size,
+        "pairs": made_pairs.NO_PAIRS,
+        "name": name,
+        "source": source,
+        "target": target,
+        "settings": asdict(settings),
+        "min_right": min_right,
+        **sides.arguments(services, context),
+    }
+    return submit_job(services, context, JobKind.bootstrap, arguments)
+
+
+def run_any_bootstrap(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
+    """Run a bootstrap that finds pairs, or one that makes them."""
+    if job.arguments.get("pairs") == made_pairs.NO_PAIRS:
+        return run_alignment(services, job, progress)
+    return bootstrap.run_bootstrap(services, job, progress)
+
+
+def run_alignment(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
+    """Run the job: create the anchor set and its translator.
+
+    It lasts minutes and has no checkpoints: a job that another worker resumes starts over.
+    Raises SpacesNotAligned, and NameTaken at once.
+    """
+    arguments, context = job.arguments, RequestContext.of_job(job)
+    with services.db.transaction() as session:
+        resources.require_free(session, tables.AnchorSetRow, job.project, arguments["name"])
+    listener = bootstrap.MethodListener(progress, job.progress.get("total", 0))
+    source_pool, target_pool = (
+        pools.load_items(services, arguments["blobs"][side], beat=listener.beat)
+        for side in ("source_pool", "target_pool")
+    )
+    align = _align_by_seeds if arguments["seeds"] else _align_by_shape
+    rows, places, estimate = align(services, arguments, (source_pool, target_pool), listener)
+    listener.end()
+    row = anchor_sets.build_anchor_set(
+        services,
+        job.project,
+        name=arguments["name"],
+        embeddings={
+            arguments["source"]: source_pool[rows],
+            arguments["target"]: places,
+        },
+        made_by=arguments["made_by"],
+        beat=listener.end,
+        provenance={
+            "job": job.id,
+            "pairs": made_pairs.NO_PAIRS,
+            "seeds": len(arguments["seeds"]),
+            "settings": arguments["settings"],
+            "pools": {"source": len(source_pool), "target": len(target_pool)},
+            "estimate": estimate,
+        },
+    )
+    translator = _fit_translator(row, arguments["source"], arguments["target"], services)
+    listener.end()
+
+    def write(session: Session) -> None:
+        anchor_sets.add_anchor_set(session, context, row)
+        session.flush()
+        between = {space.encoder.name: space.id for space in row.spaces}
+        translator.source_id = between[arguments["source"]]
+        translator.target_id = between[arguments["target"]]
+        session.add(translator)
+        record_audit(session, context, "create", "translator", translator.content)
+
+    return JobResult(
+        {
+            "anchor_set": arguments["name"],
+            "pairs": made_pairs.NO_PAIRS,
+            "size": len(rows),
+            "translator": translator.content,
+            "estimate": estimate,
+        },
+        write=write,
+    )
+
+
+#: Rows (p,) of the source's pool, their places (p, d_y) in the target's units, and the estimate.
+Placed = tuple[Tensor, Tensor, dict[str, Any]]
+
+
+def _align_by_shape(
+    services: Services,
+    arguments: Mapping[str, Any],
+    items: tuple[Tensor, Tensor],
+    listener: bootstrap.MethodListener,
+) -> Placed:
+    """Align by the shapes of the pools. Raises SpacesNotAligned."""
+    x, y = (pool.to(services.device) for pool in items)
+    fitted = pool_maths.fit_pools(x, y, beat=listener.beat)
+    found = align_pools(
+        fitted.x,
+        fitted.y,
+        settings=AlignmentSettings(**arguments["settings"]),
+        memory=services.limits.bootstrap_bytes,
+        on_step=listener,
+    )
+    estimate = _describe(found)
+    _require_estimate(estimate, least=arguments["min_right"])
+    return found.made.rows.cpu(), place(found.made, items[1]), estimate
+
+
+def _align_by_seeds(
+    services: Services,
+    arguments: Mapping[str, Any],
+    items: tuple[Tensor, Tensor],
+    listener: bootstrap.MethodListener,
+) -> Placed:
+    """Align by the seeds, with the unpaired rows. Raises SpacesNotAligned."""
+    settings = arguments["settings"]
+    stages = tuple(tuple(stage) for stage in settings["stages"])  # JSON has no tuples
+    return seeded_alignment.align_by_seeds(
+        items,
+        [(i, j) for i, j in arguments["seeds"]],
+        AnchoredSettings(**{**settings, "stages": stages}),
+        size=arguments["size"],
+        least=arguments["min_right"],
+        memory=services.limits.bootstrap_bytes,
+        beat=listener.beat,
+    )
+
+
+def place(made: MadePairs, target_pool: Tensor) -> Tensor:
+    """Return raw vectors (p, d_y) of the made pairs, in the target encoder's units: mean of the
+    pool + mean distance from it times the direction. Outliers do not count, as in `fit_pools`.
+    """
+    mean, distance = pool_maths.mean_and_distance(target_pool)
+    return mean.float() + distance * made.directions.cpu()
+
+
+def _read_settings(size: int, options: Mapping[str, Any]) -> AlignmentSettings:
+    """Return the settings without seeds. Raises UnknownOption, InvalidOption."""
+    for name in options:
+        if name not in ALIGNMENT_OPTIONS:
+            raise UnknownOption(
+                f"`pairs: none` has no option `{name}`. It has {', '.join(ALIGNMENT_OPTIONS)}.",
+                field=f"options.{name}",
+            )
+    settings = AlignmentSettings(size=size, **options)
+    if settings.attempts < FEWEST_ATTEMPTS:
+        raise InvalidOption(
+            "`pairs: none` compares attempts, so it needs at least two. Raise `attempts`.",
+            field="options.attempts",
+        )
+    return settings
+
+
+def _check_size(size: int | None, *, rows: int, most: int) -> int:
+    """Return the number of made pairs. Raises InvalidRequest, TooManyVectors.
+
+    rows  of the source's pool
+    most  the most anchors of a set
+    """
+    if size is not None and size > most:
+        raise TooManyVectors(
+            f"`size` is {size}; at most {most} anchors are allowed.", field="size", limit=most
+        )
+    if size is not None and not FEWEST_MADE_PAIRS <= size <= rows:
+        raise InvalidRequest(
+            f"`size` must be {FEWEST_MADE_PAIRS:,} to the {rows:,} items of the source's pool. "
+            "Change it, or drop it.",
+            field="size",
+        )
+    return size or min(DEFAULT_MADE_PAIRS, rows, most)
+
+
+def _describe(alignment: Alignment) -> dict[str, Any]:
+    """The estimate as JSON."""
+    estimate = {name: round(value, 4) for name, value in asdict(alignment.estimate).items()}
+    missing = dict.fromkeys(("recall", "recall_alone"))
+    return {**estimate, "attempts": alignment.attempts, "seeds": 0, **missing}
+
+
+def _require_estimate(estimate: Mapping[str, Any], *, least: float) -> None:
+    """Raises SpacesNotAligned when too few translations are probably nearest to the right item."""
+    if estimate["right"] >= least:
+        return
+    detail = (
+        f"about {estimate['right']:.1%} of translations would be nearest to the right one of "
+        f"{estimate['index']:,} items; the minimum is {least:.1%}"
+    )
+    if estimate["right"] < LEAST_PLAUSIBLE:
+        detail = (
+            "no two attempts on different items agreed, so the alignment is probably wrong: "
+            f"{estimate['found_again']:.1%} of the items found their own translation by another "
+            "attempt"
+        )
+    raise SpacesNotAligned(
+        f"{detail}. Send larger pools of the same kind of content (20,000 items and more), raise "
+        "`options.attempts`, or send seeds",
+        field="target_pool",
+        more={"estimate": dict(estimate)},
+    )
+
+
+def _fit_translator(
+    row: tables.AnchorSetRow, source: str, target: str, services: Services
+) -> tables.TranslatorRow:
+    """Return the row of the translator that `method: auto` means, without its spaces' ids."""
+    by_encoder = {space.encoder.name: space for space in row.spaces}
+    x, y = (
+        fit_space(services.blobs.get(by_encoder[name].blob)["anchors"]) for name in (source, target)
+    )
+    estimate = made_pairs.estimate_of(row)
+    seeds = estimate["seeds"] if estimate else 0
+    method, options = made_pairs.made_method({}, anchors=row.size, seeds=seeds)
+    with services.fitting():
+        translator = methods.fit(method, x, y, options)
+    fitted = tables.TranslatorRow(project=row.project, method=method, options=dict(options))
+    fitted.content = public_id(translator, fitted)
+    return fitted

@@ -1,0 +1,162 @@
+"""A translator from a few anchors and unpaired vectors, on clouds whose answer is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from app.maths.alignment import anchored
+from app.maths.alignment.anchored import AnchoredSettings, KnownAndUnpaired
+from app.maths.quality.metrics import item_metrics
+from app.maths.translators.translator import Translator, apply
+from tests.maths.bootstrap.clouds import WHOLE, interrupt, normal, order, rotation, unit
+
+D, TOPICS = 24, 60
+SETTINGS = AnchoredSettings(stages=((10, 600), (2, 900)), neighbours=10)
+
+
+def items(seed: int, count: int) -> Tensor:
+    """Items around TOPICS centres, which all seeds have in common."""
+    topics = torch.randint(
+        0, TOPICS, (count,), generator=torch.Generator().manual_seed(seed + 1_000)
+    )
+    return normal(seed, count, D) + 2 * normal(9, TOPICS, D)[topics]
+
+
+def seen(rows: Tensor, seed: int) -> Tensor:
+    """The same items by another encoder: turned, moved, in 32 dimensions, with noise."""
+    turn = torch.linalg.qr(normal(10, 32, D)).Q.T
+    noisy: Tensor = rows + 0.3 * normal(seed, *rows.shape)
+    return torch.matmul(3 * noisy, turn) + 1
+
+
+def given(anchors: int = 10) -> KnownAndUnpaired:
+    """A few anchors, and 900 and 1,000 unpaired items, of which none is on both sides."""
+    known = items(1, anchors)
+    return KnownAndUnpaired(known, seen(known, 11), items(2, 900), seen(items(3, 1_000), 12))
+
+
+def recall(translator: Translator) -> float:
+    """Of items that nothing has seen."""
+    rows = items(4, 200)
+    native = seen(rows, 13)
+    centre = native.mean(dim=0)
+    found = item_metrics(apply(translator, rows).vectors - centre, native - centre)
+    return float(found.recall.mean())
+
+
+def test_unpaired_vectors_of_different_items_help_a_few_anchors() -> None:
+    aligned = anchored.fit_with_unpaired(given(), SETTINGS, memory=WHOLE)
+    alone = anchored.fit_alone(given())
+    assert recall(aligned) > 0.75
+    assert recall(alone) < 0.5
+
+
+def test_the_held_out_anchors_take_what_helps() -> None:
+    found = anchored.align_by_anchors(given(), SETTINGS, memory=WHOLE)
+    assert found.aligned
+    assert found.recall > found.recall_alone
+    assert recall(found.translator) > 0.75
+
+
+def test_unpaired_vectors_of_noise_are_left_out() -> None:
+    noise = replace(given(100), x=normal(20, 900, D), y=normal(21, 1_000, 32))
+    found = anchored.align_by_anchors(noise, SETTINGS, memory=WHOLE)
+    assert not found.aligned
+    alone = anchored.fit_alone(noise)
+    assert torch.equal(found.translator.decoder.matrix, alone.decoder.matrix)
+
+
+def test_no_held_out_anchor_is_seen_by_the_map_that_it_judges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    full, judged = given(), []
+    fits = anchored.fit_with_unpaired
+
+    def fit(training: KnownAndUnpaired, *others: object, **named: object) -> Translator:
+        judged.append(training)
+        return fits(training, *others, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(anchored, "fit_with_unpaired", fit)
+    anchored.align_by_anchors(full, SETTINGS, memory=WHOLE)
+    *folds, last = judged
+    assert len(folds) == SETTINGS.folds
+    assert last is full
+    left_out = torch.zeros(len(full.known_x))
+    for training in folds:
+        left_out += ~(full.known_x[:, None] == training.known_x[None]).all(dim=2).any(dim=1)
+        assert len(training.known_x) == len(training.known_y) < len(full.known_x)
+    assert bool((left_out == 1).all())
+
+
+def test_equal_settings_give_equal_bits_and_memory_only_divides_the_work() -> None:
+    first, again, pieces = (
+        anchored.fit_with_unpaired(given(), SETTINGS, memory=memory).decoder.matrix
+        for memory in (WHOLE, WHOLE, 100_000)
+    )
+    assert torch.equal(first, again)
+    torch.testing.assert_close(first, pieces, atol=1e-3, rtol=0)
+
+
+def test_a_beat_ends_the_work() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        anchored.fit_with_unpaired(given(), SETTINGS, memory=WHOLE, beat=interrupt)
+
+
+def test_rotations_are_recovered_from_anchors_alone_where_these_span_the_space() -> None:
+    x, turn = unit(1, 400, 12), rotation(2, 12)
+    settings = replace(SETTINGS, stages=())
+    torch.testing.assert_close(
+        anchored.rotate(x, x @ turn, 400, settings, memory=WHOLE), turn, atol=1e-4, rtol=0
+    )
+
+
+def test_whitening_and_its_inverse() -> None:
+    rows = unit(3, 500, 8) * torch.arange(1, 9)
+    there, back = anchored.partial_whitening(rows, 0.5)
+    torch.testing.assert_close(there @ back, torch.eye(8), atol=1e-4, rtol=0)
+    covariance, after = rows.T @ rows, (rows @ there).T @ (rows @ there)
+    before, spread = (torch.linalg.eigvalsh(each) for each in (covariance, after))
+    torch.testing.assert_close(spread / spread[-1], (before / before[-1]).sqrt())
+
+
+@pytest.mark.parametrize(("n", "m", "k"), [(40, 30, 5), (3, 30, 5), (30, 3, 10)])
+def test_mutual_neighbours_are_those_of_the_whole_table(n: int, m: int, k: int) -> None:
+    q, y = unit(1, n, 6), unit(2, m, 6)
+    table, few = q @ y.T, min(k, n, m)
+    rows, columns = torch.zeros(n, m, dtype=torch.bool), torch.zeros(n, m, dtype=torch.bool)
+    rows.scatter_(1, table.topk(few, dim=1).indices, value=True)
+    columns.scatter_(0, table.topk(few, dim=0).indices, value=True)
+    found = anchored.mutual_neighbours(q, y, k, memory=1_000)
+    assert torch.equal(found, (rows & columns).nonzero().T)
+
+
+def test_a_correction_lets_many_anchors_overrule_the_map() -> None:
+    known, turn = normalize(normal(5, 3_000, 6)).double(), rotation(6, 6).double()
+    wrong = rotation(7, 6).double()
+    corrected = anchored.correct(wrong, known, known @ turn)
+    torch.testing.assert_close(corrected, turn, atol=0.05, rtol=0)
+    untouched = anchored.correct(turn, known, known @ turn)
+    torch.testing.assert_close(untouched, turn)
+
+
+def test_the_order_of_unpaired_vectors_carries_no_information() -> None:
+    some = given()
+    mixed = replace(some, x=some.x[order(1, 900)], y=some.y[order(2, 1_000)])
+    settings = replace(SETTINGS, stages=((12, 1_010),))
+    one, other = (
+        anchored.fit_with_unpaired(each, settings, memory=WHOLE).decoder.matrix
+        for each in (some, mixed)
+    )
+    torch.testing.assert_close(one, other, atol=0.02, rtol=0)
+
+
+def test_wide_rows_are_aligned_in_their_leading_directions() -> None:
+    rows = unit(3, 700, 600)
+    there, back = anchored.partial_whitening(rows, 0.5)
+    assert there.shape == (600, anchored.MOST_DIRECTIONS)
+    torch.testing.assert_close(back @ there, torch.eye(anchored.MOST_DIRECTIONS), atol=1e-3, rtol=0)

@@ -1,0 +1,213 @@
+"""The kernel: its formula, its landmarks, its ridge, and the relative vectors that it decodes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from app.errors import InvalidOption
+from app.maths.geometry.space import Space, fit_space
+from app.maths.translators import graded, kernel
+from app.maths.translators.decoder import decode
+from app.maths.translators.kernel import (
+    KERNEL_RIDGES,
+    MOST_LANDMARKS,
+    cross_validated_ridge,
+    fit_kernel,
+    whiten,
+)
+from app.maths.translators.methods import fit, fit_decoder, resolve
+from app.maths.translators.translator import Translator, apply
+from research.definitions import relative
+from tests.maths.clouds import normal
+
+
+def curved(seed: int, k: int, dx: int, dy: int, noise: float = 0.1) -> tuple[Tensor, Tensor]:
+    """Anchors whose targets are no linear function of the sources."""
+    source = normal(seed, k, dx)
+    hidden = (source @ normal(90, dx, 30) / dx**0.5).tanh()
+    return source + 1, hidden @ normal(91, 30, dy) + noise * normal(seed + 1, k, dy)
+
+
+def fitted(source: Space, target: Space, **given: float) -> Translator:
+    return fit("kernel", source, target, resolve("kernel", given, anchors=source.size))
+
+
+def plain(cosines: Tensor) -> Tensor:
+    return cosines.exp() - 1.0
+
+
+@pytest.mark.parametrize(("k", "dx", "dy"), [(12, 7, 5), (12, 5, 30), (40, 6, 8)])
+@pytest.mark.parametrize("ridge", [0.01, 1.0])
+def test_with_all_anchors_as_landmarks_it_is_the_formula(k, dx, dy, ridge):
+    source, target = (fit_space(each) for each in curved(0, k, dx, dy))
+    found = fit_kernel(source, target, ridge=ridge, landmarks=k)
+    table = plain(source.unit @ source.unit.T)
+    exact = torch.linalg.solve(table + ridge * torch.eye(k, dtype=torch.float64), target.unit)
+    torch.testing.assert_close(table @ found.weights, table @ exact, rtol=0, atol=1e-5)
+    assert torch.equal(found.rows, torch.arange(k))
+    vectors = normal(3, 6, dx)
+    product = plain(relative(vectors, source)) @ exact
+    expected = target.scale * product / product.norm(dim=1, keepdim=True) + target.mean
+    served = apply(fitted(source, target, ridge=ridge, decode_power=0.0), vectors).vectors
+    torch.testing.assert_close(served.double(), expected, rtol=0, atol=1e-3 * target.scale)
+
+
+def test_with_fewer_landmarks_it_is_penalised_least_squares():
+    source, target = (fit_space(each) for each in curved(5, 60, 9, 7))
+    found = fit_kernel(source, target, ridge=0.3, landmarks=20)
+    assert len(found.rows) == 20
+    landmarks = source.unit[found.rows]
+    torch.testing.assert_close(found.landmarks, landmarks)
+    wide, small = plain(source.unit @ landmarks.T), plain(landmarks @ landmarks.T)
+    exact = torch.linalg.solve(wide.T @ wide + 0.3 * small, wide.T @ target.unit)
+    torch.testing.assert_close(wide @ found.weights, wide @ exact, rtol=0, atol=1e-6)
+
+
+def test_steps_over_the_anchors_change_nothing(monkeypatch):
+    source, target = (fit_space(each) for each in curved(5, 60, 9, 7))
+    whole = fit_kernel(source, target, ridge=0.3, landmarks=20)
+    monkeypatch.setattr(kernel, "ANCHORS_PER_STEP", 7)
+    parts = fit_kernel(source, target, ridge=0.3, landmarks=20)
+    torch.testing.assert_close(parts.weights, whole.weights)
+
+
+def test_the_ridge_is_near_the_one_of_leaving_anchors_out():
+    for noise in (0.05, 1.0):
+        source, target = (fit_space(each) for each in curved(7, 60, 8, 6, noise))
+        table = plain(source.unit @ source.unit.T)
+        errors = {}
+        for ridge in KERNEL_RIDGES:
+            total = 0.0
+            for row in range(60):
+                rest = torch.arange(60) != row
+                weights = torch.linalg.solve(
+                    table[rest][:, rest] + ridge * torch.eye(59, dtype=torch.float64),
+                    target.unit[rest],
+                )
+                total += float((table[row, rest] @ weights - target.unit[row]).square().sum())
+            errors[ridge] = total
+        found = cross_validated_ridge(source, target, torch.arange(60))
+        assert errors[found] < 1.02 * min(errors.values())
+        assert errors[found] < 0.98 * max(errors.values())
+
+
+def test_it_predicts_what_no_matrix_does():
+    source, target = curved(11, 1200, 10, 12, noise=0.0)
+    held, rest = slice(0, 200), slice(200, None)
+    x, y = fit_space(source[rest]), fit_space(target[rest])
+
+    def cosine(name: str, options: dict[str, float]) -> float:
+        translated = apply(
+            fit(name, x, y, resolve(name, options, anchors=x.size)), source[held]
+        ).vectors
+        return float(
+            torch.cosine_similarity(translated - y.mean, target[held] - y.mean, dim=1).mean()
+        )
+
+    assert 1.0 - cosine("kernel", {"decode_power": 0.0}) < 0.5 * (1.0 - cosine("ridge", {}))
+
+
+@given(seed=st.integers(0, 2**31))
+def test_the_order_of_the_anchors_does_not_matter(seed):
+    source, target = curved(seed, 30, 6, 5)
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(seed))
+    vectors = normal(seed + 2, 4, 6) + 1
+    found = apply(fitted(fit_space(source[order]), fit_space(target[order])), vectors).vectors
+    expected = apply(fitted(fit_space(source), fit_space(target)), vectors).vectors
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+
+
+def test_whitening_the_output_is_fitting_whitened_targets():
+    source, target = (fit_space(each) for each in curved(13, 50, 6, 9))
+    whitened = whiten(fit_kernel(source, target, ridge=0.1, landmarks=50), target, power=0.25)
+    table = plain(source.unit @ source.unit.T)
+    outputs = table @ torch.linalg.solve(
+        table + 0.1 * torch.eye(50, dtype=torch.float64),
+        graded.decoder(target.unit, power=0.25, ridge=None),
+    )
+    torch.testing.assert_close(
+        torch.nn.functional.normalize(table @ whitened.weights, dim=1),
+        torch.nn.functional.normalize(outputs, dim=1),
+        rtol=0,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("landmarks", [40, 15])
+def test_decoding_relative_vectors_of_a_known_source_is_translating(landmarks):
+    source, target = (fit_space(each) for each in curved(17, 40, 6, 9))
+    options = resolve("kernel", {"landmarks": landmarks}, anchors=40)
+    vectors = normal(18, 7, 6)
+    decoder = fit_decoder("kernel", target, options, source=source)
+    assert decoder.matrix.shape == (40, 9)
+    found = decode(decoder, relative(vectors, source)).vectors
+    expected = apply(fit("kernel", source, target, options), vectors).vectors
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+
+
+def test_relative_vectors_of_an_unknown_source_are_decoded_by_the_targets_own_cosines():
+    space = fit_space(normal(19, 40, 6) + 1)
+    options = resolve("kernel", {"ridge": 1e-3, "decode_power": 0.0}, anchors=40)
+    found = decode(fit_decoder("kernel", space, options), space.unit @ space.unit.T).vectors
+    native = space.scale * space.unit + space.mean
+    assert float((found - native).norm(dim=1).max()) < 0.02 * space.scale
+
+
+def test_a_relative_vector_of_zeros_becomes_the_mean_and_is_flagged():
+    space = fit_space(normal(20, 12, 6) + 1)
+    decoder = fit_decoder("kernel", space, resolve("kernel", {}, anchors=12))
+    found = decode(decoder, torch.zeros(1, 12))
+    assert found.at_mean.tolist() == [True]
+    assert torch.equal(found.vectors[0], space.mean.float())
+
+
+def test_anchors_without_a_direction_or_a_weight_are_no_landmarks():
+    source, target = curved(21, 30, 6, 5)
+    source[4] = source[torch.arange(30) != 4].mean(dim=0)  # then it is the mean of all
+    found = fit_kernel(fit_space(source), fit_space(target), ridge=0.1, landmarks=30)
+    assert 4 not in found.rows.tolist()
+    weights = torch.ones(30)
+    weights[:10] = 0
+    spaces = fit_space(source, weights), fit_space(target, weights)
+    assert min(fit_kernel(*spaces, ridge=0.1, landmarks=30).rows.tolist()) == 10
+
+
+def test_copies_of_an_anchor_are_no_obstacle():
+    source, target = (each.repeat(3, 1) for each in curved(22, 20, 6, 5))
+    served = fitted(fit_space(source), fit_space(target), ridge=0.0)
+    assert bool(apply(served, source).vectors.isfinite().all())
+
+
+@pytest.mark.parametrize("landmarks", [-1, 0, MOST_LANDMARKS + 1])
+def test_a_number_of_landmarks_out_of_range_is_refused(landmarks):
+    space = fit_space(normal(23, 12, 6))
+    with pytest.raises(InvalidOption) as caught:
+        fitted(space, space, landmarks=landmarks)
+    assert caught.value.field == "options.landmarks"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("ridge", -1.0), ("ridge", math.nan), ("decode_power", 1.1)]
+)
+def test_an_option_out_of_range_is_refused(option, value):
+    space = fit_space(normal(23, 12, 6))
+    with pytest.raises(InvalidOption) as caught:
+        fitted(space, space, **{option: value})
+    assert caught.value.field == f"options.{option}"
+
+
+def test_a_translation_needs_all_of_its_parts():
+    """The landmarks, and not only the weights, make a translation."""
+    source, target = (fit_space(each) for each in curved(24, 30, 6, 6))
+    served = fitted(source, target)
+    assert served.landmarks is not None
+    vectors = normal(25, 3, 6)
+    other = replace(served, landmarks=served.landmarks.flip(1))
+    assert not torch.allclose(apply(other, vectors).vectors, apply(served, vectors).vectors)

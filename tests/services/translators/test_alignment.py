@@ -1,0 +1,235 @@
+"""Bootstraps without pairs: what is refused, what is made, and what may be said about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from app import errors
+from app.errors import InvalidRequest, TooManyVectors, UnknownOption
+from app.maths.alignment import alignment as maths
+from app.maths.translators.translator import apply
+from app.services.anchors import anchor_sets, made_pairs, pools, spaces
+from app.services.context import Limits, Services
+from app.services.reindexing import maps
+from app.services.translators import (
+    alignment,
+    contracts,
+    seeded_alignment,
+    thresholds,
+    translators,
+    warnings,
+)
+from app.storage import tables
+from app.storage.queries import resources
+from app.types import JobState, Scores
+from tests.maths.alignment.clouds import two_pools
+from tests.services.helpers import CONTEXT, PROJECT, create_encoder, run
+
+ROWS = 1_600
+
+
+@pytest.fixture(scope="module")
+def clouds() -> tuple[Tensor, Tensor]:
+    """Pools of different sentences, so to speak, with means and lengths of their own."""
+    x, y, _ = two_pools(ROWS)
+    return 3 * x + 1, 0.5 * y - 2
+
+
+@pytest.fixture
+def quick(on_sqlite: Services) -> Services:
+    create_encoder(on_sqlite, "old", 12)
+    create_encoder(on_sqlite, "new", 10)
+    return on_sqlite
+
+
+def ask(services: Services, clouds: tuple[Tensor, Tensor], **more: Any) -> tables.JobRow:
+    sides = dict(zip(("source_pool", "target_pool"), clouds, strict=True))
+    given: dict[str, Any] = {"name": "made", "source": "old", "target": "new", "seeds": [], **more}
+    return alignment.request_alignment(
+        services,
+        CONTEXT,
+        source_pool=pools.PoolInput("source_pool", sides["source_pool"]),
+        target_pool=pools.PoolInput("target_pool", sides["target_pool"]),
+        **given,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "field"),
+    [
+        ({"seeds": [(row, row) for row in range(5)]}, errors.InvalidSeeds, "seeds"),
+        ({"seeds": [(row, ROWS) for row in range(6)]}, errors.InvalidSeeds, "seeds"),
+        ({"seeds": [(0, row) for row in range(6)]}, errors.InvalidSeeds, "seeds"),
+        (
+            {"seeds": [(row, row) for row in range(6)], "options": {"attempts": 2}},
+            UnknownOption,
+            "options.attempts",
+        ),
+        ({"options": {"rounds": 5}}, UnknownOption, "options.rounds"),
+        ({"options": {"attempts": 1}}, errors.InvalidOption, "options.attempts"),
+        ({"size": 999}, InvalidRequest, "size"),
+        ({"size": ROWS + 1}, InvalidRequest, "size"),
+        ({"size": 5_001}, TooManyVectors, "size"),
+        ({"target": "old"}, InvalidRequest, "target"),
+        ({"source": "none"}, errors.EncoderNotFound, "source"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_aligned_is_refused_before_there_is_a_job(
+    quick, clouds, change, error, field
+):
+    few = replace(quick, limits=Limits(vectors=5_000))
+    with pytest.raises(error) as caught:
+        ask(few, clouds, **change)
+    assert caught.value.field == field
+    with quick.db.transaction() as session:
+        assert resources.jobs(session, PROJECT, state=None, before=None, limit=9) == []
+
+
+def test_pools_that_are_too_small_are_named_by_their_field(quick, clouds):
+    x, y = clouds
+    for pair, field in (((x[:999], y), "source_pool"), ((x, y[:999]), "target_pool")):
+        with pytest.raises(InvalidRequest, match=r"1,000 items.*this one has 999") as caught:
+            ask(quick, pair)
+        assert caught.value.field == field
+
+
+@pytest.fixture
+def made(quick: Services, clouds: tuple[Tensor, Tensor]) -> tuple[Services, tables.JobRow]:
+    """A finished job."""
+    return quick, run(quick, ask(quick, clouds, options={"attempts": 2}))
+
+
+def test_an_alignment_ends_in_a_set_a_translator_and_an_estimate(made, clouds):
+    services, row = made
+    assert (row.state, row.error) == (JobState.succeeded, None)
+    assert row.progress["done"] == row.progress["total"]
+    result = row.result
+    assert (result["anchor_set"], result["pairs"], result["size"]) == ("made", "none", ROWS)
+    assert result["estimate"]["right"] >= 0.5
+    assert result["estimate"]["index"] == ROWS
+    with services.db.transaction() as session:
+        anchor_set = resources.by_name(session, tables.AnchorSetRow, PROJECT, "made")
+    assert anchor_set.provenance["estimate"] == result["estimate"]
+    assert made_pairs.estimate_of(anchor_set) == result["estimate"]
+    kept = {space.encoder.name: spaces.raw_anchors(services, space) for space in anchor_set.spaces}
+    assert torch.equal(kept["old"], clouds[0])
+    # Places in the target's own units: about its mean, at its distance.
+    y = clouds[1]
+    assert torch.allclose(kept["new"].mean(dim=0), y.mean(dim=0), atol=0.1)
+    distance = (kept["new"] - y.mean(dim=0)).norm(dim=1)
+    assert torch.allclose(distance, (y - y.mean(dim=0)).norm(dim=1).mean(), rtol=0.01)
+    with pytest.raises(errors.PairsNotFound, match="made"):
+        anchor_sets.load_pairs(services, PROJECT, "made")
+
+
+def test_everything_that_is_said_about_made_pairs_is_the_stored_estimate(made):
+    services, job = made
+    request = translators.FitRequest("old", "new", "made", "auto", {})
+    source, target = translators.find_pair(services, PROJECT, request)
+    fitted = translators.fit(services, CONTEXT, source, target, request)
+    assert fitted.id == job.result["translator"]
+    row = translators.find_with_report(services, PROJECT, fitted.id)
+    assert row.report["alignment"] == job.result["estimate"]
+    nothing = ("promise", "held_out", "evidence", "learning", "influence", "cka")
+    assert [row.report[name] for name in nothing] == [None] * len(nothing)
+    assert row.report["promises"] == []
+    warned = warnings.warnings_about_pair(services, source, target)
+    assert warned[0].code == "made-pairs"
+    with pytest.raises(errors.QualityBelowMinimum, match="POST /evaluate"):
+        contracts.require_promise(row, {"recall": 0.1})
+    question = thresholds.ThresholdQuestion(fitted.id, Scores.native_native, "source", 0.9)
+    with pytest.raises(errors.TooFewAnchors, match="known pairs"):
+        thresholds._find_calibration(services, PROJECT, question)
+
+
+def test_spaces_that_do_not_align_end_the_job_and_nothing_is_made(quick, clouds):
+    x, y = clouds
+    noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(0))
+    row = run(quick, ask(quick, (x, noise), options={"attempts": 2}))
+    assert (row.state, row.result) == (JobState.failed, None)
+    assert (row.error["code"], row.error["field"]) == ("spaces-not-aligned", "target_pool")
+    assert row.error["estimate"]["right"] < 0.1
+    assert "seeds" in row.error["detail"]
+    with pytest.raises(errors.AnchorSetNotFound), quick.db.transaction() as session:
+        resources.by_name(session, tables.AnchorSetRow, PROJECT, "made")
+
+
+def test_an_estimate_below_the_minimum_is_refused_with_both_numbers(quick, clouds, monkeypatch):
+    estimate = maths.AlignmentEstimate(0.61, 0.01, 0.7, 0.3, 2_000)
+    found = maths.Alignment(torch.zeros(0), estimate, None, 2)
+    monkeypatch.setattr(alignment, "align_pools", lambda *_, **__: found)
+    row = run(quick, ask(quick, clouds, min_right=0.7))
+    assert row.error["code"] == "spaces-not-aligned"
+    assert "61.0%" in row.error["detail"]
+    assert "70.0%" in row.error["detail"]
+
+
+@pytest.fixture(scope="module")
+def paired() -> tuple[Tensor, Tensor, Tensor]:
+    """Pools whose first thirty rows are the same items, and the map between their spaces."""
+    x, y, exact = two_pools(ROWS, noise=0.05)
+    shared = x[:30] @ exact
+    known = shared / shared.norm(dim=1, keepdim=True)
+    return x, torch.cat([known, y[30:]]), exact
+
+
+def test_seeds_and_unpaired_rows_become_a_set_that_keeps_the_map(quick, paired):
+    x, y, exact = paired
+    seeds = [(row, row) for row in range(30)]
+    row = run(quick, ask(quick, (x, y), seeds=seeds, size=1_200, min_right=0.0))
+    assert (row.state, row.error) == (JobState.succeeded, None)
+    estimate = row.result["estimate"]
+    assert (estimate["seeds"], row.result["size"]) == (30, 1_200)
+    assert estimate["recall"] > estimate["recall_alone"]
+    request = translators.FitRequest("old", "new", "made", "auto", {})
+    source, target = translators.find_pair(quick, PROJECT, request)
+    fitted = translators.fit(quick, CONTEXT, source, target, request)
+    assert fitted.id == row.result["translator"]
+    held = x[40:240]
+    native = torch.nn.functional.normalize(held @ exact, dim=1)
+    translated = apply(fitted.translator, held).vectors
+    assert torch.cosine_similarity(translated, native).mean() > 0.9
+    report = translators.find_with_report(quick, PROJECT, fitted.id).report
+    assert report["alignment"] == estimate
+    assert report["promise"] is None
+
+
+def test_seeds_that_the_pools_do_not_help_are_refused_with_the_numbers(quick, clouds):
+    x, y = clouds
+    generator = torch.Generator().manual_seed(0)
+    unrelated = torch.randn(y.shape, generator=generator)
+    row = run(quick, ask(quick, (x, unrelated), seeds=[(i, i) for i in range(12)], min_right=0.0))
+    assert (row.state, row.error["code"]) == (JobState.failed, "spaces-not-aligned")
+    assert "anchor set of the seeds" in row.error["detail"]
+    assert row.error["estimate"]["seeds"] == 12
+
+
+def test_more_seeds_than_a_set_may_have_anchors_are_refused():
+    seeds = [(row, row) for row in range(1_501)]
+    with pytest.raises(errors.InvalidSeeds, match="at most 1,500"):
+        seeded_alignment.check_seeded(seeds, {}, source=1_600, target=1_600, most=1_500)
+
+
+def test_a_reindexing_takes_no_made_place_for_a_native_vector(made, clouds):
+    services, _ = made
+    request = translators.FitRequest("old", "new", "made", "auto", {})
+    built = maps.build_maps(services, CONTEXT, request)
+    page = built.maps.forward.map_rows(clouds[0][:50].numpy())
+    assert not page.known.any()
+    native = built.served.translator
+    expected = apply(native, clouds[0][:50]).vectors
+    assert torch.allclose(torch.from_numpy(page.vectors), expected, atol=1e-6)
+
+
+def test_places_are_about_the_mean_of_the_items_that_count(clouds):
+    pool = torch.cat([clouds[1], torch.full((1, 10), 1e6)])
+    made = maths.MadePairs(torch.arange(3), torch.eye(10)[:3], torch.ones(3))
+    assert torch.allclose(alignment.place(made, pool), alignment.place(made, clouds[1]), atol=1e-4)
+    mostly_zero = torch.cat([torch.zeros(2_000, 10), clouds[1]])
+    assert float(alignment.place(made, mostly_zero).std()) > 0
