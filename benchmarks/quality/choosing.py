@@ -94,7 +94,7 @@ def _of(
     index = Index(y[held] - centre)
     choice = selection.choose_method(x[known], y[known])
     reached = {}
-    for method, given in candidates.CANDIDATES:
+    for method, given in candidates.candidates_for("retrieval"):
         options = methods.resolve(method, given, anchors=anchors)
         translated = apply(methods.fit(method, *spaces, options), x[held]).vectors.double()
         reached[_key(method, given)] = index.measure(translated - centre).recall
@@ -102,7 +102,7 @@ def _of(
     by_score = choice.candidates[0]
     chosen = {
         name: choice.options[name]
-        for method, given in candidates.CANDIDATES
+        for method, given in candidates.candidates_for("retrieval")
         if method == choice.method
         for name in given
     }

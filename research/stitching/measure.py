@@ -71,8 +71,13 @@ class Fits:
             return methods.fit(method, x, y, options)
         encoder = self._once(chosen.encode, source, options, without="decode_power")
         decoder = self._once(chosen.decode, target, options, without="encode_power")
-        shape = {name: bool(options[name]) for name in ("renormalise", "keep_norms")}
-        return make_translator(x, y, encoder @ decoder, **shape)
+        return make_translator(
+            x,
+            y,
+            encoder @ decoder,
+            renormalise=bool(options["renormalise"]),
+            keep_norms=bool(options["keep_norms"]),
+        )
 
     def _once(
         self, make: Callable[[Space, Options], Tensor], name: str, options: Options, *, without: str

