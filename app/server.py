@@ -10,8 +10,9 @@ import signal
 import socket
 import tempfile
 import threading
+from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +23,13 @@ from prometheus_client.multiprocess import mark_process_dead
 from app.api.health import METRICS_DIR
 from app.api.http.limits.connections import Connections, backlog, most_connections
 from app.api.http.protocol import BoundedHttp
+from app.encoders.hosting.addresses import HostAddress
 from app.main import create_app
 from app.observability import logs
 from app.settings import Settings
-from workers.supervisor import supervise
+from workers.model_host import run_host
+from workers.processes import devices
+from workers.supervisor import end_with_parent, supervise
 
 log = logging.getLogger("anchorage.server")
 
@@ -60,13 +64,33 @@ def run_several(settings: Settings, listening: socket.socket) -> None:
     with tempfile.TemporaryDirectory(prefix="anchorage-metrics-") as folder:
         os.environ[METRICS_DIR] = folder
         log.info("starting %d processes on %s:%d", settings.workers, *listening.getsockname()[:2])
+        hosts: list[tuple[Any, ...]] = []
+        if not settings.encode_at:
+            settings, hosts = _plan_hosts(settings, folder)
         stop_s = settings.drain_s + settings.shutdown_s + STOP_GRACE_S
         supervise(
-            _serve,
-            [(settings, listening)] * settings.workers,
+            _run_process,
+            [*hosts, *[(_serve, settings, listening)] * settings.workers],
             stop_s=stop_s,
             lost=mark_process_dead,
         )
+
+
+def _plan_hosts(settings: Settings, folder: str) -> tuple[Settings, list[tuple[Any, ...]]]:
+    """Returns the settings of processes that share model hosts, and the hosts' own calls.
+
+    Raises ValueError for a device that does not exist.
+    """
+    named = devices(settings.devices)
+    first = HostAddress(path=str(Path(folder, "models")))
+    hosting = settings.model_copy(update={"encode_listen": str(first), "encode_key": None})
+    calls = [(run_host, hosting, device, number) for number, device in enumerate(named)]
+    at = ",".join(str(first.next(number)) for number in range(len(named)))
+    return settings.model_copy(update={"encode_at": at, "encode_key": None}), calls
+
+
+def _run_process(run: Callable[..., None], *arguments: Any) -> None:
+    run(*arguments)
 
 
 def _serve(settings: Settings, listening: socket.socket) -> None:
@@ -76,15 +100,8 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() // settings.workers))
     # A terminal sends SIGINT to all processes, and the parent passes it on as well.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    end_with_parent()
     run(settings, create_app(settings), listening)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _config(settings: Settings, application: FastAPI | None) -> uvicorn.Config:

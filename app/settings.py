@@ -110,6 +110,30 @@ class Settings(BaseSettings):
         ge=1,
         description="cores for encoding; default: as many as torch has threads",
     )
+    encode_at: str = Field(
+        "",
+        description=(
+            "model hosts that encode for the API, separated by commas, as "
+            "`tcp://gpu-1:8091,tcp://gpu-2:8091` or `unix:/run/anchorage/models.sock`; default: "
+            "with several `ANCHORAGE_WORKERS`, one host for each of `ANCHORAGE_DEVICES`, which "
+            "`anchorage serve` starts; otherwise the API's process runs the models itself"
+        ),
+    )
+    encode_listen: str | None = Field(
+        None,
+        description=(
+            "address at which a worker is also a model host, as `tcp://0.0.0.0:8091`; the next "
+            "ports are for further devices; default: none"
+        ),
+    )
+    encode_key: str | None = Field(
+        None,
+        min_length=16,
+        description=(
+            "secret of at least 16 characters that the API and its model hosts share; `tcp://` "
+            "needs one"
+        ),
+    )
 
     auth: Literal["auto", "keys", "none"] = Field(
         "auto",

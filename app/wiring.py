@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import torch
 
 from app.encoders.base import ModelSources
+from app.encoders.hosting.addresses import HostAddress
+from app.encoders.hosting.client import ModelHosts
 from app.encoders.pool import EncoderPool
 from app.encoders.remote.options import normal_url
 from app.services.context import Limits, Retention, Services
@@ -24,7 +27,8 @@ from app.stores.addresses import StoreAddress
 def make_services(settings: Settings, *, device: str | None = None) -> Services:
     """Returns the services, without connecting to anything.
 
-    device  the torch device of jobs and models; None: jobs on the CPU, models on a GPU if possible
+    device  the torch device of jobs and models; None: jobs on the CPU, and models with their hosts,
+            or on a GPU if possible
     """
     models_on = device or ("cuda" if torch.cuda.is_available() else "cpu")
     settings.data_dir.mkdir(parents=True, exist_ok=True)
@@ -38,11 +42,8 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
         db=db,
         blobs=BlobStore(settings.data_dir / "blobs"),
         cache=Cache(settings.cache_bytes, store),
-        encoders=EncoderPool(
-            _model_sources(settings),
-            device=models_on,
-            limit_bytes=settings.model_bytes,
-            cores=settings.encode_cores or settings.threads,
+        encoders=make_encoder_pool(
+            settings, models_on, hosts=None if device else _model_hosts(settings)
         ),
         names=NameCache(
             alone=settings.redis_url is None and is_sqlite(db.url), away=lambda: db.away
@@ -64,6 +65,38 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
         device=device or "cpu",
         store_addresses=_store_addresses(settings),
     )
+
+
+def make_encoder_pool(
+    settings: Settings, device: str, hosts: ModelHosts | None = None
+) -> EncoderPool:
+    return EncoderPool(
+        _model_sources(settings),
+        device=device,
+        limit_bytes=settings.model_bytes,
+        cores=settings.encode_cores or settings.threads,
+        hosts=hosts,
+    )
+
+
+def _model_hosts(settings: Settings) -> ModelHosts | None:
+    """Returns the processes that run models for this one. Raises ValueError."""
+    addresses = [HostAddress.parse(each) for each in _split(settings.encode_at)]
+    return ModelHosts(addresses, encode_key(settings, addresses)) if addresses else None
+
+
+def encode_key(settings: Settings, addresses: Sequence[HostAddress]) -> bytes:
+    """Returns what model hosts and their clients must both know.
+
+    Raises ValueError for an address on a network without a key. Only this user can open a socket
+    in a folder.
+    """
+    if settings.encode_key is None and any(address.path is None for address in addresses):
+        raise ValueError(
+            "a model host at tcp:// needs a key: set ANCHORAGE_ENCODE_KEY to the same secret, of "
+            "at least 16 characters, for the API and for its model hosts"
+        )
+    return (settings.encode_key or "").encode()
 
 
 def _store_addresses(settings: Settings) -> dict[str, StoreAddress]:

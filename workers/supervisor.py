@@ -1,13 +1,15 @@
-"""Restarts child processes that end unexpectedly."""
+"""Restarts child processes that end unexpectedly, and ends them with their parent."""
 
 from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
@@ -62,6 +64,18 @@ def supervise(
         process.kill()
 
 
+def end_with_parent() -> None:
+    """Send this process SIGTERM when its parent has ended, however that happened."""
+    threading.Thread(target=_wait_for_parent, name="parent", daemon=True).start()
+
+
 def _on_signals(handle: Callable[..., None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handle)
+
+
+def _wait_for_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -20,7 +20,13 @@ from torch import Tensor
 from app.encoders.base import EncoderModel, Item
 from app.encoders.batch_queue import BatchPart, EncodeTask, ModelQueue
 from app.encoders.threads import use_threads
-from app.errors import AnchorageError, EncoderFailed, Overloaded, TooMuchAtOnce
+from app.errors import (
+    AnchorageError,
+    EncoderFailed,
+    ModelsUnavailable,
+    Overloaded,
+    TooMuchAtOnce,
+)
 from app.observability import metrics
 
 log = logging.getLogger("anchorage.encoders")
@@ -47,13 +53,24 @@ class Batcher:
     threads  torch threads of each lane; None: the lanes do not compute
     budget   cost of one batch with padding, as if each item cost as much as its longest
     most     cost that may wait; one owner may use half of it
+    device   device on which the lanes compute
+    counted  whether batches are counted in the metrics; False: another process counts them
     """
 
     def __init__(
-        self, *, lanes: int, threads: int | None, budget: int, most: int, each: int | None = None
+        self,
+        *,
+        lanes: int,
+        threads: int | None,
+        budget: int,
+        most: int,
+        each: int | None = None,
+        device: str = "cpu",
+        counted: bool = True,
     ) -> None:
         self._count, self._threads, self._budget, self._most = lanes, threads, budget, most
         self._each = each or lanes
+        self._device, self._counted = device, counted
         #: running batches by model
         self._running: Counter[int] = Counter()
         self._changed = threading.Condition()
@@ -169,6 +186,9 @@ class Batcher:
     def _lane(self, ready: threading.Event) -> None:
         if self._threads is not None:
             use_threads(self._threads)
+        if torch.device(self._device).type == "cuda":
+            # One lane copies and hands out while another computes.
+            torch.cuda.set_stream(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
         ready.set()
         while self._step():
             pass
@@ -227,9 +247,10 @@ class Batcher:
     def _record_batch(self, parts: list[BatchPart], seconds: float) -> None:
         """Update the metrics and the estimate of the speed."""
         costs = [task.item(place).cost for task, places in parts for place in places]
-        metrics.ENCODE_BATCH.observe(len(costs))
-        metrics.ENCODE_TOKENS.labels("read").inc(sum(costs))
-        if parts[0][0].model.pads:
+        if self._counted:
+            metrics.ENCODE_BATCH.observe(len(costs))
+            metrics.ENCODE_TOKENS.labels("read").inc(sum(costs))
+        if self._counted and parts[0][0].model.pads:
             metrics.ENCODE_TOKENS.labels("padding").inc(max(costs) * len(costs) - sum(costs))
         with self._changed:
             rate = self._count * sum(costs) / max(seconds, 1e-6)
@@ -249,8 +270,10 @@ def _run(parts: list[BatchPart]) -> bool:
         vectors = _compute(parts)
     except AnchorageError as error:
         # Each part would fail in the same way after the endpoint's whole timeout.
-        endpoint_failed = parts[0][0].model.remote and isinstance(error, EncoderFailed)
-        if len(parts) == 1 or endpoint_failed:
+        unreachable = isinstance(error, ModelsUnavailable) or (
+            parts[0][0].model.remote and isinstance(error, EncoderFailed)
+        )
+        if len(parts) == 1 or unreachable:
             for task, _ in parts:
                 task.fail(copy(error))  # a copy, because each request names its own field in it
         else:

@@ -18,6 +18,7 @@ from app.encoders import text, vision
 from app.encoders.base import EncoderModel, EncoderSpec, Item, ModelSources
 from app.encoders.batch_queue import EncodeTask
 from app.encoders.batcher import Batcher
+from app.encoders.hosting.client import ModelHosts
 from app.encoders.remote import encoder as remote
 from app.errors import AnchorageError, EncoderNeedsVectors, EncoderUnavailable
 from app.observability import metrics
@@ -32,8 +33,15 @@ LOADERS: dict[str, Loader] = {
     EncoderKind.openai: remote.load,
 }
 
+#: kinds whose models a host runs, if there is one
+HOSTED_KINDS = frozenset({EncoderKind.sentence_transformers, EncoderKind.timm})
+
 #: most lanes of a CPU; more cores give each lane more threads
 MOST_LANES = 8
+#: lanes of a GPU: one copies and hands out while the other computes
+GPU_LANES = 2
+#: batches that one process may have at its model hosts at once
+HOST_LANES = 4
 #: requests at once to all endpoints
 REMOTE_LANES = 8
 
@@ -59,6 +67,7 @@ class EncoderPool:
 
     limit_bytes  memory of all loaded models together
     cores        cores for the lanes of a CPU; None: torch's number of threads
+    hosts        the processes that own the models; None: this process loads them
     """
 
     def __init__(
@@ -68,21 +77,25 @@ class EncoderPool:
         device: str = "cpu",
         limit_bytes: int = 8 * 2**30,
         cores: int | None = None,
+        hosts: ModelHosts | None = None,
     ) -> None:
+        self._hosts = hosts
         self._sources = replace(sources or ModelSources(), largest=limit_bytes)
         self._device = device
         self._limit = limit_bytes
         self._loaded: OrderedDict[str, tuple[EncoderModel, float]] = OrderedDict()
         self._loading: dict[str, Future[EncoderModel]] = {}
         self._lock = threading.Lock()
-        cores = cores or torch.get_num_threads()
-        on_cpu = device == "cpu"
-        lanes = min(cores, MOST_LANES) if on_cpu else 1
-        self._compute = Batcher(
-            lanes=lanes,
-            threads=max(1, cores // lanes),
-            budget=CPU_BATCH_TOKENS if on_cpu else BATCH_TOKENS,
-            most=MOST_WAITING_TOKENS,
+        self._compute = (
+            _local_lanes(device, cores or torch.get_num_threads())
+            if hosts is None
+            else Batcher(
+                lanes=HOST_LANES,
+                threads=None,
+                budget=BATCH_TOKENS,
+                most=MOST_WAITING_TOKENS,
+                counted=False,
+            )
         )
         self._network = Batcher(
             lanes=REMOTE_LANES,
@@ -100,7 +113,7 @@ class EncoderPool:
         The first caller loads the model inside `turn()`; other callers wait for its result. Raises
         EncoderNeedsVectors for kinds without a loader, and the loader's errors.
         """
-        loader = LOADERS.get(spec.kind)
+        loader = self._find_loader(spec.kind)
         if loader is None:
             raise EncoderNeedsVectors(
                 f"An encoder of kind {spec.kind!r} cannot encode inputs. Send `vectors` instead.",
@@ -136,6 +149,12 @@ class EncoderPool:
             if spec.key in self._loaded and time.monotonic() - self._loaded[spec.key][1] >= after_s:
                 del self._loaded[spec.key]
                 self._update_metrics()
+        if self._hosts is not None and spec.kind in HOSTED_KINDS:
+            self._hosts.forget(spec, after_s)
+
+    def answers(self) -> bool:
+        """Whether the models can run: always, unless another process owns them."""
+        return self._hosts is None or self._hosts.answer()
 
     def submit(
         self, model: EncoderModel, items: Sequence[Item], owner: str, *, patient: bool = False
@@ -147,6 +166,13 @@ class EncoderPool:
     def close(self) -> None:
         self._compute.close()
         self._network.close()
+        if self._hosts is not None:
+            self._hosts.close()
+
+    def _find_loader(self, kind: str) -> Loader | None:
+        if self._hosts is not None and kind in HOSTED_KINDS:
+            return self._hosts.load
+        return LOADERS.get(kind)
 
     def _find(self, key: str) -> EncoderModel | None:
         if key not in self._loaded:
@@ -191,6 +217,18 @@ class EncoderPool:
     def _update_metrics(self) -> None:
         metrics.MODELS.set(len(self._loaded))
         metrics.MODEL_BYTES.set(self._bytes())
+
+
+def _local_lanes(device: str, cores: int) -> Batcher:
+    on_cpu = device == "cpu"
+    lanes = min(cores, MOST_LANES) if on_cpu else GPU_LANES
+    return Batcher(
+        lanes=lanes,
+        threads=max(1, cores // lanes),
+        budget=CPU_BATCH_TOKENS if on_cpu else BATCH_TOKENS,
+        most=MOST_WAITING_TOKENS,
+        device=device,
+    )
 
 
 def _await_load(loading: Future[EncoderModel]) -> EncoderModel:

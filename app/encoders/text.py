@@ -26,10 +26,11 @@ from app.encoders.base import (
 )
 from app.encoders.model_files import find_model
 from app.encoders.options import TextOptions, read_options
-from app.encoders.tokenizer import estimate_item, find_tokenizer, pad_rows
+from app.encoders.threads import to_device
+from app.encoders.tokenizer import TextPreparer, estimate_item, find_tokenizer, pad_rows
 from app.encoders.torchvision_ops import make_importable
-from app.errors import EncoderUnavailable, InvalidInput, InvalidOption
-from app.types import InputRole, Modality, is_unicode
+from app.errors import EncoderUnavailable, InvalidOption
+from app.types import InputRole, Modality
 
 #: model -> the PyPI package that contains it, so that it needs no hub
 PACKAGED_MODELS = {
@@ -93,6 +94,7 @@ class SentenceEncoder:
             if not self._matches_library():
                 self._packs = False
                 unpadded.disable_packing(model[0])
+        self.preparer = TextPreparer(identity.prompts, self._tokenizer)
 
     @property
     def pads(self) -> bool:
@@ -100,31 +102,7 @@ class SentenceEncoder:
 
     def prepare(self, inputs: Sequence[Input], role: InputRole) -> list[Item]:
         """Tokenize texts. Raises InvalidInput for images, invalid Unicode and empty texts."""
-        texts = [value for value in inputs if isinstance(value, str)]
-        if len(texts) < len(inputs):
-            wrong = [row for row, value in enumerate(inputs) if not isinstance(value, str)]
-            raise InvalidInput(
-                "This encoder reads texts. Send strings, not images.", field="inputs", rows=wrong
-            )
-        if wrong := [row for row, text in enumerate(texts) if not is_unicode(text)]:
-            raise InvalidInput(
-                "A text contains half of a surrogate pair. Send valid Unicode.",
-                field="inputs",
-                rows=wrong,
-            )
-        items = self._make_items(texts, self.identity.prompts.get(role, ""))
-        if wrong := [row for row, item in enumerate(items) if item.length == 0]:
-            raise InvalidInput(
-                "A text has no tokens for this encoder. Remove it, or send another text.",
-                field="inputs",
-                rows=wrong,
-            )
-        return items
-
-    def _make_items(self, texts: Sequence[str], prompt: str) -> list[Item]:
-        if self._tokenizer is not None:
-            return self._tokenizer([prompt + text for text in texts])
-        return [estimate_item(prompt, text) for text in texts]
+        return self.preparer.prepare(inputs, role)
 
     def run(self, items: Sequence[Item]) -> Tensor:
         with torch.inference_mode():
@@ -147,7 +125,8 @@ class SentenceEncoder:
                 return _apply_modules(modules, unpadded.pack_features(rows, offset))
         tables = pad_rows(rows, self._tokenizer.pads)
         tensors = {
-            name: torch.from_numpy(table).to(self._model.device) for name, table in tables.items()
+            name: to_device(torch.from_numpy(table), self._model.device)
+            for name, table in tables.items()
         }
         return _apply_modules(modules, tensors)
 
@@ -160,7 +139,7 @@ class SentenceEncoder:
         own = self.identity.prompts.get(InputRole.document, "")
         for prompt in dict.fromkeys([own, "", *self._model.prompts.values(), *VARIANT_PROMPTS]):
             description = f"the prompt {prompt!r}" if prompt else "no prompt"
-            vectors = self._run_variant(self._make_items(inputs, prompt), self._run)
+            vectors = self._run_variant(self.preparer.make_items(inputs, prompt), self._run)
             yield "prompt", description, vectors
         if self._tokenizer is None:
             return

@@ -1,10 +1,14 @@
-"""The number of torch threads of one thread, which torch otherwise sets for all later threads."""
+"""Torch in a thread that encodes: its number of threads, and copies to its device.
+
+Torch otherwise sets the number of threads for all later threads.
+"""
 
 from __future__ import annotations
 
 import threading
 
 import torch
+from torch import Tensor
 
 #: held while torch's number of threads differs from the process's
 _changing = threading.Lock()
@@ -19,3 +23,10 @@ def use_threads(count: int) -> None:
         restorer = threading.Thread(target=torch.set_num_threads, args=(others,))
         restorer.start()
         restorer.join()
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the CPU to the device. A CUDA device copies while this thread continues."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from app.encoders.base import CHARACTERS_PER_TOKEN, Item
+from app.encoders.base import CHARACTERS_PER_TOKEN, Input, Item
+from app.errors import InvalidInput
+from app.types import InputRole, is_unicode
 
 #: a tokenizer without its own limit reports a larger number than this
 UNLIMITED_TOKENS = 10**9
@@ -38,6 +40,23 @@ class TextTokenizer:
         """Return a copy that truncates to `most` tokens."""
         return TextTokenizer(self._tokenizer, self._names, self.pads["input_ids"], most, self._side)
 
+    def recipe(self) -> dict[str, Any]:
+        """Return what `from_recipe` rebuilds the tokenizer from, as JSON."""
+        return {
+            "tokenizer": self._tokenizer.to_str(),
+            "names": self._names,
+            "pad": self.pads["input_ids"],
+            "most": self.most,
+            "side": self._side,
+        }
+
+    @classmethod
+    def from_recipe(cls, recipe: Mapping[str, Any]) -> Self:
+        """Rebuild a tokenizer in a process without the model."""
+        from tokenizers import Tokenizer
+
+        return cls(**{**recipe, "tokenizer": Tokenizer.from_str(recipe["tokenizer"])})
+
     def __call__(self, texts: list[str]) -> list[Item]:
         return [self._make_item(encoding) for encoding in self._tokenizer.encode_batch_fast(texts)]
 
@@ -45,6 +64,59 @@ class TextTokenizer:
         length = len(encoding)
         features = {name: getattr(encoding, ATTRIBUTES[name]) for name in self._names}
         return Item(features, length, length, length, truncated=bool(encoding.overflowing))
+
+
+class TextPreparer:
+    """Checks texts and turns them into items: tokens, or the texts if the tokenizer is unknown.
+
+    It needs no weights, so that a process without the model can prepare texts.
+    """
+
+    def __init__(self, prompts: Mapping[str, str], tokenizer: TextTokenizer | None) -> None:
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+
+    def prepare(self, inputs: Sequence[Input], role: InputRole) -> list[Item]:
+        """Tokenize texts. Raises InvalidInput for images, invalid Unicode and empty texts."""
+        texts = [value for value in inputs if isinstance(value, str)]
+        if len(texts) < len(inputs):
+            wrong = [row for row, value in enumerate(inputs) if not isinstance(value, str)]
+            raise InvalidInput(
+                "This encoder reads texts. Send strings, not images.", field="inputs", rows=wrong
+            )
+        if wrong := [row for row, text in enumerate(texts) if not is_unicode(text)]:
+            raise InvalidInput(
+                "A text contains half of a surrogate pair. Send valid Unicode.",
+                field="inputs",
+                rows=wrong,
+            )
+        items = self.make_items(texts, self._prompts.get(role, ""))
+        if wrong := [row for row, item in enumerate(items) if item.length == 0]:
+            raise InvalidInput(
+                "A text has no tokens for this encoder. Remove it, or send another text.",
+                field="inputs",
+                rows=wrong,
+            )
+        return items
+
+    def make_items(self, texts: Sequence[str], prompt: str) -> list[Item]:
+        """Return the items of texts, without checks."""
+        if self._tokenizer is not None:
+            return self._tokenizer([prompt + text for text in texts])
+        return [estimate_item(prompt, text) for text in texts]
+
+    def recipe(self) -> dict[str, Any]:
+        """Return what `from_recipe` rebuilds the preparer from, as JSON."""
+        tokenizer = None if self._tokenizer is None else self._tokenizer.recipe()
+        return {"prompts": dict(self._prompts), "tokenizer": tokenizer}
+
+    @classmethod
+    def from_recipe(cls, recipe: Mapping[str, Any]) -> Self:
+        """Rebuild a preparer in a process without the model."""
+        tokenizer = recipe["tokenizer"]
+        return cls(
+            recipe["prompts"], None if tokenizer is None else TextTokenizer.from_recipe(tokenizer)
+        )
 
 
 def find_tokenizer(model: Any) -> TextTokenizer | None:

@@ -17,8 +17,8 @@ AnchorageError
 │  ├─ TooManyRequests        a limit of this client
 │  │  └─ RateLimited, TooManyJobs, TooMuchAtOnce
 │  └─ Unavailable            a limit or a fault of the service
-│     └─ Overloaded, QueueFull, DatabaseUnavailable, StorageUnavailable, EncoderFailed, ClientLeft,
-│        StoreUnavailable, StoreFull
+│     └─ Overloaded, QueueFull, DatabaseUnavailable, StorageUnavailable, EncoderFailed,
+│        ModelsUnavailable, ClientLeft, StoreUnavailable, StoreFull
 ├─ TooLarge                  above a limit that the error names
 │  └─ BodyTooLarge, TooManyVectors, TooManyInputs, InputTooLong, ImageTooLarge, HeadTooLarge,
 │     PoolTooLarge
@@ -285,6 +285,11 @@ class StorageUnavailable(Unavailable):
 
 class EncoderFailed(Unavailable):
     code = "encoder-failed"
+
+
+class ModelsUnavailable(Unavailable):
+    code = "models-unavailable"
+    usual_wait_s = 5
 
 
 class ClientLeft(Unavailable):

@@ -1,7 +1,7 @@
 """The process that runs clients' ONNX files: `python -m app.heads.onnx.child MEMORY NICE`.
 
 Its standard input is a socket. It can open no file, and it ends with its parent process. It answers
-these messages of `app.heads.onnx.frames`:
+these messages of `app.frames`:
 
 try   a client's file -> after a trial, the model to store and the shape of one row's outputs
 open  a stored model -> the shape of one row's outputs; the session stays open
@@ -28,10 +28,10 @@ import onnxruntime
 from numpy.random import default_rng  # imported now, because no file can be opened later
 from onnx import helper
 
+from app import frames
 from app.errors import AnchorageError, HeadTooLarge, HeadTooSlow, InvalidHead
-from app.heads.onnx import file, frames
+from app.heads.onnx import MOST_MESSAGE_BYTES, MOST_MESSAGE_ROWS, file
 from app.heads.onnx.file import invalid_onnx, summarise_error
-from app.heads.onnx.frames import MOST_MESSAGE_BYTES, MOST_MESSAGE_ROWS
 from app.heads.onnx.process import MOST_HEAD_OUTPUTS, FloatRows
 
 #: the only batch sizes; the trial tests each one before it is used

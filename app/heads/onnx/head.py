@@ -12,7 +12,7 @@ from torch import Tensor
 
 from app.errors import HeadTooSlow
 from app.heads.base import check_size, clamp_to_float32
-from app.heads.onnx.frames import MOST_MESSAGE_ROWS
+from app.heads.onnx import MOST_MESSAGE_ROWS
 from app.heads.onnx.process import OnnxModel, OnnxRunner, require_packages
 
 #: time limit of one call, for all its pieces together

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from app import frames
 from app.errors import (
     AnchorageError,
     HeadTooLarge,
@@ -32,7 +33,7 @@ from app.errors import (
     Overloaded,
     TooMuchAtOnce,
 )
-from app.heads.onnx import frames
+from app.heads.onnx import MOST_MESSAGE_BYTES
 
 log = logging.getLogger("anchorage.heads")
 
@@ -127,9 +128,7 @@ class OnnxProcess:
         deadline = time.monotonic() + seconds
         try:
             frames.send(self._socket, request, payload, deadline=deadline)
-            reply, data = frames.receive(
-                self._socket, most=frames.MOST_MESSAGE_BYTES, deadline=deadline
-            )
+            reply, data = frames.receive(self._socket, most=MOST_MESSAGE_BYTES, deadline=deadline)
             refusal = None
             if "error" in reply:
                 error_class = CHILD_ERRORS[reply["error"]]

@@ -1,4 +1,4 @@
-"""Messages between the service and its ONNX processes: a small JSON object, then bytes.
+"""Messages between processes of the service: a small JSON object, then bytes.
 
 No pickle is involved.
 """
@@ -13,11 +13,10 @@ from typing import Any
 
 #: lengths of the JSON object and of the bytes
 FRAME_LENGTHS = struct.Struct("!IQ")
-MOST_FRAME_HEADER_BYTES = 64 * 1024
-#: most bytes after the JSON object: a head's file, rows or outputs
-MOST_MESSAGE_BYTES = 80 * 2**20
-#: most rows in one message
-MOST_MESSAGE_ROWS = 1_024
+MOST_FRAME_HEADER_BYTES = 256 * 1024
+
+#: a smaller payload is copied behind its header, and sent in one call
+JOINED_BYTES = 64 * 1024
 
 Buffer = bytes | bytearray | memoryview
 
@@ -33,7 +32,9 @@ def send(
     the peer has closed the connection.
     """
     text = json.dumps(header).encode()
-    for part in (FRAME_LENGTHS.pack(len(text), len(payload)) + text, payload):
+    head = FRAME_LENGTHS.pack(len(text), len(payload)) + text
+    parts = (head + payload,) if len(payload) < JOINED_BYTES else (head, payload)
+    for part in parts:
         _limit(connection, deadline)
         connection.sendall(part)
 

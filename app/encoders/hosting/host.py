@@ -1,0 +1,188 @@
+"""The owner of the models of one device, which runs them for other processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, cast
+
+import orjson
+
+from app.encoders.base import EncoderSpec, PreparedModel
+from app.encoders.hosting.addresses import HostAddress, tune
+from app.encoders.hosting.messages import (
+    WAIT_SIGN_S,
+    Reply,
+    greet,
+    pack_error,
+    pack_vectors,
+    receive,
+    send,
+    unpack_items,
+    unpack_spec,
+)
+from app.encoders.pool import EncoderPool
+from app.errors import AnchorageError, EncoderChanged
+
+log = logging.getLogger("anchorage.encoders")
+
+#: most models that are loaded, or compared in their variants, at once
+MODEL_TASKS = 4
+
+#: connections that wait to be accepted
+HOST_BACKLOG = 128
+
+
+class ModelHost:
+    """Answers the requests of `app.encoders.hosting.client`, one thread for each connection.
+
+    The requests of one process count as one owner's, so that the host's batches serve all
+    processes in turns. Clients that share a process take turns in that process's own queue.
+    """
+
+    def __init__(self, pool: EncoderPool, address: HostAddress, key: bytes) -> None:
+        self._pool = pool
+        self._key = key
+        self._tasks = ThreadPoolExecutor(MODEL_TASKS, thread_name_prefix="models")
+        self._connections: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._listener = address.listen(HOST_BACKLOG)
+        self.address = address.bound(self._listener)
+        self._closed = False
+        self._thread = threading.Thread(target=self._accept, name="model host", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening, and close all connections."""
+        self._closed = True
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._tasks.shutdown(wait=False, cancel_futures=True)
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:
+                if not self._closed:
+                    log.warning("the model host cannot accept a connection: %s", error)
+                    threading.Event().wait(WAIT_SIGN_S)
+                continue
+            threading.Thread(
+                target=self._serve, args=(connection,), name="model host connection", daemon=True
+            ).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.add(connection)
+        try:
+            greet(tune(connection), self._key, server=True)
+            while not self._closed:
+                _Request(self, connection, receive(connection, silence_s=None)).answer()
+        except PermissionError as error:
+            log.warning("a connection to the model host is refused: %s", error)
+        except (OSError, EOFError):
+            pass  # the other process has closed the connection, or ended
+        except Exception:
+            log.exception("a connection to the model host failed")
+        finally:
+            connection.close()
+            with self._lock:
+                self._connections.discard(connection)
+
+
+class _Request:
+    """One request of one connection."""
+
+    def __init__(self, host: ModelHost, connection: socket.socket, message: Reply) -> None:
+        self._host = host
+        self._connection = connection
+        self._header, self._payload = message
+
+    def answer(self) -> None:
+        """Send the reply, and signs of life until then. Raises OSError."""
+        operations: dict[str, Callable[[], None]] = {
+            "open": self._open,
+            "run": self._run,
+            "variants": self._variants,
+            "forget": self._forget,
+            "ping": lambda: send(self._connection, {"process": os.getpid()}),
+        }
+        try:
+            operations[self._header["do"]]()
+        except AnchorageError as error:
+            send(self._connection, {"error": pack_error(error)})
+
+    def _open(self) -> None:
+        model = self._model()
+        recipe = orjson.dumps(model.preparer.recipe())
+        send(
+            self._connection,
+            {"identity": model.identity.members, "modality": model.modality},
+            recipe,
+        )
+
+    def _run(self) -> None:
+        model = self._model()
+        if model.identity.fingerprint != self._header["fingerprint"]:
+            raise EncoderChanged(
+                "The model's files have changed since it was loaded. Send the request again.",
+                field="encoder",
+            )
+        items = unpack_items(self._header, self._payload)
+        task = self._host._pool.submit(model, items, self._header["process"], patient=True)
+        send(self._connection, *pack_vectors(self._await(task.future)))
+
+    def _variants(self) -> None:
+        model = self._model()
+        variants = iter(getattr(model, "variants", lambda _: ())(orjson.loads(self._payload)))
+        while (found := self._later(lambda: next(variants, None))) is not None:
+            cause, description, vectors = found
+            header, payload = pack_vectors(vectors)
+            send(
+                self._connection,
+                {**header, "cause": cause, "description": description},
+                payload,
+            )
+        send(self._connection, {"end": True})
+
+    def _forget(self) -> None:
+        self._host._pool.forget(self._spec, after_s=self._header["after_s"])
+        send(self._connection, {})
+
+    @property
+    def _spec(self) -> EncoderSpec:
+        return unpack_spec(self._header["spec"])
+
+    def _model(self) -> PreparedModel:
+        """Return the model, loaded if necessary. A host runs no endpoints, so it is prepared."""
+        spec = self._spec
+        model = self._host._pool.loaded(spec) or self._later(lambda: self._host._pool.get(spec))
+        return cast(PreparedModel, model)
+
+    def _later(self, compute: Callable[[], Any]) -> Any:
+        return self._await(self._host._tasks.submit(compute))
+
+    def _await(self, future: Future[Any]) -> Any:
+        """Wait for the result, and send signs of life. Raises OSError when the client has left."""
+        try:
+            while True:
+                with suppress(TimeoutError):
+                    return future.result(timeout=WAIT_SIGN_S)
+                send(self._connection, {"wait": True})
+        except OSError:
+            future.cancel()
+            raise
