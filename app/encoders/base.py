@@ -51,6 +51,7 @@ class ModelIdentity:
     normalise  whether vectors have unit length
     dim        dimension of the vectors, after truncation
     dtype      number format of the computation
+    draft      whether JPEG files are decoded at a reduced size
     """
 
     model: str
@@ -60,11 +61,15 @@ class ModelIdentity:
     normalise: bool | None
     dim: int
     dtype: str | None
+    draft: bool = False
 
     @cached_property
     def members(self) -> dict[str, Any]:
-        """The stored form."""
-        return asdict(self)
+        """The stored form. Without `draft` if it is False, as in identities stored before it."""
+        members = asdict(self)
+        if not self.draft:
+            del members["draft"]
+        return members
 
     @cached_property
     def fingerprint(self) -> str:

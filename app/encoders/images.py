@@ -38,6 +38,14 @@ class ImageLimits:
 DEFAULT_IMAGE_LIMITS = ImageLimits()
 
 
+class LargeImage(Exception):
+    """An image has more pixels to decode than the caller has memory for at the moment."""
+
+    def __init__(self, pixels: int) -> None:
+        super().__init__(pixels)
+        self.pixels = pixels
+
+
 class _File(BytesIO):
     """A file in memory that raises InvalidImage after MOST_READS reads."""
 
@@ -52,11 +60,22 @@ class _File(BytesIO):
         return super().read(size)
 
 
-def open_image(data: bytes, limits: ImageLimits, mode: Mode = "RGB") -> Image:
+def open_image(
+    data: bytes,
+    limits: ImageLimits,
+    mode: Mode = "RGB",
+    *,
+    draft_side: int | None = None,
+    most_pixels: int | None = None,
+) -> Image:
     """Return the file's first image, decoded and upright, on white where transparent, in `mode`.
 
     Checks the size in the header before it decodes anything. Raises ImageTooLarge and InvalidImage,
-    and EncoderUnavailable without Pillow.
+    LargeImage if it would have to decode more than `most_pixels` pixels, and EncoderUnavailable
+    without Pillow.
+
+    draft_side  decode a JPEG at 1/8, 1/4 or 1/2 of its size, the smallest whose shorter side has at
+                least this number of pixels
     """
     if not data:
         raise InvalidImage("The image file is empty. Send a PNG, JPEG, WebP or GIF file.")
@@ -78,9 +97,14 @@ def open_image(data: bytes, limits: ImageLimits, mode: Mode = "RGB") -> Image:
         _check_size(image, limits)
         if image.format in ("JPEG", "MPO"):
             _check_scans(data)
+            if draft_side is not None:
+                image.draft(None, (draft_side, draft_side))
+        pixels = image.size[0] * image.size[1]
+        if most_pixels is not None and pixels > most_pixels:
+            raise LargeImage(pixels)
         image.load()
         return _flatten(_turn_upright(image), mode)
-    except AnchorageError:
+    except (AnchorageError, LargeImage):
         raise
     except pillow.DecompressionBombError as error:
         raise ImageTooLarge(

@@ -8,6 +8,7 @@ import importlib
 import sys
 import threading
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -36,6 +37,12 @@ def make_importable() -> None:
         for name in _OPERATORS:
             _declared.define(name + _SCHEMA)  # type: ignore[no-untyped-call]
         _try_import()
+
+
+def import_timm(module: str = "timm") -> Any:
+    """Return a module of timm or torchvision."""
+    make_importable()
+    return importlib.import_module(module)
 
 
 def _try_import() -> bool:

@@ -14,39 +14,35 @@ pair     NAME.safetensors and NAME.json, for a model without a classifier:
 
 from __future__ import annotations
 
-import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from app.encoders import images
 from app.encoders.base import ENCODER_DTYPES, EncoderSpec, Input, Item, ModelIdentity, ModelSources
 from app.encoders.images import DEFAULT_IMAGE_LIMITS, ImageLimits
 from app.encoders.model_files import find_model
 from app.encoders.options import ImageOptions, read_options
-from app.encoders.torchvision_ops import make_importable
+from app.encoders.preprocessing import (
+    ImagePreparer,
+    Preprocessing,
+    pair_recipe,
+    preprocessing_of,
+    timm_recipe,
+)
+from app.encoders.torchvision_ops import import_timm
 from app.errors import (
     AnchorageError,
     EncoderFailed,
     EncoderUnavailable,
-    ImageTooLarge,
-    InvalidImage,
-    InvalidInput,
     InvalidOption,
 )
 from app.types import InputRole, Modality
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-#: pixels of a patch's side: an image costs as much as its number of patches
-PATCH_SIDE = 16
 #: arguments that would make timm load other files, load less strictly, or build no classifier
 FORBIDDEN_ARGUMENTS = frozenset(
     {
@@ -61,24 +57,6 @@ FORBIDDEN_ARGUMENTS = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Preprocessing:
-    """The conversion of an image to the model's input.
-
-    transform  returns a tensor (channels, height, width), float32
-    size       (channels, height, width)
-    scaled     shorter side after a resize that keeps proportions; None for a fixed size
-    """
-
-    transform: Callable[[Image], Tensor]
-    size: tuple[int, int, int]
-    scaled: int | None = None
-
-    @property
-    def mode(self) -> images.Mode:
-        return "L" if self.size[0] == 1 else "RGB"
-
-
 class VisionEncoder:
     """A timm model without its classifier: its vectors are the classifier's inputs."""
 
@@ -89,21 +67,19 @@ class VisionEncoder:
     def __init__(
         self,
         model: nn.Module,
-        preprocessing: Preprocessing,
+        preparer: ImagePreparer,
         identity: ModelIdentity,
         *,
         device: str,
-        limits: ImageLimits = DEFAULT_IMAGE_LIMITS,
     ) -> None:
         self.identity = identity
+        self.preparer = preparer
         self.nbytes = sum(
             tensor.numel() * tensor.element_size()
             for tensor in (*model.parameters(), *model.buffers())
         )
         self._model: Callable[[Tensor], Tensor] = model
-        self._preprocessing = preprocessing
         self._device = device
-        self._limits = limits
 
     @property
     def dim(self) -> int:
@@ -113,49 +89,7 @@ class VisionEncoder:
         """Decode and preprocess images. Raises InvalidInput for texts, InvalidImage and
         ImageTooLarge, which name the rows.
         """
-        texts = [row for row, value in enumerate(inputs) if not isinstance(value, bytes)]
-        if texts:
-            raise InvalidInput(
-                "This encoder reads images. Send image files, not texts.",
-                field="inputs",
-                rows=texts,
-            )
-        items, wrong = [], []
-        for row, data in enumerate(inputs):
-            assert isinstance(data, bytes)
-            try:
-                items.append(self._item(data))
-            except (InvalidImage, ImageTooLarge) as error:
-                wrong.append((row, error))
-        if wrong:
-            raise _combine_errors(wrong)
-        return items
-
-    def _item(self, data: bytes) -> Item:
-        preprocessing = self._preprocessing
-        image = images.open_image(data, self._limits, preprocessing.mode)
-        size = f"{image.size[0]} x {image.size[1]} pixels"
-        side, shorter, longer = preprocessing.scaled, min(image.size), max(image.size)
-        # The resize scales both sides by side / shorter, which could exceed any memory.
-        if side and side**2 * longer > self._limits.pixels * shorter:
-            raise ImageTooLarge(
-                f"The image is too long for its width ({size}): resized for this model it would "
-                f"have more than {self._limits.pixels} pixels. Crop it.",
-                limit=self._limits.pixels,
-            )
-        try:
-            features = preprocessing.transform(image)
-        except ValueError as error:  # a side shorter than one pixel
-            raise InvalidImage(
-                f"The image ({size}) cannot be resized for this model. Crop it."
-            ) from error
-        _, height, width = preprocessing.size
-        return Item(
-            features,
-            length=max(height, width),
-            cost=max(1, height * width // PATCH_SIDE**2),
-            tokens=0,
-        )
+        return self.preparer.prepare(inputs, role)
 
     def run(self, items: Sequence[Item]) -> Tensor:
         """Return vectors (n, dim), float32, on the CPU. Raises EncoderFailed."""
@@ -163,10 +97,10 @@ class VisionEncoder:
             return torch.empty(0, self.dim)
         try:
             with torch.inference_mode():
-                batch = torch.stack([item.features for item in items])
-                vectors = self._model(
-                    batch.to(self._device, ENCODER_DTYPES[self.identity.dtype or "float32"])
-                )
+                # uint8 until they are on the device: a quarter of the bytes to copy
+                features = torch.stack([item.features for item in items]).to(self._device)
+                batch = self.preparer.preprocessing.normalise(features)
+                vectors = self._model(batch.to(ENCODER_DTYPES[self.identity.dtype or "float32"]))
                 vectors = vectors.float()[:, : self.dim]
                 if self.identity.normalise:
                     vectors = nn.functional.normalize(vectors)
@@ -182,18 +116,6 @@ class VisionEncoder:
                 "Register it with another `dtype`."
             )
         return vectors.clone()  # autograd does not accept inference tensors
-
-
-def _combine_errors(wrong: Sequence[tuple[int, AnchorageError]]) -> AnchorageError:
-    """Return one error of the first error's class, with the rows of all errors of that class."""
-    first = wrong[0][1]
-    rows = [row for row, error in wrong if type(error) is type(first)]
-    detail = (
-        first.detail
-        if len(rows) == 1
-        else f"{len(rows)} images cannot be read. The first: {first.detail}"
-    )
-    return type(first)(detail, field="inputs", rows=rows, limit=first.limit)
 
 
 def load(
@@ -217,7 +139,8 @@ def load(
         )
     path, revision = find_model(spec, sources, pairs=True)
     try:
-        model, preprocessing = _load_folder(path) if path.is_dir() else _load_pair(path)
+        model, recipe = _load_folder(path) if path.is_dir() else _load_pair(path)
+        preprocessing = preprocessing_of({**recipe, "draft": options.draft})
         model = model.eval().requires_grad_(False).to(device, ENCODER_DTYPES[options.dtype])
         full = _measure_dim(model, preprocessing, device, ENCODER_DTYPES[options.dtype])
     except AnchorageError:
@@ -241,14 +164,9 @@ def load(
         normalise=bool(options.normalise),
         dim=options.dim or full,
         dtype=options.dtype,
+        draft=options.draft,
     )
-    return VisionEncoder(model, preprocessing, identity, device=device, limits=limits)
-
-
-def _import_timm(module: str = "timm") -> Any:
-    """Return a module of timm or torchvision."""
-    make_importable()
-    return importlib.import_module(module)
+    return VisionEncoder(model, ImagePreparer(preprocessing, limits), identity, device=device)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -266,7 +184,7 @@ def _check_arguments(name: Any, arguments: Any) -> None:
     """Raises EncoderUnavailable for a name that timm does not know, and for arguments that would
     load another checkpoint.
     """
-    if not isinstance(name, str) or not _import_timm().is_model(name):
+    if not isinstance(name, str) or not import_timm().is_model(name):
         raise EncoderUnavailable(f"timm has no model named {name!r}.", field="model")
     if not isinstance(arguments, dict):
         raise EncoderUnavailable(
@@ -283,7 +201,7 @@ def _check_arguments(name: Any, arguments: Any) -> None:
         )
 
 
-def _load_folder(folder: Path) -> tuple[Any, Preprocessing]:
+def _load_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
     """Let timm load the folder, because it converts older layouts.
 
     Raises EncoderUnavailable for weights that do not fit: timm would fill gaps with random numbers.
@@ -297,75 +215,26 @@ def _load_folder(folder: Path) -> tuple[Any, Preprocessing]:
         )
     arguments = config.get("model_args", {})
     _check_arguments(config.get("architecture"), arguments)
-    model = _import_timm().create_model(f"local-dir:{folder}", pretrained=True)
+    model = import_timm().create_model(f"local-dir:{folder}", pretrained=True)
     # With different numbers timm does not check the weights.
     if model.num_classes != model.pretrained_cfg["num_classes"]:
         raise EncoderUnavailable(
             "The model's config.json contains two different numbers of classes.", field="model"
         )
     model.reset_classifier(0)
-    return model, _timm_preprocessing(model)
+    return model, timm_recipe(import_timm("timm.data").resolve_model_data_config(model))
 
 
-def _timm_preprocessing(model: nn.Module) -> Preprocessing:
-    """Return timm's own preprocessing: resize, crop the centre, normalise."""
-    data = _import_timm("timm.data")
-    config = data.resolve_model_data_config(model)
-    channels, height, width = config["input_size"]
-    _check_channels(channels)
-    for key in ("mean", "std"):
-        # Statistics of three channels become their mean for a model of one, as in timm's loaders.
-        values = tuple(config[key])
-        config[key] = values if len(values) == channels else (sum(values) / len(values),) * channels
-    transform = data.create_transform(**config, is_training=False)
-    return Preprocessing(
-        transform, (channels, height, width), scaled=int(max(height, width) / config["crop_pct"])
-    )
-
-
-def _check_channels(channels: Any) -> None:
-    if channels not in (1, 3):
-        raise EncoderUnavailable(
-            f"The model reads images of {channels} channels. The service supports 1 and 3.",
-            field="model",
-        )
-
-
-def _load_pair(weights: Path) -> tuple[Any, Preprocessing]:
+def _load_pair(weights: Path) -> tuple[Any, dict[str, Any]]:
     """Load a model without a classifier. Its weights must match the model exactly."""
     from safetensors.torch import load_file
 
     config = _read(weights.with_suffix(".json"))
     name, arguments = config.get("timm_model"), config.get("create_model_kwargs", {})
     _check_arguments(name, arguments)
-    model = _import_timm().create_model(name, pretrained=False, **{**arguments, "num_classes": 0})
+    model = import_timm().create_model(name, pretrained=False, **{**arguments, "num_classes": 0})
     model.load_state_dict(load_file(weights), strict=True)
-    return model, _pair_preprocessing(config["preprocessing"])
-
-
-def _pair_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
-    """Return (pad(resize(x)) - mean) / std for pixels x from 0 to 1."""
-    transforms = _import_timm("torchvision.transforms")
-    channels, side, padded = config["channels"], config["source_size"], config["zero_pad_to"]
-    _check_channels(channels)
-    if (
-        config.get("pixels", "uint8 / 255") != "uint8 / 255"
-        or (padded - side) % 2
-        or not 0 < side <= padded
-    ):
-        raise EncoderUnavailable(
-            "The service does not support the `preprocessing` in the model's JSON file. It needs "
-            "pixels as uint8 / 255, and a `zero_pad_to` that exceeds `source_size` by an even "
-            "number or equals it.",
-            field="model",
-        )
-    steps = [
-        transforms.Resize((side, side), transforms.InterpolationMode.BICUBIC),
-        transforms.Pad((padded - side) // 2),
-        transforms.ToTensor(),
-        transforms.Normalize([config["mean"]] * channels, [config["std"]] * channels),
-    ]
-    return Preprocessing(transforms.Compose(steps), (channels, padded, padded))
+    return model, pair_recipe(config["preprocessing"])
 
 
 def _measure_dim(
@@ -376,7 +245,7 @@ def _measure_dim(
 
     blank = preprocessing.transform(Image.new(preprocessing.mode, preprocessing.size[:0:-1]))
     with torch.inference_mode():
-        vectors = model(blank[None].to(device, dtype))
+        vectors = model(preprocessing.normalise(blank[None].to(device)).to(dtype))
     if not isinstance(vectors, Tensor) or vectors.ndim != 2:
         raise EncoderUnavailable(
             "The model does not return one vector for each image.", field="model"

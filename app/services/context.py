@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from threading import BoundedSemaphore
 
 from app.encoders.pool import EncoderPool
 from app.heads.onnx.process import OnnxRunner
+from app.services.image_lanes import ImageLanes
 from app.services.lanes import Lanes
 from app.services.work_slots import WorkSlots
 from app.storage.blobs import BlobStore
@@ -31,9 +31,6 @@ EVALUATIONS, EVALUATIONS_WAITING = 2, 6
 LOADS, LOADS_WAITING = 2, 14
 #: how long a request waits for a slot
 TURN_WAIT_S = 30.0
-
-#: most requests that decode images at once: each may need half a gigabyte
-DECODINGS = 2
 
 #: most requests that wait for their inputs' vectors: three quarters of the threads
 ENCODINGS = ANSWER_THREADS * 3 // 4
@@ -114,8 +111,8 @@ class Services:
     )
     #: tests and runs ONNX heads in other processes
     onnx: OnnxRunner = field(default_factory=OnnxRunner)
-    #: held while images are decoded
-    decoding: BoundedSemaphore = field(default_factory=lambda: BoundedSemaphore(DECODINGS))
+    #: decodes images
+    images: ImageLanes = field(default_factory=ImageLanes)
     _settling: WorkSlots = field(
         default_factory=lambda: WorkSlots("requests for a deleted name", MOST_WAITING_FOR_NAMES, 0)
     )
@@ -134,6 +131,7 @@ class Services:
         """Close connections, threads and processes. Later calls reconnect or fail."""
         self.stores.close()
         self.lanes.close()
+        self.images.close()
         self.encoders.close()
         self.onnx.close()
         self.db.close()

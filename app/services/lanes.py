@@ -61,7 +61,8 @@ class _Task:
 class Lanes:
     """The threads. The first product starts them."""
 
-    def __init__(self, count: int | None = None) -> None:
+    def __init__(self, count: int | None = None, *, name: str = "products") -> None:
+        self._name = name
         self._count = count or torch.get_num_threads()
         self._tickets: SimpleQueue[_Task | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -104,9 +105,8 @@ class Lanes:
             return
         with self._starting:
             while len(self._threads) < self._count:
-                thread = threading.Thread(
-                    target=self._lane, name=f"products-{len(self._threads)}", daemon=True
-                )
+                name = f"{self._name}-{len(self._threads)}"
+                thread = threading.Thread(target=self._lane, name=name, daemon=True)
                 thread.start()
                 self._threads.append(thread)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -194,7 +196,6 @@ def test_the_file_and_the_resized_image_have_limits(folder):
 
 def test_non_finite_vectors_are_an_error(folder):
     encoder = load(folder, "vit")
-    items = encoder.prepare(IMAGES[:1], ROLE)
-    items[0].features[0, 0, 0] = torch.inf
+    [item] = encoder.prepare(IMAGES[:1], ROLE)
     with pytest.raises(EncoderFailed):
-        encoder.run(items)
+        encoder.run([replace(item, features=item.features * torch.inf)])

@@ -143,6 +143,7 @@ class IdentityOut(BaseModel):
     normalise: bool | None = Field(description="Whether the vectors are scaled to norm 1.")
     dim: int = Field(description="Dimension of the vectors.")
     dtype: str | None = Field(description="Type of the model's weights.")
+    draft: bool = Field(False, description="Whether JPEG files are decoded at a reduced size.")
     fingerprint: str = Field(
         description="Hash of the other members. Equal fingerprints make equal vectors."
     )

@@ -7,7 +7,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -36,7 +36,7 @@ from app.storage import tables
 from app.types import InputRole, Modality
 
 #: inputs of one piece; the next piece is prepared while one runs
-PIECE_INPUTS = {Modality.text: 256, Modality.image: 8}
+PIECE_INPUTS = {Modality.text: 256, Modality.image: 32}
 
 #: how often a job that waits for a piece checks whether it is cancelled
 ENCODING_CHECK_S = 0.5
@@ -146,9 +146,8 @@ def _start_pieces(
     size = PIECE_INPUTS[model.modality]
     owner = context.owner
     for start in range(0, len(inputs), size):
-        decoding = services.decoding if model.modality is Modality.image else nullcontext()
-        with blaming(field, rows_from=start, always=True), decoding:
-            items = model.prepare(inputs[start : start + size], role)
+        with blaming(field, rows_from=start, always=True):
+            items = services.images.prepare(model, inputs[start : start + size], role)
         # Only the first piece may be refused: a request never has more than two pieces waiting.
         work = services.encoders.submit(model, items, owner, patient=services.patient or start > 0)
         context.on_departure(work.future.cancel)

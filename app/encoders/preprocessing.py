@@ -1,0 +1,267 @@
+"""Prepares images for a timm model, in processes that may not have its weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from app.encoders import images
+from app.encoders.base import Input, Item
+from app.encoders.images import DEFAULT_IMAGE_LIMITS, ImageLimits
+from app.encoders.torchvision_ops import import_timm
+from app.errors import (
+    AnchorageError,
+    EncoderUnavailable,
+    ImageTooLarge,
+    InvalidImage,
+    InvalidInput,
+)
+from app.types import InputRole
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+#: pixels of a patch's side: an image costs as much as its number of patches
+PATCH_SIDE = 16
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """The conversion of an image to an item's features, and of features to the model's input.
+
+    recipe     from which `preprocessing_of` makes an equal one; JSON-serialisable
+    transform  returns pixels (channels, height, width), uint8; or the model's input, float32
+    size       (channels, height, width)
+    mean, std  (channels, 1, 1), float32, of pixels from 0 to 1; None if `transform` normalises
+    scaled     shorter side after a resize that keeps proportions; None for a fixed size
+    draft      whether JPEG files are decoded at a reduced size that is large enough
+    """
+
+    recipe: Mapping[str, Any]
+    transform: Callable[[Image], Tensor]
+    size: tuple[int, int, int]
+    mean: Tensor | None
+    std: Tensor | None
+    scaled: int | None = None
+    draft: bool = False
+
+    @property
+    def mode(self) -> images.Mode:
+        return "L" if self.size[0] == 1 else "RGB"
+
+    @property
+    def draft_side(self) -> int | None:
+        """The least pixels of a JPEG's shorter side after a draft; None without drafts."""
+        return max(self.size[1], self.size[2], self.scaled or 0) if self.draft else None
+
+    def normalise(self, features: Tensor) -> Tensor:
+        """Return the model's input (n, channels, height, width), float32, on the features' device.
+
+        The same operations in the same order as torchvision's ToTensor and Normalize, so that the
+        vectors of registered encoders stay as they are.
+        """
+        if self.mean is None or self.std is None or features.dtype is not torch.uint8:
+            return features
+        # A tensor, because CUDA would multiply by the reciprocal of a number.
+        full = torch.tensor(255.0, device=features.device)
+        pixels = features.to(torch.float32).div_(full)
+        return pixels.sub_(self.mean.to(features.device)).div_(self.std.to(features.device))
+
+
+def timm_recipe(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe of timm's own preprocessing: resize, crop the centre, normalise.
+
+    config  from timm's `resolve_model_data_config`
+    """
+    config = dict(config)
+    channels = config["input_size"][0]
+    for key in ("mean", "std"):
+        # Statistics of three channels become their mean for a model of one, as in timm's loaders.
+        values = tuple(config[key])
+        config[key] = values if len(values) == channels else (sum(values) / len(values),) * channels
+    recipe: dict[str, Any] = json.loads(json.dumps({"timm": config}))
+    return recipe
+
+
+def pair_recipe(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe of a pair, from `preprocessing` in its JSON file."""
+    return {"pair": dict(config)}
+
+
+def preprocessing_of(recipe: Mapping[str, Any]) -> Preprocessing:
+    """Return the preprocessing of a recipe.
+
+    Raises EncoderUnavailable if the service does not support it, and any error of timm,
+    torchvision and torch for a recipe that is not valid.
+    """
+    if "timm" in recipe:
+        config = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in recipe["timm"].items()
+        }
+        channels, height, width = config["input_size"]
+        composed = import_timm("timm.data").create_transform(**config, is_training=False)
+        scaled = int(max(height, width) / config["crop_pct"])
+    else:
+        channels, height, width, composed = _compose_pair(recipe["pair"])
+        scaled = None
+    if channels not in (1, 3):
+        raise EncoderUnavailable(
+            f"The model reads images of {channels} channels. The service supports 1 and 3.",
+            field="model",
+        )
+    transform, mean, std = _split_off_normalisation(composed)
+    return Preprocessing(
+        recipe,
+        transform,
+        (channels, height, width),
+        mean,
+        std,
+        scaled,
+        draft=bool(recipe.get("draft")),
+    )
+
+
+def _compose_pair(config: Mapping[str, Any]) -> tuple[int, int, int, Any]:
+    """Return channels, height, width, and (pad(resize(x)) - mean) / std of pixels x from 0 to 1."""
+    transforms = import_timm("torchvision.transforms")
+    channels, side, padded = config["channels"], config["source_size"], config["zero_pad_to"]
+    if (
+        config.get("pixels", "uint8 / 255") != "uint8 / 255"
+        or (padded - side) % 2
+        or not 0 < side <= padded
+    ):
+        raise EncoderUnavailable(
+            "The service does not support the `preprocessing` in the model's JSON file. It needs "
+            "pixels as uint8 / 255, and a `zero_pad_to` that exceeds `source_size` by an even "
+            "number or equals it.",
+            field="model",
+        )
+    steps = [
+        transforms.Resize((side, side), transforms.InterpolationMode.BICUBIC),
+        transforms.Pad((padded - side) // 2),
+        transforms.ToTensor(),
+        transforms.Normalize([config["mean"]] * channels, [config["std"]] * channels),
+    ]
+    return channels, padded, padded, transforms.Compose(steps)
+
+
+def _split_off_normalisation(
+    composed: Any,
+) -> tuple[Callable[[Image], Tensor], Tensor | None, Tensor | None]:
+    """Return the transform without its last steps ToTensor and Normalize, the mean and the std.
+
+    A transform with other last steps is returned whole, with None. Raises ValueError for a std
+    of zero.
+    """
+    transforms = import_timm("torchvision.transforms")
+    *steps, to_tensor, normalize = composed.transforms
+    if not (
+        isinstance(to_tensor, transforms.ToTensor) and isinstance(normalize, transforms.Normalize)
+    ):
+        return composed, None, None
+    to_pixels = transforms.Compose([*steps, transforms.PILToTensor(), torch.Tensor.contiguous])
+    mean, std = (
+        torch.as_tensor(values, dtype=torch.float32).view(-1, 1, 1)
+        for values in (normalize.mean, normalize.std)
+    )
+    if (std == 0).any():
+        raise ValueError("a std of the preprocessing is zero")
+    return to_pixels, mean, std
+
+
+class ImagePreparer:
+    """Checks, decodes and preprocesses images. Several threads may call its methods at once."""
+
+    def __init__(
+        self, preprocessing: Preprocessing, limits: ImageLimits = DEFAULT_IMAGE_LIMITS
+    ) -> None:
+        self.preprocessing = preprocessing
+        self._limits = limits
+
+    def prepare(self, inputs: Sequence[Input], role: InputRole) -> list[Item]:
+        """Decode and preprocess images. Raises InvalidInput for texts, InvalidImage and
+        ImageTooLarge, which name the rows.
+        """
+        items, wrong = [], []
+        for row, data in enumerate(require_images(inputs)):
+            try:
+                items.append(self.prepare_one(data))
+            except (InvalidImage, ImageTooLarge) as error:
+                wrong.append((row, error))
+        if wrong:
+            raise combine_errors(wrong)
+        return items
+
+    def prepare_one(self, data: bytes, *, most_pixels: int | None = None) -> Item:
+        """Decode and preprocess one image.
+
+        Raises InvalidImage, ImageTooLarge, and LargeImage before it decodes more than `most_pixels`
+        pixels.
+        """
+        preprocessing = self.preprocessing
+        image = images.open_image(
+            data,
+            self._limits,
+            preprocessing.mode,
+            draft_side=preprocessing.draft_side,
+            most_pixels=most_pixels,
+        )
+        size = f"{image.size[0]} x {image.size[1]} pixels"
+        side, shorter, longer = preprocessing.scaled, min(image.size), max(image.size)
+        # The resize scales both sides by side / shorter, which could exceed any memory.
+        if side and side**2 * longer > self._limits.pixels * shorter:
+            raise ImageTooLarge(
+                f"The image is too long for its width ({size}): resized for this model it would "
+                f"have more than {self._limits.pixels} pixels. Crop it.",
+                limit=self._limits.pixels,
+            )
+        try:
+            features = preprocessing.transform(image)
+        except ValueError as error:  # a side shorter than one pixel
+            raise InvalidImage(
+                f"The image ({size}) cannot be resized for this model. Crop it."
+            ) from error
+        _, height, width = preprocessing.size
+        return Item(
+            features,
+            length=max(height, width),
+            cost=max(1, height * width // PATCH_SIDE**2),
+            tokens=0,
+        )
+
+
+@runtime_checkable
+class PreparesImages(Protocol):
+    """A model whose images can be prepared one by one."""
+
+    preparer: ImagePreparer
+
+
+def require_images(inputs: Sequence[Input]) -> list[bytes]:
+    """Return the inputs. Raises InvalidInput for texts, and names their rows."""
+    files = [value for value in inputs if isinstance(value, bytes)]
+    if len(files) < len(inputs):
+        raise InvalidInput(
+            "This encoder reads images. Send image files, not texts.",
+            field="inputs",
+            rows=[row for row, value in enumerate(inputs) if not isinstance(value, bytes)],
+        )
+    return files
+
+
+def combine_errors(wrong: Sequence[tuple[int, AnchorageError]]) -> AnchorageError:
+    """Return one error of the first error's class, with the rows of all errors of that class."""
+    first = wrong[0][1]
+    rows = [row for row, error in wrong if type(error) is type(first)]
+    detail = (
+        first.detail
+        if len(rows) == 1
+        else f"{len(rows)} images cannot be read. The first: {first.detail}"
+    )
+    return type(first)(detail, field="inputs", rows=rows, limit=first.limit)

@@ -1,0 +1,151 @@
+"""Preprocessing of images: the same bits as timm's and torchvision's, and without weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from io import BytesIO
+
+import pytest
+import torch
+
+from app.encoders.base import ModelIdentity
+from app.encoders.images import ImageLimits, LargeImage
+from app.encoders.preprocessing import ImagePreparer, preprocessing_of
+from app.encoders.torchvision_ops import make_importable
+
+make_importable()
+timm = pytest.importorskip("timm")
+Image = pytest.importorskip("PIL.Image")
+from timm.data import create_transform, resolve_model_data_config  # noqa: E402
+from torchvision import transforms  # noqa: E402
+
+from tests.encoders.timm_models import (  # noqa: E402
+    IMAGES,
+    PAIR,
+    PICTURES,
+    ROLE,
+    TINY,
+    encode,
+    load,
+    png,
+)
+
+
+def torchvision_transform(folder, name):
+    """The whole transform, which ends in ToTensor and Normalize."""
+    if name == "pair":
+        config = PAIR["preprocessing"]
+        return transforms.Compose(
+            [
+                transforms.Resize((28, 28), transforms.InterpolationMode.BICUBIC),
+                transforms.Pad(2),
+                transforms.ToTensor(),
+                transforms.Normalize([config["mean"]], [config["std"]]),
+            ]
+        )
+    model = timm.create_model(f"local-dir:{folder / name}", pretrained=True)
+    config = resolve_model_data_config(model)
+    return create_transform(**config, is_training=False)
+
+
+def photograph(width: int, height: int, **options) -> bytes:
+    """A JPEG with smooth areas and edges."""
+    waves = torch.outer(torch.linspace(0, 9, height).sin(), torch.linspace(0, 7, width).cos())
+    waves[height // 3 : height // 2, width // 4 :] = 0.5
+    pixels = torch.stack([waves, waves.roll(width // 5, 1), -waves], 2) * 100 + 128
+    file = BytesIO()
+    Image.fromarray(pixels.to(torch.uint8).numpy()).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", [*TINY, "pair"])
+def test_vectors_are_the_bits_of_torchvisions_normalisation(folder, name):
+    encoder = load(folder, name)
+    whole = torchvision_transform(folder, name)
+    mode = encoder.preparer.preprocessing.mode
+    assert mode == ("L" if name in ("grey", "pair") else "RGB")
+    with torch.inference_mode():
+        batch = torch.stack([whole(picture.convert(mode)) for picture in PICTURES])
+        expected = encoder._model(batch)
+    items = encoder.prepare(IMAGES, ROLE)
+    assert all(item.features.dtype == torch.uint8 for item in items)
+    features = torch.stack([item.features for item in items])
+    assert torch.equal(encoder.preparer.preprocessing.normalise(features), batch)
+    assert torch.equal(encoder.run(items), expected)
+
+
+def test_a_transform_that_ends_otherwise_keeps_its_numbers(folder):
+    encoder = load(folder, "vit")
+    expected = encode(encoder, IMAGES)
+    whole = torchvision_transform(folder, "vit")
+    encoder.preparer = ImagePreparer(
+        replace(encoder.preparer.preprocessing, transform=whole, mean=None, std=None)
+    )
+    assert encoder.prepare(IMAGES, ROLE)[0].features.dtype == torch.float32
+    assert torch.equal(encode(encoder, IMAGES), expected)
+
+
+@pytest.mark.parametrize("name", [*TINY, "pair"])
+@pytest.mark.parametrize("draft", [False, True])
+def test_a_recipe_prepares_the_same_items_without_the_model(folder, name, draft):
+    encoder = load(folder, name, draft=draft)
+    recipe = json.loads(json.dumps(encoder.preparer.preprocessing.recipe))
+    files = [*IMAGES, photograph(400, 300)]
+    own = encoder.prepare(files, ROLE)
+    other = ImagePreparer(preprocessing_of(recipe)).prepare(files, ROLE)
+    for one, two in zip(own, other, strict=True):
+        assert torch.equal(one.features, two.features)
+        assert replace(one, features=None) == replace(two, features=None)
+
+
+def test_a_std_of_zero_is_refused(folder):
+    recipe = {"pair": {**PAIR["preprocessing"], "std": 0}}
+    with pytest.raises(ValueError, match="std"):
+        preprocessing_of(recipe)
+
+
+def test_a_draft_changes_only_jpeg_files_that_have_pixels_to_spare(folder):
+    exact, draft = (load(folder, "resnet", draft=value) for value in (False, True))
+    side = draft.preparer.preprocessing.draft_side
+    assert side == exact.preparer.preprocessing.scaled
+    for file in (
+        png(PICTURES[0]),
+        photograph(4 * side, 2 * side - 1),
+        photograph(side, 9 * side),
+        photograph(side // 2, side // 2),
+    ):
+        [one], [two] = exact.prepare([file], ROLE), draft.prepare([file], ROLE)
+        assert torch.equal(one.features, two.features)
+    for large in (photograph(4 * side, 2 * side), photograph(20 * side, 30 * side)):
+        [one], [two] = exact.prepare([large], ROLE), draft.prepare([large], ROLE)
+        assert not torch.equal(one.features, two.features)
+        assert (one.features.float() - two.features.float()).abs().mean() < 3
+
+
+def test_a_draft_counts_the_pixels_that_it_decodes(folder):
+    file = photograph(640, 480)
+    exact, draft = (load(folder, "resnet", draft=value).preparer for value in (False, True))
+    with pytest.raises(LargeImage) as caught:
+        exact.prepare_one(file, most_pixels=100_000)
+    assert caught.value.pixels == 640 * 480
+    draft.prepare_one(file, most_pixels=640 * 480 // 64)
+    assert exact.prepare_one(file, most_pixels=640 * 480).cost > 0
+    # The limit counts the pixels of the file: a reduced size does not admit more.
+    limited = ImagePreparer(draft.preprocessing, ImageLimits(pixels=640 * 480 - 1))
+    with pytest.raises(Exception, match="640 x 480 pixels"):
+        limited.prepare([file], ROLE)
+
+
+def test_a_draft_is_part_of_the_identity_and_others_keep_theirs(folder):
+    plain, draft = (load(folder, "vit", draft=value).identity for value in (False, True))
+    assert plain.fingerprint != draft.fingerprint
+    assert draft.members == {**plain.members, "draft": True}
+    assert ModelIdentity(**draft.members) == draft
+    # as before there were drafts: stored identities and their fingerprints stay equal
+    names = ("model", "revision", "prompts", "pooling", "normalise", "dim", "dtype")
+    stored = {name: getattr(plain, name) for name in names}
+    assert plain.members == stored
+    digest = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
+    assert plain.fingerprint == digest[:32]
