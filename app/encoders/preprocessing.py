@@ -201,8 +201,8 @@ class ImagePreparer:
     def prepare_one(self, data: bytes, *, most_pixels: int | None = None) -> Item:
         """Decode and preprocess one image.
 
-        Raises InvalidImage, ImageTooLarge, and LargeImage before it decodes more than `most_pixels`
-        pixels.
+        Raises InvalidImage, ImageTooLarge, and LargeImage before it decodes, or resizes to, more
+        than `most_pixels` pixels.
         """
         preprocessing = self.preprocessing
         image = images.open_image(
@@ -215,12 +215,15 @@ class ImagePreparer:
         size = f"{image.size[0]} x {image.size[1]} pixels"
         side, shorter, longer = preprocessing.scaled, min(image.size), max(image.size)
         # The resize scales both sides by side / shorter, which could exceed any memory.
-        if side and side**2 * longer > self._limits.pixels * shorter:
+        resized = side**2 * longer // shorter if side else 0
+        if resized > self._limits.pixels:
             raise ImageTooLarge(
                 f"The image is too long for its width ({size}): resized for this model it would "
                 f"have more than {self._limits.pixels} pixels. Crop it.",
                 limit=self._limits.pixels,
             )
+        if most_pixels is not None and resized > most_pixels:
+            raise images.LargeImage(resized)
         try:
             features = preprocessing.transform(image)
         except ValueError as error:  # a side shorter than one pixel

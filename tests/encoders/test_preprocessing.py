@@ -124,6 +124,15 @@ def test_a_draft_changes_only_jpeg_files_that_have_pixels_to_spare(folder):
         assert (one.features.float() - two.features.float()).abs().mean() < 3
 
 
+def test_a_long_image_counts_the_pixels_to_which_it_is_resized(folder):
+    preparer = load(folder, "resnet").preparer
+    long, side = png(Image.new("L", (900, 2))), preparer.preprocessing.scaled
+    with pytest.raises(LargeImage) as caught:
+        preparer.prepare_one(long, most_pixels=100_000)
+    assert caught.value.pixels == side * side * 450 > 100_000
+    assert preparer.prepare_one(long).features.shape == (3, 40, 40)
+
+
 def test_a_draft_counts_the_pixels_that_it_decodes(folder):
     file = photograph(640, 480)
     exact, draft = (load(folder, "resnet", draft=value).preparer for value in (False, True))
