@@ -13,10 +13,12 @@ from app.settings import Settings
 from scripts import pages
 
 ROOT = Path(__file__).parent.parent
-#: codes that no class of app/errors has: those of the protocol, of validation, and of lost jobs
+#: codes that no class of app/errors has: those of the protocol, of validation, and of jobs that
+#: lost their workers or devices
 OTHER_CODES = {
     "address-too-long",
     "attempts-exhausted",
+    "device-failed",
     "headers-too-large",
     "internal",
     "malformed-http",

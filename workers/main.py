@@ -65,7 +65,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Return whether every thread runs."""
+        """Return whether every thread runs. One ends when the device has failed."""
         return all(each.is_alive() for each in (*self._threads, *self._periodics))
 
     @property
@@ -106,6 +106,12 @@ class Worker:
                     self.services, RUNNERS, self._leases, stopping=self._stopping.is_set
                 )
                 answers = True
+            except runner.DeviceBroken:
+                log.error(
+                    "the device %s has failed, and only a new process can use it: this worker ends",
+                    self.services.device,
+                )
+                return
             except DatabaseUnavailable as error:
                 if answers:
                     log.warning("waiting for the database before taking jobs: %s", error.detail)

@@ -7,19 +7,15 @@ import os
 import signal
 import sys
 import threading
+from concurrent.futures import ProcessPoolExecutor
 
-import torch
-from prometheus_client import start_http_server
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.observability import logs
 from app.settings import Settings
-from app.storage.db import SchemaOutdated, is_sqlite
-from app.wiring import make_services, make_wakeup
-from workers.main import Worker
-from workers.model_host import start_host
-from workers.supervisor import supervise
+from app.storage.db import Database, SchemaOutdated, is_sqlite, sqlite_url
+from workers.supervisor import CANNOT_START, end_with_parent, preloading_context, supervise
 
 log = logging.getLogger("anchorage.worker")
 
@@ -28,6 +24,10 @@ THREAD_CHECK_S = 1.0
 
 #: how long a stop waits for the processes to hand their jobs back
 WORKERS_STOP_S = 15.0
+
+#: what a worker process needs, which takes seconds to import. The process that watches them needs
+#: none of it, so this module imports it only where it is used
+PRELOADED = ("app.wiring", "workers.main")
 
 
 class NotShared(Exception):
@@ -39,6 +39,8 @@ def devices(wish: str) -> list[str]:
 
     Raises ValueError for a device that does not exist.
     """
+    import torch
+
     if wish == "auto":
         return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
     found = [name.strip() for name in wish.split(",") if name.strip()]
@@ -68,19 +70,41 @@ def main(settings: Settings) -> int:
             "Workers need PostgreSQL: set ANCHORAGE_DATABASE_URL. "
             "With a SQLite file, `anchorage serve` runs the jobs itself."
         )
-    wanted = devices(settings.devices)
-    if len(wanted) == 1:
-        return work(settings, wanted[0], 0)
-    supervise(
+    context = preloading_context(PRELOADED)
+    _require_database(settings)
+    with ProcessPoolExecutor(1, mp_context=context) as asking:
+        wanted = asking.submit(devices, settings.devices).result()
+    return supervise(
         _work_and_exit,
         [(settings, device, number) for number, device in enumerate(wanted)],
         stop_s=WORKERS_STOP_S,
+        context=context,
     )
-    return 0
+
+
+def _require_database(settings: Settings) -> None:
+    """Raises SchemaOutdated, and SQLAlchemy's errors."""
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    db = Database(settings.database_url or sqlite_url(settings.data_dir / "anchorage.db"))
+    try:
+        db.ping()
+        db.require_schema()
+    finally:
+        db.close()
 
 
 def work(settings: Settings, device: str, number: int) -> int:
-    """Run one worker process on one device. Returns 1 when one of its threads has died."""
+    """Run one worker process on one device, and return its exit status.
+
+    Returns 1 when one of its threads has ended, because of a fault or because the device failed.
+    Raises as `main`.
+    """
+    from prometheus_client import start_http_server
+
+    from app.wiring import make_services, make_wakeup
+    from workers.main import Worker
+    from workers.model_host import start_host
+
     logs.configure(settings.log_format)
     services = make_services(settings, device=device)
     services.db.ping()
@@ -92,6 +116,7 @@ def work(settings: Settings, device: str, number: int) -> int:
     ended = threading.Event()
     for number_of_signal in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number_of_signal, lambda *_: ended.set())
+    end_with_parent()
     worker.start()
     log.info("worker %d takes jobs on %s, %d at once", os.getpid(), device, settings.worker_threads)
     while (alive := worker.alive) and not ended.wait(THREAD_CHECK_S):
@@ -100,17 +125,30 @@ def work(settings: Settings, device: str, number: int) -> int:
     if host is not None:
         host.close()
     worker.stop()
-    services.close()
-    if not alive:
-        log.error(
-            "a thread of worker %d has died: the process exits to be restarted",
-            os.getpid(),
-        )
-    return 0 if alive else 1
+    if alive:
+        services.close()
+        return 0
+    # Nothing else is closed: on a broken device, that could fail or never end.
+    log.error(
+        "a thread of worker %d on %s has ended: the process exits to be restarted",
+        os.getpid(),
+        device,
+    )
+    return 1
 
 
 def _work_and_exit(settings: Settings, device: str, number: int) -> None:
-    sys.exit(work(settings, device, number))
+    """Run one worker process, and leave it without the destructors of a device."""
+    try:
+        status = work(settings, device, number)
+    except SQLAlchemyError as error:  # the database may be back at the next attempt
+        log.error("cannot use the database: %s", error)
+        status = 1
+    except (SchemaOutdated, ValueError, OSError) as error:
+        log.error("the worker on %s cannot start: %s", device, error)
+        status = CANNOT_START
+    logging.shutdown()
+    os._exit(status)
 
 
 def command() -> None:

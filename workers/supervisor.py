@@ -6,17 +6,37 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 log = logging.getLogger("anchorage.processes")
 
 #: the pause before a process is restarted
 RESTART_S = 1.0
+
+#: the exit status of a process that another attempt could not start either
+CANNOT_START = 2
+
+
+def preloading_context(modules: Sequence[str]) -> BaseContext:
+    """Return a context whose processes have imported these modules when they start.
+
+    On Linux one process imports them, beginning now, and does nothing else: it starts no thread
+    and no CUDA, so its forks can use both. Elsewhere each process imports what it needs.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(modules))
+    forkserver.ensure_running()
+    return context
 
 
 def supervise(
@@ -25,32 +45,38 @@ def supervise(
     *,
     stop_s: float,
     lost: Callable[[int], object] = lambda pid: None,
-) -> None:
+    context: BaseContext | None = None,
+) -> int:
     """Run `target(*call)` in one process per call until SIGTERM or SIGINT, then stop them.
 
-    Processes are spawned, because CUDA does not survive a fork. A process that does not stop within
-    `stop_s` is killed. `lost` is called with the id of each process that ended unexpectedly.
+    context  how processes start; None: spawned, because CUDA does not survive a fork
+    Returns 0, or CANNOT_START as soon as a process ends with it. A process that does not stop
+    within `stop_s` is killed. `lost` is called with the id of each process that ended unexpectedly.
     """
-    spawn = multiprocessing.get_context("spawn")
+    starts: Any = context or multiprocessing.get_context("spawn")
     ended = threading.Event()
     _on_signals(lambda *_: ended.set())
 
-    def start(call: tuple[Any, ...]) -> SpawnProcess:
-        process = spawn.Process(target=target, args=call)
+    def start(call: tuple[Any, ...]) -> BaseProcess:
+        process: BaseProcess = starts.Process(target=target, args=call)
         process.start()
         return process
 
+    status = 0
     processes = [start(call) for call in calls]
     while not ended.wait(RESTART_S):
         for place, process in enumerate(processes):
-            if not process.is_alive():
-                log.warning(
-                    "process %s ended with status %s and is restarted",
-                    process.pid,
-                    process.exitcode,
-                )
-                lost(process.pid or 0)
-                processes[place] = start(calls[place])
+            if process.is_alive():
+                continue
+            if process.exitcode == CANNOT_START:
+                status = CANNOT_START
+                ended.set()
+                break
+            log.warning(
+                "process %s ended with status %s and is restarted", process.pid, process.exitcode
+            )
+            lost(process.pid or 0)
+            processes[place] = start(calls[place])
 
     def terminate(*_: object) -> None:
         for process in processes:
@@ -62,20 +88,22 @@ def supervise(
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
         process.kill()
+    return status
 
 
 def end_with_parent() -> None:
-    """Send this process SIGTERM when its parent has ended, however that happened."""
-    threading.Thread(target=_wait_for_parent, name="parent", daemon=True).start()
+    """Send this process SIGTERM when the one that started it ends; without one, do nothing."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _on_signals(handle: Callable[..., None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handle)
-
-
-def _wait_for_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os.kill(os.getpid(), signal.SIGTERM)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,9 @@ from benchmarks.faults.postgres import Postgres, binary
 
 #: a worker that is silent for this time loses its jobs
 LEASE_S = 3
+
+#: what a worker process logs when it is ready
+TAKES_JOBS = " takes jobs on "
 
 #: generous, because importing torch is slow while other processes use the same cores
 START_S = 180
@@ -72,7 +75,11 @@ class Process:
         """Start it."""
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                self._command, stdout=output, stderr=subprocess.STDOUT, env=self._environment
+                self._command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                start_new_session=True,
             )
 
     def signal(self, number: int) -> None:
@@ -80,9 +87,10 @@ class Process:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL: the process finishes nothing and logs nothing."""
+        """SIGKILL: the process and those that it started finish nothing and log nothing."""
         if self._process is not None:
-            self._process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def end(self, timeout_s: float = 60) -> None:
@@ -182,10 +190,16 @@ class Worker(Process):
         super().__init__(
             f"worker-{number}", [sys.executable, "-m", "app.cli", "worker"], folder, environment
         )
+        self._said_before = 0
+
+    def start(self) -> None:
+        """Start it."""
+        self._said_before = self.said(TAKES_JOBS)
+        super().start()
 
     def ready(self) -> bool:
         """Whether the present run has logged that it takes jobs."""
-        return self.alive and self.said(f"worker {self.pid} takes jobs") > 0
+        return self.alive and self.said(TAKES_JOBS) > self._said_before
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from app.storage import tables
 from app.types import JobState
 from tests.waiting import until
 from workers.processes import NotShared, devices, main
+from workers.supervisor import CANNOT_START
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,12 +41,12 @@ def environment(deployment) -> dict[str, str]:
 
 @pytest.fixture
 def start(environment) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts `python -m workers` with the deployment's settings."""
+    """Starts `python -m workers`, or another main module, with the deployment's settings."""
     started = []
 
-    def start(devices: str) -> subprocess.Popen[str]:
+    def start(devices: str, module: str = "workers") -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "workers"],
+            [sys.executable, "-m", module],
             cwd=ROOT,
             env={**environment, "ANCHORAGE_DEVICES": devices},
             stderr=subprocess.PIPE,
@@ -108,17 +110,27 @@ def shorten(deployment, job_id: str) -> None:
     )
 
 
-def children(process: subprocess.Popen[str]) -> set[int]:
-    """The worker processes that this one watches."""
+def forks(pid: int) -> dict[int, bytes]:
+    """The processes that this one started, with their command lines."""
     try:
-        found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        return {
-            int(child)
-            for child in found
-            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
-        }
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in found}
     except FileNotFoundError:  # one ended meanwhile
-        return set()
+        return {}
+
+
+def children(process: subprocess.Popen[str]) -> set[int]:
+    """The worker processes that this one watches: a process that has imported everything forks."""
+    servers = [pid for pid, line in forks(process.pid).items() if b"forkserver" in line]
+    return {child for server in servers for child in forks(server)}
+
+
+def wait_taking(process: subprocess.Popen[str], count: int) -> None:
+    """Wait until so many workers have said that they take jobs."""
+    while count:
+        line = process.stderr.readline()
+        assert line, "it ended"
+        count -= "takes jobs" in line
 
 
 def used(pid: int) -> int:
@@ -129,18 +141,17 @@ def used(pid: int) -> int:
     )
 
 
-@pytest.mark.skipif(
+ON_LINUX = pytest.mark.skipif(
     not Path("/proc/self/task").is_dir(), reason="asks Linux which processes there are"
 )
+
+
+@ON_LINUX
 def test_a_killed_process_is_replaced_its_job_finished_by_another_and_a_stop_hands_back(
     deployment, start
 ):
     process = start("cpu,cpu")
-    taking = 0
-    while taking < 2:  # each process says so
-        line = process.stderr.readline()
-        assert line, "it ended"
-        taking += "takes jobs" in line
+    wait_taking(process, 2)
     job_id = deployment.bootstrap("first", steps=LONG)
     lost = deployment.wait(job_id, running).lease
     before = {child: used(child) for child in children(process)}
@@ -162,6 +173,77 @@ def test_a_killed_process_is_replaced_its_job_finished_by_another_and_a_stop_han
     row = deployment.row(job_id)
     assert (row.state, row.attempts, row.lease) == (JobState.queued, 0, None)
     assert not any(Path(f"/proc/{child}").exists() for child in left)
+
+
+@ON_LINUX
+def test_the_only_worker_is_replaced_too_and_ends_with_the_process_that_watches_it(
+    deployment, start
+):
+    process = start("cpu")
+    wait_taking(process, 1)
+    job_id = deployment.bootstrap("first", steps=LONG)
+    lost = deployment.wait(job_id, running).lease
+    (victim,) = children(process)
+    os.kill(victim, signal.SIGKILL)
+    shorten(deployment, job_id)
+    row = deployment.wait(job_id, lambda row: row.finished_at is not None)
+    assert (row.state, row.lease != lost) == (JobState.succeeded, True)
+    (replaced,) = children(process)
+    assert replaced != victim
+    os.kill(process.pid, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{replaced}").exists())
+
+
+def tried(deployment, tmp_path: Path, *, breaks: int) -> tuple[tables.JobRow, list[str]]:
+    """Run a job that breaks the device so often; return its row, and the process of each try."""
+    file = tmp_path / "tried"
+    job_id = submission.submit_job(
+        deployment.services,
+        RequestContext("default"),
+        "break",
+        {"tried": str(file), "breaks": breaks},
+    ).id
+    row = deployment.wait(job_id, lambda row: row.finished_at is not None)
+    return row, file.read_text().splitlines()
+
+
+def test_a_process_whose_device_broke_is_replaced_and_its_job_runs_again_in_the_new_one(
+    deployment, start, tmp_path
+):
+    process = start("cpu", "tests.workers.breaking")
+    row, processes = tried(deployment, tmp_path, breaks=1)
+    assert (row.state, row.attempts, row.result) == (JobState.succeeded, 2, {"attempts": 2})
+    assert len(set(processes)) == 2
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "the device cpu has failed" in errors
+    assert "an illegal memory access" in errors
+
+
+def test_a_job_that_always_breaks_the_device_uses_up_its_attempts(deployment, start, tmp_path):
+    start("cpu", "tests.workers.breaking")
+    row, processes = tried(deployment, tmp_path, breaks=99)
+    assert (row.state, row.error["code"]) == (JobState.failed, "device-failed")
+    assert len(set(processes)) == len(processes) == runner.MOST_ATTEMPTS
+
+
+def test_a_worker_that_cannot_start_ends_the_command(deployment, environment):
+    """Such as a port in use: another attempt would not start either."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            [sys.executable, "-m", "workers"],
+            cwd=ROOT,
+            env={**environment, "ANCHORAGE_DEVICES": "cpu", "ANCHORAGE_WORKER_METRICS_PORT": port},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+    assert done.returncode == CANNOT_START, done.stderr
+    assert "cannot start" in done.stderr
+    assert "Address already in use" in done.stderr
 
 
 def test_a_job_whose_worker_is_killed_again_and_again_ends_with_the_same_bits_as_an_undisturbed_one(

@@ -22,6 +22,7 @@ from app.errors import (
 )
 from app.observability import metrics
 from app.services.context import Services
+from app.services.jobs.device_failures import is_device_failure
 from app.services.jobs.leases import Leases, hand_back
 from app.services.jobs.progress import (
     Cancelled,
@@ -60,6 +61,17 @@ class NoFurtherAttempt(Exception):
         self.error = error
 
 
+class DeviceBroken(Exception):
+    """Raised after an attempt during which the accelerator of this process failed.
+
+    Only another process can run jobs on it. outcome: how the attempt ended, as one word
+    """
+
+    def __init__(self, outcome: str) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
 JobRunner = Callable[[Services, tables.JobRow, Progress], JobResult]
 
 
@@ -74,7 +86,8 @@ def run_next(
     """Claim the next job that is due, run it, and record how it ended. `only`: this job or none.
 
     Returns whether there was a job. When `stopping()` turns true, the job returns to the queue at
-    its next step, and the attempt does not count. Raises DatabaseUnavailable.
+    its next step, and the attempt does not count. Raises DatabaseUnavailable, and DeviceBroken
+    after which this process must run no other job.
     """
     lease = tables.new_id()
     with leases.hold(lease):
@@ -123,15 +136,20 @@ def _run_claimed(
     runners: dict[str, JobRunner],
     stopping: Callable[[], bool],
 ) -> None:
-    """Run the job, and log and count how this attempt ended."""
+    """Run the job, and log and count how this attempt ended. Raises DeviceBroken."""
     started = time.monotonic()
+    broken: DeviceBroken | None = None
     try:
         outcome = _run(services, row, lease, runners, stopping)
     except LeaseLost:
         outcome = "taken over"
+    except DeviceBroken as stop:
+        outcome, broken = stop.outcome, stop
     seconds = time.monotonic() - started
     log.info("%s job %s after %.2f s, attempt %d", row.kind, outcome, seconds, row.attempts)
     metrics.JOB_SECONDS.labels(row.kind, outcome).observe(seconds)
+    if broken is not None:
+        raise broken
 
 
 def _run(
@@ -141,7 +159,10 @@ def _run(
     runners: dict[str, JobRunner],
     stopping: Callable[[], bool],
 ) -> str:
-    """Run a claimed job, record its end, and return the outcome as one word. Raises LeaseLost."""
+    """Run a claimed job, record its end, and return the outcome as one word.
+
+    Raises LeaseLost and DeviceBroken.
+    """
     progress = Progress(services, row, lease, stopping)
     try:
         done = runners[row.kind](services, row, progress)
@@ -154,7 +175,30 @@ def _run(
         return "handed back"
     except LeaseLost:
         raise
-    except Unavailable as error:
+    except Exception as error:
+        if is_device_failure(error):
+            raise DeviceBroken(_leave_device(services, lease, progress)) from error
+        return _end_failed(services, lease, progress, error)
+    return "succeeded"
+
+
+def _leave_device(services: Services, lease: str, progress: Progress) -> str:
+    """Queue the job for another process, or fail it after the last attempt; return the outcome."""
+    log.exception("the job met a failure of the device %s", services.device)
+    error = {
+        "code": "device-failed",
+        "detail": f"the device {services.device} failed while the job ran. The worker's log has "
+        "the reason",
+    }
+    try:
+        return _try_again(services, lease, error, start_over=progress.stuck)
+    except (LeaseLost, DatabaseUnavailable):
+        return "taken over"  # now, or when its lease ends
+
+
+def _end_failed(services: Services, lease: str, progress: Progress, error: Exception) -> str:
+    """Record an error of the runner, and return the outcome. Raises LeaseLost."""
+    if isinstance(error, Unavailable):
         log.warning("%s: %s", error.code, error.detail)
         return _try_again(
             services,
@@ -162,19 +206,16 @@ def _run(
             {"code": error.code, "detail": error.detail},
             wait_s=error.retry_after_s or 0,
         )
-    except NoFurtherAttempt as stop:
-        _finish(services, lease, JobState.failed, error=problem_of(stop.error))
-        return "failed"
-    except AnchorageError as error:
+    if isinstance(error, NoFurtherAttempt):
+        error = error.error
+    if isinstance(error, AnchorageError):
         _finish(services, lease, JobState.failed, error=problem_of(error))
         return "failed"
-    except Exception:
-        log.exception("the job failed by a fault of the service")
-        detail = "the service has failed. Its log has the reason"
-        return _try_again(
-            services, lease, {"code": "internal", "detail": detail}, start_over=progress.stuck
-        )
-    return "succeeded"
+    log.error("the job failed by a fault of the service", exc_info=error)
+    detail = "the service has failed. Its log has the reason"
+    return _try_again(
+        services, lease, {"code": "internal", "detail": detail}, start_over=progress.stuck
+    )
 
 
 def problem_of(error: AnchorageError) -> dict[str, Any]:

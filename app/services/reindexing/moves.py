@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from app.errors import AddressNotListed, AnchorageError, StoreChanged
 from app.services.context import Services
+from app.services.jobs.device_failures import is_device_failure
 from app.services.reindexing.maps import MappedPage, OneWayMap, ReindexingMaps, load_maps
 from app.services.reindexing.re_embedding import choose_rows, re_embed
 from app.services.request_context import RequestContext
@@ -148,6 +149,8 @@ def without_url(services: Services, row: tables.ReindexingRow) -> Iterator[None]
         error.detail = safe_detail(services, row.store, error)
         raise
     except Exception as error:
+        if is_device_failure(error):  # the queue must recognise it, and it names no store
+            raise
         if type(error).__module__.partition(".")[0] == "app" or isinstance(error, MemoryError):
             raise
         fault = fault_without_url(error, location_of(services, row.store).url)
