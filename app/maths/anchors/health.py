@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from app.maths.geometry.space import COSINE_ROWS, Space
-from app.maths.geometry.spectrum import rank_and_ratio
+from app.maths.geometry.space import COSINE_ROWS, Space, row_norms, unit_rows
+from app.maths.geometry.spectrum import kept_values, rank_and_ratio
 from app.types import repeated_positions
 
 #: Two anchors whose |cos| is above 1 minus this have one direction.
 COLLINEAR_TOLERANCE = 1e-6
+
+#: Directions in which rows are compared before their cosines are computed.
+SCREENED_DIRECTIONS = 32
+
+#: Rows whose part in these directions is shorter are not compared in them.
+SHORTEST_SCREENED = 0.1
+
+#: Two rows on one line have a larger |cos| in these directions. With t = COLLINEAR_TOLERANCE, unit
+#: rows on one line are less than sqrt(2 t) apart, and so are their parts a and b. The sine of the
+#: angle between these is less than sqrt(2 t) / |a|, and the cosine is above 1 - 2 t / |a|^2. The
+#: rest is for the rounding of float32.
+SCREENED_COSINE = 1 - 2 * COLLINEAR_TOLERANCE / SHORTEST_SCREENED**2 - 1e-4
 
 #: Rows that a list in the report names at most.
 MOST_LISTED_ROWS = 20
@@ -43,11 +56,15 @@ class Health:
 
 def examine(anchors: Float64[Tensor, "k d"], space: Space) -> Health:
     """Health of raw anchors (k, d), the encoder's own units, and the space fitted to them."""
-    rank, condition = rank_and_ratio(space.spectrum.values)
+    values, right = kept_values(space.unit, noise=space.noise)
+    rank, condition = rank_and_ratio(values)
     at_mean = (space.unit.abs().amax(dim=1) == 0).nonzero().flatten().tolist()
     _, groups = torch.unique(anchors, dim=0, return_inverse=True)
     duplicates = repeated_positions(groups.tolist())
-    lines = sorted(set(_collinear_with_earlier(space.unit)) - set(duplicates))
+    listed = torch.ones(len(space.unit), dtype=torch.bool)
+    listed[at_mean + duplicates] = False
+    screened = listed & _near_earlier(space.unit, right[:SCREENED_DIRECTIONS])
+    lines = _collinear_with_earlier(space.unit, screened.nonzero().flatten())
     return Health(
         rank=rank,
         condition=condition,
@@ -60,12 +77,45 @@ def examine(anchors: Float64[Tensor, "k d"], space: Space) -> Health:
     )
 
 
-def _collinear_with_earlier(unit: Float64[Tensor, "k d"]) -> list[int]:
-    """Rows with |cos| to an earlier row above 1 - COLLINEAR_TOLERANCE."""
-    rows = []
-    for start in range(0, unit.shape[0], COSINE_ROWS):
-        block = unit[start : start + COSINE_ROWS]
-        cosines = (block @ unit[: start + block.shape[0]].T).abs()
-        earlier = cosines.tril(diagonal=start - 1) > 1 - COLLINEAR_TOLERANCE
-        rows += (earlier.any(dim=1).nonzero().flatten() + start).tolist()
-    return rows
+def _near_earlier(
+    unit: Float64[Tensor, "k d"], directions: Float64[Tensor, "q d"]
+) -> Bool[Tensor, " k"]:
+    """Which rows may lie on the line of an earlier row, by their parts in a few directions.
+
+    Comparing whole rows takes d / q times as long. Every row on the line of an earlier one is
+    among these.
+    """
+    parts = unit @ directions.T
+    lengths = row_norms(parts)
+    # The parts of two rows on one line are less than sqrt(2 t) apart: both are compared, or both
+    # are shorter than this.
+    near = lengths < SHORTEST_SCREENED + math.sqrt(2 * COLLINEAR_TOLERANCE)
+    parts = unit_rows(parts, lengths).float()
+    for start in range(0, len(parts), COSINE_ROWS):
+        block = parts[start : start + COSINE_ROWS]
+        rows = slice(start, start + len(block))
+        # One pass over the products finds the smallest and the largest of a row.
+        for others, diagonal in ((parts[:start], False), (block, True)):
+            if not len(others):
+                continue
+            cosines = block @ others.T
+            if diagonal:
+                cosines.tril_(diagonal=-1)
+            low, high = cosines.aminmax(dim=1)
+            near[rows] |= torch.maximum(high, -low) > SCREENED_COSINE
+    return near
+
+
+def _collinear_with_earlier(unit: Float64[Tensor, "k d"], rows: Int64[Tensor, " m"]) -> list[int]:
+    """Those of the rows, in rising order, with |cos| to an earlier row above 1 -
+    COLLINEAR_TOLERANCE.
+    """
+    found = []
+    for part in rows.split(COSINE_ROWS):
+        if not len(part):
+            continue
+        count = int(part[-1]) + 1
+        cosines = (unit[part] @ unit[:count].T).abs()
+        earlier = torch.arange(count, device=unit.device) < part[:, None]
+        found += part[((cosines > 1 - COLLINEAR_TOLERANCE) & earlier).any(dim=1)].tolist()
+    return found

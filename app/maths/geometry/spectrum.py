@@ -51,9 +51,26 @@ def kept_svd(matrix: Float64[Tensor, "n d"], *, noise: float = 0.0) -> Spectrum:
     dimension. Inverting all singular values would divide by noise.
     """
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    largest = float(values[0]) if values.numel() else 0.0
-    rank = int((values > max(rank_tolerance(matrix.shape, largest), noise)).sum())
+    rank = _rank(values, matrix.shape, noise)
     return Spectrum(left[:, :rank], values[:rank], right[:rank], matrix.shape[0])
+
+
+def kept_values(
+    matrix: Float64[Tensor, "n d"], *, noise: float = 0.0
+) -> tuple[Float64[Tensor, " r"], Float64[Tensor, "r d"]]:
+    """The values and right vectors of `kept_svd`, in half of its time where n is much larger than
+    d: they are those of R in Q R, and Q is not computed.
+    """
+    smaller = torch.linalg.qr(matrix, mode="r").R if matrix.shape[0] > matrix.shape[1] else matrix
+    _, values, right = torch.linalg.svd(smaller, full_matrices=False)
+    rank = _rank(values, matrix.shape, noise)
+    return values[:rank], right[:rank]
+
+
+def _rank(values: Float64[Tensor, " r"], shape: tuple[int, ...], noise: float) -> int:
+    """How many singular values, in falling order, of a matrix (n, d) are not rounding noise."""
+    largest = float(values[0]) if values.numel() else 0.0
+    return int((values > max(rank_tolerance(shape, largest), noise)).sum())
 
 
 def pinv(matrix: Float64[Tensor, "n d"], *, noise: float = 0.0) -> Float64[Tensor, "d n"]:

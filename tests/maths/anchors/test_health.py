@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from app.maths.anchors.health import MOST_LISTED_ROWS, examine
-from app.maths.geometry import space
+from app.maths.anchors import health
+from app.maths.anchors.health import COLLINEAR_TOLERANCE, MOST_LISTED_ROWS, examine
 from app.maths.geometry.space import fit_space
 from tests.maths.clouds import normal
 
@@ -68,5 +68,37 @@ def test_the_report_does_not_depend_on_the_chunk(monkeypatch, chunk):
     anchors = torch.cat([half, 2 * half, -half, -2 * half[:4], -2 * half[4:]])
     whole = examine(anchors, fit_space(anchors))
     assert whole.collinear_count == 18
-    monkeypatch.setattr(space, "COSINE_ROWS", chunk)
+    monkeypatch.setattr(health, "COSINE_ROWS", chunk)
     assert examine(anchors, fit_space(anchors)) == whole
+
+
+def collinear_rows(unit: torch.Tensor) -> list[int]:
+    """By the definition: every cosine in float64."""
+    cosines = (unit @ unit.T).abs().tril(diagonal=-1)
+    return (cosines > 1 - COLLINEAR_TOLERANCE).any(dim=1).nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("falling", [1.0, 0.9, 0.01], ids=["even", "falling", "one direction"])
+def test_screening_in_a_few_directions_loses_no_line(monkeypatch, falling):
+    """Rows just within the tolerance and just beyond it, of clouds of several shapes."""
+    monkeypatch.setattr(health, "SCREENED_DIRECTIONS", 4)
+    scales = falling ** torch.arange(40, dtype=torch.float64)
+    rows = normal(11, 300, 40)
+    turned = rows + normal(12, 300, 40) * torch.linspace(0, 3e-3, 300)[:, None]
+    half = torch.cat([rows, 1.7 * turned]) * scales
+    anchors = torch.cat([half, -half])  # their mean is zero
+    space = fit_space(anchors)
+    expected = collinear_rows(space.unit)
+    assert 600 < len(expected) < len(anchors)
+    found = examine(anchors, space)
+    assert found.duplicates == []
+    assert found.collinear_count == len(expected)
+    assert found.collinear == expected[:MOST_LISTED_ROWS]
+
+
+def test_many_rows_of_one_line_are_all_named():
+    anchors = torch.cat([normal(13, 1, 50) * torch.arange(1, 41)[:, None], normal(14, 3, 50)])
+    space = fit_space(torch.cat([anchors, -anchors]))
+    expected = collinear_rows(space.unit)
+    assert len(expected) > 40
+    assert examine(torch.cat([anchors, -anchors]), space).collinear_count == len(expected)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.errors import InvalidOption
 from app.maths.geometry.space import fit_space
-from app.maths.geometry.spectrum import kept_svd, pinv, rank_and_ratio, whitened
+from app.maths.geometry.spectrum import kept_svd, kept_values, pinv, rank_and_ratio, whitened
 from tests.maths.clouds import normal
 
 sizes = st.integers(1, 12)
@@ -92,3 +92,15 @@ def test_a_negative_or_non_finite_ridge_is_refused_whatever_the_power(ridge, pow
     with pytest.raises(InvalidOption) as caught:
         whitened(normal(3, 4, 3), power=power, ridge=ridge)
     assert caught.value.field == "options.ridge"
+
+
+@pytest.mark.parametrize("shape", [(60, 8), (8, 60), (8, 8), (1, 4)])
+def test_values_without_left_vectors_are_the_same(shape: tuple[int, int]) -> None:
+    matrix = normal(20, *shape)
+    matrix[:, -1] = matrix[:, 0]  # one direction is lost
+    for noise in (0.0, 1.0):
+        whole = kept_svd(matrix, noise=noise)
+        values, right = kept_values(matrix, noise=noise)
+        assert torch.allclose(values, whole.values, rtol=1e-12, atol=1e-12)
+        signs = (right * whole.right).sum(dim=1).sign()
+        assert torch.allclose(right * signs[:, None], whole.right, atol=1e-9)
