@@ -103,7 +103,7 @@ class Preparer(Protocol):
         """Check and preprocess the inputs, in their order. Raises errors that name the rows."""
         ...
 
-    def recipe(self) -> dict[str, Any]:
+    def recipe(self) -> Mapping[str, Any]:
         """Return what the class rebuilds the preparer from in another process, as JSON."""
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -198,6 +198,10 @@ class ImagePreparer:
             raise combine_errors(wrong)
         return items
 
+    def recipe(self) -> Mapping[str, Any]:
+        """Return the recipe of the preprocessing."""
+        return self.preprocessing.recipe
+
     def prepare_one(self, data: bytes, *, most_pixels: int | None = None) -> Item:
         """Decode and preprocess one image.
 
@@ -237,13 +241,6 @@ class ImagePreparer:
             cost=max(1, height * width // PATCH_SIDE**2),
             tokens=0,
         )
-
-
-@runtime_checkable
-class PreparesImages(Protocol):
-    """A model whose images can be prepared one by one."""
-
-    preparer: ImagePreparer
 
 
 def require_images(inputs: Sequence[Input]) -> list[bytes]:

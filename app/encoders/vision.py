@@ -34,6 +34,7 @@ from app.encoders.preprocessing import (
     preprocessing_of,
     timm_recipe,
 )
+from app.encoders.threads import to_device
 from app.encoders.torchvision_ops import import_timm
 from app.errors import (
     AnchorageError,
@@ -98,7 +99,9 @@ class VisionEncoder:
         try:
             with torch.inference_mode():
                 # uint8 until they are on the device: a quarter of the bytes to copy
-                features = torch.stack([item.features for item in items]).to(self._device)
+                features = to_device(
+                    torch.stack([item.features for item in items]), torch.device(self._device)
+                )
                 batch = self.preparer.preprocessing.normalise(features)
                 vectors = self._model(batch.to(ENCODER_DTYPES[self.identity.dtype or "float32"]))
                 vectors = vectors.float()[:, : self.dim]

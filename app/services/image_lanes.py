@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from app.encoders.base import EncoderModel, Input, Item
 from app.encoders.images import LargeImage
-from app.encoders.preprocessing import PreparesImages, combine_errors, require_images
+from app.encoders.preprocessing import ImagePreparer, combine_errors, require_images
 from app.errors import ImageTooLarge, InvalidImage
 from app.services.lanes import Lanes
 from app.types import InputRole
@@ -63,9 +63,10 @@ class ImageLanes:
 
         A model without images prepares its inputs in this thread.
         """
-        if not isinstance(model, PreparesImages):
+        preparer = getattr(model, "preparer", None)
+        if not isinstance(preparer, ImagePreparer):
             return model.prepare(inputs, role)
-        preparer, files = model.preparer, require_images(inputs)
+        files = require_images(inputs)
         items: dict[int, Item] = {}
         large: dict[int, int] = {}
         wrong: dict[int, InvalidImage | ImageTooLarge] = {}

@@ -27,6 +27,7 @@ from app.encoders.hosting.messages import (
     unpack_error,
     unpack_vectors,
 )
+from app.encoders.preprocessing import ImagePreparer, preprocessing_of
 from app.encoders.tokenizer import TextPreparer
 from app.errors import AnchorageError, ModelsUnavailable
 from app.types import InputRole, Modality
@@ -208,6 +209,8 @@ class HostedModel:
 
 
 def _make_preparer(modality: Modality, recipe: Mapping[str, Any]) -> Preparer:
+    if modality is Modality.image:
+        return ImagePreparer(preprocessing_of(recipe))
     return TextPreparer.from_recipe(recipe)
 
 

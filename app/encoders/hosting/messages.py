@@ -28,7 +28,7 @@ MOST_HOST_MESSAGE = 2**30
 
 #: how often a host that works on a request sends a sign, and the silence after which it is down
 WAIT_SIGN_S = 1.0
-SILENCE_S = 5.0
+SILENCE_S = 15.0
 
 #: most bytes of a message before the other side has shown that it knows the key
 MOST_GREETING = 256

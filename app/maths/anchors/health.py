@@ -111,7 +111,7 @@ def _collinear_with_earlier(unit: Float64[Tensor, "k d"], rows: Int64[Tensor, " 
     COLLINEAR_TOLERANCE.
     """
     found = []
-    for part in rows.split(COSINE_ROWS):
+    for part in torch.split(rows, COSINE_ROWS):
         if not len(part):
             continue
         count = int(part[-1]) + 1

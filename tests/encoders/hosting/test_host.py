@@ -244,3 +244,26 @@ def test_a_client_that_sends_nonsense_harms_no_other(host, pool):
         with host.address.connect() as connection:
             connection.sendall(data)
     assert pool.answers()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_images_are_decoded_by_the_client_and_encoded_by_the_host(tmp_path, dtype):
+    pytest.importorskip("timm")
+    from tests.encoders.timm_models import IMAGES, save_models
+
+    save_models(tmp_path)
+    owner = EncoderPool(ModelSources(tmp_path), cores=1)
+    host = ModelHost(owner, HostAddress.parse(f"unix:{tmp_path}/m"), KEY)
+    host.start()
+    pool = EncoderPool(hosts=ModelHosts([host.address], KEY))
+
+    for name in ("vit", "grey", "pair"):
+        image_spec = EncoderSpec("timm", name, options={"dtype": dtype})
+        hosted, own = pool.get(image_spec), owner.get(image_spec)
+        assert hosted.modality is Modality.image
+        expected = own.run(own.prepare(IMAGES, InputRole.document))
+        assert torch.equal(encode(pool, hosted, IMAGES), expected)
+    with pytest.raises(InvalidInput):
+        hosted.prepare(["a text"], InputRole.document)
+    for each in (pool, host, owner):
+        each.close()
