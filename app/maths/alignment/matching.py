@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from app.maths.alignment.components import Components
 from app.maths.bootstrap.neighbours import Beat, no_beat
@@ -99,6 +98,8 @@ def _quadratic(tables: list[tuple[Table, Table]], plan: Table) -> float:
 
 
 def _assignment(scores: Table) -> Table:
+    from scipy.optimize import linear_sum_assignment  # it takes a second, and few need it
+
     rows, columns = linear_sum_assignment(scores, maximize=True)
     chosen = np.zeros_like(scores)
     chosen[rows, columns] = 1.0

@@ -15,8 +15,6 @@ from typing import TypeVar
 import numpy as np
 import torch
 from jaxtyping import Float32
-from scipy.cluster.vq import kmeans2
-from scipy.optimize import quadratic_assignment
 from torch import Tensor
 
 from app.maths.bootstrap.neighbours import Beat
@@ -63,6 +61,8 @@ def centroid_overlap(
         _centroids(some, count, generator, beat) for some in (some_x, some_y)
     )
     kernel_x, kernel_y = (_kernel(centres) for centres in (centres_x, centres_y))
+    from scipy.optimize import quadratic_assignment  # it takes a second, and few need it
+
     best, value = np.arange(count), -np.inf
     for _ in range(settings.starts):
         beat()
@@ -95,6 +95,8 @@ def _centroids(
     rows: np.ndarray, count: int, generator: np.random.Generator, beat: Beat
 ) -> tuple[np.ndarray, np.ndarray]:
     """Centroids (count, r) on the sphere, and the number of rows of each."""
+    from scipy.cluster.vq import kmeans2
+
     beat()
     centres, labels = kmeans2(
         _evenly_spread(rows, INITIAL_ROWS), count, minit="++", seed=generator, iter=1
