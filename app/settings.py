@@ -174,7 +174,10 @@ class Settings(BaseSettings):
     max_vectors: int = Field(
         16_384,
         ge=1,
-        description="most vectors, inputs or anchors in one request",
+        description=(
+            "most vectors, inputs or anchors in one request. An answer has at most 2,048 numbers "
+            "for each, and 33,554,432 where that is more"
+        ),
     )
     max_pool: int = Field(
         200_000,

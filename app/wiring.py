@@ -12,7 +12,7 @@ from app.encoders.hosting.addresses import HostAddress
 from app.encoders.hosting.client import ModelHosts
 from app.encoders.pool import EncoderPool
 from app.encoders.remote.options import normal_url
-from app.services.context import Limits, Retention, Services
+from app.services.context import ANSWER_NUMBERS_A_VECTOR, Limits, Retention, Services
 from app.services.lanes import Lanes
 from app.settings import Settings
 from app.storage.blobs import BlobStore
@@ -53,6 +53,7 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
             vectors=settings.max_vectors,
             pool=settings.max_pool,
             bootstrap_bytes=settings.bootstrap_bytes,
+            numbers=max(Limits.numbers, ANSWER_NUMBERS_A_VECTOR * settings.max_vectors),
             jobs=settings.max_jobs,
             project_jobs=settings.max_project_jobs,
         ),

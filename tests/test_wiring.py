@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from app.errors import TooManyVectors
+from app.services.incoming import reserve_answer
+from app.services.request_context import RequestContext
 from app.settings import Settings
 from app.storage.db import is_sqlite
 from app.storage.wakeup import RedisWakeup
@@ -58,6 +61,18 @@ def test_limits_and_leases_are_the_settings(tmp_path):
         4,
         3,
     )
+
+
+@pytest.mark.parametrize(("vectors", "numbers"), [(7, 2**25), (16_384, 2**25), (70_000, 0)])
+def test_an_answer_may_have_2048_numbers_for_each_vector_and_never_fewer_than_by_default(
+    tmp_path, vectors, numbers
+):
+    services = make_services(Settings(data_dir=tmp_path, max_vectors=vectors))
+    assert services.limits.numbers == max(numbers, 2_048 * vectors)
+    context = RequestContext("default")
+    reserve_answer(services, context, "vectors", vectors, dim=2_048)
+    with pytest.raises(TooManyVectors, match="ANCHORAGE_MAX_VECTORS"):
+        reserve_answer(services, context, "vectors", services.limits.numbers // 2_048 + 1, dim=2048)
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://127.0.0.1"])

@@ -32,6 +32,9 @@ LOADS, LOADS_WAITING = 2, 14
 #: how long a request waits for a slot
 TURN_WAIT_S = 30.0
 
+#: numbers that an answer may have for each vector that a request may have
+ANSWER_NUMBERS_A_VECTOR = 2_048
+
 #: most requests that wait for their inputs' vectors: three quarters of the threads
 ENCODINGS = ANSWER_THREADS * 3 // 4
 
@@ -62,7 +65,7 @@ class Limits:
     input_characters: int = 32_768
     pool: int = 200_000
     bootstrap_bytes: int = 256 * 2**20
-    numbers: int = 2**25
+    numbers: int = ANSWER_NUMBERS_A_VECTOR * 16_384
     jobs: int = 10_000
     project_jobs: int = 1_000
 

@@ -63,7 +63,7 @@ def reserve_answer(
     if count > most:
         raise TooManyVectors(
             f"The answer would have {count} vectors of {dim} numbers; at most {most} are allowed. "
-            "Send fewer.",
+            "Send fewer, or ask the operator to raise ANCHORAGE_MAX_VECTORS.",
             field=field,
             limit=most,
         )
