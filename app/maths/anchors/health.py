@@ -111,9 +111,8 @@ def _collinear_with_earlier(unit: Float64[Tensor, "k d"], rows: Int64[Tensor, " 
     COLLINEAR_TOLERANCE.
     """
     found = []
-    for part in torch.split(rows, COSINE_ROWS):
-        if not len(part):
-            continue
+    for start in range(0, len(rows), COSINE_ROWS):
+        part = rows[start : start + COSINE_ROWS]
         count = int(part[-1]) + 1
         cosines = (unit[part] @ unit[:count].T).abs()
         earlier = torch.arange(count, device=unit.device) < part[:, None]

@@ -22,7 +22,7 @@ from app.errors import (
 )
 from app.observability import metrics
 from app.services.context import Services
-from app.services.jobs.device_failures import is_device_failure
+from app.device_failures import is_device_failure
 from app.services.jobs.leases import Leases, hand_back
 from app.services.jobs.progress import (
     Cancelled,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from app.errors import AddressNotListed, AnchorageError, StoreChanged
 from app.services.context import Services
-from app.services.jobs.device_failures import is_device_failure
+from app.device_failures import is_device_failure
 from app.services.reindexing.maps import MappedPage, OneWayMap, ReindexingMaps, load_maps
 from app.services.reindexing.re_embedding import choose_rows, re_embed
 from app.services.request_context import RequestContext

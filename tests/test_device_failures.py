@@ -7,7 +7,7 @@ import torch
 
 from app.errors import EncoderFailed
 from app.services.jobs import runner
-from app.services.jobs.device_failures import is_device_failure
+from app.device_failures import is_device_failure
 from app.services.reindexing.moves import without_url
 from app.storage import tables
 from app.types import JobState
