@@ -143,7 +143,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.health_checks = health.HealthChecks(
         worker_alive=None if worker is None else lambda: worker.alive,
         redis_answers=None if services.cache.store is None else services.cache.store.takes_writes,
-        models_answer=services.encoders.answers if settings.encode_at else None,
+        models_answer=services.encoders.answers,
     )
     app.state.admission = _admission(settings, services)
     app.state.streams = Counter()

@@ -36,6 +36,9 @@ log = logging.getLogger("anchorage.server")
 #: longer than load balancers and clients keep idle connections: closing first could cut a request
 IDLE_CONNECTION_S = 75
 
+#: most characters of a Unix socket's path, with the number of a device
+MOST_SOCKET_PATH = 100
+
 #: how long to wait for a stopping process after its own time limits
 STOP_GRACE_S = 5.0
 
@@ -83,6 +86,10 @@ def _plan_hosts(settings: Settings, folder: str) -> tuple[Settings, list[tuple[A
     """
     named = devices(settings.devices)
     first = HostAddress(path=str(Path(folder, "models")))
+    if len(str(first.path)) > MOST_SOCKET_PATH:
+        raise ValueError(
+            f"the path {first.path} is too long for a socket: set TMPDIR to a shorter one"
+        )
     hosting = settings.model_copy(update={"encode_listen": str(first), "encode_key": None})
     calls = [(run_host, hosting, device, number) for number, device in enumerate(named)]
     at = ",".join(str(first.next(number)) for number in range(len(named)))

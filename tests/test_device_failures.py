@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from app.device_failures import is_device_failure
 from app.errors import EncoderFailed
 from app.services.jobs import runner
-from app.device_failures import is_device_failure
 from app.services.reindexing.moves import without_url
 from app.storage import tables
 from app.types import JobState

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from threading import Event
 
+from app.device_failures import is_device_failure
+
 from app.errors import DatabaseUnavailable
 from app.observability import metrics
 from app.services.context import Services
@@ -133,7 +135,10 @@ class Worker:
 
 
 class Periodic(threading.Thread):
-    """A thread that calls `do` at once and then every `every_s` seconds. Logs errors."""
+    """A thread that calls `do` at once and then every `every_s` seconds.
+
+    It logs errors, and ends when the device has failed.
+    """
 
     def __init__(self, what: str, every_s: float, do: Callable[[], None]) -> None:
         super().__init__(name=what, daemon=True)
@@ -147,8 +152,10 @@ class Periodic(threading.Thread):
                 self._do()
             except DatabaseUnavailable as error:
                 log.warning("cannot %s: %s", self.name, error.detail)
-            except Exception:
+            except Exception as error:
                 log.exception("cannot %s", self.name)
+                if is_device_failure(error):
+                    return
             if self._ended.wait(self._every_s):
                 return
 

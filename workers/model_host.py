@@ -15,6 +15,9 @@ from app.settings import Settings
 from app.wiring import encode_key, make_encoder_pool
 from workers.supervisor import end_with_parent
 
+#: how often a model host checks whether its device has failed
+DEVICE_CHECK_S = 0.5
+
 log = logging.getLogger("anchorage.encoders")
 
 
@@ -42,7 +45,14 @@ def run_host(settings: Settings, device: str, number: int) -> None:
     end_with_parent()
     pool = make_encoder_pool(settings, device)
     host = start_host(settings, pool, number)
-    ended.wait()
+    while not pool.broken and not ended.wait(DEVICE_CHECK_S):
+        pass
+    if pool.broken:
+        log.error(
+            "the device %s has failed: model host %d ends to be restarted", device, os.getpid()
+        )
+        logging.shutdown()
+        os._exit(1)  # on a broken device, closing could fail or never end
     if host is not None:
         host.close()
     pool.close()

@@ -119,7 +119,9 @@ def work(settings: Settings, device: str, number: int) -> int:
     end_with_parent()
     worker.start()
     log.info("worker %d takes jobs on %s, %d at once", os.getpid(), device, settings.worker_threads)
-    while (alive := worker.alive) and not ended.wait(THREAD_CHECK_S):
+    while (alive := worker.alive and not services.encoders.broken) and not ended.wait(
+        THREAD_CHECK_S
+    ):
         pass
     log.info("worker %d stops", os.getpid())
     if host is not None:
@@ -130,7 +132,7 @@ def work(settings: Settings, device: str, number: int) -> int:
         return 0
     # Nothing else is closed: on a broken device, that could fail or never end.
     log.error(
-        "a thread of worker %d on %s has ended: the process exits to be restarted",
+        "worker %d has lost a thread or its device %s: the process exits to be restarted",
         os.getpid(),
         device,
     )

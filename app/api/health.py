@@ -41,7 +41,7 @@ class HealthChecks:
 
     worker_alive: Callable[[], bool] | None
     redis_answers: Callable[[], bool] | None
-    models_answer: Callable[[], bool] | None
+    models_answer: Callable[[], bool]
     #: One thread for each check that can hang. Later probes wait for it, up to PROBE_ANSWER_S.
     database_thread: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
     redis_thread: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
@@ -60,7 +60,7 @@ class Ready(BaseModel):
 
     status: Literal["ok", "degraded", "stopping", "unavailable"] = Field(
         description="`degraded`: requests are served, but Redis is unavailable or read-only, so "
-        "each process caches and counts on its own, or no model host answers, so requests with "
+        "each process caches and counts on its own, or no model can run, so requests with "
         "inputs are refused."
     )
     database: bool = Field(description="Whether the database answers.")
@@ -70,8 +70,9 @@ class Ready(BaseModel):
     redis: bool | None = Field(
         description="Whether Redis answers and takes writes. Null if it is not used."
     )
-    models: bool | None = Field(
-        description="Whether a model host answers. Null if this process runs the models."
+    models: bool = Field(
+        description="Whether models can encode: a model host answers, or the device works on which "
+        "this process runs them."
     )
 
 
@@ -106,14 +107,13 @@ async def readyz(request: Request, response: Response, services: Svc) -> Ready:
         )
         if checks.redis_answers is not None:
             group.start_soon(run_check, "redis", checks.redis_answers, checks.redis_thread)
-        if checks.models_answer is not None:
-            group.start_soon(run_check, "models", checks.models_answer, checks.models_thread)
+        group.start_soon(run_check, "models", checks.models_answer, checks.models_thread)
     database = answers.get("database", False)
     worker = None if checks.worker_alive is None else checks.worker_alive()
     redis = None if checks.redis_answers is None else answers.get("redis", False)
-    models = None if checks.models_answer is None else answers.get("models", False)
+    models = answers.get("models", False)
     status: Literal["ok", "degraded", "stopping", "unavailable"] = "ok"
-    if redis is False or models is False:
+    if redis is False or not models:
         status = "degraded"
     if not database or worker is False:
         status = "unavailable"

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from app.services.bulk.translation import BulkPlan, Engine
 
 
+#: threads that copy batches to a device and back: one batch is copied while another is multiplied
+DEVICE_THREADS = 4
+
+
 class BulkEngine(StrEnum):
     local = "local"
     ray = "ray"
@@ -71,6 +75,13 @@ def translate(
             show_default=False,
         ),
     ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            help="Where this machine multiplies: auto (a CUDA device, if there is one and the "
+            "vectors are large enough to pay), cpu, or cuda:0. Ray's nodes use their own GPUs.",
+        ),
+    ] = "auto",
     overwrite: Annotated[
         bool,
         typer.Option("--overwrite", help="Replace an earlier output, once the new one is complete"),
@@ -100,11 +111,30 @@ def translate(
                 services, RequestContext(project), request, confidence=confidence
             )
         rows = batch_rows or default_batch_rows(translator.dims)
+    if engine == BulkEngine.local:
+        translator = translator.to(_choose_device(device, translator, rows))
     try:
         plan = plan_translation(BulkWork(translator, column, rows), *places, overwrite=overwrite)
         _run(plan, engine, ray_address)
     except AnchorageError as error:
         raise typer.BadParameter(error.detail) from None
+
+
+def _choose_device(wish: str, translator: RowTranslator, batch_rows: int) -> str:
+    """Return the device of the products. Raises typer.BadParameter for one that does not exist."""
+    from app.services.serving.placed_translator import PlacedTranslator
+    from workers.processes import devices
+
+    try:
+        found = devices(wish)
+    except ValueError as error:
+        raise typer.BadParameter(f"--device: {error}") from None
+    if wish == "auto":
+        placed = PlacedTranslator(translator.translator, found[0])
+        return found[0] if placed.pays(batch_rows) else "cpu"
+    if len(found) > 1:
+        raise typer.BadParameter("--device: name one device; a run uses one.")
+    return found[0]
 
 
 def _run(plan: BulkPlan, engine: BulkEngine, ray_address: str | None) -> None:
@@ -122,7 +152,8 @@ def _run(plan: BulkPlan, engine: BulkEngine, ray_address: str | None) -> None:
     begun = time.monotonic()
     try:
         with _progress(plan) as on_rows:
-            flagged = run_translation(plan, _choose(engine, ray_address, on_rows))
+            run_on = _choose(engine, ray_address, plan.work.translator.device, on_rows)
+            flagged = run_translation(plan, run_on)
     except KeyboardInterrupt:
         how = (
             "Run the same command to continue; complete shards are kept."
@@ -145,7 +176,7 @@ def _run(plan: BulkPlan, engine: BulkEngine, ray_address: str | None) -> None:
         )
 
 
-def _choose(engine: BulkEngine, ray_address: str | None, on_rows: object) -> Engine:
+def _choose(engine: BulkEngine, ray_address: str | None, device: str, on_rows: object) -> Engine:
     """Return the engine, ready to be called."""
     if engine == BulkEngine.ray:
         from app.services.bulk.ray_engine import translate_on_ray
@@ -157,7 +188,8 @@ def _choose(engine: BulkEngine, ray_address: str | None, on_rows: object) -> Eng
 
     torch.set_num_threads(1)  # each thread of the pipeline multiplies with one core
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return partial(translate_shards, products=cores or 1, on_rows=on_rows)  # type: ignore[arg-type]
+    products = (cores or 1) if device == "cpu" else DEVICE_THREADS
+    return partial(translate_shards, products=products, on_rows=on_rows)  # type: ignore[arg-type]
 
 
 @contextmanager

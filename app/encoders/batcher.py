@@ -17,6 +17,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
+from app.device_failures import is_device_failure
 from app.encoders.base import EncoderModel, Item
 from app.encoders.batch_queue import BatchPart, EncodeTask, ModelQueue
 from app.encoders.threads import use_threads
@@ -84,6 +85,8 @@ class Batcher:
         self._idle = 0
         self._lanes: list[threading.Thread] = []
         self._closed = False
+        #: whether the device failed; only another process can compute on it again
+        self.broken = False
 
     def submit(
         self, model: EncoderModel, items: Sequence[Item], owner: str, *, patient: bool = False
@@ -205,8 +208,11 @@ class Batcher:
         for task, _ in parts:
             metrics.ENCODE_WAIT_SECONDS.observe(started - task.started)
         try:
-            if _run(parts):
+            error = _run(parts)
+            if error is None:
                 self._record_batch(parts, time.perf_counter() - started)
+            elif is_device_failure(error):
+                self.broken = True
         finally:
             self._free(id(parts[0][0].model))
         return True
@@ -261,8 +267,8 @@ def _stop_error() -> EncoderFailed:
     return EncoderFailed("The server is stopping. Send the request again.")
 
 
-def _run(parts: list[BatchPart]) -> bool:
-    """Run one batch, and return whether it succeeded.
+def _run(parts: list[BatchPart]) -> AnchorageError | None:
+    """Run one batch, and return its error; None if it succeeded.
 
     After a failure each task's part runs alone, so that one bad input fails only its own task.
     """
@@ -280,12 +286,12 @@ def _run(parts: list[BatchPart]) -> bool:
             for part in parts:
                 if not part[0].future.done():
                     _run([part])
-        return False
+        return error
     start = 0
     for task, places in parts:
         task.deliver(places, vectors[start : start + len(places)])
         start += len(places)
-    return True
+    return None
 
 
 def _compute(parts: list[BatchPart]) -> Tensor:

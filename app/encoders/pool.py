@@ -150,11 +150,16 @@ class EncoderPool:
                 del self._loaded[spec.key]
                 self._update_metrics()
         if self._hosts is not None and spec.kind in HOSTED_KINDS:
-            self._hosts.forget(spec, after_s)
+            self._hosts.forget(spec, after_s=after_s)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the device of this process failed, so that only another process can use it."""
+        return self._compute.broken
 
     def answers(self) -> bool:
-        """Whether the models can run: always, unless another process owns them."""
-        return self._hosts is None or self._hosts.answer()
+        """Whether models can run: the device of this process works, or a model host answers."""
+        return not self.broken if self._hosts is None else self._hosts.answer()
 
     def submit(
         self, model: EncoderModel, items: Sequence[Item], owner: str, *, patient: bool = False

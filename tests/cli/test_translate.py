@@ -91,6 +91,20 @@ def test_a_folder_is_continued_and_what_cannot_be_is_said_in_a_sentence(home: Pa
     assert "nowhere" in said(result.stderr)
 
 
+def test_a_device_is_chosen_by_name_and_one_that_does_not_exist_is_refused(home: Path) -> None:
+    arguments = (str(home / "rows.parquet"), str(home / "out.parquet"), *PAIR)
+    for device, reason in (
+        ("tpu", "there is no device 'tpu'"),
+        ("cuda:99", "there is no device 'cuda:99'"),
+        ("cpu,cpu", "name one device"),
+    ):
+        result = translate(home, *arguments, "--device", device)
+        assert (result.exit_code, type(result.exception)) == (2, SystemExit), result.output
+        assert reason in said(result.stderr)
+    assert not (home / "out.parquet").exists()
+    assert translate(home, *arguments, "--device", "cpu").exit_code == 0
+
+
 def test_before_the_first_upgrade_the_command_says_so(tmp_path: Path) -> None:
     write(tmp_path / "rows.parquet", 10, 10)
     result = translate(tmp_path, str(tmp_path / "rows.parquet"), str(tmp_path / "out"), *PAIR)

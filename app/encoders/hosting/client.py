@@ -43,23 +43,25 @@ class ModelHosts:
 
     def __init__(self, addresses: Sequence[HostAddress], key: bytes) -> None:
         self._hosts = [_Host(address, key) for address in addresses]
+        #: model -> age in seconds from which a host must read its files again
+        self._stale: dict[str, float] = {}
 
     def load(self, spec: EncoderSpec, sources: ModelSources, device: str) -> HostedModel:
         """Let a host load the model, and return the local side of it. Raises the host's errors."""
-        header, payload = self.call({"do": "open", "spec": pack_spec(spec)})
+        request = {"do": "open", "spec": pack_spec(spec)}
+        header, payload = self.call({**request, "unless_read_s": self._stale.get(spec.key)})
+        self._stale.pop(spec.key, None)
         return HostedModel(self, spec, header, orjson.loads(payload))
 
-    def forget(self, spec: EncoderSpec, after_s: float) -> None:
-        """Let every host that answers unload a model that was loaded at least `after_s` ago."""
-        for host in self._hosts:
-            with suppress(ModelsUnavailable):
-                host.call({"do": "forget", "spec": pack_spec(spec), "after_s": after_s})
+    def forget(self, spec: EncoderSpec, *, after_s: float) -> None:
+        """Let the next `load` read the model's files again if they were read `after_s` ago."""
+        self._stale[spec.key] = after_s
 
     def answer(self) -> bool:
-        """Whether at least one host answers."""
+        """Whether at least one host answers now."""
         for host in self._hosts:
             with suppress(ModelsUnavailable):
-                host.call({"do": "ping"})
+                host.call({"do": "ping"}, start_s=0.0)
                 return True
         return False
 
@@ -71,7 +73,7 @@ class ModelHosts:
         hosts = sorted(self._hosts, key=lambda host: host.calls)
         for host in hosts[:-1]:
             with suppress(ModelsUnavailable):
-                return host.call(header, payload)
+                return host.call(header, payload, start_s=0.0)
         return hosts[-1].call(header, payload)
 
     def stream(self, header: dict[str, Any], payload: bytes) -> Iterator[Reply]:
@@ -94,12 +96,17 @@ class _Host:
         #: calls in progress
         self.calls = 0
 
-    def call(self, header: dict[str, Any], payload: bytes = b"") -> Reply:
-        """Return the host's answer. Raises ModelsUnavailable, and the host's errors."""
+    def call(
+        self, header: dict[str, Any], payload: bytes = b"", *, start_s: float | None = None
+    ) -> Reply:
+        """Return the host's answer. Raises ModelsUnavailable, and the host's errors.
+
+        start_s  how long to wait for a host that has never answered; None: HOST_START_S
+        """
         with self._lock:
             self.calls += 1
         try:
-            return self._call(header, payload)
+            return self._call(header, payload, HOST_START_S if start_s is None else start_s)
         except (OSError, EOFError, ValueError) as error:
             log.warning("model host %s does not answer: %r", self._address, error)
             raise _unavailable() from error
@@ -107,13 +114,13 @@ class _Host:
             with self._lock:
                 self.calls -= 1
 
-    def _call(self, header: dict[str, Any], payload: bytes) -> Reply:
+    def _call(self, header: dict[str, Any], payload: bytes, start_s: float) -> Reply:
         connection = self._take()
         if connection is not None:
             with suppress(ConnectionError, EOFError):  # an idle one of a host that has restarted
                 return self._exchange(connection, header, payload)
             self.close()
-        return self._exchange(self._connect(), header, payload)
+        return self._exchange(self._connect(start_s), header, payload)
 
     def _exchange(self, connection: socket.socket, header: dict[str, Any], payload: bytes) -> Reply:
         try:
@@ -131,7 +138,7 @@ class _Host:
     def stream(self, header: dict[str, Any], payload: bytes) -> Iterator[Reply]:
         """Yield answers; a caller that stops early closes the connection."""
         try:
-            with self._connect() as connection:
+            with self._connect(0.0) as connection:
                 send(connection, {**header, "process": _process_name()}, payload)
                 while not (reply := _receive_result(connection))[0].get("end"):
                     yield reply
@@ -143,9 +150,9 @@ class _Host:
             return self._idle.pop()
         return None
 
-    def _connect(self) -> socket.socket:
+    def _connect(self, start_s: float) -> socket.socket:
         """Connect; wait for a host that has never answered, as it may still be starting."""
-        deadline = time.monotonic() + (0.0 if self._has_answered else HOST_START_S)
+        deadline = time.monotonic() + (0.0 if self._has_answered else start_s)
         while True:
             try:
                 connection = self._address.connect()

@@ -34,6 +34,9 @@ log = logging.getLogger("anchorage.encoders")
 #: most models that are loaded, or compared in their variants, at once
 MODEL_TASKS = 4
 
+#: the files of a model other than a client expects are read again after this time
+REREAD_S = 10.0
+
 #: connections that wait to be accepted
 HOST_BACKLOG = 128
 
@@ -91,7 +94,8 @@ class ModelHost:
         try:
             greet(tune(connection), self._key, server=True)
             while not self._closed:
-                _Request(self, connection, receive(connection, silence_s=None)).answer()
+                message = receive(connection, silence_s=None)
+                _Request(self._pool, self._tasks, connection, message).answer()
         except PermissionError as error:
             log.warning("a connection to the model host is refused: %s", error)
         except (OSError, EOFError):
@@ -107,8 +111,14 @@ class ModelHost:
 class _Request:
     """One request of one connection."""
 
-    def __init__(self, host: ModelHost, connection: socket.socket, message: Reply) -> None:
-        self._host = host
+    def __init__(
+        self,
+        pool: EncoderPool,
+        tasks: ThreadPoolExecutor,
+        connection: socket.socket,
+        message: Reply,
+    ) -> None:
+        self._pool, self._tasks = pool, tasks
         self._connection = connection
         self._header, self._payload = message
 
@@ -118,7 +128,6 @@ class _Request:
             "open": self._open,
             "run": self._run,
             "variants": self._variants,
-            "forget": self._forget,
             "ping": lambda: send(self._connection, {"process": os.getpid()}),
         }
         try:
@@ -127,6 +136,8 @@ class _Request:
             send(self._connection, {"error": pack_error(error)})
 
     def _open(self) -> None:
+        if self._header["unless_read_s"] is not None:
+            self._pool.forget(self._spec, after_s=self._header["unless_read_s"])
         model = self._model()
         recipe = orjson.dumps(model.preparer.recipe())
         send(
@@ -138,12 +149,16 @@ class _Request:
     def _run(self) -> None:
         model = self._model()
         if model.identity.fingerprint != self._header["fingerprint"]:
+            self._pool.forget(self._spec, after_s=REREAD_S)  # the files may have been restored
+            model = self._model()
+        if model.identity.fingerprint != self._header["fingerprint"]:
             raise EncoderChanged(
-                "The model's files have changed since it was loaded. Send the request again.",
+                "The model of this encoder has changed since it was registered. Restore its "
+                "files, or register them as another encoder.",
                 field="encoder",
             )
         items = unpack_items(self._header, self._payload)
-        task = self._host._pool.submit(model, items, self._header["process"], patient=True)
+        task = self._pool.submit(model, items, self._header["process"], patient=True)
         send(self._connection, *pack_vectors(self._await(task.future)))
 
     def _variants(self) -> None:
@@ -159,10 +174,6 @@ class _Request:
             )
         send(self._connection, {"end": True})
 
-    def _forget(self) -> None:
-        self._host._pool.forget(self._spec, after_s=self._header["after_s"])
-        send(self._connection, {})
-
     @property
     def _spec(self) -> EncoderSpec:
         return unpack_spec(self._header["spec"])
@@ -170,11 +181,11 @@ class _Request:
     def _model(self) -> PreparedModel:
         """Return the model, loaded if necessary. A host runs no endpoints, so it is prepared."""
         spec = self._spec
-        model = self._host._pool.loaded(spec) or self._later(lambda: self._host._pool.get(spec))
+        model = self._pool.loaded(spec) or self._later(lambda: self._pool.get(spec))
         return cast(PreparedModel, model)
 
     def _later(self, compute: Callable[[], Any]) -> Any:
-        return self._await(self._host._tasks.submit(compute))
+        return self._await(self._tasks.submit(compute))
 
     def _await(self, future: Future[Any]) -> Any:
         """Wait for the result, and send signs of life. Raises OSError when the client has left."""

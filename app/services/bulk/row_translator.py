@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from app.errors import InvalidRequest
 from app.maths.quality.confidence import Confidence, ExpectedCosines, expected_cosines
-from app.maths.translators.translator import RowFlags, Translator, apply_into
+from app.maths.translators.translator import RowFlags, Translator
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.services.serving.confidence import find_confidence
 from app.services.serving.maps import Translation
+from app.services.serving.placed_translator import PlacedTranslator, empty_rows
 from app.services.serving.plans import prepare_map
 from app.services.translators.translator_ids import canonical_json
 from app.services.translators.translators import FitRequest
@@ -38,12 +39,14 @@ class RowTranslator:
 
     id     the public id of the translator
     facts  source, target, anchor set, method and options, as texts for a file's metadata
+    device  where `translate` multiplies
     """
 
     id: str
     translator: Translator
     facts: dict[str, str]
     confidence: Confidence | None = None
+    device: str = "cpu"
 
     @property
     def dims(self) -> tuple[int, int]:
@@ -51,34 +54,25 @@ class RowTranslator:
         return self.translator.dims
 
     def translate(self, vectors: Tensor) -> BulkRows:
-        """Translate vectors (n, d_x) of any float type on the device of the translator.
+        """Translate vectors (n, d_x) of any float type, in the memory of the CPU, on the device.
 
         Raises NonFinite and OutOfRange, which name the rows.
         """
-        device = self.translator.source_mean.device
-        out = torch.empty(len(vectors), self.dims[1], device=device)
-        flags = apply_into(self.translator, vectors.to(device), out)
+        out = empty_rows(len(vectors), self.dims[1], self.device)
+        flags = self.placed.apply_into(vectors, out)
         judged = None
         if self.confidence is not None:
             judged = expected_cosines(self.confidence, vectors, level=BULK_LEVEL)
-        on_cpu = None if flags is None else (flags[0].cpu(), flags[1].cpu())
-        return BulkRows(out.cpu(), on_cpu, judged)
+        return BulkRows(out, flags, judged)
+
+    @cached_property
+    def placed(self) -> PlacedTranslator:
+        """The translator on its device."""
+        return PlacedTranslator(self.translator, self.device)
 
     def to(self, device: str) -> RowTranslator:
-        """The same translator in the memory of a device. Confidence stays on the CPU."""
-        decoder, landmarks = self.translator.decoder, self.translator.landmarks
-        moved = replace(
-            self.translator,
-            source_mean=self.translator.source_mean.to(device),
-            decoder=replace(
-                decoder,
-                matrix=decoder.matrix.to(device),
-                energy=decoder.energy.to(device),
-                mean=decoder.mean.to(device),
-            ),
-            landmarks=None if landmarks is None else landmarks.to(device),
-        )
-        return replace(self, translator=moved)
+        """The same translator, to be used on a device. Confidence stays on the CPU."""
+        return replace(self, device=device)
 
 
 def make_row_translator(

@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 from sqlalchemy.orm import Session
 
+from app.device_failures import is_device_failure
 from app.errors import (
     AnchorageError,
     DatabaseUnavailable,
@@ -22,7 +23,6 @@ from app.errors import (
 )
 from app.observability import metrics
 from app.services.context import Services
-from app.device_failures import is_device_failure
 from app.services.jobs.leases import Leases, hand_back
 from app.services.jobs.progress import (
     Cancelled,

@@ -27,6 +27,7 @@ from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.services.serving.confidence import find_confidence
 from app.services.serving.maps import ServedMap
+from app.services.serving.placed_translator import PlacedTranslator
 from app.services.serving.products import TranslateProduct
 from app.services.translators import translators, warnings
 from app.services.translators.translators import FitRequest
@@ -60,11 +61,19 @@ class MappedPage:
 class OneWayMap:
     """A translator, and the anchors of both spaces: row i of `native` is the item of row i of
     `anchors`. Made pairs have no `anchors` here, because their places are no native vectors.
+
+    device  where it multiplies what is enough to pay; everything else is computed on the CPU
     """
 
     translator: Translator
     anchors: Tensor
     native: Tensor
+    device: str = "cpu"
+
+    @cached_property
+    def placed(self) -> PlacedTranslator:
+        """The translator on the device, which large pieces use."""
+        return PlacedTranslator(self.translator, self.device)
 
     @cached_property
     def known_rows(self) -> KnownRows:
@@ -108,7 +117,10 @@ class OneWayMap:
             part = vectors if whole else vectors[usable]
             made = out if whole else torch.empty(len(usable), out.shape[1])
             try:
-                flags = apply_into(self.translator, part, made)
+                if self.placed.pays(len(part)):
+                    flags = self.placed.apply_into(part, made)
+                else:
+                    flags = apply_into(self.translator, part, made)
             except OutOfRange as error:  # too far from the mean for `keep_norms`
                 if not error.rows:
                     raise
@@ -261,7 +273,7 @@ def load_maps(services: Services, row: tables.ReindexingRow) -> ReindexingMaps:
     """
     return services.cache.get_or_make(
         ("reindexing maps", row.maps),
-        lambda: _load(services.blobs.get(row.maps, of=f"reindexing {row.id}")),
+        lambda: _load(services.blobs.get(row.maps, of=f"reindexing {row.id}"), services.device),
         lambda maps: maps.nbytes,
     )
 
@@ -280,7 +292,7 @@ def _dump(maps: ReindexingMaps) -> dict[str, Tensor]:
     }
 
 
-def _load(tensors: Mapping[str, Tensor]) -> ReindexingMaps:
+def _load(tensors: Mapping[str, Tensor], device: str) -> ReindexingMaps:
     def part(name: str) -> dict[str, Tensor]:
         start = f"{name}/"
         return {
@@ -292,8 +304,8 @@ def _load(tensors: Mapping[str, Tensor]) -> ReindexingMaps:
     anchors = part("anchors")
     x, y = anchors["source"], anchors["target"]
     return ReindexingMaps(
-        OneWayMap(TRANSLATOR.load(part("forward")), x, y),
-        OneWayMap(TRANSLATOR.load(part("backward")), y, x),
+        OneWayMap(TRANSLATOR.load(part("forward")), x, y, device),
+        OneWayMap(TRANSLATOR.load(part("backward")), y, x, device),
         CONFIDENCE.load(part("confidence")),
     )
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from app.device_failures import is_device_failure
 from app.errors import AddressNotListed, AnchorageError, StoreChanged
 from app.services.context import Services
-from app.device_failures import is_device_failure
 from app.services.reindexing.maps import MappedPage, OneWayMap, ReindexingMaps, load_maps
 from app.services.reindexing.re_embedding import choose_rows, re_embed
 from app.services.request_context import RequestContext

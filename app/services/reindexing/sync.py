@@ -13,6 +13,7 @@ from typing import Any
 
 from app.errors import AnchorageError, DatabaseUnavailable, ReindexingActive, Unavailable
 from app.services.context import Services
+from app.device_failures import is_device_failure
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult, problem_of
 from app.services.reindexing.hold import Hold, hold
@@ -47,7 +48,7 @@ def sync_all(
 
     due  when each reindexing is next looked at, by its id: slow stores are looked at rarely
     Errors of one reindexing are logged, and delay no other: those of a store are also recorded in
-    its row. Raises DatabaseUnavailable.
+    its row. Raises DatabaseUnavailable, and the error of a device that failed.
     """
     due = {} if due is None else due
     with services.db.transaction() as session:
@@ -72,7 +73,10 @@ def sync_all(
             log.debug("another process works on reindexing %s", row.id)
         except AnchorageError as error:
             log.warning("cannot synchronise reindexing %s: %s", row.id, error.detail)
-        except Exception:  # a fault of the service: the rows after this one still have their turn
+        except Exception as error:
+            if is_device_failure(error):
+                raise
+            # A fault of the service: the rows after this one still have their turn.
             log.exception("cannot synchronise reindexing %s", row.id)
         now = time.monotonic()
         due[row.id] = now + ((looked or now) - begun) * (1 / SYNC_SHARE - 1)

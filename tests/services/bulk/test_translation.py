@@ -86,18 +86,25 @@ def test_one_file_becomes_one_file_with_its_other_columns_and_metadata(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out.parquet"]
 
 
-def test_a_kernel_translates_a_file_and_moves_with_its_landmarks(
-    row_translators: dict[str, RowTranslator], write_parquet: WriteParquet, tmp_path: Path
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"])
+@pytest.mark.parametrize("name", ["one", "kernel", "sure"])
+def test_a_file_is_translated_on_a_device_as_on_the_cpu(
+    row_translators: dict[str, RowTranslator],
+    write_parquet: WriteParquet,
+    tmp_path: Path,
+    name: str,
+    device: str,
 ) -> None:
-    kernel = row_translators["kernel"]
-    source = write_parquet()
-    run(BulkWork(kernel, None, 100), source, tmp_path / "out.parquet")
-    check(BulkWork(kernel, None, 100), source, tmp_path / "out.parquet")
-    moved = kernel.to("meta").translator
-    assert moved.landmarks is not None
-    assert moved.landmarks.shape == (SOURCE_DIM, 300)
-    tensors = (moved.landmarks, moved.source_mean, moved.decoder.matrix, moved.decoder.mean)
-    assert {each.device.type for each in tensors} == {"meta"}
+    """Code takes `cpu:0` for another device; torch takes it for the CPU."""
+    work = BulkWork(row_translators[name].to(device), None, 100)
+    mean = row_translators[name].translator.source_mean.numpy()
+
+    def change(vectors: np.ndarray) -> None:
+        vectors[[7, 420]] = mean
+
+    source = write_parquet(change=change)
+    assert run(work, source, tmp_path / "out.parquet") == 2
+    check(work, source, tmp_path / "out.parquet")
 
 
 @pytest.mark.parametrize(

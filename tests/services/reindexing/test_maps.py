@@ -13,6 +13,7 @@ from app.maths.translators.translator import apply
 from app.services.anchors import anchor_sets, growth
 from app.services.context import Services
 from app.services.reindexing.maps import MAPPED_ROWS, build_maps, load_maps
+from app.services.serving import placed_translator
 from app.services.translators.translators import FitRequest
 from app.storage import tables
 from tests.services.helpers import CONTEXT, another_process, create_encoder, files, some
@@ -109,6 +110,30 @@ def test_no_vector_stops_a_page(paired: Services) -> None:
     expected = maps.expected_cosine(vectors)
     assert np.isnan(expected[[0, 5, 7, MAPPED_ROWS + 2]]).all()
     assert np.isfinite(expected[others]).all()
+
+
+def test_a_worker_with_a_device_translates_large_pieces_there_as_on_the_cpu(
+    paired: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code takes `cpu:0` for another device; torch takes it for the CPU."""
+    built = build_maps(paired, CONTEXT, REQUEST)
+    worker = replace(another_process(paired), device="cpu:0")
+    maps = load_maps(worker, row_of(built.digest))
+    monkeypatch.setattr(placed_translator, "FEWEST_MULTIPLICATIONS", 1_000 * 6 * 5)
+    monkeypatch.setattr(placed_translator, "MOST_ROWS", 300)
+    vectors = some(1_005, 6, 40).numpy()
+    vectors[0], vectors[400] = 0.0, np.nan
+    vectors[900] = maps.forward.translator.source_mean.numpy()
+    vectors[901] = maps.forward.anchors[3].numpy()
+    for rows, moves in ((vectors[:999], False), (vectors, True)):
+        here, there = built.maps.forward.map_rows(rows), maps.forward.map_rows(rows)
+        assert ("moved" in vars(maps.forward.placed)) == moves
+        assert there.undirected.nonzero()[0].tolist() == [0, 400, 900]
+        assert np.array_equal(here.undirected, there.undirected)
+        assert np.array_equal(here.known, there.known)
+        assert np.allclose(here.vectors, there.vectors, atol=1e-6)
+    back = built.maps.translate(vectors[:999])
+    assert np.allclose(maps.translate_back(back), built.maps.translate_back(back), atol=1e-6)
 
 
 def test_a_page_of_nothing_but_wrong_vectors_becomes_zero(paired: Services) -> None:
