@@ -26,6 +26,7 @@ from tests.encoders.squares import (
     run_together,
     squares,
 )
+from tests.waiting import until
 
 # Limits
 
@@ -288,3 +289,21 @@ def test_a_slow_model_uses_at_most_its_number_of_lanes():
         slow.gate.set()
         for n, work in enumerate(works):
             torch.testing.assert_close(result(work), squares([n, n]))
+
+
+@pytest.mark.parametrize(
+    ("error", "broken"),
+    [
+        (ValueError("no"), False),
+        (torch.OutOfMemoryError("CUDA out of memory."), False),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), True),
+    ],
+)
+def test_the_lanes_remember_that_their_device_has_failed(error, broken):
+    model = Failing()
+    with lanes() as batcher:
+        with pytest.raises(EncoderFailed):
+            result(batcher.submit(model, [item(error)], "a"))
+        until(lambda: batcher.broken == broken)
+        result(batcher.submit(model, [item(2)], "a"))
+        assert batcher.broken == broken
