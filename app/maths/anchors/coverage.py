@@ -123,7 +123,7 @@ def leverages(
         # Use the k x k matrix: U (C + r I)^-1 U^T = I - r (U U^T + r I)^-1.
         factor = ridge_factor(unit.T, ridge=ridge)
         inverse = torch.linalg.solve_triangular(
-            factor, torch.eye(len(unit), dtype=unit.dtype), upper=False
+            factor, torch.eye(len(unit), dtype=unit.dtype, device=unit.device), upper=False
         )
         leverage: Tensor = (1.0 - ridge * inverse.square().sum(dim=0)).clamp_min(0.0)
     else:
@@ -143,7 +143,7 @@ def ridge_factor(rows: Float64[Tensor, "k d"], *, ridge: float) -> Float64[Tenso
     ridge.
     """
     factor: Tensor = torch.linalg.cholesky(
-        rows.T @ rows + ridge * torch.eye(rows.shape[1], dtype=rows.dtype)
+        rows.T @ rows + ridge * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
     )
     return factor
 
@@ -160,9 +160,9 @@ def nearest_cosines(unit: Float64[Tensor, "k d"]) -> Float64[Tensor, " k"]:
 
 def new_items(anchors: Float[Tensor, "k d"], pool: Float[Tensor, "n d"]) -> Bool[Tensor, " n"]:
     """Which rows of the pool (n, d) differ from all anchors (k, d) and all earlier rows of the
-    pool; one dtype.
+    pool; one dtype. On the CPU.
     """
-    rows = [row.tobytes() for each in (anchors, pool) for row in each.contiguous().numpy()]
+    rows = [row.tobytes() for each in (anchors, pool) for row in each.cpu().contiguous().numpy()]
     new = torch.ones(len(pool), dtype=torch.bool)
     new[[place - len(anchors) for place in repeated_positions(rows) if place >= len(anchors)]] = (
         False

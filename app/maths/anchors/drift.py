@@ -111,7 +111,8 @@ def compare_embeddings(
     """
     old, new = old.double(), new.double()
     size = len(old)
-    no_row, every_row = torch.zeros(size, dtype=torch.bool), torch.ones(size, dtype=torch.bool)
+    no_row = torch.zeros(size, dtype=torch.bool, device=old.device)
+    every_row = ~no_row
     scale = _median_scale(old, new)
     deviation = cosine_rows = None
     if old.shape[1] == new.shape[1]:

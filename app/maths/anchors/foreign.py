@@ -77,7 +77,8 @@ def compare_with_store(
     seed    draws MOST_SAMPLED rows of a larger sample
     Returns None below FEWEST_SAMPLED different vectors, and where no anchor is judged.
     """
-    judged = torch.ones(len(anchors), dtype=torch.bool) if judged is None else judged
+    if judged is None:
+        judged = torch.ones(len(anchors), dtype=torch.bool, device=anchors.device)
     rows = draw_uniformly(len(sample), size=min(MOST_SAMPLED, len(sample)), seed=seed)
     sample, anchors = sample[torch.as_tensor(rows)].double(), anchors.double()
     if len(torch.unique(sample, dim=0)) < FEWEST_SAMPLED or not bool(judged.any()):

@@ -63,7 +63,8 @@ def index_known_rows(anchors: Float[Tensor, "k d"]) -> KnownRows:
     """Sort raw anchors (k, d) for `find_known_rows`. Equal anchors give equal results."""
     unit = _unit(anchors)
     count = min(PROJECTIONS, *anchors.shape)
-    start = torch.randn(anchors.shape[1], count, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(anchors.shape[1], count, generator=generator).to(unit)
     basis = torch.linalg.qr(start).Q
     centred = unit - unit.mean(dim=0)
     for _ in range(POWER_ROUNDS):
@@ -87,11 +88,14 @@ def find_known_rows(known: KnownRows, vectors: Float[Tensor, "n d"]) -> Int64[Te
     low = torch.searchsorted(column, first - radius)
     counts = torch.searchsorted(column, first + radius, right=True) - low
     counts[unit.abs().amax(dim=1) == 0] = 0
-    anchor = torch.full((len(vectors),), -1, dtype=torch.int64)
+    anchor = torch.full_like(low, -1)
     for start, stop in _steps(counts):
-        rows = torch.repeat_interleave(torch.arange(start, stop), counts[start:stop])
+        span = torch.arange(start, stop, device=low.device)
+        rows = torch.repeat_interleave(span, counts[start:stop])
         ends = counts[start:stop].cumsum(0)
-        within = torch.arange(len(rows)) - (ends - counts[start:stop])[rows - start]
+        within = (
+            torch.arange(len(rows), device=low.device) - (ends - counts[start:stop])[rows - start]
+        )
         others = low[rows] + within
         apart = (coordinates[rows] - known.coordinates[others]).square().sum(dim=1)
         near = apart <= radius**2
@@ -118,14 +122,14 @@ def _keep_nearest(
     order = order[apart[order].argsort(stable=True)]
     order = order[rows[order].argsort(stable=True)]
     rows, places = rows[order], places[order]
-    first = torch.ones(len(rows), dtype=torch.bool)
+    first = torch.ones_like(rows, dtype=torch.bool)
     first[1:] = rows[1:] != rows[:-1]
     anchor[rows[first]] = places[first]
 
 
 def _steps(counts: Int64[Tensor, " n"]) -> list[tuple[int, int]]:
     """Spans of rows with at most COMPARED_AT_ONCE pairs, and at least one row."""
-    ends = counts.cumsum(0)
+    ends = counts.cumsum(0).cpu()
     spans, start, taken = [], 0, 0
     while start < len(counts):
         stop = int(torch.searchsorted(ends, taken + COMPARED_AT_ONCE, right=True))

@@ -74,13 +74,14 @@ def choose_weights(
     than FEWEST_DISTINCT anchors count, which cannot replace the others.
     """
     size = len(source)
-    foreign = torch.zeros(size, dtype=torch.bool) if foreign is None else foreign
+    no_row = torch.zeros(size, dtype=torch.bool, device=source.device)
+    foreign = no_row if foreign is None else foreign
     if of_role is None or int((of_role & ~foreign).sum()) < FEWEST_OF_ROLE:
-        of_role = torch.ones(size, dtype=torch.bool)
+        of_role = ~no_row
     counted, other = of_role & ~foreign, ~of_role
     if int(counted.sum()) < FEWEST_DISTINCT or bool(counted.all()):
         return None
-    weights = torch.ones(size, dtype=torch.float64)
+    weights = torch.ones(size, dtype=torch.float64, device=source.device)
     foreign_level = role_level = None
     if bool(foreign.any()):
         count = int(foreign.sum())

@@ -61,7 +61,8 @@ def _kmeans_plus_plus(
     nearest = (points - points[chosen[0]]).square().sum(dim=1)
     while len(chosen) < size:
         weights = nearest if bool(nearest.sum() > 0) else torch.ones_like(nearest)
-        index = int(torch.multinomial(weights, 1, generator=generator))
+        # Drawn on the CPU, so that equal seeds give equal starts on every device.
+        index = int(torch.multinomial(weights.cpu(), 1, generator=generator))
         chosen.append(index)
         nearest = torch.minimum(nearest, (points - points[index]).square().sum(dim=1))
     return points[chosen]

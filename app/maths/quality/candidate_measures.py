@@ -49,7 +49,8 @@ def measure_candidates(
     """
     natives = _natives(target[first])
     place = first.cumsum(0) - 1  # each anchor's place among those that count
-    scores = torch.zeros(len(candidates), len(source), len(SELECTION_MEASURES))
+    shape = len(candidates), len(source), len(SELECTION_MEASURES)
+    scores = torch.zeros(shape, device=source.device)
     for fold in range(folds):
         held_rows, fit_rows = ((fold_of == fold) & first).nonzero().flatten(), fold_of != fold
         try:
@@ -86,7 +87,8 @@ def _natives(target: Float64[Tensor, "k dy"]) -> _Natives:
     neighbours = search(
         cosine_blocks(directions, directions), min(DEFAULT_NEIGHBOURS, len(native) - 1), own=True
     ).near
-    truth = torch.zeros(len(native), len(native), dtype=torch.bool).scatter_(1, neighbours, True)
+    truth = native.new_zeros(len(native), len(native), dtype=torch.bool)
+    truth.scatter_(1, neighbours, True)
     count = min(MOST_CLUSTERS, max(2, round(len(native) ** 0.5)))
     centres = unit(cluster_centres(native, size=count, seed=0))
     return _Natives(mean, native, truth, centres, (native @ centres.T).argmax(dim=1))

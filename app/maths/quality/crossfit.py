@@ -182,7 +182,7 @@ def cut_into_folds(
     counted  (k,) as in `hold_out`
     """
     group_of = _equal_on_either_side(source, target)
-    rows = torch.arange(len(group_of))
+    rows = torch.arange(len(group_of), device=group_of.device)
     if counted is None:
         first = group_of == rows
     else:  # the first of each group that counts
@@ -196,9 +196,8 @@ def cut_into_folds(
     if folds is None:
         folds = HELD_OUT_FOLDS if groups >= SMALLEST_FOLD * HELD_OUT_FOLDS else 2
     fold_of = torch.full_like(group_of, -1)
-    fold_of[group_of[first]] = (
-        torch.randperm(groups, generator=torch.Generator().manual_seed(seed)) % folds
-    )
+    order = torch.randperm(groups, generator=torch.Generator().manual_seed(seed))
+    fold_of[group_of[first]] = order.to(fold_of) % folds
     return first, fold_of[group_of]
 
 
@@ -283,11 +282,11 @@ def _equal_on_either_side(
     the target.
     """
     sides = [torch.unique(side, dim=0, return_inverse=True)[1] for side in (source, target)]
-    label = torch.arange(len(source))
+    label = torch.arange(len(source), device=source.device)
     while True:
         before = label
         for side in sides:
-            smallest = torch.full((int(side.max()) + 1,), len(source)).scatter_reduce(
+            smallest = label.new_full((int(side.max()) + 1,), len(source)).scatter_reduce(
                 0, side, label, "amin"
             )
             label = smallest[side]

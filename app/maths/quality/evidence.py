@@ -111,7 +111,7 @@ def evidence(
             ]
         ]
     queries, index = unit(translated.double()[rows] - mean), unit(native.double()[rows] - mean)
-    folds = torch.zeros(len(rows), dtype=torch.int64) if fold_of is None else fold_of[rows]
+    folds = torch.zeros_like(rows) if fold_of is None else fold_of[rows]
     members = [(folds == fold).nonzero().flatten() for fold in sorted(set(folds.tolist()))]
     cosine = _against_chance(
         [cosine_moments(queries[each], index[each]) for each in members], len(rows)
@@ -183,7 +183,7 @@ def _rank_moments(
     """`permutation_moments` of 1 / the rank, in the whole index, of each of the items `members` for
     each query; a tie counts against it.
     """
-    scores = torch.empty(len(queries), len(queries), dtype=torch.float64)
+    scores = queries.new_empty(len(queries), len(queries))
     for start, block in cosine_blocks(queries, index):
         ordered = block.sort(dim=1).values
         below = torch.searchsorted(ordered, block[:, members].contiguous())

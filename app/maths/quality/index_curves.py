@@ -192,14 +192,15 @@ def measure_curves(
     store = None if sample is None else _without_copies(unit(sample[:MOST_SAMPLE] - mean), native)
     rankings = {name: _Rankings(name, held, store) for name in get_args(Ranking)}
     ranks, neighbours = [], rankings["others"].ten
-    shared_all = torch.zeros(len(target), dtype=torch.float64)
+    shared_all = native.new_zeros(len(target))
     for translations in held:
         queries = unit(translations.translated - mean)
-        ranks.append(torch.zeros(len(target), dtype=torch.int64))
+        ranks.append(torch.zeros_like(translations.fold_of))
         for part in _parts(translations):
             for start in range(0, len(part), SEARCHED_ROWS):
                 rows = part[start : start + SEARCHED_ROWS]
-                places = (torch.arange(len(rows)), torch.arange(start, start + len(rows)))
+                order = torch.arange(len(rows), device=rows.device)
+                places = (order, start + order)
                 found = _scores(queries[rows], native[part], store)
                 wanted = _scores(native[rows], native[part], store)
                 ranks[-1][rows] = (found >= found[places][:, None]).sum(dim=1)
@@ -214,7 +215,7 @@ def measure_curves(
     curves: dict[str, MeasuredCurve] = {
         name: each.curve(counted) for name, each in rankings.items()
     }
-    counted_ranks = torch.stack(ranks)[:, counted]
+    counted_ranks = torch.stack(ranks)[:, counted].cpu()
     curves["mrr"] = _mrr_curve(counted_ranks, index)
     found_own = float(thinned_reciprocal_rank(counted_ranks, 1.0 / neighbours).mean())
     overlaps = {name: each.mean_overlap(counted) for name, each in rankings.items()}
@@ -296,8 +297,9 @@ class _Rankings:
             for j in {*FEW_NEIGHBOURS, *shares, min(10, (smallest + more - 1) // 2)}
             if 1 <= j <= max(most, min(10, (smallest + more - 1) // 2))
         )
-        self._overlaps = torch.zeros(len(held[0].first), len(self.neighbours), dtype=torch.float64)
-        self.jaccards = torch.zeros(len(held[0].first), dtype=torch.float64)
+        items = held[0].translated
+        self._overlaps = items.new_zeros(len(items), len(self.neighbours))
+        self.jaccards = items.new_zeros(len(items))
         self._times = len(held)
 
     def add(self, rows: Tensor, found: Tensor, wanted: Tensor) -> None:
@@ -305,8 +307,9 @@ class _Rankings:
         first, second = (each.topk(deepest, dim=1).indices for each in (found, wanted))
         # Each common item counts from the depth on at which both lists contain it.
         place = torch.full_like(found, deepest, dtype=torch.int64)
-        place.scatter_(1, first, torch.arange(deepest).expand_as(first))
-        both = torch.maximum(place.gather(1, second), torch.arange(deepest))
+        depths = torch.arange(deepest, device=place.device)
+        place.scatter_(1, first, depths.expand_as(first))
+        both = torch.maximum(place.gather(1, second), depths)
         for column, j in enumerate(self.neighbours):
             common = (both < j).sum(dim=1).double()
             self._overlaps[rows, column] += common / j / self._times
@@ -322,7 +325,7 @@ class _Rankings:
         return float(self._overlaps[counted][:, self.neighbours.index(self.ten)].mean())
 
     def curve(self, counted: Tensor) -> MeasuredCurve:
-        table = self._overlaps[counted]
+        table = self._overlaps[counted].cpu()
         shares = torch.tensor(self.neighbours, dtype=torch.float64) / self._items
         values = overlap_to_y(table.mean(dim=0), shares)
         step = 0.01
@@ -372,7 +375,7 @@ def _tail(native: Float64[Tensor, "k d"], store: Tensor | None) -> tuple[list[fl
     numbers = sorted({round(float(j)) for j in wanted}, reverse=True)
     tops = []
     for start, block in cosine_blocks(queries, items):
-        rows = torch.arange(len(block))
+        rows = torch.arange(len(block), device=block.device)
         block[rows, rows + start] = -torch.inf
         tops.append(block.topk(most + 1, dim=1).values)
     top = torch.cat(tops)

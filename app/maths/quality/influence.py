@@ -111,18 +111,18 @@ def influence(
         )
     ridge = usual_ridge(x.spectrum, dim=x.dim) if ridge is None else ridge
     fit, size = _ridge_fit(x, y, ridge), x.size
-    judges = torch.arange(size)
+    judges = torch.arange(size, device=fit.free.device)
     if size**2 > MOST_INFLUENCE_PAIRS:
         judges = (
             torch.randperm(size, generator=torch.Generator().manual_seed(seed))[
                 : MOST_INFLUENCE_PAIRS // size
             ]
             .sort()
-            .values
+            .values.to(judges)
         )
     step = max(1, PAIRS_PER_STEP // len(judges))
     others = fit.of(judges)
-    chunks = [torch.arange(start, min(start + step, size)) for start in range(0, size, step)]
+    chunks = torch.split(torch.arange(size, device=fit.free.device), step)
     gain = torch.cat(
         [_mean_gains(fit.of(rows), others, is_other=rows[:, None] != judges) for rows in chunks]
     )

@@ -19,7 +19,7 @@ def bootstrap_interval(
     values: Float[Tensor, "n ..."], level: float = 0.95, resamples: int = 1000, seed: int = 0
 ) -> tuple[Float64[Tensor, " ..."], Float64[Tensor, " ..."]]:
     """The expanded percentile bootstrap interval of the mean over n items: (low, high), each () or
-    (m,), in the values' unit.
+    (m,), in the values' unit, on the CPU.
 
     values     (n,) or (n, m): m numbers of each of n >= 1 items that were drawn independently; the
                columns share their resamples
@@ -40,7 +40,7 @@ def bootstrap_interval(
         raise OutOfRange(
             "An interval needs at least one item, a level between 0 and 1, and one resample."
         )
-    table = values.double().reshape(n, -1)
+    table = values.double().reshape(n, -1).cpu()  # whose draws are equal on every device
     tail = _tail(level, n)
     ends = _resampled_means(table, resamples, seed).quantile(
         torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0

@@ -228,6 +228,7 @@ def measure_curve(
     of a mean.
     """
     exponents = (EXPONENTS[measure], *ALTERNATIVE_EXPONENTS)
+    values, sizes = values.cpu(), sizes.cpu()
     columns = []
     for exponent in exponents:
         decays = torch.tensor(

@@ -120,7 +120,7 @@ def search(
         stop = start + block.shape[0]
         best = block.topk(k, dim=1).indices
         target_rows = (
-            torch.arange(start, stop)
+            torch.arange(start, stop, device=block.device)
             if own
             else best[:, 0]
             if targets is None

@@ -76,7 +76,7 @@ def choose_weight(
     seed    of the folds
     Returns None for a single query, which leaves no other to choose on.
     """
-    n = len(values)
+    n, values = len(values), values.cpu()
     if n < 2:
         return None
     total = values.sum(dim=0)

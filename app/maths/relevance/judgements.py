@@ -11,7 +11,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Judgements:
-    """Grades of the queries that have a relevant document. A document without a grade has grade 0.
+    """Grades of the queries that have a relevant document, on the CPU. A document without a grade
+    has grade 0.
 
     rows       (n,) rows of these queries, ascending
     queries    (j,) the place of each judgement's query in `rows`, ascending
@@ -49,6 +50,7 @@ def collect(
 
     Leaves out queries without a relevant document: no ranking can be better than another for them.
     """
+    queries, documents, grades = queries.cpu(), documents.cpu(), grades.cpu()
     order = (queries * size + documents).argsort()
     queries, documents, grades = queries[order], documents[order], grades[order]
     rows = torch.unique(queries[grades > 0])

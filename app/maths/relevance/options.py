@@ -173,7 +173,7 @@ class _OptionSearch:
                 cosines[name].gather(1, ids)[counted].double() for name in ("translate", "keep")
             )
             for flat in fuse(new, old, owners, self.weights):
-                scores = torch.full(ids.shape, -torch.inf, dtype=torch.float64)
+                scores = torch.full_like(ids, -torch.inf, dtype=torch.float64)
                 scores[counted] = flat
                 fused.append(_order(ids, scores, missing=repeated))
         return rankings, fused
@@ -234,7 +234,7 @@ def _join(
     first: Int64[Tensor, "c r"], second: Int64[Tensor, "c r"], *, size: int
 ) -> tuple[Int64[Tensor, "c s"], Bool[Tensor, "c s"]]:
     """Both lists of candidates in one, and which of them repeat an earlier one."""
-    in_first = torch.zeros(len(first), size, dtype=torch.bool).scatter_(1, first, value=True)
+    in_first = first.new_zeros(len(first), size, dtype=torch.bool).scatter_(1, first, value=True)
     ids = torch.cat([first, second], dim=1)
     repeated = torch.cat([torch.zeros_like(first, dtype=torch.bool), in_first.gather(1, second)], 1)
     return ids, repeated

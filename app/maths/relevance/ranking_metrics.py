@@ -74,7 +74,7 @@ def measure_ranking(
              A negative row stands for no document
     """
     stop = start + len(ranking)
-    ranking = ranking[:, :RECALL_DEPTH]
+    ranking = ranking[:, :RECALL_DEPTH].cpu()
     grades = judged.grades_of(ranking.clamp(min=0), start).masked_fill_(ranking < 0, 0.0)
     discount = torch.log2(torch.arange(min(NDCG_DEPTH, ranking.shape[1])).double() + 2)
     relevant = grades > 0

@@ -214,7 +214,7 @@ def centrality(
         block.topk(min(CENTRAL_ANCHORS, len(near)), dim=1).values.mean(dim=1)
         for _, block in cosine_blocks(unit(translated.double() - mean), near)
     ]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+    return torch.cat(parts) if parts else mean.new_zeros(0)
 
 
 def at_size(curve: ReEmbeddingCurve, promised: float, index: int) -> ReEmbeddingCurve:
@@ -276,7 +276,7 @@ def _recalls(
     """Recall of each query, in the order of the rows, with native vectors of `native_rows`."""
     mixed = held.translated.clone()
     mixed[native_rows] = held.native[native_rows]
-    recalls = torch.empty(len(mixed), dtype=torch.float64)
+    recalls = mixed.new_empty(len(mixed))
     for rows in parts:
         queries = unit(held.native[rows])
         lists = []

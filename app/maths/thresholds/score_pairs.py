@@ -73,8 +73,8 @@ class CalibrationItems:
 
 @dataclass(frozen=True, eq=False)
 class ScorePairs:
-    """Pairs of items with both their scores, in the order of the given score. A pair has a row for
-    each direction that differs.
+    """Pairs of items with both their scores, in the order of the given score, on the CPU. A pair
+    has a row for each direction that differs.
 
     given   (n,) and answer (n,), cosines
     weight  (n,) the number of rows of all pairs that each row represents
@@ -188,12 +188,11 @@ def stratum_of(given: Float64[Tensor, " n"]) -> Int64[Tensor, " n"]:
 
 
 def same_item_scores(items: CalibrationItems, scores: Scores) -> Float64[Tensor, " m"]:
-    """Sorted new scores of an item with itself; empty where that is 1 by definition."""
+    """Sorted new scores of an item with itself, on the CPU; empty where that is 1 by definition."""
     if scores != Scores.translated_native:
         return torch.empty(0, dtype=torch.float64)
-    return (
-        (items.translated * items.target).sum(dim=-1).double().clamp(-1, 1).flatten().sort().values
-    )
+    own = (items.translated * items.target).sum(dim=-1).double().clamp(-1, 1)
+    return own.flatten().sort().values.cpu()
 
 
 def _all_pairs(items: CalibrationItems, scores: Scores, given: GivenSide) -> ScorePairs:
@@ -207,7 +206,7 @@ def _all_pairs(items: CalibrationItems, scores: Scores, given: GivenSide) -> Sco
         index = items.translated[turn] if scores == Scores.translated_translated else items.target
         for fold in range(HELD_OUT_FOLDS):
             members = (fold_of == fold).nonzero().flatten()
-            i, j = torch.triu_indices(len(members), len(members), offset=1)
+            i, j = torch.triu_indices(len(members), len(members), offset=1, device=members.device)
             if one_sided:
                 i, j = torch.cat([i, j]), torch.cat([j, i])
             old = (items.source[members] @ items.source[members].T)[i, j].double().clamp(-1, 1)
@@ -215,7 +214,9 @@ def _all_pairs(items: CalibrationItems, scores: Scores, given: GivenSide) -> Sco
             columns.append(
                 (old, new, members[i], members[j], torch.full_like(i, turn * HELD_OUT_FOLDS + fold))
             )
-    old, new, first, second, group = (torch.cat(column) for column in zip(*columns, strict=True))
+    old, new, first, second, group = (
+        torch.cat(column).cpu() for column in zip(*columns, strict=True)
+    )
     x, y = (old, new) if given == "source" else (new, old)
     return ScorePairs(
         x, y, torch.ones_like(x), first, second, group, torch.ones_like(x, dtype=torch.bool)

@@ -62,7 +62,7 @@ class Decoder:
 
 @dataclass(frozen=True, eq=False)
 class TranslatedRows:
-    """Translations, and which rows have none.
+    """Translations, on the device of the vectors, and which rows have none, on the CPU.
 
     vectors  (n, d_y) in the target's units: float32, or float16 rounded from it
     at_mean  (n,) rows that equal the source's mean: they have no direction, and became the target's
@@ -103,7 +103,7 @@ def decode(decoder: Decoder, relative: Float[Tensor, "n k"]) -> TranslatedRows:
     """
     check_vectors(relative, dim=decoder.matrix.shape[0])
     coordinates = relative.float()
-    vectors, known = decode_coordinates(decoder, coordinates, torch.zeros(1))
+    vectors, known = decode_coordinates(decoder, coordinates, coordinates.new_zeros(1))
     overflowed = (~vectors.isfinite().all(dim=1)).nonzero().flatten().tolist()
     if overflowed:
         raise OutOfRange(
@@ -112,7 +112,7 @@ def decode(decoder: Decoder, relative: Float[Tensor, "n k"]) -> TranslatedRows:
             rows=overflowed,
         )
     at_mean = coordinates.abs().amax(dim=1) == 0
-    return TranslatedRows(vectors, at_mean, ~known & ~at_mean)
+    return TranslatedRows(vectors, at_mean.cpu(), (~known & ~at_mean).cpu())
 
 
 def decode_coordinates(

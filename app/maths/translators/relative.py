@@ -24,14 +24,15 @@ def relate_into(
     mean       (d,)    the anchors' mean, in the encoder's units
     A row at the mean gives zeros. The division by |x - m| follows the product: there it costs k
     numbers a row instead of d.
-    Returns which rows (n,) are at the mean. Raises NonFinite and OutOfRange, naming the rows of one
-    step only.
+    Returns which rows (n,) are at the mean, on the CPU. Raises NonFinite and OutOfRange, naming the
+    rows of one step only.
     """
     at_mean = torch.zeros(len(vectors), dtype=torch.bool)
-    scratch = torch.empty(min(len(vectors), ROWS_PER_STEP), len(mean))
+    step = ROWS_PER_STEP if out.device.type == "cpu" else len(vectors)  # a GPU needs no steps
+    scratch = out.new_empty(min(len(vectors), step), len(mean))
     nearest = least_distance(mean)
-    for start in range(0, len(vectors), ROWS_PER_STEP):
-        rows = slice(start, min(start + ROWS_PER_STEP, len(vectors)))
+    for start in range(0, len(vectors), step):
+        rows = slice(start, min(start + step, len(vectors)))
         centred = scratch[: rows.stop - start].copy_(vectors[rows]).sub_(mean)
         norms = torch.linalg.vector_norm(centred, dim=1)
         near, far = (float(bound) for bound in norms.aminmax())
@@ -43,5 +44,5 @@ def relate_into(
             check_vectors(vectors[rows])
         unit, exact = normalise(vectors[rows].float(), mean)
         torch.mm(unit, projector, out=out[rows])
-        at_mean[rows] = exact == 0
+        at_mean[rows] = (exact == 0).cpu()
     return at_mean

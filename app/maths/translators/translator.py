@@ -115,12 +115,12 @@ class Translator:
 
     @cached_property
     def arrays(self) -> _Arrays:
-        """The same memory as numpy arrays."""
+        """The same memory as numpy arrays; copies, where it is not on the CPU."""
         return _Arrays(
-            self.source_mean.numpy(),
-            self.decoder.matrix.numpy(),
-            self.decoder.mean.numpy(),
-            None if self.landmarks is None else self.landmarks.numpy(),
+            self.source_mean.cpu().numpy(),
+            self.decoder.matrix.cpu().numpy(),
+            self.decoder.mean.cpu().numpy(),
+            None if self.landmarks is None else self.landmarks.cpu().numpy(),
         )
 
     @cached_property
@@ -235,7 +235,7 @@ def _step(
         return None
     careful = _careful_step(translator, vectors)
     out.copy_(careful.vectors)
-    return careful.at_mean, careful.outside
+    return careful.at_mean.cpu(), careful.outside.cpu()
 
 
 def _fast_step(
@@ -389,5 +389,5 @@ def content_hash(translator: Translator) -> str:
     for tensor in (translator.source_mean, decoder.matrix, decoder.mean, translator.landmarks):
         if tensor is None:
             continue
-        digest.update(tensor.contiguous().numpy().tobytes())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:32]

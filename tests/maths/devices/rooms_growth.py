@@ -1,0 +1,311 @@
+"""Cases of `bootstrap` and `alignment`: pairs that grow from few or none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from app.maths.alignment import (
+    alignment,
+    alignment_estimate,
+    anchored,
+    components,
+    matching,
+    rotation,
+)
+from app.maths.bootstrap import (
+    anchor_optimisation,
+    annealing,
+    estimate,
+    exchange,
+    methods,
+    neighbours,
+    orphans,
+    paper,
+    pools,
+    refinement,
+    self_learning,
+    sinkhorn,
+    soft_plan,
+    unseeded_start,
+)
+from app.maths.bootstrap.attempts import SelfLearningSettings
+from app.maths.bootstrap.neighbours import no_beat
+from tests.maths.alignment.clouds import two_pools
+from tests.maths.bootstrap.clouds import WHOLE, every, order, views
+from tests.maths.devices.common import Case, On, pair_of_clouds
+
+SOURCE, TARGET = views(0, 150)
+FITTED = pools.fit_pools(SOURCE, TARGET)
+X, Y = FITTED.x, FITTED.y
+SEEDS = [(i, i) for i in range(8)]
+#: Small enough for several blocks.
+MEMORY = 20_000
+LEARNING = SelfLearningSettings(attempts=2, rounds=5, refinements=1)
+OVERLAP = (X[:20].T @ Y[:20]).contiguous()
+PARTNER = torch.where(torch.arange(150) % 4 > 0, torch.arange(150), -1)
+ALIGNED = two_pools(1_000)
+UNPAIRED = anchored.KnownAndUnpaired(SOURCE[:12], TARGET[:12], SOURCE[12:], TARGET[12:])
+ANCHORED = anchored.AnchoredSettings(stages=((2, 60), (1, 90)), neighbours=5)
+
+
+def of(on: On) -> pools.Pools:
+    return pools.Pools(on(X), on(Y), MEMORY)
+
+
+def grown(grow: Any, settings: object, on: On) -> object:
+    """The result, and that of a run that continues from each of its checkpoints."""
+    steps: list[pools.Step] = []
+    result = grow(of(on), SEEDS, settings, on_step=steps.append)
+    states = [step.state for step in steps if step.state is not None]
+    assert all(each.device.type == "cpu" for state in states for each in state.values())
+    resumed = grow(of(on), SEEDS, settings, state=states[len(states) // 2])
+    return [result, resumed, states[-1]]
+
+
+def learnt_exchanged(on: On) -> object:
+    """The smaller pool as the source, of which not all rows take part."""
+    given = pools.Pools(on(X[:110]), on(Y), MEMORY)
+    return exchange.learn(given, SEEDS, replace(LEARNING, rows=105))
+
+
+def rounds(on: On) -> object:
+    x, y = (
+        annealing.principal_directions(on(side)).coordinates(power=0.5, dimensions=12)
+        for side in (X, Y)
+    )
+    schedule = annealing.Schedule(rounds=3)
+    state = annealing.start_annealing(on(OVERLAP), target=150)
+    for _ in range(3):
+        state = annealing.anneal_round(
+            x, y, on(OVERLAP), state, schedule, memory=MEMORY, beat=no_beat
+        )
+    return state
+
+
+def votes(on: On) -> estimate.Votes:
+    pairs, seeds = on(every(150)), on(every(8))
+    half = on(estimate.draw_half(150, 0, 0))
+    chosen, ranks = estimate.confirm_pairs(
+        on(X), on(Y), pairs, seeds, half, memory=MEMORY, beat=no_beat
+    )
+    return estimate.Votes.counted(pairs, [chosen] * 3, [ranks] * 3)
+
+
+def wrong(on: On) -> object:
+    swapped = on(torch.tensor([[0, 0], [1, 2], [3, 3]])).cpu()
+    return estimate.wrong_seeds(replace(votes(on), seed_rank=torch.zeros(3)), swapped, on(X), on(Y))
+
+
+def matches(on: On) -> neighbours.BestMatches:
+    offsets = neighbours.hubness_offsets(on(X), on(Y), 5, memory=MEMORY)
+    return neighbours.best_matches(
+        on(X), on(Y), offset_q=offsets[0], offset_y=offsets[1], memory=MEMORY
+    )
+
+
+def plan(on: On, what: Any) -> object:
+    potential = sinkhorn.source_potential(on(X), on(Y), epsilon=0.3, steps=2, memory=MEMORY)
+    return what(on(X), on(Y), potential, epsilon=0.3, memory=MEMORY)
+
+
+def parts(on: On) -> tuple[components.Components, components.Components]:
+    both = (components.independent_components(on(side), 8, seed=1) for side in ALIGNED[:2])
+    return next(both), next(both)
+
+
+def squares(on: On) -> object:
+    targets = anchor_optimisation.TargetRelatives(
+        on(torch.arange(150)), on(X[:, :5]), on(torch.arange(150))
+    )
+    return anchor_optimisation.mean_squares(on(Y), on(Y[:, :5]), targets)
+
+
+def optimised(on: On) -> object:
+    """The loop alone, with a hard correspondence."""
+    descent = anchor_optimisation.DescentSettings(20, 3, 0.02, False, 0)
+
+    def correspond(
+        relative: anchor_optimisation.RelativePools,
+    ) -> anchor_optimisation.TargetRelatives:
+        partner = torch.cdist(relative.y, relative.x).argmin(dim=1)
+        rows = torch.arange(len(relative.y), device=relative.y.device)
+        return anchor_optimisation.TargetRelatives(rows, relative.x[partner], partner)
+
+    return anchor_optimisation.optimise(
+        of(on), SEEDS, descent, correspond, state=None, on_step=pools.ignore_step
+    )
+
+
+def trials(on: On) -> object:
+    done = orphans.OrphanTrials()
+    for _ in range(2):
+        done = orphans.run_trial(
+            on(X), on(Y), on(every(150)), done, seed=0, memory=MEMORY, beat=no_beat
+        )
+    return done
+
+
+def judged_pairs(on: On) -> object:
+    given = pools.GrownPairs(every(60), torch.full((60,), torch.nan), {"loss": 1.0})
+    return methods.judge_pairs(of(on), SEEDS, given, seed=0)
+
+
+def unpaired(on: On) -> anchored.KnownAndUnpaired:
+    return anchored.KnownAndUnpaired(
+        *(on(getattr(UNPAIRED, name)) for name in ("known_x", "known_y", "x", "y"))
+    )
+
+
+SOFT = soft_plan.SoftPlanSettings(size=30, steps=4)
+PAPER = paper.PaperSettings(size=30, steps=4)
+
+CASES: dict[str, Case] = {
+    "bootstrap.anchor_optimisation.optimise": optimised,
+    "bootstrap.anchor_optimisation.mean_squares": squares,
+    "bootstrap.annealing.principal_directions": lambda on: [
+        annealing.principal_directions(on(X), on(torch.arange(9)), most=6),
+        annealing.principal_directions(on(pair_of_clouds(20)[0].repeat(1, 40)), most=6).variance,
+    ],
+    "bootstrap.annealing.start_annealing": lambda on: annealing.start_annealing(
+        on(OVERLAP), target=5
+    ),
+    "bootstrap.annealing.anneal_round": rounds,
+    "bootstrap.annealing.map_rows": lambda on: annealing.map_rows(on(X), on(OVERLAP), 0.5),
+    "bootstrap.annealing.find_temperature": lambda on: annealing.find_temperature(
+        on(X), on(Y), on(torch.zeros(150)), 20.0, beat=no_beat
+    ),
+    "bootstrap.estimate.attempt_agreement": lambda on: estimate.attempt_agreement(
+        on(PARTNER), on(PARTNER.roll(1))
+    ),
+    "bootstrap.estimate.confirm_pairs": votes,
+    "bootstrap.estimate.estimate_right": lambda on: estimate.estimate_right(
+        votes(on), votes(on).confirmed, agreed=0.9, chance=None
+    ),
+    "bootstrap.estimate.pair_confidence": lambda on: estimate.pair_confidence(votes(on), 0.8),
+    "bootstrap.estimate.wrong_seeds": wrong,
+    "bootstrap.estimate.rows_to_label": lambda on: estimate.rows_to_label(
+        annealing.principal_directions(on(X)), torch.arange(5), torch.arange(3, 60), 4
+    ),
+    "bootstrap.estimate.d_optimal_rows": lambda on: estimate.d_optimal_rows(
+        on(X), on(torch.arange(5)), on(torch.arange(150) < 40), 4
+    ),
+    "bootstrap.estimate.median_ranks": lambda on: estimate.median_ranks(on(X)),
+    "bootstrap.exchange.learn": learnt_exchanged,
+    "bootstrap.methods.run": lambda on: [
+        methods.run(of(on), SEEDS, settings) for settings in (LEARNING, SOFT, PAPER)
+    ],
+    "bootstrap.methods.judge_pairs": judged_pairs,
+    "bootstrap.neighbours.nearest_rows": lambda on: neighbours.nearest_rows(
+        on(X), on(Y), 5, memory=MEMORY
+    ),
+    "bootstrap.neighbours.hubness_offsets": lambda on: neighbours.hubness_offsets(
+        on(X), on(Y), 5, memory=MEMORY
+    ),
+    "bootstrap.neighbours.best_matches": matches,
+    "bootstrap.neighbours.mutual_pairs": lambda on: neighbours.mutual_pairs(matches(on)),
+    "bootstrap.neighbours.product_blocks": lambda on: torch.cat(
+        [
+            block.clone()
+            for _, block in neighbours.product_blocks(on(X), on(Y), memory=MEMORY, beat=no_beat)
+        ]
+    ),
+    "bootstrap.neighbours.product": lambda on: neighbours.product(on(X), on(Y).T, beat=no_beat),
+    "bootstrap.orphans.run_trial": trials,
+    "bootstrap.paper.grow": partial(grown, paper.grow, PAPER),
+    "bootstrap.paper.grow/rows": partial(grown, paper.grow, replace(PAPER, argmax="rows")),
+    "bootstrap.pools.fit_pools": lambda on: pools.fit_pools(on(SOURCE), on(TARGET)),
+    "bootstrap.pools.mean_and_distance": lambda on: pools.mean_and_distance(on(SOURCE)),
+    "bootstrap.refinement.partner_pairs": lambda on: refinement.partner_pairs(on(PARTNER)),
+    "bootstrap.refinement.graded_map": lambda on: refinement.graded_map(on(X), on(Y)),
+    "bootstrap.refinement.mutual_partners": lambda on: refinement.mutual_partners(
+        on(X), on(Y), memory=MEMORY, beat=no_beat
+    ),
+    "bootstrap.refinement.learn_and_match": lambda on: refinement.learn_and_match(
+        on(X), on(Y), on(every(50)), memory=MEMORY, beat=no_beat
+    ),
+    "bootstrap.self_learning.learn": partial(grown, self_learning.learn, LEARNING),
+    "bootstrap.self_learning.learn/unseeded": lambda on: self_learning.learn(of(on), [], LEARNING),
+    "bootstrap.self_learning.draw_rows": lambda on: self_learning.draw_rows(
+        50, 20, on(order(0, 5)).cpu(), 1
+    ),
+    "bootstrap.sinkhorn.sinkhorn": lambda on: sinkhorn.sinkhorn(
+        on(X), on(Y), epsilon=0.3, steps=2, memory=MEMORY
+    ),
+    "bootstrap.sinkhorn.source_potential": lambda on: sinkhorn.source_potential(
+        on(X), on(Y), epsilon=0.3, steps=2, start=on(torch.ones(150).double()), memory=MEMORY
+    ),
+    "bootstrap.sinkhorn.softmin": lambda on: sinkhorn.softmin(
+        on(X), on(Y), on(torch.ones(150).double()), epsilon=0.3, memory=MEMORY
+    ),
+    "bootstrap.sinkhorn.column_argmax": lambda on: plan(on, sinkhorn.column_argmax),
+    "bootstrap.sinkhorn.barycentre": lambda on: plan(on, sinkhorn.barycentre),
+    "bootstrap.sinkhorn.logit_blocks": lambda on: torch.cat(
+        [
+            block.clone()
+            for _, block in sinkhorn.logit_blocks(
+                on(X),
+                on(Y),
+                on(torch.ones(150).double()),
+                epsilon=0.3,
+                memory=MEMORY,
+                beat=no_beat,
+            )
+        ]
+    ),
+    "bootstrap.soft_plan.grow": partial(grown, soft_plan.grow, SOFT),
+    "bootstrap.soft_plan.mean_cost": lambda on: soft_plan.mean_cost(on(X), on(Y)),
+    "bootstrap.unseeded_start.centroid_overlap": lambda on: unseeded_start.centroid_overlap(
+        on(X), on(Y), unseeded_start.CentroidSettings(8, 2), seed=0, beat=no_beat
+    ),
+    "alignment.alignment.align_pools": lambda on: alignment.align_pools(
+        on(ALIGNED[0]),
+        on(ALIGNED[1]),
+        settings=alignment.AlignmentSettings(attempts=2, components=8, draws=1, size=50),
+        memory=WHOLE,
+    ),
+    "alignment.alignment_estimate.compare_maps": lambda on: alignment_estimate.compare_maps(
+        on(ALIGNED[0]),
+        on(ALIGNED[1]),
+        (on(ALIGNED[2]), on(ALIGNED[2] + 0.1)),
+        seed=0,
+        memory=MEMORY,
+    ),
+    "alignment.anchored.align_by_anchors": lambda on: anchored.align_by_anchors(
+        unpaired(on), ANCHORED, memory=MEMORY
+    ),
+    "alignment.anchored.fit_with_unpaired": lambda on: anchored.fit_with_unpaired(
+        unpaired(on), ANCHORED, memory=MEMORY
+    ),
+    "alignment.anchored.fit_alone": lambda on: anchored.fit_alone(unpaired(on)),
+    "alignment.anchored.correct": lambda on: anchored.correct(
+        on(OVERLAP.double()), on(X[:9].double()), on(Y[:9].double())
+    ),
+    "alignment.anchored.rotate": lambda on: anchored.rotate(
+        on(X), on(Y), 12, ANCHORED, memory=MEMORY
+    ),
+    "alignment.anchored.partial_whitening": lambda on: anchored.partial_whitening(on(X), 0.75),
+    "alignment.anchored.mutual_neighbours": lambda on: anchored.mutual_neighbours(
+        on(X), on(Y), 5, memory=MEMORY
+    ),
+    "alignment.components.independent_components": parts,
+    "alignment.matching.match_components": lambda on: matching.match_components(
+        *parts(on), starts=2, seed=0
+    ),
+    "alignment.rotation.orthogonal": lambda on: rotation.orthogonal(on(OVERLAP)),
+    "alignment.rotation.refine": lambda on: rotation.refine(
+        on(X),
+        on(Y),
+        on(rotation.orthogonal(OVERLAP)),
+        rotation.Rounds(2, 90, 4),
+        seed=0,
+        memory=MEMORY,
+    ),
+    "alignment.rotation.neighbours": lambda on: rotation.neighbours(on(X), on(Y), 4, memory=MEMORY),
+    "alignment.rotation.mean_rows": lambda on: rotation.mean_rows(
+        on(X), on(torch.arange(60).reshape(20, 3))
+    ),
+}
