@@ -9,7 +9,7 @@ a generator of the CPU, products of integers, and least squares by any driver bu
 
 `SecondDeviceMode.waits` counts the operations for which the host waits for a CUDA device: copies
 from and to the CPU, numbers that become Python's, results whose size depends on values, and
-decompositions that check for errors.
+decompositions that check for errors. `largest` is the memory of the largest tensor, in bytes.
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ class SecondDeviceMode(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
+        self.largest = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -142,7 +143,10 @@ class SecondDeviceMode(TorchDispatchMode):
         _check_support(name, args, kwargs, is_result_here)
         if name in WAITING and held:
             self.waits[name] += 1
-        return _compute(func, operation, args, kwargs, held, is_result_here)
+        result = _compute(func, operation, args, kwargs, held, is_result_here)
+        if isinstance(result, SecondTensor):
+            self.largest = max(self.largest, result.inner.untyped_storage().nbytes())
+        return result
 
     def _count_copy(
         self, name: str, tensors: list[Tensor], is_result_here: bool, kwargs: dict[str, Any]

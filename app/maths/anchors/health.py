@@ -61,7 +61,7 @@ def examine(anchors: Float64[Tensor, "k d"], space: Space) -> Health:
     at_mean = (space.unit.abs().amax(dim=1) == 0).nonzero().flatten().tolist()
     _, groups = torch.unique(anchors, dim=0, return_inverse=True)
     duplicates = repeated_positions(groups.tolist())
-    listed = torch.ones(len(space.unit), dtype=torch.bool)
+    listed = torch.ones(len(space.unit), dtype=torch.bool, device=space.unit.device)
     listed[at_mean + duplicates] = False
     screened = listed & _near_earlier(space.unit, right[:SCREENED_DIRECTIONS])
     lines = _collinear_with_earlier(space.unit, screened.nonzero().flatten())

@@ -110,7 +110,8 @@ class Directions:
 class AnnealingState:
     """The state of an annealing.
 
-    overlap    (r_x, r_y) Z_x^T P Z_y plus the seeds' part, which maps rows of one side to the other
+    overlap    (r_x, r_y) Z_x^T P Z_y plus the seeds' part, which maps rows of one side to the
+               other; on the CPU, see `map_rows`
     potential  (m,) of the target items, in the unit of cosines; it equalises their masses
     fit        mean cosine of a mapped row to the mean of its partners, in [-1, 1]; nan before the
                first round
@@ -166,7 +167,7 @@ def start_annealing(overlap: Float32[Tensor, "rx ry"], *, target: int) -> Anneal
     """The state before the first round, from the overlap of seeds or of an unseeded start; `target`
     items on the other side.
     """
-    return AnnealingState(overlap, overlap.new_zeros(target))
+    return AnnealingState(overlap.cpu(), overlap.new_zeros(target))
 
 
 def anneal_round(
@@ -186,17 +187,17 @@ def anneal_round(
            map_rows(x)
     known  the seeds' part of the overlap, added to Z_x^T P Z_y
     After the pass the potentials take one Sinkhorn step: g_j falls by tau log(m / n sum_i P_ij).
+    The host waits for another device twice: for the map of `map_rows`, which it sends, and for the
+    overlap and the fit, which it gets at the end.
     """
     q = map_rows(x, plan.overlap, schedule.flattening)
     beat()
     tau = find_temperature(
         q, y, plan.potential, target_perplexity(schedule, plan.done, len(y)), beat=beat
     )
-    overlap, mass, fit = (
-        known.clone(),
-        torch.zeros(len(y), dtype=torch.float64, device=y.device),
-        0.0,
-    )
+    overlap = known.clone()
+    mass = torch.zeros(len(y), dtype=torch.float64, device=y.device)
+    fit = mass.new_zeros(1)
     # The product includes potential and temperature, which saves two passes over the table.
     left = torch.cat([q / tau, torch.ones_like(q[:, :1])], dim=1)
     right = torch.cat([y, plan.potential[:, None] / tau], dim=1)
@@ -213,23 +214,31 @@ def anneal_round(
             mass += share @ weights
             partners = (weights @ y).mul_(share[:, None])
             overlap.addmm_(x[rows].T, partners)
-            fit += float((partners * q[rows]).sum(dtype=torch.float64))
+            fit += (partners * q[rows]).sum(dtype=torch.float64)
             start = rows.stop
     change = (
         (mass * (len(y) / len(x))).clamp_min(1e-30).log_().clamp_(-LARGEST_CHANGE, LARGEST_CHANGE)
     )
+    received = torch.cat([overlap.double().flatten(), fit]).cpu()
     return AnnealingState(
-        overlap, plan.potential - tau * change.float(), fit / len(x), plan.done + 1
+        received[:-1].reshape(overlap.shape).float(),
+        plan.potential - tau * change.float(),
+        float(received[-1]) / len(x),
+        plan.done + 1,
     )
 
 
 def map_rows(
     x: Float32[Tensor, "n rx"], overlap: Float32[Tensor, "rx ry"], flattening: float
 ) -> Float32[Tensor, "n ry"]:
-    """Unit rows of x U s^flattening V^T, with U s V^T the overlap."""
-    left, singular, right = torch.linalg.svd(overlap.double(), full_matrices=False)
+    """Unit rows of x U s^flattening V^T, with U s V^T the overlap.
+
+    The SVD is the CPU's for every device: at most MOST_DIMENSIONS square, it would not fill another
+    one, and the host waits for its result there too. So equal overlaps have equal maps everywhere.
+    """
+    left, singular, right = torch.linalg.svd(overlap.cpu().double(), full_matrices=False)
     scale = (singular / singular[0].clamp_min(torch.finfo(torch.float64).tiny)).pow(flattening)
-    return normalize(x @ ((left * scale) @ right).float())
+    return normalize(x @ ((left * scale) @ right).float().to(x.device))
 
 
 def target_perplexity(schedule: Schedule, done: int, target: int) -> float:
@@ -247,9 +256,9 @@ def find_temperature(
     perplexity: float,
     *,
     beat: Beat,
-) -> float:
+) -> Float64[Tensor, ""]:
     """Tau in [COLDEST, HOTTEST] where the perplexity exp(mean entropy) of the plan is `perplexity`:
-    bisection on TEMPERATURE_ROWS rows.
+    bisection on TEMPERATURE_ROWS rows. On the device of the rows, for which no step waits.
     """
     some = min(
         len(q), max(FEWEST_TEMPERATURE_ROWS, min(TEMPERATURE_ROWS, TEMPERATURE_COSINES // len(y)))
@@ -257,13 +266,16 @@ def find_temperature(
     rows = torch.linspace(0, len(q) - 1, some, device=q.device).long()
     scores = q[rows] @ y.T + potential
     scores -= scores.amax(dim=1, keepdim=True)
-    low, high = COLDEST, HOTTEST
+    low, high = (
+        torch.full((), end, dtype=torch.float64, device=q.device) for end in (COLDEST, HOTTEST)
+    )
     for _ in range(BISECTIONS):
         beat()
-        tau = (low * high) ** 0.5
+        tau = (low * high).sqrt()
         scaled = (scores / tau).clamp_(min=NEGLIGIBLE_LOGIT)
         weights = scaled.exp()
         total = weights.sum(dim=1)
         entropy = (total.log() - weights.mul_(scaled).sum(dim=1) / total).mean()
-        low, high = (low, tau) if float(entropy.exp()) > perplexity else (tau, high)
-    return float((low * high) ** 0.5)
+        is_hot = entropy.exp().double() > perplexity
+        low, high = torch.where(is_hot, low, tau), torch.where(is_hot, tau, high)
+    return (low * high).sqrt()

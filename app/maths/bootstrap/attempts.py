@@ -157,7 +157,7 @@ class SelfLearningRun:
     # checkpoints
 
     def snapshot(self) -> State:
-        """A checkpoint of the current state."""
+        """A checkpoint of the current state. No later step changes its tensors."""
         tensors: dict[str, Tensor] = {
             "refined": torch.tensor(self.refinements),
             "stability": torch.tensor(self.stability, dtype=torch.float64),
@@ -179,10 +179,7 @@ class SelfLearningRun:
             tensors["current"] = self.current
         if self.chosen:
             tensors |= {"chosen": torch.stack(self.chosen), "ranks": torch.stack(self.ranks)}
-        return {
-            name: tensor.detach().to("cpu", copy=True).contiguous()
-            for name, tensor in tensors.items()
-        }
+        return tensors
 
     def restore(self, state: State) -> None:
         """Restore the state of a checkpoint."""
@@ -192,7 +189,7 @@ class SelfLearningRun:
             self.partners = list(tensors["partners"].unbind())
         if "overlap" in tensors:
             self.annealing = AnnealingState(
-                tensors["overlap"],
+                state["overlap"].cpu(),
                 tensors["potential"],
                 float(tensors["fit"]),
                 int(tensors["done"]),

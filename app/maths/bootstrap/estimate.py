@@ -105,7 +105,9 @@ class BootstrapEstimate:
     agreement        of two attempts, in [0, 1]
     confirmed        mean share of held-out maps that choose a pair, in [0, 1]
     by_chance        the same for pools with nothing in common; nan where no pair was believed, so
-                     that chance was not measured
+                     that chance was not measured. Such a run enlarges the rounding of its products,
+                     which depends on the device and on the memory for tables: by_chance differs
+                     between them by about .01, though all draws are equal
     seeds_confirmed  share of the seeds that maps without them choose, or rank among the
                      SUSPECT_RANK nearest; nan without seeds
     orphans_paired   share of items without a partner that are paired all the same; nan as

@@ -20,7 +20,7 @@ NUMBERS_PER_PIECE = 2**22
 OUTLIER_LENGTH = 100.0
 
 #: A checkpoint of a method, from which it continues as if uninterrupted: tensors by name, on the
-#: CPU.
+#: CPU or on the device of the pools. Most are never written, so none is copied before it is.
 State = Mapping[str, Tensor]
 
 

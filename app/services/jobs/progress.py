@@ -192,7 +192,9 @@ class Progress:
         """The state, its step and the job's id, so that no other row can name the same blob."""
         # safetensors refuses tensors that share memory.
         copies = {
-            STATE_PREFIX + name: tensor.detach().clone(memory_format=torch.contiguous_format)
+            STATE_PREFIX + name: tensor.detach().to(
+                "cpu", copy=True, memory_format=torch.contiguous_format
+            )
             for name, tensor in state.items()
         }
         return {

@@ -80,13 +80,8 @@ def is_that_of_the_whole_plan(
     n, m = len(x), len(y)
     u, s, v = torch.linalg.svd(stands.overlap.double(), full_matrices=False)
     q = normalize(x.double() @ (u * s.sqrt()) @ v)
-    tau = find_temperature(
-        map_rows(x, stands.overlap, 0.5),
-        y,
-        stands.potential,
-        target_perplexity(schedule, stands.done, m),
-        beat=no_beat,
-    )
+    q32, wanted = map_rows(x, stands.overlap, 0.5), target_perplexity(schedule, stands.done, m)
+    tau = float(find_temperature(q32, y, stands.potential, wanted, beat=no_beat))
     plan = entropic(q, y, stands.potential, tau)
     near = {"rtol": 0.0, "atol": 2e-6 * n / min(1.0, tau)}
     torch.testing.assert_close(

@@ -51,6 +51,7 @@ CASES: dict[str, Case] = {
     "geometry.space.uncentred": lambda on: space.uncentred(fitted(on)),
     "geometry.space.unscaled": lambda on: space.unscaled(fitted(on)),
     "geometry.spectrum.kept_svd": lambda on: spectrum.kept_svd(on(X.double()), noise=0.1),
+    "geometry.spectrum.kept_values": lambda on: spectrum.kept_values(on(X.double()), noise=0.1),
     "geometry.spectrum.pinv": lambda on: spectrum.pinv(on(X.double())),
     "geometry.spectrum.rank_and_ratio": lambda on: spectrum.rank_and_ratio(
         fitted(on).spectrum.values
