@@ -31,6 +31,8 @@ Found = TypeVar("Found")
 
 JSON, NPY, ARROW = "application/json", "application/x-npy", "application/vnd.apache.arrow.stream"
 SETTLE_S = 0.2
+#: longest wait for a server to listen, generous because importing torch is slow on busy cores
+START_S = 180
 TIMEOUT_S = 120
 
 #: after this idle time a connection is renewed, because servers close idle ones
@@ -96,7 +98,7 @@ def started(command: list[str], settings: Mapping[str, str], folder: Path) -> It
             start_new_session=True,
         )
     try:
-        for _ in range(600):
+        for _ in range(10 * START_S):
             if process.poll() is not None:
                 sys.exit(f"{command} ended with {process.returncode}:\n{log.read_text()[-2000:]}")
             try:

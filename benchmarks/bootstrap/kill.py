@@ -49,14 +49,25 @@ def killed(case: str = CASE, count: int = COUNT, *, kills: int = KILLS, seed: in
     Raises Missing.
     """
     drawn = draws.draw(replace(draws.CASES[case], items=ITEMS), seed)
+    told, pairs = compared(drawn.x, drawn.y, drawn.seeds(count), kills=kills, seed=seed)
+    return {**told, "right": float(drawn.right(pairs).double().mean())}
+
+
+def compared(
+    x: Tensor, y: Tensor, seeds: list[tuple[int, int]], *, kills: int, seed: int = 0, **more: object
+) -> tuple[Measured, Tensor]:
+    """As `killed` for two pools of raw vectors (n, d_x) and (n, d_y), and the pairs (p, 2).
+
+    more  further settings of the deployment
+    Raises Missing.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o711)  # PostgreSQL's user must reach its own folder below
-        with deployment(folder / "kill", apis=1, workers=1) as made:
+        with deployment(folder / "kill", apis=1, workers=1, **more) as made:
             service = _Service(made)
-            for side, rows in (("source", drawn.x), ("target", drawn.y)):
+            for side, rows in (("source", x), ("target", y)):
                 service.upload(side, rows.float())
-            seeds = drawn.seeds(count)
             undisturbed = service.grow("undisturbed", seeds)
             steps = service.follow(undisturbed)
             disturbed = service.grow("killed", seeds)
@@ -65,9 +76,8 @@ def killed(case: str = CASE, count: int = COUNT, *, kills: int = KILLS, seed: in
             told = _compared(service.job(undisturbed), service.job(disturbed))
             same = service.bits("undisturbed") == service.bits("killed")
     pairs = torch.tensor(told.pop("pairs"))
-    right = float(drawn.right(pairs).double().mean())
-    found = {"items": len(drawn.x), "seeds": count, "pairs": len(pairs), "right": right}
-    return {**found, "kills": kills, "at_steps": at, "same_bits": same, **told}
+    found = {"items": len(x), "seeds": len(seeds), "pairs": len(pairs)}
+    return {**found, "kills": kills, "at_steps": at, "same_bits": same, **told}, pairs
 
 
 def _kill(

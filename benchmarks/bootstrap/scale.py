@@ -52,7 +52,7 @@ def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
 
 def measure(method: str, size: int) -> Measured:
     """One run, with its time and memory."""
-    drawn = _draw(size)
+    drawn = draw(size)
     pools = fit_pools(drawn.x, drawn.y)
     begun = time.process_time()
     ended: list[float] = []
@@ -91,7 +91,8 @@ def measure(method: str, size: int) -> Measured:
     return told
 
 
-def _draw(size: int) -> Draw:
+def draw(size: int) -> Draw:
+    """That many sentences by both encoders. Raises Missing."""
     texts = sentences()
     generator = torch.Generator().manual_seed(0)
     chosen = torch.randperm(len(texts), generator=generator)[:size]

@@ -183,9 +183,9 @@ class Worker(Process):
         port = free_port()
         self.metrics_url = f"http://127.0.0.1:{port}/metrics"
         environment = {
+            "ANCHORAGE_DEVICES": "cpu",
             **environment,
             "ANCHORAGE_WORKER_METRICS_PORT": str(port),
-            "ANCHORAGE_DEVICES": "cpu",
         }
         super().__init__(
             f"worker-{number}", [sys.executable, "-m", "app.cli", "worker"], folder, environment

