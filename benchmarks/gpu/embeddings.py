@@ -38,8 +38,8 @@ NAME = "embeddings"
 TITLE = "/v1/embeddings compared with plain batched encode"
 PLAIN = "plain encode"
 
-#: processes of the second deployment
-PROCESSES = {"cpu": 2, "cuda": 4}
+#: API processes of the further deployments, which share one model host for each device
+PROCESSES = {"cpu": (2,), "cuda": (2, 4, 8)}
 #: model and dtype -> clients, sentences of a request, all sentences
 LOADS = {
     "cpu": {
@@ -64,7 +64,7 @@ STAGE_SENTENCES = 256
 def measure(run: Run) -> dict[str, Any]:
     """Rates, ratios and latencies by model, load and server."""
     texts = load_pack().sentences
-    report: dict[str, Any] = {"processes": PROCESSES[run.device.name], "models": {}, "left_out": {}}
+    report: dict[str, Any] = {"models": {}, "left_out": {}}
     with ExitStack() as ending:
         places = {models.MINILM: models.packaged_minilm()}
         places[models.BERT_BASE] = models.make_bert_base(run.folder)
@@ -128,14 +128,15 @@ def _servers(
 ) -> dict[str, Target]:
     """Every contestant that can be started or that the operator names, by its name."""
     found = {"one process": ending.enter_context(serve(run, "one", {}))}
-    processes = PROCESSES[run.device.name]
     try:
         settings = ending.enter_context(backing(run))
-        found[f"{processes} processes"] = ending.enter_context(
-            serve(run, "several", settings("several"), processes=processes)
-        )
+        for count in PROCESSES[run.device.name]:
+            name = f"several-{count}"
+            found[f"{count} processes, one model host"] = ending.enter_context(
+                serve(run, name, settings(name), processes=count)
+            )
     except Missing as error:
-        left_out[f"{processes} processes"] = str(error)
+        left_out["several processes"] = str(error)
     for target in found.values():
         for name, dtype in LOADS[run.device.name]:
             _register(target, name, dtype)
@@ -146,7 +147,7 @@ def _servers(
     for name, url in run.rivals.items():
         parts = urlsplit(url)
         assert parts.hostname is not None
-        found[name] = Target(parts.hostname, parts.port or 80, parts.path.rstrip("/"))
+        found[name] = Target(parts.hostname, parts.port or 80, parts.path.rstrip("/"), ours=False)
     return found
 
 
@@ -181,7 +182,7 @@ def _infinity(run: Run, command: str, places: dict[str, Path]) -> Iterator[Targe
     environment = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", **run.device.environment}
     whole = [sys.executable, "-c", launcher, command, "v2", *arguments]
     with started(whole, environment, folder) as server:
-        yield Target("127.0.0.1", server.port, "/v1")
+        yield Target("127.0.0.1", server.port, "/v1", ours=False)
 
 
 def _measure_model(
@@ -197,9 +198,7 @@ def _measure_model(
     plain = models.sentence_model(place, run.device.name, dtype)
     expected = plain.encode(texts[:32], show_progress_bar=False, convert_to_numpy=True)
     answering = {
-        name: target
-        for name, target in servers.items()
-        if _is_ours(target) or _answers(target, served)
+        name: target for name, target in servers.items() if target.ours or _answers(target, served)
     }
     apart = {
         name: _apart(target, served, texts[:32], expected, TOLERANCES[dtype])
@@ -229,10 +228,6 @@ def _measure_model(
     }
 
 
-def _is_ours(target: Target) -> bool:
-    return not target.base
-
-
 def _answers(target: Target, served: str) -> bool:
     """Whether a rival serves this model."""
     try:
@@ -243,7 +238,7 @@ def _answers(target: Target, served: str) -> bool:
 
 
 def _path(target: Target) -> str:
-    return "/v1/embeddings" if _is_ours(target) else "/embeddings"
+    return "/v1/embeddings" if target.ours else "/embeddings"
 
 
 def _apart(target: Target, served: str, texts: list[str], expected: Any, tolerance: float) -> float:
@@ -285,12 +280,12 @@ def _one_round(
         )
         for start in range(0, len(batch), each)
     ]
-    before = metrics(target) if _is_ours(target) else {}
+    before = metrics(target) if target.ours else {}
     with watched(run.device) as busy:
         loaded = load(target, requests, clients=clients, processes=_client_processes())
     row: dict[str, Any] = _row(loaded, len(batch))
     row["gpu_busy"] = busy.share
-    if _is_ours(target):
+    if target.ours:
         row["stages"] = _stages(before, metrics(target))
     return row
 

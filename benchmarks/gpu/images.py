@@ -2,9 +2,9 @@
 decoding alone.
 
 Photographs of 500 x 375 pixels as JPEG files, a model of timm with random weights. Forward: the
-model on prepared tensors in this process, without decoding. Decoding: the service's own checks,
-decoder and preprocessing in this process, on one thread and on as many as there are cores. Service:
-clients with eight images a request, through /v1/embeddings as base64.
+bare model on tensors of the device in this process. Decoding: the service's own checks, decoder and
+preprocessing in this process, on one thread and on as many as there are cores. Service: clients
+with eight images a request, through /v1/embeddings as base64.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from statistics import median
 from typing import Any
 
 import pybase64
-import torch
 
 from app.encoders import vision
 from app.encoders.base import EncoderSpec, ModelSources
@@ -46,15 +45,13 @@ def measure(run: Run) -> dict[str, Any]:
     """Rates and ratios by architecture."""
     architectures, different, total, rounds = SIZES[run.device.name]
     files = models.photographs(different)
+    for architecture in architectures:
+        models.make_image_model(run.folder, architecture)
     found: dict[str, Any] = {}
     with serve(run, "images", {}) as server:
         for architecture in architectures:
-            models.make_image_model(run.folder, architecture)
-            post(
-                server,
-                "/encoders",
-                {"name": architecture, "kind": "timm", "model": architecture},
-            )
+            encoder = {"name": architecture, "kind": "timm", "model": architecture}
+            post(server, "/encoders", encoder)
             requests = _requests(server.request, architecture, files, total)
             alone = _alone(run, architecture, files)
             served = []
@@ -126,14 +123,7 @@ def _alone(run: Run, architecture: str, files: list[bytes]) -> dict[str, float]:
     spec = EncoderSpec("timm", architecture)
     encoder = vision.load(spec, ModelSources(run.folder), run.device.name)
     batch = BATCH[run.device.name]
-    chosen = list(itertools.islice(itertools.cycle(files), batch))
-    items = encoder.prepare(chosen, InputRole.document)
-    tensors = torch.stack([item.features for item in items]).to(run.device.name)
-
-    def forward() -> None:
-        with torch.inference_mode():
-            encoder._model(tensors)
-
+    forward = models.bare_image_model(run.folder / architecture, run.device.name, batch)
     times = [run.device.seconds(forward) for _ in range(4)]
 
     def decode(file: bytes) -> None:

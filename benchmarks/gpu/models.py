@@ -6,6 +6,8 @@ Random weights take as long as trained ones.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ def make_bert_base(folder: Path) -> Path:
     place = folder / BERT_BASE
     if (place / "modules.json").exists():
         return place
-    make_importable()  # before transformers, which imports torchvision if it is installed
+    _quiet_transformers()
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
     from transformers import AutoTokenizer, BertConfig, BertModel
@@ -55,15 +57,27 @@ def make_bert_base(folder: Path) -> Path:
 
 def sentence_model(folder: Path, device: str, dtype: str) -> Any:
     """The library's own model, to compare with."""
-    make_importable()
+    _quiet_transformers()
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(folder), device=device, local_files_only=True)
     return model.to(getattr(torch, dtype))
 
 
+def _quiet_transformers() -> None:
+    make_importable()  # before transformers, which imports torchvision if it is installed
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
 def make_image_model(folder: Path, architecture: str) -> Path:
-    """A model of timm with random weights, as its hub stores models, made once."""
+    """A model of timm with random weights, as its hub stores models, made once.
+
+    Raises Missing without timm.
+    """
+    if find_spec("timm") is None:
+        raise Missing("timm: pip install 'anchorage-server[vision]'")
     place = folder / architecture
     if not (place / "config.json").exists():
         make_importable()
@@ -73,6 +87,24 @@ def make_image_model(folder: Path, architecture: str) -> Path:
         model = timm.create_model(architecture, pretrained=False)
         timm.models.save_for_hf(model, str(place), safe_serialization=True)
     return place
+
+
+def bare_image_model(folder: Path, device: str, batch: int) -> Callable[[], object]:
+    """The forward pass of the model in a folder, without its classifier, on a batch of noise."""
+    make_importable()
+    import timm
+
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    model.reset_classifier(0)
+    model.eval().to(device)
+    size = timm.data.resolve_model_data_config(model)["input_size"]
+    pixels = torch.randn(batch, *size).to(device)
+
+    def forward() -> object:
+        with torch.inference_mode():
+            return model(pixels)
+
+    return forward
 
 
 def photographs(count: int) -> list[bytes]:

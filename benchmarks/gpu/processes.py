@@ -28,10 +28,11 @@ NAME = "processes"
 TITLE = "POST /translate with more processes"
 
 DIM, ANCHORS, MANY = 768, 1_000, 4_096
+NUMBER_BYTES = 4
 COUNTS = (1, 2, 4, 8, 16)
 ROUNDS = 3
 #: clients that send one vector, and requests of one process
-ONE_CLIENTS, ONE_REQUESTS = 64, 3_000
+ONE_CLIENTS, ONE_REQUESTS = 64, 2_000
 #: clients that send many vectors, and requests of one process; on up to FEW_CORES cores and on more
 FEW_CORES = 4
 FEW_MANY, MANY_MANY = (4, 24), (16, 160)
@@ -69,12 +70,15 @@ def tables(report: dict[str, Any]) -> list[Table]:
     columns = ["processes"]
     for name in names:
         columns += [f"{name}: {_unit(name)}", "times one process", "p99 ms"]
+        columns += ["MB/s each way"] if _unit(name) == "vectors/s" else []
     rows = []
     for count, row in report["rows"].items():
         cells = [count]
         for name in names:
             one = row[name]
             cells += [number(one["per_s"]), number(one["ratio"]), number(one["p99_ms"])]
+            if _unit(name) == "vectors/s":
+                cells.append(number(one["per_s"] * DIM * NUMBER_BYTES / 1e6))
         rows.append(cells)
     product = [["all threads", number(report["product_vectors_per_s"])]]
     return [Table(TITLE, columns, rows), Table("The bare product", ["", "vectors/s"], product)]

@@ -31,11 +31,16 @@ MakeSettings = Callable[[str], dict[str, str]]
 
 @dataclass(frozen=True)
 class Target:
-    """Where a load goes: an address, and the path before `/embeddings`."""
+    """Where a load goes.
+
+    base  path before that of each request
+    ours  whether it is the service, which has metrics
+    """
 
     host: str
     port: int
     base: str = ""
+    ours: bool = True
 
     def request(self, path: str, body: bytes, media: str = "application/json") -> bytes:
         """The bytes of one POST."""
