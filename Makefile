@@ -78,6 +78,7 @@ bench: $(INSTALLED) ## run all benchmarks, for hours, into benchmarks/results (s
 	$(BIN)/python -m benchmarks.gap
 	$(BIN)/python -m benchmarks.wire
 	$(BIN)/python -m benchmarks.bulk --gigabytes 5
+	$(BIN)/python -m benchmarks.gpu
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.bootstrap
 

@@ -43,8 +43,8 @@ PROCESSES = {"cpu": (2,), "cuda": (2, 4, 8)}
 #: model and dtype -> clients, sentences of a request, all sentences
 LOADS = {
     "cpu": {
-        (models.MINILM, "float32"): [(64, 1, 1_024), (4, 256, 2_048)],
-        (models.BERT_BASE, "float32"): [(64, 1, 128), (4, 64, 256)],
+        (models.MINILM, "float32"): [(64, 1, 1_024), (4, 256, 1_024)],
+        (models.BERT_BASE, "float32"): [(64, 1, 64), (4, 32, 128)],
     },
     "cuda": {
         (models.MINILM, "float32"): [(64, 1, 16_384), (4, 256, 65_536)],
@@ -58,7 +58,7 @@ ROUNDS = {"cpu": 2, "cuda": 5}
 #: largest difference from the library's numbers, by dtype
 TOLERANCES = {"float32": 1e-3, "bfloat16": 3e-2}
 #: sentences of the stages that are measured in this process
-STAGE_SENTENCES = 256
+STAGE_SENTENCES = 64
 
 
 def measure(run: Run) -> dict[str, Any]:

@@ -93,8 +93,9 @@ def _learned(device: Device, x: Tensor, y: Tensor, partner: Tensor) -> dict[str,
     def learn() -> None:
         outcomes.append(methods.run(pools, seeds, SelfLearningSettings()))
 
-    seconds = [device.seconds(learn)]
+    seconds: list[float] = []
     peak = device.peak(lambda: seconds.append(device.seconds(learn)))
+    seconds.append(device.seconds(learn))
     one, other = outcomes
     pairs = one.pairs.cpu()
     new = pairs[pairs[:, 0] >= SEEDS]
