@@ -33,6 +33,9 @@ from workers.supervisor import end_with_parent, supervise
 
 log = logging.getLogger("anchorage.server")
 
+#: lanes of all processes together for each core: twice as many cost busy processes a sixth
+LANES_PER_CORE = 4
+
 #: longer than load balancers and clients keep idle connections: closing first could cut a request
 IDLE_CONNECTION_S = 75
 
@@ -101,14 +104,29 @@ def _run_process(run: Callable[..., None], *arguments: Any) -> None:
 
 
 def _serve(settings: Settings, listening: socket.socket) -> None:
-    """Serve in one of several processes, with its share of the cores, until its parent ends."""
+    """Serve in one of several processes, until its parent ends."""
     logs.configure(settings.log_format)
-    if settings.threads is None:
-        torch.set_num_threads(max(1, torch.get_num_threads() // settings.workers))
     # A terminal sends SIGINT to all processes, and the parent passes it on as well.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
-    run(settings, create_app(settings), listening)
+    run(settings, create_shared(settings), listening)
+
+
+def create_shared(settings: Settings) -> FastAPI:
+    """Returns the application of one of several processes, and sets its number of torch threads.
+
+    Fits get the process's share of the cores. Its lanes, which have one torch thread each, are up
+    to LANES_PER_CORE times as many: a client alone uses more cores than the share, and the
+    operating system divides them between busy processes.
+    """
+    if settings.threads is not None:
+        return create_app(settings)
+    cores = torch.get_num_threads()
+    share = max(1, cores // settings.workers)
+    torch.set_num_threads(min(cores, LANES_PER_CORE * share))
+    application = create_app(settings)  # counts its lanes now
+    torch.set_num_threads(share)
+    return application
 
 
 def _config(settings: Settings, application: FastAPI | None) -> uvicorn.Config:

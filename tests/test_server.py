@@ -17,8 +17,10 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+import torch
 
 from app.demo.client import free_port
+from app.server import create_shared
 from app.services.access.api_keys import create_key
 from app.services.request_context import RequestContext
 from app.settings import Settings
@@ -289,3 +291,20 @@ def test_the_processes_share_one_owner_of_the_models_which_may_be_killed(
     assert server.process.wait(60) == 0
     until(lambda: not any(map(alive, server.hosts)), 20)
     assert "Traceback" not in server.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads", "lanes", "own"), [(2, None, 16, 8), (8, None, 8, 2), (8, 3, 3, 3)]
+)
+def test_a_process_has_its_share_of_torch_threads_and_more_lanes(
+    tmp_path: Path, workers: int, threads: int | None, lanes: int, own: int
+) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(16)
+        settings = Settings(data_dir=tmp_path, workers=workers, threads=threads)
+        services = create_shared(settings).state.services
+        assert (services.lanes.count, torch.get_num_threads()) == (lanes, own)
+        services.close()
+    finally:
+        torch.set_num_threads(before)

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from app.encoders.preprocessing import ImagePreparer, preprocessing_of
+from app.encoders.torchvision_ops import make_importable
 from app.errors import ImageTooLarge, InvalidImage, InvalidInput
 from app.services import image_lanes
 from app.services.image_lanes import LARGE_IMAGES_PIXELS, ImageLanes, PixelBudget
 from app.types import InputRole
 
+make_importable()
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("timm")
 
