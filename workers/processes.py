@@ -27,7 +27,7 @@ WORKERS_STOP_S = 15.0
 
 #: what a worker process needs, which takes seconds to import. The process that watches them needs
 #: none of it, so this module imports it only where it is used
-PRELOADED = ("app.wiring", "workers.main")
+PRELOADED = ("app.wiring", "workers.main", "workers.model_host")
 
 
 class NotShared(Exception):

@@ -281,7 +281,9 @@ def _run(parts: list[BatchPart]) -> AnchorageError | None:
         )
         if len(parts) == 1 or unreachable:
             for task, _ in parts:
-                task.fail(copy(error))  # a copy, because each request names its own field in it
+                own = copy(error)  # because each request names its own field in it
+                own.__cause__ = error.__cause__
+                task.fail(own)
         else:
             for part in parts:
                 if not part[0].future.done():

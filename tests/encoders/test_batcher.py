@@ -142,6 +142,7 @@ def test_any_error_of_a_model_fails_the_request_and_not_the_lane(error):
         with pytest.raises(EncoderFailed, match=type(error).__name__) as caught:
             result(batcher.submit(model, [item(error)], "a"))
         assert "secret" not in caught.value.detail
+        assert caught.value.__cause__ is error  # a worker looks whether its device failed
         torch.testing.assert_close(result(batcher.submit(model, [item(2)], "a")), squares([2]))
 
 
