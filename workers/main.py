@@ -14,7 +14,6 @@ from dataclasses import replace
 from threading import Event
 
 from app.device_failures import is_device_failure
-
 from app.errors import DatabaseUnavailable
 from app.observability import metrics
 from app.services.context import Services

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from app.device_failures import is_device_failure
 from app.errors import AnchorageError, DatabaseUnavailable, ReindexingActive, Unavailable
 from app.services.context import Services
-from app.device_failures import is_device_failure
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult, problem_of
 from app.services.reindexing.hold import Hold, hold
