@@ -92,11 +92,15 @@ class Several:
         ]
 
     def ready(self, started: int = 2) -> list[int]:
-        """Wait until this number of processes has started; returns the ids of those that serve."""
+        """Wait until this number of processes and a model host have started.
+
+        Returns the ids of those that serve.
+        """
 
         def said() -> bool:
             assert self.process.poll() is None, self.log.read_text()
-            return self.log.read_text().count("Application startup complete") == started
+            text = self.log.read_text()
+            return text.count("Application startup complete") == started and bool(self.hosts)
 
         until(said, 150)
         return self.children
@@ -244,7 +248,7 @@ def test_told_to_end_while_they_start_all_of_them_end_and_nothing_is_left(
     several: Callable[..., Several],
 ) -> None:
     server = several()
-    children = until(lambda: len(server.children) == 2 and server.children)
+    children = until(lambda: len(server.children) == 3 and server.children)  # one is a model host
     server.process.terminate()
     assert server.process.wait(timeout=60) == 0
     assert not [pid for pid in children if alive(pid)]

@@ -12,7 +12,7 @@ def test_a_service_of_one_process_is_ready_with_its_worker(client):
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()) == (
         200,
-        {"status": "ok", "database": True, "worker": True, "redis": None},
+        {"status": "ok", "database": True, "worker": True, "redis": None, "models": True},
     )
     assert [client.head(path).status_code for path in ("/livez", "/readyz")] == [
         200,
@@ -24,7 +24,7 @@ def test_with_redis_the_worker_is_elsewhere(serve, redis_url, redis_prefix):
     answer = serve(redis_url=redis_url, redis_prefix=redis_prefix).get("/readyz")
     assert (answer.status_code, answer.json()) == (
         200,
-        {"status": "ok", "database": True, "worker": None, "redis": True},
+        {"status": "ok", "database": True, "worker": None, "redis": True, "models": True},
     )
 
 
