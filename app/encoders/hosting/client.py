@@ -92,7 +92,7 @@ class _Host:
         self._address, self._key = address, key
         self._idle: deque[socket.socket] = deque()
         self._lock = threading.Lock()
-        self._has_answered = False
+        self._has_answered = self._is_away = False
         #: calls in progress
         self.calls = 0
 
@@ -106,10 +106,17 @@ class _Host:
         with self._lock:
             self.calls += 1
         try:
-            return self._call(header, payload, HOST_START_S if start_s is None else start_s)
+            reply = self._call(header, payload, HOST_START_S if start_s is None else start_s)
         except (OSError, EOFError, ValueError) as error:
-            log.warning("model host %s does not answer: %r", self._address, error)
-            raise _unavailable() from error
+            if not self._is_away:  # once, until it answers again
+                log.warning("model host %s does not answer: %r", self._address, error)
+            self._is_away = True
+            raise _unavailable() from None
+        else:
+            if self._is_away:
+                log.warning("model host %s answers again", self._address)
+            self._is_away = False
+            return reply
         finally:
             with self._lock:
                 self.calls -= 1
@@ -143,7 +150,8 @@ class _Host:
                 while not (reply := _receive_result(connection))[0].get("end"):
                     yield reply
         except (OSError, EOFError, ValueError) as error:
-            raise _unavailable() from error
+            log.warning("model host %s does not answer: %r", self._address, error)
+            raise _unavailable() from None
 
     def _take(self) -> socket.socket | None:
         with suppress(IndexError):
