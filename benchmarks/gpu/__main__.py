@@ -59,6 +59,8 @@ def main() -> None:
                 console.print(f"[red]{row} is left out.[/red] {error}", highlight=False)
                 continue
             found["took_s"] = time.perf_counter() - started
+            if arguments.note:
+                found["note"] = arguments.note
             for table in ROWS[row].tables(found):
                 console.print(table.printed())
             for what, why in found.get("left_out", {}).items():
@@ -92,6 +94,7 @@ def _arguments() -> argparse.Namespace:
     )
     made.add_argument("--infinity", metavar="PATH", help="the command infinity_emb")
     made.add_argument("--real", action="store_true", help="learn from real sentences")
+    made.add_argument("--note", metavar="TEXT", help="a sentence below these rows on the page")
     made.add_argument(
         "--models", type=Path, metavar="PATH", help="where to keep the models that it makes"
     )

@@ -105,9 +105,9 @@ def watched(device: Device) -> Iterator[Busy]:
         yield busy
         return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
-    query = ["--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", f"-lms={SAMPLE_MS}"]
+    form = ["--format=csv,noheader,nounits", f"--loop-ms={SAMPLE_MS}"]
     process = subprocess.Popen(
-        [program, f"--id={visible or 0}", *query],
+        [program, f"--id={visible or 0}", "--query-gpu=utilization.gpu", *form],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -27,7 +27,7 @@ from benchmarks.gpu import models
 from benchmarks.gpu.device import watched
 from benchmarks.gpu.report import Table, number
 from benchmarks.gpu.run import Run
-from benchmarks.gpu.servers import load, post, serve
+from benchmarks.gpu.servers import client_processes, load, post, serve
 
 NAME = "images"
 TITLE = "Images a second"
@@ -58,7 +58,7 @@ def measure(run: Run) -> dict[str, Any]:
             busy_shares = []
             for turn in range(-1, rounds):
                 with watched(run.device) as busy:
-                    loaded = load(server, requests, clients=CLIENTS)
+                    loaded = load(server, requests, clients=CLIENTS, processes=client_processes())
                 if turn >= 0:
                     served.append(total / loaded.seconds)
                     busy_shares += [] if busy.share is None else [busy.share]

@@ -80,9 +80,12 @@ def measure(run: Run) -> dict[str, Any]:
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
-    """One row for each computation."""
-    rows = [[name, f"{value:.1e}"] for name, value in report["deviations"].items()]
+    """One row for each computation that deviates or fails, and one for all others."""
+    apart = {name: value for name, value in report["deviations"].items() if value}
+    same = len(report["deviations"]) - len(apart)
+    rows = [[name, f"{value:.1e}"] for name, value in apart.items()]
     rows += [[name, error] for name, error in report["crashes"].items()]
+    rows.append([f"{same} {'other ' if rows else ''}computations", "0"])
     return [Table(TITLE, ["computation", "largest deviation, or the error"], rows)]
 
 

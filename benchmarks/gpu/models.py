@@ -94,10 +94,10 @@ def bare_image_model(folder: Path, device: str, batch: int) -> Callable[[], obje
     make_importable()
     import timm
 
-    model = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    model: Any = timm.create_model(f"local-dir:{folder}", pretrained=True)
     model.reset_classifier(0)
     model.eval().to(device)
-    size = timm.data.resolve_model_data_config(model)["input_size"]
+    size = model.pretrained_cfg["input_size"]
     pixels = torch.randn(batch, *size).to(device)
 
     def forward() -> object:

@@ -30,9 +30,10 @@ def section(report: dict[str, Any], device: str) -> str:
             continue
         for table in row.tables(found["rows"][name]):
             parts.append(shown(table))
+        parts += [found["rows"][name]["note"]] if "note" in found["rows"][name] else []
         for what, why in found["rows"][name].get("left_out", {}).items():
             parts.append(f"Left out: {what} ({why}).")
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
 def machine(about: dict[str, Any]) -> str:

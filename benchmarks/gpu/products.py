@@ -121,7 +121,7 @@ def _compared(
     precision, tf32 = PRECISIONS[name]
     matrix = translator.decoder.matrix
     out = torch.empty(len(vectors), matrix.shape[1], device=device.name)
-    exact = torch.empty(REQUEST_ROWS, matrix.shape[1], device=device.name)
+    exact = torch.empty_like(out[:REQUEST_ROWS])
     apply_into(translator, vectors[:REQUEST_ROWS], exact)
 
     def whole() -> None:

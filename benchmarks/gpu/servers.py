@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -83,7 +84,8 @@ def backing(run: Run) -> Iterator[MakeSettings]:
         folder = Path(name)
         for each in (run.folder, folder):
             each.chmod(0o711)  # PostgreSQL's user must reach its own folder below
-        redis, postgres = RedisServer(folder), Postgres(folder)
+        redis = RedisServer(folder)
+        postgres = Postgres(folder, options="-c max_connections=500")
         ending.callback(redis.kill)
         redis.start()
         redis.wait_ready()
@@ -155,6 +157,11 @@ def metrics(target: Target) -> dict[str, float]:
             name = " ".join([sample.name, *filter(None, [labels.get("route"), labels.get("kind")])])
             found[name] = found.get(name, 0.0) + sample.value
     return found
+
+
+def client_processes() -> int:
+    """A quarter of the cores: the servers need the others."""
+    return max(1, (os.cpu_count() or 1) // 4)
 
 
 def load(target: Target, requests: Sequence[bytes], *, clients: int, processes: int = 1) -> Loaded:
