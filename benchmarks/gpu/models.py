@@ -6,6 +6,8 @@ Random weights take as long as trained ones.
 from __future__ import annotations
 
 import io
+import json
+import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,23 +37,25 @@ def packaged_minilm() -> Path:
 
 
 def make_bert_base(folder: Path) -> Path:
-    """A BERT-base with random weights and MiniLM's tokenizer below `folder`, made once."""
+    """A BERT-base with random weights and MiniLM's tokenizer below `folder`, made once.
+
+    It has the layout of MiniLM's package, which older libraries read too. Raises Missing.
+    """
     place = folder / BERT_BASE
-    if (place / "modules.json").exists():
+    if place.exists():
         return place
     _quiet_transformers()
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
-    from transformers import AutoTokenizer, BertConfig, BertModel
+    from transformers import BertConfig, BertModel
 
-    plain = folder / "bert-base-plain"
-    tokenizer = AutoTokenizer.from_pretrained(str(packaged_minilm()), local_files_only=True)
+    made = place.with_suffix(".new")
+    shutil.copytree(packaged_minilm(), made, dirs_exist_ok=True)
     torch.manual_seed(0)
-    BertModel(BertConfig(vocab_size=len(tokenizer))).save_pretrained(plain)
-    tokenizer.save_pretrained(plain)
-    transformer = Transformer(str(plain), max_seq_length=256)
-    modules = [transformer, Pooling(transformer.get_embedding_dimension()), Normalize()]
-    SentenceTransformer(modules=modules, device="cpu").save(str(place))
+    model = BertModel(BertConfig())
+    model.save_pretrained(made)
+    pooling = made / "1_Pooling" / "config.json"
+    described = json.loads(pooling.read_text())
+    pooling.write_text(json.dumps({**described, "word_embedding_dimension": model.config.hidden_size}))
+    made.replace(place)
     return place
 
 
