@@ -54,7 +54,9 @@ def make_bert_base(folder: Path) -> Path:
     model.save_pretrained(made)
     pooling = made / "1_Pooling" / "config.json"
     described = json.loads(pooling.read_text())
-    pooling.write_text(json.dumps({**described, "word_embedding_dimension": model.config.hidden_size}))
+    pooling.write_text(
+        json.dumps({**described, "word_embedding_dimension": model.config.hidden_size})
+    )
     made.replace(place)
     return place
 
