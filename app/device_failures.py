@@ -12,8 +12,12 @@ FAILURE = re.compile(
     re.IGNORECASE,
 )
 
-#: too little memory leaves the device as it was, and another attempt may find more
-TOO_LITTLE_MEMORY = re.compile(r"out of memory|ALLOC_FAILED", re.IGNORECASE)
+#: errors of a call that leave the device as it was: too little memory, or an unsupported call
+HARMLESS = re.compile(
+    r"out of memory|ALLOC_FAILED|NOT_SUPPORTED|no kernel image|invalid (argument|configuration)|"
+    r"invalid device function|too many resources",
+    re.IGNORECASE,
+)
 
 #: the error of torch 2.8 and newer
 ACCELERATOR_ERRORS: tuple[type[BaseException], ...] = tuple(
@@ -37,7 +41,7 @@ def is_device_failure(error: BaseException | None) -> bool:
 
 def _is_failure(error: BaseException) -> bool:
     text = str(error)
-    if isinstance(error, torch.OutOfMemoryError) or TOO_LITTLE_MEMORY.search(text):
+    if isinstance(error, torch.OutOfMemoryError) or HARMLESS.search(text):
         return False
     if isinstance(error, ACCELERATOR_ERRORS):
         return True

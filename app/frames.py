@@ -40,17 +40,21 @@ def send(
 
 
 def receive(
-    connection: socket.socket, *, most: int, deadline: float | None = None
+    connection: socket.socket,
+    *,
+    most: int,
+    most_header: int = MOST_FRAME_HEADER_BYTES,
+    deadline: float | None = None,
 ) -> tuple[dict[str, Any], bytearray]:
     """Return the JSON object and the bytes of a message.
 
     Raises TimeoutError, EOFError when the peer has closed the connection, and ValueError for more
-    than `most` bytes or for JSON other than an object.
+    than `most` bytes, for an object of more than `most_header`, or for JSON other than an object.
     """
     header_bytes, payload_bytes = FRAME_LENGTHS.unpack(
         _exactly(connection, FRAME_LENGTHS.size, deadline)
     )
-    if header_bytes > MOST_FRAME_HEADER_BYTES or payload_bytes > most:
+    if header_bytes > most_header or payload_bytes > most:
         raise ValueError(f"a message of {header_bytes} and {payload_bytes} bytes")
     header = json.loads(_exactly(connection, header_bytes, deadline))
     if not isinstance(header, dict):

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from anyio import to_thread
 from fastapi import FastAPI
@@ -142,8 +143,12 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.services = services
     app.state.health_checks = health.HealthChecks(
         worker_alive=None if worker is None else lambda: worker.alive,
-        redis_answers=None if services.cache.store is None else services.cache.store.takes_writes,
-        models_answer=services.encoders.answers,
+        database_answers=health.SharedCheck(partial(health.database_answers, services)),
+        redis_answers=None
+        if services.cache.store is None
+        else health.SharedCheck(services.cache.store.takes_writes),
+        models_answer=health.SharedCheck(services.encoders.answers),
+        device_failed=lambda: services.encoders.broken,
     )
     app.state.admission = _admission(settings, services)
     app.state.streams = Counter()

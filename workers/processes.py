@@ -124,9 +124,9 @@ def work(settings: Settings, device: str, number: int) -> int:
     ):
         pass
     log.info("worker %d stops", os.getpid())
+    worker.stop()
     if host is not None:
         host.close()
-    worker.stop()
     if alive:
         services.close()
         return 0

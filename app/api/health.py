@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Thread
 from typing import Literal
 
-from anyio import CapacityLimiter, create_task_group, move_on_after, to_thread
+from anyio import move_on_after
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -35,23 +37,48 @@ PROBE_ANSWER_S = 1.5
 METRICS_DIR = "PROMETHEUS_MULTIPROC_DIR"
 
 
+class SharedCheck:
+    """A check that can hang. Probes that come while one runs wait for the same answer."""
+
+    def __init__(self, check: Callable[[], bool]) -> None:
+        self._check = check
+        self._running: Future[bool] | None = None
+
+    async def answer(self) -> bool:
+        """Return the answer, or False after PROBE_ANSWER_S. Raises the errors of the check."""
+        if self._running is None or self._running.done():
+            self._running = Future()
+            # A daemon, so that a check that hangs does not delay the end of the process.
+            Thread(target=self._run, args=(self._running,), name="health", daemon=True).start()
+        with move_on_after(PROBE_ANSWER_S):
+            return await asyncio.shield(asyncio.wrap_future(self._running))
+        return False
+
+    def _run(self, answer: Future[bool]) -> None:
+        try:
+            answer.set_result(self._check())
+        except Exception as error:
+            answer.set_exception(error)
+
+
 @dataclass(frozen=True)
 class HealthChecks:
     """Checks of what the process depends on. None: it does not depend on it."""
 
     worker_alive: Callable[[], bool] | None
-    redis_answers: Callable[[], bool] | None
-    models_answer: Callable[[], bool]
-    #: One thread for each check that can hang. Later probes wait for it, up to PROBE_ANSWER_S.
-    database_thread: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
-    redis_thread: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
-    models_thread: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
+    database_answers: SharedCheck
+    redis_answers: SharedCheck | None
+    models_answer: SharedCheck
+    #: whether the device failed on which this process runs models
+    device_failed: Callable[[], bool]
 
 
 class Live(BaseModel):
     """The process answers requests."""
 
-    status: Literal["ok"] = Field("ok", description="Always `ok`.")
+    status: Literal["ok", "device-failed"] = Field(
+        description="`ok`, or `device-failed` once the GPU on which it runs models has failed."
+    )
     version: str = Field(__version__, description="Version of the service.")
 
 
@@ -77,10 +104,20 @@ class Ready(BaseModel):
 
 
 @router.head("/livez", include_in_schema=False)
-@router.get("/livez", summary="Check that the process runs")
-async def livez() -> Live:
-    """Returns 200 as long as the process answers requests."""
-    return Live()
+@router.get(
+    "/livez",
+    summary="Check that the process runs",
+    responses={503: {"model": Live, "description": "Its device has failed. Restart it."}},
+)
+async def livez(request: Request, response: Response) -> Live:
+    """Returns 200 as long as the process answers requests, and 503 after its GPU has failed.
+
+    Only a new process can use the GPU again: restart this one.
+    """
+    if request.app.state.health_checks.device_failed():
+        response.status_code = 503
+        return Live(status="device-failed")
+    return Live(status="ok")
 
 
 @router.head("/readyz", include_in_schema=False)
@@ -89,29 +126,18 @@ async def livez() -> Live:
     summary="Check that requests are served",
     responses={503: {"model": Ready, "description": "Something is unavailable, or it stops."}},
 )
-async def readyz(request: Request, response: Response, services: Svc) -> Ready:
+async def readyz(request: Request, response: Response) -> Ready:
     """Returns 200 if the process can serve requests, and 503 if it cannot or is stopping.
 
     It answers within 2 seconds.
     """
     checks: HealthChecks = request.app.state.health_checks
-    answers: dict[str, bool] = {}
-
-    async def run_check(name: str, check: Callable[[], bool], thread: CapacityLimiter) -> None:
-        with move_on_after(PROBE_ANSWER_S):
-            answers[name] = await to_thread.run_sync(check, limiter=thread, abandon_on_cancel=True)
-
-    async with create_task_group() as group:
-        group.start_soon(
-            run_check, "database", partial(_database_answers, services), checks.database_thread
-        )
-        if checks.redis_answers is not None:
-            group.start_soon(run_check, "redis", checks.redis_answers, checks.redis_thread)
-        group.start_soon(run_check, "models", checks.models_answer, checks.models_thread)
-    database = answers.get("database", False)
+    running = [checks.database_answers, checks.models_answer]
+    if checks.redis_answers is not None:
+        running.append(checks.redis_answers)
+    database, models, *others = await asyncio.gather(*(check.answer() for check in running))
     worker = None if checks.worker_alive is None else checks.worker_alive()
-    redis = None if checks.redis_answers is None else answers.get("redis", False)
-    models = answers.get("models", False)
+    redis = others[0] if others else None
     status: Literal["ok", "degraded", "stopping", "unavailable"] = "ok"
     if redis is False or not models:
         status = "degraded"
@@ -125,7 +151,8 @@ async def readyz(request: Request, response: Response, services: Svc) -> Ready:
     return Ready(status=status, database=database, worker=worker, redis=redis, models=models)
 
 
-def _database_answers(services: Services) -> bool:
+def database_answers(services: Services) -> bool:
+    """Whether the database answers."""
     try:
         services.db.ping()
     except SQLAlchemyError as error:

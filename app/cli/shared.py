@@ -115,5 +115,6 @@ def print_columns(rows: Sequence[Sequence[str]]) -> None:
 
 
 def _setting_error(setting: object, message: str, value: object) -> str:
-    """Returns what is wrong with a setting, without the value of a URL: it can hold a password."""
-    return f"{setting}: {message}" + ("" if str(setting).endswith("_url") else f", not {value}")
+    """Returns what is wrong with a setting, without a value that is or can hold a secret."""
+    secret = str(setting).endswith(("_url", "_urls", "_key", "stores"))
+    return f"{setting}: {message}" + ("" if secret else f", not {value}")

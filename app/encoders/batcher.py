@@ -187,12 +187,18 @@ class Batcher:
             ready.wait()
 
     def _lane(self, ready: threading.Event) -> None:
-        if self._threads is not None:
-            use_threads(self._threads)
-        if torch.device(self._device).type == "cuda":
-            # One lane copies and hands out while another computes.
-            torch.cuda.set_stream(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
-        ready.set()
+        try:
+            if self._threads is not None:
+                use_threads(self._threads)
+            if torch.device(self._device).type == "cuda":
+                # One lane copies and hands out while another computes.
+                stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+                torch.cuda.set_stream(stream)
+        except Exception:  # the models will fail too, and their requests learn it
+            log.exception("a lane cannot use the device %s", self._device)
+            self.broken = True
+        finally:
+            ready.set()
         while self._step():
             pass
 
@@ -205,8 +211,9 @@ class Batcher:
         if parts is None:
             return False
         started = time.perf_counter()
-        for task, _ in parts:
-            metrics.ENCODE_WAIT_SECONDS.observe(started - task.started)
+        if self._counted:
+            for task, _ in parts:
+                metrics.ENCODE_WAIT_SECONDS.observe(started - task.started)
         try:
             error = _run(parts)
             if error is None:

@@ -14,11 +14,12 @@ from dataclasses import replace
 
 import torch
 
+from app.device_failures import is_device_failure
 from app.encoders import text, vision
 from app.encoders.base import EncoderModel, EncoderSpec, Item, ModelSources
 from app.encoders.batch_queue import EncodeTask
 from app.encoders.batcher import Batcher
-from app.encoders.hosting.client import ModelHosts
+from app.encoders.hosting.client import HostedModel, ModelHosts
 from app.encoders.remote import encoder as remote
 from app.errors import AnchorageError, EncoderNeedsVectors, EncoderUnavailable
 from app.observability import metrics
@@ -91,6 +92,7 @@ class EncoderPool:
             if hosts is None
             else Batcher(
                 lanes=HOST_LANES,
+                each=HOST_LANES - 1,  # a model that a host has to load leaves a lane for others
                 threads=None,
                 budget=BATCH_TOKENS,
                 most=MOST_WAITING_TOKENS,
@@ -157,6 +159,11 @@ class EncoderPool:
         """Whether the device of this process failed, so that only another process can use it."""
         return self._compute.broken
 
+    def check_device(self, error: BaseException) -> None:
+        """Remember that the device is broken if this error shows it."""
+        if is_device_failure(error):
+            self._compute.broken = True
+
     def answers(self) -> bool:
         """Whether models can run: the device of this process works, or a model host answers."""
         return not self.broken if self._hosts is None else self._hosts.answer()
@@ -193,9 +200,12 @@ class EncoderPool:
         try:
             model = loader(spec, self._sources, self._device)
             self._add(spec.key, model)
-        except AnchorageError:
+        except AnchorageError as error:
             metrics.MODEL_LOADS.labels("refused").inc()
+            self.check_device(error)
             raise
+        if isinstance(model, HostedModel):
+            return model  # its host counts it
         metrics.MODEL_LOADS.labels("loaded").inc()
         if model.nbytes:
             _freeze_objects()
@@ -220,7 +230,9 @@ class EncoderPool:
         return sum(model.nbytes for model, _ in self._loaded.values())
 
     def _update_metrics(self) -> None:
-        metrics.MODELS.set(len(self._loaded))
+        metrics.MODELS.set(
+            sum(not isinstance(model, HostedModel) for model, _ in self._loaded.values())
+        )
         metrics.MODEL_BYTES.set(self._bytes())
 
 

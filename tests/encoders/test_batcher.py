@@ -308,3 +308,14 @@ def test_the_lanes_remember_that_their_device_has_failed(error, broken):
         until(lambda: batcher.broken == broken)
         result(batcher.submit(model, [item(2)], "a"))
         assert batcher.broken == broken
+
+
+def test_lanes_that_cannot_use_their_device_fail_their_tasks_instead_of_hanging(monkeypatch):
+    def fail(device):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "Stream", fail)
+    batcher = Batcher(lanes=1, threads=None, budget=8, most=100, device="cuda:0")
+    assert result(batcher.submit(Squares(), [item(3)], "a")).tolist() == [[3, 9]]
+    assert batcher.broken
+    batcher.close()

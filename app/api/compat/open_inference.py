@@ -182,9 +182,9 @@ async def live() -> ServerLive:
         503: {"model": ServerReady, "description": "Something is unavailable, or it stops."}
     },
 )
-async def ready(request: Request, response: Response, services: Svc) -> ServerReady:
+async def ready(request: Request, response: Response) -> ServerReady:
     """Returns 200 if the server can serve requests, and 503 if it cannot, as `/readyz` does."""
-    state = await health.readyz(request, response, services)
+    state = await health.readyz(request, response)
     return ServerReady(ready=state.status in ("ok", "degraded"))
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import socket
+import stat
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 #: how long a connection may take to be made
 CONNECT_S = 2.0
+
+#: an idle connection is probed after 30 s, and closed about 30 s after a machine has gone
+KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 _TCP = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[^:/\[\]]+):(\d{1,5})/?")
 
@@ -71,9 +76,9 @@ class HostAddress:
         if self.path is None:
             family = socket.AF_INET6 if ":" in self.name else socket.AF_INET
             return socket.create_server((self.name, self.port), family=family, backlog=backlog)
+        with suppress(FileNotFoundError):  # the socket of a process that was killed
+            self._remove_unused_socket()
         listener = socket.socket(socket.AF_UNIX)
-        with suppress(FileNotFoundError):  # of a process that was killed
-            Path(self.path).unlink()
         mask = os.umask(0o177)
         try:
             listener.bind(self.path)
@@ -81,6 +86,16 @@ class HostAddress:
             os.umask(mask)
         listener.listen(backlog)
         return listener
+
+    def _remove_unused_socket(self) -> None:
+        """Raises OSError for another kind of file, and for a socket that a process listens at."""
+        path = Path(str(self.path))
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise FileExistsError(f"{path} is not a socket")
+        with suppress(ConnectionRefusedError):
+            self.connect().close()
+            raise OSError(errno.EADDRINUSE, f"another process listens at {path}")
+        path.unlink()
 
     def bound(self, listener: socket.socket) -> HostAddress:
         """Return the address with the port that the system chose for port 0."""
@@ -92,4 +107,7 @@ def tune(connection: socket.socket) -> socket.socket:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for name, value in KEEP_ALIVE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return connection

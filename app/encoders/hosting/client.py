@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import socket
 import threading
 import time
@@ -18,6 +19,7 @@ from torch import Tensor
 from app.encoders.base import EncoderSpec, Input, Item, ModelIdentity, ModelSources, Preparer
 from app.encoders.hosting.addresses import HostAddress
 from app.encoders.hosting.messages import (
+    GREETING_S,
     Reply,
     greet,
     pack_items,
@@ -29,13 +31,22 @@ from app.encoders.hosting.messages import (
 )
 from app.encoders.preprocessing import ImagePreparer, preprocessing_of
 from app.encoders.tokenizer import TextPreparer
-from app.errors import AnchorageError, ModelsUnavailable
+from app.errors import AnchorageError, EncoderChanged, EncoderUnavailable, ModelsUnavailable
 from app.types import InputRole, Modality
 
 log = logging.getLogger("anchorage.encoders")
 
+#: memory of a tokenizer beyond its description
+RECIPE_COPIES = 10
+
 #: how long the first request waits for a host that is still starting, and how often it looks
 HOST_START_S, HOST_START_POLL_S = 60.0, 0.2
+
+#: how long readiness waits for a host, and how long a host without an answer gets no requests
+PING_S, AWAY_S = 1.0, 10.0
+
+#: most refusals of one host that are logged
+MOST_REFUSALS = 100
 
 
 class ModelHosts:
@@ -59,26 +70,43 @@ class ModelHosts:
 
     def answer(self) -> bool:
         """Whether at least one host answers now."""
-        for host in self._hosts:
-            with suppress(ModelsUnavailable):
-                host.call({"do": "ping"}, start_s=0.0)
-                return True
-        return False
+        return any(host.ping() for host in self._ordered())
 
     def call(self, header: dict[str, Any], payload: bytes = b"") -> Reply:
-        """Return the answer of the least busy host, or of the next if that one does not answer.
+        """Return the answer of the least busy host, or of the next if that one does not answer or
+        does not have the model.
 
         Raises ModelsUnavailable, and the host's errors.
         """
-        hosts = sorted(self._hosts, key=lambda host: host.calls)
-        for host in hosts[:-1]:
-            with suppress(ModelsUnavailable):
-                return host.call(header, payload, start_s=0.0)
-        return hosts[-1].call(header, payload)
+        hosts = self._ordered()
+        refusal: AnchorageError = _unavailable()
+        for host in hosts:
+            if host.is_away and host.has_answered and not host.ping():
+                continue  # in a second, and not after the whole silence
+            try:
+                return host.call(
+                    header, payload, start_s=HOST_START_S if host is hosts[-1] else 0.0
+                )
+            except ModelsUnavailable:
+                continue
+            except (EncoderUnavailable, EncoderChanged) as error:
+                if len(hosts) > 1:
+                    host.note_refusal(error)
+                refusal = error
+        raise refusal
+
+    def _ordered(self) -> list[_Host]:
+        """The hosts that answer, the least busy first, and then those that did not answer lately.
+
+        A host that did not is tried again AWAY_S later.
+        """
+        now = time.monotonic()
+        hosts = random.sample(self._hosts, len(self._hosts))
+        return sorted(hosts, key=lambda host: (host.is_away and now < host.away_until, host.calls))
 
     def stream(self, header: dict[str, Any], payload: bytes) -> Iterator[Reply]:
         """Yield the answers of a host until it says that there are no more."""
-        yield from min(self._hosts, key=lambda host: host.calls).stream(header, payload)
+        yield from self._ordered()[0].stream(header, payload)
 
     def close(self) -> None:
         for host in self._hosts:
@@ -92,34 +120,58 @@ class _Host:
         self._address, self._key = address, key
         self._idle: deque[socket.socket] = deque()
         self._lock = threading.Lock()
-        self._has_answered = self._is_away = False
+        self.has_answered = False
+        #: whether the last call had no answer, why, and when the host is tried again
+        self.is_away, self._reason, self.away_until = False, "", 0.0
+        self._refusals: set[str] = set()
         #: calls in progress
         self.calls = 0
 
-    def call(
-        self, header: dict[str, Any], payload: bytes = b"", *, start_s: float | None = None
-    ) -> Reply:
+    def call(self, header: dict[str, Any], payload: bytes, *, start_s: float) -> Reply:
         """Return the host's answer. Raises ModelsUnavailable, and the host's errors.
 
-        start_s  how long to wait for a host that has never answered; None: HOST_START_S
+        start_s  how long to wait for a host that has never answered
         """
         with self._lock:
             self.calls += 1
         try:
-            reply = self._call(header, payload, HOST_START_S if start_s is None else start_s)
+            return self._call(header, payload, start_s)
         except (OSError, EOFError, ValueError) as error:
-            if not self._is_away:  # once, until it answers again
-                log.warning("model host %s does not answer: %r", self._address, error)
-            self._is_away = True
+            self._note_away(error)
             raise _unavailable() from None
-        else:
-            if self._is_away:
-                log.warning("model host %s answers again", self._address)
-            self._is_away = False
-            return reply
         finally:
             with self._lock:
                 self.calls -= 1
+
+    def ping(self) -> bool:
+        """Whether the host answers within about PING_S."""
+        try:
+            with self._connect(0.0, PING_S) as connection:
+                send(connection, {"do": "ping"})
+                receive(connection, silence_s=PING_S)
+        except (OSError, EOFError, ValueError) as error:
+            self._note_away(error)
+            return False
+        self._note_answer()
+        return True
+
+    def _note_away(self, error: Exception) -> None:
+        """Log each reason once, until the host answers again."""
+        if repr(error) != self._reason:
+            log.warning("model host %s does not answer: %r", self._address, error)
+        self.is_away, self._reason = True, repr(error)
+        self.away_until = time.monotonic() + AWAY_S
+
+    def note_refusal(self, error: AnchorageError) -> None:
+        """Log once that this host lacks what another may have."""
+        if error.detail not in self._refusals and len(self._refusals) < MOST_REFUSALS:
+            self._refusals.add(error.detail)
+            log.warning("model host %s refuses a model: %s", self._address, error.detail)
+
+    def _note_answer(self) -> None:
+        if self.is_away:
+            log.warning("model host %s answers again", self._address)
+        self.is_away, self._reason = False, ""
 
     def _call(self, header: dict[str, Any], payload: bytes, start_s: float) -> Reply:
         connection = self._take()
@@ -135,22 +187,24 @@ class _Host:
             reply = _receive_result(connection)
         except AnchorageError:
             self._idle.append(connection)  # the host refused the request; the connection is good
+            self._note_answer()
             raise
         except BaseException:
             connection.close()
             raise
         self._idle.append(connection)
+        self._note_answer()
         return reply
 
     def stream(self, header: dict[str, Any], payload: bytes) -> Iterator[Reply]:
         """Yield answers; a caller that stops early closes the connection."""
         try:
-            with self._connect(0.0) as connection:
+            with self._connect(HOST_START_S) as connection:
                 send(connection, {**header, "process": _process_name()}, payload)
                 while not (reply := _receive_result(connection))[0].get("end"):
                     yield reply
         except (OSError, EOFError, ValueError) as error:
-            log.warning("model host %s does not answer: %r", self._address, error)
+            self._note_away(error)
             raise _unavailable() from None
 
     def _take(self) -> socket.socket | None:
@@ -158,23 +212,23 @@ class _Host:
             return self._idle.pop()
         return None
 
-    def _connect(self, start_s: float) -> socket.socket:
+    def _connect(self, start_s: float, greeting_s: float = GREETING_S) -> socket.socket:
         """Connect; wait for a host that has never answered, as it may still be starting."""
-        deadline = time.monotonic() + (0.0 if self._has_answered else start_s)
+        deadline = time.monotonic() + (0.0 if self.has_answered else start_s)
         while True:
             try:
                 connection = self._address.connect()
                 break
-            except (ConnectionRefusedError, FileNotFoundError):
+            except (ConnectionRefusedError, FileNotFoundError, socket.gaierror):
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(HOST_START_POLL_S)
         try:
-            greet(connection, self._key, server=False)
+            greet(connection, self._key, server=False, limit_s=greeting_s)
         except BaseException:
             connection.close()
             raise
-        self._has_answered = True
+        self.has_answered = True
         return connection
 
     def close(self) -> None:
@@ -188,8 +242,6 @@ class HostedModel:
     #: it computes, though elsewhere: its batches are formed by the host
     remote = False
     pads = False
-    #: no weights are in this process
-    nbytes = 0
 
     def __init__(
         self,
@@ -201,6 +253,8 @@ class HostedModel:
         self.identity = ModelIdentity(**description["identity"])
         self.modality = Modality(description["modality"])
         self.preparer = _make_preparer(self.modality, recipe)
+        #: of the tokenizer: the weights are elsewhere
+        self.nbytes = RECIPE_COPIES * len(orjson.dumps(recipe))
         self._hosts, self._spec = hosts, spec
 
     @property

@@ -6,8 +6,9 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ from app.encoders.hosting.messages import (
     unpack_spec,
 )
 from app.encoders.pool import EncoderPool
-from app.errors import AnchorageError, EncoderChanged
+from app.errors import AnchorageError, EncoderChanged, EncoderFailed
 
 log = logging.getLogger("anchorage.encoders")
 
@@ -36,6 +37,12 @@ MODEL_TASKS = 4
 
 #: the files of a model other than a client expects are read again after this time
 REREAD_S = 10.0
+
+#: how long a stopping host answers the requests that arrived, and how often it looks
+HOST_STOP_S, HOST_STOP_POLL_S = 8.0, 0.02
+
+#: most connections at once that have not shown the key yet
+MOST_STRANGERS = 64
 
 #: connections that wait to be accepted
 HOST_BACKLOG = 128
@@ -52,8 +59,11 @@ class ModelHost:
         self._pool = pool
         self._key = key
         self._tasks = ThreadPoolExecutor(MODEL_TASKS, thread_name_prefix="models")
+        #: all connections that have shown the key, and those that wait for a request
         self._connections: set[socket.socket] = set()
+        self._idle: set[socket.socket] = set()
         self._lock = threading.Lock()
+        self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
         self._listener = address.listen(HOST_BACKLOG)
         self.address = address.bound(self._listener)
         self._closed = False
@@ -63,41 +73,68 @@ class ModelHost:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening, and close all connections."""
+        """Stop listening, answer the requests that arrived, and close all connections."""
         self._closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        with self._lock:
-            connections = list(self._connections)
-        for connection in connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        deadline = time.monotonic() + HOST_STOP_S
+        while self._connections and time.monotonic() < deadline:
+            self._shut_down(self._idle)
+            time.sleep(HOST_STOP_POLL_S)
+        self._shut_down(self._connections)
         self._tasks.shutdown(wait=False, cancel_futures=True)
+
+    def _shut_down(self, connections: set[socket.socket]) -> None:
+        with self._lock:
+            for connection in connections:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         while not self._closed:
             try:
-                connection, _ = self._listener.accept()
-            except OSError as error:
+                connection, peer = self._listener.accept()
+                self._start(connection, str(peer))
+            except (OSError, RuntimeError) as error:  # too few files or threads
                 if not self._closed:
                     log.warning("the model host cannot accept a connection: %s", error)
-                    threading.Event().wait(WAIT_SIGN_S)
-                continue
-            threading.Thread(
-                target=self._serve, args=(connection,), name="model host connection", daemon=True
-            ).start()
+                    time.sleep(WAIT_SIGN_S)
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _start(self, connection: socket.socket, peer: str) -> None:
+        """Serve the connection in a thread, unless too many others have not shown the key yet."""
+        if not self._strangers.acquire(blocking=False):
+            connection.close()
+            return
+        thread = threading.Thread(
+            target=self._serve, args=(connection, peer), name="model host connection", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:
+            self._strangers.release()
+            connection.close()
+            raise
+
+    def _serve(self, connection: socket.socket, peer: str) -> None:
+        try:
+            greet(tune(connection), self._key, server=True)
+        except (OSError, EOFError, ValueError, RecursionError) as error:
+            log.warning("a connection of %s to the model host is refused: %r", peer, error)
+            connection.close()
+            return
+        finally:
+            self._strangers.release()
         with self._lock:
             self._connections.add(connection)
         try:
-            greet(tune(connection), self._key, server=True)
             while not self._closed:
+                with self._lock:
+                    self._idle.add(connection)
                 message = receive(connection, silence_s=None)
+                with self._lock:
+                    self._idle.discard(connection)
                 _Request(self._pool, self._tasks, connection, message).answer()
-        except PermissionError as error:
-            log.warning("a connection to the model host is refused: %s", error)
         except (OSError, EOFError):
             pass  # the other process has closed the connection, or ended
         except Exception:
@@ -106,6 +143,7 @@ class ModelHost:
             connection.close()
             with self._lock:
                 self._connections.discard(connection)
+                self._idle.discard(connection)
 
 
 class _Request:
@@ -133,6 +171,8 @@ class _Request:
         try:
             operations[self._header["do"]]()
         except AnchorageError as error:
+            if error.__cause__ is not None:  # the client learns only the error
+                log.warning("%s: %s", error.code, error.detail, exc_info=error.__cause__)
             send(self._connection, {"error": pack_error(error)})
 
     def _open(self) -> None:
@@ -185,15 +225,29 @@ class _Request:
         return cast(PreparedModel, model)
 
     def _later(self, compute: Callable[[], Any]) -> Any:
-        return self._await(self._tasks.submit(compute))
+        """Return the result of another thread. Raises AnchorageErrors, and OSError as `_await`."""
+
+        def compute_or_explain() -> Any:
+            try:
+                return compute()
+            except AnchorageError as error:
+                self._pool.check_device(error)
+                raise
+            except Exception as error:
+                self._pool.check_device(error)
+                raise EncoderFailed(
+                    f"The model failed with {type(error).__name__}. The log of the process that "
+                    "runs the models has the reason."
+                ) from error
+
+        return self._await(self._tasks.submit(compute_or_explain))
 
     def _await(self, future: Future[Any]) -> Any:
         """Wait for the result, and send signs of life. Raises OSError when the client has left."""
         try:
-            while True:
-                with suppress(TimeoutError):
-                    return future.result(timeout=WAIT_SIGN_S)
+            while not wait([future], WAIT_SIGN_S).done:
                 send(self._connection, {"wait": True})
         except OSError:
             future.cancel()
             raise
+        return future.result()

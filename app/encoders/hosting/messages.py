@@ -30,8 +30,8 @@ MOST_HOST_MESSAGE = 2**30
 WAIT_SIGN_S = 1.0
 SILENCE_S = 15.0
 
-#: most bytes of a message before the other side has shown that it knows the key
-MOST_GREETING = 256
+#: most bytes of a message, and the time limit, until the other side has shown that it knows the key
+MOST_GREETING, GREETING_S = 256, 5.0
 
 Reply = tuple[dict[str, Any], memoryview]
 
@@ -51,20 +51,23 @@ def send(connection: socket.socket, header: dict[str, Any], payload: frames.Buff
 # --- the key --------------------------------------------------------------------------------------
 
 
-def greet(connection: socket.socket, key: bytes, *, server: bool) -> None:
+def greet(
+    connection: socket.socket, key: bytes, *, server: bool, limit_s: float = GREETING_S
+) -> None:
     """Let both sides prove that they know the key, without sending it.
 
     Each side sends a random text, and answers the other's with HMAC-SHA256(key, side + text).
     Raises PermissionError for a wrong key, and the errors of `receive`.
     """
-    deadline = time.monotonic() + SILENCE_S
+    deadline = time.monotonic() + limit_s
     own, other = ("host", "client") if server else ("client", "host")
     text = secrets.token_hex(32)
     frames.send(connection, {"text": text}, deadline=deadline)
-    challenge, _ = frames.receive(connection, most=MOST_GREETING, deadline=deadline)
+    limits = {"most": MOST_GREETING, "most_header": MOST_GREETING}
+    challenge, _ = frames.receive(connection, **limits, deadline=deadline)
     answer = _prove(key, own, str(challenge.get("text")))
     frames.send(connection, {"proof": answer}, deadline=deadline)
-    proof, _ = frames.receive(connection, most=MOST_GREETING, deadline=deadline)
+    proof, _ = frames.receive(connection, **limits, deadline=deadline)
     if not hmac.compare_digest(str(proof.get("proof")).encode(), _prove(key, other, text).encode()):
         raise PermissionError("the other side of the connection has another key")
 

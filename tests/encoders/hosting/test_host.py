@@ -23,6 +23,7 @@ from app.encoders.hosting.host import ModelHost
 from app.encoders.pool import EncoderPool
 from app.errors import (
     EncoderChanged,
+    EncoderFailed,
     EncoderUnavailable,
     InvalidInput,
     ModelsUnavailable,
@@ -115,7 +116,7 @@ def test_a_hosted_model_is_the_hosts_model(pool, owner, name, role):
     assert [(each.tokens, each.truncated) for each in sent] == [
         (each.tokens, each.truncated) for each in expected
     ]
-    assert hosted.nbytes == 0
+    assert 0 < hosted.nbytes < 100_000  # of the tokenizer alone
 
 
 def test_requests_of_many_threads_and_processes_get_their_own_vectors(host, owner):
@@ -267,3 +268,96 @@ def test_images_are_decoded_by_the_client_and_encoded_by_the_host(tmp_path, dtyp
         hosted.prepare(["a text"], InputRole.document)
     for each in (pool, host, owner):
         each.close()
+
+
+def test_connections_that_say_nothing_leave_room_for_others(host, pool):
+    silent = [host.address.connect() for _ in range(100)]
+    until(pool.answers, 30)  # at the latest when the host has closed them
+    for each in silent:
+        each.close()
+
+
+def test_the_file_at_a_sockets_path_is_replaced_only_if_it_is_an_unused_socket(tmp_path):
+    address = HostAddress.parse(f"unix:{tmp_path}/m")
+    Path(address.path).write_text("mine")
+    with pytest.raises(FileExistsError):
+        address.listen(1)
+    Path(address.path).unlink()
+    with address.listen(1), pytest.raises(OSError, match="another process listens"):
+        address.listen(1)
+    address.listen(1).close()
+
+
+def test_an_error_of_the_hosts_disk_is_logged_there_and_is_none_of_the_connection(
+    host, pool, owner, monkeypatch, caplog
+):
+    def fail(*_):
+        raise TimeoutError("the disk")
+
+    monkeypatch.setattr(owner, "get", fail)
+    with pytest.raises(EncoderFailed, match="TimeoutError"):
+        pool.get(spec())
+    assert "the disk" in caplog.text
+    assert pool.answers()
+
+
+def test_a_load_of_one_model_leaves_a_lane_for_others(host, pool, owner, monkeypatch):
+    ready, waiting = pool.get(spec()), pool.get(spec("static"))
+    begun, release = threading.Event(), threading.Event()
+    get = owner.get
+
+    def slowly(*arguments):
+        begun.set()
+        assert release.wait(30)
+        return get(*arguments)
+
+    owner.forget(spec("static"))
+    monkeypatch.setattr(owner, "get", slowly)
+    tasks = [
+        pool.submit(waiting, waiting.prepare(TEXTS, InputRole.document), "me") for _ in range(8)
+    ]
+    assert begun.wait(30)
+    assert len(encode(pool, ready)) == len(TEXTS)
+    release.set()
+    for task in tasks:
+        task.future.result(timeout=60)
+
+
+def test_a_host_without_the_model_is_passed_over_and_named_once(host, tmp_path, caplog):
+    empty = EncoderPool(ModelSources(tmp_path), cores=1)
+    without = ModelHost(empty, HostAddress.parse(f"unix:{tmp_path}/empty"), KEY)
+    without.start()
+    pool = EncoderPool(hosts=ModelHosts([without.address, host.address], KEY))
+    for number in range(12):
+        model = pool.get(spec())
+        assert len(encode(pool, model, TEXTS[: 1 + number % 4])) == 1 + number % 4
+        pool.forget(spec())
+    refusals = [each for each in caplog.messages if "refuses a model" in each]
+    assert len(refusals) == 1
+    assert str(without.address) in refusals[0]
+    with pytest.raises(EncoderUnavailable):
+        pool.get(spec("missing"))
+    for each in (pool, without, empty):
+        each.close()
+
+
+def test_a_host_that_is_stopped_answers_the_requests_that_it_has(host, pool, owner, monkeypatch):
+    model, own = pool.get(spec()), owner.get(spec())
+    begun, release = threading.Event(), threading.Event()
+    run = own.run
+
+    def slowly(items):
+        begun.set()
+        assert release.wait(30)
+        return run(items)
+
+    monkeypatch.setattr(own, "run", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        result = threads.submit(encode, pool, model)
+        assert begun.wait(30)
+        closed = threads.submit(host.close)
+        until(lambda: not pool.answers())
+        assert not closed.done()
+        release.set()
+        assert len(result.result()) == len(TEXTS)
+        closed.result(timeout=30)
