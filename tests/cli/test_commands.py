@@ -184,8 +184,9 @@ def test_a_worker_of_a_sqlite_file_is_told_what_to_set(tmp_path: Path) -> None:
 def test_a_worker_is_told_to_migrate_first_and_which_devices_there_are(
     tmp_path: Path, redis_url: str
 ) -> None:
+    assert "anchorage db upgrade" in refusal(tmp_path, "worker", redis_url=redis_url, devices="tpu")
+    run(tmp_path, "db", "upgrade")
     assert "device" in refusal(tmp_path, "worker", redis_url=redis_url, devices="tpu")
-    assert "anchorage db upgrade" in refusal(tmp_path, "worker", redis_url=redis_url, devices="cpu")
 
 
 def test_the_schema_goes_back_for_an_older_version_and_forward_again(
