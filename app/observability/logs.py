@@ -63,7 +63,9 @@ class JsonLines(logging.Formatter):
             "event": record.getMessage(),
         }
         line.update(level=record.levelname.lower(), logger=record.name)
-        line.update((name, own[name]) for name in own.keys() - _STANDARD)
+        # A name that begins with "_" is a library's own: Ray adds one to every record.
+        extras = (name for name in own.keys() - _STANDARD if not name.startswith("_"))
+        line.update((name, own[name]) for name in extras)
         moment = datetime.fromtimestamp(record.created, UTC)
         line["timestamp"] = f"{moment.isoformat(timespec='microseconds')[:-6]}Z"
         if record.exc_info:

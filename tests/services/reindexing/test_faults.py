@@ -37,7 +37,7 @@ def complete(moving: Moving, count: int = ROWS) -> bool:
     """Whether the reindexing is filled, row for row as an undisturbed run does it."""
     found = moving.beside()
     rows = np.stack([found[each] for each in range(count)])
-    same = np.allclose(rows, expected(moving, old_vectors(count)), atol=1e-6)
+    same = np.allclose(rows, expected(moving, old_vectors(count)), atol=1e-5)
     return moving.state == "filled" and len(found) == count and same
 
 

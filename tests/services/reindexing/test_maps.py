@@ -106,7 +106,7 @@ def test_no_vector_stops_a_page(paired: Services) -> None:
     assert page.undirected.nonzero()[0].tolist() == wrong
     assert not page.vectors[wrong].any()
     others = np.setdiff1d(np.arange(len(vectors)), wrong)
-    assert np.allclose(page.vectors[others], alone[others], atol=1e-6)
+    assert np.allclose(page.vectors[others], alone[others], atol=1e-5)
     expected = maps.expected_cosine(vectors)
     assert np.isnan(expected[[0, 5, 7, MAPPED_ROWS + 2]]).all()
     assert np.isfinite(expected[others]).all()
@@ -131,9 +131,9 @@ def test_a_worker_with_a_device_translates_large_pieces_there_as_on_the_cpu(
         assert there.undirected.nonzero()[0].tolist() == [0, 400, 900]
         assert np.array_equal(here.undirected, there.undirected)
         assert np.array_equal(here.known, there.known)
-        assert np.allclose(here.vectors, there.vectors, atol=1e-6)
+        assert np.allclose(here.vectors, there.vectors, atol=1e-5)
     back = built.maps.translate(vectors[:999])
-    assert np.allclose(maps.translate_back(back), built.maps.translate_back(back), atol=1e-6)
+    assert np.allclose(maps.translate_back(back), built.maps.translate_back(back), atol=1e-5)
 
 
 def test_a_page_of_nothing_but_wrong_vectors_becomes_zero(paired: Services) -> None:

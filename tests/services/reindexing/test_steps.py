@@ -63,7 +63,7 @@ def test_a_store_moves_back_and_forth_and_then_belongs_to_the_new_encoder(
     assert take(verified, "cutover").row.state == "cut-over"
     after = verified.read()
     found = np.stack([after[each][0] for each in range(ROWS)])
-    assert np.allclose(found, expected(verified, old_vectors(ROWS)), atol=1e-6)
+    assert np.allclose(found, expected(verified, old_vectors(ROWS)), atol=1e-5)
     assert all(after[each][1] == before[each][1] for each in before)
     assert verified.now.next == ["verify", "finish", "rollback", "sync"]
     assert verified.now.row.found["cutover"]["pause_s"] < 1
