@@ -102,6 +102,20 @@ def spec(model="tiny", **options):
     return EncoderSpec(KIND, model, options=options)
 
 
+def hold(monkeypatch, owner, name) -> tuple[threading.Event, threading.Event]:
+    """Let calls of this method wait; returns whether one has begun, and what releases them."""
+    begun, release = threading.Event(), threading.Event()
+    method = getattr(owner, name)
+
+    def slowly(*arguments):
+        begun.set()
+        assert release.wait(30)
+        return method(*arguments)
+
+    monkeypatch.setattr(owner, name, slowly)
+    return begun, release
+
+
 def encode(pool, model, texts=TEXTS, role=InputRole.document, owner="me"):
     return pool.submit(model, model.prepare(texts, role), owner).future.result(timeout=60)
 
@@ -190,15 +204,7 @@ def test_a_long_computation_is_not_taken_for_a_silent_host(host, pool, owner, mo
     monkeypatch.setattr(messages, "SILENCE_S", 0.5)
     monkeypatch.setattr("app.encoders.hosting.host.WAIT_SIGN_S", 0.1)
     model, own = pool.get(spec()), owner.get(spec())
-    begun, release = threading.Event(), threading.Event()
-    run = own.run
-
-    def slowly(items):
-        begun.set()
-        assert release.wait(30)
-        return run(items)
-
-    monkeypatch.setattr(own, "run", slowly)
+    begun, release = hold(monkeypatch, own, "run")
     with ThreadPoolExecutor(1) as thread:
         result = thread.submit(encode, pool, model)
         assert begun.wait(30)
@@ -303,16 +309,8 @@ def test_an_error_of_the_hosts_disk_is_logged_there_and_is_none_of_the_connectio
 
 def test_a_load_of_one_model_leaves_a_lane_for_others(host, pool, owner, monkeypatch):
     ready, waiting = pool.get(spec()), pool.get(spec("static"))
-    begun, release = threading.Event(), threading.Event()
-    get = owner.get
-
-    def slowly(*arguments):
-        begun.set()
-        assert release.wait(30)
-        return get(*arguments)
-
     owner.forget(spec("static"))
-    monkeypatch.setattr(owner, "get", slowly)
+    begun, release = hold(monkeypatch, owner, "get")
     tasks = [
         pool.submit(waiting, waiting.prepare(TEXTS, InputRole.document), "me") for _ in range(8)
     ]
@@ -342,15 +340,7 @@ def test_a_host_without_the_model_is_passed_over_and_named_once(host, tmp_path, 
 
 def test_a_host_that_is_stopped_answers_the_requests_that_it_has(host, pool, owner, monkeypatch):
     model, own = pool.get(spec()), owner.get(spec())
-    begun, release = threading.Event(), threading.Event()
-    run = own.run
-
-    def slowly(items):
-        begun.set()
-        assert release.wait(30)
-        return run(items)
-
-    monkeypatch.setattr(own, "run", slowly)
+    begun, release = hold(monkeypatch, own, "run")
     with ThreadPoolExecutor(2) as threads:
         result = threads.submit(encode, pool, model)
         assert begun.wait(30)
