@@ -29,7 +29,12 @@ from app.observability import logs
 from app.settings import Settings
 from workers.model_host import run_host
 from workers.processes import devices
-from workers.supervisor import end_with_parent, supervise
+from workers.supervisor import (
+    end_with_parent,
+    preloading_context,
+    shorten_temporary_folder,
+    supervise,
+)
 
 log = logging.getLogger("anchorage.server")
 
@@ -38,9 +43,6 @@ LANES_PER_CORE = 4
 
 #: longer than load balancers and clients keep idle connections: closing first could cut a request
 IDLE_CONNECTION_S = 75
-
-#: most characters of the folder of temporary files, since a Unix socket's path is short
-MOST_SOCKET_FOLDER = 60
 
 #: how long to wait for a stopping process after its own time limits
 STOP_GRACE_S = 5.0
@@ -67,9 +69,10 @@ def run(settings: Settings, application: FastAPI, listening: socket.socket) -> N
 
 def run_several(settings: Settings, listening: socket.socket) -> None:
     """Serve in several processes until SIGTERM or SIGINT, and restart a process that ends."""
+    shorten_temporary_folder()
     with (
         tempfile.TemporaryDirectory(prefix="anchorage-metrics-") as folder,
-        tempfile.TemporaryDirectory(prefix="anchorage-", dir=_socket_folder()) as sockets,
+        tempfile.TemporaryDirectory(prefix="anchorage-") as sockets,
     ):
         os.environ[METRICS_DIR] = folder
         log.info("starting %d processes on %s:%d", settings.workers, *listening.getsockname()[:2])
@@ -77,11 +80,13 @@ def run_several(settings: Settings, listening: socket.socket) -> None:
         if not settings.encode_at:
             settings, hosts = _plan_hosts(settings, sockets)
         stop_s = settings.drain_s + settings.shutdown_s + STOP_GRACE_S
+        context = preloading_context((__name__,))  # it inherits METRICS_DIR
         supervise(
             _run_process,
             [*[(_serve, settings, listening)] * settings.workers, *hosts],
             stop_s=stop_s,
             lost=mark_process_dead,
+            context=context,
             stop_last=len(hosts),  # the last answers may need the models
         )
 
@@ -97,12 +102,6 @@ def _plan_hosts(settings: Settings, folder: str) -> tuple[Settings, list[tuple[A
     calls = [(run_host, hosting, device, number) for number, device in enumerate(named)]
     at = ",".join(str(first.next(number)) for number in range(len(named)))
     return settings.model_copy(update={"encode_at": at, "encode_key": None}), calls
-
-
-def _socket_folder() -> str | None:
-    """Returns where to make the folder of the sockets; None: where temporary files are."""
-    # The folder that is made there belongs to this user alone.
-    return "/tmp" if len(tempfile.gettempdir()) > MOST_SOCKET_FOLDER else None  # noqa: S108
 
 
 def _run_process(run: Callable[..., None], *arguments: Any) -> None:

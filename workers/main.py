@@ -107,7 +107,8 @@ class Worker:
                     self.services, RUNNERS, self._leases, stopping=self._stopping.is_set
                 )
                 answers = True
-            except runner.DeviceBroken:
+            except runner.DeviceBroken as stop:
+                self.services.encoders.check_device(stop)  # where the API runs in this process too
                 log.error(
                     "the device %s has failed, and only a new process can use it: this worker ends",
                     self.services.device,

@@ -11,6 +11,7 @@ from app.encoders.hosting.addresses import HostAddress
 from app.encoders.hosting.host import ModelHost
 from app.encoders.pool import EncoderPool
 from app.observability import logs
+from app.services.serving.translation_devices import TranslateOperation
 from app.settings import Settings
 from app.wiring import encode_key, make_encoder_pool
 from workers.supervisor import end_with_parent
@@ -29,7 +30,8 @@ def start_host(settings: Settings, pool: EncoderPool, number: int) -> ModelHost 
     if settings.encode_listen is None:
         return None
     address = HostAddress.parse(settings.encode_listen).next(number)
-    host = ModelHost(pool, address, encode_key(settings, [address]))
+    operations = {"translate": TranslateOperation(pool.device)}
+    host = ModelHost(pool, address, encode_key(settings, [address]), operations)
     host.start()
     log.info("process %d runs models for other processes at %s", os.getpid(), host.address)
     return host

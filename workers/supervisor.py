@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,15 @@ RESTART_S = 1.0
 #: the exit status of a process that another attempt could not start either
 CANNOT_START = 2
 
+#: most characters of the folder of temporary files: a Unix socket's path has at most 107
+MOST_TEMPORARY_FOLDER = 60
+
+
+def shorten_temporary_folder() -> None:
+    """Keep this process's temporary files in /tmp if sockets cannot be in the folder they have."""
+    if len(tempfile.gettempdir()) > MOST_TEMPORARY_FOLDER:
+        tempfile.tempdir = "/tmp"  # noqa: S108  # what is made there belongs to this user alone
+
 
 def preloading_context(modules: Sequence[str]) -> BaseContext:
     """Return a context whose processes have imported these modules when they start.
@@ -33,6 +43,7 @@ def preloading_context(modules: Sequence[str]) -> BaseContext:
     """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
+    shorten_temporary_folder()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(modules))
     forkserver.ensure_running()

@@ -45,7 +45,7 @@ def find_model(
     if any(fnmatchcase(spec.model, pattern) for pattern in sources.hub):
         return _download(spec)
     raise EncoderUnavailable(
-        f"Model {spec.model!r} is not on this server, and the server may not download it. "
+        f"Model {spec.model!r} is not installed where models run, and may not be downloaded. "
         "Ask the operator to put it below ANCHORAGE_MODELS_DIR, or to allow its hub id in "
         "ANCHORAGE_HUB_MODELS.",
         field="model",
@@ -119,7 +119,7 @@ def _require_revision(spec: EncoderSpec, folder: Path, files: Sequence[Path]) ->
         ) from error
     if spec.revision not in (None, revision):
         raise EncoderUnavailable(
-            f"Model {spec.model!r} has revision {revision} on this server, not "
+            f"Model {spec.model!r} is installed in revision {revision}, not "
             f"{spec.revision!r}. Send that revision, or remove `revision`.",
             field="revision",
         )

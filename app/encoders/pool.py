@@ -82,7 +82,7 @@ class EncoderPool:
     ) -> None:
         self._hosts = hosts
         self._sources = replace(sources or ModelSources(), largest=limit_bytes)
-        self._device = device
+        self.device = device
         self._limit = limit_bytes
         self._loaded: OrderedDict[str, tuple[EncoderModel, float]] = OrderedDict()
         self._loading: dict[str, Future[EncoderModel]] = {}
@@ -168,6 +168,11 @@ class EncoderPool:
         """Whether models can run: the device of this process works, or a model host answers."""
         return not self.broken if self._hosts is None else self._hosts.answer()
 
+    def update_host_metrics(self) -> None:
+        """Set the gauges of model hosts, if models run there."""
+        if self._hosts is not None:
+            self._hosts.update_metrics()
+
     def submit(
         self, model: EncoderModel, items: Sequence[Item], owner: str, *, patient: bool = False
     ) -> EncodeTask:
@@ -198,7 +203,7 @@ class EncoderPool:
 
     def _load(self, loader: Loader, spec: EncoderSpec) -> EncoderModel:
         try:
-            model = loader(spec, self._sources, self._device)
+            model = loader(spec, self._sources, self.device)
             self._add(spec.key, model)
         except AnchorageError as error:
             metrics.MODEL_LOADS.labels("refused").inc()

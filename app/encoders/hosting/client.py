@@ -10,16 +10,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import orjson
 from torch import Tensor
 
+from app import frames
 from app.encoders.base import EncoderSpec, Input, Item, ModelIdentity, ModelSources, Preparer
 from app.encoders.hosting.addresses import HostAddress
 from app.encoders.hosting.messages import (
     GREETING_S,
+    SILENCE_S,
     Reply,
     greet,
     pack_items,
@@ -32,6 +35,7 @@ from app.encoders.hosting.messages import (
 from app.encoders.preprocessing import ImagePreparer, preprocessing_of
 from app.encoders.tokenizer import TextPreparer
 from app.errors import AnchorageError, EncoderChanged, EncoderUnavailable, ModelsUnavailable
+from app.observability import metrics
 from app.types import InputRole, Modality
 
 log = logging.getLogger("anchorage.encoders")
@@ -72,6 +76,16 @@ class ModelHosts:
         """Whether at least one host answers now."""
         return any(host.ping() for host in self._ordered())
 
+    def update_metrics(self) -> None:
+        """Set the gauges of hosts that answer now and of hosts that are away.
+
+        A host that did not answer lately counts as away without being asked again.
+        """
+        with ThreadPoolExecutor(len(self._hosts)) as threads:
+            up = sum(threads.map(lambda host: not host.rests and host.ping(), self._hosts))
+        metrics.MODEL_HOSTS.labels("up").set(up)
+        metrics.MODEL_HOSTS.labels("away").set(len(self._hosts) - up)
+
     def call(self, header: dict[str, Any], payload: bytes = b"") -> Reply:
         """Return the answer of the least busy host, or of the next if that one does not answer or
         does not have the model.
@@ -95,14 +109,34 @@ class ModelHosts:
                 refusal = error
         raise refusal
 
+    @property
+    def may_be_accelerated(self) -> bool:
+        """Whether a host that answers has a GPU, or has not answered yet."""
+        return any(host.may_be_accelerated and not host.rests for host in self._hosts)
+
+    def call_accelerated(
+        self, header: dict[str, Any], payload: frames.Buffer, *, silence_s: float
+    ) -> Reply:
+        """Return the answer of the least busy host that has a GPU.
+
+        Raises ModelsUnavailable at once when all of them were away lately, and the host's errors.
+        """
+        for host in self._ordered():
+            if host.rests or not host.may_be_accelerated:
+                continue
+            if not host.has_answered and not (host.ping() and host.may_be_accelerated):
+                continue
+            with suppress(ModelsUnavailable):
+                return host.call(header, payload, start_s=0.0, silence_s=silence_s)
+        raise _unavailable()
+
     def _ordered(self) -> list[_Host]:
         """The hosts that answer, the least busy first, and then those that did not answer lately.
 
         A host that did not is tried again AWAY_S later.
         """
-        now = time.monotonic()
         hosts = random.sample(self._hosts, len(self._hosts))
-        return sorted(hosts, key=lambda host: (host.is_away and now < host.away_until, host.calls))
+        return sorted(hosts, key=lambda host: (host.rests, host.calls))
 
     def stream(self, header: dict[str, Any], payload: bytes) -> Iterator[Reply]:
         """Yield the answers of a host until it says that there are no more."""
@@ -124,18 +158,44 @@ class _Host:
         #: whether the last call had no answer, why, and when the host is tried again
         self.is_away, self._reason, self.away_until = False, "", 0.0
         self._refusals: set[str] = set()
+        #: its torch device; None: it has not answered yet
+        self._device: str | None = None
         #: calls in progress
         self.calls = 0
 
-    def call(self, header: dict[str, Any], payload: bytes, *, start_s: float) -> Reply:
+    @property
+    def rests(self) -> bool:
+        """Whether the host did not answer lately, so that others are tried first."""
+        return self.is_away and time.monotonic() < self.away_until
+
+    @property
+    def may_be_accelerated(self) -> bool:
+        """Whether the host has a GPU, or has not answered yet."""
+        return not self.has_answered or self._device not in (None, "cpu")
+
+    def call(
+        self,
+        header: dict[str, Any],
+        payload: frames.Buffer,
+        *,
+        start_s: float,
+        silence_s: float = SILENCE_S,
+    ) -> Reply:
         """Return the host's answer. Raises ModelsUnavailable, and the host's errors.
 
-        start_s  how long to wait for a host that has never answered
+        start_s    how long to wait for a host that has never answered
+        silence_s  the silence after which the host counts as away
         """
+        with self._counting():
+            return self._call(header, payload, start_s, silence_s)
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Count a call, and turn errors of its connection into ModelsUnavailable."""
         with self._lock:
             self.calls += 1
         try:
-            return self._call(header, payload, start_s)
+            yield
         except (OSError, EOFError, ValueError) as error:
             self._note_away(error)
             raise _unavailable() from None
@@ -173,18 +233,32 @@ class _Host:
             log.warning("model host %s answers again", self._address)
         self.is_away, self._reason = False, ""
 
-    def _call(self, header: dict[str, Any], payload: bytes, start_s: float) -> Reply:
+    def _call(
+        self, header: dict[str, Any], payload: frames.Buffer, start_s: float, silence_s: float
+    ) -> Reply:
         connection = self._take()
         if connection is not None:
             with suppress(ConnectionError, EOFError):  # an idle one of a host that has restarted
-                return self._exchange(connection, header, payload)
+                return self._exchange(connection, header, payload, silence_s)
             self.close()
-        return self._exchange(self._connect(start_s), header, payload)
+        connection = self._connect(start_s, min(silence_s, GREETING_S))
+        return self._exchange(connection, header, payload, silence_s)
 
-    def _exchange(self, connection: socket.socket, header: dict[str, Any], payload: bytes) -> Reply:
+    def _exchange(
+        self,
+        connection: socket.socket,
+        header: dict[str, Any],
+        payload: frames.Buffer,
+        silence_s: float,
+    ) -> Reply:
         try:
-            send(connection, {**header, "process": _process_name()}, payload)
-            reply = _receive_result(connection)
+            send(
+                connection,
+                {**header, "process": _process_name()},
+                payload,
+                silence_s=silence_s,
+            )
+            reply = _receive_result(connection, silence_s)
         except AnchorageError:
             self._idle.append(connection)  # the host refused the request; the connection is good
             self._note_answer()
@@ -198,14 +272,10 @@ class _Host:
 
     def stream(self, header: dict[str, Any], payload: bytes) -> Iterator[Reply]:
         """Yield answers; a caller that stops early closes the connection."""
-        try:
-            with self._connect(HOST_START_S) as connection:
-                send(connection, {**header, "process": _process_name()}, payload)
-                while not (reply := _receive_result(connection))[0].get("end"):
-                    yield reply
-        except (OSError, EOFError, ValueError) as error:
-            self._note_away(error)
-            raise _unavailable() from None
+        with self._counting(), self._connect(HOST_START_S) as connection:
+            send(connection, {**header, "process": _process_name()}, payload)
+            while not (reply := _receive_result(connection))[0].get("end"):
+                yield reply
 
     def _take(self) -> socket.socket | None:
         with suppress(IndexError):
@@ -224,7 +294,7 @@ class _Host:
                     raise
                 time.sleep(HOST_START_POLL_S)
         try:
-            greet(connection, self._key, server=False, limit_s=greeting_s)
+            self._device = greet(connection, self._key, server=False, limit_s=greeting_s)
         except BaseException:
             connection.close()
             raise
@@ -283,10 +353,10 @@ def _make_preparer(modality: Modality, recipe: Mapping[str, Any]) -> Preparer:
     return TextPreparer.from_recipe(recipe)
 
 
-def _receive_result(connection: socket.socket) -> Reply:
+def _receive_result(connection: socket.socket, silence_s: float = SILENCE_S) -> Reply:
     """Return the next message that is not a sign of life. Raises the host's error."""
     while True:
-        header, payload = receive(connection)
+        header, payload = receive(connection, silence_s=silence_s)
         if "error" in header:
             raise unpack_error(header["error"])
         if "wait" not in header:

@@ -7,13 +7,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 import orjson
 
+from app import frames
 from app.encoders.base import EncoderSpec, PreparedModel
 from app.encoders.hosting.addresses import HostAddress, tune
 from app.encoders.hosting.messages import (
@@ -47,6 +49,9 @@ MOST_STRANGERS = 64
 #: connections that wait to be accepted
 HOST_BACKLOG = 128
 
+#: answers a request: from its JSON object and bytes to those of the reply
+Operation = Callable[[dict[str, Any], memoryview], tuple[dict[str, Any], frames.Buffer]]
+
 
 class ModelHost:
     """Answers the requests of `app.encoders.hosting.client`, one thread for each connection.
@@ -55,9 +60,20 @@ class ModelHost:
     processes in turns. Clients that share a process take turns in that process's own queue.
     """
 
-    def __init__(self, pool: EncoderPool, address: HostAddress, key: bytes) -> None:
+    def __init__(
+        self,
+        pool: EncoderPool,
+        address: HostAddress,
+        key: bytes,
+        operations: Mapping[str, Operation] | None = None,
+    ) -> None:
+        """Listen at the address.
+
+        operations  what the host does besides running models, by the name in `do`
+        """
         self._pool = pool
         self._key = key
+        self._operations = operations or {}
         self._tasks = ThreadPoolExecutor(MODEL_TASKS, thread_name_prefix="models")
         #: all connections that have shown the key, and those that wait for a request
         self._connections: set[socket.socket] = set()
@@ -118,7 +134,7 @@ class ModelHost:
 
     def _serve(self, connection: socket.socket, peer: str) -> None:
         try:
-            greet(tune(connection), self._key, server=True)
+            greet(tune(connection), self._key, server=True, device=self._pool.device)
         except (OSError, EOFError, ValueError, RecursionError) as error:
             log.warning("a connection of %s to the model host is refused: %r", peer, error)
             connection.close()
@@ -134,7 +150,7 @@ class ModelHost:
                 message = receive(connection, silence_s=None)
                 with self._lock:
                     self._idle.discard(connection)
-                _Request(self._pool, self._tasks, connection, message).answer()
+                _Request(self._pool, self._tasks, connection, message, self._operations).answer()
         except (OSError, EOFError):
             pass  # the other process has closed the connection, or ended
         except Exception:
@@ -155,10 +171,12 @@ class _Request:
         tasks: ThreadPoolExecutor,
         connection: socket.socket,
         message: Reply,
+        operations: Mapping[str, Operation],
     ) -> None:
         self._pool, self._tasks = pool, tasks
+        self._others = operations
         self._connection = connection
-        self._header, self._payload = message
+        self._message = self._header, self._payload = message
 
     def answer(self) -> None:
         """Send the reply, and signs of life until then. Raises OSError."""
@@ -168,8 +186,15 @@ class _Request:
             "variants": self._variants,
             "ping": lambda: send(self._connection, {"process": os.getpid()}),
         }
+        name = self._header["do"]
         try:
-            operations[self._header["do"]]()
+            if name in self._others:
+                send(
+                    self._connection,
+                    *self._run_guarded(partial(self._others[name], *self._message)),
+                )
+            else:
+                operations[name]()
         except AnchorageError as error:
             if error.__cause__ is not None:  # the client learns only the error
                 log.warning("%s: %s", error.code, error.detail, exc_info=error.__cause__)
@@ -226,21 +251,24 @@ class _Request:
 
     def _later(self, compute: Callable[[], Any]) -> Any:
         """Return the result of another thread. Raises AnchorageErrors, and OSError as `_await`."""
+        return self._await(self._tasks.submit(self._run_guarded, compute))
 
-        def compute_or_explain() -> Any:
-            try:
-                return compute()
-            except AnchorageError as error:
-                self._pool.check_device(error)
-                raise
-            except Exception as error:
-                self._pool.check_device(error)
-                raise EncoderFailed(
-                    f"The model failed with {type(error).__name__}. The log of the process that "
-                    "runs the models has the reason."
-                ) from error
+    def _run_guarded(self, compute: Callable[[], Any]) -> Any:
+        """Return the result; learn from errors whether the device is broken.
 
-        return self._await(self._tasks.submit(compute_or_explain))
+        Raises AnchorageErrors.
+        """
+        try:
+            return compute()
+        except AnchorageError as error:
+            self._pool.check_device(error)
+            raise
+        except Exception as error:
+            self._pool.check_device(error)
+            raise EncoderFailed(
+                f"The model failed with {type(error).__name__}. The log of the process that "
+                "runs the models has the reason."
+            ) from error
 
     def _await(self, future: Future[Any]) -> Any:
         """Wait for the result, and send signs of life. Raises OSError when the client has left."""

@@ -43,26 +43,39 @@ def receive(connection: socket.socket, *, silence_s: float | None = SILENCE_S) -
     return header, memoryview(data)
 
 
-def send(connection: socket.socket, header: dict[str, Any], payload: frames.Buffer = b"") -> None:
+def send(
+    connection: socket.socket,
+    header: dict[str, Any],
+    payload: frames.Buffer = b"",
+    *,
+    silence_s: float = SILENCE_S,
+) -> None:
     """Send a message. Raises TimeoutError when the other side does not read, and OSError."""
-    frames.send(connection, header, payload, deadline=time.monotonic() + SILENCE_S)
+    frames.send(connection, header, payload, deadline=time.monotonic() + silence_s)
 
 
 # --- the key --------------------------------------------------------------------------------------
 
 
 def greet(
-    connection: socket.socket, key: bytes, *, server: bool, limit_s: float = GREETING_S
-) -> None:
-    """Let both sides prove that they know the key, without sending it.
+    connection: socket.socket,
+    key: bytes,
+    *,
+    server: bool,
+    limit_s: float = GREETING_S,
+    device: str | None = None,
+) -> str | None:
+    """Let both sides prove that they know the key, without sending it; return the other's device.
 
     Each side sends a random text, and answers the other's with HMAC-SHA256(key, side + text).
     Raises PermissionError for a wrong key, and the errors of `receive`.
+
+    device  the host's torch device
     """
     deadline = time.monotonic() + limit_s
     own, other = ("host", "client") if server else ("client", "host")
     text = secrets.token_hex(32)
-    frames.send(connection, {"text": text}, deadline=deadline)
+    frames.send(connection, {"text": text, "device": device}, deadline=deadline)
     limits = {"most": MOST_GREETING, "most_header": MOST_GREETING}
     challenge, _ = frames.receive(connection, **limits, deadline=deadline)
     answer = _prove(key, own, str(challenge.get("text")))
@@ -70,6 +83,8 @@ def greet(
     proof, _ = frames.receive(connection, **limits, deadline=deadline)
     if not hmac.compare_digest(str(proof.get("proof")).encode(), _prove(key, other, text).encode()):
         raise PermissionError("the other side of the connection has another key")
+    found = challenge.get("device")
+    return found if isinstance(found, str) else None
 
 
 def _prove(key: bytes, side: str, text: str) -> str:

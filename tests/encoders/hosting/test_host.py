@@ -28,6 +28,7 @@ from app.errors import (
     InvalidInput,
     ModelsUnavailable,
 )
+from app.observability.metrics import MODEL_HOSTS
 from app.types import InputRole, Modality
 from tests.encoders.sentence_models import KIND, static, tiny
 from tests.waiting import until
@@ -244,6 +245,31 @@ def test_while_one_of_two_hosts_is_away_the_other_answers(host, tmp_path, monkey
     assert pool.answers()
     assert len(encode(pool, pool.get(spec()))) == len(TEXTS)
     pool.close()
+
+
+def test_the_hosts_that_are_up_and_away_are_counted(owner, start, tmp_path):
+    other = ModelHost(owner, HostAddress.parse(f"unix:{tmp_path}/other"), KEY)
+    other.start()
+    hosts = ModelHosts([start.address, other.address], KEY)
+
+    def counted() -> tuple[float, float]:
+        hosts.update_metrics()
+        values = [MODEL_HOSTS.labels(state)._value.get() for state in ("up", "away")]
+        return values[0], values[1]
+
+    assert counted() == (1, 1)  # the other one has not started
+    process = start()
+    until(lambda: counted() == (2, 0), 60)
+    os.kill(process.pid, signal.SIGSTOP)
+    assert counted() == (1, 1)
+    os.kill(process.pid, signal.SIGCONT)
+    until(lambda: counted() == (2, 0), 60)
+    process.kill()
+    process.wait()
+    assert counted() == (1, 1)
+    assert hosts.answer()
+    for each in (hosts, other):
+        each.close()
 
 
 def test_a_client_that_sends_nonsense_harms_no_other(host, pool):
