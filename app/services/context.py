@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
 
 from app.encoders.pool import EncoderPool
 from app.heads.onnx.process import OnnxRunner
+from app.maths.translators.translator import RowFlags, Translator
 from app.services.image_lanes import ImageLanes
 from app.services.lanes import Lanes
 from app.services.work_slots import WorkSlots
@@ -84,6 +88,33 @@ class Retention:
     translators_days: int = 90
 
 
+class DeviceAway(Exception):
+    """The device cannot translate now. The CPU can."""
+
+
+class TranslationDevice(Protocol):
+    """A device that translates many vectors faster than the CPU. `lanes` wait for it."""
+
+    lanes: Lanes
+
+    def pays(self, translator: Translator, vectors: Tensor) -> bool:
+        """Return whether the device is the faster way for these vectors."""
+        ...
+
+    def translate(
+        self, id: str, translator: Translator, vectors: Tensor, out: Tensor
+    ) -> RowFlags | None:
+        """Translate vectors (n, d_x) into `out` (n, d_y), both on the CPU, and return the flags.
+
+        Raises NonFinite, OutOfRange and DeviceAway.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop the lanes."""
+        ...
+
+
 @dataclass(frozen=True)
 class Services:
     db: Database
@@ -96,6 +127,8 @@ class Services:
     lease_s: float = LEASE_S
     #: the torch device of jobs
     device: str = "cpu"
+    #: translates many vectors; None: the CPU does
+    translation_device: TranslationDevice | None = None
     #: wakes idle workers when a job has been queued; never waits and never raises
     notify_workers: Callable[[], None] = lambda: None
     retention: Retention = field(default_factory=Retention)
@@ -134,6 +167,8 @@ class Services:
         """Close connections, threads and processes. Later calls reconnect or fail."""
         self.stores.close()
         self.lanes.close()
+        if self.translation_device is not None:
+            self.translation_device.close()
         self.images.close()
         self.encoders.close()
         self.onnx.close()

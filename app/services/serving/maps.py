@@ -325,7 +325,7 @@ def _build_translation(
     about_pair: Sequence[AnswerWarning],
     translator: Translator,
 ) -> ServedMap:
-    product = TranslateProduct(translator)
+    product = TranslateProduct(translator, id)
     return ServedMap(
         product,
         method=method,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +20,10 @@ from app.maths.translators import translator as maths
 from app.maths.translators.decoder import Decoder, TranslatedRows
 from app.maths.translators.relative import relate_into
 from app.maths.translators.translator import ProductPrecision, RowFlags, Translator
-from app.services.context import Services
+from app.services.context import DeviceAway, Services, TranslationDevice
+from app.services.lanes import Lanes
+
+log = logging.getLogger("anchorage.serving")
 
 #: most multiplications of a product that the caller's thread computes at once
 INLINE_MULTIPLICATIONS = 2**23
@@ -84,6 +88,8 @@ class TranslateProduct:
     """Maps vectors into another encoder's space."""
 
     translator: Translator
+    #: the translator's public id, by which a device knows it; None: it stays on the CPU
+    id: str | None = None
 
     @property
     def dims(self) -> tuple[int, int]:
@@ -97,6 +103,33 @@ class TranslateProduct:
         self, vectors: Tensor, out: Tensor, precision: ProductPrecision
     ) -> RowFlags | None:
         return maths.apply_into(self.translator, vectors, out, precision=precision)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceProduct:
+    """Translates on a device, or on the CPU when the device cannot."""
+
+    on_cpu: TranslateProduct
+    device: TranslationDevice
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        return self.on_cpu.dims
+
+    @property
+    def multiplications(self) -> int:
+        return self.on_cpu.multiplications
+
+    def apply_rows(
+        self, vectors: Tensor, out: Tensor, precision: ProductPrecision
+    ) -> RowFlags | None:
+        id, translator = self.on_cpu.id, self.on_cpu.translator
+        assert id is not None
+        try:
+            return self.device.translate(id, translator, vectors, out)
+        except DeviceAway as reason:
+            log.warning("%d vectors are translated on the CPU: %s", len(vectors), reason)
+            return self.on_cpu.apply_rows(vectors, out, precision)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,6 +226,7 @@ def begin(
         except AnchorageError as error:
             raise _error_of_all_rows(error, vectors) from None
         return Running(None, TranslatedRows(out, *(flagged or maths.no_flags(count))), vectors)
+    product, lanes, step = _place(services, product, vectors, precision)
     at_mean, outside = torch.zeros(count, dtype=torch.bool), torch.zeros(count, dtype=torch.bool)
 
     def span(start: int, stop: int) -> None:
@@ -200,11 +234,29 @@ def begin(
         if flagged is not None:
             at_mean[start:stop], outside[start:stop] = flagged
 
+    future = lanes.submit(span, count, step)
+    return Running(future, TranslatedRows(out, at_mean, outside), vectors)
+
+
+def _place(
+    services: Services, product: Product, vectors: Tensor, precision: ProductPrecision
+) -> tuple[Product, Lanes, int]:
+    """Return where the product runs, the threads that compute it or wait for it, and the rows of a
+    step.
+    """
+    device, count = services.translation_device, len(vectors)
+    if (
+        device is not None
+        and isinstance(product, TranslateProduct)
+        and product.id is not None
+        and precision == "float32"
+        and device.pays(product.translator, vectors)
+    ):
+        return DeviceProduct(product, device), device.lanes, count
     # A few rows are divided among the lanes too: alone, a request should use every core.
     share = max(FEWEST_ROWS_PER_STEP, -(-count // services.lanes.count))
     most = max(FEWEST_ROWS_PER_STEP, STEP_MULTIPLICATIONS // product.multiplications)
-    future = services.lanes.submit(span, count, min(share, most, maths.ROWS_PER_STEP))
-    return Running(future, TranslatedRows(out, at_mean, outside), vectors)
+    return product, services.lanes, min(share, most, maths.ROWS_PER_STEP)
 
 
 def precision_error(translator: Translator, vectors: Tensor, out: Tensor) -> dict[str, float]:
