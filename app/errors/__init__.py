@@ -4,7 +4,7 @@ AnchorageError
 ├─ NotFound                  the project has no resource of that name or id
 │  └─ EncoderNotFound, AnchorSetNotFound, PairsNotFound, SampleNotFound, PoolNotFound,
 │     HeadNotFound, TranslatorNotFound, ContractNotFound, JobNotFound, ApiKeyNotFound,
-│     StoreNotFound, ReindexingNotFound
+│     StoreNotFound, ReindexingNotFound, AliasNotFound
 ├─ Conflict                  the request contradicts the present state of the data
 │  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, TooFewAnchors,
 │     InputsNotStored, EncoderChanged, OffsetMismatch, PoolOfAnotherEncoder, JobFinished,
@@ -132,6 +132,10 @@ class JobNotFound(NotFound):
 
 class ApiKeyNotFound(NotFound):
     code = "api-key-not-found"
+
+
+class AliasNotFound(NotFound):
+    code = "alias-not-found"
 
 
 class StoreNotFound(NotFound):

@@ -2,73 +2,28 @@
 
 from __future__ import annotations
 
-import uuid
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
     JSON,
     BigInteger,
-    DateTime,
     ForeignKey,
     Index,
-    MetaData,
     String,
     UniqueConstraint,
     and_,
     func,
     text,
 )
-from sqlalchemy.engine import Dialect
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
-from sqlalchemy.types import TypeDecorator
+from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-NAME_LENGTH = 100
-
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """A time in UTC. SQLite drops the time zone, so it is added when a value is read."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        return value if value is None else value.astimezone(UTC)
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-
-
-def new_id() -> str:
-    return uuid.uuid4().hex
-
-
-def now() -> datetime:
-    return datetime.now(UTC)
-
-
-class Base(DeclarativeBase):
-    """The base class of all tables."""
-
-    metadata = MetaData(
-        naming_convention={
-            "ix": "ix_%(column_0_label)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "ck": "ck_%(table_name)s_%(constraint_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
-            "pk": "pk_%(table_name)s",
-        }
-    )
-
-
-class Owned:
-    """Columns of every table: id, project and creation time."""
-
-    id: Mapped[str] = mapped_column(String(32), primary_key=True, default=new_id)
-    project: Mapped[str] = mapped_column(String(NAME_LENGTH), default="default")
-    created_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now)
+from app.storage.columns import NAME_LENGTH as NAME_LENGTH
+from app.storage.columns import Base as Base
+from app.storage.columns import Owned as Owned
+from app.storage.columns import UtcDateTime as UtcDateTime
+from app.storage.columns import new_id as new_id
+from app.storage.columns import now as now
 
 
 class EncoderRow(Owned, Base):
@@ -236,6 +191,22 @@ class HeadRow(Owned, Base):
     anchor_set: Mapped[AnchorSetRow | None] = relationship(lazy="joined")
 
 
+class AliasRow(Owned, Base):
+    """A plain name for a model, which can be pointed to another one."""
+
+    __tablename__ = "aliases"
+    __table_args__ = (UniqueConstraint("project", "name"),)
+
+    name: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    #: the id of the model: `encoder`, `head`, or `encoder->target@anchor-set`
+    model: Mapped[str] = mapped_column(String(400))
+    #: what the id names, so that none of it can be deleted. Names never change
+    encoder_id: Mapped[str | None] = mapped_column(ForeignKey("encoders.id"), index=True)
+    target_id: Mapped[str | None] = mapped_column(ForeignKey("encoders.id"), index=True)
+    head_id: Mapped[str | None] = mapped_column(ForeignKey("heads.id"), index=True)
+    anchor_set_id: Mapped[str | None] = mapped_column(ForeignKey("anchor_sets.id"), index=True)
+
+
 #: conditions of partial indexes: workers query unfinished jobs twice a second; most are finished
 _UNFINISHED: dict[str, Any] = dict.fromkeys(
     ("sqlite_where", "postgresql_where"), text("finished_at IS NULL")
@@ -364,10 +335,10 @@ class AuditRow(Owned, Base):
         Index("ix_audit_created_at", "created_at"),
     )
 
-    #: "create", "delete", "cancel", "rotate", "revoke", "embed", "append", "sample"
+    #: "create", "delete", "cancel", "rotate", "revoke", "embed", "append", "sample", "point"
     action: Mapped[str] = mapped_column(String(20))
     #: "encoder", "anchor-set", "pool", "head", "translator", "job", "api-key", "store",
-    #: "reindexing"
+    #: "reindexing", "alias"
     resource: Mapped[str] = mapped_column(String(20))
     #: the resource's name, or its id where it has none
     name: Mapped[str] = mapped_column(String(NAME_LENGTH))

@@ -1,6 +1,6 @@
 """/v2: heads in the Open Inference Protocol.
 
-A model is a head, or `encoder->head@anchor-set` for vectors of another encoder.
+A model is a head, `encoder->head@anchor-set` for vectors of another encoder, or an alias of either.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from app import __version__
 from app.api import health
-from app.api.compat.model_ids import parse_model
 from app.api.http.answers import add_warnings
 from app.api.http.bodies import json_body
 from app.api.http.deps import ReadContext, Reads, Svc
@@ -27,7 +26,7 @@ from app.observability import metrics
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs
 from app.services.heads import head_vectors, heads, stitching
-from app.services.translators import translators
+from app.services.models import aliases, model_ids
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import HeadOutput
@@ -35,7 +34,7 @@ from app.types import HeadOutput
 router = APIRouter(prefix="/v2", tags=["inference protocol"])
 
 ModelPath = Annotated[
-    str, Path(max_length=400, description="`head` or `encoder->head@anchor-set`.")
+    str, Path(max_length=400, description="`head`, `encoder->head@anchor-set` or an alias.")
 ]
 
 
@@ -196,7 +195,7 @@ async def ready(request: Request, response: Response) -> ServerReady:
 def model_metadata(model: ModelPath, services: Svc, project: Reads) -> ModelMetadata:
     """Returns what a head reads and answers."""
     row, encoder, anchor_set = _find(services, project, model, Parameters())
-    _require_reachable(services, project, row, encoder, anchor_set)
+    model_ids.find_head_space(services, project, row, encoder, anchor_set)
     dim = row.dim if row.anchor_set is None and encoder is None else -1
     if encoder is not None:
         with services.db.transaction() as session:
@@ -223,7 +222,7 @@ def model_metadata(model: ModelPath, services: Svc, project: Reads) -> ModelMeta
 def model_ready(model: ModelPath, services: Svc, project: Reads) -> ServerReady:
     """Returns 200 if the head can be loaded and used."""
     row, encoder, anchor_set = _find(services, project, model, Parameters())
-    _require_reachable(services, project, row, encoder, anchor_set)
+    model_ids.find_head_space(services, project, row, encoder, anchor_set)
     heads.load_head(services, row)
     return ServerReady(ready=True)
 
@@ -282,14 +281,13 @@ def _find(
 
     Raises HeadNotFound and InvalidHead.
     """
-    model_id = parse_model(
-        model,
+    model_id = model_ids.parse_model(
+        aliases.resolve_model(services, project, model),
         HeadNotFound,
-        "There is no head {!r}. A model is `head` or `encoder->head@anchor-set`.",
+        "There is no head {!r}. A model is `head`, `encoder->head@anchor-set` or an alias.",
     )
-    head = model_id.target or model_id.encoder
     with services.db.transaction() as session:
-        row = resources.by_name(session, tables.HeadRow, project, head, field="model")
+        row = resources.by_name(session, tables.HeadRow, project, model_id.head, field="model")
     if model_id.target is None:
         return row, parameters.encoder, parameters.anchor_set
     if parameters.encoder is not None or parameters.anchor_set is not None:
@@ -299,36 +297,6 @@ def _find(
             field="parameters.encoder",
         )
     return row, model_id.encoder, model_id.anchor_set
-
-
-def _require_reachable(
-    services: Services,
-    project: str,
-    row: tables.HeadRow,
-    encoder: str | None,
-    anchor_set: str | None,
-) -> None:
-    """Raises what applying the head to the encoder's vectors would raise.
-
-    These are the not-found errors, AnchorsNotEmbedded and InvalidHead.
-    """
-    if encoder is None or anchor_set is None:
-        return
-    if row.encoder is not None:
-        translators.find_pair(
-            services,
-            project,
-            translators.FitRequest(encoder, row.encoder.name, anchor_set, "auto", {}),
-        )
-        return
-    assert row.anchor_set is not None
-    if anchor_set != row.anchor_set.name:
-        raise InvalidHead(
-            f"Head {row.name!r} belongs to anchor set {row.anchor_set.name!r}. Name that one.",
-            field="anchor_set",
-        )
-    with services.db.transaction() as session:
-        translators.find_space_row(session, project, anchor_set, encoder, "encoder")
 
 
 def _read(tensor: TensorIn) -> tuple[Tensor | None, Inputs | None]:

@@ -1,6 +1,7 @@
 """/v1: OpenAI's embeddings API.
 
-A model is an encoder, or `encoder->target@anchor-set`: the encoder's vectors, translated.
+A model is an encoder, `encoder->target@anchor-set` (the encoder's vectors, translated), or an
+alias of either.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
-from app.api.compat.model_ids import parse_model
+from app.api.compat.model_ids import read_model
 from app.api.http.answers import add_warnings
 from app.api.http.bodies import json_body
 from app.api.http.deps import ReadContext, Reads, Svc
@@ -40,12 +41,14 @@ from app.services import incoming
 from app.services.context import Services
 from app.services.encoders import encoding
 from app.services.encoders.encoding import EncodedVectors
+from app.services.models import aliases, model_ids
 from app.services.request_context import RequestContext
 from app.services.serving import maps, plans
 from app.services.translators import translators
 from app.services.translators.warnings import AnswerWarning
 from app.storage import tables
 from app.storage.name_cache import NameKey
+from app.storage.queries import aliases as alias_queries
 from app.storage.queries import resources
 from app.types import EncoderKind, InputRole
 
@@ -76,7 +79,7 @@ class EmbeddingsRequest(Body):
     )
 
     model: Annotated[str, Field(max_length=400)] = Field(
-        description="`encoder` or `encoder->target@anchor-set`; see `/v1/models`."
+        description="`encoder`, `encoder->target@anchor-set` or an alias; see `/v1/models`."
     )
     input: Inputs
     encoding_format: Literal["float", "base64"] | None = Field(
@@ -125,14 +128,14 @@ class Embeddings(BaseModel):
 class OpenAIModel(BaseModel):
     """A model that makes vectors from inputs."""
 
-    id: str = Field(description="`encoder` or `encoder->target@anchor-set`.")
+    id: str = Field(description="`encoder`, an alias, or `encoder->target@anchor-set`.")
     object: Literal["model"] = Field("model", description="Always `model`.")
     created: int = Field(description="When it was registered, in seconds since 1970.")
     owned_by: str = Field(description="Project that owns it.")
 
 
 class ModelList(BaseModel):
-    """The encoders that the service runs, and the translations of their vectors."""
+    """The encoders that the service runs, the aliases, and the translations of vectors."""
 
     object: Literal["list"] = Field("list", description="Always `list`.")
     data: list[OpenAIModel] = Field(description=f"At most {MAX_MODELS_LISTED:,} models.")
@@ -183,7 +186,7 @@ async def embed(
     dimensions: int | None = None,
 ) -> EmbeddedInputs:
     """The inputs' vectors by a model. Small requests wait without a thread."""
-    model_id = parse_model(model)
+    model_id = await read_model(services, context.project, model)
     row, spec = await _encoder(services, context.project, model_id.encoder)
     request = model_id.translator_request()
     if request is None:
@@ -256,13 +259,8 @@ async def _encoder(
 def _with_spec(
     services: Services, project: str, name: str
 ) -> tuple[tables.EncoderRow, EncoderSpec]:
-    row = _look_up(services, project, name)
+    row = model_ids.find_encoder(services, project, name)
     return row, encoding.spec_of(row)
-
-
-def _look_up(services: Services, project: str, name: str) -> tables.EncoderRow:
-    with services.db.transaction() as session:
-        return resources.by_name(session, tables.EncoderRow, project, name, field="model")
 
 
 @router.post(
@@ -322,7 +320,7 @@ def _rows(vectors: Tensor, encoding_format: str) -> list[Any]:
 
 @router.get("/models", summary="List models", responses=documented_as(OpenAIError, 400))
 def list_models(services: Svc, project: Reads) -> ModelList:
-    """Returns the encoders that the service runs, and the translations of their vectors."""
+    """Returns the encoders that the service runs, the aliases, and the translations of vectors."""
     return ModelList(data=list(islice(_models(services, project), MAX_MODELS_LISTED)))
 
 
@@ -331,35 +329,26 @@ def list_models(services: Svc, project: Reads) -> ModelList:
 )
 def get_model(
     model: Annotated[
-        str, Path(max_length=400, description="`encoder` or `encoder->target@anchor-set`.")
+        str,
+        Path(max_length=400, description="`encoder`, `encoder->target@anchor-set`, or an alias."),
     ],
     services: Svc,
     project: Reads,
 ) -> OpenAIModel:
     """Returns one model."""
-    row, target = find_model(services, project, model)
-    return _model(model, (target or row).created_at, project)
-
-
-def find_model(
-    services: Services, project: str, model: str
-) -> tuple[tables.EncoderRow, tables.SpaceRow | None]:
-    """The encoder of a model id, and the space that its vectors are translated into, or None.
-
-    Raises EncoderNotFound, EncoderNeedsVectors, AnchorSetNotFound, AnchorsNotEmbedded.
-    """
-    model_id = parse_model(model)
-    row = _look_up(services, project, model_id.encoder)
-    encoding.spec_of(row)
-    request = model_id.translator_request()
-    return row, None if request is None else translators.find_pair(services, project, request)[1]
+    alias = aliases.find_alias(services, project, model)
+    model_id = model_ids.parse_model(model if alias is None else alias.model)
+    row, target = model_ids.find_embedding_model(services, project, model_id)
+    return _model(model, (alias or target or row).created_at, project)
 
 
 def _models(services: Services, project: str) -> Iterator[OpenAIModel]:
     with services.db.transaction() as session:
         encoders = resources.encoders_but(session, project, EncoderKind.external)
+        named = alias_queries.embedding_aliases(session, project, limit=MAX_MODELS_LISTED)
         spaces = resources.spaces(session, project)
-    for row in encoders:
+    rows: list[tables.EncoderRow | tables.AliasRow] = [*encoders, *named]
+    for row in rows:
         yield _model(row.name, row.created_at, project)
     encoder_ids = {row.id for row in encoders}
     sets: dict[str, list[tables.SpaceRow]] = {}

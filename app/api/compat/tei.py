@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 from torch.nn.functional import normalize
 
-from app.api.compat.openai import Inputs, embed, find_model, read_inputs
+from app.api.compat.openai import Inputs, embed, read_inputs
 from app.api.http.answers import add_warnings
 from app.api.http.bodies import json_body
 from app.api.http.deps import ReadContext, Reads, Svc
@@ -22,6 +22,7 @@ from app.api.schemas import fields
 from app.api.schemas.fields import Body
 from app.errors import InputTooLong
 from app.observability import metrics
+from app.services.models import aliases, model_ids
 from app.types import InputRole
 
 router = APIRouter(prefix="/tei", tags=["tei"])
@@ -29,7 +30,8 @@ router = APIRouter(prefix="/tei", tags=["tei"])
 ModelPath = Annotated[
     str,
     Path(
-        max_length=400, description="`encoder` or `encoder->target@anchor-set`; see `/v1/models`."
+        max_length=400,
+        description="`encoder`, `encoder->target@anchor-set` or an alias; see `/v1/models`.",
     ),
 ]
 
@@ -132,7 +134,8 @@ async def embed_inputs(
 )
 def info(model: ModelPath, services: Svc, project: Reads) -> Info:
     """Returns a description of the model."""
-    row, _ = find_model(services, project, model)
+    model_id = model_ids.parse_model(aliases.resolve_model(services, project, model))
+    row, _ = model_ids.find_embedding_model(services, project, model_id)
     identity: dict[str, Any] = row.identity or {}
     return Info(
         model_id=model,

@@ -1,4 +1,4 @@
-"""Queries of resources: encoders, anchor sets, pools, heads, translators, contracts and jobs."""
+"""Queries of resources: encoders, sets, pools, heads, aliases, translators, contracts, jobs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.sql.base import ExecutableOption as ORMOption
 
 from app.errors import (
+    AliasNotFound,
     AnchorSetNotFound,
     AnchorsNotEmbedded,
     ContractNotFound,
@@ -25,6 +26,7 @@ from app.errors import (
 from app.storage.queries import jobs as job_queries
 from app.storage.queries.statements import changed_rows
 from app.storage.tables import (
+    AliasRow,
     AnchorSetRow,
     AuditRow,
     ContractRow,
@@ -38,15 +40,22 @@ from app.storage.tables import (
 )
 from app.types import JobState
 
-Named = TypeVar("Named", EncoderRow, AnchorSetRow, HeadRow, PoolRow)
+Named = TypeVar("Named", EncoderRow, AnchorSetRow, HeadRow, PoolRow, AliasRow)
 
 _NOT_FOUND = {
     EncoderRow: EncoderNotFound,
     AnchorSetRow: AnchorSetNotFound,
     HeadRow: HeadNotFound,
     PoolRow: PoolNotFound,
+    AliasRow: AliasNotFound,
 }
-_NOUN = {EncoderRow: "encoder", AnchorSetRow: "anchor set", HeadRow: "head", PoolRow: "pool"}
+_NOUN = {
+    EncoderRow: "encoder",
+    AnchorSetRow: "anchor set",
+    HeadRow: "head",
+    PoolRow: "pool",
+    AliasRow: "alias",
+}
 
 
 def by_name(
@@ -103,7 +112,7 @@ def deleted_at(
     )
 
 
-def remove(session: Session, row: EncoderRow | AnchorSetRow | HeadRow | PoolRow) -> None:
+def remove(session: Session, row: Named) -> None:
     """Delete a row and all rows that belong to it. Raises the not-found error if it is gone."""
     table = type(row)
     if changed_rows(session, delete(table).where(table.id == row.id)) == 0:

@@ -107,6 +107,21 @@ def test_flat_and_nested_data_answer_what_stitch_answers(encoding, heads, infer,
     )
 
 
+def test_an_alias_is_a_model(encoding, heads, infer, fresh):
+    name = fresh()
+    for model in ("minilm->{classes}@texts", "minilm->{relative}@texts"):
+        body = {"model": model.format(**heads)}
+        assert encoding.http.put(f"/aliases/{name}", json=body).status_code == 200
+        aliased = infer(name, texts(QUERIES))
+        assert outputs(aliased) == outputs(infer(model, texts(QUERIES)))
+        assert aliased.json()["model_name"] == name
+        described = encoding.http.get(f"/v2/models/{name}").json()
+        assert (described["name"], described["inputs"][0]["shape"]) == (name, [-1, 384])
+        assert encoding.http.get(f"/v2/models/{name}/ready").json() == {"ready": True}
+    assert encoding.http.delete(f"/aliases/{name}").status_code == 204
+    assert infer(name, texts(QUERIES)).status_code == 404
+
+
 @pytest.mark.parametrize("head", ["classes", "numbers", "relative"])
 def test_texts_of_another_encoder_answer_what_stitch_answers(encoding, heads, infer, head):
     body = {"encoder": "minilm", "head": heads[head], "anchor_set": "texts", "inputs": QUERIES}

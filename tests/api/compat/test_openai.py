@@ -301,6 +301,42 @@ def test_an_encoder_made_anew_under_its_name_answers_at_once(encoding, fresh):
         )
 
 
+def test_an_alias_answers_as_its_model_and_under_its_own_name(api, encoding, fresh):
+    name = fresh()
+    for model, most in (("minilm->own@texts", 5), ("minilm", 384), ("minilm->own@texts", 5)):
+        answer = encoding.http.put(f"/aliases/{name}", json={"model": model})
+        assert answer.status_code == 200, answer.text
+        aliased = api.embeddings.create(model=name, input=TEXTS)
+        assert (aliased.model, vectors_of(aliased).shape) == (name, (4, most))
+        named = vectors_of(api.embeddings.create(model=model, input=TEXTS))
+        np.testing.assert_allclose(vectors_of(aliased), named, atol=1e-6)
+    listed = {each.id: each for each in api.models.list()}
+    assert api.models.retrieve(name) == listed[name]
+    with pytest.raises(openai.BadRequestError, match=f"'{name}' has 5 dimensions"):
+        api.embeddings.create(model=name, input="x", dimensions=384)
+    assert encoding.http.delete(f"/aliases/{name}").status_code == 204
+    with pytest.raises(openai.NotFoundError) as caught:
+        api.embeddings.create(model=name, input="x")
+    assert caught.value.code == "model_not_found"
+    assert name not in {each.id for each in api.models.list()}
+
+
+def test_an_alias_of_a_head_is_no_model_that_makes_vectors(api, encoding, fresh):
+    head, name = fresh(), fresh()
+    body = {"name": head, "encoder": "own", "classes": ["a", "b"], "weight": [[1] * 5, [0] * 5]}
+    assert encoding.http.post("/heads", json=body).status_code == 201
+    assert encoding.http.put(f"/aliases/{name}", json={"model": head}).status_code == 200
+    assert name not in {each.id for each in api.models.list()}
+    with pytest.raises(openai.NotFoundError):
+        api.models.retrieve(name)
+
+
+@pytest.mark.parametrize("path", ["minilm->own@texts", "minilm-%3Eown%40texts"])
+def test_a_models_id_may_be_percent_encoded(encoding, path):
+    answer = encoding.http.get(f"/v1/models/{path}")
+    assert (answer.status_code, answer.json()["id"]) == (200, "minilm->own@texts")
+
+
 # --- at the door ----------------------------------------------------------------------------------
 
 

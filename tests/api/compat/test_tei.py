@@ -35,6 +35,16 @@ def test_hugging_faces_client_takes_the_url_of_a_model_and_nothing_else(encoding
     np.testing.assert_allclose(as_query, post("short", inputs="find: a card").json(), atol=1e-5)
 
 
+def test_an_alias_is_a_model(encoding, post, fresh):
+    name = fresh()
+    assert encoding.http.put(f"/aliases/{name}", json={"model": "minilm->own@texts"}).is_success
+    expected = post("minilm->own@texts", inputs=TEXTS).json()
+    for call in ("", "/embed"):
+        assert np.allclose(post(name, call, inputs=TEXTS).json(), expected, atol=1e-6)
+    assert encoding.http.get(f"/tei/{name}/info").json()["model_id"] == name
+    assert encoding.http.get(f"/tei/{name}/health").status_code == 200
+
+
 def test_both_ways_to_say_what_is_cut_are_understood_or_refused_by_name(encoding, complaint):
     """TEI can cut at the left; a client that asks for it must not get the right."""
     for side, status in (("Right", 200), ("right", 200), ("Left", 422), ("left", 422)):

@@ -8,7 +8,14 @@ import pytest
 from sqlalchemy import inspect
 
 from app import errors
-from app.errors import AnchorSetNotFound, EncoderNotFound, HeadNotFound, JobNotFound, NameTaken
+from app.errors import (
+    AliasNotFound,
+    AnchorSetNotFound,
+    EncoderNotFound,
+    HeadNotFound,
+    JobNotFound,
+    NameTaken,
+)
 from app.storage import tables
 from app.storage.db import Database
 from app.storage.queries import access, resources
@@ -64,6 +71,7 @@ def test_names_are_found_in_their_project_only(db):
         (tables.EncoderRow, EncoderNotFound),
         (tables.AnchorSetRow, AnchorSetNotFound),
         (tables.HeadRow, HeadNotFound),
+        (tables.AliasRow, AliasNotFound),
     ],
 )
 def test_what_is_not_there_names_itself_and_the_field(db, table, error):

@@ -1,0 +1,1 @@
+"""Models of the compatible protocols: their ids, and plain names for them."""
