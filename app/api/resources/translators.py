@@ -10,7 +10,7 @@ from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 
 from app.api.http.async_jobs import ASYNC, Prefer, accepted, wants_job
 from app.api.http.bodies import json_body
-from app.api.http.deps import IdempotencyKey, Limit, Reads, Svc, WriteContext
+from app.api.http.deps import IdempotencyKey, Limit, ReadContext, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import Name, RowModel
 from app.api.schemas.jobs import Job
@@ -19,11 +19,22 @@ from app.api.schemas.translation import INDEX_DESCRIPTION, IndexSize, PairReques
 from app.maths.quality.candidates import Preference
 from app.services.access.idempotency import idempotent
 from app.services.request_context import RequestContext
-from app.services.translators import contracts, translator_reports, translators
+from app.services.translators import (
+    contracts,
+    translator_files,
+    translator_reports,
+    translators,
+)
 from app.storage import tables
 from app.storage.queries import resources
 
 router = APIRouter(prefix="/translators", tags=["translators"])
+
+OCTETS = "application/octet-stream"
+
+TranslatorId = Annotated[
+    str, Path(pattern=r"^tr_[0-9a-f]{32}$", description="Id of the translator.")
+]
 
 
 class TranslatorRequest(PairRequest):
@@ -154,7 +165,7 @@ def list_translators(
 
 @router.get("/{id}", summary="Get a translator's report", responses=documented(404, 422))
 def get_translator(
-    id: Annotated[str, Path(pattern=r"^tr_[0-9a-f]{32}$", description="Id of the translator.")],
+    id: TranslatorId,
     services: Svc,
     project: Reads,
     index: Annotated[IndexSize | None, Query(description=INDEX_DESCRIPTION)] = None,
@@ -165,6 +176,33 @@ def get_translator(
     By default, a translator is deleted after 90 days without use.
     """
     return _with_promise(translators.find_with_report(services, project, id), index)
+
+
+@router.get(
+    "/{id}/file",
+    summary="Download a translator",
+    responses={
+        200: {
+            "content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}},
+            "description": "A safetensors file.",
+        },
+        **documented(404, 409, 422),
+    },
+    response_class=Response,
+)
+def download_translator(id: TranslatorId, services: Svc, context: ReadContext) -> Response:
+    """Returns a translator as a safetensors file, with which a client can translate at home.
+
+    The tensors are `source_mean`, `matrix` and `target_mean`, and `landmarks` of a kernel, in
+    float32.
+    The metadata has `scale`, `renormalise`, `kernel`, `kept_scale` and the translator's names.
+    `docs/how-to/python-client.md` gives the formula.
+    """
+    return Response(
+        translator_files.read_file(services, context, id),
+        media_type=OCTETS,
+        headers={"Content-Disposition": f'attachment; filename="{id}.safetensors"'},
+    )
 
 
 def _with_promise(row: tables.TranslatorRow, index: int | None) -> TranslatorOut:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -56,6 +58,16 @@ def test_the_id_of_a_translation_can_be_asked_about(ask, stocked):
     assert ask("/translators", vectors=..., method="irp").json() == first.json()
 
 
+def test_a_download_names_its_translator(ask, stocked, refused):
+    id_ = ask(method="irp").json()["translator"]
+    answer = stocked.get(f"/translators/{id_}/file")
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert f'filename="{id_}.safetensors"' in answer.headers["content-disposition"]
+    size = int.from_bytes(answer.content[:8], "little")
+    about = json.loads(json.loads(answer.content[8 : 8 + size])["__metadata__"]["anchorage"])
+    assert {"id": id_, "method": "irp", **PAIR}.items() <= about.items()
+
+
 def test_the_same_recipe_has_the_same_id_and_another_recipe_another(ask):
     ids = [
         ask(method="irp", options=options).json()["translator"]
@@ -78,7 +90,7 @@ def test_a_few_anchors_have_no_held_out_numbers_and_fewer_no_cka(stocked, size):
     assert (report["cka"] is None) == (size < 5)
 
 
-@pytest.mark.parametrize("what", ["", "/threshold?source=0.5", "/calibration"])
+@pytest.mark.parametrize("what", ["", "/file", "/threshold?source=0.5", "/calibration"])
 def test_an_unknown_or_malformed_id_is_refused(client, refused, what):
     refused(client.get(f"/translators/tr_{'0' * 32}{what}"), 404, "translator-not-found", "id")
     for id_ in ("x", "tr_", "tr_" + "0" * 31, "tr_" + "g" * 32, "tr_" + "A" * 32):
