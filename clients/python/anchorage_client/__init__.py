@@ -1,0 +1,58 @@
+"""The Python client of Anchorage, the service that translates embeddings between encoders."""
+
+from anchorage_client._async.client import AsyncClient
+from anchorage_client._async.jobs import AsyncJob
+from anchorage_client._async.stores import AsyncReindexing
+from anchorage_client._async.translators import AsyncTranslator
+from anchorage_client._sync.client import Client
+from anchorage_client._sync.jobs import Job
+from anchorage_client._sync.stores import Reindexing
+from anchorage_client._sync.translators import Translator
+from anchorage_client.errors import (
+    AnchorageError,
+    AuthenticationError,
+    ConflictError,
+    InvalidRequestError,
+    JobFailedError,
+    NotFoundError,
+    PermissionDeniedError,
+    RateLimitError,
+    UnavailableError,
+)
+from anchorage_client.local import LocalTranslation, LocalTranslator
+from anchorage_client.results import (
+    Predictions,
+    Ranking,
+    Rankings,
+    RelativeVectors,
+    Translation,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AnchorageError",
+    "AsyncClient",
+    "AsyncJob",
+    "AsyncReindexing",
+    "AsyncTranslator",
+    "AuthenticationError",
+    "Client",
+    "ConflictError",
+    "InvalidRequestError",
+    "Job",
+    "JobFailedError",
+    "LocalTranslation",
+    "LocalTranslator",
+    "NotFoundError",
+    "PermissionDeniedError",
+    "Predictions",
+    "Ranking",
+    "Rankings",
+    "RateLimitError",
+    "Reindexing",
+    "RelativeVectors",
+    "Translation",
+    "Translator",
+    "UnavailableError",
+]

@@ -1,0 +1,1 @@
+"""The asynchronous client. `scripts/unasync.py` derives `_sync` from this folder."""

@@ -1,0 +1,273 @@
+"""Rankings, evaluation, advice and bootstrap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from anchorage_client._async.jobs import AsyncJob
+from anchorage_client._async.transport import AsyncTransport, Json, without_none
+from anchorage_client.fields import Role, fit_fields
+from anchorage_client.results import Rankings, rankings_of
+from anchorage_client.vectors import VectorsLike, to_json
+
+Id = int | str
+
+
+class AsyncMeasures:
+    """Methods of the client: what the service ranks, measures and learns."""
+
+    _transport: AsyncTransport
+
+    async def rescore(
+        self,
+        *,
+        source: str,
+        target: str,
+        anchor_set: str,
+        candidates: Sequence[Mapping[str, Any]],
+        queries: VectorsLike | None = None,
+        inputs: Sequence[str] | None = None,
+        input_type: Role | None = None,
+        mode: Literal["cascade", "fuse"] | None = None,
+        old_queries: VectorsLike | None = None,
+        weight: float | None = None,
+        limit: int | None = None,
+        method: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        prefer: str | None = None,
+        min_quality: Mapping[str, float] | None = None,
+        role: Role | None = None,
+        index: int | None = None,
+        precision: Literal["float32", "bfloat16"] | None = None,
+    ) -> Rankings:
+        """Rank the candidates of an old index by the new encoder's queries.
+
+        candidates  for each query `{"ids": [...], "vectors": (m, d_source)}`
+        """
+        body = {
+            "source": source,
+            "target": target,
+            "anchor_set": anchor_set,
+            "candidates": [
+                {"ids": list(each["ids"]), "vectors": to_json(each["vectors"])}
+                for each in candidates
+            ],
+            "queries": None if queries is None else to_json(queries),
+            "inputs": None if inputs is None else list(inputs),
+            "input_type": input_type,
+            "mode": mode,
+            "old_queries": None if old_queries is None else to_json(old_queries),
+            "weight": weight,
+            "limit": limit,
+            **fit_fields(method, options, prefer, min_quality, role, index),
+            "precision": precision,
+        }
+        return rankings_of(await self._transport.post("/rescore", body))
+
+    async def evaluate(
+        self,
+        *,
+        source: str,
+        target: str,
+        anchor_set: str,
+        vectors: VectorsLike | None = None,
+        native: VectorsLike | None = None,
+        corpus: VectorsLike | None = None,
+        k: int | None = None,
+        csls: bool | None = None,
+        csls_neighbours: int | None = None,
+        judgements: Sequence[Mapping[str, Any]] | None = None,
+        queries: VectorsLike | None = None,
+        old_queries: VectorsLike | None = None,
+        documents: VectorsLike | None = None,
+        native_documents: VectorsLike | None = None,
+        query_ids: Sequence[Id] | None = None,
+        document_ids: Sequence[Id] | None = None,
+        weight: float | None = None,
+        candidates: int | None = None,
+        method: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        prefer: str | None = None,
+        min_quality: Mapping[str, float] | None = None,
+        role: Role | None = None,
+        index: int | None = None,
+        as_job: bool = False,
+    ) -> Json:
+        """Measure a translation on vectors with native twins, or on judgements.
+
+        With `as_job`, a worker measures, this waits for the result, and the service keeps it: the
+        console's verdict, and `advice(evaluation=...)`, use it. The result then has `job`, its id.
+        """
+        body = {
+            **_pair(source, target, anchor_set),
+            **fit_fields(method, options, prefer, min_quality, role, index),
+            **_judged(
+                judgements,
+                queries,
+                old_queries,
+                documents,
+                native_documents,
+                query_ids,
+                document_ids,
+                weight,
+                candidates,
+            ),
+            "vectors": _sent(vectors),
+            "native": _sent(native),
+            "corpus": _sent(corpus),
+            "k": k,
+            "csls": csls,
+            "csls_neighbours": csls_neighbours,
+        }
+        if not as_job:
+            return await self._transport.post("/evaluate", body, creates=True)
+        answer = await self._transport.send(
+            "POST",
+            "/evaluate",
+            json=without_none(body),
+            headers={"Prefer": "respond-async"},
+            creates=True,
+        )
+        job = AsyncJob(self._transport, answer.json())
+        return {**await job.wait(), "job": job.id}
+
+    async def advice(
+        self,
+        *,
+        source: str,
+        target: str,
+        anchor_set: str,
+        corpus_size: int | None = None,
+        old_encoder_runs: bool | None = None,
+        text_exists: bool | None = None,
+        tokens_per_item: float | None = None,
+        price_per_million_tokens: float | None = None,
+        price_per_million_writes: float | None = None,
+        items_per_second: float | None = None,
+        difference: float | None = None,
+        evaluation: str | None = None,
+        clicks: Sequence[Id] | None = None,
+        row_limit: int | None = None,
+        judgements: Sequence[Mapping[str, Any]] | None = None,
+        queries: VectorsLike | None = None,
+        old_queries: VectorsLike | None = None,
+        documents: VectorsLike | None = None,
+        native_documents: VectorsLike | None = None,
+        query_ids: Sequence[Id] | None = None,
+        document_ids: Sequence[Id] | None = None,
+        weight: float | None = None,
+        candidates: int | None = None,
+        method: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        prefer: str | None = None,
+        min_quality: Mapping[str, float] | None = None,
+        role: Role | None = None,
+        index: int | None = None,
+    ) -> Json:
+        """Return what to do with an index after a change of encoder: all options, best first.
+
+        `advice` of the answer is keep, fuse, cascade, translate or re-embed.
+        """
+        body = {
+            **_pair(source, target, anchor_set),
+            **fit_fields(method, options, prefer, min_quality, role, index),
+            **_judged(
+                judgements,
+                queries,
+                old_queries,
+                documents,
+                native_documents,
+                query_ids,
+                document_ids,
+                weight,
+                candidates,
+            ),
+            "corpus_size": corpus_size,
+            "old_encoder_runs": old_encoder_runs,
+            "text_exists": text_exists,
+            "tokens_per_item": tokens_per_item,
+            "price_per_million_tokens": price_per_million_tokens,
+            "price_per_million_writes": price_per_million_writes,
+            "items_per_second": items_per_second,
+            "difference": difference,
+            "evaluation": evaluation,
+            "clicks": None if clicks is None else list(clicks),
+            "row_limit": row_limit,
+        }
+        return await self._transport.post("/advice", body)
+
+    async def bootstrap(
+        self,
+        name: str,
+        *,
+        source: str,
+        target: str,
+        seeds: Sequence[tuple[int, int]] = (),
+        source_pool: str | VectorsLike | None = None,
+        target_pool: str | VectorsLike | None = None,
+        source_inputs: Sequence[str] | None = None,
+        target_inputs: Sequence[str] | None = None,
+        input_type: Role | None = None,
+        pairs: str | None = None,
+        method: str | None = None,
+        size: int | None = None,
+        min_right: float | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> AsyncJob:
+        """Start a job that discovers the partners of items, and makes the anchor set `name`.
+
+        source_pool, target_pool  vectors, or names of pools that the service has
+        """
+        body = {
+            "name": name,
+            "source": source,
+            "target": target,
+            "seeds": [list(map(int, pair)) for pair in seeds],
+            "source_pool": source_pool if isinstance(source_pool, str) else _sent(source_pool),
+            "target_pool": target_pool if isinstance(target_pool, str) else _sent(target_pool),
+            "source_inputs": None if source_inputs is None else list(source_inputs),
+            "target_inputs": None if target_inputs is None else list(target_inputs),
+            "input_type": input_type,
+            "pairs": pairs,
+            "method": method,
+            "size": size,
+            "min_right": min_right,
+            "options": None if options is None else dict(options),
+        }
+        return AsyncJob(
+            self._transport, await self._transport.post("/bootstrap", body, creates=True)
+        )
+
+
+def _pair(source: str, target: str, anchor_set: str) -> Json:
+    return {"source": source, "target": target, "anchor_set": anchor_set}
+
+
+def _sent(vectors: VectorsLike | None) -> Json | None:
+    return None if vectors is None else to_json(vectors)
+
+
+def _judged(
+    judgements: Sequence[Mapping[str, Any]] | None,
+    queries: VectorsLike | None,
+    old_queries: VectorsLike | None,
+    documents: VectorsLike | None,
+    native_documents: VectorsLike | None,
+    query_ids: Sequence[Id] | None,
+    document_ids: Sequence[Id] | None,
+    weight: float | None,
+    candidates: int | None,
+) -> Json:
+    """Return the fields of judged items."""
+    return {
+        "judgements": None if judgements is None else [dict(each) for each in judgements],
+        "queries": _sent(queries),
+        "old_queries": _sent(old_queries),
+        "documents": _sent(documents),
+        "native_documents": _sent(native_documents),
+        "query_ids": None if query_ids is None else list(query_ids),
+        "document_ids": None if document_ids is None else list(document_ids),
+        "weight": weight,
+        "candidates": candidates,
+    }

@@ -1,0 +1,216 @@
+"""Resources of the service: encoders, heads, jobs, aliases, models and API keys."""
+
+from __future__ import annotations
+
+import builtins
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anchorage_client._async.jobs import AsyncJob
+from anchorage_client._async.transport import AsyncTransport, Json, segment
+from anchorage_client.vectors import VectorsLike, to_json
+
+
+class AsyncResource:
+    """What resources with names have in common."""
+
+    #: the path of the resource, and the member of its list
+    path = ""
+    member = ""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def list(self) -> builtins.list[Json]:
+        """Return all of them, in the order of their names."""
+        return await self._transport.pages(self.path, self.member, "after", "name")
+
+    async def get(self, name: str) -> Json:
+        """Return one."""
+        return await self._transport.get(f"{self.path}/{segment(name)}")
+
+    async def delete(self, name: str) -> None:
+        """Delete one."""
+        await self._transport.delete(f"{self.path}/{segment(name)}")
+
+
+class AsyncEncoders(AsyncResource):
+    """Encoders: named functions from inputs to vectors."""
+
+    path, member = "/encoders", "encoders"
+
+    async def create(
+        self,
+        name: str,
+        *,
+        dim: int | None = None,
+        kind: str | None = None,
+        model: str | None = None,
+        revision: str | None = None,
+        modality: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Json:
+        """Register an encoder. Without a kind it is `external`: you bring its vectors of `dim`."""
+        body = {
+            "name": name,
+            "dim": dim,
+            "kind": kind,
+            "model": model,
+            "revision": revision,
+            "modality": modality,
+            "options": None if options is None else dict(options),
+        }
+        return await self._transport.post("/encoders", body, creates=True)
+
+    async def verify(
+        self,
+        name: str,
+        *,
+        inputs: Sequence[str],
+        vectors: VectorsLike,
+        input_type: str | None = None,
+    ) -> Json:
+        """Compare an encoder with vectors that you have of the same inputs."""
+        body = {"inputs": builtins.list(inputs), "vectors": to_json(vectors)}
+        return await self._transport.post(
+            f"/encoders/{segment(name)}/verify", {**body, "input_type": input_type}
+        )
+
+
+class AsyncHeads(AsyncResource):
+    """Heads: classifiers and decoders that were trained in one space."""
+
+    path, member = "/heads", "heads"
+
+    async def create(
+        self,
+        name: str,
+        *,
+        kind: str | None = None,
+        encoder: str | None = None,
+        anchor_set: str | None = None,
+        classes: Sequence[str] | None = None,
+        output: Mapping[str, Any] | None = None,
+        probabilities: bool | None = None,
+        scale: float | None = None,
+        encode_power: float | None = None,
+        ridge: float | None = None,
+        weight: VectorsLike | None = None,
+        bias: Sequence[float] | None = None,
+        architecture: Mapping[str, Any] | None = None,
+        safetensors: bytes | None = None,
+        onnx: bytes | None = None,
+    ) -> Json:
+        """Upload a head: `weight` (classes, d) and `bias`, or a safetensors or ONNX file."""
+        from anchorage_client.vectors import as_array
+
+        body = {
+            "name": name,
+            "kind": kind,
+            "encoder": encoder,
+            "anchor_set": anchor_set,
+            "classes": None if classes is None else builtins.list(classes),
+            "output": output,
+            "probabilities": probabilities,
+            "scale": scale,
+            "encode_power": encode_power,
+            "ridge": ridge,
+            "weight": None if weight is None else as_array(weight).tolist(),
+            "bias": None if bias is None else [float(each) for each in bias],
+            "architecture": architecture,
+            "safetensors": None if safetensors is None else b64encode(safetensors).decode(),
+            "onnx": None if onnx is None else b64encode(onnx).decode(),
+        }
+        return await self._transport.post("/heads", body, creates=True)
+
+
+class AsyncJobs:
+    """Jobs of the project."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def list(self, *, state: str | None = None, limit: int = 100) -> builtins.list[Json]:
+        """Return the newest jobs."""
+        jobs: builtins.list[Json] = (await self._transport.get("/jobs", state=state, limit=limit))[
+            "jobs"
+        ]
+        return jobs
+
+    async def get(self, id: str) -> AsyncJob:
+        """Return a job."""
+        return AsyncJob(self._transport, await self._transport.get(f"/jobs/{segment(id)}"))
+
+    async def cancel(self, id: str) -> AsyncJob:
+        """Ask a job to stop at its next step."""
+        return await (await self.get(id)).cancel()
+
+
+class AsyncAliases(AsyncResource):
+    """Plain names for models such as `new->old@faq`."""
+
+    path, member = "/aliases", "aliases"
+
+    async def create(self, name: str, model: str) -> Json:
+        """Create an alias, or point it to another model."""
+        return await self._transport.put(f"/aliases/{segment(name)}", {"model": model})
+
+
+class AsyncModels:
+    """Models of the OpenAI API: encoders, translated encoders and aliases."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def list(self) -> builtins.list[Json]:
+        """Return all models."""
+        models: builtins.list[Json] = (await self._transport.get("/v1/models"))["data"]
+        return models
+
+    async def get(self, id: str) -> Json:
+        """Return one model."""
+        return await self._transport.get(f"/v1/models/{segment(id)}")
+
+
+class AsyncApiKeys:
+    """API keys, for callers with the scope `admin`."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+
+    async def create(
+        self,
+        name: str,
+        *,
+        scopes: Sequence[str] | None = None,
+        expires_at: str | None = None,
+        rate_limit: str | None = None,
+    ) -> Json:
+        """Create a key. Its secret is in this answer only."""
+        body = {
+            "name": name,
+            "scopes": None if scopes is None else builtins.list(scopes),
+            "expires_at": expires_at,
+            "rate_limit": rate_limit,
+        }
+        return await self._transport.post("/api-keys", body, creates=True)
+
+    async def list(self) -> builtins.list[Json]:
+        """Return all keys, without their secrets."""
+        keys: builtins.list[Json] = (await self._transport.get("/api-keys"))["api_keys"]
+        return keys
+
+    async def get(self, id: str) -> Json:
+        """Return a key, without its secret."""
+        return await self._transport.get(f"/api-keys/{segment(id)}")
+
+    async def delete(self, id: str) -> None:
+        """Revoke a key."""
+        await self._transport.delete(f"/api-keys/{segment(id)}")
+
+    async def rotate(self, id: str, *, grace_s: int | None = None) -> Json:
+        """Replace a key. The old one works for `grace_s` more seconds."""
+        return await self._transport.post(
+            f"/api-keys/{segment(id)}/rotate", {"grace_s": grace_s}, creates=True
+        )

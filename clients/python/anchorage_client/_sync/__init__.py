@@ -1,0 +1,1 @@
+"""The synchronous client, which `scripts/unasync.py` derives from `_async`."""

@@ -1,0 +1,277 @@
+"""Anchor sets and pools: the items that encoders share."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from anchorage_client import arrow
+from anchorage_client._sync.resources import Resource
+from anchorage_client._sync.transport import Json, segment
+from anchorage_client.fields import MOST_BYTES, MOST_ROWS, Role, parts_of
+from anchorage_client.vectors import VectorsLike, as_array, to_json, to_npy
+
+NPY = {"Content-Type": "application/x-npy"}
+
+
+class AnchorSets(Resource):
+    """Anchor sets: the same items, embedded by several encoders."""
+
+    path, member = "/anchor-sets", "anchor_sets"
+
+    def create(
+        self,
+        name: str,
+        *,
+        embeddings: Mapping[str, VectorsLike] | None = None,
+        inputs: Sequence[str] | None = None,
+        encoders: Sequence[str] | None = None,
+        input_type: Role | None = None,
+        roles: Sequence[Role] | None = None,
+        keep_inputs: bool | None = None,
+    ) -> Json:
+        """Create a set from embeddings by encoder, or from inputs that the service encodes.
+
+        Embeddings above 24 MiB are sent one encoder at a time; a failure leaves no set behind.
+
+        embeddings  arrays (n, d), one for each encoder; row i is the same item for all of them
+        roles       role of each item in a search
+        """
+        body: Json = {
+            "name": name,
+            "inputs": None if inputs is None else builtins.list(inputs),
+            "encoders": None if encoders is None else builtins.list(encoders),
+            "input_type": input_type,
+            "roles": None if roles is None else builtins.list(roles),
+            "keep_inputs": keep_inputs,
+        }
+        arrays = {encoder: as_array(rows) for encoder, rows in (embeddings or {}).items()}
+        if sum(each.nbytes for each in arrays.values()) <= MOST_BYTES or roles is not None:
+            if embeddings is not None:
+                body["embeddings"] = {encoder: to_json(rows) for encoder, rows in arrays.items()}
+            return self._transport.post(self.path, body, creates=True)
+        (first, rows), *others = arrays.items()
+        answer = self._transport.send(
+            "POST",
+            self.path,
+            params={"name": name, "encoder": first},
+            content=to_npy(rows),
+            headers=NPY,
+            creates=True,
+        )
+        made: Json = answer.json()
+        try:
+            for encoder, rows in others:
+                made = self.put(name, encoder, rows)
+        except BaseException:
+            self.delete(name)
+            raise
+        return made
+
+    def create_from_table(self, name: str, table: Any) -> Json:
+        """Create a set from a `pyarrow.Table`.
+
+        Columns of float lists have the names of their encoders. The text columns `input` and
+        `role` are optional.
+        """
+        answer = self._transport.send(
+            "POST",
+            self.path,
+            params={"name": name},
+            content=arrow.to_ipc(table),
+            headers=arrow.HEADERS,
+            creates=True,
+        )
+        made: Json = answer.json()
+        return made
+
+    def create_from_parquet(self, name: str, path: str | Path) -> Json:
+        """Create a set from a Parquet file with the columns of `create_from_table`."""
+        answer = self._transport.send(
+            "POST",
+            self.path,
+            params={"name": name},
+            content=Path(path).read_bytes(),
+            headers=arrow.PARQUET_HEADERS,
+            creates=True,
+        )
+        made: Json = answer.json()
+        return made
+
+    def put(
+        self,
+        name: str,
+        encoder: str,
+        vectors: VectorsLike | None = None,
+        *,
+        inputs: Sequence[str] | None = None,
+        input_type: Role | None = None,
+    ) -> Json:
+        """Add another encoder's embeddings of the set's items.
+
+        Without vectors and inputs, the service encodes the inputs that the set stores.
+        """
+        path = f"{self.path}/{segment(name)}/embeddings/{segment(encoder)}"
+        if vectors is None:
+            given = None if inputs is None else builtins.list(inputs)
+            return self._transport.put(path, {"inputs": given, "input_type": input_type})
+        content = to_npy(vectors)
+        sent = self._transport.send("PUT", path, content=content, headers=NPY)
+        made: Json = sent.json()
+        return made
+
+    def append(
+        self,
+        name: str,
+        *,
+        embeddings: Mapping[str, VectorsLike] | None = None,
+        inputs: Sequence[str] | None = None,
+        input_type: Role | None = None,
+        roles: Sequence[Role] | None = None,
+    ) -> Json:
+        """Append items to a set, in all its encoders at once, as the set's next version."""
+        body = {
+            "embeddings": None
+            if embeddings is None
+            else {encoder: to_json(rows) for encoder, rows in embeddings.items()},
+            "inputs": None if inputs is None else builtins.list(inputs),
+            "input_type": input_type,
+            "roles": None if roles is None else builtins.list(roles),
+        }
+        return self._transport.post(f"{self.path}/{segment(name)}/items", body, creates=True)
+
+    def report(self, name: str) -> Json:
+        """Return the set's health: findings, coverage, duplicates and mismatched rows."""
+        return self._transport.get(f"{self.path}/{segment(name)}/report")
+
+    def suggest(
+        self,
+        name: str,
+        *,
+        encoder: str,
+        count: int,
+        pool: VectorsLike | None = None,
+        inputs: Sequence[str] | None = None,
+        input_type: Role | None = None,
+    ) -> Json:
+        """Return which items of a pool to add to the set, the most useful first."""
+        body = {
+            "encoder": encoder,
+            "count": count,
+            "pool": None if pool is None else to_json(pool),
+            "inputs": None if inputs is None else builtins.list(inputs),
+            "input_type": input_type,
+        }
+        return self._transport.post(f"{self.path}/{segment(name)}/suggest", body)
+
+    def drift(
+        self,
+        name: str,
+        *,
+        encoder: str,
+        vectors: VectorsLike | None = None,
+        rows: Sequence[int] | None = None,
+        sample: int | None = None,
+        seed: int | None = None,
+    ) -> Json:
+        """Return whether an encoder still gives the vectors that the set stores.
+
+        vectors  the encoder's vectors today, of the anchors in `rows`; None: the service encodes
+        """
+        body = {
+            "encoder": encoder,
+            "vectors": None if vectors is None else to_json(vectors),
+            "rows": None if rows is None else [int(row) for row in rows],
+            "sample": sample,
+            "seed": seed,
+        }
+        return self._transport.post(f"{self.path}/{segment(name)}/drift", body)
+
+    def pairs(self, name: str) -> builtins.list[tuple[int, int, float | None]]:
+        """Return the rows of both pools behind each anchor of a bootstrapped set.
+
+        The third number is the probability that the pair is right; None without an estimate.
+        """
+        path, found = f"{self.path}/{segment(name)}/pairs", builtins.list[Any]()
+        while True:
+            page = self._transport.get(path, after=len(found) - 1, limit=10_000)
+            for (source, target), confidence in zip(page["pairs"], page["confidence"], strict=True):
+                found.append((source, target, confidence))
+            if not page["pairs"]:
+                return found
+
+    def put_sample(
+        self, name: str, encoder: str, vectors: VectorsLike, *, store_size: int | None = None
+    ) -> Json:
+        """Store a sample of an index, which reports compare the anchors with."""
+        return self._transport.put(
+            f"{self.path}/{segment(name)}/samples/{segment(encoder)}",
+            {"vectors": to_json(vectors), "store_size": store_size},
+        )
+
+    def delete_sample(self, name: str, encoder: str) -> None:
+        """Delete the sample of an encoder."""
+        self._transport.delete(f"{self.path}/{segment(name)}/samples/{segment(encoder)}")
+
+    def contracts(self, name: str) -> builtins.list[Json]:
+        """Return the set's contracts: the least quality of each pair of encoders."""
+        answer = self._transport.get(f"{self.path}/{segment(name)}/contracts")
+        found: builtins.list[Json] = answer["contracts"]
+        return found
+
+    def put_contract(
+        self,
+        name: str,
+        source: str,
+        target: str,
+        *,
+        min_quality: Mapping[str, float],
+        index: int | None = None,
+    ) -> Json:
+        """Refuse translations of a pair whose promise is below `min_quality`."""
+        path = f"{self.path}/{segment(name)}/contracts/{segment(source)}/{segment(target)}"
+        return self._transport.put(path, {"min_quality": dict(min_quality), "index": index})
+
+    def delete_contract(self, name: str, source: str, target: str) -> None:
+        """Delete the contract of a pair."""
+        self._transport.delete(
+            f"{self.path}/{segment(name)}/contracts/{segment(source)}/{segment(target)}"
+        )
+
+
+class Pools(Resource):
+    """Pools: items of one encoder, for a bootstrap."""
+
+    path, member = "/pools", "pools"
+
+    def create(
+        self,
+        name: str,
+        *,
+        encoder: str,
+        vectors: VectorsLike | None = None,
+        inputs: Sequence[str] | None = None,
+        input_type: Role | None = None,
+    ) -> Json:
+        """Create a pool of vectors or inputs; many take several requests."""
+        if vectors is not None:
+            pieces: Any = (("vectors", to_json(rows)) for _, rows in parts_of(as_array(vectors)))
+        else:
+            texts = builtins.list(inputs or ())
+            pieces = (
+                ("inputs", texts[start : start + MOST_ROWS])
+                for start in range(0, max(1, len(texts)), MOST_ROWS)
+            )
+        made: Json | None = None
+        for field, piece in pieces:
+            body = {field: piece, "input_type": input_type}
+            if made is None:
+                path = f"{self.path}/{segment(name)}"
+                made = self._transport.put(path, {**body, "encoder": encoder}, creates=True)
+            else:
+                path = f"{self.path}/{segment(name)}/vectors"
+                made = self._transport.post(path, {**body, "offset": made["items"]}, creates=True)
+        assert made is not None
+        return made

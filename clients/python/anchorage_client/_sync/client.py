@@ -1,0 +1,323 @@
+"""The client of the service."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+
+from anchorage_client import arrow
+from anchorage_client._sync.anchors import AnchorSets, Pools
+from anchorage_client._sync.measures import Measures
+from anchorage_client._sync.resources import (
+    Aliases,
+    ApiKeys,
+    Encoders,
+    Heads,
+    Jobs,
+    Models,
+)
+from anchorage_client._sync.stores import Reindexings, Stores
+from anchorage_client._sync.translators import Translator, Translators
+from anchorage_client._sync.transport import Json, Transport
+from anchorage_client.fields import MOST_ROWS, Role, fit_fields, parts_of
+from anchorage_client.progress import ProgressBar
+from anchorage_client.results import (
+    Predictions,
+    RelativeVectors,
+    Translation,
+    predictions_of,
+    relative_of,
+    translation_of,
+)
+from anchorage_client.vectors import (
+    Float32s,
+    VectorsLike,
+    as_array,
+    from_npy,
+    to_json,
+    to_npy,
+)
+
+
+class Client(Measures):
+    """A connection to one service.
+
+    url      such as http://127.0.0.1:8080
+    api_key  a key of the service; None where it needs none
+    timeout  seconds for one request
+    retries  most repetitions of a request that failed because the service was busy or away
+    headers  further headers of every request
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8080",
+        *,
+        api_key: str | None = None,
+        timeout: float = 60.0,
+        retries: int = 4,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._transport = Transport(url, api_key, timeout, retries, headers or {})
+        self.encoders = Encoders(self._transport)
+        self.anchor_sets = AnchorSets(self._transport)
+        self.pools = Pools(self._transport)
+        self.heads = Heads(self._transport)
+        self.translators = Translators(self._transport)
+        self.stores = Stores(self._transport)
+        self.reindexings = Reindexings(self._transport)
+        self.jobs = Jobs(self._transport)
+        self.aliases = Aliases(self._transport)
+        self.models = Models(self._transport)
+        self.api_keys = ApiKeys(self._transport)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._transport.close()
+
+    def ready(self) -> Json:
+        """Return what /readyz says. Raises UnavailableError if the service cannot answer."""
+        return self._transport.get("/readyz")
+
+    def live(self) -> Json:
+        """Return what /livez says."""
+        return self._transport.get("/livez")
+
+    def metrics(self) -> str:
+        """Return the metrics in Prometheus' text format."""
+        return (self._transport.send("GET", "/metrics")).text
+
+    def audit(self, *, before: str | None = None, limit: int = 100) -> list[Json]:
+        """Return the newest recorded writes, for callers with the scope `admin`.
+
+        before  only writes before this moment: the `at` of another write
+        """
+        writes: list[Json] = (self._transport.get("/audit", before=before, limit=limit))["writes"]
+        return writes
+
+    def embed(
+        self,
+        inputs: str | Sequence[str],
+        *,
+        model: str,
+        role: Role = "document",
+        dimensions: int | None = None,
+        truncate: bool | None = None,
+    ) -> Float32s:
+        """Return the vectors (n, d) of texts.
+
+        model  an encoder, `encoder->target@anchor-set`, or an alias
+        """
+        texts = [inputs] if isinstance(inputs, str) else list(inputs)
+        parts = []
+        for start in range(0, len(texts), MOST_ROWS):
+            answer = self._transport.post(
+                "/v1/embeddings",
+                {
+                    "model": model,
+                    "input": texts[start : start + MOST_ROWS],
+                    "input_type": role,
+                    "dimensions": dimensions,
+                    "truncate": truncate,
+                    "encoding_format": "base64",
+                },
+            )
+            rows = [np.frombuffer(b64decode(row["embedding"]), "<f4") for row in answer["data"]]
+            parts.append(np.stack(rows))
+        return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
+
+    def translate(
+        self,
+        vectors: VectorsLike | None = None,
+        *,
+        target: str,
+        anchor_set: str,
+        source: str | None = None,
+        inputs: Sequence[str] | None = None,
+        input_type: Role | None = None,
+        relative: VectorsLike | None = None,
+        relative_power: float | None = None,
+        method: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        prefer: str | None = None,
+        min_quality: Mapping[str, float] | None = None,
+        role: Role | None = None,
+        index: int | None = None,
+        dtype: Literal["float32", "float16"] | None = None,
+        precision: Literal["float32", "bfloat16"] | None = None,
+        confidence: bool | None = None,
+        confidence_level: float | None = None,
+    ) -> Translation:
+        """Translate vectors, inputs or relative vectors; many rows take several requests."""
+        body = {
+            "source": source,
+            "target": target,
+            "anchor_set": anchor_set,
+            "input_type": input_type,
+            "relative_power": relative_power,
+            **fit_fields(method, options, prefer, min_quality, role, index),
+            "dtype": dtype,
+            "precision": precision,
+            "confidence": confidence,
+            "confidence_level": confidence_level,
+            "encoding": "base64",
+        }
+        if vectors is None and relative is None:
+            body["inputs"] = None if inputs is None else list(inputs)
+            return translation_of([self._transport.post("/translate", body)], [0])
+        field, rows = ("vectors", vectors) if relative is None else ("relative", relative)
+        assert rows is not None
+        if inputs is not None or (vectors is not None and relative is not None):
+            raise ValueError("Send one of `vectors`, `inputs` and `relative`.")
+        answers, starts = [], []
+        for start, part in parts_of(as_array(rows)):
+            answers.append(self._transport.post("/translate", {**body, field: to_json(part)}))
+            starts.append(start)
+        return translation_of(answers, starts)
+
+    def translate_stream(
+        self,
+        batches: VectorsLike | Iterable[VectorsLike],
+        *,
+        source: str,
+        target: str,
+        anchor_set: str,
+        total: int | None = None,
+        progress: bool = False,
+        **fields: Any,
+    ) -> Iterator[Float32s]:
+        """Yield the translations of batches of vectors, as npy; memory holds one batch.
+
+        batches   arrays (n, d), or one large array or memory map, which is read in parts
+        total     number of all rows, for the bar
+        progress  show a bar, if the package rich is installed
+        fields    further fields of /translate; a method's options by their names
+        """
+        single = hasattr(batches, "shape")
+        known = len(batches) if single else total  # type: ignore[arg-type]
+        done = 0
+        names = {"source": source, "target": target, "anchor_set": anchor_set, **fields}
+        with ProgressBar("translate", enabled=progress) as bar:
+            for batch in [batches] if single else batches:
+                for _, part in parts_of(as_array(batch)):
+                    answer = self._transport.send(
+                        "POST",
+                        "/translate",
+                        params=names,
+                        content=to_npy(part),
+                        headers={"Content-Type": "application/x-npy"},
+                    )
+                    done += len(part)
+                    bar.update(done, known)
+                    yield from_npy(answer.content)
+
+    def translate_table(
+        self, table: Any, *, source: str, target: str, anchor_set: str, **fields: Any
+    ) -> Any:
+        """Return a `pyarrow.Table` with its vectors translated and its other columns as they are.
+
+        fields  `column` names the vectors, and further fields of /translate
+        """
+        names = {"source": source, "target": target, "anchor_set": anchor_set, **fields}
+        answer = self._transport.send(
+            "POST", "/translate", params=names, content=arrow.to_ipc(table), headers=arrow.HEADERS
+        )
+        return arrow.from_ipc(answer.content)
+
+    def relative(
+        self,
+        vectors: VectorsLike | None = None,
+        *,
+        encoder: str,
+        anchor_set: str,
+        inputs: Sequence[str] | None = None,
+        input_type: Role | None = None,
+        encode_power: float | None = None,
+        ridge: float | None = None,
+        bits: int | None = None,
+        dtype: Literal["float32", "float16"] | None = None,
+    ) -> RelativeVectors:
+        """Return relative vectors: the cosines of each vector to the anchors of its space."""
+        body = {
+            "encoder": encoder,
+            "anchor_set": anchor_set,
+            "vectors": None if vectors is None else to_json(vectors),
+            "inputs": None if inputs is None else list(inputs),
+            "input_type": input_type,
+            "encode_power": encode_power,
+            "ridge": ridge,
+            "bits": bits,
+            "dtype": dtype,
+            "encoding": "base64",
+        }
+        return relative_of(self._transport.post("/relative", body))
+
+    def stitch(
+        self,
+        vectors: VectorsLike | None = None,
+        *,
+        encoder: str,
+        head: str,
+        anchor_set: str | None = None,
+        inputs: Sequence[str] | None = None,
+        input_type: Role | None = None,
+        method: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        prefer: str | None = None,
+        min_quality: Mapping[str, float] | None = None,
+        index: int | None = None,
+        labels: Sequence[str] | None = None,
+        targets: VectorsLike | None = None,
+        native_vectors: VectorsLike | None = None,
+        dtype: Literal["float32", "float16"] | None = None,
+    ) -> Predictions:
+        """Return what a head of another space predicts for vectors or inputs."""
+        body = {
+            "encoder": encoder,
+            "head": head,
+            "anchor_set": anchor_set,
+            "vectors": None if vectors is None else to_json(vectors),
+            "inputs": None if inputs is None else list(inputs),
+            "input_type": input_type,
+            **fit_fields(method, options, prefer, min_quality, None, index),
+            "labels": None if labels is None else list(labels),
+            "targets": None if targets is None else to_json(targets),
+            "native_vectors": None if native_vectors is None else to_json(native_vectors),
+            "dtype": dtype,
+            "encoding": "base64",
+        }
+        return predictions_of(self._transport.post("/stitch", body))
+
+    def translator(
+        self,
+        *,
+        source: str,
+        target: str,
+        anchor_set: str,
+        method: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        prefer: str | None = None,
+        min_quality: Mapping[str, float] | None = None,
+        role: Role | None = None,
+        index: int | None = None,
+    ) -> Translator:
+        """Fit a translator, or find it, and return it with its report."""
+        fitted = fit_fields(method, options, prefer, min_quality, role, index)
+        return self.translators.fit(
+            source=source, target=target, anchor_set=anchor_set, fields=fitted
+        )

@@ -1,0 +1,124 @@
+"""Jobs: work that outlives a request."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+
+from anchorage_client._sync.transport import Json, Transport, json_of, segment
+from anchorage_client.errors import AnchorageError, JobFailedError, RateLimitError, UnavailableError
+from anchorage_client.progress import ProgressBar
+
+ENDED = {"succeeded", "failed", "cancelled"}
+
+#: how often a job is read
+POLL_S = 1.0
+
+#: how long a service may be away, such as during a restart, while a client waits for a job
+MOST_AWAY_S = 300.0
+
+
+class Job:
+    """A job. `state` is what the service last said; the methods ask again."""
+
+    def __init__(self, transport: Transport, state: Json) -> None:
+        self._transport = transport
+        self.data = state
+
+    def __repr__(self) -> str:
+        kind = self.data.get("kind", "job")
+        return f"<{type(self).__name__} {self.id}: {kind}, {self.state}>"
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return str(self.data["id"])
+
+    @property
+    def state(self) -> str:
+        """`queued`, `running`, `succeeded`, `failed` or `cancelled`, when it was last read."""
+        return str(self.data["state"])
+
+    @property
+    def result(self) -> Json | None:
+        """The result of a job that has succeeded."""
+        result: Json | None = self.data.get("result")
+        return result
+
+    def refresh(self) -> Job:
+        """Read the job again."""
+        self.data = self._transport.get(f"/jobs/{segment(self.id)}")
+        return self
+
+    def cancel(self) -> Job:
+        """Ask the job to stop at its next step."""
+        self.data = self._transport.post(f"/jobs/{segment(self.id)}/cancel")
+        return self
+
+    def events(self) -> Iterator[Json]:
+        """Yield the job after each change, until it has ended.
+
+        Raises UnavailableError if the service is away for longer than a restart takes.
+        """
+        while self.state not in ENDED:
+            try:
+                for state in self._events():
+                    self.data = state
+                    yield state
+            except (AnchorageError, httpx2.HTTPError):
+                time.sleep(POLL_S)  # the connection was lost, or the server is full
+                self._refresh_patiently()
+                yield self.data
+
+    def _events(self) -> Iterator[Json]:
+        path = f"/jobs/{segment(self.id)}/events"
+        with self._transport.stream("GET", path) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data:"):
+                    yield json.loads(line[5:])
+
+    def _refresh_patiently(self, deadline: float = math.inf) -> None:
+        """Read the job again, also if the service is away for a while."""
+        last_try = min(deadline, time.monotonic() + MOST_AWAY_S)
+        path = f"/jobs/{segment(self.id)}"
+        while True:
+            try:
+                self.data = json_of(self._transport.send("GET", path, retries=0))
+                return
+            except (UnavailableError, RateLimitError):
+                if time.monotonic() > deadline:
+                    return  # the caller's limit, which `wait` reports
+                if time.monotonic() > last_try:
+                    raise
+                time.sleep(POLL_S)
+
+    def wait(self, *, timeout: float | None = None, progress: bool = False) -> Json:
+        """Wait for the end, and return the result.
+
+        A restart of the service does not end the wait. Raises JobFailedError if the job failed or
+        was cancelled, UnavailableError, and TimeoutError; the job continues after the last two.
+
+        timeout   seconds; None: no limit
+        progress  show a bar, if the package rich is installed
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        with ProgressBar(str(self.data.get("kind", "job")), enabled=progress) as bar:
+            while self.state not in ENDED:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"The job {self.id} is {self.state} after {timeout} s.")
+                time.sleep(min(POLL_S, 0.1 if timeout is None else timeout / 10))
+                self._refresh_patiently(deadline)
+                made = self.data.get("progress") or {}
+                bar.update(made.get("done") or made.get("step"), made.get("total"))
+        if self.state != "succeeded":
+            problem: dict[str, Any] = self.data.get("error") or {
+                "code": "cancelled",
+                "detail": "The job was cancelled.",
+            }
+            raise JobFailedError(None, problem)
+        return self.result or {}

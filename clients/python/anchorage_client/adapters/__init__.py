@@ -1,0 +1,1 @@
+"""Adapters to other frameworks. Each module imports its framework; this one imports none."""

@@ -1,0 +1,52 @@
+"""LangChain: `Embeddings` of a model of the service. Needs langchain-core."""
+
+from __future__ import annotations
+
+from langchain_core.embeddings import Embeddings
+
+from anchorage_client import AsyncClient
+from anchorage_client.adapters.text_model import BATCH_SIZE, URL, TextModel, to_lists
+
+
+class AnchorageEmbeddings(Embeddings):
+    """Embeddings for LangChain. The parameters are those of `TextModel`."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        url: str = URL,
+        api_key: str | None = None,
+        batch_size: int = BATCH_SIZE,
+        timeout: float = 60.0,
+        async_client: AsyncClient | None = None,
+    ) -> None:
+        self.model = model
+        self._texts = TextModel(
+            model,
+            url=url,
+            api_key=api_key,
+            batch_size=batch_size,
+            timeout=timeout,
+            async_client=async_client,
+        )
+
+    def close(self) -> None:
+        """Close the connection. The next call opens another."""
+        self._texts.close()
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """Return the vectors of documents."""
+        return to_lists(self._texts.embed(texts, "document"))
+
+    def embed_query(self, text: str) -> list[float]:
+        """Return the vector of a query."""
+        return to_lists(self._texts.embed([text], "query"))[0]
+
+    async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
+        """Return the vectors of documents, without blocking the event loop."""
+        return to_lists(await self._texts.aembed(texts, "document"))
+
+    async def aembed_query(self, text: str) -> list[float]:
+        """Return the vector of a query, without blocking the event loop."""
+        return to_lists(await self._texts.aembed([text], "query"))[0]

@@ -1,0 +1,99 @@
+"""What the adapters share: texts to vectors by one model of a service."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from anchorage_client import AsyncClient, Client
+from anchorage_client.fields import Role
+from anchorage_client.vectors import Float32s
+
+URL = "http://127.0.0.1:8080"
+BATCH_SIZE = 256
+
+
+class TextModel:
+    """A model of a service, which makes vectors from texts.
+
+    model         an encoder, `encoder->target@anchor-set`, or an alias
+    url, api_key  as of `Client`
+    batch_size    most texts of one request
+    timeout       seconds for one request
+    async_client  sends the asynchronous requests; its owner closes it. None: a thread sends them.
+
+    The connection opens at the first request. A pickle or a copy opens its own.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        url: str = URL,
+        api_key: str | None = None,
+        batch_size: int = BATCH_SIZE,
+        timeout: float = 60.0,
+        async_client: AsyncClient | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"`batch_size` must be at least 1, got {batch_size}.")
+        self.model = model
+        self.url = url
+        self.batch_size = batch_size
+        self._api_key = api_key
+        self._timeout = timeout
+        self._async_client = async_client
+        self._client: Client | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_client": None, "_async_client": None}
+
+    @property
+    def client(self) -> Client:
+        """The client of the service, opened at the first use."""
+        if self._client is None:
+            self._client = Client(self.url, api_key=self._api_key, timeout=self._timeout)
+            weakref.finalize(self, self._client.close)
+        return self._client
+
+    def close(self) -> None:
+        """Close the connection. The next request opens another."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def embed(self, texts: Sequence[str], role: Role) -> Float32s:
+        """Return the vectors (n, d) of texts; (0, 0) without texts."""
+        parts = [
+            self.client.embed(part, model=self.model, role=role) for part in self._parts(texts)
+        ]
+        return _joined(parts)
+
+    async def aembed(self, texts: Sequence[str], role: Role) -> Float32s:
+        """Return what `embed` returns, without blocking the event loop."""
+        if self._async_client is None:
+            return await asyncio.to_thread(self.embed, texts, role)
+        return _joined(
+            [
+                await self._async_client.embed(part, model=self.model, role=role)
+                for part in self._parts(texts)
+            ]
+        )
+
+    def _parts(self, texts: Sequence[str]) -> Iterator[list[str]]:
+        for start in range(0, len(texts), self.batch_size):
+            yield list(texts[start : start + self.batch_size])
+
+
+def _joined(parts: Sequence[Float32s]) -> Float32s:
+    return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
+
+
+def to_lists(vectors: Float32s) -> list[list[float]]:
+    """Return vectors as the lists of numbers that frameworks pass on."""
+    rows: list[list[float]] = vectors.tolist()
+    return rows

@@ -1,0 +1,89 @@
+"""Searches an index of an old encoder with a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from anchorage_client import Client
+from anchorage_client.cascade.indexes import Candidate, SearchableIndex
+from anchorage_client.vectors import Float32s
+
+Embed = Callable[[str], "Sequence[float] | Float32s"]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A result: an item of the index and its score, which compares within one query only."""
+
+    candidate: Candidate
+    score: float
+
+
+@dataclass(frozen=True)
+class Cascade:
+    """Fetches candidates of an old index with the translated query, and ranks them anew.
+
+    index       a `QdrantIndex`, a `PgvectorIndex`, or another `SearchableIndex`
+    source      the old encoder, whose vectors the index holds
+    target      the new encoder
+    anchor_set  a set that both have embedded
+    mode        `cascade` ranks by the new encoder alone. `fuse` mixes in the score of the old one,
+                which must still embed queries.
+    candidates  items that the index returns for a query
+    embed_new   makes a query's vector by the new encoder; None: the service runs it
+    embed_old   the same for the old encoder; only `fuse` uses it
+    options     further fields of `Client.rescore`, such as `weight` or `method`
+    """
+
+    client: Client
+    index: SearchableIndex
+    source: str
+    target: str
+    anchor_set: str
+    mode: Literal["cascade", "fuse"] = "cascade"
+    candidates: int = 100
+    embed_new: Embed | None = None
+    embed_old: Embed | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def search(self, text: str, limit: int = 10) -> list[Hit]:
+        """Return the best items for a query, best first. Raises the errors of client and index."""
+        new = self._vector(text, self.target, self.embed_new)
+        bridged = self.client.translate(
+            new, source=self.target, target=self.source, anchor_set=self.anchor_set
+        ).vectors
+        wanted = max(limit, self.candidates)
+        found = self.index.search(bridged[0], wanted)
+        old = None
+        if self.mode == "fuse":
+            old = self._vector(text, self.source, self.embed_old)
+            found = _merged(found, self.index.search(old[0], wanted))
+        if not found:
+            return []
+        vectors = np.array([each.vector for each in found], np.float32)
+        [ranking] = self.client.rescore(
+            source=self.source,
+            target=self.target,
+            anchor_set=self.anchor_set,
+            queries=new,
+            old_queries=old,
+            candidates=[{"ids": list(range(len(found))), "vectors": vectors}],
+            mode=self.mode,
+            limit=limit,
+            **self.options,
+        )
+        return [Hit(found[place], score) for place, score in ranking]
+
+    def _vector(self, text: str, encoder: str, embed: Embed | None) -> Float32s:
+        if embed is None:
+            return self.client.embed([text], model=encoder, role="query")
+        return np.asarray(embed(text), np.float32)[None]
+
+
+def _merged(one: Sequence[Candidate], other: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates of both searches, each item once."""
+    return list({each.id: each for each in (*one, *other)}.values())

@@ -1,0 +1,79 @@
+"""Errors of the service, as classes; each carries the service's problem document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class AnchorageError(Exception):
+    """The service refused a request.
+
+    status       HTTP status; None if no answer arrived
+    code         stable name of the error, which the service's page /docs/errors explains
+    detail       what was wrong, the limit, and what to do next
+    field        the wrong field of the request, if the error is about one
+    rows         the wrong rows of that field, from 0
+    retry_after  seconds after which the service suggests another try
+    problem      the whole problem document
+    """
+
+    def __init__(self, status: int | None, problem: Mapping[str, Any]) -> None:
+        self.status = status
+        self.problem = dict(problem)
+        self.code: str = str(problem.get("code") or "unknown")
+        self.detail: str = str(problem.get("detail") or problem.get("title") or "")
+        self.field: str | None = problem.get("field")
+        self.rows: list[int] | None = problem.get("rows")
+        self.retry_after: float | None = problem.get("retry_after")
+        where = "" if self.field is None else f" (field `{self.field}`)"
+        super().__init__(f"{self.code}: {self.detail}{where}")
+
+
+class InvalidRequestError(AnchorageError):
+    """400, 413, 415 or 422: the request is wrong. `field` and `rows` say where."""
+
+
+class AuthenticationError(AnchorageError):
+    """401: the API key is missing or does not work."""
+
+
+class PermissionDeniedError(AnchorageError):
+    """403: the API key does not have the scope."""
+
+
+class NotFoundError(AnchorageError):
+    """404: there is no resource of this name or id."""
+
+
+class ConflictError(AnchorageError):
+    """409: the resource exists, is in use, or is not in the right state."""
+
+
+class RateLimitError(AnchorageError):
+    """429: this client sends too much, and the retries were not enough."""
+
+
+class UnavailableError(AnchorageError):
+    """5xx, or no connection: the service cannot answer now."""
+
+
+class JobFailedError(AnchorageError):
+    """A job ended without a result: it failed, or was cancelled."""
+
+
+_BY_STATUS: dict[int, type[AnchorageError]] = {
+    401: AuthenticationError,
+    403: PermissionDeniedError,
+    404: NotFoundError,
+    409: ConflictError,
+    429: RateLimitError,
+}
+
+
+def error_of(status: int, problem: Mapping[str, Any]) -> AnchorageError:
+    """Return the error for a status and its problem document."""
+    kind = _BY_STATUS.get(status)
+    if kind is None:
+        kind = UnavailableError if status >= 500 else InvalidRequestError
+    return kind(status, problem)

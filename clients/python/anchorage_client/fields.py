@@ -1,0 +1,48 @@
+"""Fields that several requests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeAlias
+
+from anchorage_client.vectors import Floats
+
+#: most rows, and most bytes of vectors, of one request
+MOST_ROWS, MOST_BYTES = 16_384, 24 * 2**20
+
+Role: TypeAlias = Literal["query", "document"]
+
+
+def fit_fields(
+    method: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    prefer: str | None = None,
+    min_quality: Mapping[str, float] | None = None,
+    role: Role | None = None,
+    index: int | None = None,
+) -> dict[str, Any]:
+    """Return the fields that say how a translator is fitted, and how good it must be.
+
+    method       `auto` or a method's name; None: `auto`
+    options      the method's own options
+    prefer       what `auto` optimises for: `retrieval`, `cosine` or `classification`
+    min_quality  the least quality, by measure; a worse translator is refused
+    role         what the vectors are in a search; None: either
+    index        number of items of the index that the quality is for
+    """
+    return {
+        "method": method,
+        "options": None if options is None else dict(options),
+        "prefer": prefer,
+        "min_quality": None if min_quality is None else dict(min_quality),
+        "role": role,
+        "index": index,
+    }
+
+
+def parts_of(vectors: Floats) -> Iterator[tuple[int, Floats]]:
+    """Yield the first row and the rows of parts that fit into one request."""
+    row_bytes = max(1, vectors.shape[1] * vectors.dtype.itemsize)
+    step = max(1, min(MOST_ROWS, MOST_BYTES // row_bytes))
+    for start in range(0, max(1, len(vectors)), step):
+        yield start, vectors[start : start + step]

@@ -1,0 +1,166 @@
+"""Answers that hold vectors. Other answers are JSON, as the API reference shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from anchorage_client.vectors import Float32s, from_json
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    """Translated vectors (n, d_y) and how they were made.
+
+    translator  id of the translator; None for a translation into the source's own space
+    flags       rows that have no direction, as `{"row": ..., "code": ...}`
+    warnings    warnings about all rows, as `{"code": ..., "detail": ...}`
+    confidence  the members of the API's `confidence`, if it was requested
+    """
+
+    vectors: Float32s
+    method: str | None
+    options: Json
+    translator: str | None
+    flags: list[Json]
+    warnings: list[Json]
+    confidence: Json | None = None
+    precision: Json | None = None
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+
+@dataclass(frozen=True, eq=False)
+class RelativeVectors:
+    """Relative vectors (n, k): one number for each anchor of the set's version."""
+
+    vectors: Float32s
+    anchor_set_version: int
+    flags: list[Json]
+    quantised: Json | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of vectors."""
+        return len(self.vectors)
+
+    @property
+    def dim(self) -> int:
+        """Number of anchors."""
+        return int(self.vectors.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a head predicts: labels and scores (n, classes) of a classifier, or outputs (n, d)."""
+
+    labels: list[str] | None
+    scores: Float32s | None
+    classes: list[str] | None
+    outputs: Float32s | None
+    images: list[str] | None
+    method: str | None
+    translator: str | None
+    flags: list[Json]
+    warnings: list[Json]
+    quality: Json | None
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The results of one query, best first."""
+
+    ids: list[Any]
+    scores: list[float]
+    payloads: list[Any] | None = None
+
+    def __iter__(self) -> Iterator[tuple[Any, float]]:
+        return iter(zip(self.ids, self.scores, strict=True))
+
+
+@dataclass(frozen=True)
+class Rankings:
+    """A ranking for each query, and the service's other members in `about`."""
+
+    results: list[Ranking]
+    about: Json
+
+    def __iter__(self) -> Iterator[Ranking]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+
+def translation_of(answers: Sequence[Json], starts: Sequence[int]) -> Translation:
+    """Return one translation from the answers to consecutive parts, which begin at `starts`."""
+    first = answers[0]
+    flags = [
+        {**flag, "row": flag["row"] + start}
+        for answer, start in zip(answers, starts, strict=True)
+        for flag in answer["flags"]
+    ]
+    judged = [answer["confidence"] for answer in answers if answer.get("confidence")]
+    return Translation(
+        np.concatenate([from_json(answer["vectors"]) for answer in answers]),
+        first.get("method"),
+        first.get("options") or {},
+        first.get("translator"),
+        flags,
+        first.get("warnings") or [],
+        _join(judged) if judged else None,
+        first.get("precision"),
+    )
+
+
+def _join(parts: Sequence[Json]) -> Json:
+    """Return the members of all parts; lists of rows are joined."""
+    joined = dict(parts[0])
+    for part in parts[1:]:
+        for name, value in part.items():
+            if isinstance(value, list):
+                joined[name] = joined[name] + value
+    return joined
+
+
+def relative_of(answer: Json) -> RelativeVectors:
+    """Return the answer of /relative."""
+    return RelativeVectors(
+        from_json(answer["vectors"]),
+        answer["anchor_set_version"],
+        answer["flags"],
+        answer.get("quantised"),
+    )
+
+
+def predictions_of(answer: Json) -> Predictions:
+    """Return the answer of /stitch."""
+    arrays = {
+        name: None if answer.get(name) is None else from_json(answer[name])
+        for name in ("scores", "outputs")
+    }
+    return Predictions(
+        answer.get("labels"),
+        arrays["scores"],
+        answer.get("classes"),
+        arrays["outputs"],
+        answer.get("images"),
+        answer.get("method"),
+        answer.get("translator"),
+        answer["flags"],
+        answer["warnings"],
+        answer.get("quality"),
+    )
+
+
+def rankings_of(answer: Mapping[str, Any]) -> Rankings:
+    """Return the answer of /rescore, or of the search of a store."""
+    about = {name: value for name, value in answer.items() if name != "results"}
+    rows = [Ranking(row["ids"], row["scores"], row.get("payloads")) for row in answer["results"]]
+    return Rankings(rows, about)

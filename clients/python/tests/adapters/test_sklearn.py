@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+
+from anchorage_client.adapters.sklearn import AnchorageTranslator, AnchorageVectorizer
+
+ITEMS = ("card", "account", "transfer")
+
+
+@pytest.fixture(scope="module")
+def labelled(texts) -> tuple[list[str], list[str]]:
+    """Sentences that name one of three things, and the thing."""
+    some = [
+        (text, names[0])
+        for text in texts.sentences
+        if len(names := [each for each in ITEMS if each in text.lower()]) == 1
+    ][:120]
+    return [text for text, _ in some], [label for _, label in some]
+
+
+def test_a_classifier_of_the_new_encoder_reads_old_vectors(texts, labelled):
+    sentences, labels = labelled
+    new = AnchorageVectorizer("new", url=texts.url, batch_size=50).fit_transform(sentences[:80])
+    head = LogisticRegression(max_iter=500).fit(new, labels[:80])
+    old = texts.client.embed(sentences[80:], model="old")
+    translator = AnchorageTranslator("old", "new", "faq", url=texts.url).fit(old)
+    accuracy = np.mean(head.predict(translator.transform(old)) == np.array(labels[80:]))
+    assert accuracy > 0.6
+
+
+def test_transform_equals_the_service_and_needs_it_no_more(texts):
+    old = texts.client.embed(texts.sentences[:30], model="old")
+    translator = AnchorageTranslator("old", "new", "faq", method="irp", url=texts.url).fit(old)
+    expected = texts.client.translate(old, **texts.pair, method="irp").vectors
+    again = pickle.loads(pickle.dumps(translator))  # noqa: S301
+    again.url = "http://127.0.0.1:9"
+    for each in (translator, again):
+        np.testing.assert_allclose(each.transform(old), expected, rtol=0, atol=1e-5)
+    assert len(translator.get_feature_names_out()) == 384
+    assert translator.set_output(transform="pandas").transform(old).shape == (30, 384)
+    with pytest.raises(ValueError, match="expecting 256 features"):
+        again.transform(old[:, :100])
+    with pytest.raises(ValueError, match="vectors of 'old' have 256"):
+        clone(translator).fit(old[:, :100])
+    with pytest.raises(NotFittedError):
+        clone(translator).transform(old)
+
+
+def test_a_pipeline_is_cloned_searched_and_pickled(texts, labelled):
+    sentences, labels = labelled
+    pipeline = make_pipeline(
+        AnchorageVectorizer("old", url=texts.url),
+        AnchorageTranslator("old", "new", "faq", url=texts.url),
+        LogisticRegression(max_iter=500),
+    )
+    search = GridSearchCV(
+        pipeline, {"anchoragetranslator__method": ["irp", "irp-ridge"]}, cv=2, error_score="raise"
+    )
+    search.fit(np.array(sentences[:60]), labels[:60])
+    assert search.best_score_ > 0.5
+    again = pickle.loads(pickle.dumps(search.best_estimator_))  # noqa: S301
+    assert list(again.predict(sentences[60:70])) == list(search.predict(sentences[60:70]))
+    assert clone(pipeline).get_params()["anchoragevectorizer__model"] == "old"
+
+
+def test_a_key_is_neither_printed_nor_pickled(texts, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "anc_secret")
+    vectorizer = AnchorageVectorizer("old", url=texts.url, api_key_env="MY_KEY")
+    assert vectorizer.transform(["text"]).shape == (1, 256)
+    assert "MY_KEY" in repr(vectorizer)
+    assert b"anc_secret" not in pickle.dumps(vectorizer)
+
+
+def test_items_that_are_no_texts_are_refused():
+    for wrong, kind in (
+        ("text", "one string"),
+        ([["text"]], "has list"),
+        (["a", None], "has NoneType"),
+    ):
+        with pytest.raises(TypeError, match=kind):
+            AnchorageVectorizer("old").transform(wrong)

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from anchorage_client import (
+    AsyncClient,
+    Client,
+    ConflictError,
+    InvalidRequestError,
+    JobFailedError,
+    NotFoundError,
+    Translator,
+)
+
+
+def test_a_set_of_any_form_is_the_same_set(client: Client, new_pair, tmp_path, monkeypatch):
+    pair = new_pair()
+    rows = {pair.source: pair.old, pair.target: pair.new}
+    table = pa.table(
+        {
+            name: pa.FixedSizeListArray.from_arrays(pa.array(matrix.ravel()), matrix.shape[1])
+            for name, matrix in rows.items()
+        }
+    )
+    pq.write_table(table, tmp_path / "anchors.parquet")
+    client.anchor_sets.create("json", embeddings=rows)
+    client.anchor_sets.create("torch", embeddings={n: torch.tensor(m) for n, m in rows.items()})
+    client.anchor_sets.create_from_table("arrow", table)
+    client.anchor_sets.create_from_parquet("parquet", tmp_path / "anchors.parquet")
+    monkeypatch.setattr("anchorage_client._sync.anchors.MOST_BYTES", 1_000)
+    client.anchor_sets.create("npy", embeddings=rows)
+    made = [
+        client.translator(**{**pair.names, "anchor_set": name}, method="irp").id
+        for name in ("json", "torch", "arrow", "parquet", "npy")
+    ]
+    assert len(set(made)) == 1  # an id is made of contents
+
+
+def test_a_large_set_that_fails_halfway_leaves_nothing(client: Client, new_pair, monkeypatch):
+    pair = new_pair()
+    monkeypatch.setattr("anchorage_client._sync.anchors.MOST_BYTES", 1_000)
+    with pytest.raises(ConflictError, match="anchor-count-mismatch"):
+        client.anchor_sets.create(
+            "half", embeddings={pair.source: pair.old, pair.target: pair.new[:-1]}
+        )
+    with pytest.raises(NotFoundError):
+        client.anchor_sets.get("half")
+
+
+def test_many_rows_take_several_requests_and_flags_keep_their_rows(client, pair, monkeypatch):
+    mean = client.translator(**pair.names).download().source_mean
+    rows = np.concatenate([pair.old[:50], mean[None], pair.old[50:]])
+    whole = client.translate(rows, **pair.names)
+    monkeypatch.setattr("anchorage_client.fields.MOST_ROWS", 37)
+    parts = client.translate(rows, **pair.names)
+    streamed = np.concatenate(list(client.translate_stream(rows, **pair.names)))
+    iterated = np.concatenate(
+        list(client.translate_stream(iter([rows[:40], rows[40:]]), **pair.names))
+    )
+    assert [flag["row"] for flag in whole.flags] == [50]
+    assert parts.flags == whole.flags
+    for each in (parts.vectors, streamed, iterated):
+        np.testing.assert_allclose(each, whole.vectors, rtol=0, atol=1e-5)
+
+
+def test_a_table_keeps_its_other_columns(client: Client, pair):
+    column = pa.FixedSizeListArray.from_arrays(pa.array(pair.old.ravel()), pair.old.shape[1])
+    table = pa.table({"id": range(len(pair.old)), "vectors": column})
+    found = client.translate_table(table, **pair.names)
+    assert found["id"].to_pylist() == list(range(len(pair.old)))
+    expected = client.translate(pair.old, **pair.names).vectors
+    np.testing.assert_array_equal(
+        np.stack([np.asarray(row, np.float32) for row in found["vectors"].to_pylist()]), expected
+    )
+
+
+def test_advice_evaluation_and_rankings(client: Client, pair):
+    advice = client.advice(
+        **pair.names, corpus_size=10_000, old_encoder_runs=False, text_exists=True
+    )
+    names = {option["name"] for option in advice["options"]}
+    assert advice["advice"] in names == {"keep", "cascade", "fuse", "translate", "re-embed"}
+    measured = client.evaluate(**pair.names, vectors=pair.old, native=pair.new)
+    kept = client.evaluate(**pair.names, vectors=pair.old, native=pair.new, as_job=True)
+    assert kept["translated"] == measured["translated"]
+    assert client.jobs.get(kept["job"]).result is not None
+    assert measured["translated"]["mrr"] > measured["native"]["mrr"] / 2
+    candidates = [{"ids": [f"d{i}" for i in range(20)], "vectors": pair.old[:20]}] * 2
+    rankings = client.rescore(**pair.names, queries=pair.new[[3, 7]], candidates=candidates)
+    assert [ranking.ids[0] for ranking in rankings] == ["d3", "d7"]
+    assert dict(rankings.results[0])["d3"] == max(rankings.results[0].scores)
+    assert client.relative(
+        pair.old[:4], encoder=pair.source, anchor_set=pair.anchor_set
+    ).vectors.shape == (4, 300)
+
+
+def test_a_head_predicts_for_another_encoder(client: Client, pair):
+    labels = (pair.new[:, 0] > 0).astype(int)
+    weight = np.zeros((2, pair.new.shape[1]), np.float32)
+    weight[0, 0], weight[1, 0] = -1, 1
+    client.heads.create(
+        "sign", encoder=pair.target, classes=["minus", "plus"], weight=weight, bias=[0, 0]
+    )
+    found = client.stitch(pair.old, encoder=pair.source, head="sign", anchor_set=pair.anchor_set)
+    assert found.labels is not None
+    right = np.mean(
+        [label == ["minus", "plus"][i] for label, i in zip(found.labels, labels, strict=True)]
+    )
+    assert right > 0.85
+    client.heads.delete("sign")
+
+
+def test_a_bootstrap_runs_as_a_job(client: Client, new_pair):
+    pair = new_pair(anchors=2, others=900)
+    seeds = [(i, i) for i in range(20)]
+    for name, encoder, rows in (("a", pair.source, pair.old), ("b", pair.target, pair.new)):
+        client.pools.create(name, encoder=encoder, vectors=rows)
+    job = client.bootstrap(
+        "found",
+        source=pair.source,
+        target=pair.target,
+        source_pool="a",
+        target_pool="b",
+        seeds=seeds,
+        min_right=0,
+    )
+    result = job.wait(timeout=200)
+    pairs = client.anchor_sets.pairs(result["anchor_set"])
+    assert np.mean([source == target for source, target, _ in pairs]) > 0.9
+    again = client.bootstrap(
+        "none",
+        source=pair.source,
+        target=pair.target,
+        source_pool="a",
+        target_pool="b",
+        seeds=[(i, (i + 450) % 900) for i in range(20)],
+        min_right=0.95,
+    )
+    assert [event["state"] for event in again.events()][-1] == "failed"
+    with pytest.raises(JobFailedError) as failed:
+        again.wait()
+    assert failed.value.code == "seeds-insufficient"
+
+
+def test_pools_of_many_requests_have_every_item(client: Client, pair, monkeypatch):
+    monkeypatch.setattr("anchorage_client.fields.MOST_ROWS", 33)
+    assert client.pools.create("pieces", encoder=pair.source, vectors=pair.old)["items"] == 200
+    client.pools.delete("pieces")
+
+
+def test_errors_say_what_where_and_which_rows(client: Client, pair):
+    rows = pair.old[:5].copy()
+    rows[3, 0] = np.nan
+    with pytest.raises(InvalidRequestError) as invalid:
+        client.translate(rows, **pair.names)
+    assert (invalid.value.status, invalid.value.code) == (422, "non-finite")
+    assert (invalid.value.field, invalid.value.rows) == ("vectors", [3])
+    with pytest.raises(NotFoundError, match="encoder-not-found"):
+        client.translate(rows, **{**pair.names, "source": "no"})
+    with pytest.raises(ConflictError):
+        client.encoders.create(pair.source, dim=3)
+    with pytest.raises(NotFoundError):
+        client.embed(["text"], model="no such > model")
+
+
+def test_the_asynchronous_client_does_the_same(service: str, client: Client, pair):
+    async def run() -> None:
+        async with AsyncClient(service) as remote:
+            one, other = await asyncio.gather(
+                remote.translate(pair.old, **pair.names),
+                remote.translator(**pair.names),
+            )
+            streamed = [part async for part in remote.translate_stream(pair.old, **pair.names)]
+            np.testing.assert_array_equal(streamed[0], one.vectors)
+            np.testing.assert_allclose(
+                await other.apply_locally(pair.old), one.vectors, rtol=0, atol=1e-5
+            )
+            assert pair.source in {each["name"] for each in await remote.encoders.list()}
+            assert other.id in {each["id"] for each in await remote.translators.list()}
+
+    asyncio.run(run())
+
+
+def test_lists_read_all_pages(client: Client):
+    names = [f"many-{number:03}" for number in range(230)]
+    for name in names:
+        client.encoders.create(name, dim=2)
+    listed = [each["name"] for each in client.encoders.list()]
+    assert [name for name in listed if name.startswith("many-")] == names
+    for name in names:
+        client.encoders.delete(name)
+
+
+def test_an_alias_is_created_repointed_listed_and_deleted(client: Client, pair):
+    weight = np.eye(2, pair.new.shape[1], dtype=np.float32)
+    client.heads.create("half", encoder=pair.target, classes=["a", "b"], weight=weight)
+    for model in ("half", f"{pair.source}->half@{pair.anchor_set}"):
+        made = client.aliases.create("plain", model)
+        assert (made["name"], made["model"]) == ("plain", model)
+    assert client.aliases.get("plain") == made
+    assert made in client.aliases.list()
+    with pytest.raises(ConflictError, match="alias 'plain'"):
+        client.heads.delete("half")
+    client.aliases.delete("plain")
+    client.heads.delete("half")
+    assert made not in client.aliases.list()
+
+
+def test_a_translator_is_found_again(client: Client, pair):
+    made = client.translator(**pair.names)
+    found: Translator = client.translators.get(made.id, index=1_000_000)
+    assert found.report["promise"]["index"] == 1_000_000
+    assert made.quality is not None
+    assert found.threshold(source=0.5)["source"] == 0.5
+    assert len(found.calibration(given="source")["points"]) > 1

@@ -1,0 +1,92 @@
+"""The synchronous client is derived, and a user's script passes mypy in strict mode."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from scripts.unasync import derived
+
+CLIENT = Path(__file__).parents[1]
+
+SCRIPT = """
+import asyncio
+from pathlib import Path
+
+import numpy as np
+from anchorage_client import AnchorageError, AsyncClient, Client, LocalTranslator
+
+old, new = np.load("old.npy"), np.load("new.npy")
+
+with Client("http://127.0.0.1:8080", api_key="anc_...") as client:
+    client.encoders.create("old", dim=old.shape[1])
+    client.encoders.create("new", dim=new.shape[1])
+    client.anchor_sets.create("faq", embeddings={"old": old, "new": new})
+    translator = client.translator(source="old", target="new", anchor_set="faq")
+    at_home: np.ndarray = translator.apply_locally(old)
+    translator.save_safetensors(Path("translator.safetensors"))
+    LocalTranslator.load("translator.safetensors").apply(old).outside.any()
+    for batch in client.translate_stream(old, source="old", target="new", anchor_set="faq"):
+        batch.mean()
+    job = client.bootstrap("found", source="old", target="new", source_pool=old, target_pool=new)
+    job.wait(progress=True)
+    try:
+        client.advice(source="old", target="new", anchor_set="faq")["advice"]
+    except AnchorageError as error:
+        print(error.code, error.field, error.rows)
+
+
+async def main() -> list[int]:
+    async with AsyncClient() as remote:
+        found = await remote.rescore(
+            source="old", target="new", anchor_set="faq",
+            queries=new, candidates=[{"ids": [1, 2], "vectors": old[:2]}],
+        )
+    return [ranking.ids[0] for ranking in found]
+
+
+asyncio.run(main())
+"""
+
+#: mistakes that mypy must find
+WRONG = """
+from anchorage_client import Client
+
+client = Client()
+client.translator(source="old", target="new")
+client.embed(["text"], model="new", role="reader")
+vectors: str = client.translate([[1.0]], source="a", target="b", anchor_set="c").vectors
+"""
+
+
+def mypy(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(script)
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--cache-dir",
+            str(folder / "cache"),
+            "script.py",
+        ],
+        cwd=folder,
+        env={"MYPYPATH": str(CLIENT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_synchronous_client_is_up_to_date():
+    wrong = [path.name for path, text in derived().items() if path.read_text() != text]
+    assert wrong == [], "run `python -m scripts.unasync`"
+
+
+def test_a_users_script_passes_mypy_in_strict_mode(tmp_path: Path):
+    done = mypy(tmp_path, SCRIPT)
+    assert done.returncode == 0, done.stdout
+    wrong = mypy(tmp_path, WRONG).stdout
+    assert [f"script.py:{line}: error" in wrong for line in (5, 6, 7)] == [True] * 3, wrong

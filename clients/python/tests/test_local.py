@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from anchorage_client import Client, LocalTranslator, Translator
+
+#: methods whose translators differ in form: plain, stretched to kept norms, and a kernel
+FORMS: list[tuple[str, dict[str, object]]] = [
+    ("auto", {}),
+    ("irp", {}),
+    ("procrustes", {}),
+    ("ridge", {"renormalise": True}),
+    ("ridge", {"renormalise": False}),
+    ("affine", {}),
+    ("reduced-rank", {"rank": 8}),
+    ("canonical", {}),
+    ("procrustes", {"keep_norms": True}),
+    ("kernel", {}),
+]
+
+
+def deviation(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest distance of two rows, relative to the longest."""
+    return float(np.linalg.norm(one - other, axis=1).max() / np.linalg.norm(other, axis=1).max())
+
+
+@pytest.mark.parametrize(("method", "options"), FORMS)
+def test_a_translation_at_home_is_that_of_the_service(client: Client, pair, method, options):
+    translator = client.translator(**pair.names, method=method, options=options)
+    served = client.translate(pair.old, **pair.names, method=method, options=options)
+    # A kernel's large coefficients amplify the rounding of float32, also in the service.
+    bound = 5e-6 if translator.download().landmarks is not None else 1e-6
+    assert deviation(translator.apply_locally(pair.old), served.vectors) < bound
+
+
+@pytest.mark.parametrize(("method", "options"), [("irp", {}), ("kernel", {}), FORMS[-2]])
+def test_rows_without_a_direction_and_of_any_size_are_the_services(client, pair, method, options):
+    local = client.translator(**pair.names, method=method, options=options).download()
+    mean = local.source_mean.astype(np.float64)
+    away = pair.old[:1] - mean
+    rows = np.concatenate(
+        [mean[None], mean[None] * (1 + 1e-7), mean + away * 1e-3, mean + away * 1e12]
+    ).astype(np.float32)
+    served = client.translate(rows, **pair.names, method=method, options=options)
+    here = local.apply(rows)
+    flagged = {flag["row"] for flag in served.flags}
+    assert flagged == set(np.flatnonzero(here.at_mean | here.outside))
+    assert {0, 1} <= flagged
+    for row in range(len(rows)):
+        near = deviation(here.vectors[row : row + 1], served.vectors[row : row + 1])
+        # Near the mean, x - m has few digits left in float32.
+        assert near < (1e-3 if row == 2 else 5e-6), row
+
+
+@pytest.mark.parametrize("method", ["irp", "kernel"])
+def test_files_round_trip_to_the_same_bits(client: Client, pair, tmp_path: Path, method: str):
+    translator = client.translator(**pair.names, method=method)
+    path = tmp_path / "translator.safetensors"
+    translator.save_safetensors(path)
+    loaded = LocalTranslator.load(path)
+    assert loaded.about == translator.download().about
+    assert loaded.about["id"] == translator.id
+    assert {"source": pair.source, "target": pair.target}.items() <= loaded.about.items()
+    np.testing.assert_array_equal(
+        loaded.apply(pair.old).vectors, translator.apply_locally(pair.old)
+    )
+    np.testing.assert_array_equal(load_file(path)["matrix"], loaded.matrix)
+
+
+@pytest.mark.parametrize(("method", "options"), FORMS)
+def test_the_onnx_file_computes_the_same(client, pair, tmp_path, method, options):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    translator: Translator = client.translator(**pair.names, method=method, options=options)
+    path = tmp_path / "translator.onnx"
+    translator.save_onnx(path)
+    session = onnxruntime.InferenceSession(path.read_bytes())
+    (found,) = session.run(["translated"], {"vectors": pair.old})
+    assert deviation(found, translator.apply_locally(pair.old)) < 5e-6
+    assert session.get_modelmeta().custom_metadata_map["id"] == translator.id
+
+
+@pytest.mark.parametrize("method", ["irp", "kernel"])
+def test_the_onnx_file_knows_no_direction_where_there_is_none(client, new_pair, tmp_path, method):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pair = new_pair(anchors=40)  # they span fewer dimensions than the vectors have
+    translator: Translator = client.translator(**pair.names, method=method)
+    local = translator.download()
+    away = pair.old[:3] - local.source_mean
+    rows = np.concatenate([local.source_mean[None], local.source_mean + away * 1e20]).astype("f4")
+    translator.save_onnx(tmp_path / "translator.onnx")
+    session = onnxruntime.InferenceSession((tmp_path / "translator.onnx").read_bytes())
+    (found,) = session.run(["translated"], {"vectors": rows})
+    assert deviation(found, local.apply(rows).vectors) < 1e-5
+    np.testing.assert_array_equal(found[0], local.target_mean)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (np.zeros((2, 5)), "reads vectors of 48 numbers, and these have 5"),
+        (np.full((3, 48), np.nan), "NaN or infinity in 3 rows"),
+        (np.zeros(48), "shape"),
+    ],
+)
+def test_wrong_vectors_are_refused(client: Client, pair, rows, message):
+    local = client.translator(**pair.names).download()
+    with pytest.raises(ValueError, match=message):
+        local.apply(rows)
+
+
+def test_a_file_that_is_cut_off_is_refused(client: Client, pair):
+    data = client.translator(**pair.names, method="irp").download().to_bytes()
+    for cut in (len(data) - 4, 100, 9):
+        with pytest.raises(ValueError, match="cut off"):
+            LocalTranslator.from_bytes(data[:cut])
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"\x02" + b"\0" * 7 + b"[]", b"\x02" + b"\0" * 7 + b"{}", b"\xff" * 40]
+)
+def test_another_file_is_refused(data: bytes):
+    with pytest.raises(ValueError, match="is not a translator of Anchorage"):
+        LocalTranslator.from_bytes(data)

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from anchorage_client import Client
+from anchorage_client.torch_layer import RelativeLayer
+
+K = 120
+OPTIONS = [
+    {},
+    {"encode_power": 0.5},
+    {"encode_power": 1.0},
+    {"encode_power": 1.0, "ridge": 0.3},
+    {"encode_power": 0.7, "ridge": 0.0},
+]
+
+
+def spaces(draw: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
+    """Vectors of kinds that encoders make."""
+    hidden = draw.normal(size=(rows, 12))
+    plain = hidden @ draw.normal(size=(12, 40)) + 0.3 * draw.normal(size=(rows, 40))
+    flat = hidden[:, :5] @ draw.normal(size=(5, 40))  # five dimensions only
+    return {
+        "plain": plain.astype(np.float32),
+        "wide": draw.normal(size=(rows, 300)).astype(np.float32),  # more dimensions than anchors
+        "flat": flat.astype(np.float32),
+        "half": plain.astype(np.float16),
+        "far": (plain + 40.0).astype(np.float32),  # a large mean
+        "tiny": (plain * 1e-6).astype(np.float32),
+    }
+
+
+@pytest.mark.parametrize("kind", ["plain", "wide", "flat", "half", "far", "tiny"])
+def test_the_layer_equals_the_service(client: Client, kind):
+    rows = spaces(np.random.default_rng(0), K + 30)[kind]
+    name = f"layer-{kind}"
+    client.encoders.create(name, dim=rows.shape[1])
+    client.anchor_sets.create(name, embeddings={name: rows[:K]})
+    for options in OPTIONS:
+        layer = RelativeLayer(rows[:K], **options)
+        expected = client.relative(rows[K:], encoder=name, anchor_set=name, **options).vectors
+        found = layer(torch.from_numpy(rows[K:].astype(np.float32)))
+        scale = max(1.0, float(np.abs(expected).max()))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * scale, err_msg=str(options))
+
+
+def test_a_vector_at_the_mean_gives_zeros_and_a_finite_gradient():
+    rows = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
+    layer = RelativeLayer(rows)
+    vectors = torch.stack([layer.mean, rows[0]]).requires_grad_()
+    relative = layer(vectors)
+    assert not relative[0].any()
+    assert relative[1, 0].item() == pytest.approx(1, abs=1e-6)
+    relative.square().sum().backward()
+    assert vectors.grad is not None
+    assert bool(vectors.grad.isfinite().all())
+    assert not list(layer.parameters())
+    assert layer(vectors.reshape(1, 2, 6)).shape == (1, 2, 20)
+    assert repr(layer) == "RelativeLayer(6 -> 20)"
+    again = RelativeLayer(torch.zeros(20, 6).index_put((torch.tensor(0),), torch.tensor(1.0)))
+    again.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(again(vectors), relative)
+
+
+def test_a_decoder_of_relative_vectors_reads_another_encoder():
+    draw = torch.Generator().manual_seed(0)
+    old = torch.randn(600, 16, generator=draw)
+    turn = torch.linalg.qr(torch.randn(16, 16, generator=draw))[0]
+    new = 3.0 * old @ turn + 2.0  # another space with the same angles
+    labels = (old[:, 0] > 0).long()
+    by_old, by_new = RelativeLayer(old[:100]), RelativeLayer(new[:100])
+    torch.manual_seed(0)
+    decoder = torch.nn.Linear(100, 2)
+    model = torch.nn.Sequential(by_old, decoder)
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.05)
+    before = by_old.projector.clone()
+    for _ in range(60):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model(old[:400]), labels[:400]).backward()
+        optimiser.step()
+    assert torch.equal(by_old.projector, before)
+    found = decoder(by_new(new[400:])).argmax(1)
+    assert float((found == labels[400:]).float().mean()) > 0.95
+
+
+@pytest.mark.parametrize(
+    "options", [{"encode_power": 1.1}, {"ridge": 0.1}, {"encode_power": 1.0, "ridge": -1.0}]
+)
+def test_wrong_options_are_refused(options):
+    with pytest.raises(ValueError, match=r"encode_power|ridge"):
+        RelativeLayer(torch.eye(4), **options)
+
+
+def test_wrong_anchors_are_refused():
+    for anchors in (torch.ones(4, 3), torch.tensor([[1.0, float("nan")], [0.0, 1.0]])):
+        with pytest.raises(ValueError, match="at least two"):
+            RelativeLayer(anchors)
