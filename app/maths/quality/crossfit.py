@@ -86,6 +86,7 @@ def hold_out(
     seed: int = 0,
     weights: Float64[Tensor, " k"] | None = None,
     counted: Bool[Tensor, " k"] | None = None,
+    most: int | None = None,
 ) -> HeldOutTranslations | None:
     """Translate every anchor by a fit on the other folds.
 
@@ -95,9 +96,10 @@ def hold_out(
     weights  (k,) of the anchors in the fits, as in `fit_space`
     counted  (k,) the anchors that are held out and measured, such as those of one role; the others
              are in every fit. None: all
+    most    number of anchors that suffice; None: MOST_HELD_OUT
     Anchors that are equal on either side share a fold and count once: with a copy in another fold,
     a fit would have seen them. Of many anchors, only enough folds are held out to contain
-    MOST_HELD_OUT of them; the rows of the other folds do not count, and are zero.
+    `most` of them; the rows of the other folds do not count, and are zero.
     Returns None below FEWEST_DISTINCT groups, or when all anchors outside a fold are one vector.
     Raises InvalidOption.
     """
@@ -107,7 +109,8 @@ def hold_out(
         return None
     first, fold_of = parts
     folds = int(fold_of.max()) + 1
-    enough = min(folds, math.ceil(MOST_HELD_OUT * folds / int(first.sum())))
+    most = MOST_HELD_OUT if most is None else most
+    enough = min(folds, math.ceil(most * folds / int(first.sum())))
     first &= fold_of < enough
     translated = torch.zeros_like(target)
     for fold in range(enough):

@@ -12,6 +12,7 @@ import orjson
 import torch
 from torch import Tensor
 
+from app.maths.geometry.projection import PairPlane
 from app.maths.geometry.space import Space
 from app.maths.quality.confidence import Confidence
 from app.maths.quality.confidence_features import Reference
@@ -97,3 +98,4 @@ VERDICT: TensorCodec[bool] = TensorCodec(
 SPACE = _dataclass_codec(Space)
 DECODER = _dataclass_codec(Decoder)
 TRANSLATOR = _dataclass_codec(Translator, decoder=Decoder)
+PAIR_PLANE = _dataclass_codec(PairPlane)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from app.maths.geometry import quantise, robust, sampling, space, spectrum
+from app.maths.geometry import projection, quantise, robust, sampling, space, spectrum
 from tests.maths.devices.common import Case, On, pair_of_clouds, raised
 
 X, Y = pair_of_clouds(40)
@@ -28,6 +28,10 @@ def with_bad_row(on: On) -> object:
 
 
 CASES: dict[str, Case] = {
+    "geometry.projection.principal_axes": lambda on: projection.principal_axes(fitted(on)),
+    "geometry.projection.project_pairs": lambda on: projection.project_pairs(
+        fitted(on), on(X), on(X.roll(1, 0)), held_out=True
+    ),
     "geometry.quantise.quantise_in_place": quantised,
     "geometry.quantise.levels": lambda on: quantise.levels(on(torch.tanh(X)), 31),
     "geometry.robust.robust_scores": lambda on: robust.robust_scores(
