@@ -15,7 +15,7 @@ from anyio import to_thread
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from app import __version__
+from app import __version__, console
 from app.api import docs, health
 from app.api.compat import open_inference, openai, tei
 from app.api.http import admission, openapi_bodies, problems
@@ -23,6 +23,7 @@ from app.api.http.admission import Admission, AdmissionMiddleware
 from app.api.http.limits.in_flight import InFlight
 from app.api.http.limits.rate_limit import RateLimiter
 from app.api.resources import (
+    aliases,
     api_keys,
     contracts,
     encoders,
@@ -65,6 +66,7 @@ RESOURCES = (
     tei,
     stitch,
     open_inference,
+    aliases,
     heads,
     encoders,
     anchor_sets,
@@ -155,6 +157,8 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     for resource in RESOURCES:
         app.include_router(resource.router)
+    if settings.console:
+        console.install(app)
     openapi_bodies.install(app, (resource.router for resource in RESOURCES))
     app.add_middleware(AdmissionMiddleware, admission=app.state.admission)
     tracing.install(app, services.db.engine)
@@ -183,6 +187,7 @@ def _admission(settings: Settings, services: Services) -> Admission:
         max_body_bytes=settings.max_body_bytes,
         max_stream_bytes=settings.max_stream_bytes,
         in_flight=InFlight(settings.max_in_flight, settings.max_in_flight_bytes),
+        console=settings.console,
     )
 
 

@@ -149,6 +149,13 @@ class Settings(BaseSettings):
             "loopback's names when the service listens on loopback without keys, otherwise any"
         ),
     )
+    console: bool = Field(
+        True,
+        description=(
+            "whether the service has the console at `/console`, pages for browsers that show what "
+            "to do with each pair of encoders"
+        ),
+    )
     rate_limit: str | None = Field(
         None,
         pattern=RATE,

@@ -12,8 +12,15 @@ from app.encoders.hosting.addresses import HostAddress
 from app.encoders.hosting.client import ModelHosts
 from app.encoders.pool import EncoderPool
 from app.encoders.remote.options import normal_url
-from app.services.context import ANSWER_NUMBERS_A_VECTOR, Limits, Retention, Services
+from app.services.context import (
+    ANSWER_NUMBERS_A_VECTOR,
+    Limits,
+    Retention,
+    Services,
+    TranslationDevice,
+)
 from app.services.lanes import Lanes
+from app.services.serving.translation_devices import HostDevice, OwnDevice
 from app.settings import Settings
 from app.storage.blobs import BlobStore
 from app.storage.cache import Cache, RedisStore
@@ -27,10 +34,11 @@ from app.stores.addresses import StoreAddress
 def make_services(settings: Settings, *, device: str | None = None) -> Services:
     """Returns the services, without connecting to anything.
 
-    device  the torch device of jobs and models; None: jobs on the CPU, and models with their hosts,
-            or on a GPU if possible
+    device  the torch device of jobs and models; None: a GPU if possible, or with model hosts the
+            CPU
     """
-    models_on = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    hosts = None if device else _model_hosts(settings)
+    use = device or ("cuda" if hosts is None and torch.cuda.is_available() else "cpu")
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -38,13 +46,12 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
     if settings.redis_url is not None:
         store = RedisStore(OptionalRedis(settings.redis_url), settings.redis_prefix)
     db = make_database(settings)
+    pool = make_encoder_pool(settings, use, hosts=hosts)
     return Services(
         db=db,
         blobs=BlobStore(settings.data_dir / "blobs"),
         cache=Cache(settings.cache_bytes, store),
-        encoders=make_encoder_pool(
-            settings, models_on, hosts=None if device else _model_hosts(settings)
-        ),
+        encoders=pool,
         names=NameCache(
             alone=settings.redis_url is None and is_sqlite(db.url), away=lambda: db.away
         ),
@@ -63,7 +70,8 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
             audit_days=settings.keep_audit_days,
             translators_days=settings.keep_translators_days,
         ),
-        device=device or "cpu",
+        device=use,
+        translation_device=_translation_device(pool, hosts),
         store_addresses=_store_addresses(settings),
     )
 
@@ -78,6 +86,13 @@ def make_encoder_pool(
         cores=settings.encode_cores or settings.threads,
         hosts=hosts,
     )
+
+
+def _translation_device(pool: EncoderPool, hosts: ModelHosts | None) -> TranslationDevice | None:
+    """Returns what translates many vectors faster than the CPU."""
+    if hosts is not None:
+        return HostDevice(hosts)
+    return None if pool.device == "cpu" else OwnDevice(pool)
 
 
 def _model_hosts(settings: Settings) -> ModelHosts | None:

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from app.errors import AnchorageError, BlobMissing, StorageUnavailable
+from app.observability import metrics
 
 log = logging.getLogger("anchorage.blobs")
 
@@ -133,6 +135,13 @@ class BlobStore:
         with (self.root / LOCK).open("a") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
             yield
+
+    def update_metrics(self) -> None:
+        """Set the gauges of the file system, unless it is away."""
+        with suppress(OSError):
+            disk = shutil.disk_usage(self.root)
+            metrics.DATA_BYTES.labels("total").set(disk.total)
+            metrics.DATA_BYTES.labels("free").set(disk.free)
 
     def remove(self, digest: str) -> None:
         """Delete a file that no row can name. The next sweep deletes it if this fails."""

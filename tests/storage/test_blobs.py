@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from app.errors import BlobMissing, StorageUnavailable
+from app.observability.metrics import DATA_BYTES
 from app.storage.blobs import ORPHAN_AGE_S, BlobStore, _write_whole
 
 
@@ -238,3 +239,12 @@ def test_eight_threads_may_write_one_content(blobs):
     assert len(digests) == 1
     assert [path.name for path in files(blobs)] == list(digests)
     assert torch.equal(blobs.get(digests.pop())["a"], torch.arange(10_000.0))
+
+
+def test_the_size_of_the_file_system_is_measured_and_a_folder_that_is_away_raises_nothing(blobs):
+    blobs.update_metrics()
+    total, free = (DATA_BYTES.labels(state)._value.get() for state in ("total", "free"))
+    assert total == os.statvfs(blobs.root).f_blocks * os.statvfs(blobs.root).f_frsize
+    assert 0 < free < total
+    blobs.root.rename(blobs.root.with_name("away"))
+    blobs.update_metrics()

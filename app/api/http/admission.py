@@ -19,7 +19,7 @@ from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.api import docs
+from app.api import console_access, docs
 from app.api.http import body_reading, problems
 from app.api.http.answer_sender import AnswerSender, HangUp, close_connection
 from app.api.http.limits.failed_keys import FailedKeys
@@ -63,6 +63,7 @@ class Admission:
     keys      None: the server requires no key
     hosts     accepted names in the Host header; None: any name
     stopping  the server reports it in /readyz, and closes connections after their answer
+    console   whether the server has the console, whose requests may carry their key in a cookie
     threads   for look-ups of keys: slow requests can occupy all other threads
     """
 
@@ -72,9 +73,69 @@ class Admission:
     max_body_bytes: int
     max_stream_bytes: int
     in_flight: InFlight
+    console: bool = False
     stopping: bool = False
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(KEY_THREADS))
     failed_keys: FailedKeys = field(default_factory=FailedKeys)
+
+    def is_console(self, scope: Scope) -> bool:
+        """Whether the request is of the console, and the server has one."""
+        return self.console and console_access.is_console(scope["path"])
+
+    def is_public(self, scope: Scope) -> bool:
+        """Whether the request needs no key."""
+        path = scope["path"]
+        return (
+            path in PROBE_PATHS
+            or docs.is_public(path)
+            or (self.console and console_access.needs_no_key(path))
+        )
+
+    def is_quiet(self, scope: Scope) -> bool:
+        """Whether the log leaves the request out."""
+        return self.is_public(scope) or (
+            console_access.POLLED_PATH.fullmatch(scope["path"]) is not None
+        )
+
+    async def find_caller(self, text: str | None, address: str) -> Caller:
+        """Returns the caller who sends this key, and counts the request against their rate.
+
+        Raises Unauthenticated, RateLimited and DatabaseUnavailable.
+        """
+        if self.keys is None:
+            await self.rates.count(f"address {address}", None)
+            return Caller()
+        if text is None:
+            raise Unauthenticated(
+                "The request has no API key. Send `Authorization: Bearer anc_...` or `X-API-Key`."
+            )
+        caller = self.keys.recall(text) or await self._look_up(self.keys, text, address)
+        structlog.contextvars.bind_contextvars(key_id=caller.key_id)
+        await self.rates.count(f"key {caller.key_id}", caller.rate_limit)
+        return caller
+
+    async def _look_up(self, keys: KeyRing, text: str, address: str) -> Caller:
+        """Returns the caller from the database. Raises as `find_caller`.
+
+        A key that worked recently waits neither for a slow database nor for the wrong keys of its
+        address.
+        """
+        if not keys.knows(text):
+            await self.failed_keys.check(address)
+        trusted = keys.outlast(text)
+        with move_on_after(None if trusted is None else KEY_LOOK_UP_S):
+            try:
+                return await to_thread.run_sync(
+                    keys.look_up,
+                    text,
+                    limiter=self.threads,
+                    abandon_on_cancel=trusted is not None,
+                )
+            except Unauthenticated:
+                await self.failed_keys.count(address)
+                raise
+        assert trusted is not None
+        return trusted
 
 
 class AdmissionMiddleware:
@@ -95,7 +156,7 @@ class AdmissionMiddleware:
             _request_id(headers),
             abort=state.get("hang_up", lambda: None),
             stopping=lambda: self._admission.stopping,
-            page=docs.is_public(scope["path"]),
+            policy=self._policy(scope),
         )
         state["request_id"] = answer.request_id
         structlog.contextvars.clear_contextvars()
@@ -109,7 +170,7 @@ class AdmissionMiddleware:
         finally:
             answer.stop_timer()
             reservation.leave()
-            answer.record(scope, quiet=_public(scope))
+            answer.record(scope, quiet=self._admission.is_quiet(scope))
 
     async def _serve(
         self,
@@ -122,9 +183,11 @@ class AdmissionMiddleware:
         try:
             if scope["path"] not in PROBE_PATHS:
                 self._check_host(headers)
-                self._check_origin(scope["method"], headers)
-            if not _public(scope):
+                self._check_origin(scope, headers)
+            if not self._admission.is_public(scope):
                 await self._admit(scope, answer, headers, reservation)
+            elif self._admission.is_console(scope) and scope["method"] not in SAFE_METHODS:
+                reservation.enter()
             await self._app(scope, receive, answer.send)
         except AnchorageError as error:  # from here: the framework answers those of routes
             reservation.leave()  # a discarded body takes no memory
@@ -143,7 +206,9 @@ class AdmissionMiddleware:
         lasting = EVENTS_PATH.fullmatch(scope["path"]) is not None
         if not lasting:
             reservation.enter()
-        caller = await self._find_caller(scope, headers)
+        caller = await self._admission.find_caller(
+            _key(headers, cookie=self._admission.is_console(scope)), address_of(scope)
+        )
         state = scope["state"]
         context = RequestContext(
             caller.project,
@@ -171,9 +236,17 @@ class AdmissionMiddleware:
                 field="Host",
             )
 
-    def _check_origin(self, method: str, headers: Headers) -> None:
-        """Raises OriginNotAllowed: without keys, a page of another site could send a form."""
-        if self._admission.keys is not None or method in SAFE_METHODS:
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        """Raises OriginNotAllowed: a page of another site could send a form.
+
+        Browsers send it with the console's cookie, and without keys it needs none. Such a page
+        may open a page of the console by a link, and may ask for no part of one.
+        """
+        console = self._admission.is_console(scope)
+        if scope["method"] in SAFE_METHODS:
+            if not console or headers.get("sec-fetch-mode", "navigate") == "navigate":
+                return
+        elif not console and self._admission.keys is not None:
             return
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
         if site is None:  # an old browser, or another client
@@ -185,53 +258,18 @@ class AdmissionMiddleware:
             own = site in OWN_SITE
         if not own:
             raise OriginNotAllowed(
-                "A server without API keys accepts no requests from pages of other sites. Serve "
-                "the page from the same host, or require keys with ANCHORAGE_AUTH=keys.",
+                "The console answers only links from pages of other sites. Use its own pages."
+                if console
+                else "A server without API keys accepts no requests from pages of other sites. "
+                "Serve the page from the same host, or require keys with ANCHORAGE_AUTH=keys.",
                 field="Origin" if site is None else "Sec-Fetch-Site",
             )
 
-    async def _find_caller(self, scope: Scope, headers: Headers) -> Caller:
-        """Returns the caller, and counts the request against their rate.
-
-        Raises Unauthenticated, RateLimited and DatabaseUnavailable.
-        """
-        keys = self._admission.keys
-        address = (scope.get("client") or ("",))[0]
-        if keys is None:
-            await self._admission.rates.count(f"address {address}", None)
-            return Caller()
-        text = _key(headers)
-        if text is None:
-            raise Unauthenticated(
-                "The request has no API key. Send `Authorization: Bearer anc_...` or `X-API-Key`."
-            )
-        caller = keys.recall(text) or await self._look_up(keys, text, address)
-        structlog.contextvars.bind_contextvars(key_id=caller.key_id)
-        await self._admission.rates.count(f"key {caller.key_id}", caller.rate_limit)
-        return caller
-
-    async def _look_up(self, keys: KeyRing, text: str, address: str) -> Caller:
-        """Returns the caller from the database. Raises as `_find_caller`.
-
-        A key that worked recently waits neither for a slow database nor for the wrong keys of its
-        address.
-        """
-        if not keys.knows(text):
-            await self._admission.failed_keys.check(address)
-        trusted = keys.outlast(text)
-        with move_on_after(None if trusted is None else KEY_LOOK_UP_S):
-            try:
-                return await to_thread.run_sync(
-                    keys.look_up,
-                    text,
-                    limiter=self._admission.threads,
-                    abandon_on_cancel=trusted is not None,
-                )
-            except Unauthenticated:
-                await self._admission.failed_keys.count(address)
-                raise
-        assert trusted is not None
-        return trusted
+    def _policy(self, scope: Scope) -> str | None:
+        """Returns the Content-Security-Policy of a page; None for other answers."""
+        if self._admission.is_console(scope):
+            return console_access.CONSOLE_POLICY
+        return docs.DENY_ALL_POLICY if docs.is_public(scope["path"]) else None
 
     async def _refuse(
         self, error: AnchorageError, scope: Scope, receive: Receive, send: Send
@@ -258,8 +296,10 @@ async def refresh_gauges(admission: Admission) -> None:
         await asyncio.sleep(GAUGES_EVERY_S)
 
 
-def _public(scope: Scope) -> bool:
-    return scope["path"] in PROBE_PATHS or docs.is_public(scope["path"])
+def address_of(scope: Scope) -> str:
+    """Returns the client's address."""
+    client: tuple[str, int] | None = scope.get("client")
+    return "" if client is None else client[0]
 
 
 def _request_id(headers: Headers) -> str:
@@ -267,11 +307,12 @@ def _request_id(headers: Headers) -> str:
     return sent if REQUEST_ID.fullmatch(sent) else os.urandom(16).hex()
 
 
-def _key(headers: Headers) -> str | None:
+def _key(headers: Headers, *, cookie: bool) -> str | None:
+    """Returns the API key of the headers, or of the cookie where that counts."""
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value.strip():
         return value.strip()
-    return headers.get("x-api-key")
+    return headers.get("x-api-key") or (console_access.cookie_key(headers) if cookie else None)
 
 
 def _body_bytes(headers: Headers, limit: int) -> int:

@@ -41,7 +41,7 @@ class AnswerSender:
 
     abort     closes the connection at once
     stopping  returns whether the server stops, so that connections close after their answer
-    page      the answer is a page of documentation
+    policy    the Content-Security-Policy of a page that sets none; None: the answer is no page
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class AnswerSender:
         *,
         abort: Callable[[], object],
         stopping: Callable[[], bool],
-        page: bool,
+        policy: str | None,
     ) -> None:
         self._send = send
         self._abort = abort
         self._stopping = stopping
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._page = page
+        self._policy = policy
         self.request_id = request_id
         self.started = time.perf_counter()
         self.status = UNANSWERED
@@ -75,9 +75,9 @@ class AnswerSender:
             headers = MutableHeaders(scope=message)
             headers["X-Request-ID"] = self.request_id
             headers.raw.append((b"x-content-type-options", b"nosniff"))
-            if self._page:
+            if self._policy is not None:
                 headers.raw.extend(docs.SECURITY_HEADERS)
-                headers.setdefault("Content-Security-Policy", docs.DENY_ALL_POLICY)
+                headers.setdefault("Content-Security-Policy", self._policy)
             if self._stopping():
                 headers["Connection"] = "close"
         data = message.get("body", b"")

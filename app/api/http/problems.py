@@ -6,7 +6,7 @@ Below the paths of other protocols, `app.api.http.error_dialects` gives errors t
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
@@ -47,6 +47,10 @@ FIELDS_IN_DETAIL = 5
 
 #: what every route may answer before it reads the request
 ANYWHERE = (401, 403, 429, 503)
+
+
+#: `app.state.problem_page`: returns a problem as a page, or None for paths outside the console
+ProblemPage = Callable[[Request, dict[str, Any]], Response | None]
 
 
 class FieldError(BaseModel):
@@ -144,14 +148,22 @@ def problem(request: Request, status: HTTPStatus, code: str, detail: str, **more
         "request_id": getattr(request.state, "request_id", None),
         **{name: value for name, value in more.items() if value is not None},
     }
-    response = error_dialects.respond(request.url.path, body) or Response(
-        orjson.dumps(body), status_code=status, media_type=media_types.PROBLEM
+    response = (
+        _page(request, body)
+        or error_dialects.respond(request.url.path, body)
+        or Response(orjson.dumps(body), status_code=status, media_type=media_types.PROBLEM)
     )
     if "retry_after" in body:
         response.headers["Retry-After"] = str(body["retry_after"])
     if status == HTTPStatus.UNAUTHORIZED:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response
+
+
+def _page(request: Request, body: dict[str, Any]) -> Response | None:
+    """Returns the console's page of the problem; None outside the console."""
+    page: ProblemPage | None = getattr(request.app.state, "problem_page", None)
+    return None if page is None else page(request, body)
 
 
 def respond(request: Request, error: errors.AnchorageError) -> Response:

@@ -252,7 +252,7 @@ def get_encoder(name: PathName, services: Svc, project: Reads) -> Encoder:
     "/{name}", status_code=204, summary="Delete an encoder", responses=documented(404, 409, 422)
 )
 async def delete_encoder(name: PathName, services: Svc, context: WriteContext) -> None:
-    """Deletes an encoder. Fails with `in-use` if an anchor set, a head or a pool uses it."""
+    """Deletes an encoder. Fails with `in-use` if a set, head, pool, store or alias uses it."""
     await settle(encoders.delete_encoder, services, context, name)
 
 

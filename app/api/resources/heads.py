@@ -302,7 +302,9 @@ def get_head(name: PathName, services: Svc, project: Reads) -> Head:
         return describe(resources.by_name(session, tables.HeadRow, project, name))
 
 
-@router.delete("/{name}", status_code=204, summary="Delete a head", responses=documented(404, 422))
+@router.delete(
+    "/{name}", status_code=204, summary="Delete a head", responses=documented(404, 409, 422)
+)
 async def delete_head(name: PathName, services: Svc, context: WriteContext) -> None:
-    """Deletes a head and its weights."""
+    """Deletes a head and its weights. Fails with `in-use` if an alias names it."""
     await settle(heads.delete_head, services, context, name)

@@ -15,9 +15,12 @@ from sqlalchemy.orm import Session
 
 from app.storage.queries.statements import changed_rows
 from app.storage.tables import JobRow
-from app.types import JobState
+from app.types import JobKind, JobState
 
 UNFINISHED = JobRow.finished_at.is_(None)
+
+#: most evaluations of a pair among which one with judgements is looked for
+MOST_EVALUATIONS = 20
 
 
 def claim_next(
@@ -128,6 +131,27 @@ def oldest_queued(session: Session) -> datetime | None:
     """Return when the job that waits longest was submitted, or None."""
     waits = (UNFINISHED, JobRow.state == JobState.queued)
     return session.scalar(select(func.min(JobRow.created_at)).where(*waits))
+
+
+def newest_judged(
+    session: Session, project: str, *, source: str, target: str, anchor_set: str
+) -> str | None:
+    """Return the id of the newest finished evaluation of judgements for a pair, or None."""
+    result = JobRow.result
+    pair = {"source": source, "target": target, "anchor_set": anchor_set}
+    query = (
+        select(JobRow.id, result["queries"])
+        .where(
+            JobRow.project == project,
+            JobRow.kind == JobKind.evaluate,
+            JobRow.state == JobState.succeeded,
+            *(result[member].as_string() == name for member, name in pair.items()),
+        )
+        .order_by(JobRow.created_at.desc())
+        .limit(MOST_EVALUATIONS)
+    )
+    judged = (job_id for job_id, queries in session.execute(query) if queries)
+    return next(judged, None)
 
 
 def unfinished(session: Session) -> Sequence[JobRow]:

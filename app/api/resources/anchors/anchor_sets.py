@@ -213,5 +213,8 @@ def get_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSet:
     responses=documented(404, 409, 422),
 )
 async def delete_anchor_set(name: PathName, services: Svc, context: WriteContext) -> None:
-    """Deletes a set with its embeddings and translators. Fails with `in-use` if a head uses it."""
+    """Deletes a set with its embeddings and translators.
+
+    Fails with `in-use` if a head, a reindexing or an alias uses it.
+    """
     await settle(anchor_sets.delete_anchor_set, services, context, name)

@@ -20,7 +20,7 @@ from app.maths.relevance.advice import DEFAULT_DIFFERENCE, FEWEST_QUERIES, Advis
 from app.services import incoming
 from app.services.context import Services
 from app.services.relevance import advice, judged_evaluation
-from app.services.relevance.advice import AdviceItem, AdviceTask, Prices, RowOrder
+from app.services.relevance.advice import Advice, AdviceItem, AdviceTask, Prices, RowOrder
 from app.services.request_context import RequestContext
 
 router = APIRouter(tags=["search"])
@@ -225,6 +225,30 @@ class AdviceOut(BaseModel):
     method: str = Field(description="Method that fitted the translator.")
     warnings: list[AnswerWarningOut] = Field(description="Warnings about the whole answer.")
 
+    @classmethod
+    def of(cls, answer: Advice, difference: float) -> AdviceOut:
+        """Return the answer to a request."""
+        return cls(
+            advice=answer.items[0].option.name,
+            basis="judgements" if answer.queries >= FEWEST_QUERIES else "fidelity",
+            options=[_option(each, answer, difference) for each in answer.items],
+            queries=answer.queries,
+            deciding_queries=dict(answer.query_counts),
+            difference=difference,
+            fuse_weight=answer.fuse_weight,
+            rows_first=list(answer.rows_first),
+            rows_first_by=answer.rows_first_by,
+            fidelity=None
+            if answer.fidelity is None
+            else PromiseOut.model_validate(answer.fidelity),
+            translator=answer.translator,
+            method=answer.method,
+            warnings=[
+                AnswerWarningOut.model_validate(each)
+                for each in answers.warning_members(answer.warnings)
+            ],
+        )
+
 
 @router.post(
     "/advice",
@@ -245,24 +269,7 @@ def give_advice(
     task = body.advice_task(services, context)
     answer = advice.advise(services, context, task)
     answers.add_warnings(response, answer.warnings)
-    return AdviceOut(
-        advice=answer.items[0].option.name,
-        basis="judgements" if answer.queries >= FEWEST_QUERIES else "fidelity",
-        options=[_option(each, answer, body.difference) for each in answer.items],
-        queries=answer.queries,
-        deciding_queries=dict(answer.query_counts),
-        difference=body.difference,
-        fuse_weight=answer.fuse_weight,
-        rows_first=list(answer.rows_first),
-        rows_first_by=answer.rows_first_by,
-        fidelity=None if answer.fidelity is None else PromiseOut.model_validate(answer.fidelity),
-        translator=answer.translator,
-        method=answer.method,
-        warnings=[
-            AnswerWarningOut.model_validate(each)
-            for each in answers.warning_members(answer.warnings)
-        ],
-    )
+    return AdviceOut.of(answer, body.difference)
 
 
 def _option(item: AdviceItem, answer: advice.Advice, difference: float) -> AdvisedOptionOut:

@@ -231,7 +231,8 @@ async def search_store(
     return response
 
 
-def _respond(answer: StoreAnswer) -> Response:
+def search_members(answer: StoreAnswer) -> dict[str, Any]:
+    """Return the members of the answer's JSON."""
     served = answer.scoring or answer.bridging
     results = []
     for each in answer.results:
@@ -239,7 +240,7 @@ def _respond(answer: StoreAnswer) -> Response:
         if each.payloads is not None:
             result["payloads"] = list(each.payloads)
         results.append(result)
-    content = {
+    return {
         "results": results,
         "mode": answer.mode,
         "side": answer.side,
@@ -254,7 +255,10 @@ def _respond(answer: StoreAnswer) -> Response:
         "flags": [{"query": query, "code": "input-truncated"} for query in answer.truncated],
         "warnings": answers.warning_members(answer.warnings),
     }
-    response = Response(_dump(content), media_type=media_types.JSON)
+
+
+def _respond(answer: StoreAnswer) -> Response:
+    response = Response(_dump(search_members(answer)), media_type=media_types.JSON)
     answers.add_warnings(response, answer.warnings)
     return response
 

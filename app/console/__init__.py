@@ -1,0 +1,28 @@
+"""The console: pages for browsers, which show what to do with each pair of encoders."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from app.console import (
+    assets,
+    jobs,
+    keys,
+    map_page,
+    overview,
+    pages,
+    pairs,
+    sign_in,
+    spaces,
+    try_page,
+)
+
+#: every module with pages; each has a `router`
+PAGES = (sign_in, assets, overview, pairs, spaces, map_page, try_page, jobs, keys)
+
+
+def install(app: FastAPI) -> None:
+    """Adds the pages, and shows problems below /console as pages."""
+    app.state.problem_page = pages.problem_page
+    for page in PAGES:
+        app.include_router(page.router, include_in_schema=False)

@@ -1,0 +1,229 @@
+"""Charts as SVG that needs no script and no inline style: classes of the style sheet colour it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+#: the size in units of the drawing; the page scales it
+WIDTH, HEIGHT = 360, 220
+LEFT, RIGHT, TOP, BOTTOM = 42, 12, 10, 38
+
+#: of a chart of bars
+BAR_STEP, BAR_LEFT, BAR_RIGHT = 34, 128, 48
+
+#: series that have a mark and a colour each
+MOST_SERIES = 3
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line: its points in the order of x, and intervals [low, high] around them, if known."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    band: Sequence[tuple[float, float]] = ()
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A value from 0 to 1 with its interval, if known."""
+
+    label: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Maps values from `low` to `high` to the drawing."""
+
+    label: str
+    low: float
+    high: float
+    start: float
+    end: float
+    is_log: bool = False
+
+    def place(self, value: float) -> float:
+        """Returns where the value lies in the drawing; values beyond an end lie at that end."""
+        low, high, value = (
+            (math.log(each) for each in (self.low, self.high, value))
+            if self.is_log
+            else (self.low, self.high, value)
+        )
+        share = 0.5 if high == low else (value - low) / (high - low)
+        return round(self.start + min(1.0, max(0.0, share)) * (self.end - self.start), 1)
+
+
+def line_chart(
+    slug: str,
+    title: str,
+    description: str,
+    series: Sequence[Series],
+    *,
+    x_label: str,
+    is_log: bool = False,
+) -> Markup:
+    """Returns lines over common axes, with a separate shape of mark for each line.
+
+    slug         makes the ids of the title and the description unique in a page
+    description  says what the lines show, for readers who do not see them
+    Raises ValueError without points, or with more than MOST_SERIES lines.
+    """
+    if len(series) > MOST_SERIES or not any(line.points for line in series):
+        raise ValueError(f"a chart has 1 to {MOST_SERIES} lines with points")
+    xs = [x for line in series for x, _ in line.points]
+    ys = [y for line in series for _, y in line.points]
+    ys += [end for line in series for pair in line.band for end in pair]
+    y_ticks = nice_ticks(min(ys), max(ys))
+    x_ticks = log_ticks(min(xs), max(xs)) if is_log else nice_ticks(min(xs), max(xs))
+    x_low, x_high = (min(xs), max(xs)) if is_log else (x_ticks[0], x_ticks[-1])
+    x_axis = Axis(x_label, x_low, x_high, LEFT, WIDTH - RIGHT, is_log)
+    y_axis = Axis("", y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
+    parts = [*_grid(x_axis, x_ticks, y_axis, y_ticks)]
+    for place, line in enumerate(series):
+        parts += _line(place, line, x_axis, y_axis)
+    return _figure(slug, title, description, HEIGHT, parts)
+
+
+def bar_chart(slug: str, title: str, description: str, bars: Sequence[Bar]) -> Markup:
+    """Returns one horizontal bar for each value from 0 to 1, with its interval as a line.
+
+    Raises ValueError without bars.
+    """
+    if not bars:
+        raise ValueError("a chart has at least one bar")
+    axis = Axis("", 0.0, 1.0, BAR_LEFT, WIDTH - BAR_RIGHT)
+    parts = []
+    for place, bar in enumerate(bars):
+        middle = place * BAR_STEP + BAR_STEP / 2
+        end = axis.place(bar.value)
+        parts.append(
+            Markup('<text x="{}" y="{}" text-anchor="end">{}</text>').format(
+                BAR_LEFT - 8, middle + 4, bar.label
+            )
+        )
+        parts.append(
+            Markup('<rect class="track" x="{}" y="{}" width="{}" height="14" rx="3"/>').format(
+                BAR_LEFT, middle - 7, axis.end - axis.start
+            )
+        )
+        parts.append(
+            Markup('<rect class="p0" x="{}" y="{}" width="{}" height="14" rx="3"/>').format(
+                BAR_LEFT, middle - 7, round(end - BAR_LEFT, 1)
+            )
+        )
+        if bar.low is not None and bar.high is not None:
+            low, high = axis.place(bar.low), axis.place(bar.high)
+            parts.append(
+                Markup('<path class="interval" d="M{0} {2}H{1}M{0} {3}V{4}M{1} {3}V{4}"/>').format(
+                    low, high, middle, middle - 4, middle + 4
+                )
+            )
+        parts.append(
+            Markup('<text class="value" x="{}" y="{}">{}</text>').format(
+                WIDTH - BAR_RIGHT + 6, middle + 4, f"{bar.value:.2f}"
+            )
+        )
+    return _figure(slug, title, description, len(bars) * BAR_STEP, parts)
+
+
+def mark(place: int) -> Markup:
+    """Returns the mark of a line, for a legend."""
+    return Markup('<svg viewBox="0 0 24 12" aria-hidden="true">{}{}</svg>').format(
+        Markup('<path class="line s{}" d="M0 6H24"/>').format(place), _mark(place, 12, 6)
+    )
+
+
+def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """Returns round numbers with equal steps that enclose both values."""
+    if high <= low:
+        low, high = low - 0.05, low + 0.05
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * size for size in (1, 2, 5, 10) if power * size >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(number * step, 10) for number in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Returns the powers of ten between the values, and both values where there is none."""
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    return [10.0**power for power in range(first, last + 1)] or sorted({low, high})
+
+
+def tick_text(value: float) -> str:
+    """Returns the number in a few characters: 0.25, 400, 10k, 1M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
+
+
+def _grid(
+    x_axis: Axis, x_ticks: Sequence[float], y_axis: Axis, y_ticks: Sequence[float]
+) -> Iterator[Markup]:
+    for value in y_ticks:
+        place = y_axis.place(value)
+        yield Markup('<path class="axis" d="M{} {}H{}"/>').format(LEFT, place, WIDTH - RIGHT)
+        yield Markup('<text x="{}" y="{}" text-anchor="end">{}</text>').format(
+            LEFT - 6, place + 4, tick_text(value)
+        )
+    for value in x_ticks:
+        yield Markup('<text x="{}" y="{}" text-anchor="middle">{}</text>').format(
+            x_axis.place(value), HEIGHT - BOTTOM + 14, tick_text(value)
+        )
+    yield Markup('<text x="{}" y="{}" text-anchor="middle">{}</text>').format(
+        (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_axis.label
+    )
+
+
+def _line(place: int, line: Series, x_axis: Axis, y_axis: Axis) -> Iterator[Markup]:
+    spots = [(x_axis.place(x), y_axis.place(y)) for x, y in line.points]
+    if line.band:
+        edges = [x for x, _ in spots]
+        lows = [y_axis.place(low) for low, _ in line.band]
+        highs = [y_axis.place(high) for _, high in line.band]
+        ring = [*zip(edges, highs, strict=True), *reversed([*zip(edges, lows, strict=True)])]
+        yield Markup('<polygon class="band p{}" points="{}"/>').format(place, _points(ring))
+    yield Markup('<polyline class="line s{}" points="{}"/>').format(place, _points(spots))
+    if len(spots) <= 12:
+        yield from (_mark(place, x, y) for x, y in spots)
+
+
+def _mark(place: int, x: float, y: float) -> Markup:
+    """Returns a circle, a square or a diamond, so that colour is not the only difference."""
+    if place == 0:
+        return Markup('<circle class="p0" cx="{}" cy="{}" r="3.5"/>').format(x, y)
+    if place == 1:
+        return Markup('<rect class="p1" x="{}" y="{}" width="6.4" height="6.4"/>').format(
+            round(x - 3.2, 1), round(y - 3.2, 1)
+        )
+    ring = [(x, y - 4.5), (x + 4.5, y), (x, y + 4.5), (x - 4.5, y)]
+    return Markup('<polygon class="p2" points="{}"/>').format(_points(ring))
+
+
+def _points(spots: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:g},{y:g}" for x, y in spots)
+
+
+def _figure(
+    slug: str, title: str, description: str, height: float, parts: Sequence[Markup]
+) -> Markup:
+    return Markup(
+        '<svg class="chart" viewBox="0 0 {width} {height}" role="img" '
+        'aria-labelledby="{slug}-title {slug}-about"><title id="{slug}-title">{title}</title>'
+        '<desc id="{slug}-about">{about}</desc>{parts}</svg>'
+    ).format(
+        width=WIDTH,
+        height=height,
+        slug=slug,
+        title=title,
+        about=description,
+        parts=Markup("").join(parts),
+    )

@@ -1,0 +1,123 @@
+"""/console/keys: API keys and the audit log, for keys with the scope admin."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from app.api.console_access import CONSOLE
+from app.api.http.deps import AdminContext, Administers, Moment, Reads, Svc
+from app.api.resources.api_keys import ApiKey, AuditEntry, KeyId
+from app.console.forms import Form, text_of
+from app.console.pages import render
+from app.errors import InvalidRequest
+from app.services.access import api_keys
+from app.services.context import Services
+from app.storage.queries import access
+from app.storage.tables import now
+from app.types import Scope
+
+router = APIRouter()
+
+KEYS_PAGE = f"{CONSOLE}/keys"
+
+#: choices of the forms: days until a new key expires, and seconds that a rotated key still works
+EXPIRES_AFTER_DAYS = (7, 30, 90, 365)
+GRACE_CHOICES = {0: "at once", 3_600: "in an hour", 86_400: "in a day", 604_800: "in a week"}
+
+#: changes of one page of the audit log
+CHANGES_SHOWN = 30
+
+
+@router.get(KEYS_PAGE)
+def show_keys(request: Request, services: Svc, project: Reads) -> Response:
+    """Shows the keys of the project; without the scope admin, who can show them."""
+    if not request.state.caller.may(Scope.admin):
+        return render(request, "keys_refused.html")
+    return render(request, "keys.html", **_keys(services, project), **_audit(services, project))
+
+
+@router.get(f"{KEYS_PAGE}/audit")
+def show_audit(
+    request: Request, services: Svc, project: Administers, before: Moment | None = None
+) -> Response:
+    """Shows changes before a moment."""
+    return render(request, "audit.html", **_audit(services, project, before))
+
+
+@router.post(KEYS_PAGE)
+def create_key(request: Request, services: Svc, context: AdminContext, form: Form) -> Response:
+    """Creates a key and shows its secret once. Raises InvalidRequest."""
+    days = text_of(form, "expires")
+    if days and days not in map(str, EXPIRES_AFTER_DAYS):
+        raise InvalidRequest("Choose one of the listed times.", field="expires")
+    scope = text_of(form, "scope")
+    if scope not in [each.value for each in Scope]:
+        raise InvalidRequest("Choose `read`, `write` or `admin`.", field="scope")
+    row, secret = api_keys.create_key(
+        services,
+        context,
+        name=text_of(form, "name"),
+        scopes=[Scope(scope)],
+        expires_at=now() + timedelta(days=int(days)) if days else None,
+        rate_limit=text_of(form, "rate_limit") or None,
+    )
+    return render(
+        request, "keys_live.html", **_keys(services, context.project, secret), name=row.name
+    )
+
+
+@router.post(f"{KEYS_PAGE}/{{id}}/rotate")
+def rotate_key(
+    request: Request, id: KeyId, services: Svc, context: AdminContext, form: Form
+) -> Response:
+    """Replaces a key and shows the new secret once. Raises as `api_keys.rotate_key`."""
+    grace = text_of(form, "grace") or "0"
+    if grace not in map(str, GRACE_CHOICES):
+        raise InvalidRequest("Choose one of the listed times.", field="grace")
+    row, secret = api_keys.rotate_key(services, context, id, grace_s=int(grace))
+    _forget(request, id)
+    return render(
+        request, "keys_live.html", **_keys(services, context.project, secret), name=row.name
+    )
+
+
+@router.post(f"{KEYS_PAGE}/{{id}}/revoke")
+def revoke_key(request: Request, id: KeyId, services: Svc, context: AdminContext) -> Response:
+    """Ends a key: at once in this process, and within 2 seconds in others."""
+    api_keys.revoke_key(services, context, id)
+    _forget(request, id)
+    return render(request, "keys_live.html", **_keys(services, context.project))
+
+
+def _keys(services: Services, project: str, secret: str | None = None) -> dict[str, Any]:
+    with services.db.transaction() as session:
+        keys = [ApiKey.model_validate(row) for row in access.api_keys(session, project)]
+    return {
+        "keys": list(reversed(keys)),
+        "moment_now": now(),
+        "secret": secret,
+        "expiries": EXPIRES_AFTER_DAYS,
+        "graces": GRACE_CHOICES,
+    }
+
+
+def _audit(services: Services, project: str, before: datetime | None = None) -> dict[str, Any]:
+    with services.db.transaction() as session:
+        rows = access.audit(session, project, before=before, limit=CHANGES_SHOWN)
+        names = {row.id: row.name for row in access.api_keys(session, project)}
+        changes = [AuditEntry.model_validate(row) for row in rows]
+    return {
+        "changes": changes,
+        "key_names": names,
+        "earlier": changes[-1].at if len(changes) == CHANGES_SHOWN else None,
+    }
+
+
+def _forget(request: Request, key_id: str) -> None:
+    """Makes this process look the key up again."""
+    key_ring = request.app.state.admission.keys
+    if key_ring is not None:
+        key_ring.forget(key_id)

@@ -1,0 +1,111 @@
+"""The charts of a translator's report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from app.api.schemas.quality import (
+    HeldOutReportOut,
+    LearningCurveOut,
+    PromiseOut,
+    TranslatorReportOut,
+)
+from app.console.charts import Bar, Series, bar_chart, line_chart
+from app.console.wording import MEASURES_SHOWN
+from app.maths.thresholds.calibration import ExpectedScore
+
+#: the lines of the learning curve, and of the quality by size of the index
+LINES = ("recall", "mrr", "cosine")
+
+
+def charts_of(report: TranslatorReportOut) -> dict[str, Markup | None]:
+    """Returns the charts by name; None for those that the report has no numbers for."""
+    learning, held_out = report.learning, report.held_out
+    return {
+        "learning": None
+        if learning is None or len(learning.anchors) < 2
+        else learning_chart(learning),
+        "sizes": None if len(report.promises) < 2 else size_chart(report.promises),
+        "held_out": None if held_out is None else held_out_chart(held_out),
+    }
+
+
+def promise_chart(promise: PromiseOut) -> Markup:
+    """Returns a bar with its interval for each measure."""
+    bars = [
+        Bar(MEASURES_SHOWN[name][0], each.value, each.low, each.high)
+        for name in MEASURES_SHOWN
+        if (each := promise.measures.get(name)) is not None
+    ]
+    about = "; ".join(f"{bar.label} {bar.value:.2f}" for bar in bars)
+    return bar_chart("promise", "Promised quality", f"With 95 % intervals. {about}.", bars)
+
+
+def learning_chart(curve: LearningCurveOut) -> Markup:
+    """Returns held-out quality by the number of anchors of the fit."""
+    lines = [
+        Series(
+            MEASURES_SHOWN[name][0],
+            list(zip(curve.anchors, curve.measures[name], strict=True)),
+        )
+        for name in LINES
+        if name in curve.measures
+    ]
+    return line_chart(
+        "learning",
+        "Learning curve",
+        "Held-out quality by the number of anchors of the fit. "
+        + " ".join(_ends(line) for line in lines),
+        lines,
+        x_label="anchors",
+    )
+
+
+def size_chart(promises: Sequence[PromiseOut]) -> Markup:
+    """Returns the promised recall, with its interval, by the size of the index."""
+    shown = [each.measures["recall"] for each in promises]
+    line = Series(
+        "Recall",
+        [(each.index, recall.value) for each, recall in zip(promises, shown, strict=True)],
+        [(recall.low, recall.high) for recall in shown],
+    )
+    about = f"Promised recall by the number of items of the index. {_ends(line)}"
+    return line_chart(
+        "sizes", "Recall by size of the index", about, [line], x_label="items", is_log=True
+    )
+
+
+def held_out_chart(held_out: HeldOutReportOut) -> Markup:
+    """Returns the held-out recall of translating, of doing nothing, and of native vectors."""
+    rows = {
+        "Do nothing": held_out.do_nothing,
+        "Translated": held_out.translated,
+        "Native": held_out.native,
+    }
+    bars = [Bar(name, row.recall, *row.intervals["recall"]) for name, row in rows.items()]
+    about = "; ".join(f"{bar.label} {bar.value:.2f}" for bar in bars)
+    return bar_chart("held-out", "Recall on held-out anchors", f"{about}.", bars)
+
+
+def calibration_chart(rows: Sequence[tuple[float, ExpectedScore]]) -> Markup | None:
+    """Returns the expected new score, with the interval of one pair, by the old score."""
+    if not rows:
+        return None
+    points = [(score, point.answer) for score, point in rows if point.answer is not None]
+    bands = [point.interval for _, point in rows if point.interval is not None]
+    line = Series("Expected new score", points, bands if len(bands) == len(points) else ())
+    return line_chart(
+        "calibration",
+        "New score by old score",
+        f"The cosine that replaces a cosine of the old encoder. {_ends(line)}",
+        [line],
+        x_label="cosine of the old encoder",
+    )
+
+
+def _ends(line: Series) -> str:
+    """Returns the first and the last point of a line in words."""
+    (x, y), (last_x, last_y) = line.points[0], line.points[-1]
+    return f"{line.name}: {y:.2f} at {x:,.4g}, {last_y:.2f} at {last_x:,.4g}."

@@ -1,0 +1,91 @@
+"""/console/spaces: encoders, anchor sets, and the health of each set."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from app.api.console_access import CONSOLE
+from app.api.http.deps import PathName, ReadContext, Reads, Svc
+from app.api.schemas.anchor_sets import ListedAnchorSet
+from app.console import wording
+from app.console.fields import NameField
+from app.console.pages import render
+from app.services.anchors import anchor_reports, drift
+from app.services.anchors.drift import DriftOptions
+from app.storage.queries import resources
+from app.storage.tables import AnchorSetRow, EncoderRow
+from app.types import EncoderKind
+
+router = APIRouter()
+
+SPACES_PAGE = f"{CONSOLE}/spaces"
+
+#: most encoders, and most anchor sets, of the page
+MOST_LISTED = 200
+
+
+@router.get(SPACES_PAGE)
+def show_spaces(request: Request, services: Svc, project: Reads) -> Response:
+    """Shows the encoders and the anchor sets; the browser asks for the health of each set."""
+    with services.db.transaction() as session:
+        encoders = resources.page(session, EncoderRow, project, after="", limit=MOST_LISTED)
+        rows = resources.page(session, AnchorSetRow, project, after="", limit=MOST_LISTED)
+        sets = [ListedAnchorSet.model_validate(row) for row in rows]
+    return render(
+        request,
+        "spaces.html",
+        encoders=encoders,
+        sets=sets,
+        most=MOST_LISTED,
+        users={
+            encoder.name: [each.name for each in sets if encoder.name in each.encoders]
+            for encoder in encoders
+        },
+    )
+
+
+@router.get(f"{SPACES_PAGE}/{{name}}")
+def show_anchor_set(request: Request, name: PathName, services: Svc, project: Reads) -> Response:
+    """Shows one set; the browser asks for its report. Raises AnchorSetNotFound."""
+    with services.db.transaction() as session:
+        row = resources.by_name(session, AnchorSetRow, project, name)
+        shown = ListedAnchorSet.model_validate(row)
+        run_here = [
+            space.encoder.name
+            for space in row.spaces
+            if space.encoder.kind != EncoderKind.external and shown.keeps_inputs
+        ]
+    return render(request, "anchor_set.html", set=shown, run_here=run_here)
+
+
+@router.get(f"{SPACES_PAGE}/{{name}}/health")
+def show_health(request: Request, name: PathName, services: Svc, project: Reads) -> Response:
+    """Shows how many findings a set has. Raises as `report_anchor_set`."""
+    report = anchor_reports.report_anchor_set(services, project, name)
+    return render(request, "health.html", report=report, tones=wording.SEVERITY_TONES)
+
+
+@router.get(f"{SPACES_PAGE}/{{name}}/report")
+def show_set_report(request: Request, name: PathName, services: Svc, project: Reads) -> Response:
+    """Shows the findings and measures of a set. Raises as `report_anchor_set`."""
+    report = anchor_reports.report_anchor_set(services, project, name)
+    return render(
+        request,
+        "set_report.html",
+        report=report,
+        tones=wording.SEVERITY_TONES,
+        pair_verdicts=wording.PAIR_VERDICTS,
+    )
+
+
+@router.get(f"{SPACES_PAGE}/{{name}}/drift")
+def show_drift(
+    request: Request, name: PathName, services: Svc, context: ReadContext, encoder: NameField
+) -> Response:
+    """Encodes a sample of the stored inputs again and shows the change. Raises as `detect_drift`.
+
+    Writes nothing.
+    """
+    options = DriftOptions(vectors=None, rows=None, sample=None, seed=0)
+    found = drift.detect_drift(services, context, anchor_set=name, encoder=encoder, options=options)
+    return render(request, "drift.html", found=found, tones=wording.DRIFT_TONES)

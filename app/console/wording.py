@@ -1,0 +1,123 @@
+"""The words of the pages for the values that the services answer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from app.maths.relevance.advice import AdvisedOption, Certainty
+from app.types import JobKind, JobState, ReindexingState
+
+
+class OptionWords(NamedTuple):
+    """An option of the advice: its title, what it means, and the colour of its badge."""
+
+    title: str
+    meaning: str
+    tone: str
+
+
+OPTIONS: dict[AdvisedOption, OptionWords] = {
+    "keep": OptionWords("Keep", "Stay with the old encoder and its index. No work.", ""),
+    "fuse": OptionWords(
+        "Fuse",
+        "Search the old index as before, and reorder the candidates by the scores of both "
+        "encoders. The index does not change.",
+        "good",
+    ),
+    "cascade": OptionWords(
+        "Cascade",
+        "Search the old index with translated queries, and reorder the candidates by the new "
+        "encoder. The index does not change.",
+        "good",
+    ),
+    "translate": OptionWords(
+        "Translate", "Translate the stored vectors into the new encoder's space.", "good"
+    ),
+    "re-embed": OptionWords("Re-embed", "Encode every item again with the new encoder.", "fair"),
+}
+
+CERTAINTIES: dict[Certainty, str] = {
+    "measured": "Measured on your judged queries",
+    "undecided": "Your judged queries do not decide",
+    "expected": "Expected from other collections",
+    "unknown": "Not measured",
+}
+
+#: what each measure of quality means, in the order of the pages
+MEASURES_SHOWN: dict[str, tuple[str, str]] = {
+    "recall": ("Recall", "share of a native query's nearest items that a translated query finds"),
+    "recall_1": ("Same first result", "share of queries that find the same nearest item"),
+    "mrr": ("Reciprocal rank", "mean reciprocal rank of the vector of the same item"),
+    "cosine": ("Cosine", "mean cosine to the item's own vector, after centring"),
+    "jaccard_target": ("Shared neighbours", "Jaccard index of the neighbours among native vectors"),
+    "jaccard_own": ("Kept neighbourhoods", "Jaccard index of the neighbours among themselves"),
+}
+
+#: what the flags of translated rows mean, and what to do
+FLAGS: dict[str, str] = {
+    "out-of-distribution": "The vector is unlike the anchors, so the report does not describe its "
+    "translation. Add anchors of this kind.",
+    "outside-anchors": "No anchor spans the direction of the vector. Add anchors of this kind.",
+    "equals-anchor-mean": "The vector equals the anchors' mean and so has no direction. "
+    "Check the item: it is often empty.",
+    "input-truncated": "The encoder read only the beginning of the input. Send shorter inputs.",
+}
+
+JOB_KINDS: dict[str, str] = {
+    JobKind.bootstrap: "Make anchors from two pools",
+    JobKind.embed: "Encode an anchor set",
+    JobKind.translator: "Fit a translator",
+    JobKind.evaluate: "Evaluate a translation",
+    JobKind.reindex: "Reindex a store",
+}
+
+#: the colour of each state's badge
+JOB_TONES: dict[JobState, str] = {
+    JobState.queued: "",
+    JobState.running: "fair",
+    JobState.succeeded: "good",
+    JobState.failed: "bad",
+    JobState.cancelled: "",
+}
+
+#: what each state of a reindexing means, and the colour of its badge
+REINDEXING_STATES: dict[ReindexingState, tuple[str, str]] = {
+    ReindexingState.planned: ("The store is as it was.", ""),
+    ReindexingState.running: ("Rows get new vectors next to the old ones.", "fair"),
+    ReindexingState.paused: ("The run stopped. It continues from there.", "fair"),
+    ReindexingState.filled: ("Every row has a new vector. Clients see the old ones.", "good"),
+    ReindexingState.cut_over: ("Clients see the new vectors. The old ones are kept.", "good"),
+    ReindexingState.rolled_back: ("Clients see the old vectors again.", ""),
+    ReindexingState.finished: ("The store belongs to the new encoder.", "good"),
+    ReindexingState.abandoned: ("The new vectors are deleted.", ""),
+}
+
+#: what each call of a reindexing does
+NEXT_CALLS: dict[str, str] = {
+    "run": "Give every row a new vector. Clients notice nothing.",
+    "pause": "Stop the run after its present batch.",
+    "verify": "Check rows, checksums and recall before the cutover.",
+    "sync": "Bring writes of clients to the other side now.",
+    "cutover": "Show the new vectors to clients.",
+    "rollback": "Show the old vectors to clients again.",
+    "finish": "Delete the old vectors. No rollback is possible after it.",
+    "abandon": "Delete the new vectors. The old ones stay.",
+}
+
+SEVERITY_TONES: dict[str, str] = {"error": "bad", "warning": "fair", "info": ""}
+
+#: whether two encoders' rows belong together, and the colour of the badge
+PAIR_VERDICTS: dict[str, tuple[str, str]] = {
+    "related": ("the same items", "good"),
+    "unrelated": ("not the same items", "bad"),
+    "unclear": ("too few rows to say", "fair"),
+}
+
+#: the colour of each verdict about drift
+DRIFT_TONES: dict[str, str] = {
+    "unchanged": "good",
+    "partly-changed": "bad",
+    "rescaled": "fair",
+    "rotated": "bad",
+    "changed": "bad",
+}

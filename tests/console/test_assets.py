@@ -1,0 +1,33 @@
+"""The files of the console."""
+
+from __future__ import annotations
+
+import re
+
+from starlette.testclient import TestClient
+
+from app.console.assets import FOLDER, find_assets
+
+
+def test_a_url_with_the_hash_is_kept_and_another_is_not(client: TestClient) -> None:
+    page = client.get("/console").text
+    url = re.search(r'"(/console/static/console.css\?v=[0-9a-f]{16})"', page)
+    assert url is not None
+    kept = client.get(url[1])
+    assert kept.headers["content-type"].startswith("text/css")
+    assert kept.headers["cache-control"] == "public, max-age=31536000, immutable"
+    assert client.get("/console/static/console.css").headers["cache-control"] == "no-cache"
+
+
+def test_files_need_no_key(locked: TestClient) -> None:
+    assert locked.get("/console/static/htmx.min.js").status_code == 200
+
+
+def test_only_files_of_the_folder_are_found(client: TestClient) -> None:
+    for name in ("none.css", "..%2Fassets.py", "%2e%2e/assets.py"):
+        assert client.get(f"/console/static/{name}").status_code == 404
+
+
+def test_a_vendored_script_has_its_licence_next_to_it() -> None:
+    assert "Zero-Clause BSD" in (FOLDER / "htmx.LICENSE.txt").read_text()
+    assert {"htmx.min.js", "console.css", "theme.js", "mark.svg"} <= set(find_assets())

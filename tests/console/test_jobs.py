@@ -1,0 +1,141 @@
+"""/console/jobs: the list, one job, and its end by the button."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from starlette.testclient import TestClient
+
+from tests.console.test_overview import PAIR, stock
+
+ASYNC = {"Prefer": "respond-async"}
+
+
+def test_an_empty_project_teaches_how_to_start_a_job(client: TestClient) -> None:
+    page = client.get("/console/jobs").text
+    assert "curl http://127.0.0.1/translators" in page
+    assert 'hx-trigger="every 10s"' in page
+
+
+def test_a_finished_job_links_to_what_it_made(
+    client: TestClient, finished: Callable[..., dict[str, Any]]
+) -> None:
+    stock(client)
+    job = client.post("/translators", json=PAIR, headers=ASYNC).json()
+    made = finished(client, job["id"])["result"]["translator"]
+    page = client.get(f"/console/jobs/{job['id']}").text
+    assert f'href="/console/pairs/{made}"' in page
+    assert "succeeded" in page
+    assert "hx-trigger" not in page
+    assert f"/console/jobs/{job['id']}" in client.get("/console/jobs").text
+
+
+def test_a_failed_job_shows_its_problem(
+    client: TestClient, finished: Callable[..., dict[str, Any]]
+) -> None:
+    stock(client, rows=12)
+    body = {**PAIR, "min_quality": {"cosine": 1.0}, "method": "irp"}
+    job = client.post("/translators", json=body, headers=ASYNC).json()
+    assert finished(client, job["id"])["state"] == "failed"
+    page = client.get(f"/console/jobs/{job['id']}").text
+    assert "quality-below-minimum" in page
+
+
+def test_the_button_cancels_a_job_that_runs(
+    client: TestClient,
+    endless_bootstrap: dict[str, Any],
+    finished: Callable[..., dict[str, Any]],
+) -> None:
+    stock(client)
+    job = client.post("/bootstrap", json=endless_bootstrap).json()
+    page = client.get("/console/jobs").text
+    assert f'hx-post="/console/jobs/{job["id"]}/cancel"' in page
+    assert "hx-confirm=" in page
+    assert 'hx-trigger="every 2s"' in page
+    answer = client.post(f"/console/jobs/{job['id']}/cancel")
+    assert answer.status_code == 200
+    assert finished(client, job["id"])["state"] == "cancelled"
+    again = client.post(f"/console/jobs/{job['id']}/cancel")
+    assert again.status_code == 409
+
+
+def test_a_key_that_only_reads_sees_no_button(
+    locked: TestClient,
+    new_key: Callable[..., str],
+    bearing: Callable[[str], dict[str, str]],
+    endless_bootstrap: dict[str, Any],
+) -> None:
+    admin, reader = (bearing(new_key(locked, scope)) for scope in ("admin", "read"))
+    for name, dim in (("first", 8), ("second", 6)):
+        locked.post("/encoders", json={"name": name, "dim": dim}, headers=admin)
+    job = locked.post("/bootstrap", json=endless_bootstrap, headers=admin).json()
+    assert "/cancel" in locked.get("/console/jobs", headers=admin).text
+    assert "/cancel" not in locked.get("/console/jobs", headers=reader).text
+    assert locked.post(f"/console/jobs/{job['id']}/cancel", headers=reader).status_code == 403
+    assert locked.post(f"/console/jobs/{job['id']}/cancel", headers=admin).status_code == 200
+
+
+def test_older_jobs_are_on_further_pages(
+    client: TestClient, finished: Callable[..., dict[str, Any]]
+) -> None:
+    stock(client)
+    jobs = [client.post("/translators", json=PAIR, headers=ASYNC).json() for _ in range(32)]
+    first = client.get("/console/jobs").text
+    assert jobs[-1]["id"] in first
+    assert jobs[0]["id"] not in first
+    older = first.partition('href="/console/jobs?')[2].partition('"')[0]
+    assert jobs[0]["id"] in client.get(f"/console/jobs?{older}").text
+    for job in jobs:
+        finished(client, job["id"])
+
+
+def test_an_unknown_job_is_not_found(client: TestClient) -> None:
+    assert client.get("/console/jobs/" + "0" * 32).status_code == 404
+
+
+def test_a_job_of_another_project_is_not_found(
+    locked: TestClient, new_key: Callable[..., str], bearing: Callable[[str], dict[str, str]]
+) -> None:
+    ours, theirs = (bearing(new_key(locked, "admin", each)) for each in ("default", "other"))
+    for name, dim in (("first", 8), ("second", 6)):
+        locked.post("/encoders", json={"name": name, "dim": dim}, headers=ours)
+    vectors = {"first": [[1.0] * 8, [2.0] * 8], "second": [[1.0] * 6, [0.5] * 6]}
+    locked.post("/anchor-sets", json={"name": "items", "embeddings": vectors}, headers=ours)
+    job = locked.post("/translators", json=PAIR, headers={**ours, **ASYNC}).json()
+    assert locked.get(f"/console/jobs/{job['id']}", headers=ours).status_code == 200
+    assert locked.get(f"/console/jobs/{job['id']}", headers=theirs).status_code == 404
+
+
+def test_a_reindexing_shows_its_plan_and_its_next_step(
+    serve: Callable[..., TestClient],
+    tmp_path: Path,
+    finished: Callable[..., dict[str, Any]],
+) -> None:
+    lake = tmp_path / "lake"
+    lake.mkdir()
+    client = serve(stores={"main": str(lake)})
+    vectors = stock(client)["first"].astype("float32")
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 8)
+    ids = pa.array([f"d{row}" for row in range(len(vectors))])
+    pq.write_table(pa.table({"id": ids, "vector": column}), lake / "docs.parquet")
+    store = {"kind": "files", "address": "main", "collection": "docs.parquet", "encoder": "first"}
+    answer = client.post("/stores", json={"name": "docs", **store})
+    assert answer.status_code == 201, answer.text
+    plan = {"store": "docs", "target": "second", "anchor_set": "items", "force_space": True}
+    answer = client.post("/reindexings", json=plan)
+    assert answer.status_code == 201, answer.text
+    move = answer.json()["id"]
+    page = client.get("/console/jobs").text
+    assert "docs: first" in page
+    assert "Next: run." in page
+    assert f"curl -X POST http://127.0.0.1/reindexings/{move}/run" in page
+    job = client.post(f"/reindexings/{move}/run").json()
+    assert finished(client, job["id"])["state"] == "succeeded"
+    page = client.get("/console/jobs").text
+    assert "60 of 60 rows" in page
+    assert "Next: verify." in page
+    assert "run" in client.get(f"/console/jobs/{job['id']}").text

@@ -1,0 +1,184 @@
+"""Who reaches the pages: the cookie, the form for the key, and the headers of every answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from urllib.parse import urlencode
+
+import pytest
+from starlette.testclient import TestClient
+
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+@pytest.fixture
+def browser(locked: TestClient) -> Iterator[TestClient]:
+    """A client that follows no redirect and starts without cookies."""
+    locked.follow_redirects = False
+    yield locked
+    locked.cookies.clear()
+    locked.follow_redirects = True
+
+
+def sign_in(browser: TestClient, key: str, **more: str) -> object:
+    return browser.post("/console/sign-in", content=urlencode({"key": key, **more}), headers=FORM)
+
+
+def test_a_key_in_the_form_opens_the_pages_until_the_sign_out(
+    browser: TestClient, new_key: Callable[..., str]
+) -> None:
+    answer = sign_in(browser, new_key(browser, "read"), next="/console/jobs")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console/jobs")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert "Path=/console" in cookie
+    assert "Secure" not in cookie  # the test client uses http
+    assert browser.get("/console").status_code == 200
+    answer = browser.post("/console/sign-out")
+    assert answer.headers["location"] == "/console/sign-in"
+    assert browser.get("/console").headers["location"].startswith("/console/sign-in")
+
+
+def test_over_https_the_cookie_is_secure(browser: TestClient, new_key: Callable[..., str]) -> None:
+    answer = browser.post(
+        "https://127.0.0.1/console/sign-in",
+        content=urlencode({"key": new_key(browser, "read")}),
+        headers=FORM,
+    )
+    assert "Secure" in answer.headers["set-cookie"]
+
+
+def test_the_cookie_is_no_key_for_the_api(browser: TestClient, new_key: Callable[..., str]) -> None:
+    key = new_key(browser, "admin")
+    assert browser.get("/encoders", headers={"cookie": f"anchorage_key={key}"}).status_code == 401
+    assert browser.get("/console", headers={"cookie": f"anchorage_key={key}"}).status_code == 200
+
+
+def test_a_wrong_key_gets_401_and_a_plain_message(browser: TestClient) -> None:
+    answer = sign_in(browser, "anc_wrong")
+    assert answer.status_code == 401
+    assert "unknown, expired or revoked" in answer.text
+    assert "set-cookie" not in answer.headers
+
+
+def test_wrong_keys_are_limited(browser: TestClient) -> None:
+    statuses = [sign_in(browser, "anc_wrong").status_code for _ in range(100)]
+    assert statuses[0] == 401
+    assert statuses[-1] == 429
+
+
+def test_signed_out_requests_lead_to_the_form_and_back(browser: TestClient) -> None:
+    answer = browser.get("/console/jobs")
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/console/sign-in?ended=0&next=/console/jobs"
+    form = browser.get(answer.headers["location"])
+    assert 'name="next" value="/console/jobs"' in form.text
+
+
+def test_a_part_of_a_page_leads_the_whole_page_to_the_form(browser: TestClient) -> None:
+    answer = browser.get("/console/jobs", headers={"HX-Request": "true"})
+    assert answer.headers["hx-redirect"] == "/console/sign-in?ended=0"
+
+
+def test_a_revoked_key_is_forgotten(browser: TestClient) -> None:
+    answer = browser.get("/console", headers={"cookie": "anchorage_key=anc_gone"})
+    assert answer.headers["location"] == "/console/sign-in?ended=1&next=/console"
+    assert 'anchorage_key=""' in answer.headers["set-cookie"]
+    assert "no longer works" in browser.get(answer.headers["location"]).text
+
+
+@pytest.mark.parametrize("path", ["https://evil.example", "//evil.example", "/docs", "/consoles"])
+def test_a_sign_in_leads_to_pages_of_the_console_only(
+    browser: TestClient, new_key: Callable[..., str], path: str
+) -> None:
+    answer = sign_in(browser, new_key(browser, "read"), next=path)
+    assert answer.headers["location"] == "/console"
+
+
+def test_forms_of_other_sites_are_refused_even_with_a_key(
+    browser: TestClient, new_key: Callable[..., str]
+) -> None:
+    cookie = {"cookie": f"anchorage_key={new_key(browser)}"}
+    for header in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}):
+        answer = browser.post("/console/sign-out", headers={**cookie, **header})
+        assert answer.status_code == 403
+        assert "pages of other sites" in answer.text
+    answer = browser.post("/console/sign-out", headers={**cookie, "Sec-Fetch-Site": "same-origin"})
+    assert answer.status_code == 303
+
+
+def test_a_form_of_another_site_cannot_sign_in(
+    browser: TestClient, new_key: Callable[..., str]
+) -> None:
+    answer = browser.post(
+        "/console/sign-in",
+        content=urlencode({"key": new_key(browser)}),
+        headers={**FORM, "Origin": "https://evil.example"},
+    )
+    assert answer.status_code == 403
+    assert "set-cookie" not in answer.headers
+
+
+def test_without_keys_the_console_is_open(client: TestClient) -> None:
+    assert client.get("/console").status_code == 200
+    answer = client.get("/console/sign-in", follow_redirects=False)
+    assert answer.headers["location"] == "/console"
+
+
+def test_a_setting_switches_the_console_off(serve: Callable[..., TestClient]) -> None:
+    off = serve(console=False)
+    answer = off.get("/console")
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+    assert off.get("/console/static/console.css").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/console", "/console/sign-in", "/console/none"])
+def test_every_page_has_the_strict_policy_and_is_not_kept(client: TestClient, path: str) -> None:
+    answer = client.get(path, follow_redirects=False)
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+    assert "unsafe" not in policy
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["x-frame-options"] == "DENY"
+
+
+def test_a_problem_is_a_page_with_its_code(client: TestClient) -> None:
+    answer = client.get("/console/none")
+    assert answer.status_code == 404
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "/console/none does not exist" in answer.text
+    part = client.get("/console/none", headers={"HX-Request": "true"})
+    assert "<html" not in part.text
+
+
+def test_a_form_in_json_is_refused(browser: TestClient) -> None:
+    answer = browser.post("/console/sign-in", json={"key": "x"})
+    assert answer.status_code == 415
+
+
+def test_a_page_of_another_site_may_link_to_a_page_and_ask_for_no_part(
+    client: TestClient,
+) -> None:
+    other = {"Sec-Fetch-Site": "cross-site"}
+    link, script = {"Sec-Fetch-Mode": "navigate"}, {"Sec-Fetch-Mode": "no-cors"}
+    assert client.get("/console", headers={**other, **link}).status_code == 200
+    assert client.get("/console", headers={**other, **script}).status_code == 403
+    own = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}
+    assert client.get("/console/jobs/live", headers=own).status_code == 200
+
+
+def test_without_keys_the_form_stores_no_cookie(client: TestClient) -> None:
+    answer = client.post(
+        "/console/sign-in", content="key=anything", headers=FORM, follow_redirects=False
+    )
+    assert answer.headers["location"] == "/console"
+    assert "set-cookie" not in answer.headers
+
+
+def test_polls_stay_out_of_the_log(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="anchorage.request")
+    client.get("/console/jobs/live")
+    client.get("/console/jobs")
+    lines = [record.getMessage() for record in caplog.records if record.name.endswith("request")]
+    assert lines == ["GET /console/jobs 200"]
