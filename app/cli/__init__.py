@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from app import __version__
-from app.cli import database, demo, keys, reindex, serve, stores, translate
-
-cli = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Translate embeddings between encoders."
+from app.cli import (
+    database,
+    demo,
+    keys,
+    reindex,
+    serve,
+    stores,
+    translate,
 )
+from app.cli.diagnosis import doctor
+from app.cli.onboarding import quickstart
+from app.cli.output import AsJson, print_json
+
+cli = typer.Typer(no_args_is_help=True)
 cli.command()(serve.serve)
 cli.command()(serve.worker)
 cli.command()(translate.translate)
 cli.command()(demo.demo)
+cli.command()(quickstart.quickstart)
+cli.command()(doctor.doctor)
 cli.add_typer(stores.cli, name="stores")
 cli.add_typer(reindex.cli, name="reindex")
 cli.add_typer(keys.cli, name="keys")
@@ -25,9 +38,30 @@ cli.command("restore", hidden=True)(database.restore)
 cli.command("downgrade", hidden=True)(database.downgrade)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@cli.callback()
+def root(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Translate embeddings between encoders."""
+
+
 @cli.command()
-def version() -> None:
+def version(as_json: AsJson = False) -> None:
     """Print the version."""
+    if as_json:
+        print_json({"version": __version__})
+        return
     typer.echo(__version__)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from app.cli.output import AsJson, print_json
 from app.cli.shared import (
     explain_faults,
     has_usable_key,
@@ -15,6 +16,9 @@ from app.cli.shared import (
     read_settings,
 )
 from app.services.request_context import RequestContext
+
+if TYPE_CHECKING:
+    from app.services.context import Services
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -30,6 +34,7 @@ def upgrade(
             help="If no API key works, create one with every scope and print it.",
         ),
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Bring the database to the schema of this version.
 
@@ -37,15 +42,22 @@ def upgrade(
     """
     with explain_faults(), open_services(read_settings()) as services:
         services.db.migrate()
-        typer.echo("The database has the schema of this version.")
-        if first_key and not has_usable_key(services):
-            from app.services.access.api_keys import create_key
-            from app.types import Scope
+        key = _create_first_key(services) if first_key and not has_usable_key(services) else None
+    if as_json:
+        print_json({"schema": "current", "key": key})
+        return
+    typer.echo("The database has the schema of this version.")
+    if key is not None:
+        typer.echo(f"Created the first API key, with every scope. It is shown only now:\n{key}")
 
-            _, key = create_key(
-                services, RequestContext("default"), name="first", scopes=list(Scope)
-            )
-            typer.echo(f"Created the first API key, with every scope. It is shown only now:\n{key}")
+
+def _create_first_key(services: Services) -> str:
+    """Return a new key with every scope."""
+    from app.services.access.api_keys import create_key
+    from app.types import Scope
+
+    context = RequestContext("default")
+    return create_key(services, context, name="first", scopes=list(Scope))[1]
 
 
 @cli.command()
@@ -53,6 +65,7 @@ def backup(
     folder: Annotated[
         Path, typer.Argument(help="A new folder for the rows and the vectors that they name.")
     ],
+    as_json: AsJson = False,
 ) -> None:
     """Write the database and the stored vectors to a folder. The service may run meanwhile."""
     from app.services.upkeep.backup import BackupError, back_up
@@ -62,6 +75,9 @@ def backup(
             copied = back_up(services, folder)
         except BackupError as error:
             raise typer.BadParameter(str(error)) from None
+    if as_json:
+        print_json(vars(copied))
+        return
     typer.echo(f"{copied.rows} rows and {copied.blobs} blobs are in {folder}")
     if copied.lacking:
         typer.secho(
@@ -81,6 +97,7 @@ def restore(
             help="Replace existing rows, and restore the intact part of a damaged backup."
         ),
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Restore a backup to the database and the data dir. Stop every API and worker first."""
     from app.services.upkeep.backup import BackupError
@@ -92,6 +109,9 @@ def restore(
             copied = restore_backup(services, folder, force=force)
         except BackupError as error:
             raise typer.BadParameter(str(error)) from None
+    if as_json:
+        print_json(vars(copied))
+        return
     typer.echo(
         f"restored {copied.rows} rows and {copied.blobs} blobs; "
         f"{len(copied.lacking)} blobs are lacking"
@@ -104,6 +124,7 @@ def downgrade(
         str,
         typer.Argument(help="The newest migration of the older version, such as 0006."),
     ],
+    as_json: AsJson = False,
 ) -> None:
     """Bring the database to the schema of an older version, before you install that version.
 
@@ -122,4 +143,7 @@ def downgrade(
             command.downgrade(alembic_config(services.db.url), revision)
         except (BackupError, CommandError) as error:
             raise typer.BadParameter(f"The schema stays as it is: {error}") from None
+    if as_json:
+        print_json({"revision": revision})
+        return
     typer.echo(f"The database is at revision {revision}. Install the version that it belongs to.")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.shared import explain_faults, open_services, print_columns, read_settings
+from app.cli.output import AsJson, print_json, print_rows
+from app.cli.shared import explain_faults, open_services, read_settings
 from app.services.request_context import RequestContext
 from app.types import LONGEST_GRACE_S
 
@@ -47,6 +48,7 @@ def create(
             help="Its rate limit, such as 600/minute; default: the server's.", show_default=False
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Create a key and print it. It cannot be shown again."""
     from app.services.access.api_keys import create_key
@@ -69,6 +71,9 @@ def create(
             expires_at=expires_at,
             rate_limit=rate,
         )
+    if as_json:
+        print_json({"id": row.id, "project": project, "scopes": row.scopes, "key": key})
+        return
     typer.echo(
         f"Created key {row.id} for the project {project} with the scopes {', '.join(row.scopes)}. "
         "It is shown only now:",
@@ -82,6 +87,7 @@ def list_keys(
     project: Annotated[
         str | None, typer.Option(help="List only the keys of this project.", show_default=False)
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the keys, without their secrets."""
     from app.storage.queries import access
@@ -93,10 +99,10 @@ def list_keys(
     for row in rows:
         expired = row.expires_at is not None and row.expires_at <= now()
         state = "revoked" if row.revoked_at else "expired" if expired else "works"
-        used = f"{row.last_used_at:%Y-%m-%d %H:%M}" if row.last_used_at else "never"
-        expires = f"{row.expires_at:%Y-%m-%d %H:%M}" if row.expires_at else "never"
-        lines.append((row.id, row.project, row.name, ", ".join(row.scopes), expires, used, state))
-    print_columns([KEY_COLUMNS, *lines])
+        used = row.last_used_at or (None if as_json else "never")
+        expires = row.expires_at or (None if as_json else "never")
+        lines.append((row.id, row.project, row.name, row.scopes, expires, used, state))
+    print_rows(KEY_COLUMNS, lines, as_json=as_json)
 
 
 @cli.command("rotate")
@@ -106,23 +112,30 @@ def rotate(
         int,
         typer.Option(min=0, max=LONGEST_GRACE_S, help="Seconds for which the old key still works."),
     ] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Create a key with the same rights, and end this one."""
     from app.services.access.api_keys import rotate_key
 
     with _open_database() as services:
         context = RequestContext(_project_of(services, key_id))
-        _, key = rotate_key(services, context, key_id, grace_s=grace)
+        row, key = rotate_key(services, context, key_id, grace_s=grace)
+    if as_json:
+        print_json({"id": row.id, "project": row.project, "scopes": row.scopes, "key": key})
+        return
     typer.echo(key)
 
 
 @cli.command("revoke")
-def revoke(key_id: str) -> None:
+def revoke(key_id: str, as_json: AsJson = False) -> None:
     """End a key. Running servers notice it within two seconds."""
     from app.services.access.api_keys import revoke_key
 
     with _open_database() as services:
         revoke_key(services, RequestContext(_project_of(services, key_id)), key_id)
+    if as_json:
+        print_json({"id": key_id, "state": "revoked"})
+        return
     typer.echo(f"{key_id} is revoked")
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli import plan_tables
-from app.cli.shared import explain_faults, open_services, print_columns, read_settings, validate
+from app.cli.output import AsJson, print_json, print_rows
+from app.cli.shared import explain_faults, open_services, read_settings, validate
 from app.services.request_context import RequestContext
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def plan(
         ),
     ] = None,
     project: Project = "default",
+    as_json: AsJson = False,
 ) -> None:
     """Read a store, check it, and say what each option is worth. Writes nothing to the store."""
     from app.api.resources.stores.reindexings import NewReindexing
@@ -104,9 +106,12 @@ def plan(
     with _open() as services:
         row = plan_reindexing(services, RequestContext(project), body.task())
         document = plan_document(row)
-    plan_tables.print_plan(document)
     if out is not None:
         _write_document(out, document)
+    if as_json:
+        print_json(document)
+        return
+    plan_tables.print_plan(document)
     typer.echo(f"Nothing is written to the store. To begin: anchorage reindex run {out or row.id}")
 
 
@@ -124,6 +129,7 @@ def run(
         float | None, typer.Option(help="Most rows in a second.", show_default=False)
     ] = None,
     project: Project = "default",
+    as_json: AsJson = False,
 ) -> None:
     """Give every row a new vector, as the plan says. Ctrl-C pauses; the same command continues.
 
@@ -143,24 +149,25 @@ def run(
         row = change_plan(services, context, _id_of(which), changes)
         if document is not None and document != plan_document(row):
             _write_document(Path(which), plan_document(row))  # it has what follows from a change
-        _complete(services, context, which, "run")
+        _complete(services, context, which, "run", as_json)
 
 
 @cli.command("verify")
-def verify(which: Which, project: Project = "default") -> None:
+def verify(which: Which, project: Project = "default", as_json: AsJson = False) -> None:
     """Check rows, payloads and the new index. `cutover` needs a verification that passed."""
     with _open() as services:
-        found = _complete(services, RequestContext(project), which, "verify")
-        plan_tables.print_verification(found.row.found.get("verify") or {})
+        found = _complete(services, RequestContext(project), which, "verify", as_json)
+        if not as_json:
+            plan_tables.print_verification(found.row.found.get("verify") or {})
         if not (found.row.found.get("verify") or {}).get("passed"):
             raise typer.Exit(1)
 
 
 @cli.command("sync")
-def sync(which: Which, project: Project = "default") -> None:
+def sync(which: Which, project: Project = "default", as_json: AsJson = False) -> None:
     """Bring writes of the store's clients to the other side now."""
     with _open() as services:
-        _complete(services, RequestContext(project), which, "sync")
+        _complete(services, RequestContext(project), which, "sync", as_json)
 
 
 @cli.command("status")
@@ -170,65 +177,75 @@ def status(
         typer.Argument(help="A plan file or an id; without it, all reindexings.", show_default=""),
     ] = None,
     project: Project = "default",
+    as_json: AsJson = False,
 ) -> None:
     """Print how far a reindexing is, and the commands that are possible now."""
+    from app.api.schemas.reindexings import ReindexingAnswer
     from app.services.reindexing.reindexings import find_reindexing, list_reindexings
 
     with _open() as services:
         if which is not None:
-            _report(find_reindexing(services, project, _id_of(which)), which)
+            _report(find_reindexing(services, project, _id_of(which)), which, as_json)
             return
-        rows = []
-        for found in list_reindexings(services, project):
-            row, facts = found.row, found.progress
-            done = f"{facts['rows']:,} of {facts['of'] or 0:,}"
-            names = (row.store.name, row.plan["source"], row.target.name)
-            rows.append((row.id, *names, found.state, done, f"{row.created_at:%Y-%m-%d %H:%M}"))
-    print_columns([REINDEXING_COLUMNS, *rows])
+        listed = list_reindexings(services, project)
+    if as_json:
+        print_json([ReindexingAnswer.of(found).model_dump(mode="json") for found in listed])
+        return
+    rows = []
+    for found in listed:
+        row, facts = found.row, found.progress
+        done = f"{facts['rows']:,} of {facts['of'] or 0:,}"
+        names = (row.store.name, row.plan["source"], row.target.name)
+        rows.append((row.id, *names, found.state, done, row.created_at))
+    print_rows(REINDEXING_COLUMNS, rows, as_json=False)
 
 
 @cli.command("pause")
-def pause(which: Which, project: Project = "default") -> None:
+def pause(which: Which, project: Project = "default", as_json: AsJson = False) -> None:
     """Stop a run after its present batch. `run` continues from there."""
     from app.services.reindexing import reindexings
 
-    _take(reindexings.pause, which, project)
+    _take(reindexings.pause, which, project, as_json)
 
 
 @cli.command("cutover")
-def cutover(which: Which, project: Project = "default") -> None:
+def cutover(which: Which, project: Project = "default", as_json: AsJson = False) -> None:
     """Make the store's clients see the new vectors. `rollback` undoes it."""
     from app.services.reindexing import steps
 
-    _take(steps.cutover, which, project)
+    _take(steps.cutover, which, project, as_json)
 
 
 @cli.command("rollback")
-def rollback(which: Which, project: Project = "default") -> None:
+def rollback(which: Which, project: Project = "default", as_json: AsJson = False) -> None:
     """Make the store's clients see the old vectors again. The new ones stay."""
     from app.services.reindexing import steps
 
-    _take(steps.rollback, which, project)
+    _take(steps.rollback, which, project, as_json)
 
 
 @cli.command("finish")
-def finish(which: Which, yes: Yes = False, project: Project = "default") -> None:
+def finish(
+    which: Which, yes: Yes = False, project: Project = "default", as_json: AsJson = False
+) -> None:
     """Delete the old vectors. A rollback is no longer possible."""
     from app.services.reindexing import steps
 
     if not yes:
         typer.confirm("This deletes the old vectors for good. Finish?", abort=True)
-    _take(steps.finish, which, project)
+    _take(steps.finish, which, project, as_json)
 
 
 @cli.command("abandon")
-def abandon(which: Which, yes: Yes = False, project: Project = "default") -> None:
+def abandon(
+    which: Which, yes: Yes = False, project: Project = "default", as_json: AsJson = False
+) -> None:
     """Delete the new vectors. The store stays as it was."""
     from app.services.reindexing import steps
 
     if not yes:
         typer.confirm("This deletes the new vectors. Abandon?", abort=True)
-    _take(steps.abandon, which, project)
+    _take(steps.abandon, which, project, as_json)
 
 
 @contextmanager
@@ -240,14 +257,19 @@ def _open() -> Iterator[Services]:
 
 
 def _take(
-    step: Callable[[Services, RequestContext, str], Reindexing], which: str, project: str
+    step: Callable[[Services, RequestContext, str], Reindexing],
+    which: str,
+    project: str,
+    as_json: bool,
 ) -> None:
     """Take a step, and print the state after it."""
     with _open() as services:
-        _report(step(services, RequestContext(project), _id_of(which)), which)
+        _report(step(services, RequestContext(project), _id_of(which)), which, as_json)
 
 
-def _complete(services: Services, context: RequestContext, which: str, action: str) -> Reindexing:
+def _complete(
+    services: Services, context: RequestContext, which: str, action: str, as_json: bool
+) -> Reindexing:
     """Complete an action in the foreground, and print the state after it.
 
     Raises typer.Exit: 130 after a Ctrl-C, 1 after an error.
@@ -260,14 +282,19 @@ def _complete(services: Services, context: RequestContext, which: str, action: s
         again = f"anchorage reindex {action} {which}"
         typer.secho(f"Stopped. The cursor is kept. To continue: {again}", fg="yellow", err=True)
         raise typer.Exit(130) from None
-    _report(found, which)
+    _report(found, which, as_json)
     if found.error is not None:
         raise typer.Exit(1)
     return found
 
 
-def _report(found: Reindexing, which: str) -> None:
+def _report(found: Reindexing, which: str, as_json: bool) -> None:
     """Print the state, the error, and the commands that are possible now."""
+    if as_json:
+        from app.api.schemas.reindexings import ReindexingAnswer
+
+        print_json(ReindexingAnswer.of(found).model_dump(mode="json"))
+        return
     row, facts = found.row, found.progress
     typer.echo(f"The reindexing {row.id} of {row.store.name} is {found.state}.")
     if facts["rows"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -104,14 +104,6 @@ def validate(model: type[Model], **values: Any) -> Model:
     except ValidationError as error:
         wrong = (f"{item['loc'][0]}: {item['msg']}" for item in error.errors())
         raise typer.BadParameter("; ".join(wrong)) from None
-
-
-def print_columns(rows: Sequence[Sequence[str]]) -> None:
-    """Print one line a row at any width of the terminal, so that grep and cut can read it."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())
 
 
 def _setting_error(setting: object, message: str, value: object) -> str:

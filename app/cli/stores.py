@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.shared import explain_faults, open_services, print_columns, read_settings, validate
+from app.cli.output import AsJson, print_json, print_rows
+from app.cli.shared import explain_faults, open_services, read_settings, validate
 from app.services.request_context import RequestContext
 
 if TYPE_CHECKING:
@@ -58,9 +59,10 @@ def connect(
         typer.Option(help="Options of the kind as a JSON object.", show_default=False),
     ] = None,
     project: Project = "default",
+    as_json: AsJson = False,
 ) -> None:
     """Connect a store, read its size, and say which encoder its vectors look like."""
-    from app.api.resources.stores.stores import NewStore
+    from app.api.resources.stores.stores import NewStore, describe
     from app.services.stores.stores import create_store
 
     body = validate(
@@ -76,11 +78,15 @@ def connect(
         options=None if options is None else _json_object(options),
     )
     with _open() as services:
-        _print_report(create_store(services, RequestContext(project), body.definition()))
+        report = create_store(services, RequestContext(project), body.definition())
+    if as_json:
+        print_json(describe(report).model_dump(mode="json"))
+    else:
+        _print_report(report)
 
 
 @cli.command("list")
-def list_connected(project: Project = "default") -> None:
+def list_connected(project: Project = "default", as_json: AsJson = False) -> None:
     """List the connected stores, without connecting to them."""
     from app.services.stores.stores import list_stores
 
@@ -91,7 +97,7 @@ def list_connected(project: Project = "default") -> None:
                 (row.name, row.kind, row.address, row.collection, row.encoder.name) for row in page
             ]
             after = page[-1].name
-    print_columns([STORE_COLUMNS, *rows])
+    print_rows(STORE_COLUMNS, rows, as_json=as_json)
 
 
 @cli.command("search")
@@ -124,12 +130,14 @@ def search(
         bool, typer.Option("--payload", help="Print what the store holds of each row.")
     ] = False,
     project: Project = "default",
+    as_json: AsJson = False,
 ) -> None:
     """Search a store of an old encoder with queries of a new one. Nothing is written."""
     import anyio
     import numpy as np
     import torch
 
+    from app.api.resources.stores.store_search import search_members
     from app.services.encoders.encoding import Inputs
     from app.services.stores.search import search_store
     from app.services.stores.search_preparation import StoreSearch
@@ -159,6 +167,9 @@ def search(
     )
     with _open() as services:
         answer = anyio.run(search_store, services, RequestContext(project), request)
+    if as_json:
+        print_json(search_members(answer))
+        return
     for warning in answer.warnings:
         typer.secho(f"WARNING ({warning.code}): {warning.detail}", fg="yellow", err=True)
     for number, found in enumerate(answer.results):
@@ -172,12 +183,16 @@ def search(
 def disconnect(
     name: Annotated[str, typer.Argument(help="The name of the store.")],
     project: Project = "default",
+    as_json: AsJson = False,
 ) -> None:
     """Forget a store. Nothing changes in the store itself."""
     from app.services.stores.stores import delete_store
 
     with _open() as services:
         delete_store(services, RequestContext(project), name)
+    if as_json:
+        print_json({"name": name, "state": "disconnected"})
+        return
     typer.echo(f"{name} is disconnected. Its rows are as they were.")
 
 

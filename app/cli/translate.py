@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from app.cli.output import AsJson, print_json
 from app.cli.shared import explain_faults, open_services, read_settings
 from app.errors import AnchorageError
 from app.services.request_context import RequestContext
@@ -89,6 +90,7 @@ def translate(
     project: Annotated[
         str, typer.Option(help="The project of the encoders and the anchor set.")
     ] = "default",
+    as_json: AsJson = False,
 ) -> None:
     """Translate the vectors of Parquet files. All other columns stay as they are.
 
@@ -115,7 +117,7 @@ def translate(
         translator = translator.to(_choose_device(device, translator, rows))
     try:
         plan = plan_translation(BulkWork(translator, column, rows), *places, overwrite=overwrite)
-        _run(plan, engine, ray_address)
+        _run(plan, engine, ray_address, as_json)
     except AnchorageError as error:
         raise typer.BadParameter(error.detail) from None
 
@@ -137,18 +139,19 @@ def _choose_device(wish: str, translator: RowTranslator, batch_rows: int) -> str
     return found[0]
 
 
-def _run(plan: BulkPlan, engine: BulkEngine, ray_address: str | None) -> None:
+def _run(plan: BulkPlan, engine: BulkEngine, ray_address: str | None, as_json: bool) -> None:
     """Run the plan with a progress bar, and say what was done or how to continue."""
     from app.services.bulk.translation import run_translation
 
     method = plan.work.translator.facts["method"]
     done_before = len(plan.shards) - len(plan.waiting)
-    typer.echo(
+    say = partial(typer.echo, err=as_json)
+    say(
         f"{plan.rows:,} rows in {len(plan.shards)} shards, "
         f"translator {plan.work.translator.id} ({method})."
     )
     if done_before:
-        typer.echo(f"{done_before} of {len(plan.shards)} shards are complete already.")
+        say(f"{done_before} of {len(plan.shards)} shards are complete already.")
     begun = time.monotonic()
     try:
         with _progress(plan) as on_rows:
@@ -163,7 +166,21 @@ def _run(plan: BulkPlan, engine: BulkEngine, ray_address: str | None) -> None:
         typer.secho(f"Interrupted. {how}", fg="yellow", err=True)
         raise typer.Exit(130) from None
     seconds = max(time.monotonic() - begun, 1e-9)
-    typer.echo(
+    if as_json:
+        print_json(
+            {
+                "translator": plan.work.translator.id,
+                "method": method,
+                "shards": len(plan.shards),
+                "rows": plan.rows_waiting,
+                "rows_before": plan.rows - plan.rows_waiting,
+                "flagged": flagged,
+                "seconds": seconds,
+                "output": str(plan.target.path),
+            }
+        )
+        return
+    say(
         f"Translated {plan.rows_waiting:,} rows in {seconds:,.1f} s "
         f"({plan.rows_waiting / seconds:,.0f} rows/s) to {plan.target.path}."
     )

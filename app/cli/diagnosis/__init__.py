@@ -1,0 +1,1 @@
+"""`anchorage doctor`: checks of a deployment."""

@@ -1,0 +1,118 @@
+"""Reads the vectors that `anchorage quickstart` makes anchors of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from torch import Tensor
+
+from app.errors import AnchorageError
+from app.services.encoders.encoding import encode
+from app.services.request_context import RequestContext
+from app.storage import tables
+from app.storage.queries import resources
+
+if TYPE_CHECKING:
+    from app.services.context import Services
+
+#: most anchors of a quickstart: more take longer and gain little
+MOST_ANCHORS = 5_000
+
+#: rows of a store that become anchors
+STORE_ANCHORS = 2_000
+
+SUFFIXES = (".npy", ".parquet")
+
+
+def read_vectors(place: Path) -> NDArray[np.float32]:
+    """Return the rows of a file, or of all files of a folder in the order of their names.
+
+    Raises typer.BadParameter.
+    """
+    if not place.exists():
+        raise typer.BadParameter(f"There is no file or folder {place}.")
+    files = [place] if place.is_file() else sorted(place.iterdir())
+    files = [file for file in files if file.suffix in SUFFIXES]
+    if not files:
+        raise typer.BadParameter(f"{place} has no npy and no Parquet file.")
+    parts = [_read_file(file) for file in files]
+    dims = sorted({part.shape[1] for part in parts})
+    if len(dims) > 1:
+        raise typer.BadParameter(
+            f"The files of {place} have vectors of {dims[0]} and of {dims[-1]} numbers."
+        )
+    rows = np.concatenate(parts)
+    wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+    if len(wrong):
+        raise typer.BadParameter(f"{place} has NaN or infinity in row {wrong[0]}.")
+    return rows
+
+
+def _read_file(file: Path) -> NDArray[np.float32]:
+    try:
+        rows = np.load(file, allow_pickle=False) if file.suffix == ".npy" else _read_parquet(file)
+        rows = np.atleast_2d(rows).astype(np.float32)
+    except (OSError, ValueError, TypeError) as error:
+        raise typer.BadParameter(f"{file} cannot be read: {error}") from None
+    if rows.ndim != 2 or not rows.size:
+        raise typer.BadParameter(f"{file} must hold one vector in each row.")
+    return rows
+
+
+def _read_parquet(file: Path) -> NDArray[np.float32]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(file)
+    lists = [
+        name
+        for name, kind in zip(table.column_names, table.schema.types, strict=True)
+        if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
+    ]
+    if len(lists) != 1:
+        raise ValueError(f"it must have one column of float lists, and has {len(lists)}")
+    return np.stack([np.asarray(row, np.float32) for row in table[lists[0]].to_pylist()])
+
+
+def spread(rows: NDArray[np.float32], most: int) -> Tensor:
+    """Return at most `most` rows, evenly spread over all."""
+    chosen = np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int))
+    return torch.from_numpy(rows[chosen])
+
+
+def read_store(
+    services: Services, project: str, store_name: str, encoder_name: str
+) -> tuple[str, int, dict[str, Tensor]]:
+    """Return a store's encoder, its number of rows, and sampled rows by both encoders.
+
+    The new encoder encodes the texts of the rows. Raises AnchorageError, and typer.BadParameter if
+    no row has a text.
+    """
+    from app.services.stores.connections import call_row
+    from app.services.stores.stores import find_store
+
+    row = find_store(services, project, store_name)
+    with services.db.transaction() as session:
+        encoder = resources.by_name(session, tables.EncoderRow, project, encoder_name)
+    facts = call_row(services, row, lambda store: store.facts())
+    page = call_row(services, row, lambda store: store.sample(STORE_ANCHORS))
+    try:
+        texts = call_row(services, row, lambda store: store.texts(page.ids))
+    except AnchorageError as error:
+        raise typer.BadParameter(
+            f"{error.detail} Connect the store with --text-field, so that {encoder_name} can "
+            "encode its texts."
+        ) from None
+    kept = [number for number, text in enumerate(texts) if text]
+    if not kept:
+        raise typer.BadParameter(f"No sampled row of {store_name} has a text.")
+    made = encode(
+        services, RequestContext(project), encoder, [texts[number] or "" for number in kept]
+    )
+    old = torch.from_numpy(np.asarray(page.vectors, np.float32)[kept])
+    return row.encoder.name, facts.rows, {row.encoder.name: old, encoder_name: made.vectors}

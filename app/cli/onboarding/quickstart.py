@@ -1,0 +1,280 @@
+"""`anchorage quickstart`: five questions, then a working pair and a report."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli.output import AsJson, print_json
+from app.cli.shared import explain_faults, open_services, read_settings, validate
+from app.services.request_context import RequestContext
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from app.services.context import Services
+
+#: how a store is named where a file or folder could be
+STORE_PREFIX = "store:"
+
+#: names of encoders and sets, and the characters that they cannot have
+SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def quickstart(
+    old: Annotated[
+        str | None,
+        typer.Option(
+            help="Vectors of the old encoder: npy or Parquet, a file or a folder; or store:NAME, a "
+            "connected store with texts.",
+            show_default=False,
+        ),
+    ] = None,
+    new: Annotated[
+        str | None,
+        typer.Option(
+            help="The same items by the new encoder, in the same order; for a store, the name of "
+            "an encoder that the service runs.",
+            show_default=False,
+        ),
+    ] = None,
+    items: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of items in your index.", show_default=False),
+    ] = None,
+    old_encoder_runs: Annotated[
+        bool | None,
+        typer.Option(help="Whether the old encoder can still embed queries.", show_default=False),
+    ] = None,
+    texts_exist: Annotated[
+        bool | None,
+        typer.Option(help="Whether the items can be embedded again.", show_default=False),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the anchor set; default: the names of both encoders.", show_default=False
+        ),
+    ] = None,
+    report: Annotated[Path, typer.Option(help="File for the report in Markdown.")] = Path(
+        "anchorage-report.md"
+    ),
+    project: Annotated[str, typer.Option(help="The project of the pair.")] = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Register a pair of encoders with anchors from files or a store, and say what to do with it.
+
+    It asks for what no option says, and reads the service's database, which may serve meanwhile.
+    """
+    try:
+        old, new, items, old_encoder_runs, texts_exist = _ask(
+            old, new, items, old_encoder_runs, texts_exist
+        )
+    except typer.Abort:
+        raise typer.BadParameter(
+            "Questions need answers. Without a terminal, give --old, --new, --items, "
+            "--old-encoder-runs or --no-old-encoder-runs, and --texts-exist or --no-texts-exist."
+        ) from None
+    from_store = old.startswith(STORE_PREFIX)
+    if name is not None and not SET_NAME.fullmatch(name):
+        raise typer.BadParameter(
+            f"--name: {name!r} is no name. Use letters, digits, `.`, `_` and `-`; at most 100."
+        )
+    if not as_json and not report.absolute().parent.is_dir():
+        raise typer.BadParameter(f"--report: there is no folder {report.absolute().parent}.")
+    settings = read_settings()
+    with explain_faults(), open_services(settings) as services:
+        services.db.migrate()
+        if from_store:
+            from app.cli.onboarding.anchor_input import read_store
+
+            store = old.removeprefix(STORE_PREFIX)
+            source, items, anchors = read_store(services, project, store, new)
+            target = new
+        else:
+            source, target, anchors = _register(services, project, Path(old), Path(new))
+        typer.echo("Measuring: this can take a minute.", err=True)
+        answer = _advise(
+            services,
+            project,
+            anchors,
+            anchor_set=name or f"{source}-{target}",
+            source=source,
+            target=target,
+            corpus_size=items,
+            old_encoder_runs=old_encoder_runs,
+            text_exists=texts_exist,
+        )
+    if as_json:
+        print_json(answer)
+        return
+    from app.cli.onboarding.report import as_markdown, print_report
+
+    report.write_text(as_markdown(answer), encoding="utf-8")
+    print_report(answer)
+    typer.echo(f"\nThe report is in {report}.")
+
+
+def _ask(
+    old: str | None,
+    new: str | None,
+    items: int | None,
+    old_encoder_runs: bool | None,
+    texts_exist: bool | None,
+) -> tuple[str, str, int | None, bool, bool]:
+    """Ask on standard error for what no option said. Raises typer.Abort at the end of the input."""
+    prompt = partial(typer.prompt, err=True)
+    place = f"1. Vectors of the old encoder (file, folder or {STORE_PREFIX}NAME)"
+    old = _existing(old) if old else prompt(place, value_proc=_existing)
+    from_store = old.startswith(STORE_PREFIX)
+    if from_store:
+        new = new or prompt("2. Name of the new encoder, which the service runs")
+    else:
+        place = "2. The same items by the new encoder (file or folder)"
+        new = _existing(new) if new else prompt(place, value_proc=_existing)
+        question = "3. How many items does your index have?"
+        items = items or prompt(question, value_proc=_count)
+    if old_encoder_runs is None:
+        question = "4. Can the old encoder still embed queries?"
+        old_encoder_runs = typer.confirm(question, True, err=True)
+    if texts_exist is None:
+        question = "5. Can the items be embedded again?"
+        texts_exist = from_store or typer.confirm(question, True, err=True)
+    return old, new, items, old_encoder_runs, texts_exist
+
+
+def _count(text: str) -> int:
+    """Return a number of items, which may have separators. Raises typer.BadParameter."""
+    digits = text.replace(",", "").replace("_", "").strip()
+    if not digits.isascii() or not digits.isdigit() or int(digits) < 1:
+        raise typer.BadParameter(f"A number of items is a whole number from 1, not {text!r}.")
+    return int(digits)
+
+
+def _existing(place: str) -> str:
+    """Return the name of a store, or of a file or folder that exists. Raises typer.BadParameter."""
+    if not place.startswith(STORE_PREFIX) and not Path(place).exists():
+        raise typer.BadParameter(f"There is no file or folder {place}.")
+    return place
+
+
+def _register(
+    services: Services, project: str, old: Path, new: Path
+) -> tuple[str, str, dict[str, Tensor]]:
+    """Register an encoder for each place, and return their names and anchors.
+
+    Raises typer.BadParameter before anything is registered, and AnchorageError.
+    """
+    from app.cli.onboarding.anchor_input import MOST_ANCHORS, read_vectors, spread
+    from app.services.encoders.encoders import create_encoder
+    from app.types import EncoderKind
+
+    rows = [read_vectors(old), read_vectors(new)]
+    if len(rows[0]) != len(rows[1]):
+        raise typer.BadParameter(
+            f"{old} has {len(rows[0]):,} rows and {new} {len(rows[1]):,}. Row i must be the same "
+            "item in both."
+        )
+    names = [NOT_IN_NAMES.sub("-", place.resolve().stem).strip("-") for place in (old, new)]
+    if names[0] == names[1]:
+        names = [f"{names[0]}-old", f"{names[1]}-new"]
+    most = min(MOST_ANCHORS, services.limits.vectors)
+    anchors = dict(zip(names, (spread(each, most) for each in rows), strict=True))
+    for encoder, vectors in anchors.items():
+        if not _is_there(services, project, encoder, vectors.shape[1]):
+            create_encoder(
+                services,
+                RequestContext(project),
+                name=encoder,
+                kind=EncoderKind.external,
+                dim=vectors.shape[1],
+            )
+    return names[0], names[1], anchors
+
+
+def _is_there(services: Services, project: str, name: str, dim: int) -> bool:
+    """Return whether an earlier quickstart registered the encoder.
+
+    Raises typer.BadParameter for another encoder of this name.
+    """
+    from app.errors import EncoderNotFound
+    from app.storage import tables
+    from app.storage.queries import resources
+    from app.types import EncoderKind
+
+    try:
+        with services.db.transaction() as session:
+            row = resources.by_name(session, tables.EncoderRow, project, name)
+    except EncoderNotFound:
+        return False
+    if row.kind != EncoderKind.external or row.dim != dim:
+        raise typer.BadParameter(
+            f"There is another encoder {name}. Encoders are named after their files and folders: "
+            "rename that one."
+        )
+    return True
+
+
+def _make_set(services: Services, project: str, name: str, anchors: dict[str, Tensor]) -> None:
+    """Make the anchor set, or find it with the same vectors. Raises AnchorageError."""
+    import torch
+
+    from app.errors import NameTaken
+    from app.services.anchors import anchor_sets, spaces
+    from app.storage import tables
+    from app.storage.queries import resources
+
+    try:
+        anchor_sets.create_anchor_set(
+            services, RequestContext(project), name=name, embeddings=anchors
+        )
+    except NameTaken:
+        with services.db.transaction() as session:
+            row = resources.by_name(session, tables.AnchorSetRow, project, name)
+            rows = {space.encoder.name: space for space in row.spaces}
+        stored = {
+            encoder: spaces.raw_anchors(services, rows[encoder])
+            for encoder in anchors.keys() & rows.keys()
+        }
+        if any(
+            encoder not in stored or not torch.equal(stored[encoder], vectors)
+            for encoder, vectors in anchors.items()
+        ):
+            raise typer.BadParameter(
+                f"There is an anchor set {name} with other vectors. Choose another name: --name."
+            ) from None
+
+
+def _advise(
+    services: Services,
+    project: str,
+    anchors: dict[str, Tensor],
+    *,
+    anchor_set: str,
+    source: str,
+    target: str,
+    **facts: Any,
+) -> dict[str, Any]:
+    """Make the anchor set, and return its findings and the advice. Raises AnchorageError."""
+    from app.api.resources.relevance.advice import AdviceOut, AdviceRequest
+    from app.services.anchors import anchor_reports
+    from app.services.relevance import advice
+
+    context = RequestContext(project)
+    pair = {"source": source, "target": target, "anchor_set": anchor_set}
+    body = validate(AdviceRequest, **pair, **facts)
+    _make_set(services, project, anchor_set, anchors)
+    examined = anchor_reports.report_anchor_set(services, project, anchor_set)
+    answer = advice.advise(services, context, body.advice_task(services, context))
+    return {
+        **pair,
+        "anchors": examined.size,
+        "corpus_size": body.corpus_size,
+        "findings": [vars(finding) for finding in examined.findings],
+        **AdviceOut.of(answer, body.difference).model_dump(mode="json"),
+    }

@@ -1,0 +1,106 @@
+"""The report of `anchorage quickstart`, on the terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+#: what each option means
+MEANINGS = {
+    "keep": "Continue to search the old index with the old encoder.",
+    "fuse": "Search the old index with the old query, and mix in the scores of the new one.",
+    "cascade": "Fetch candidates from the old index, and rank them by the new query.",
+    "translate": "Replace the vectors of the index by translated ones.",
+    "re-embed": "Embed all items again with the new encoder.",
+}
+
+
+def as_markdown(answer: dict[str, Any]) -> str:
+    """Return the report of a pair."""
+    return "\n".join([*_verdict(answer), *_options(answer), *_anchors(answer), *_next(answer)])
+
+
+def print_report(answer: dict[str, Any]) -> None:
+    """Print the report on the terminal."""
+    Console().print(Markdown(as_markdown(answer)))
+
+
+def _verdict(answer: dict[str, Any]) -> Iterator[str]:
+    yield f"# {answer['source']} to {answer['target']}: {answer['advice']}\n"
+    yield f"{MEANINGS[answer['advice']]}\n"
+    yield f"{answer['options'][0]['reason']}\n"
+    promise = answer["fidelity"]
+    if promise is not None:
+        recall = promise["measures"]["recall"]
+        yield (
+            f"A translated query finds {recall['value']:.0%} (between {recall['low']:.0%} and "
+            f"{recall['high']:.0%}) of the ten results that a native query finds among "
+            f"{promise['index']:,} items. The translator's method is `{answer['method']}`.\n"
+        )
+    if answer["basis"] == "fidelity":
+        yield (
+            "No query was judged, so it is not known which encoder finds more of what people look "
+            f"for. About {max(answer['deciding_queries'].values())} queries with judged documents "
+            "would decide: send them to `POST /evaluate`.\n"
+        )
+
+
+def _options(answer: dict[str, Any]) -> Iterator[str]:
+    yield "## All options, best first\n"
+    yield "| option | nDCG@10 compared with keep | writes | encodings of a query |"
+    yield "| --- | --- | --- | --- |"
+    for option in answer["options"]:
+        gain = option["over_keep"]
+        worth = "unknown" if gain is None else f"{gain['low']:+.3f} to {gain['high']:+.3f}"
+        if not option["possible"]:
+            worth = "not possible"
+        writes = "unknown" if option["writes"] is None else f"{option['writes']:,}"
+        yield f"| {option['name']} | {worth} | {writes} | {option['encodings_per_query']} |"
+    yield ""
+    names: dict[str, list[str]] = {}
+    for option in answer["options"][1:]:
+        names.setdefault(option["reason"], []).append(option["name"])
+    for reason, options in names.items():
+        yield f"- **{', '.join(options)}**: {reason}"
+    yield ""
+
+
+def _anchors(answer: dict[str, Any]) -> Iterator[str]:
+    yield "## Anchors\n"
+    yield f"The anchor set `{answer['anchor_set']}` has {answer['anchors']:,} items.\n"
+    problems = [each for each in answer["findings"] if each["severity"] != "info"]
+    if not problems:
+        yield "No problem was found in them."
+    for finding in problems:
+        rows = f" Rows: {', '.join(map(str, finding['rows']))}." if finding["rows"] else ""
+        yield (
+            f"- {finding['severity']}, {finding['code']}, {', '.join(finding['encoders'])}: "
+            f"{finding['detail']}.{rows}"
+        )
+    yield ""
+
+
+def _next(answer: dict[str, Any]) -> Iterator[str]:
+    pair = ", ".join(f'{name}="{answer[name]}"' for name in ("source", "target", "anchor_set"))
+    advice = answer["advice"]
+    yield "## Next\n"
+    if advice in ("fuse", "cascade"):
+        yield "Start the service with `anchorage serve`, and rank what your index returns:\n"
+        more = ", old_queries=old_queries" if advice == "fuse" else ""
+        call = (
+            f'candidates = [{{"ids": ids, "vectors": stored_vectors}}]\n'
+            f"rankings = client.rescore({pair}, queries=new_queries{more}, candidates=candidates, "
+            f'mode="{advice}")'
+        )
+    else:
+        yield "Start the service with `anchorage serve`, and translate:\n"
+        call = f"translated = client.translate(vectors, {pair}).vectors"
+    yield "```python"
+    yield "from anchorage_client import Client\n"
+    yield 'client = Client("http://127.0.0.1:8080")'
+    yield call
+    yield "```\n"
+    yield "`anchorage doctor` checks the deployment. The console shows the pair at /console.\n"

@@ -1,0 +1,53 @@
+"""How commands print: tables on a terminal, plain columns in a pipe, JSON with --json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON: dates in ISO 8601, and what JSON lacks as text."""
+    options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+    typer.echo(orjson.dumps(value, default=str, option=options).decode())
+
+
+def print_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, as_json: bool) -> None:
+    """Print rows: as objects with --json, as a table on a terminal, otherwise in plain columns.
+
+    Plain columns have one line a row at any width, so that grep and cut can read them.
+    """
+    if as_json:
+        names = [column.replace(" ", "_") for column in columns]
+        print_json([dict(zip(names, row, strict=True)) for row in rows])
+        return
+    texts = [[as_text(cell) for cell in row] for row in rows]
+    console = Console()
+    if console.is_terminal:
+        table = Table(*columns, header_style="bold")
+        for row in texts:
+            table.add_row(*(escape(cell) for cell in row))
+        console.print(table)
+        return
+    lines = [list(columns), *texts]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())
+
+
+def as_text(cell: Any) -> str:
+    """Return a cell as a person reads it."""
+    if cell is None:
+        return ""
+    if isinstance(cell, list | tuple):
+        return ", ".join(map(str, cell))
+    return f"{cell:%Y-%m-%d %H:%M}" if hasattr(cell, "strftime") else str(cell)

@@ -1,0 +1,127 @@
+"""`anchorage doctor`: what it finds in deployments that work, and in broken ones."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from redis import Redis
+from sqlalchemy import update
+from typer.testing import CliRunner
+
+from app.cli import cli
+from app.cli.diagnosis import backend_checks
+from app.storage import tables
+from app.storage.db import Database
+from app.storage.tables import now
+from benchmarks.service import free_port, serve
+from tests.storage.conftest import RedisServer
+
+
+def examine(tmp_path: Path, *arguments: str, **settings: str) -> tuple[int, dict[str, list[Any]]]:
+    """The exit code, and (state, detail and advice) of each check."""
+    given = {f"ANCHORAGE_{name.upper()}": value for name, value in settings.items()}
+    env = {"ANCHORAGE_DATA_DIR": str(tmp_path), "ANCHORAGE_PORT": str(free_port()), **given}
+    result = CliRunner().invoke(cli, ["doctor", "--json", *arguments], env=env)
+    found: dict[str, list[Any]] = {}
+    for each in json.loads(result.stdout)["checks"]:
+        found.setdefault(each["check"], []).append(
+            (each["state"], f"{each['detail']} {each['advice']}")
+        )
+    return result.exit_code, found
+
+
+@pytest.fixture
+def folder(tmp_path: Path, migrated_sqlite: Path) -> Path:
+    (tmp_path / "anchorage.db").write_bytes(migrated_sqlite.read_bytes())
+    return tmp_path
+
+
+def test_a_running_service_is_healthy(tmp_path: Path):
+    with serve(data_dir=tmp_path) as server:
+        code, found = examine(tmp_path, "--url", f"http://127.0.0.1:{server.port}")
+    assert code == 0, found
+    assert {state for checks in found.values() for state, _ in checks} == {"ok"}
+    assert {"data dir", "database", "redis", "devices", "keys", "jobs", "service"} <= found.keys()
+
+
+def test_a_fresh_machine_is_told_what_to_start(tmp_path: Path):
+    code, found = examine(tmp_path / "new")
+    assert code == 0
+    assert [state for state, _ in found["database"]] == ["warning"]
+    assert "anchorage db upgrade" in found["database"][0][1]
+    assert "anchorage serve" in found["service"][0][1]
+
+
+def test_an_unknown_variable_names_the_nearest_setting(folder: Path):
+    _, found = examine(folder, prot="1")
+    assert ("warning", "ANCHORAGE_PROT is no setting. Did you mean ANCHORAGE_PORT?") in found[
+        "settings"
+    ]
+
+
+def test_parts_that_do_not_answer_are_failures(tmp_path: Path):
+    address = f"127.0.0.1:{free_port()}"
+    code, found = examine(
+        tmp_path,
+        *("--url", f"http://{address}"),
+        database_url=f"postgresql://user:secret@{address}/x",
+        redis_url=f"redis://:secret@{address}",
+    )
+    assert code == 1
+    for check in ("database", "redis", "service"):
+        assert found[check][0][0] == "failed", check
+    assert "secret" not in str(found)
+
+
+def test_an_old_schema_is_a_failure(folder: Path, postgres_url: str):
+    with psycopg.connect(postgres_url.replace("+psycopg", "")):
+        code, found = examine(folder, database_url=postgres_url)
+    assert code == 1
+    assert found["database"][0][0] == "failed"
+    assert "Run `anchorage db upgrade`." in found["database"][0][1]
+
+
+def test_a_public_service_without_keys_is_a_warning_and_with_no_key_a_failure(folder: Path):
+    beyond = "0.0.0.0"  # noqa: S104
+    code, found = examine(folder, host=beyond, auth="none")
+    assert (code, found["keys"][0][0]) == (0, "warning")
+    code, found = examine(folder, host=beyond)
+    assert (code, found["keys"][0][0]) == (1, "failed")
+    assert "anchorage keys create" in found["keys"][0][1]
+
+
+def test_jobs_that_nothing_takes_are_a_failure(folder: Path, monkeypatch):
+    db = Database(f"sqlite:///{folder / 'anchorage.db'}")
+    with db.transaction() as session:
+        session.add(
+            tables.JobRow(project="default", kind="bootstrap", arguments={}, state="queued")
+        )
+        session.flush()
+        session.execute(update(tables.JobRow).values(created_at=now() - timedelta(minutes=10)))
+    db.close()
+    code, found = examine(folder)
+    assert (code, found["jobs"][0][0]) == (1, "failed")
+    assert "anchorage serve" in found["jobs"][0][1]
+    monkeypatch.setattr(backend_checks, "LONG_QUEUED_S", 3600)
+    assert examine(folder)[1]["jobs"][0][0] == "ok"
+
+
+def test_redis_must_be_bounded_and_take_writes(folder: Path, tmp_path_factory):
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    try:
+        with Redis.from_url(server.url) as admin:
+            assert examine(folder, redis_url=server.url)[1]["redis"][0][0] == "warning"
+            admin.config_set("maxmemory", "100mb")
+            admin.config_set("maxmemory-policy", "allkeys-lru")
+            assert examine(folder, redis_url=server.url)[1]["redis"][0][0] == "ok"
+            admin.config_set("min-replicas-to-write", "1")
+            code, found = examine(folder, redis_url=server.url)
+            assert (code, found["redis"][0][0]) == (1, "failed")
+    finally:
+        server.kill()

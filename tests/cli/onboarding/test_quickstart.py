@@ -1,0 +1,149 @@
+"""`anchorage quickstart`: five questions, a pair and a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+from app.cli import cli
+from app.cli.onboarding.anchor_input import read_vectors, spread
+from app.demo.pack import load_pack
+from tests.cli.test_commands import said
+
+PACK = load_pack()
+OLD, NEW = (PACK.vectors[name][:120].numpy() for name in ("static-256", "minilm6-384"))
+
+
+def start(tmp_path: Path, *arguments: str, answers: str = "", **settings: str) -> Result:
+    given = {f"ANCHORAGE_{name.upper()}": value for name, value in settings.items()}
+    return CliRunner().invoke(
+        cli,
+        ["quickstart", "--report", str(tmp_path / "report.md"), *arguments],
+        input=answers,
+        env={"ANCHORAGE_DATA_DIR": str(tmp_path / "data"), "COLUMNS": "200", **given},
+    )
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """A folder of npy files, and a Parquet file."""
+    (tmp_path / "ada 002").mkdir()
+    for number, part in enumerate(np.array_split(OLD, 3)):
+        np.save(tmp_path / "ada 002" / f"{number}.npy", part)
+    pq.write_table(pa.table({"id": range(120), "v": list(NEW)}), tmp_path / "e5.parquet")
+    return [str(tmp_path / "ada 002"), str(tmp_path / "e5.parquet")]
+
+
+def test_five_answers_leave_a_pair_and_a_report(tmp_path: Path, files: list[str]):
+    answers = "\n".join([*files, "50000", "n", "y", ""])
+    done = start(tmp_path, answers=answers)
+    assert done.exit_code == 0, done.output
+    report = (tmp_path / "report.md").read_text()
+    assert report.startswith("# ada-002 to e5: ")
+    assert "The anchor set `ada-002-e5` has 120 items." in report
+    assert "50,000" in report
+    assert [f"{number}. " in done.output for number in range(1, 6)] == [True] * 5
+    again = start(tmp_path, answers=answers)
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "report.md").read_text() == report
+    np.save(tmp_path / "ada 002" / "0.npy", OLD[40:80])
+    other = start(tmp_path, answers=answers)
+    assert other.exit_code == 2
+    assert "anchor set ada-002-e5 with other vectors" in said(other.stderr)
+    np.save(tmp_path / "ada-002.npy", NEW)
+    another = [str(tmp_path / "ada-002.npy"), files[1], "50000", "n", "y", ""]
+    refused = start(tmp_path, answers="\n".join(another))
+    assert "There is another encoder ada-002" in said(refused.stderr)
+
+
+def test_a_wrong_answer_is_asked_again_and_missing_ones_are_named(tmp_path: Path, files: list[str]):
+    answers = ["nowhere", files[0], files[1], "-5", "many", "50,000", "n", "y", ""]
+    assert start(tmp_path, answers="\n".join(answers)).exit_code == 0
+    silent = start(tmp_path, "--old", files[0], "--json")
+    assert (silent.exit_code, silent.stdout.strip()) == (2, "")
+    assert "--no-texts-exist" in said(silent.stderr)
+
+
+def test_a_store_with_texts_needs_no_vectors_of_the_new_encoder(tmp_path: Path):
+    texts = PACK.sentences[:120]
+    pq.write_table(
+        pa.table({"id": range(120), "text": texts, "v": list(OLD)}), tmp_path / "rows.parquet"
+    )
+    stores = f'{{"disk": "file://{tmp_path}"}}'
+    runner, env = CliRunner(), {"ANCHORAGE_DATA_DIR": str(tmp_path / "data")}
+    np.save(tmp_path / "old.npy", OLD)
+    np.save(tmp_path / "new.npy", NEW)
+    pair = ("--old", str(tmp_path / "old.npy"), "--new", str(tmp_path / "new.npy"))
+    facts = ("--items", "120", "--old-encoder-runs", "--texts-exist")
+    assert start(tmp_path, *pair, *facts).exit_code == 0
+    connect = (
+        *("stores", "connect", "shop", "--kind", "files", "--address", "disk", "--encoder", "old"),
+        *("--collection", "rows.parquet", "--id-field", "id", "--text-field", "text"),
+    )
+    connected = runner.invoke(cli, connect, env={**env, "ANCHORAGE_STORES": stores})
+    assert connected.exit_code == 0, connected.output
+    refused = start(
+        tmp_path, "--old", "store:shop", "--new", "new", "--old-encoder-runs", stores=stores
+    )
+    assert refused.exit_code == 2
+    assert "bring" in said(refused.stderr).lower() or "vectors" in said(refused.stderr)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("nowhere", "old.npy", "There is no file or folder"),
+        ("empty", "old.npy", "has no npy and no Parquet file"),
+        ("old.npy", "short.npy", "has 120 rows and"),
+        ("old.npy", "nan.npy", "has NaN or infinity in row 3"),
+        ("old.npy", "mixed", "vectors of 256 and of 384 numbers"),
+        ("old.npy", "text.npy", "cannot be read"),
+        ("old.npy", "pickle.npy", "cannot be read"),
+    ],
+)
+def test_wrong_files_are_refused_and_leave_nothing(tmp_path: Path, old, new, message):
+    nan = OLD.copy()
+    nan[3, 0] = np.nan
+    for name, rows in (("old", OLD), ("short", NEW[:-1]), ("nan", nan)):
+        np.save(tmp_path / f"{name}.npy", rows)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "mixed").mkdir()
+    np.save(tmp_path / "mixed/1.npy", OLD)
+    np.save(tmp_path / "mixed/2.npy", NEW)
+    np.save(tmp_path / "text.npy", np.array([["a"]]))
+    np.save(tmp_path / "pickle.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    done = start(
+        tmp_path,
+        *("--old", str(tmp_path / old), "--new", str(tmp_path / new)),
+        *("--items", "9", "--old-encoder-runs", "--texts-exist"),
+    )
+    assert done.exit_code == 2
+    assert message in said(done.stderr)
+    assert not (tmp_path / "report.md").exists()
+
+
+@pytest.mark.parametrize("option", [("--name", "a b/c"), ("--report", "/nowhere/report.md")])
+def test_wrong_options_are_refused_before_anything_is_registered(tmp_path, files, option):
+    facts = ("--items", "9", "--old-encoder-runs", "--texts-exist")
+    done = start(tmp_path, "--old", files[0], "--new", files[1], *facts, *option)
+    assert done.exit_code == 2
+    assert option[0] in said(done.stderr)
+    assert not (tmp_path / "data").exists()
+
+
+def test_many_rows_are_spread_evenly_and_keep_their_order():
+    rows = np.arange(1000, dtype=np.float32)[:, None]
+    chosen = spread(rows, 10)[:, 0].tolist()
+    assert chosen == sorted(chosen)
+    assert (chosen[0], chosen[-1], len(chosen)) == (0, 999, 10)
+    assert len(spread(rows[:4], 10)) == 4
+
+
+def test_one_vector_in_a_file_is_one_row(tmp_path: Path):
+    np.save(tmp_path / "one.npy", np.ones(4))
+    assert read_vectors(tmp_path / "one.npy").shape == (1, 4)
