@@ -17,6 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, 
 from prometheus_client.multiprocess import MultiProcessCollector
 from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
 
 from app import __version__
 from app.api.database_collector import make_registry
@@ -24,6 +25,7 @@ from app.api.http import admission
 from app.api.http.deps import Reads, Svc
 from app.api.http.problems import documented
 from app.errors import DatabaseUnavailable
+from app.observability.metrics import DEPENDENCY_UP
 from app.services.context import Services
 from app.services.upkeep.database_metrics import read_metrics
 
@@ -71,6 +73,14 @@ class HealthChecks:
     models_answer: SharedCheck
     #: whether the device failed on which this process runs models
     device_failed: Callable[[], bool]
+
+    async def dependencies(self) -> dict[str, bool]:
+        """Returns what answers now; `redis` is missing where it is not used."""
+        checks = {"database": self.database_answers, "models": self.models_answer}
+        if self.redis_answers is not None:
+            checks["redis"] = self.redis_answers
+        answers = await asyncio.gather(*(check.answer() for check in checks.values()))
+        return dict(zip(checks, answers, strict=True))
 
 
 class Live(BaseModel):
@@ -132,12 +142,9 @@ async def readyz(request: Request, response: Response) -> Ready:
     It answers within 2 seconds.
     """
     checks: HealthChecks = request.app.state.health_checks
-    running = [checks.database_answers, checks.models_answer]
-    if checks.redis_answers is not None:
-        running.append(checks.redis_answers)
-    database, models, *others = await asyncio.gather(*(check.answer() for check in running))
+    answers = await checks.dependencies()
+    database, models, redis = answers["database"], answers["models"], answers.get("redis")
     worker = None if checks.worker_alive is None else checks.worker_alive()
-    redis = others[0] if others else None
     status: Literal["ok", "degraded", "stopping", "unavailable"] = "ok"
     if redis is False or not models:
         status = "degraded"
@@ -167,12 +174,21 @@ def database_answers(services: Services) -> bool:
     responses={200: {"content": {"text/plain": {}}}, **documented()},
     response_class=Response,
 )
-def metrics(request: Request, services: Svc, project: Reads) -> Response:
+async def metrics(request: Request, services: Svc, project: Reads) -> Response:
     """Returns the metrics of the service, and those of the project's translators.
 
     No label holds the name of a resource.
     """
     admission.set_gauges(request.app.state.admission)
+    checks: HealthChecks = request.app.state.health_checks
+    for dependency, up in (await checks.dependencies()).items():
+        DEPENDENCY_UP.labels(dependency).set(up)
+    return await run_in_threadpool(_read_metrics, services, project)
+
+
+def _read_metrics(services: Services, project: str) -> Response:
+    services.encoders.update_host_metrics()
+    services.blobs.update_metrics()
     data = generate_latest(_registry())
     try:
         data += generate_latest(make_registry(read_metrics(services, project)))

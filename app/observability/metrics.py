@@ -26,6 +26,18 @@ IN_FLIGHT_BYTES = Gauge(
     "Bytes reserved for bodies and answers of requests in progress.",
     multiprocess_mode="livesum",
 )
+DEPENDENCY_UP = Gauge(
+    "anchorage_dependency_up",
+    "Whether the database, Redis or the models answered this reading (1) or not (0).",
+    ["dependency"],
+    multiprocess_mode="livemostrecent",
+)
+DATA_BYTES = Gauge(
+    "anchorage_data_bytes",
+    "Size of the file system that holds the blobs, by state: total or free.",
+    ["state"],
+    multiprocess_mode="livemostrecent",
+)
 REFUSALS = Counter(
     "anchorage_refused_total", "Refused requests, by the code of their problem document.", ["code"]
 )
@@ -82,6 +94,12 @@ MODELS = Gauge(
     "anchorage_models_loaded", "Models of encoders in memory.", multiprocess_mode="livesum"
 )
 MODEL_BYTES = Gauge("anchorage_model_bytes", "Bytes of loaded models.", multiprocess_mode="livesum")
+MODEL_HOSTS = Gauge(
+    "anchorage_model_hosts",
+    "Model hosts of this server, by state: up or away.",
+    ["state"],
+    multiprocess_mode="livemostrecent",
+)
 MODEL_LOADS = Counter(
     "anchorage_model_loads_total",
     "Models by outcome: loaded, refused, or unloaded to make room.",

@@ -6,6 +6,7 @@ import pytest
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.demo.client import free_port
 from app.observability import metrics
 
 
@@ -107,3 +108,20 @@ def test_waiting_jobs_are_shown(stocked, endless_bootstrap, finished):
         == 0
     )
     assert value(stocked, "anchorage_queue_oldest_seconds") == 0
+
+
+def test_what_the_service_depends_on_and_its_disk_are_shown(serve, redis_url, redis_prefix):
+    def up(client):
+        return {
+            dict(labels)["dependency"]: number
+            for (name, labels), number in read(client)[1].items()
+            if name == "anchorage_dependency_up"
+        }
+
+    metrics.DEPENDENCY_UP.clear()  # what other services of this process have set
+    assert up(serve()) == {"database": 1, "models": 1}
+    alone = serve(redis_url=redis_url, redis_prefix=redis_prefix)
+    assert up(alone) == {"database": 1, "models": 1, "redis": 1}
+    degraded = serve(redis_url=f"redis://127.0.0.1:{free_port()}/0")
+    assert up(degraded) == {"database": 1, "models": 1, "redis": 0}
+    assert value(degraded, "anchorage_data_bytes", state="free") > 0
