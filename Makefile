@@ -13,12 +13,13 @@ help: ## list the targets
 
 install: $(INSTALLED) ## install the service, its encoders and the development tools into .venv
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt clients/python/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Anchorage needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Installing into $(VENV): a minute or two the first time."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,text,vision,onnx]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,text,vision,onnx]" \
+		-e clients/python
 	@touch $@
 
 demo: $(INSTALLED) ## translate real sentences, measure the result and draw a map (about a minute)
@@ -32,7 +33,7 @@ MATHS := tests/maths tests/heads tests/research
 SHAPES := --jaxtyping-packages=app.maths,app.heads,research,beartype.beartype
 
 # The maths keeps every core busy; the other tests often wait for the servers that they start.
-test: $(INSTALLED) ## run all tests that CI runs (fourteen minutes on two cores)
+test: $(INSTALLED) ## run all tests that CI runs (twenty minutes on two cores)
 	$(PYTEST) -n 2 -m "not long" $(SHAPES) $(MATHS)
 	$(PYTEST) -n 3 -m "not long" $(MATHS:%=--ignore=%)
 
@@ -53,8 +54,9 @@ docs: $(INSTALLED) ## build the documentation in build/site; broken links fail
 docs-serve: docs ## serve the documentation on http://127.0.0.1:8000
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site 8000
 
-pages: $(INSTALLED) ## update the generated parts of the documentation
+pages: $(INSTALLED) ## update the generated parts of the documentation and of the Python client
 	$(BIN)/python -m scripts.pages
+	$(BIN)/python -m scripts.unasync
 
 lint: $(INSTALLED) ## check style, types, import contracts and language (docs/style.md)
 	$(BIN)/ruff check .
@@ -80,6 +82,7 @@ bench: $(INSTALLED) ## run all benchmarks, for hours, into benchmarks/results (s
 	$(BIN)/python -m benchmarks.bulk --gigabytes 5
 	$(BIN)/python -m benchmarks.gpu
 	$(BIN)/python -m benchmarks.scaling
+	$(BIN)/python -m benchmarks.client
 	$(BIN)/python -m benchmarks.bootstrap
 
 papers: $(INSTALLED) ## reproduce the papers, for hours, into research/results (needs ANCHORAGE_DATA)

@@ -17,7 +17,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 RULES = Path(__file__).with_name("language.txt")
-PATHS = ("app", "workers", "docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PATHS = (
+    "app",
+    "workers",
+    "docs",
+    "clients/python/anchorage_client",
+    "clients/python/README.md",
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+)
 
 #: parts of a page that are not prose: code, link targets, and examples between the two markers
 NOT_PROSE = re.compile(

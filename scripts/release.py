@@ -1,7 +1,8 @@
 """Build a release and check it, as `make release` and the release workflow do.
 
-Writes the sdist, the wheel and a CycloneDX SBOM into dist/, and builds the image where a Docker
-engine answers. Needs a git checkout and a package index; imports only the standard library.
+Writes the sdists and wheels of the service and of its Python client, and a CycloneDX SBOM, into
+dist/, and builds the image where a Docker engine answers. Needs a git checkout and a package index;
+imports only the standard library.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from urllib.request import urlopen
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
+CLIENT = ROOT / "clients" / "python"
 CONSTRAINTS = ROOT / "constraints.txt"
 PACKAGES = ("app", "workers", "migrations")
 #: pages that the wheel copies into a package: see force-include in pyproject.toml
@@ -81,9 +83,12 @@ def release(version: str, *, with_image: bool) -> None:
         check_package(fresh, version, scratch)
         check_service(fresh, version, scratch)
         sbom = write_sbom(tools, fresh, version)
+        client = build_client(tools, fresh, version)
     if with_image:
         build_image(version)
-    report("ready: " + ", ".join(str(path.relative_to(ROOT)) for path in (sdist, wheel, sbom)))
+    report(
+        "ready: " + ", ".join(str(path.relative_to(ROOT)) for path in (sdist, wheel, *client, sbom))
+    )
 
 
 def source_version() -> str:
@@ -130,7 +135,8 @@ def build(tools: Path, scratch: Path) -> tuple[Path, Path]:
         old.unlink()
     command = (tools, "-m", "build", "--no-isolation")
     run(*command, "--sdist", "--wheel", "--outdir", DIST, ROOT, quiet=True)
-    (sdist,), (wheel,) = DIST.glob("*.tar.gz"), DIST.glob("*.whl")
+    (sdist,) = DIST.glob("anchorage_server-*.tar.gz")
+    (wheel,) = DIST.glob("anchorage_server-*.whl")
     with tarfile.open(sdist) as archive:
         archive.extractall(scratch, filter="data")
     unpacked = scratch / sdist.name.removesuffix(".tar.gz")
@@ -141,6 +147,23 @@ def build(tools: Path, scratch: Path) -> tuple[Path, Path]:
         f"{sdist.name} ({size(sdist)}) builds the same {wheel.name} ({size(wheel)}) as the checkout"
     )
     return sdist, wheel
+
+
+def build_client(tools: Path, fresh: Path, version: str) -> list[Path]:
+    """Build the Python client into dist/, and install it next to the service, of one version."""
+    for old in DIST.glob("anchorage_client-*"):
+        old.unlink()
+    command = (tools, "-m", "build", "--no-isolation", "--sdist", "--wheel", "--outdir", DIST)
+    run(*command, CLIENT, quiet=True)
+    built = sorted(DIST.glob("anchorage_client-*"))
+    pip = (tools, "-m", "pip", "--python", fresh / "python")
+    run(*pip, "install", "-qq", "-c", CONSTRAINTS, built[0])
+    code = "import anchorage_client as client; print(client.__version__)"
+    printed = run(fresh / "python", "-c", code, quiet=True).strip()
+    if printed != version:
+        raise ReleaseError(f"the client has the version {printed}, and the service {version}")
+    report(f"{', '.join(path.name for path in built)}: installed, and imported")
+    return built
 
 
 def check_files(sdist: Path, wheel: Path) -> None:

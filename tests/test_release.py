@@ -15,6 +15,7 @@ from app import __version__
 ROOT = Path(__file__).parents[1]
 RELEASE = runpy.run_path(str(ROOT / "scripts" / "release.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CLIENT = tomllib.loads((ROOT / "clients/python/pyproject.toml").read_text())["project"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
@@ -52,8 +53,11 @@ def test_every_extra_is_named_with_the_distribution():
     named = {
         match for text in texts for match in re.findall(r"\b(anchorage[\w-]*)\[(\w+)[],]", text)
     }
-    assert {extra for _, extra in named} <= set(PROJECT["optional-dependencies"])
-    assert {name for name, _ in named} == {PROJECT["name"]}
+    extras = {
+        project["name"]: set(project["optional-dependencies"]) for project in (PROJECT, CLIENT)
+    }
+    assert {name for name, _ in named} == extras.keys()
+    assert [(name, extra) for name, extra in named if extra not in extras[name]] == []
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
