@@ -115,7 +115,19 @@ def as_base64(rows: torch.Tensor) -> dict[str, Any]:
 
 
 #: by page; pages that are not here assume nothing but a service
+def folders(http: httpx2.Client, folder: Path) -> None:
+    """Two folders of npy files: the pack's sentences by two encoders."""
+    pack = load_pack()
+    for name, encoder in (("old", "static-256"), ("new", "minilm6-384")):
+        (folder / name).mkdir()
+        for number in range(2):
+            rows = pack.vectors[encoder][300 * number : 300 * (number + 1)]
+            np.save(folder / name / f"part-{number}.npy", rows.numpy())
+
+
 SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
+    "clients/python/README.md": folders,
+    "docs/how-to/command-line.md": folders,
     "docs/explanation/anchors.md": tutorial,
     "docs/how-to/anchor-sets.md": lambda http, folder: texts(
         http, folder, running=("minilm", "hosted"), old=2, **{"ada-002": 2}
@@ -125,6 +137,7 @@ SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "docs/how-to/confidence.md": lambda http, folder: unrelated(http, "faq", 300, old=2, new=3),
     "docs/how-to/encoders.md": lambda http, folder: texts(http, folder, running=("mine",), old=3),
     "docs/how-to/evaluate.md": lambda http, folder: unrelated(http, "faq", 300, old=2, new=3),
+    "docs/how-to/frameworks.md": lambda http, folder: texts(http, folder, running=("old", "new")),
     "docs/how-to/heads.md": heads,
     "docs/how-to/pools.md": pools,
     "docs/how-to/quality.md": lambda http, folder: unrelated(http, "faq", 100, old=2, new=3),

@@ -145,6 +145,7 @@ def test_every_operation_succeeds_on_postgresql(
     assert call("POST", "/advice", pair).json()["advice"] == "keep"
     made = call("POST", "/translators", pair).json()
     assert call("GET", "/translators/{id}", id=translated["translator"]).json() == made
+    call("GET", "/translators/{id}/file", id=translated["translator"])
     named = made["id"]
     assert [each["id"] for each in call("GET", "/translators").json()["translators"]] == [named]
     assert call("GET", "/translators/{id}/threshold?source=0.5", id=named).json()["source"] == 0.5
@@ -255,6 +256,12 @@ def test_every_operation_succeeds_on_postgresql(
         "toy->first@texts",
     }
     call("GET", "/v1/models/{model}", model="toy")
+    call("PUT", "/aliases/{name}", {"model": "toy->first@texts"}, name="plain")
+    call("PUT", "/aliases/{name}", {"model": "toy"}, name="plain")
+    shown = call("GET", "/aliases/{name}", name="plain").json()
+    assert (call("GET", "/aliases").json(), shown["model"]) == ({"aliases": [shown]}, "toy")
+    call("POST", "/v1/embeddings", {"model": "plain", "input": texts})
+    call("DELETE", "/aliases/{name}", name="plain")
     own = call(
         "POST", "/tei/{model}/embed", {"inputs": texts, "normalize": False}, model="toy"
     ).json()
@@ -288,7 +295,7 @@ def test_every_operation_succeeds_on_postgresql(
         actions["cancel"],
         actions["embed"],
         actions["delete"],
-    ) == (1, 1, 1, 2, 4)
+    ) == (1, 1, 1, 2, 5)
     assert actions["append"] == 2
     call(
         "DELETE",
@@ -314,6 +321,7 @@ def test_no_text_in_an_address_is_a_fault_of_the_service(stocked):
         for path in (
             f"/encoders?after={text}",
             f"/heads?after={text}",
+            f"/aliases?after={text}",
             f"/anchor-sets?after={text}",
         ):
             assert stocked.get(path).status_code in ((422,) if "%00" in text else (200, 422)), path
@@ -323,6 +331,7 @@ def test_no_text_in_an_address_is_a_fault_of_the_service(stocked):
             f"/jobs?state={text}",
             f"/audit?before={text}",
             f"/api-keys/{text}",
+            f"/aliases/{text}",
         ):
             assert stocked.get(path).status_code in (404, 422), path
 
@@ -522,6 +531,7 @@ def test_without_its_database_every_route_says_when_to_come_back(
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert (answer.json()["status"], answer.json()["database"]) == ("unavailable", False)
     assert metrics.result().status_code == 200
+    assert 'anchorage_dependency_up{dependency="database"} 0.0' in metrics.result().text
     assert stocked.get("/livez").status_code == 200
     away(True)
     assert stocked.get("/readyz").json()["status"] == "ok"

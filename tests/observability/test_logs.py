@@ -55,7 +55,7 @@ def test_what_is_bound_and_what_is_extra_never_hides_what_happened():
 
 
 def test_what_servers_and_tasks_add_to_records_is_no_extra():
-    assert line("x", color_message="\x1b[1mx", taskName="Task-1", _ray_timestamp_ns=1).keys() == {
+    assert line("x", color_message="\x1b[1mx", taskName="Task-1", _private=1).keys() == {
         "event",
         "level",
         "logger",

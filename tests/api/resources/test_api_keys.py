@@ -33,8 +33,9 @@ OPERATIONS = {
     ("read", "GET"): """
         /encoders /encoders/{name} /anchor-sets /anchor-sets/{name} /anchor-sets/{name}/contracts
         /anchor-sets/{name}/pairs /anchor-sets/{name}/report /pools /pools/{name}
-        /stores /stores/{name}
-        /heads /heads/{name} /translators /translators/{id} /translators/{id}/threshold
+        /stores /stores/{name} /aliases /aliases/{name}
+        /heads /heads/{name} /translators /translators/{id} /translators/{id}/file
+        /translators/{id}/threshold
         /translators/{id}/calibration /jobs /jobs/{id} /jobs/{id}/events /metrics
         /v1/models /v1/models/{model} /tei/{model}/info /tei/{model}/health
         /v2 /v2/models/{model} /v2/models/{model}/ready
@@ -55,10 +56,12 @@ OPERATIONS = {
     ("write", "DELETE"): """
         /encoders/{name} /anchor-sets/{name} /anchor-sets/{name}/contracts/{source}/{target}
         /anchor-sets/{name}/samples/{encoder} /pools/{name} /heads/{name} /stores/{name}
+        /aliases/{name}
     """,
     ("write", "PUT"): """
         /anchor-sets/{name}/embeddings/{encoder} /anchor-sets/{name}/samples/{encoder}
         /anchor-sets/{name}/contracts/{source}/{target} /pools/{name} /reindexings/{id}/plan
+        /aliases/{name}
     """,
     ("admin", "GET"): "/api-keys /api-keys/{id} /audit",
     ("admin", "POST"): "/api-keys /api-keys/{id}/rotate",
