@@ -291,6 +291,7 @@ def test_the_processes_share_one_owner_of_the_models_which_may_be_killed(
     for each in children:  # the model's weights are in the owner's memory alone
         assert "model.safetensors" not in Path(f"/proc/{each}/maps").read_text()
     [owner] = server.hosts
+    os.kill(server.process.pid, signal.SIGSTOP)  # it restarts no process
     os.kill(owner, signal.SIGKILL)
     until(lambda: not alive(owner))
     refused = embed()
@@ -299,6 +300,7 @@ def test_the_processes_share_one_owner_of_the_models_which_may_be_killed(
     ready = ask("GET", "/readyz")
     assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
     assert 'anchorage_model_hosts{state="away"} 1.0' in ask("GET", "/metrics").text
+    os.kill(server.process.pid, signal.SIGCONT)
     until(lambda: ask("GET", "/readyz").json()["status"] == "ok", 90)
     for each in children:
         with server.only(each):
