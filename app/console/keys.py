@@ -64,9 +64,7 @@ def create_key(request: Request, services: Svc, context: AdminContext, form: For
         expires_at=now() + timedelta(days=int(days)) if days else None,
         rate_limit=text_of(form, "rate_limit") or None,
     )
-    return render(
-        request, "keys_live.html", **_keys(services, context.project, secret), name=row.name
-    )
+    return _show_changed(request, services, context.project, secret, row.name)
 
 
 @router.post(f"{KEYS_PAGE}/{{id}}/rotate")
@@ -79,9 +77,7 @@ def rotate_key(
         raise InvalidRequest("Choose one of the listed times.", field="grace")
     row, secret = api_keys.rotate_key(services, context, id, grace_s=int(grace))
     _forget(request, id)
-    return render(
-        request, "keys_live.html", **_keys(services, context.project, secret), name=row.name
-    )
+    return _show_changed(request, services, context.project, secret, row.name)
 
 
 @router.post(f"{KEYS_PAGE}/{{id}}/revoke")
@@ -89,7 +85,15 @@ def revoke_key(request: Request, id: KeyId, services: Svc, context: AdminContext
     """Ends a key: at once in this process, and within 2 seconds in others."""
     api_keys.revoke_key(services, context, id)
     _forget(request, id)
-    return render(request, "keys_live.html", **_keys(services, context.project))
+    return _show_changed(request, services, context.project)
+
+
+def _show_changed(
+    request: Request, services: Services, project: str, secret: str | None = None, name: str = ""
+) -> Response:
+    """Shows the keys and the audit log after a change, and the secret of a new key."""
+    lists = {**_keys(services, project, secret), **_audit(services, project)}
+    return render(request, "keys_changed.html", **lists, name=name)
 
 
 def _keys(services: Services, project: str, secret: str | None = None) -> dict[str, Any]:

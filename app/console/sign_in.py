@@ -17,7 +17,7 @@ router = APIRouter()
 SIGN_OUT = f"{CONSOLE}/sign-out"
 
 #: pages to which a sign-in may lead
-OWN_PAGE = re.compile(r"/console(/[A-Za-z0-9._~-]+)*")
+OWN_PAGE = re.compile(r"/console(/(?!\.\.?(/|$))[A-Za-z0-9._~-]+)*")
 
 
 @router.get(SIGN_IN)

@@ -330,6 +330,8 @@ def test_a_new_key_is_shown_once_and_can_be_revoked(console: Console) -> None:
         shown = page.get_by_text("anc_")
         expect(shown).to_be_visible()
         secret = shown.inner_text()
+        log = page.get_by_role("region", name="Audit log")
+        expect(log.get_by_role("row", name="create api-key shop")).to_be_visible()
         with console.http(secret) as http:
             assert http.get("/encoders").status_code == 200
             page.reload()
@@ -337,6 +339,7 @@ def test_a_new_key_is_shown_once_and_can_be_revoked(console: Console) -> None:
             page.once("dialog", lambda dialog: dialog.accept())
             page.get_by_role("button", name="Revoke the key shop").click()
             expect(page.get_by_text("revoked").first).to_be_visible()
+            expect(log.get_by_role("row", name="revoke api-key shop")).to_be_visible()
             assert http.get("/encoders").status_code == 401
         assert faults == []
 

@@ -88,7 +88,10 @@ def test_a_revoked_key_is_forgotten(browser: TestClient) -> None:
     assert "no longer works" in browser.get(answer.headers["location"]).text
 
 
-@pytest.mark.parametrize("path", ["https://evil.example", "//evil.example", "/docs", "/consoles"])
+@pytest.mark.parametrize(
+    "path",
+    ["https://evil.example", "//evil.example", "/docs", "/consoles", "/console/../docs"],
+)
 def test_a_sign_in_leads_to_pages_of_the_console_only(
     browser: TestClient, new_key: Callable[..., str], path: str
 ) -> None:

@@ -142,7 +142,7 @@ def _check_pair(pair: PairFacts) -> Iterator[AnchorFinding]:
     if suspects:
         text = (
             f"these rows are probably different items in {x} and {y}: translators of the other "
-            "rows miss them in both directions. Check these items, and those that `fits` names"
+            "rows miss them in both directions. Check each of them, and the row that fits it best"
         )
         offset, count = _find_common_offset(suspects)
         swapped = _find_swapped(suspects)

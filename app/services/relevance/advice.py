@@ -354,9 +354,9 @@ def explain(item: AdviceItem, advice: Advice, difference: float) -> str:
     )
     if option.certainty == "expected":
         return (
-            "On three collections it cost at most .007 nDCG@10 and gained up to .062, with a "
-            "weight of .25 and anchors of the corpus. "
-            f"Here the weight is {advice.fuse_weight:g}."
+            "On three collections, with anchors of the corpus and the weight .25, it cost at most "
+            ".007 nDCG@10 and gained up to .062. "
+            f"For this pair the weight is {advice.fuse_weight:g}."
         )
     if option.certainty == "unknown":
         return f"{_why_unknown(option.name, advice)} {needed}"
