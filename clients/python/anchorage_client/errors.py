@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -77,3 +78,14 @@ def error_of(status: int, problem: Mapping[str, Any]) -> AnchorageError:
     if kind is None:
         kind = UnavailableError if status >= 500 else InvalidRequestError
     return kind(status, problem)
+
+
+@contextmanager
+def rows_from(first: int) -> Iterator[None]:
+    """Let the rows of an error count from the first row of all, where a part began at `first`."""
+    try:
+        yield
+    except AnchorageError as error:
+        if error.rows:
+            error.rows = [row + first for row in error.rows]
+        raise

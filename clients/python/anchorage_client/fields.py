@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from anchorage_client.vectors import Floats
+from anchorage_client.vectors import Floats, VectorsLike, as_array, to_json
 
 #: most rows, and most bytes of vectors, of one request
 MOST_ROWS, MOST_BYTES = 16_384, 24 * 2**20
+
+#: most texts of one request: a server without a GPU encodes them within a few seconds
+MOST_INPUTS = 256
 
 Role: TypeAlias = Literal["query", "document"]
 
@@ -46,3 +49,30 @@ def parts_of(vectors: Floats) -> Iterator[tuple[int, Floats]]:
     step = max(1, min(MOST_ROWS, MOST_BYTES // row_bytes))
     for start in range(0, max(1, len(vectors)), step):
         yield start, vectors[start : start + step]
+
+
+def text_parts(texts: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield the first row and the texts of parts that one request encodes."""
+    for start in range(0, max(1, len(texts)), MOST_INPUTS):
+        yield start, list(texts[start : start + MOST_INPUTS])
+
+
+def row_parts(
+    inputs: Sequence[str] | None = None, **vectors: VectorsLike | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the first row and the field of parts that fit into one request.
+
+    Without rows, yields one part without a field, which the service refuses. Raises ValueError for
+    rows in two fields.
+    """
+    given = {name: rows for name, rows in vectors.items() if rows is not None}
+    if len(given) + (inputs is not None) > 1:
+        raise ValueError(f"Send one of {', '.join(f'`{name}`' for name in vectors)} and `inputs`.")
+    if inputs is not None:
+        for start, texts in text_parts(inputs):
+            yield start, {"inputs": texts}
+    for name, rows in given.items():
+        for start, part in parts_of(as_array(rows)):
+            yield start, {name: to_json(part)}
+    if inputs is None and not given:
+        yield 0, {}

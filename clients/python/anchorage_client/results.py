@@ -101,22 +101,29 @@ class Rankings:
 def translation_of(answers: Sequence[Json], starts: Sequence[int]) -> Translation:
     """Return one translation from the answers to consecutive parts, which begin at `starts`."""
     first = answers[0]
-    flags = [
-        {**flag, "row": flag["row"] + start}
-        for answer, start in zip(answers, starts, strict=True)
-        for flag in answer["flags"]
-    ]
     judged = [answer["confidence"] for answer in answers if answer.get("confidence")]
     return Translation(
-        np.concatenate([from_json(answer["vectors"]) for answer in answers]),
+        _stack(answers, "vectors"),
         first.get("method"),
         first.get("options") or {},
         first.get("translator"),
-        flags,
+        _flags(answers, starts),
         first.get("warnings") or [],
         _join(judged) if judged else None,
         first.get("precision"),
     )
+
+
+def _stack(answers: Sequence[Json], name: str) -> Float32s:
+    return np.concatenate([from_json(answer[name]) for answer in answers])
+
+
+def _flags(answers: Sequence[Json], starts: Sequence[int]) -> list[Json]:
+    return [
+        {**flag, "row": flag["row"] + start}
+        for answer, start in zip(answers, starts, strict=True)
+        for flag in answer["flags"]
+    ]
 
 
 def _join(parts: Sequence[Json]) -> Json:
@@ -129,33 +136,30 @@ def _join(parts: Sequence[Json]) -> Json:
     return joined
 
 
-def relative_of(answer: Json) -> RelativeVectors:
-    """Return the answer of /relative."""
+def relative_of(answers: Sequence[Json], starts: Sequence[int]) -> RelativeVectors:
+    """Return the answers of /relative to consecutive parts, which begin at `starts`."""
     return RelativeVectors(
-        from_json(answer["vectors"]),
-        answer["anchor_set_version"],
-        answer["flags"],
-        answer.get("quantised"),
+        _stack(answers, "vectors"),
+        answers[0]["anchor_set_version"],
+        _flags(answers, starts),
+        answers[0].get("quantised"),
     )
 
 
-def predictions_of(answer: Json) -> Predictions:
-    """Return the answer of /stitch."""
-    arrays = {
-        name: None if answer.get(name) is None else from_json(answer[name])
-        for name in ("scores", "outputs")
-    }
+def predictions_of(answers: Sequence[Json], starts: Sequence[int]) -> Predictions:
+    """Return the answers of /stitch to consecutive parts, which begin at `starts`."""
+    first, joined = answers[0], _join(answers)
     return Predictions(
-        answer.get("labels"),
-        arrays["scores"],
-        answer.get("classes"),
-        arrays["outputs"],
-        answer.get("images"),
-        answer.get("method"),
-        answer.get("translator"),
-        answer["flags"],
-        answer["warnings"],
-        answer.get("quality"),
+        joined.get("labels"),
+        None if first.get("scores") is None else _stack(answers, "scores"),
+        first.get("classes"),
+        None if first.get("outputs") is None else _stack(answers, "outputs"),
+        joined.get("images"),
+        first.get("method"),
+        first.get("translator"),
+        _flags(answers, starts),
+        first["warnings"],
+        first.get("quality"),
     )
 
 

@@ -15,6 +15,8 @@ from anchorage_client import (
     InvalidRequestError,
     JobFailedError,
     NotFoundError,
+    Predictions,
+    RelativeVectors,
     Translator,
 )
 
@@ -67,6 +69,52 @@ def test_many_rows_take_several_requests_and_flags_keep_their_rows(client, pair,
     assert parts.flags == whole.flags
     for each in (parts.vectors, streamed, iterated):
         np.testing.assert_allclose(each, whole.vectors, rtol=0, atol=1e-5)
+
+
+def test_relative_vectors_and_predictions_of_many_rows_take_several_requests(
+    client: Client, pair, monkeypatch
+):
+    weight = np.eye(2, pair.new.shape[1], dtype=np.float32)
+    client.heads.create("axes", encoder=pair.target, classes=["first", "second"], weight=weight)
+    space = {"encoder": pair.source, "anchor_set": pair.anchor_set}
+
+    def ask() -> tuple[RelativeVectors, Predictions]:
+        return client.relative(pair.old, **space), client.stitch(pair.old, head="axes", **space)
+
+    whole = ask()
+    monkeypatch.setattr("anchorage_client.fields.MOST_ROWS", 37)
+    parts = ask()
+    np.testing.assert_allclose(parts[0].vectors, whole[0].vectors, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(parts[1].scores, whole[1].scores, rtol=0, atol=1e-5)
+    assert parts[1].labels == whole[1].labels
+    assert parts[1].classes == ["first", "second"]
+    client.heads.delete("axes")
+
+
+def test_texts_of_many_requests_keep_their_order(texts, monkeypatch):
+    monkeypatch.setattr("anchorage_client.fields.MOST_INPUTS", 8)
+    sentences = texts.sentences[:20]
+    old = texts.client.embed(sentences, model=texts.old)
+    one = texts.client.embed(sentences[17], model=texts.old)
+    np.testing.assert_allclose(old[17:18], one, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        texts.client.translate(inputs=sentences, **texts.pair).vectors,
+        texts.client.translate(old, **texts.pair).vectors,
+        rtol=0,
+        atol=1e-5,
+    )
+
+
+def test_a_row_of_a_later_request_has_its_own_number(client: Client, pair, monkeypatch):
+    monkeypatch.setattr("anchorage_client.fields.MOST_ROWS", 37)
+    rows = pair.old.copy()
+    rows[[50, 73], 0] = np.nan
+    with pytest.raises(InvalidRequestError) as invalid:
+        client.translate(rows, **pair.names)
+    assert invalid.value.rows == [50, 73]
+    with pytest.raises(InvalidRequestError) as invalid:
+        list(client.translate_stream(rows, **pair.names))
+    assert invalid.value.rows == [50, 73]
 
 
 def test_a_table_keeps_its_other_columns(client: Client, pair):

@@ -10,7 +10,8 @@ from typing import Any
 from anchorage_client import arrow
 from anchorage_client._async.resources import AsyncResource
 from anchorage_client._async.transport import Json, segment
-from anchorage_client.fields import MOST_BYTES, MOST_ROWS, Role, parts_of
+from anchorage_client.errors import rows_from
+from anchorage_client.fields import MOST_BYTES, Role, row_parts
 from anchorage_client.vectors import VectorsLike, as_array, to_json, to_npy
 
 NPY = {"Content-Type": "application/x-npy"}
@@ -256,24 +257,17 @@ class AsyncPools(AsyncResource):
         input_type: Role | None = None,
     ) -> Json:
         """Create a pool of vectors or inputs; many take several requests."""
-        if vectors is not None:
-            pieces: Any = (("vectors", to_json(rows)) for _, rows in parts_of(as_array(vectors)))
-        else:
-            texts = builtins.list(inputs or ())
-            pieces = (
-                ("inputs", texts[start : start + MOST_ROWS])
-                for start in range(0, max(1, len(texts)), MOST_ROWS)
-            )
         made: Json | None = None
-        for field, piece in pieces:
-            body = {field: piece, "input_type": input_type}
-            if made is None:
-                path = f"{self.path}/{segment(name)}"
-                made = await self._transport.put(path, {**body, "encoder": encoder}, creates=True)
-            else:
-                path = f"{self.path}/{segment(name)}/vectors"
-                made = await self._transport.post(
-                    path, {**body, "offset": made["items"]}, creates=True
-                )
+        for start, piece in row_parts(inputs, vectors=vectors):
+            body = {**piece, "input_type": input_type}
+            with rows_from(start):
+                if made is None:
+                    path = f"{self.path}/{segment(name)}"
+                    body["encoder"] = encoder
+                    made = await self._transport.put(path, body, creates=True)
+                else:
+                    path = f"{self.path}/{segment(name)}/vectors"
+                    body["offset"] = made["items"]
+                    made = await self._transport.post(path, body, creates=True)
         assert made is not None
         return made

@@ -23,7 +23,8 @@ from anchorage_client._async.resources import (
 from anchorage_client._async.stores import AsyncReindexings, AsyncStores
 from anchorage_client._async.translators import AsyncTranslator, AsyncTranslators
 from anchorage_client._async.transport import AsyncTransport, Json
-from anchorage_client.fields import MOST_ROWS, Role, fit_fields, parts_of
+from anchorage_client.errors import rows_from
+from anchorage_client.fields import Role, fit_fields, parts_of, row_parts, text_parts
 from anchorage_client.progress import ProgressBar
 from anchorage_client.results import (
     Predictions,
@@ -126,22 +127,22 @@ class AsyncClient(AsyncMeasures):
         model  an encoder, `encoder->target@anchor-set`, or an alias
         """
         texts = [inputs] if isinstance(inputs, str) else list(inputs)
+        if not texts:
+            return np.empty((0, 0), np.float32)
         parts = []
-        for start in range(0, len(texts), MOST_ROWS):
-            answer = await self._transport.post(
-                "/v1/embeddings",
-                {
-                    "model": model,
-                    "input": texts[start : start + MOST_ROWS],
-                    "input_type": role,
-                    "dimensions": dimensions,
-                    "truncate": truncate,
-                    "encoding_format": "base64",
-                },
-            )
+        body = {
+            "model": model,
+            "input_type": role,
+            "dimensions": dimensions,
+            "truncate": truncate,
+            "encoding_format": "base64",
+        }
+        for start, part in text_parts(texts):
+            with rows_from(start):
+                answer = await self._transport.post("/v1/embeddings", {**body, "input": part})
             rows = [np.frombuffer(b64decode(row["embedding"]), "<f4") for row in answer["data"]]
             parts.append(np.stack(rows))
-        return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
+        return np.concatenate(parts)
 
     async def translate(
         self,
@@ -179,18 +180,8 @@ class AsyncClient(AsyncMeasures):
             "confidence_level": confidence_level,
             "encoding": "base64",
         }
-        if vectors is None and relative is None:
-            body["inputs"] = None if inputs is None else list(inputs)
-            return translation_of([await self._transport.post("/translate", body)], [0])
-        field, rows = ("vectors", vectors) if relative is None else ("relative", relative)
-        assert rows is not None
-        if inputs is not None or (vectors is not None and relative is not None):
-            raise ValueError("Send one of `vectors`, `inputs` and `relative`.")
-        answers, starts = [], []
-        for start, part in parts_of(as_array(rows)):
-            answers.append(await self._transport.post("/translate", {**body, field: to_json(part)}))
-            starts.append(start)
-        return translation_of(answers, starts)
+        parts = row_parts(inputs, vectors=vectors, relative=relative)
+        return translation_of(*await self._send_parts("/translate", body, parts))
 
     async def translate_stream(
         self,
@@ -217,13 +208,14 @@ class AsyncClient(AsyncMeasures):
         with ProgressBar("translate", enabled=progress) as bar:
             for batch in [batches] if single else batches:
                 for _, part in parts_of(as_array(batch)):
-                    answer = await self._transport.send(
-                        "POST",
-                        "/translate",
-                        params=names,
-                        content=to_npy(part),
-                        headers={"Content-Type": "application/x-npy"},
-                    )
+                    with rows_from(done):
+                        answer = await self._transport.send(
+                            "POST",
+                            "/translate",
+                            params=names,
+                            content=to_npy(part),
+                            headers={"Content-Type": "application/x-npy"},
+                        )
                     done += len(part)
                     bar.update(done, known)
                     yield from_npy(answer.content)
@@ -254,12 +246,13 @@ class AsyncClient(AsyncMeasures):
         bits: int | None = None,
         dtype: Literal["float32", "float16"] | None = None,
     ) -> RelativeVectors:
-        """Return relative vectors: the cosines of each vector to the anchors of its space."""
+        """Return relative vectors: the cosines of each vector to the anchors of its space.
+
+        Many rows take several requests.
+        """
         body = {
             "encoder": encoder,
             "anchor_set": anchor_set,
-            "vectors": None if vectors is None else to_json(vectors),
-            "inputs": None if inputs is None else list(inputs),
             "input_type": input_type,
             "encode_power": encode_power,
             "ridge": ridge,
@@ -267,7 +260,8 @@ class AsyncClient(AsyncMeasures):
             "dtype": dtype,
             "encoding": "base64",
         }
-        return relative_of(await self._transport.post("/relative", body))
+        parts = row_parts(inputs, vectors=vectors)
+        return relative_of(*await self._send_parts("/relative", body, parts))
 
     async def stitch(
         self,
@@ -288,13 +282,15 @@ class AsyncClient(AsyncMeasures):
         native_vectors: VectorsLike | None = None,
         dtype: Literal["float32", "float16"] | None = None,
     ) -> Predictions:
-        """Return what a head of another space predicts for vectors or inputs."""
+        """Return what a head of another space predicts for vectors or inputs.
+
+        Many rows take several requests, unless `labels`, `targets` or `native_vectors` ask for a
+        measurement.
+        """
         body = {
             "encoder": encoder,
             "head": head,
             "anchor_set": anchor_set,
-            "vectors": None if vectors is None else to_json(vectors),
-            "inputs": None if inputs is None else list(inputs),
             "input_type": input_type,
             **fit_fields(method, options, prefer, min_quality, None, index),
             "labels": None if labels is None else list(labels),
@@ -303,7 +299,26 @@ class AsyncClient(AsyncMeasures):
             "dtype": dtype,
             "encoding": "base64",
         }
-        return predictions_of(await self._transport.post("/stitch", body))
+        if labels is None and targets is None and native_vectors is None:
+            parts = row_parts(inputs, vectors=vectors)
+        else:
+            rows = None if vectors is None else to_json(vectors)
+            parts = iter([(0, {"vectors": rows, "inputs": inputs and list(inputs)})])
+        return predictions_of(*await self._send_parts("/stitch", body, parts))
+
+    async def _send_parts(
+        self, path: str, body: Json, parts: Iterable[tuple[int, Json]]
+    ) -> tuple[list[Json], list[int]]:
+        """Return the answers to the parts of one request, and the first row of each.
+
+        Raises AnchorageError, whose `rows` count from the first row of all.
+        """
+        answers, starts = [], []
+        for start, part in parts:
+            with rows_from(start):
+                answers.append(await self._transport.post(path, {**body, **part}))
+            starts.append(start)
+        return answers, starts
 
     async def translator(
         self,
