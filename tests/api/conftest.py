@@ -410,7 +410,7 @@ def refused() -> Callable[..., dict[str, Any]]:
 
 #: which members an error has, below the paths of other protocols
 SHAPES = {
-    "/v1": {"error": {"message", "type", "param", "code"}},
+    "/v1": {"error": {"message", "type", "param", "code", "rows"}},
     "/tei": {"error", "error_type"},
     "/v2": {"error"},
 }

@@ -36,6 +36,9 @@ class OpenAIErrorBody(BaseModel):
     type: str = Field(description="The kind of error, in OpenAI's terms.")
     param: str | None = Field(description="The field at fault.")
     code: str | None = Field(description="The stable code.")
+    rows: list[int] | None = Field(
+        None, description="The first 20 inputs at fault, counted from 0; OpenAI's API lacks it."
+    )
 
 
 class OpenAIError(BaseModel):
@@ -69,7 +72,9 @@ def _openai(problem: Mapping[str, Any]) -> tuple[int, BaseModel]:
     code = "model_not_found" if unknown_model else problem["code"]
     field = problem.get("field")
     param = None if field is None else _OPENAI_FIELDS.get(field, field)
-    body = OpenAIErrorBody(message=problem["detail"], type=kind, param=param, code=code)
+    body = OpenAIErrorBody(
+        message=problem["detail"], type=kind, param=param, code=code, rows=problem.get("rows")
+    )
     return _OPENAI_STATUS.get(status, status), OpenAIError(error=body)
 
 

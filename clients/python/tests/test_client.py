@@ -96,6 +96,9 @@ def test_texts_of_many_requests_keep_their_order(texts, monkeypatch):
     sentences = texts.sentences[:20]
     old = texts.client.embed(sentences, model=texts.old)
     one = texts.client.embed(sentences[17], model=texts.old)
+    with pytest.raises(InvalidRequestError) as invalid:
+        texts.client.embed([*sentences[:17], "x" * 40_000], model=texts.old)
+    assert (invalid.value.code, invalid.value.rows) == ("input-too-long", [17])
     np.testing.assert_allclose(old[17:18], one, rtol=0, atol=1e-5)
     np.testing.assert_allclose(
         texts.client.translate(inputs=sentences, **texts.pair).vectors,

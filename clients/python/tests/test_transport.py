@@ -233,3 +233,15 @@ def test_pauses_double_are_spread_and_have_a_limit():
 def test_retry_after_is_read(header, seconds):
     assert retry_after(httpx2.Response(429, headers={"Retry-After": header})) == seconds
     assert retry_after(httpx2.Response(429)) is None
+
+
+def test_a_key_may_end_with_a_line_break_and_an_empty_one_is_none():
+    for key in ("anc_x\n", " anc_x"):
+        with Client("http://127.0.0.1:1", api_key=key) as client:
+            assert client._transport.http.headers["Authorization"] == "Bearer anc_x"
+    with Client("http://127.0.0.1:1", api_key="") as client:
+        assert "Authorization" not in client._transport.http.headers
+    for key in ("anc\nx", "anc_\u00e9"):
+        with pytest.raises(ValueError, match="key contains characters") as wrong:
+            Client("http://127.0.0.1:1", api_key=key)
+        assert key not in str(wrong.value)

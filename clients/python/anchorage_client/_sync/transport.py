@@ -45,7 +45,10 @@ class Transport:
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"The URL must begin with http:// or https://, and is {url!r}.")
-        own = {**headers, **({} if api_key is None else {"Authorization": f"Bearer {api_key}"})}
+        key = (api_key or "").strip()
+        if not key.isascii() or not key.isprintable():
+            raise ValueError("The API key contains characters that no key has.")
+        own = {**headers, **({"Authorization": f"Bearer {key}"} if key else {})}
         self.retries = retries
         self.http = httpx2.Client(base_url=url.rstrip("/"), timeout=timeout, headers=own)
 
@@ -179,7 +182,12 @@ def problem_of(answer: httpx2.Response) -> Json:
     if isinstance(problem, dict) and "error" in problem:  # the OpenAI API's shape
         nested = problem["error"]
         if isinstance(nested, dict):
-            return {"code": nested.get("code"), "detail": nested.get("message")}
+            return {
+                "code": nested.get("code"),
+                "detail": nested.get("message"),
+                "field": nested.get("param"),
+                "rows": nested.get("rows"),
+            }
     if isinstance(problem, dict):
         return problem
     return {"code": f"http-{answer.status_code}", "detail": answer.text[:300]}

@@ -23,6 +23,8 @@ class CascadeRetriever(BaseRetriever):
     """
 
     def __init__(self, cascade: Cascade, *, k: int = 10, **fields: Any) -> None:
+        if k < 1:
+            raise ValueError(f"`k` is {k}: an answer has at least one node.")
         super().__init__(**fields)
         self._cascade = cascade
         self._k = k

@@ -14,6 +14,19 @@ from anchorage_client.vectors import Float32s
 
 Embed = Callable[[str], "Sequence[float] | Float32s"]
 
+#: fields of `Client.rescore` that a cascade sets itself
+FIXED_FIELDS = {
+    "source",
+    "target",
+    "anchor_set",
+    "queries",
+    "old_queries",
+    "inputs",
+    "candidates",
+    "mode",
+    "limit",
+}
+
 
 @dataclass(frozen=True)
 class Hit:
@@ -28,13 +41,13 @@ class Cascade:
     """Fetches candidates of an old index with the translated query, and ranks them anew.
 
     index       a `QdrantIndex`, a `PgvectorIndex`, or another `SearchableIndex`
-    source      the old encoder, whose vectors the index holds
-    target      the new encoder
+    source      the old encoder, whose vectors the index holds; no alias
+    target      the new encoder; no alias
     anchor_set  a set that both have embedded
     mode        `cascade` ranks by the new encoder alone. `fuse` mixes in the score of the old one,
                 which must still embed queries.
     candidates  items that the index returns for a query
-    embed_new   makes a query's vector by the new encoder; None: the service runs it
+    embed_new   makes a query's vector (d,) or (1, d) by the new encoder; None: the service does
     embed_old   the same for the old encoder; only `fuse` uses it
     options     further fields of `Client.rescore`, such as `weight` or `method`
     """
@@ -50,18 +63,31 @@ class Cascade:
     embed_old: Embed | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
-    def search(self, text: str, limit: int = 10) -> list[Hit]:
-        """Return the best items for a query, best first. Raises the errors of client and index."""
+    def __post_init__(self) -> None:
+        if fixed := FIXED_FIELDS & self.options.keys():
+            raise ValueError(
+                f"The cascade sets {', '.join(sorted(fixed))}: leave it out of `options`."
+            )
+
+    def search(self, text: str, limit: int = 10, filter: Any = None) -> list[Hit]:
+        """Return the best items for a query, best first. Raises the errors of client and index.
+
+        filter  which items count, in the index's own terms: a `Filter` of Qdrant, or values of
+                columns
+        """
+        if limit < 1:
+            raise ValueError(f"`limit` is {limit}: a search returns at least one item.")
         new = self._vector(text, self.target, self.embed_new)
         bridged = self.client.translate(
             new, source=self.target, target=self.source, anchor_set=self.anchor_set
         ).vectors
         wanted = max(limit, self.candidates)
-        found = self.index.search(bridged[0], wanted)
+        terms = {} if filter is None else {"filter": filter}
+        found = self.index.search(bridged[0], wanted, **terms)
         old = None
         if self.mode == "fuse":
             old = self._vector(text, self.source, self.embed_old)
-            found = _merged(found, self.index.search(old[0], wanted))
+            found = _merged(found, self.index.search(old[0], wanted, **terms))
         if not found:
             return []
         vectors = np.array([each.vector for each in found], np.float32)
@@ -81,7 +107,7 @@ class Cascade:
     def _vector(self, text: str, encoder: str, embed: Embed | None) -> Float32s:
         if embed is None:
             return self.client.embed([text], model=encoder, role="query")
-        return np.asarray(embed(text), np.float32)[None]
+        return np.atleast_2d(np.asarray(embed(text), np.float32))
 
 
 def _merged(one: Sequence[Candidate], other: Sequence[Candidate]) -> list[Candidate]:

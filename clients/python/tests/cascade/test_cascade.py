@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import psycopg
+import psycopg_pool
 import pytest
 from psycopg import sql
+from psycopg.rows import dict_row
 
 from anchorage_client.cascade import Cascade, PgvectorIndex, QdrantIndex
 
@@ -66,14 +70,14 @@ def connection(pgvector_url, texts, old_vectors):
             connection.execute(
                 sql.SQL(
                     "CREATE TABLE {} (id text PRIMARY KEY, embedding {}(256), document text, "
-                    "cmetadata jsonb)"
+                    "cmetadata jsonb, collection_id int)"
                 ).format(table, sql.SQL(kind))
             )
             with connection.cursor() as cursor:
                 cursor.executemany(
-                    sql.SQL("INSERT INTO {} VALUES (%s, %s, %s, %s)").format(table),
+                    sql.SQL("INSERT INTO {} VALUES (%s, %s, %s, %s, %s)").format(table),
                     [
-                        (f"d{row}", str(numbers.tolist()), text, json.dumps({"row": row}))
+                        (f"d{row}", str(numbers.tolist()), text, json.dumps({"row": row}), row % 2)
                         for row, (text, numbers) in enumerate(
                             zip(texts.sentences, old_vectors, strict=False)
                         )
@@ -121,7 +125,7 @@ def test_the_retriever_of_langchain(texts, index):
     found = retriever.invoke(texts.sentences[3])
     assert len(found) == 4
     assert texts.sentences[3] in {each.page_content for each in found}
-    assert found[0].metadata["score"] > found[-1].metadata["score"]
+    assert found[0].metadata["relevance_score"] > found[-1].metadata["relevance_score"]
     assert {"d3", "3"} & {each.id for each in found}
     assert asyncio.run(retriever.ainvoke(texts.sentences[3])) == found
     bare = langchain.CascadeRetriever(cascade=cascade, score_key=None).invoke("card")
@@ -203,3 +207,76 @@ def test_an_empty_index_and_a_missing_name(texts, qdrant):
     assert Cascade(texts.client, QdrantIndex(qdrant, "empty"), **texts.pair).search("card") == []
     with pytest.raises(ValueError, match="not found"):
         QdrantIndex(qdrant, "named").search(np.zeros(256, np.float32), 3)
+
+
+def filter_of(index) -> object:
+    """The filter of the rows with the number 3."""
+    if isinstance(index, PgvectorIndex):
+        return {"id": "d3"}
+    return models.Filter(must=[models.HasIdCondition(has_id=[3])])
+
+
+def test_a_call_may_bring_a_filter_and_a_number(texts, index):
+    retriever = langchain.CascadeRetriever(cascade=Cascade(texts.client, index, **texts.pair))
+    [only] = retriever.invoke("card", filter=filter_of(index))
+    assert only.metadata["row"] == 3
+    assert len(retriever.invoke("card", k=2)) == 2
+    with pytest.raises(ValueError, match="`limit` is 0"):
+        retriever.invoke("card", k=0)
+
+
+def test_filters_of_an_index_hold_in_every_search(qdrant, connection, old_vectors):
+    odd = models.Filter(must=[models.HasIdCondition(has_id=list(range(1, ROWS, 2)))])
+    for index in (
+        QdrantIndex(qdrant, "plain", query_filter=odd),
+        PgvectorIndex(
+            connection, "cascade_client.documents", metadata="cmetadata", equal={"collection_id": 1}
+        ),
+    ):
+        rows = [each.metadata["row"] for each in index.search(old_vectors[2], ROWS)]
+        assert sorted(rows) == list(range(1, ROWS, 2))
+        assert [each.metadata["row"] for each in index.search(old_vectors[2], 9, filter_of(index))]
+
+
+def test_threads_share_a_connection_or_a_pool_and_leave_no_transaction(
+    texts, connection, pgvector_url, old_vectors
+):
+    with psycopg_pool.ConnectionPool(pgvector_url, min_size=1, max_size=3) as pool:
+        for shared in (connection, pool):
+            index = PgvectorIndex(shared, "cascade_client.documents", metadata="cmetadata")
+            with ThreadPoolExecutor(8) as threads:
+                found = list(threads.map(partial(index.search, limit=5), old_vectors[:100]))
+            assert [each[0].metadata["row"] for each in found[:20]] == list(range(20))
+            cascade = Cascade(texts.client, index, **texts.pair)
+            batch = langchain.CascadeRetriever(cascade=cascade).batch(texts.sentences[:12])
+            assert all(len(each) == 10 for each in batch)
+    assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+
+def test_a_table_may_lack_vectors_and_a_connection_may_return_dictionaries(
+    connection, pgvector_url, old_vectors
+):
+    connection.execute("CREATE TABLE cascade_client.some (LIKE cascade_client.documents)")
+    connection.execute("INSERT INTO cascade_client.some SELECT * FROM cascade_client.documents")
+    connection.execute("UPDATE cascade_client.some SET embedding = NULL WHERE collection_id = 1")
+    with psycopg.connect(pgvector_url, row_factory=dict_row) as mapping:
+        index = PgvectorIndex(mapping, "cascade_client.some", metadata="cmetadata")
+        assert len(index.search(old_vectors[0], ROWS)) == ROWS // 2
+        with pytest.raises(ValueError, match="column 'document' holds str"):
+            PgvectorIndex(mapping, "cascade_client.some", metadata="document").search(
+                old_vectors[0], 1
+            )
+
+
+def test_wrong_settings_are_refused_before_a_search(texts, qdrant, connection):
+    with pytest.raises(ValueError, match="choose cosine, dot, euclidean"):
+        PgvectorIndex(connection, "t", distance="l2")
+    index = QdrantIndex(qdrant, "named", using="text", metadata_key=None)
+    with pytest.raises(ValueError, match="leave it out"):
+        Cascade(texts.client, index, **texts.pair, options={"limit": 3})
+    with pytest.raises(ValueError, match="`text_key` of QdrantIndex"):
+        langchain.CascadeRetriever(cascade=Cascade(texts.client, index, **texts.pair)).invoke(
+            "card"
+        )
+    with pytest.raises(ValueError, match="`k` is 0"):
+        llamaindex.CascadeRetriever(Cascade(texts.client, index, **texts.pair), k=0)
