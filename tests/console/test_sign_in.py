@@ -88,6 +88,15 @@ def test_a_revoked_key_is_forgotten(browser: TestClient) -> None:
     assert "no longer works" in browser.get(answer.headers["location"]).text
 
 
+@pytest.mark.parametrize("other", ["flag", 'prefs={"a":1}', "foo[1]=1", "a b=1", "path=/"])
+def test_cookies_of_other_programs_hide_no_key(
+    browser: TestClient, new_key: Callable[..., str], other: str
+) -> None:
+    key = new_key(browser, "read")
+    for cookies in (f"anchorage_key={key}; {other}", f"{other}; anchorage_key={key}"):
+        assert browser.get("/console", headers={"cookie": cookies}).status_code == 200
+
+
 @pytest.mark.parametrize(
     "path",
     ["https://evil.example", "//evil.example", "/docs", "/consoles", "/console/../docs"],

@@ -214,7 +214,7 @@ def add_space(
     _refuse_existing(session, current, space.encoder)
     space.anchor_set_id, space.version = current.id, current.version
     session.add(space)
-    record_audit(session, context, "embed", "anchor-set", current.name)
+    record_audit(session, context, "embed", "anchor-set", current.name, current)
     session.flush()
     session.refresh(current)
     return current

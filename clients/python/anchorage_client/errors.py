@@ -17,7 +17,11 @@ class AnchorageError(Exception):
     rows         the wrong rows of that field, from 0
     retry_after  seconds after which the service suggests another try
     problem      the whole problem document
+    perhaps_done
+                 whether an earlier try, whose answer was lost, may have been carried out
     """
+
+    perhaps_done = False
 
     def __init__(self, status: int | None, problem: Mapping[str, Any]) -> None:
         self.status = status

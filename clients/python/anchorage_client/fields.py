@@ -52,7 +52,12 @@ def parts_of(vectors: Floats) -> Iterator[tuple[int, Floats]]:
 
 
 def text_parts(texts: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first row and the texts of parts that one request encodes."""
+    """Yield the first row and the texts of parts that one request encodes.
+
+    Raises TypeError for a single text, whose characters would be the texts.
+    """
+    if isinstance(texts, str):
+        raise TypeError(f"`inputs` is a list of texts: send [{texts[:20]!r}].")
     for start in range(0, max(1, len(texts)), MOST_INPUTS):
         yield start, list(texts[start : start + MOST_INPUTS])
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from anchorage_client.errors import ConflictError
 from anchorage_client.vectors import Float32s, from_json
 
 Json = dict[str, Any]
@@ -100,7 +101,7 @@ class Rankings:
 
 def translation_of(answers: Sequence[Json], starts: Sequence[int]) -> Translation:
     """Return one translation from the answers to consecutive parts, which begin at `starts`."""
-    first = answers[0]
+    first = _same(answers, "translator")
     judged = [answer["confidence"] for answer in answers if answer.get("confidence")]
     return Translation(
         _stack(answers, "vectors"),
@@ -108,7 +109,7 @@ def translation_of(answers: Sequence[Json], starts: Sequence[int]) -> Translatio
         first.get("options") or {},
         first.get("translator"),
         _flags(answers, starts),
-        first.get("warnings") or [],
+        _warnings(answers),
         _join(judged) if judged else None,
         first.get("precision"),
     )
@@ -116,6 +117,22 @@ def translation_of(answers: Sequence[Json], starts: Sequence[int]) -> Translatio
 
 def _stack(answers: Sequence[Json], name: str) -> Float32s:
     return np.concatenate([from_json(answer[name]) for answer in answers])
+
+
+def _same(answers: Sequence[Json], name: str) -> Json:
+    """Return the first answer. Raises ConflictError where another one differs in this member."""
+    if any(answer.get(name) != answers[0].get(name) for answer in answers):
+        detail = "The anchor set changed between two requests of this call. Repeat the call."
+        raise ConflictError(None, {"code": "anchor-set-changed", "detail": detail})
+    return answers[0]
+
+
+def _warnings(answers: Sequence[Json]) -> list[Json]:
+    """Return the different warnings of all parts."""
+    found: list[Json] = []
+    for answer in answers:
+        found += [each for each in answer.get("warnings") or [] if each not in found]
+    return found
 
 
 def _flags(answers: Sequence[Json], starts: Sequence[int]) -> list[Json]:
@@ -138,17 +155,18 @@ def _join(parts: Sequence[Json]) -> Json:
 
 def relative_of(answers: Sequence[Json], starts: Sequence[int]) -> RelativeVectors:
     """Return the answers of /relative to consecutive parts, which begin at `starts`."""
+    first = _same(answers, "anchor_set_version")
     return RelativeVectors(
         _stack(answers, "vectors"),
-        answers[0]["anchor_set_version"],
+        first["anchor_set_version"],
         _flags(answers, starts),
-        answers[0].get("quantised"),
+        first.get("quantised"),
     )
 
 
 def predictions_of(answers: Sequence[Json], starts: Sequence[int]) -> Predictions:
     """Return the answers of /stitch to consecutive parts, which begin at `starts`."""
-    first, joined = answers[0], _join(answers)
+    first, joined = _same(answers, "translator"), _join(answers)
     return Predictions(
         joined.get("labels"),
         None if first.get("scores") is None else _stack(answers, "scores"),
@@ -158,7 +176,7 @@ def predictions_of(answers: Sequence[Json], starts: Sequence[int]) -> Prediction
         first.get("method"),
         first.get("translator"),
         _flags(answers, starts),
-        first["warnings"],
+        _warnings(answers),
         first.get("quality"),
     )
 

@@ -19,6 +19,8 @@ from anchorage_client import (
     RelativeVectors,
     Translator,
 )
+from anchorage_client.results import translation_of
+from anchorage_client.vectors import to_json
 
 
 def test_a_set_of_any_form_is_the_same_set(client: Client, new_pair, tmp_path, monkeypatch):
@@ -106,6 +108,36 @@ def test_texts_of_many_requests_keep_their_order(texts, monkeypatch):
         rtol=0,
         atol=1e-5,
     )
+
+
+def test_parts_of_two_translators_are_not_joined():
+    part = {"flags": [], "vectors": to_json(np.ones((1, 2))), "warnings": [{"code": "few"}]}
+    one, other = {**part, "translator": "tr_1"}, {**part, "translator": "tr_2"}
+    joined = translation_of([one, {**one, "warnings": [{"code": "far"}]}], [0, 1])
+    assert [each["code"] for each in joined.warnings] == ["few", "far"]
+    with pytest.raises(ConflictError, match="changed between two requests"):
+        translation_of([one, other], [0, 1])
+
+
+def test_a_failed_pool_leaves_nothing_and_a_text_is_no_list(client: Client, pair, monkeypatch):
+    monkeypatch.setattr("anchorage_client.fields.MOST_ROWS", 37)
+    rows = pair.old.copy()
+    rows[73, 0] = np.nan
+    with pytest.raises(InvalidRequestError) as invalid:
+        client.pools.create("torn", encoder=pair.source, vectors=rows)
+    assert invalid.value.rows == [73]
+    with pytest.raises(NotFoundError):
+        client.pools.get("torn")
+    with pytest.raises(TypeError, match="list of texts"):
+        client.translate(inputs="hello", **pair.names)
+
+
+def test_a_large_set_with_further_fields_sends_them(client: Client, new_pair, monkeypatch):
+    pair = new_pair()
+    monkeypatch.setattr("anchorage_client._sync.anchors.MOST_BYTES", 1_000)
+    rows = {pair.source: pair.old, pair.target: pair.new}
+    with pytest.raises(InvalidRequestError, match="exactly one of"):
+        client.anchor_sets.create("both", embeddings=rows, inputs=["a"] * len(pair.old))
 
 
 def test_a_row_of_a_later_request_has_its_own_number(client: Client, pair, monkeypatch):

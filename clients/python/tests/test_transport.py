@@ -20,6 +20,7 @@ import pytest
 from anchorage_client import (
     AuthenticationError,
     Client,
+    NotFoundError,
     PermissionDeniedError,
     RateLimitError,
     UnavailableError,
@@ -116,6 +117,17 @@ def test_a_create_whose_answer_was_lost_is_repeated_and_creates_once(service, cl
     with losing_proxy(service, lose=1) as address, Client(address) as unlucky:
         unlucky.encoders.delete("lost-answer")
     assert "lost-answer" not in {each["name"] for each in client.encoders.list()}
+    with losing_proxy(service, lose=1) as address, Client(address) as unlucky:
+        rows = np.eye(6, 4, dtype=np.float32)
+        client.encoders.create("lost-a", dim=4)
+        client.encoders.create("lost-b", dim=4)
+        client.anchor_sets.create("lost-set", embeddings={"lost-a": rows})
+        assert unlucky.anchor_sets.put("lost-set", "lost-b", rows)["encoders"] == [
+            "lost-a",
+            "lost-b",
+        ]
+        with pytest.raises(NotFoundError):
+            unlucky.encoders.delete("never-made")
     with losing_proxy(service, lose=9) as address, Client(address, retries=0) as hasty:
         with pytest.raises(UnavailableError) as error:
             hasty.encoders.list()

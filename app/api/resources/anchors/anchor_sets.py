@@ -157,6 +157,7 @@ def add_embeddings(
     body: Annotated[NewEmbeddings, json_body(NewEmbeddings, vectors=True)],
     response: Response,
     services: Svc,
+    repeat: IdempotencyKey,
     prefer: Prefer = None,
 ) -> AnchorSet | Job:
     """Adds another encoder's embeddings of the set's items.
@@ -166,10 +167,15 @@ def add_embeddings(
     if body.vectors is not None:
         if body.inputs is not None:
             raise NotExactlyOne("Send at most one of `vectors` and `inputs`.", field="vectors")
-        return AnchorSet.model_validate(
-            anchor_sets.add_embeddings(
-                services, context, anchor_set=name, encoder=encoder, vectors=body.vectors
+        vectors = body.vectors
+
+        def add(context: RequestContext) -> tables.AnchorSetRow:
+            return anchor_sets.add_embeddings(
+                services, context, anchor_set=name, encoder=encoder, vectors=vectors
             )
+
+        return AnchorSet.model_validate(
+            idempotent(services, context, repeat, tables.AnchorSetRow, add)
         )
     inputs = body.encoder_inputs()
     if inputs is None and "input_type" in body.model_fields_set:
@@ -178,14 +184,13 @@ def add_embeddings(
             field="input_type",
         )
     if wants_job(prefer):
-        job = anchor_embedding.request_addition(
-            services, context, anchor_set=name, encoder=encoder, inputs=inputs
-        )
-        return accepted(response, job)
+        request = anchor_embedding.request_addition
+        queue = partial(request, services, anchor_set=name, encoder=encoder, inputs=inputs)
+        return accepted(response, idempotent(services, context, repeat, tables.JobRow, queue))
+    encode_now = anchor_embedding.add_from_inputs
+    encode = partial(encode_now, services, anchor_set=name, encoder=encoder, inputs=inputs)
     return AnchorSet.model_validate(
-        anchor_embedding.add_from_inputs(
-            services, context, anchor_set=name, encoder=encoder, inputs=inputs
-        )
+        idempotent(services, context, repeat, tables.AnchorSetRow, encode)
     )
 
 

@@ -12,13 +12,19 @@ from typing import Any
 import httpx2
 
 from anchorage_client._async.transport import AsyncTransport, Json, json_of, segment
-from anchorage_client.errors import AnchorageError, JobFailedError, RateLimitError, UnavailableError
+from anchorage_client.errors import (
+    AnchorageError,
+    ConflictError,
+    JobFailedError,
+    RateLimitError,
+    UnavailableError,
+)
 from anchorage_client.progress import ProgressBar
 
 ENDED = {"succeeded", "failed", "cancelled"}
 
-#: how often a job is read
-POLL_S = 1.0
+#: the pause before a job is read again: the first, which grows, and the longest
+FIRST_POLL_S, POLL_S = 0.1, 1.0
 
 #: how long a service may be away, such as during a restart, while a client waits for a job
 MOST_AWAY_S = 300.0
@@ -58,7 +64,12 @@ class AsyncJob:
 
     async def cancel(self) -> AsyncJob:
         """Ask the job to stop at its next step."""
-        self.data = await self._transport.post(f"/jobs/{segment(self.id)}/cancel")
+        try:
+            self.data = await self._transport.post(f"/jobs/{segment(self.id)}/cancel")
+        except ConflictError as error:
+            if not error.perhaps_done:
+                raise
+            await self.refresh()
         return self
 
     async def events(self) -> AsyncIterator[Json]:
@@ -72,7 +83,9 @@ class AsyncJob:
                     self.data = state
                     yield state
             except (AnchorageError, httpx2.HTTPError):
-                await asyncio.sleep(POLL_S)  # the connection was lost, or the server is full
+                pass  # the connection was lost, or the server is full
+            if self.state not in ENDED:
+                await asyncio.sleep(POLL_S)
                 await self._refresh_patiently()
                 yield self.data
 
@@ -84,7 +97,7 @@ class AsyncJob:
                     yield json.loads(line[5:])
 
     async def _refresh_patiently(self, deadline: float = math.inf) -> None:
-        """Read the job again, also if the service is away for a while."""
+        """Read the job again; tolerate a short outage of the service."""
         last_try = min(deadline, time.monotonic() + MOST_AWAY_S)
         path = f"/jobs/{segment(self.id)}"
         while True:
@@ -108,11 +121,13 @@ class AsyncJob:
         progress  show a bar, if the package rich is installed
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
+        pause = FIRST_POLL_S if timeout is None else min(FIRST_POLL_S, timeout / 10)
         with ProgressBar(str(self.data.get("kind", "job")), enabled=progress) as bar:
             while self.state not in ENDED:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"The job {self.id} is {self.state} after {timeout} s.")
-                await asyncio.sleep(min(POLL_S, 0.1 if timeout is None else timeout / 10))
+                await asyncio.sleep(pause)
+                pause = min(POLL_S, 1.5 * pause)
                 await self._refresh_patiently(deadline)
                 made = self.data.get("progress") or {}
                 bar.update(made.get("done") or made.get("step"), made.get("total"))

@@ -20,6 +20,9 @@ from anchorage_client.errors import AnchorageError, UnavailableError, error_of
 #: statuses after which the same request may succeed; proxies answer the last two
 RETRIED = {429, 502, 503, 504}
 
+#: statuses of a proxy that may have lost the answer to a request which was carried out
+LOST = {502, 504}
+
 #: the pause before the first retry without Retry-After, which doubles each time, and its limit
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.5, 30.0
 
@@ -78,7 +81,7 @@ class AsyncTransport:
         own = dict(headers or {})
         if creates:
             own.setdefault("Idempotency-Key", uuid.uuid4().hex)
-        attempt = 0
+        attempt, perhaps_done = 0, False
         while True:
             try:
                 answer = await self.http.request(
@@ -92,15 +95,18 @@ class AsyncTransport:
             except httpx2.TransportError as error:
                 failure: AnchorageError = _no_answer(error)
                 pause: float | None = None
+                perhaps_done = True
             else:
                 # A DELETE whose answer was lost has deleted what the next one does not find.
-                deleted = method == "DELETE" and attempt > 0 and answer.status_code == 404
+                deleted = method == "DELETE" and perhaps_done and answer.status_code == 404
                 if answer.status_code < 300 or deleted:
                     return answer
                 failure = error_of(answer.status_code, problem_of(answer))
+                failure.perhaps_done = perhaps_done
                 if answer.status_code not in RETRIED and failure.code != "request-in-progress":
                     raise failure
                 pause = retry_after(answer)
+                perhaps_done = perhaps_done or answer.status_code in LOST
             if attempt >= most or (pause or 0.0) > MOST_RETRY_AFTER_S:
                 raise failure
             await asyncio.sleep(pause_before(attempt, pause))
@@ -165,11 +171,9 @@ def json_of(answer: httpx2.Response) -> Json:
         found = None
     if isinstance(found, dict):
         return found
-    detail = (
-        f"{answer.request.url} answered without JSON: {answer.text[:100]!r}. Check the URL of the "
-        "client: another program may answer there."
+    raise UnavailableError(
+        answer.status_code, {"code": "not-anchorage", "detail": _not_json(answer)}
     )
-    raise UnavailableError(answer.status_code, {"code": "not-anchorage", "detail": detail})
 
 
 def problem_of(answer: httpx2.Response) -> Json:
@@ -193,7 +197,14 @@ def problem_of(answer: httpx2.Response) -> Json:
             }
     if isinstance(problem, dict):
         return problem
-    return {"code": f"http-{answer.status_code}", "detail": answer.text[:300]}
+    return {"code": f"http-{answer.status_code}", "detail": _not_json(answer)}
+
+
+def _not_json(answer: httpx2.Response) -> str:
+    return (
+        f"{answer.request.url} answered without JSON: {answer.text[:100]!r}. Check the URL of the "
+        "client: another program may answer there."
+    )
 
 
 def retry_after(answer: httpx2.Response) -> float | None:

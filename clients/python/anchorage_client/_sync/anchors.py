@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from anchorage_client import arrow
 from anchorage_client._sync.resources import Resource
 from anchorage_client._sync.transport import Json, segment
-from anchorage_client.errors import rows_from
+from anchorage_client.errors import AnchorageError, rows_from
 from anchorage_client.fields import MOST_BYTES, Role, row_parts
 from anchorage_client.vectors import VectorsLike, as_array, to_json, to_npy
 
@@ -35,7 +36,8 @@ class AnchorSets(Resource):
     ) -> Json:
         """Create a set from embeddings by encoder, or from inputs that the service encodes.
 
-        Embeddings above 24 MiB are sent one encoder at a time; a failure leaves no set behind.
+        Embeddings above 24 MiB are sent one encoder at a time, unless another field comes with
+        them; a failure leaves no set behind.
 
         embeddings  arrays (n, d), one for each encoder; row i is the same item for all of them
         roles       role of each item in a search
@@ -49,7 +51,8 @@ class AnchorSets(Resource):
             "keep_inputs": keep_inputs,
         }
         arrays = {encoder: as_array(rows) for encoder, rows in (embeddings or {}).items()}
-        if sum(each.nbytes for each in arrays.values()) <= MOST_BYTES or roles is not None:
+        more = any(value is not None for field, value in body.items() if field != "name")
+        if more or sum(each.nbytes for each in arrays.values()) <= MOST_BYTES:
             if embeddings is not None:
                 body["embeddings"] = {encoder: to_json(rows) for encoder, rows in arrays.items()}
             return self._transport.post(self.path, body, creates=True)
@@ -67,7 +70,8 @@ class AnchorSets(Resource):
             for encoder, rows in others:
                 made = self.put(name, encoder, rows)
         except BaseException:
-            self.delete(name)
+            with suppress(AnchorageError):  # the caller needs the first error
+                self.delete(name)
             raise
         return made
 
@@ -117,9 +121,10 @@ class AnchorSets(Resource):
         path = f"{self.path}/{segment(name)}/embeddings/{segment(encoder)}"
         if vectors is None:
             given = None if inputs is None else builtins.list(inputs)
-            return self._transport.put(path, {"inputs": given, "input_type": input_type})
+            body = {"inputs": given, "input_type": input_type}
+            return self._transport.put(path, body, creates=True)
         content = to_npy(vectors)
-        sent = self._transport.send("PUT", path, content=content, headers=NPY)
+        sent = self._transport.send("PUT", path, content=content, headers=NPY, creates=True)
         made: Json = sent.json()
         return made
 
@@ -256,18 +261,27 @@ class Pools(Resource):
         inputs: Sequence[str] | None = None,
         input_type: Role | None = None,
     ) -> Json:
-        """Create a pool of vectors or inputs; many take several requests."""
+        """Create a pool of vectors or inputs; many take several requests.
+
+        A failure leaves no pool behind.
+        """
         made: Json | None = None
-        for start, piece in row_parts(inputs, vectors=vectors):
-            body = {**piece, "input_type": input_type}
-            with rows_from(start):
-                if made is None:
-                    path = f"{self.path}/{segment(name)}"
-                    body["encoder"] = encoder
-                    made = self._transport.put(path, body, creates=True)
-                else:
-                    path = f"{self.path}/{segment(name)}/vectors"
-                    body["offset"] = made["items"]
-                    made = self._transport.post(path, body, creates=True)
+        try:
+            for start, piece in row_parts(inputs, vectors=vectors):
+                body = {**piece, "input_type": input_type}
+                with rows_from(start):
+                    if made is None:
+                        path = f"{self.path}/{segment(name)}"
+                        body["encoder"] = encoder
+                        made = self._transport.put(path, body, creates=True)
+                    else:
+                        path = f"{self.path}/{segment(name)}/vectors"
+                        body["offset"] = made["items"]
+                        made = self._transport.post(path, body, creates=True)
+        except BaseException:
+            if made is not None:
+                with suppress(AnchorageError):  # the caller needs the first error
+                    self.delete(name)
+            raise
         assert made is not None
         return made

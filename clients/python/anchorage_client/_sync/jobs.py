@@ -11,13 +11,19 @@ from typing import Any
 import httpx2
 
 from anchorage_client._sync.transport import Json, Transport, json_of, segment
-from anchorage_client.errors import AnchorageError, JobFailedError, RateLimitError, UnavailableError
+from anchorage_client.errors import (
+    AnchorageError,
+    ConflictError,
+    JobFailedError,
+    RateLimitError,
+    UnavailableError,
+)
 from anchorage_client.progress import ProgressBar
 
 ENDED = {"succeeded", "failed", "cancelled"}
 
-#: how often a job is read
-POLL_S = 1.0
+#: the pause before a job is read again: the first, which grows, and the longest
+FIRST_POLL_S, POLL_S = 0.1, 1.0
 
 #: how long a service may be away, such as during a restart, while a client waits for a job
 MOST_AWAY_S = 300.0
@@ -57,7 +63,12 @@ class Job:
 
     def cancel(self) -> Job:
         """Ask the job to stop at its next step."""
-        self.data = self._transport.post(f"/jobs/{segment(self.id)}/cancel")
+        try:
+            self.data = self._transport.post(f"/jobs/{segment(self.id)}/cancel")
+        except ConflictError as error:
+            if not error.perhaps_done:
+                raise
+            self.refresh()
         return self
 
     def events(self) -> Iterator[Json]:
@@ -71,7 +82,9 @@ class Job:
                     self.data = state
                     yield state
             except (AnchorageError, httpx2.HTTPError):
-                time.sleep(POLL_S)  # the connection was lost, or the server is full
+                pass  # the connection was lost, or the server is full
+            if self.state not in ENDED:
+                time.sleep(POLL_S)
                 self._refresh_patiently()
                 yield self.data
 
@@ -83,7 +96,7 @@ class Job:
                     yield json.loads(line[5:])
 
     def _refresh_patiently(self, deadline: float = math.inf) -> None:
-        """Read the job again, also if the service is away for a while."""
+        """Read the job again; tolerate a short outage of the service."""
         last_try = min(deadline, time.monotonic() + MOST_AWAY_S)
         path = f"/jobs/{segment(self.id)}"
         while True:
@@ -107,11 +120,13 @@ class Job:
         progress  show a bar, if the package rich is installed
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
+        pause = FIRST_POLL_S if timeout is None else min(FIRST_POLL_S, timeout / 10)
         with ProgressBar(str(self.data.get("kind", "job")), enabled=progress) as bar:
             while self.state not in ENDED:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"The job {self.id} is {self.state} after {timeout} s.")
-                time.sleep(min(POLL_S, 0.1 if timeout is None else timeout / 10))
+                time.sleep(pause)
+                pause = min(POLL_S, 1.5 * pause)
                 self._refresh_patiently(deadline)
                 made = self.data.get("progress") or {}
                 bar.update(made.get("done") or made.get("step"), made.get("total"))
