@@ -276,6 +276,27 @@ def test_settings_of_a_component_win_and_large_numbers_stay_numbers():
     assert found["worker"]["ANCHORAGE_THREADS"] == "2"
 
 
+@pytest.mark.parametrize("component", ["api", "worker", "gpu"])
+def test_a_process_unloads_models_before_its_pod_runs_out_of_memory(component, tmp_path):
+    template = templates(render(CASES["gpu"]))[component]
+    env = variables(template)
+    set_here = {
+        name: env[f"ANCHORAGE_{name.upper()}"]
+        for name in ("model_bytes", "cache_bytes")
+        if f"ANCHORAGE_{name.upper()}" in env
+    }
+    settings = Settings(data_dir=tmp_path, **set_here)
+    limit = container(template)["resources"]["limits"]["memory"]
+    free = int(limit.removesuffix("Gi")) * 2**30 - settings.model_bytes - settings.cache_bytes
+    assert free >= 2**30
+
+
+@pytest.mark.parametrize("values", ["{settings: SET}", "{api: {settings: SET}}"])
+def test_a_users_memory_for_models_wins_over_that_of_the_chart(values):
+    mine = render(values.replace("SET", "{model_bytes: 1073741824}"))
+    assert variables(templates(mine)["api"])["ANCHORAGE_MODEL_BYTES"] == "1073741824"
+
+
 def test_torch_has_as_many_threads_as_the_container_may_use_cores():
     for component in ("api", "worker", "gpu"):
         env = variables(templates(render(EVERYTHING))[component])

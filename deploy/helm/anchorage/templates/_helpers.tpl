@@ -81,10 +81,15 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
       key: {{ (index . 1).key }}
 {{- end -}}
 
-{{- /* Of every process: (list root component) */ -}}
+{{- /* Of a process without a GPU, whose default limit of memory is 4 GiB */ -}}
+{{- define "anchorage.cpuSettings" -}}
+model_bytes: "2147483648"
+{{- end -}}
+
+{{- /* Of every process: (list root component default-settings) */ -}}
 {{- define "anchorage.env" -}}
 {{- $root := index . 0 -}}
-{{- $settings := mergeOverwrite (deepCopy $root.Values.settings) (index . 1).settings -}}
+{{- $settings := mergeOverwrite (deepCopy (index . 2)) $root.Values.settings (index . 1).settings -}}
 {{ include "anchorage.secretVariable" (list "ANCHORAGE_DATABASE_URL" $root.Values.database) }}
 {{ include "anchorage.secretVariable" (list "ANCHORAGE_REDIS_URL" $root.Values.redis) }}
 # torch has as many threads as the container may use cores; it would count those of the machine.
