@@ -245,6 +245,7 @@ def test_every_value_of_the_defaults_is_in_the_schema():
         ("{worker: {autoscaling: {enabled: true, kind: keda}}}", "needs the address of Prometheus"),
         ("{api: {ingress: {enabled: true}}}", "api.ingress.hosts"),
         ("{api: {resources: {limits: {memory: null}}}}", "memory"),
+        (f"{{gpuWorker: {{enabled: true}}, image: {{digest: {DIGEST}}}}}", "gpuWorker.image needs"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(values, message):
@@ -263,6 +264,11 @@ def test_a_digest_wins_over_a_tag():
     assert set(plain.values()) == {f"anchorage:{__version__}"}
     gpu = templates(render(CASES["gpu"]))["gpu"]
     assert container(gpu)["image"] == f"anchorage:{__version__}-cuda"
+    newer = templates(render(CASES["gpu"], "--set", "image.tag=9.0.0"))
+    assert {name: container(each)["image"] for name, each in newer.items()} == {
+        **dict.fromkeys(("api", "worker", "migrate"), "anchorage:9.0.0"),
+        "gpu": "anchorage:9.0.0-cuda",
+    }
 
 
 def test_settings_of_a_component_win_and_large_numbers_stay_numbers():

@@ -44,7 +44,10 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- define "anchorage.gpuImage" -}}
 {{- $image := deepCopy .Values.gpuWorker.image -}}
 {{- $_ := set $image "repository" (default .Values.image.repository $image.repository) -}}
-{{- include "anchorage.image" (list $image (printf "%s-cuda" .Chart.AppVersion)) -}}
+{{- if and .Values.image.digest (not $image.tag) (not $image.digest) -}}
+{{- fail "gpuWorker.image needs a tag or a digest: image.digest names only the image without CUDA" -}}
+{{- end -}}
+{{- include "anchorage.image" (list $image (printf "%s-cuda" (default .Chart.AppVersion .Values.image.tag))) -}}
 {{- end -}}
 
 {{- /* Helm reads whole numbers as floats: 4294967296 must not become 4.294967296e+09 */ -}}
