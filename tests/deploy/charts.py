@@ -49,7 +49,7 @@ gpuWorker:
   nodeSelector: {gpu: h100}
   image: {digest: "DIGEST"}
 networkPolicy:
-  api: {from: [{namespaceSelector: {}}]}
+  api: {from: [{podSelector: {matchLabels: {app: proxy}}}]}
   metrics: {from: [{namespaceSelector: {matchLabels: {name: monitoring}}}]}
   database: {to: [{podSelector: {matchLabels: {app: postgres}}}]}
   extraEgress: [{to: [{ipBlock: {cidr: 0.0.0.0/0}}], ports: [{port: 443}]}]

@@ -245,6 +245,7 @@ def test_every_value_of_the_defaults_is_in_the_schema():
         ("{worker: {autoscaling: {enabled: true, kind: keda}}}", "needs the address of Prometheus"),
         ("{api: {ingress: {enabled: true}}}", "api.ingress.hosts"),
         ("{api: {resources: {limits: {memory: null}}}}", "memory"),
+        ("{monitoring: {scrape: {enabled: true}}}", "scrape.existingSecret is empty"),
         (f"{{gpuWorker: {{enabled: true}}, image: {{digest: {DIGEST}}}}}", "gpuWorker.image needs"),
     ],
 )
