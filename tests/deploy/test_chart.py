@@ -246,6 +246,14 @@ def test_every_value_of_the_defaults_is_in_the_schema():
         ("{api: {ingress: {enabled: true}}}", "api.ingress.hosts"),
         ("{api: {resources: {limits: {memory: null}}}}", "memory"),
         ("{monitoring: {scrape: {enabled: true}}}", "scrape.existingSecret is empty"),
+        ("{extraEnv: [{name: ANCHORAGE_DATABASE_URL, value: x}]}", "name ANCHORAGE_DATABASE_URL"),
+        ("{extraEnv: [{name: ANCHORAGE_DEVICES, value: x}]}", "name ANCHORAGE_DEVICES"),
+        ("{api: {extraEnv: [{name: ANCHORAGE_PORT, value: x}]}}", "name ANCHORAGE_PORT"),
+        (
+            "{settings: {threads: 2}, worker: {extraEnv: [{name: ANCHORAGE_THREADS, value: x}]}}",
+            "name ANCHORAGE_THREADS",
+        ),
+        ("{extraVolumes: [{name: data, emptyDir: {}}]}", "extraVolumes"),
         (f"{{gpuWorker: {{enabled: true}}, image: {{digest: {DIGEST}}}}}", "gpuWorker.image needs"),
     ],
 )
@@ -323,10 +331,44 @@ def test_the_migration_runs_before_everything_else_and_needs_nothing_of_the_char
     job = named(render(EVERYTHING), "Job", "rel-anchorage-migrate")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
     volumes = job["spec"]["template"]["spec"]["volumes"]
-    assert all("emptyDir" in each for each in volumes)  # the claim does not exist yet
+    assert not any("persistentVolumeClaim" in each for each in volumes)  # it does not exist yet
     assert container(job["spec"]["template"])["args"] == ["db", "upgrade", "--first-key"]
     without = render("{migrations: {firstKey: false}}")
     assert container(templates(without)["migrate"])["args"] == ["db", "upgrade"]
+
+
+def test_the_migration_can_be_placed_and_labelled():
+    template = templates(render(EVERYTHING))["migrate"]
+    assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+    assert template["metadata"]["annotations"] == {"note": "migrate"}
+    assert template["spec"]["nodeSelector"] == {"kind": "cpu"}
+    assert template["spec"]["tolerations"] == [{"key": "dedicated", "operator": "Exists"}]
+    assert template["spec"]["affinity"] == {"podAntiAffinity": {}}
+
+
+def test_every_pod_has_the_extra_volumes():
+    found = templates(render(EVERYTHING))
+    assert set(found) == {"api", "worker", "gpu", "migrate"}
+    for template in found.values():
+        assert {"name": "ca", "secret": {"secretName": "private-ca"}} in template["spec"]["volumes"]
+        mount = {"name": "ca", "mountPath": "/etc/private-ca", "readOnly": True}
+        assert mount in container(template)["volumeMounts"]
+
+
+@pytest.mark.parametrize(
+    ("value", "component"), [("api", "api"), ("worker", "worker"), ("gpuWorker", "gpu")]
+)
+def test_variables_of_a_component_win_over_those_of_every_process(value, component):
+    values = {
+        "gpuWorker": {"enabled": True},
+        "extraEnv": [{"name": "A", "value": "all"}, {"name": "B", "value": "all"}],
+    }
+    mine = values.setdefault(value, {})
+    mine["extraEnv"] = [{"name": "A", "value": "mine"}, {"name": "C", "value": "mine"}]
+    for name, template in templates(render(json.dumps(values))).items():
+        env = variables(template)
+        expected = ["mine", "all", "mine"] if name == component else ["all", "all", None]
+        assert [env.get(each) for each in "ABC"] == expected
 
 
 def test_all_pods_share_the_volume_of_the_blobs_which_outlives_the_release():

@@ -114,9 +114,29 @@ model_bytes: "2147483648"
 {{- end }}
 {{- end -}}
 
-{{- define "anchorage.extraEnv" -}}
-{{- with .Values.extraEnv }}
-{{- toYaml . }}
+{{- /* The variables of a container: (list root component the-chart's-own). extraEnv of a component
+wins over that of every process; neither may name a variable that the chart sets. */ -}}
+{{- define "anchorage.withExtraEnv" -}}
+{{- $root := index . 0 -}}
+{{- $own := index . 2 -}}
+{{- $component := default list (index . 1).extraEnv -}}
+{{- $names := list -}}
+{{- range $component }}{{ $names = append $names .name }}{{ end -}}
+{{- $extra := list -}}
+{{- range $root.Values.extraEnv -}}
+{{- if not (has .name $names) }}{{ $extra = append $extra . }}{{ end -}}
+{{- end -}}
+{{- $extra = concat $extra $component -}}
+{{- $set := list -}}
+{{- range fromYamlArray $own }}{{ $set = append $set .name }}{{ end -}}
+{{- range $extra -}}
+{{- if has .name $set -}}
+{{- fail (printf "extraEnv must not name %s: the chart sets it. Use `settings` or the value that it comes from" .name) -}}
+{{- end -}}
+{{- end -}}
+{{ $own }}
+{{- with $extra }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 
@@ -129,6 +149,9 @@ model_bytes: "2147483648"
 - name: models
   mountPath: /models
   readOnly: true
+{{- end }}
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 
@@ -144,6 +167,9 @@ model_bytes: "2147483648"
   persistentVolumeClaim:
     claimName: {{ . }}
     readOnly: true
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 
