@@ -90,6 +90,31 @@ def test_the_api_scales_by_cpu_and_the_workers_by_unfinished_jobs():
     assert named(plain, "Deployment", f"{ALL}-api")["spec"]["replicas"] == 2
 
 
+@pytest.mark.parametrize(
+    ("component", "scaling", "message"),
+    [
+        ("api", {"minReplicas": 9}, "api.autoscaling.minReplicas is above maxReplicas"),
+        ("worker", {"minReplicas": 9}, "worker.autoscaling.minReplicas is above maxReplicas"),
+        ("worker", {"minReplicas": 0}, "must be at least 1 with kind hpa"),
+        ("worker", {"minReplicas": 0, "kind": "keda", "prometheus": "http://a"}, None),
+    ],
+)
+def test_bounds_of_autoscaling_that_kubernetes_would_refuse_are_refused(
+    component, scaling, message
+):
+    values = {component: {"autoscaling": {"enabled": True, **scaling}}}
+    answer = helm("template", "a", str(CHART), values=json.dumps(values))
+    assert (answer.returncode == 0) == (message is None), answer.stderr
+    assert (message or "") in answer.stderr
+
+
+@pytest.mark.parametrize("name", ["Anchorage", "my_release", "-a", "a-", "1a", "a.b"])
+def test_names_that_no_object_may_have_are_refused(name):
+    for value in ("fullnameOverride", "nameOverride"):
+        assert helm("template", "a", str(CHART), values=json.dumps({value: name})).returncode != 0
+        render(json.dumps({value: "vectors-2"}))
+
+
 def _rules(objects: tuple[dict[str, Any], ...], name: str, side: str) -> list[dict[str, Any]]:
     policy = named(objects, "NetworkPolicy", name)["spec"]
     assert side.capitalize() in policy["policyTypes"]

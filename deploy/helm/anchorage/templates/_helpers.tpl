@@ -231,6 +231,14 @@ readinessProbe:
   timeoutSeconds: 4
 {{- end -}}
 
+{{- /* Refuses bounds that Kubernetes would refuse: (list component autoscaling) */ -}}
+{{- define "anchorage.checkBounds" -}}
+{{- $scaling := index . 1 -}}
+{{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) -}}
+{{- fail (printf "%s.autoscaling.minReplicas is above maxReplicas" (index . 0)) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "anchorage.disruptionBudget" -}}
 {{- $root := index . 0 -}}
 apiVersion: policy/v1
