@@ -115,6 +115,19 @@ def test_names_that_no_object_may_have_are_refused(name):
         render(json.dumps({value: "vectors-2"}))
 
 
+def test_pods_of_the_api_prefer_different_nodes_unless_the_user_spreads_them():
+    found = templates(render())
+    [spread] = found["api"]["spec"]["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "kubernetes.io/hostname"
+    assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+    selector = named(render(), "Deployment", f"{ALL}-api")["spec"]["selector"]
+    assert spread["labelSelector"] == selector
+    assert "topologySpreadConstraints" not in found["worker"]["spec"]
+    mine = {"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    values = json.dumps({"api": {"topologySpreadConstraints": [mine]}})
+    assert templates(render(values))["api"]["spec"]["topologySpreadConstraints"] == [mine]
+
+
 def _rules(objects: tuple[dict[str, Any], ...], name: str, side: str) -> list[dict[str, Any]]:
     policy = named(objects, "NetworkPolicy", name)["spec"]
     assert side.capitalize() in policy["policyTypes"]
