@@ -24,10 +24,19 @@ serviceAccountName: anchorage
 settings: {max_vectors: 4096, model_bytes: 4294967296, hub_models: "timm/*", lease_s: 12.5}
 extraEnv:
   - {name: ANCHORAGE_STORES, valueFrom: {secretKeyRef: {name: stores, key: json}}}
+extraVolumes: [{name: ca, secret: {secretName: private-ca}}]
+extraVolumeMounts: [{name: ca, mountPath: /etc/private-ca, readOnly: true}]
+migrations:
+  nodeSelector: {kind: cpu}
+  tolerations: [{key: dedicated, operator: Exists}]
+  affinity: {podAntiAffinity: {}}
+  podLabels: {sidecar.istio.io/inject: "false"}
+  podAnnotations: {note: migrate}
 data: {storageClass: shared}
 models: {existingClaim: models}
 api:
   settings: {workers: 4, max_vectors: 128}
+  extraEnv: [{name: ANCHORAGE_CONSOLE, value: "false"}]
   forwardedAllowIps: 10.0.0.0/8
   ingress:
     enabled: true
@@ -49,7 +58,7 @@ gpuWorker:
   nodeSelector: {gpu: h100}
   image: {digest: "DIGEST"}
 networkPolicy:
-  api: {from: [{namespaceSelector: {}}]}
+  api: {from: [{podSelector: {matchLabels: {app: proxy}}}]}
   metrics: {from: [{namespaceSelector: {matchLabels: {name: monitoring}}}]}
   database: {to: [{podSelector: {matchLabels: {app: postgres}}}]}
   extraEgress: [{to: [{ipBlock: {cidr: 0.0.0.0/0}}], ports: [{port: 443}]}]

@@ -245,6 +245,16 @@ def test_every_value_of_the_defaults_is_in_the_schema():
         ("{worker: {autoscaling: {enabled: true, kind: keda}}}", "needs the address of Prometheus"),
         ("{api: {ingress: {enabled: true}}}", "api.ingress.hosts"),
         ("{api: {resources: {limits: {memory: null}}}}", "memory"),
+        ("{monitoring: {scrape: {enabled: true}}}", "scrape.existingSecret is empty"),
+        ("{extraEnv: [{name: ANCHORAGE_DATABASE_URL, value: x}]}", "name ANCHORAGE_DATABASE_URL"),
+        ("{extraEnv: [{name: ANCHORAGE_DEVICES, value: x}]}", "name ANCHORAGE_DEVICES"),
+        ("{api: {extraEnv: [{name: ANCHORAGE_PORT, value: x}]}}", "name ANCHORAGE_PORT"),
+        (
+            "{settings: {threads: 2}, worker: {extraEnv: [{name: ANCHORAGE_THREADS, value: x}]}}",
+            "name ANCHORAGE_THREADS",
+        ),
+        ("{extraVolumes: [{name: data, emptyDir: {}}]}", "extraVolumes"),
+        (f"{{gpuWorker: {{enabled: true}}, image: {{digest: {DIGEST}}}}}", "gpuWorker.image needs"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(values, message):
@@ -263,6 +273,11 @@ def test_a_digest_wins_over_a_tag():
     assert set(plain.values()) == {f"anchorage:{__version__}"}
     gpu = templates(render(CASES["gpu"]))["gpu"]
     assert container(gpu)["image"] == f"anchorage:{__version__}-cuda"
+    newer = templates(render(CASES["gpu"], "--set", "image.tag=9.0.0"))
+    assert {name: container(each)["image"] for name, each in newer.items()} == {
+        **dict.fromkeys(("api", "worker", "migrate"), "anchorage:9.0.0"),
+        "gpu": "anchorage:9.0.0-cuda",
+    }
 
 
 def test_settings_of_a_component_win_and_large_numbers_stay_numbers():
@@ -274,6 +289,27 @@ def test_settings_of_a_component_win_and_large_numbers_stay_numbers():
     assert found["api"]["HF_HUB_OFFLINE"] == "0"
     assert "HF_HUB_OFFLINE" not in variables(templates(render())["api"])
     assert found["worker"]["ANCHORAGE_THREADS"] == "2"
+
+
+@pytest.mark.parametrize("component", ["api", "worker", "gpu"])
+def test_a_process_unloads_models_before_its_pod_runs_out_of_memory(component, tmp_path):
+    template = templates(render(CASES["gpu"]))[component]
+    env = variables(template)
+    set_here = {
+        name: env[f"ANCHORAGE_{name.upper()}"]
+        for name in ("model_bytes", "cache_bytes")
+        if f"ANCHORAGE_{name.upper()}" in env
+    }
+    settings = Settings(data_dir=tmp_path, **set_here)
+    limit = container(template)["resources"]["limits"]["memory"]
+    free = int(limit.removesuffix("Gi")) * 2**30 - settings.model_bytes - settings.cache_bytes
+    assert free >= 2**30
+
+
+@pytest.mark.parametrize("values", ["{settings: SET}", "{api: {settings: SET}}"])
+def test_a_users_memory_for_models_wins_over_that_of_the_chart(values):
+    mine = render(values.replace("SET", "{model_bytes: 1073741824}"))
+    assert variables(templates(mine)["api"])["ANCHORAGE_MODEL_BYTES"] == "1073741824"
 
 
 def test_torch_has_as_many_threads_as_the_container_may_use_cores():
@@ -295,10 +331,44 @@ def test_the_migration_runs_before_everything_else_and_needs_nothing_of_the_char
     job = named(render(EVERYTHING), "Job", "rel-anchorage-migrate")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
     volumes = job["spec"]["template"]["spec"]["volumes"]
-    assert all("emptyDir" in each for each in volumes)  # the claim does not exist yet
+    assert not any("persistentVolumeClaim" in each for each in volumes)  # it does not exist yet
     assert container(job["spec"]["template"])["args"] == ["db", "upgrade", "--first-key"]
     without = render("{migrations: {firstKey: false}}")
     assert container(templates(without)["migrate"])["args"] == ["db", "upgrade"]
+
+
+def test_the_migration_can_be_placed_and_labelled():
+    template = templates(render(EVERYTHING))["migrate"]
+    assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+    assert template["metadata"]["annotations"] == {"note": "migrate"}
+    assert template["spec"]["nodeSelector"] == {"kind": "cpu"}
+    assert template["spec"]["tolerations"] == [{"key": "dedicated", "operator": "Exists"}]
+    assert template["spec"]["affinity"] == {"podAntiAffinity": {}}
+
+
+def test_every_pod_has_the_extra_volumes():
+    found = templates(render(EVERYTHING))
+    assert set(found) == {"api", "worker", "gpu", "migrate"}
+    for template in found.values():
+        assert {"name": "ca", "secret": {"secretName": "private-ca"}} in template["spec"]["volumes"]
+        mount = {"name": "ca", "mountPath": "/etc/private-ca", "readOnly": True}
+        assert mount in container(template)["volumeMounts"]
+
+
+@pytest.mark.parametrize(
+    ("value", "component"), [("api", "api"), ("worker", "worker"), ("gpuWorker", "gpu")]
+)
+def test_variables_of_a_component_win_over_those_of_every_process(value, component):
+    values = {
+        "gpuWorker": {"enabled": True},
+        "extraEnv": [{"name": "A", "value": "all"}, {"name": "B", "value": "all"}],
+    }
+    mine = values.setdefault(value, {})
+    mine["extraEnv"] = [{"name": "A", "value": "mine"}, {"name": "C", "value": "mine"}]
+    for name, template in templates(render(json.dumps(values))).items():
+        env = variables(template)
+        expected = ["mine", "all", "mine"] if name == component else ["all", "all", None]
+        assert [env.get(each) for each in "ABC"] == expected
 
 
 def test_all_pods_share_the_volume_of_the_blobs_which_outlives_the_release():

@@ -90,6 +90,44 @@ def test_the_api_scales_by_cpu_and_the_workers_by_unfinished_jobs():
     assert named(plain, "Deployment", f"{ALL}-api")["spec"]["replicas"] == 2
 
 
+@pytest.mark.parametrize(
+    ("component", "scaling", "message"),
+    [
+        ("api", {"minReplicas": 9}, "api.autoscaling.minReplicas is above maxReplicas"),
+        ("worker", {"minReplicas": 9}, "worker.autoscaling.minReplicas is above maxReplicas"),
+        ("worker", {"minReplicas": 0}, "must be at least 1 with kind hpa"),
+        ("worker", {"minReplicas": 0, "kind": "keda", "prometheus": "http://a"}, None),
+    ],
+)
+def test_bounds_of_autoscaling_that_kubernetes_would_refuse_are_refused(
+    component, scaling, message
+):
+    values = {component: {"autoscaling": {"enabled": True, **scaling}}}
+    answer = helm("template", "a", str(CHART), values=json.dumps(values))
+    assert (answer.returncode == 0) == (message is None), answer.stderr
+    assert (message or "") in answer.stderr
+
+
+@pytest.mark.parametrize("name", ["Anchorage", "my_release", "-a", "a-", "1a", "a.b"])
+def test_names_that_no_object_may_have_are_refused(name):
+    for value in ("fullnameOverride", "nameOverride"):
+        assert helm("template", "a", str(CHART), values=json.dumps({value: name})).returncode != 0
+        render(json.dumps({value: "vectors-2"}))
+
+
+def test_pods_of_the_api_prefer_different_nodes_unless_the_user_spreads_them():
+    found = templates(render())
+    [spread] = found["api"]["spec"]["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "kubernetes.io/hostname"
+    assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+    selector = named(render(), "Deployment", f"{ALL}-api")["spec"]["selector"]
+    assert spread["labelSelector"] == selector
+    assert "topologySpreadConstraints" not in found["worker"]["spec"]
+    mine = {"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    values = json.dumps({"api": {"topologySpreadConstraints": [mine]}})
+    assert templates(render(values))["api"]["spec"]["topologySpreadConstraints"] == [mine]
+
+
 def _rules(objects: tuple[dict[str, Any], ...], name: str, side: str) -> list[dict[str, Any]]:
     policy = named(objects, "NetworkPolicy", name)["spec"]
     assert side.capitalize() in policy["policyTypes"]
@@ -112,8 +150,11 @@ def test_pods_reach_only_what_they_need():
 def test_only_the_ports_of_the_api_of_metrics_and_of_model_hosts_are_open():
     objects = render(EVERYTHING)
     [api] = _rules(objects, f"{ALL}-api", "ingress")
-    assert api == {"ports": [{"port": "http"}], "from": [{"namespaceSelector": {}}]}
     [metrics] = _rules(objects, f"{ALL}-worker", "ingress")
+    assert api == {
+        "ports": [{"port": "http"}],
+        "from": [{"podSelector": {"matchLabels": {"app": "proxy"}}}, *metrics["from"]],
+    }
     assert metrics["ports"] == [{"port": 9100, "endPort": 9101}]
     [models] = _rules(objects, f"{ALL}-gpu", "ingress")
     [peer] = models["from"]
@@ -121,6 +162,22 @@ def test_only_the_ports_of_the_api_of_metrics_and_of_model_hosts_are_open():
     # The policy of all Pods allows nothing to come in by itself.
     assert "ingress" not in named(objects, "NetworkPolicy", ALL)["spec"]
     assert not of_kind(render("networkPolicy: {enabled: false}"), "NetworkPolicy")
+
+
+@pytest.mark.parametrize("scraped", [True, False])
+def test_prometheus_may_reach_the_api_only_if_it_scrapes_and_never_closes_an_open_api(scraped):
+    values = {
+        "monitoring": {"scrape": {"enabled": scraped, "existingSecret": "a"}},
+        "networkPolicy": {
+            "api": {"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
+            "metrics": {"from": [{"podSelector": {}}]},
+        },
+    }
+    [restricted] = _rules(render(json.dumps(values)), f"{ALL}-api", "ingress")
+    assert ({"podSelector": {}} in restricted["from"]) == scraped
+    del values["networkPolicy"]["api"]
+    [open_api] = _rules(render(json.dumps(values)), f"{ALL}-api", "ingress")
+    assert "from" not in open_api
 
 
 def test_prometheus_finds_the_ports_and_has_a_key_for_the_api():
@@ -142,7 +199,7 @@ def test_prometheus_finds_the_ports_and_has_a_key_for_the_api():
         for each in [endpoint, *workers["podMetricsEndpoints"]]
     }
     assert jobs == {"anchorage-api", "anchorage-worker"}
-    without = render("monitoring: {scrape: {enabled: true}}")
+    without = render("{monitoring: {scrape: {enabled: true}}, settings: {auth: none}}")
     assert "authorization" not in json.dumps(of_kind(without, "ServiceMonitor"))
 
 
@@ -159,21 +216,34 @@ def test_rules_and_dashboard_arrive_unchanged():
     assert not of_kind(render(), *custom)
 
 
-@pytest.mark.parametrize(("first", "command"), [("true", "kubectl logs"), ("false", "keys create")])
-def test_the_notes_name_the_next_two_commands(tmp_path, first, command):
-    # Without a cluster helm shows no notes, so a copy of the chart has them in an object.
+def _notes(tmp_path: Path, values: str) -> str:
+    """Return the notes. Without a cluster helm shows none, so a copy has them in an object."""
     copy = Path(shutil.copytree(CHART, tmp_path / "chart"))
     (copy / "templates" / "NOTES.txt").rename(copy / "notes.txt")
     show = '{kind: Notes, text: {{ tpl (.Files.Get "notes.txt") . | toJson }}}'
     (copy / "templates" / "notes.yaml").write_text(show)
     answer = helm(
         *("template", "rel", str(copy), "-n", "ns", "--show-only", "templates/notes.yaml"),
-        values=f"migrations: {{firstKey: {first}}}",
+        values=values,
     )
     assert answer.returncode == 0, answer.stderr
-    notes = yaml.safe_load(answer.stdout)["text"]
+    return yaml.safe_load(answer.stdout)["text"]
+
+
+@pytest.mark.parametrize(("first", "command"), [("true", "kubectl logs"), ("false", "keys create")])
+def test_the_notes_name_the_next_two_commands(tmp_path, first, command):
+    notes = _notes(tmp_path, f"migrations: {{firstKey: {first}}}")
     assert command in notes
     assert f"kubectl port-forward -n ns service/{ALL}-api 8080:80" in notes
+
+
+@pytest.mark.parametrize(
+    ("values", "warns"),
+    [(CASES["default"], False), (CASES["keda"], True), (EVERYTHING, False)],
+    ids=["no autoscaling", "no scrape", "both"],
+)
+def test_the_notes_warn_of_autoscaling_without_metrics(tmp_path, values, warns):
+    assert ("WARNING: worker.autoscaling needs" in _notes(tmp_path, values)) == warns
 
 
 def test_the_values_on_the_page_are_accepted():

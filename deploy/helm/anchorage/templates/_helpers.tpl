@@ -44,7 +44,10 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- define "anchorage.gpuImage" -}}
 {{- $image := deepCopy .Values.gpuWorker.image -}}
 {{- $_ := set $image "repository" (default .Values.image.repository $image.repository) -}}
-{{- include "anchorage.image" (list $image (printf "%s-cuda" .Chart.AppVersion)) -}}
+{{- if and .Values.image.digest (not $image.tag) (not $image.digest) -}}
+{{- fail "gpuWorker.image needs a tag or a digest: image.digest names only the image without CUDA" -}}
+{{- end -}}
+{{- include "anchorage.image" (list $image (printf "%s-cuda" (default .Chart.AppVersion .Values.image.tag))) -}}
 {{- end -}}
 
 {{- /* Helm reads whole numbers as floats: 4294967296 must not become 4.294967296e+09 */ -}}
@@ -81,10 +84,15 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
       key: {{ (index . 1).key }}
 {{- end -}}
 
-{{- /* Of every process: (list root component) */ -}}
+{{- /* Of a process without a GPU, whose default limit of memory is 4 GiB */ -}}
+{{- define "anchorage.cpuSettings" -}}
+model_bytes: "2147483648"
+{{- end -}}
+
+{{- /* Of every process: (list root component default-settings) */ -}}
 {{- define "anchorage.env" -}}
 {{- $root := index . 0 -}}
-{{- $settings := mergeOverwrite (deepCopy $root.Values.settings) (index . 1).settings -}}
+{{- $settings := mergeOverwrite (deepCopy (index . 2)) $root.Values.settings (index . 1).settings -}}
 {{ include "anchorage.secretVariable" (list "ANCHORAGE_DATABASE_URL" $root.Values.database) }}
 {{ include "anchorage.secretVariable" (list "ANCHORAGE_REDIS_URL" $root.Values.redis) }}
 # torch has as many threads as the container may use cores; it would count those of the machine.
@@ -106,9 +114,29 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end }}
 {{- end -}}
 
-{{- define "anchorage.extraEnv" -}}
-{{- with .Values.extraEnv }}
-{{- toYaml . }}
+{{- /* The variables of a container: (list root component the-chart's-own). extraEnv of a component
+wins over that of every process; neither may name a variable that the chart sets. */ -}}
+{{- define "anchorage.withExtraEnv" -}}
+{{- $root := index . 0 -}}
+{{- $own := index . 2 -}}
+{{- $component := default list (index . 1).extraEnv -}}
+{{- $names := list -}}
+{{- range $component }}{{ $names = append $names .name }}{{ end -}}
+{{- $extra := list -}}
+{{- range $root.Values.extraEnv -}}
+{{- if not (has .name $names) }}{{ $extra = append $extra . }}{{ end -}}
+{{- end -}}
+{{- $extra = concat $extra $component -}}
+{{- $set := list -}}
+{{- range fromYamlArray $own }}{{ $set = append $set .name }}{{ end -}}
+{{- range $extra -}}
+{{- if has .name $set -}}
+{{- fail (printf "extraEnv must not name %s: the chart sets it. Use `settings` or the value that it comes from" .name) -}}
+{{- end -}}
+{{- end -}}
+{{ $own }}
+{{- with $extra }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 
@@ -121,6 +149,9 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 - name: models
   mountPath: /models
   readOnly: true
+{{- end }}
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 
@@ -136,6 +167,9 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
   persistentVolumeClaim:
     claimName: {{ . }}
     readOnly: true
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 
@@ -195,6 +229,14 @@ readinessProbe:
   httpGet: {path: /metrics, port: metrics}
   periodSeconds: 10
   timeoutSeconds: 4
+{{- end -}}
+
+{{- /* Refuses bounds that Kubernetes would refuse: (list component autoscaling) */ -}}
+{{- define "anchorage.checkBounds" -}}
+{{- $scaling := index . 1 -}}
+{{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) -}}
+{{- fail (printf "%s.autoscaling.minReplicas is above maxReplicas" (index . 0)) -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "anchorage.disruptionBudget" -}}
