@@ -11,7 +11,7 @@ from app.api.console_access import CONSOLE
 from app.api.http.deps import ReadContext, Reads, Svc
 from app.console import wording
 from app.console.fields import AnswerField, CountField, NameField
-from app.console.pages import render
+from app.console.pages import redirect, render
 from app.maths.relevance.advice import DEFAULT_DIFFERENCE, FEWEST_QUERIES
 from app.services.context import Services
 from app.services.relevance.advice import AdviceTask, explain
@@ -48,6 +48,12 @@ def find_pairs(services: Services, project: str) -> list[EncoderPair]:
         for anchor_set, encoders in sets.items()
         for source, target in permutations(encoders, 2)
     ]
+
+
+@router.get(f"{CONSOLE}/")
+def leave_slash_out(request: Request) -> Response:
+    """Redirects to the verdict."""
+    return redirect(request, CONSOLE)
 
 
 @router.get(CONSOLE)

@@ -13,7 +13,7 @@ class WorkSlots:
     """Slots for one kind of work: `at_once` callers run, `waiting` more wait, others fail."""
 
     def __init__(self, what: str, at_once: int, waiting: int) -> None:
-        self._busy = f"the server has reached its limit of concurrent {what}. Try again in 5 s"
+        self._busy = f"The server is busy: no further {what} can start now. Try again in 5 s."
         self._running = BoundedSemaphore(at_once)
         self._places = BoundedSemaphore(at_once + waiting)
 

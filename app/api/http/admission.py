@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from typing import Any
 
 import structlog
@@ -91,10 +92,15 @@ class Admission:
             or (self.console and console_access.needs_no_key(path))
         )
 
-    def is_quiet(self, scope: Scope) -> bool:
-        """Whether the log leaves the request out."""
-        return self.is_public(scope) or (
-            console_access.POLLED_PATH.fullmatch(scope["path"]) is not None
+    def is_quiet(self, scope: Scope, status: int) -> bool:
+        """Whether the log leaves the request out. It has every sign-in and every refused one."""
+        if not self.is_console(scope):
+            return self.is_public(scope)
+        polled = console_access.POLLED_PATH.fullmatch(scope["path"]) is not None
+        return (
+            (polled or self.is_public(scope))
+            and scope["method"] in SAFE_METHODS
+            and (status < HTTPStatus.MULTIPLE_CHOICES or status == HTTPStatus.NOT_MODIFIED)
         )
 
     async def find_caller(self, text: str | None, address: str) -> Caller:
@@ -170,7 +176,7 @@ class AdmissionMiddleware:
         finally:
             answer.stop_timer()
             reservation.leave()
-            answer.record(scope, quiet=self._admission.is_quiet(scope))
+            answer.record(scope, quiet=self._admission.is_quiet(scope, answer.status))
 
     async def _serve(
         self,
@@ -244,7 +250,7 @@ class AdmissionMiddleware:
         """
         console = self._admission.is_console(scope)
         if scope["method"] in SAFE_METHODS:
-            if not console or headers.get("sec-fetch-mode", "navigate") == "navigate":
+            if not console or _follows_link(headers):
                 return
         elif not console and self._admission.keys is not None:
             return
@@ -258,7 +264,7 @@ class AdmissionMiddleware:
             own = site in OWN_SITE
         if not own:
             raise OriginNotAllowed(
-                "The console answers only links from pages of other sites. Use its own pages."
+                "Pages of other sites may only link to the console. Open the console itself."
                 if console
                 else "A server without API keys accepts no requests from pages of other sites. "
                 "Serve the page from the same host, or require keys with ANCHORAGE_AUTH=keys.",
@@ -294,6 +300,14 @@ async def refresh_gauges(admission: Admission) -> None:
     while True:
         set_gauges(admission)
         await asyncio.sleep(GAUGES_EVERY_S)
+
+
+def _follows_link(headers: Headers) -> bool:
+    """Whether a browser opens a whole page, in no frame."""
+    return (
+        headers.get("sec-fetch-mode") == "navigate"
+        and headers.get("sec-fetch-dest", "document") == "document"
+    )
 
 
 def address_of(scope: Scope) -> str:

@@ -25,7 +25,13 @@ from anchorage_client import (
     RateLimitError,
     UnavailableError,
 )
-from anchorage_client._sync.transport import json_of, pause_before, problem_of, retry_after
+from anchorage_client._sync.transport import (
+    json_of,
+    pause_before,
+    problem_of,
+    retry_after,
+    to_bytes,
+)
 from benchmarks.service import free_port, serve
 
 
@@ -257,3 +263,12 @@ def test_a_key_may_end_with_a_line_break_and_an_empty_one_is_none():
         with pytest.raises(ValueError, match="key contains characters") as wrong:
             Client("http://127.0.0.1:1", api_key=key)
         assert key not in str(wrong.value)
+
+
+def test_numbers_of_numpy_are_numbers_and_nan_is_refused():
+    body = {"dim": np.int64(5), "ids": np.arange(3), "share": np.float32(0.5), "text": "ü"}
+    assert to_bytes(body) == '{"dim": 5, "ids": [0, 1, 2], "share": 0.5, "text": "ü"}'.encode()
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        to_bytes({"weight": float("nan")})
+    with pytest.raises(TypeError, match="no form for set"):
+        to_bytes({"ids": {1}})

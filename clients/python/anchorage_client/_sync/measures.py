@@ -257,15 +257,21 @@ def _judged(
     weight: float | None,
     candidates: int | None,
 ) -> Json:
-    """Return the fields of judged items."""
+    """Return the fields of judged items, with ids as texts: the service compares them exactly."""
+    named = {"query": query_ids is not None, "document": document_ids is not None}
     return {
-        "judgements": None if judgements is None else [dict(each) for each in judgements],
+        "judgements": None
+        if judgements is None
+        else [
+            {key: str(value) if named.get(key) else value for key, value in each.items()}
+            for each in judgements
+        ],
         "queries": _sent(queries),
         "old_queries": _sent(old_queries),
         "documents": _sent(documents),
         "native_documents": _sent(native_documents),
-        "query_ids": None if query_ids is None else list(query_ids),
-        "document_ids": None if document_ids is None else list(document_ids),
+        "query_ids": None if query_ids is None else [str(each) for each in query_ids],
+        "document_ids": None if document_ids is None else [str(each) for each in document_ids],
         "weight": weight,
         "candidates": candidates,
     }

@@ -9,10 +9,12 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
+from json import dumps
 from typing import Any
 from urllib.parse import quote
 
 import httpx2
+import numpy as np
 
 from anchorage_client.errors import AnchorageError, UnavailableError, error_of
 
@@ -78,6 +80,9 @@ class Transport:
         """
         most = self.retries if retries is None else retries
         own = dict(headers or {})
+        if json is not None:
+            content = to_bytes(json)
+            own["Content-Type"] = "application/json"
         if creates:
             own.setdefault("Idempotency-Key", uuid.uuid4().hex)
         attempt, perhaps_done = 0, False
@@ -86,7 +91,6 @@ class Transport:
                 answer = self.http.request(
                     method,
                     path,
-                    json=json,
                     params=without_none(params or {}),
                     content=content,
                     headers=own,
@@ -158,6 +162,20 @@ def _no_answer(error: httpx2.TransportError) -> UnavailableError:
     place = str(error.request.url.copy_with(path="/", query=None)) if error._request else ""
     detail = f"The service at {place} did not answer: {error or type(error).__name__}"
     return UnavailableError(None, {"code": "no-answer", "detail": detail})
+
+
+def to_bytes(body: Any) -> bytes:
+    """Return a body as JSON; numbers and arrays of numpy count as plain ones.
+
+    Raises TypeError for another object, and ValueError for NaN.
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.generic | np.ndarray):
+            return value.tolist()
+        raise TypeError(f"JSON has no form for {type(value).__name__}: {value!r:.100}")
+
+    return dumps(body, default=plain, allow_nan=False, ensure_ascii=False).encode()
 
 
 def json_of(answer: httpx2.Response) -> Json:

@@ -99,7 +99,7 @@ class ConnectionPool(Protocol):
     """What `psycopg_pool.ConnectionPool` offers."""
 
     def connection(self) -> AbstractContextManager[psycopg.Connection[Any]]:
-        """Lend a connection, which nobody else uses meanwhile."""
+        """Lend a connection, which no other thread uses meanwhile."""
 
 
 @dataclass(frozen=True)
