@@ -8,10 +8,16 @@ from typing import Any
 from haystack import Document, component, default_from_dict, default_to_dict
 from haystack.utils import Secret
 
-from anchorage_client.adapters.text_model import BATCH_SIZE, URL, TextModel, to_lists
+from anchorage_client.adapters.text_model import (
+    BATCH_SIZE,
+    KEY_VARIABLE,
+    URL,
+    TextModel,
+    to_lists,
+)
 
 #: the key of the environment, where there is one
-KEY = Secret.from_env_var("ANCHORAGE_API_KEY", strict=False)
+KEY = Secret.from_env_var(KEY_VARIABLE, strict=False)
 
 
 class _Embedder:
@@ -24,32 +30,53 @@ class _Embedder:
         api_key: Secret | None = KEY,
         batch_size: int = BATCH_SIZE,
         timeout: float = 60.0,
-        **settings: Any,
     ) -> None:
         self.model = model
-        self._settings = {
-            "model": model,
-            "url": url,
-            "api_key": api_key,
-            "batch_size": batch_size,
-            "timeout": timeout,
-            **settings,
-        }
-        self._texts = TextModel(
-            model,
-            url=url,
-            api_key=None if api_key is None else api_key.resolve_value(),
-            batch_size=batch_size,
-            timeout=timeout,
-        )
+        self.url = url
+        self.api_key = api_key
+        self.batch_size = batch_size
+        self.timeout = timeout
+        self._texts = TextModel(model, **self._connection())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings, with the name of the key's variable and not the key."""
-        return default_to_dict(self, **self._settings)
+        return default_to_dict(
+            self,
+            model=self.model,
+            url=self.url,
+            api_key=self.api_key,
+            batch_size=self.batch_size,
+            timeout=self.timeout,
+            **self._own_settings(),
+        )
 
     def close(self) -> None:
         """Close the connection. The next run opens another."""
         self._texts.close()
+
+    @property
+    def _current(self) -> TextModel:
+        # The attributes may have changed.
+        self._texts = self._texts.with_settings(model=self.model, **self._connection())
+        return self._texts
+
+    def _connection(self) -> dict[str, Any]:
+        key = self.api_key
+        if key is not None and not isinstance(key, Secret):
+            raise TypeError(
+                "`api_key` must be a Secret of haystack.utils, such as "
+                f"`Secret.from_env_var({KEY_VARIABLE!r})`, and this is a {type(key).__name__}."
+            )
+        return {
+            "url": self.url,
+            "api_key": None if key is None else key.resolve_value(),
+            "api_key_env": None,
+            "batch_size": self.batch_size,
+            "timeout": self.timeout,
+        }
+
+    def _own_settings(self) -> dict[str, Any]:
+        return {}
 
 
 @component
@@ -76,13 +103,13 @@ class AnchorageTextEmbedder(_Embedder):
     @component.output_types(embedding=list[float], meta=dict[str, Any])
     def run(self, text: str) -> dict[str, Any]:
         """Return the query's `embedding`. Raises TypeError unless `text` is a string."""
-        [vector] = to_lists(self._texts.embed([_checked(text)], "query"))
+        [vector] = to_lists(self._current.embed([_checked(text)], "query"))
         return {"embedding": vector, "meta": {"model": self.model}}
 
     @component.output_types(embedding=list[float], meta=dict[str, Any])
     async def run_async(self, text: str) -> dict[str, Any]:
         """Return what `run` returns, without blocking the event loop."""
-        [vector] = to_lists(await self._texts.aembed([_checked(text)], "query"))
+        [vector] = to_lists(await self._current.aembed([_checked(text)], "query"))
         return {"embedding": vector, "meta": {"model": self.model}}
 
 
@@ -104,18 +131,9 @@ class AnchorageDocumentEmbedder(_Embedder):
         meta_fields_to_embed: list[str] | None = None,
         embedding_separator: str = "\n",
     ) -> None:
-        _Embedder.__init__(
-            self,
-            model,
-            url,
-            api_key,
-            batch_size,
-            timeout,
-            meta_fields_to_embed=meta_fields_to_embed,
-            embedding_separator=embedding_separator,
-        )
-        self._meta_fields = meta_fields_to_embed or []
-        self._separator = embedding_separator
+        _Embedder.__init__(self, model, url, api_key, batch_size, timeout)
+        self.meta_fields_to_embed = meta_fields_to_embed or []
+        self.embedding_separator = embedding_separator
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> AnchorageDocumentEmbedder:
@@ -129,19 +147,25 @@ class AnchorageDocumentEmbedder(_Embedder):
 
         Raises TypeError unless they are a list of documents.
         """
-        vectors = self._texts.embed([self._text(each) for each in _listed(documents)], "document")
+        vectors = self._current.embed([self._text(each) for each in _listed(documents)], "document")
         return self._answer(documents, to_lists(vectors))
 
     @component.output_types(documents=list[Document], meta=dict[str, Any])
     async def run_async(self, documents: list[Document]) -> dict[str, Any]:
         """Return what `run` returns, without blocking the event loop."""
         texts = [self._text(each) for each in _listed(documents)]
-        return self._answer(documents, to_lists(await self._texts.aembed(texts, "document")))
+        return self._answer(documents, to_lists(await self._current.aembed(texts, "document")))
+
+    def _own_settings(self) -> dict[str, Any]:
+        return {
+            "meta_fields_to_embed": self.meta_fields_to_embed,
+            "embedding_separator": self.embedding_separator,
+        }
 
     def _text(self, document: Document) -> str:
-        meta = [document.meta.get(name) for name in self._meta_fields]
+        meta = [document.meta.get(name) for name in self.meta_fields_to_embed]
         parts = [*(str(value) for value in meta if value is not None), document.content or ""]
-        return self._separator.join(parts)
+        return self.embedding_separator.join(parts)
 
     def _answer(self, documents: list[Document], vectors: list[list[float]]) -> dict[str, Any]:
         embedded = [

@@ -35,18 +35,23 @@ class AnchorageEmbeddings(Embeddings):
         """Close the connection. The next call opens another."""
         self._texts.close()
 
+    @property
+    def _current(self) -> TextModel:
+        self._texts = self._texts.with_settings(model=self.model)
+        return self._texts
+
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Return the vectors of documents."""
-        return to_lists(self._texts.embed(texts, "document"))
+        return to_lists(self._current.embed(texts, "document"))
 
     def embed_query(self, text: str) -> list[float]:
         """Return the vector of a query."""
-        return to_lists(self._texts.embed([text], "query"))[0]
+        return to_lists(self._current.embed([text], "query"))[0]
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
         """Return the vectors of documents, without blocking the event loop."""
-        return to_lists(await self._texts.aembed(texts, "document"))
+        return to_lists(await self._current.aembed(texts, "document"))
 
     async def aembed_query(self, text: str) -> list[float]:
         """Return the vector of a query, without blocking the event loop."""
-        return to_lists(await self._texts.aembed([text], "query"))[0]
+        return to_lists(await self._current.aembed([text], "query"))[0]

@@ -16,6 +16,7 @@ class AnchorageEmbedding(BaseEmbedding):
 
     `embed_batch_size` is LlamaIndex' name of `batch_size`.
     `to_dict` leaves the API key out: pass it to `from_dict` again.
+    Raises TypeError for a keyword that is no field.
     """
 
     url: str = URL
@@ -34,6 +35,9 @@ class AnchorageEmbedding(BaseEmbedding):
         async_client: AsyncClient | None = None,
         **fields: Any,
     ) -> None:
+        unknown = sorted(set(fields) - {*type(self).model_fields, "class_name"})
+        if unknown:
+            raise TypeError(f"AnchorageEmbedding has no parameter {', '.join(unknown)}.")
         super().__init__(
             model_name=model_name,
             url=url,
@@ -42,15 +46,7 @@ class AnchorageEmbedding(BaseEmbedding):
             timeout=timeout,
             **fields,
         )
-        secret = self.api_key
-        self._texts = TextModel(
-            model_name,
-            url=url,
-            api_key=None if secret is None else secret.get_secret_value(),
-            batch_size=embed_batch_size,
-            timeout=timeout,
-            async_client=async_client,
-        )
+        self._texts = TextModel(model_name, async_client=async_client)
 
     @classmethod
     def class_name(cls) -> str:
@@ -61,11 +57,23 @@ class AnchorageEmbedding(BaseEmbedding):
         """Close the connection. The next call opens another."""
         self._texts.close()
 
+    @property
+    def _current(self) -> TextModel:
+        # The fields may have changed, and `model_copy` shares `_texts`.
+        self._texts = self._texts.with_settings(
+            model=self.model_name,
+            url=self.url,
+            api_key=None if self.api_key is None else self.api_key.get_secret_value(),
+            batch_size=self.embed_batch_size,
+            timeout=self.timeout,
+        )
+        return self._texts
+
     def _get_query_embedding(self, query: str) -> list[float]:
-        return to_lists(self._texts.embed([query], "query"))[0]
+        return to_lists(self._current.embed([query], "query"))[0]
 
     async def _aget_query_embedding(self, query: str) -> list[float]:
-        return to_lists(await self._texts.aembed([query], "query"))[0]
+        return to_lists(await self._current.aembed([query], "query"))[0]
 
     def _get_text_embedding(self, text: str) -> list[float]:
         return self._get_text_embeddings([text])[0]
@@ -74,7 +82,7 @@ class AnchorageEmbedding(BaseEmbedding):
         return (await self._aget_text_embeddings([text]))[0]
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        return to_lists(self._texts.embed(texts, "document"))
+        return to_lists(self._current.embed(texts, "document"))
 
     async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        return to_lists(await self._texts.aembed(texts, "document"))
+        return to_lists(await self._current.aembed(texts, "document"))

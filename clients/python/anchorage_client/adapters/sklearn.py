@@ -7,7 +7,7 @@ variable of the environment that holds it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,16 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from anchorage_client import Client, LocalTranslator
-from anchorage_client.adapters.text_model import BATCH_SIZE, URL, TextModel
+from anchorage_client.adapters.text_model import BATCH_SIZE, KEY_VARIABLE, URL, TextModel
 from anchorage_client.fields import Role
 from anchorage_client.vectors import Float32s
 
-KEY_VARIABLE = "ANCHORAGE_API_KEY"
 
-
-class AnchorageVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class AnchorageVectorizer(
+    ClassNamePrefixFeaturesOutMixin,  # type: ignore[misc]
+    TransformerMixin,  # type: ignore[misc]
+    BaseEstimator,  # type: ignore[misc]
+):
     """Texts to vectors by a model of the service. There is nothing to fit.
 
     model        an encoder, `encoder->target@anchor-set`, or an alias
@@ -54,18 +56,30 @@ class AnchorageVectorizer(TransformerMixin, BaseEstimator):  # type: ignore[misc
         return self
 
     def transform(self, X: Iterable[str]) -> Float32s:
-        """Return the vectors (n, d) of texts. Raises TypeError for other items."""
-        if isinstance(X, str):
-            raise TypeError("`X` must be a list or column of strings, and this is one string.")
-        texts = list(X)
-        others = {type(each).__name__ for each in texts if not isinstance(each, str)}
-        if others:
-            kinds = ", ".join(sorted(others))
-            raise TypeError(f"`X` must be a list or column of strings, and this has {kinds}.")
+        """Return the vectors (n, d) of texts; a frame or an array may have one column.
+
+        Raises TypeError for several columns, and for items that are not strings.
+        """
+        texts = _texts_of(X)
+        vectors = self._embed(texts) if texts else np.empty((0, self._n_features_out), np.float32)
+        self._dim = (self.model, self.url), vectors.shape[1]
+        return vectors
+
+    @property
+    def _n_features_out(self) -> int:
+        # There is nothing to fit, so a first call here embeds one text.
+        names = self.model, self.url
+        known, dim = getattr(self, "_dim", (None, 0))
+        if known != names:
+            dim = self._embed(["dimension"]).shape[1]
+            self._dim = names, dim
+        return int(dim)
+
+    def _embed(self, texts: list[str]) -> Float32s:
         connection = TextModel(
             self.model,
             url=self.url,
-            api_key=os.environ.get(self.api_key_env),
+            api_key_env=self.api_key_env,
             batch_size=self.batch_size,
             timeout=self.timeout,
         )
@@ -123,7 +137,7 @@ class AnchorageTranslator(
         Raises ValueError if it is not the source's, and the errors of the client.
         """
         validate_data(self, X, dtype=[np.float32, np.float64])
-        key = os.environ.get(self.api_key_env)
+        key = os.environ.get(self.api_key_env) or None
         with Client(self.url, api_key=key, timeout=self.timeout) as client:
             self.translator_: LocalTranslator = client.translator(
                 source=self.source,
@@ -143,3 +157,21 @@ class AnchorageTranslator(
         check_is_fitted(self, "translator_")
         rows = validate_data(self, X, dtype=[np.float32, np.float64], reset=False)
         return self.translator_.apply(rows).vectors
+
+
+def _texts_of(X: Any) -> list[str]:
+    rule = "`X` must be a list or column of strings, and this"
+    if isinstance(X, str):
+        raise TypeError(f"{rule} is one string.")
+    if isinstance(X, Mapping):
+        raise TypeError(f"{rule} is a mapping.")
+    shape: tuple[int, ...] = getattr(X, "shape", ())
+    if len(shape) == 2:
+        if shape[1] != 1:
+            raise TypeError(f"{rule} has {shape[1]} columns. Select one.")
+        X = np.asarray(X, dtype=object).reshape(-1)
+    texts = list(X)
+    others = {type(each).__name__ for each in texts if not isinstance(each, str)}
+    if others:
+        raise TypeError(f"{rule} has {', '.join(sorted(others))}.")
+    return texts

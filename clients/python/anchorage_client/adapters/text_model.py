@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,18 +11,22 @@ from typing import Any
 import numpy as np
 
 from anchorage_client import AsyncClient, Client
+from anchorage_client.errors import rows_from
 from anchorage_client.fields import Role
 from anchorage_client.vectors import Float32s
 
 URL = "http://127.0.0.1:8080"
 BATCH_SIZE = 256
+KEY_VARIABLE = "ANCHORAGE_API_KEY"
 
 
 class TextModel:
     """A model of a service, which makes vectors from texts.
 
     model         an encoder, `encoder->target@anchor-set`, or an alias
-    url, api_key  as of `Client`
+    url           as of `Client`
+    api_key       as of `Client`; None: the key of the environment, if there is one
+    api_key_env   variable of the environment that holds the key; None: no variable
     batch_size    most texts of one request
     timeout       seconds for one request
     async_client  sends the asynchronous requests; its owner closes it. None: a thread sends them.
@@ -35,17 +40,22 @@ class TextModel:
         *,
         url: str = URL,
         api_key: str | None = None,
+        api_key_env: str | None = KEY_VARIABLE,
         batch_size: int = BATCH_SIZE,
         timeout: float = 60.0,
         async_client: AsyncClient | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"`batch_size` must be at least 1, got {batch_size}.")
         self.model = model
         self.url = url
-        self.batch_size = batch_size
-        self._api_key = api_key
-        self._timeout = timeout
+        self.batch_size = checked_batch_size(batch_size)
+        self._settings: dict[str, Any] = {
+            "model": model,
+            "url": url,
+            "api_key": api_key,
+            "api_key_env": api_key_env,
+            "batch_size": batch_size,
+            "timeout": timeout,
+        }
         self._async_client = async_client
         self._client: Client | None = None
 
@@ -56,9 +66,19 @@ class TextModel:
     def client(self) -> Client:
         """The client of the service, opened at the first use."""
         if self._client is None:
-            self._client = Client(self.url, api_key=self._api_key, timeout=self._timeout)
+            key, variable = self._settings["api_key"], self._settings["api_key_env"]
+            if key is None and variable is not None:
+                key = os.environ.get(variable)
+            self._client = Client(self.url, api_key=key or None, timeout=self._settings["timeout"])
             weakref.finalize(self, self._client.close)
         return self._client
+
+    def with_settings(self, **settings: Any) -> TextModel:
+        """Return a model with these settings: this one, if it has them already."""
+        wanted = {**self._settings, **settings}
+        if wanted == self._settings:
+            return self
+        return TextModel(**wanted, async_client=self._async_client)
 
     def close(self) -> None:
         """Close the connection. The next request opens another."""
@@ -68,25 +88,32 @@ class TextModel:
 
     def embed(self, texts: Sequence[str], role: Role) -> Float32s:
         """Return the vectors (n, d) of texts; (0, 0) without texts."""
-        parts = [
-            self.client.embed(part, model=self.model, role=role) for part in self._parts(texts)
-        ]
+        parts = []
+        for start, part in self._parts(texts):
+            with rows_from(start):
+                parts.append(self.client.embed(part, model=self.model, role=role))
         return _joined(parts)
 
     async def aembed(self, texts: Sequence[str], role: Role) -> Float32s:
         """Return what `embed` returns, without blocking the event loop."""
         if self._async_client is None:
             return await asyncio.to_thread(self.embed, texts, role)
-        return _joined(
-            [
-                await self._async_client.embed(part, model=self.model, role=role)
-                for part in self._parts(texts)
-            ]
-        )
+        parts = []
+        for start, part in self._parts(texts):
+            with rows_from(start):
+                parts.append(await self._async_client.embed(part, model=self.model, role=role))
+        return _joined(parts)
 
-    def _parts(self, texts: Sequence[str]) -> Iterator[list[str]]:
+    def _parts(self, texts: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
         for start in range(0, len(texts), self.batch_size):
-            yield list(texts[start : start + self.batch_size])
+            yield start, list(texts[start : start + self.batch_size])
+
+
+def checked_batch_size(batch_size: int) -> int:
+    """Return the batch size. Raises ValueError if it is below 1."""
+    if batch_size < 1:
+        raise ValueError(f"`batch_size` must be at least 1, got {batch_size}.")
+    return batch_size
 
 
 def _joined(parts: Sequence[Float32s]) -> Float32s:

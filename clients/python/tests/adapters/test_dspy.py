@@ -47,3 +47,12 @@ def test_a_retriever_of_dspy_finds_texts(texts):
         some, AnchorageEmbedder("new", url=texts.url), k=1, brute_force_threshold=1_000, cache=False
     )
     assert np.mean([search(text).passages == [text] for text in some]) > 0.9
+
+
+def test_a_retriever_of_dspy_asks_with_its_second_embedder(texts, monkeypatch):
+    some = texts.sentences[:40]
+    search = dspy.retrievers.Embeddings(some, AnchorageEmbedder("new", url=texts.url), k=1)
+    search.embedder = AnchorageEmbedder("new", url=texts.url, role="query")
+    query = texts.client.embed(some[0], model="new", role="query")[0]
+    np.testing.assert_allclose(search.embedder([some[0]])[0], query, rtol=0, atol=1e-5)
+    assert np.mean([search(text).passages == [text] for text in some]) > 0.9

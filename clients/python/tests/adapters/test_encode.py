@@ -57,3 +57,55 @@ def test_code_for_sentence_transformers_runs_with_it(texts):
     hits = util.semantic_search(queries, corpus, top_k=3)
     found = [row in {hit["corpus_id"] for hit in each} for row, each in enumerate(hits)]
     assert np.mean(found) > 0.9
+    pairs = util.paraphrase_mining(Encoder("old", url=texts.url), [*some[:5], some[0]], top_k=1)
+    assert pairs[0][0] > 0.999
+    assert pairs[0][1:] == [0, 5]
+
+
+def test_evaluators_of_sentence_transformers_take_it(texts):
+    make_importable()
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers.sentence_transformer import evaluation
+
+    encoder = Encoder("new", url=texts.url)
+    some = texts.sentences[:12]
+    half = [" ".join(text.split()[: len(text.split()) // 2]) for text in some]
+    pairs = evaluation.EmbeddingSimilarityEvaluator(
+        [*some, *some, *some], [*some, *half, *some[1:], some[0]], [1] * 12 + [0.5] * 12 + [0] * 12
+    )
+    assert pairs(encoder)["spearman_cosine"] > 0.5
+    names = [str(row) for row in range(12)]
+    search = evaluation.InformationRetrievalEvaluator(
+        dict(zip(names, half, strict=True)),
+        dict(zip(names, some, strict=True)),
+        {name: {name} for name in names},
+        query_prompt_name="query",
+    )
+    assert search(encoder)["cosine_mrr@10"] > 0.5
+
+
+def test_options_of_sentence_transformers_are_kept_or_refused(texts):
+    encoder = Encoder("new", url=texts.url, batch_size=3)
+    few = texts.sentences[:4]
+    asked = encoder.encode(few, prompt_name="query", precision="float32", device="cpu")
+    np.testing.assert_allclose(asked, encoder.encode_query(few, prompt=None), atol=1e-5)
+    rows = encoder.encode(few, convert_to_numpy=False, output_value="sentence_embedding")
+    assert [tuple(row.shape) for row in rows] == [(384,)] * 4
+    cosines = encoder.similarity(rows, asked)
+    np.testing.assert_allclose(cosines, encoder.similarity(np.stack(rows), torch.tensor(asked)))
+    assert encoder.similarity(asked[0], asked).shape == (1, 4)
+    np.testing.assert_allclose(encoder.similarity(3 * asked, asked).diagonal(), 1, atol=1e-5)
+    for name, value in (
+        ("batch_size", 0),
+        ("prompt_name", "passage"),
+        ("prompt", "passage: "),
+        ("precision", "int8"),
+        ("output_value", "token_embeddings"),
+        ("truncate_dim", 64),
+    ):
+        with pytest.raises(ValueError, match=f"`{name}` must be"):
+            encoder.encode(few, **{name: value})
+    with pytest.raises(TypeError, match="no parameter 'bogus'"):
+        encoder.encode(few, bogus=1)
+    with pytest.raises(ValueError, match="batch_size"):
+        Encoder("new", batch_size=0)

@@ -3,8 +3,10 @@ from __future__ import annotations
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
@@ -77,11 +79,45 @@ def test_a_key_is_neither_printed_nor_pickled(texts, monkeypatch):
     assert vectorizer.transform(["text"]).shape == (1, 256)
     assert "MY_KEY" in repr(vectorizer)
     assert b"anc_secret" not in pickle.dumps(vectorizer)
+    monkeypatch.setenv("MY_KEY", "")  # an empty variable is no key
+    assert vectorizer.transform(["text"]).shape == (1, 256)
+    translator = AnchorageTranslator("old", "new", "faq", url=texts.url, api_key_env="MY_KEY")
+    assert translator.fit(np.ones((2, 256))).n_features_in_ == 256
+
+
+def test_one_column_of_a_frame_or_an_array_is_texts(texts):
+    few = texts.sentences[:10]
+    vectorizer = AnchorageVectorizer("old", url=texts.url)
+    expected = texts.client.embed(few, model="old")
+    frame = pd.DataFrame({"text": few, "size": range(10)})
+    for column in (frame[["text"]], frame["text"], np.array(few)[:, None]):
+        np.testing.assert_allclose(vectorizer.transform(column), expected, rtol=0, atol=1e-5)
+    columns = ColumnTransformer([("t", vectorizer, ["text"]), ("n", "passthrough", ["size"])])
+    found = columns.fit_transform(frame)
+    np.testing.assert_allclose(found[:, :256], expected, rtol=0, atol=1e-5)
+    assert list(columns.get_feature_names_out())[-1] == "n__size"
+
+
+def test_columns_of_vectors_have_names(texts):
+    few = texts.sentences[:3]
+    pipeline = make_pipeline(AnchorageVectorizer("old", url=texts.url))
+    found = pipeline.set_output(transform="pandas").fit_transform(pd.Series(few, index=[4, 5, 6]))
+    assert found.shape == (3, 256)
+    assert list(found.index) == [4, 5, 6]
+    assert found.columns[0] == "anchoragevectorizer0"
+    vectorizer = AnchorageVectorizer("old", url=texts.url)
+    assert vectorizer.transform([]).shape == (0, 256)
+    vectorizer.set_params(model="new")
+    assert len(vectorizer.get_feature_names_out()) == 384
+    assert vectorizer.transform([]).shape == (0, 384)
 
 
 def test_items_that_are_no_texts_are_refused():
     for wrong, kind in (
         ("text", "one string"),
+        ({"text": ["a"]}, "a mapping"),
+        (pd.DataFrame({"a": ["b"], "c": ["d"]}), "has 2 columns"),
+        (pd.DataFrame({"a": ["b", None]}), "has"),
         ([["text"]], "has list"),
         (["a", None], "has NoneType"),
     ):

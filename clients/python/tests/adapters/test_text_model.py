@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import asyncio
+import pickle
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from anchorage_client import UnavailableError
+from anchorage_client import AsyncClient, Client, InvalidRequestError, UnavailableError
+from anchorage_client.adapters.encode import Encoder
 from anchorage_client.adapters.text_model import TextModel
 
 FRAMEWORKS = ("dspy", "haystack", "langchain_core", "llama_index", "sklearn")
@@ -48,3 +51,40 @@ def test_batches_become_one_matrix_and_a_closed_connection_opens_again(texts):
     del model
     with pytest.raises((RuntimeError, UnavailableError)):
         first.ready()  # it was closed with its model
+
+
+def test_rows_of_an_error_count_from_the_first_text(monkeypatch):
+    def answer(self: object, texts: list[str], **names: object) -> np.ndarray:
+        wrong = [row for row, text in enumerate(texts) if text == "wrong"]
+        if wrong:
+            raise InvalidRequestError(422, {"code": "input-too-long", "rows": wrong})
+        return np.zeros((len(texts), 2), np.float32)
+
+    async def answer_later(self: object, texts: list[str], **names: object) -> np.ndarray:
+        return answer(self, texts)
+
+    monkeypatch.setattr(Client, "embed", answer)
+    monkeypatch.setattr(AsyncClient, "embed", answer_later)
+    texts = ["a", "b", "c", "wrong", "d"]
+    remote = TextModel("new", batch_size=2, async_client=AsyncClient("http://127.0.0.1:9"))
+    for call in (
+        lambda: TextModel("new", batch_size=2).embed(texts, "document"),
+        lambda: asyncio.run(remote.aembed(texts, "document")),
+        lambda: Encoder("new", batch_size=2).encode(texts),
+    ):
+        with pytest.raises(InvalidRequestError) as found:
+            call()
+        assert found.value.rows == [3]
+
+
+def test_the_key_comes_from_the_environment_unless_one_is_passed(monkeypatch):
+    monkeypatch.setenv("ANCHORAGE_API_KEY", "anc_environment")
+    for options, key in (
+        ({}, "Bearer anc_environment"),
+        ({"api_key": "anc_own"}, "Bearer anc_own"),
+        ({"api_key": ""}, None),
+        ({"api_key_env": None}, None),
+    ):
+        model = TextModel("old", **options)
+        assert model.client._transport.http.headers.get("Authorization") == key
+        assert b"anc_environment" not in pickle.dumps(model)
