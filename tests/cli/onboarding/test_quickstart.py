@@ -66,6 +66,7 @@ def test_a_wrong_answer_is_asked_again_and_missing_ones_are_named(tmp_path: Path
     assert start(tmp_path, answers="\n".join(answers)).exit_code == 0
     silent = start(tmp_path, "--old", files[0], "--json")
     assert (silent.exit_code, silent.stdout.strip()) == (2, "")
+    assert "Standard input ended before all questions were answered" in said(silent.stderr)
     assert "--no-texts-exist" in said(silent.stderr)
 
 
@@ -133,6 +134,27 @@ def test_wrong_options_are_refused_before_anything_is_registered(tmp_path, files
     done = start(tmp_path, "--old", files[0], "--new", files[1], *facts, *option)
     assert done.exit_code == 2
     assert option[0] in said(done.stderr)
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("_old.npy", "new.npy", "_old.npy: no encoder can be named after it"),
+        ("old.npy", "日本.npy", "日本.npy: no encoder can be named after it"),
+        ("old.npy", f"{'n' * 101}.npy", "no encoder can be named after it"),
+        (f"{'o' * 60}.npy", f"{'n' * 60}.npy", "--name"),
+    ],
+)
+def test_files_that_name_no_encoder_or_set_are_refused_before_anything_is_registered(
+    tmp_path, old, new, message
+):
+    np.save(tmp_path / old, OLD)
+    np.save(tmp_path / new, NEW)
+    pair = ("--old", str(tmp_path / old), "--new", str(tmp_path / new))
+    done = start(tmp_path, *pair, "--items", "9", "--old-encoder-runs", "--texts-exist")
+    assert done.exit_code == 2
+    assert message in said(done.stderr)
     assert not (tmp_path / "data").exists()
 
 
