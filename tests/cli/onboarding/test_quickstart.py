@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from app.cli import cli
@@ -169,3 +171,30 @@ def test_many_rows_are_spread_evenly_and_keep_their_order():
 def test_one_vector_in_a_file_is_one_row(tmp_path: Path):
     np.save(tmp_path / "one.npy", np.ones(4))
     assert read_vectors(tmp_path / "one.npy").shape == (1, 4)
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.list_(pa.float32(), 256)])
+def test_parquet_is_read_in_batches_and_not_as_python_numbers(tmp_path: Path, kind: pa.DataType):
+    rows = np.random.default_rng(0).normal(size=(20_000, 256)).astype(np.float32)
+    numbers = pa.array(rows.ravel(), kind.value_type)
+    offsets = pa.array(range(0, rows.size + 1, 256), pa.int32())
+    column = (
+        pa.FixedSizeListArray.from_arrays(numbers, 256)
+        if pa.types.is_fixed_size_list(kind)
+        else pa.ListArray.from_arrays(offsets, numbers)
+    )
+    pq.write_table(pa.table({"id": range(20_000), "v": column}), tmp_path / "rows.parquet")
+    tracemalloc.start()
+    read = read_vectors(tmp_path / "rows.parquet")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_array_equal(read, rows)
+    assert peak < 4 * rows.nbytes
+
+
+@pytest.mark.parametrize("column", [[[1.0, 2.0], [3.0]], [[1.0, 2.0], None], [[1.0, None]] * 2, []])
+def test_lists_that_are_no_rows_are_refused(tmp_path: Path, column: list[object]):
+    table = pa.table({"v": pa.array(column, pa.list_(pa.float32()))})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(typer.BadParameter, match="cannot be read"):
+        read_vectors(tmp_path / "rows.parquet")
