@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from app.cli import cli
 from app.cli.onboarding.anchor_input import read_vectors, spread
+from app.console.wording import OPTIONS
 from app.demo.pack import load_pack
 from tests.cli.test_commands import said
 
@@ -48,6 +49,7 @@ def test_five_answers_leave_a_pair_and_a_report(tmp_path: Path, files: list[str]
     report = (tmp_path / "report.md").read_text()
     assert report.startswith("# ada-002 to e5: ")
     assert "The anchor set `ada-002-e5` has 120 items." in report
+    assert OPTIONS[report.splitlines()[0].partition(": ")[2]].meaning in report
     assert "50,000" in report
     assert [f"{number}. " in done.output for number in range(1, 6)] == [True] * 5
     again = start(tmp_path, answers=answers)
