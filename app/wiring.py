@@ -31,15 +31,19 @@ from app.storage.wakeup import LocalWakeup, RedisWakeup
 from app.stores.addresses import StoreAddress
 
 
-def make_services(settings: Settings, *, device: str | None = None) -> Services:
+def make_services(
+    settings: Settings, *, device: str | None = None, create: bool = True
+) -> Services:
     """Returns the services, without connecting to anything.
 
     device  the torch device of jobs and models; None: a GPU if possible, or with model hosts the
             CPU
+    create  whether to create the data dir
     """
     hosts = None if device else _model_hosts(settings)
     use = device or ("cuda" if hosts is None and torch.cuda.is_available() else "cpu")
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    if create:
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     store = None
@@ -49,7 +53,7 @@ def make_services(settings: Settings, *, device: str | None = None) -> Services:
     pool = make_encoder_pool(settings, use, hosts=hosts)
     return Services(
         db=db,
-        blobs=BlobStore(settings.data_dir / "blobs"),
+        blobs=BlobStore(settings.data_dir / "blobs", create=create),
         cache=Cache(settings.cache_bytes, store),
         encoders=pool,
         names=NameCache(

@@ -44,15 +44,18 @@ class DoctorFinding:
 
 def examine_backends(settings: Settings) -> Iterator[DoctorFinding]:
     """Yield what the checks found. Raises ValueError and ImportError for settings of no use."""
+    from app.storage.db import sqlite_file
+
     with _services(settings) as services:
         yield _redis(settings, services)
         if settings.encode_at:
             yield _model_hosts(services)
-        if settings.database_url is None and not (settings.data_dir / "anchorage.db").exists():
+        file = sqlite_file(services.db.url)
+        if file is not None and not file.exists():  # to connect would create it
             yield DoctorFinding(
                 "database",
                 "warning",
-                "There is no database in the data dir yet.",
+                f"There is no database {file} yet.",
                 "Start the service, or run `anchorage db upgrade`.",
             )
             return
@@ -70,7 +73,7 @@ def examine_backends(settings: Settings) -> Iterator[DoctorFinding]:
 def _services(settings: Settings) -> Iterator[Services]:
     from app.wiring import make_services
 
-    services = make_services(settings)
+    services = make_services(settings, create=False)
     try:
         yield services
     finally:
@@ -102,7 +105,7 @@ def _database(services: Services) -> DoctorFinding:
             "database",
             "warning",
             f"{kind} answers, and its clock differs by {skew:.0f} s from this machine's.",
-            "Synchronise the clocks: workers lose their jobs by them.",
+            "Synchronise the clocks; otherwise workers lose their jobs.",
         )
     return DoctorFinding("database", "ok", f"{kind} answers, with the schema of this version.")
 

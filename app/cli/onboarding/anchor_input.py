@@ -18,6 +18,8 @@ from app.storage import tables
 from app.storage.queries import resources
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from app.services.context import Services
 
 #: most anchors of a quickstart: more take longer and gain little
@@ -25,6 +27,9 @@ MOST_ANCHORS = 5_000
 
 #: rows of a store that become anchors
 STORE_ANCHORS = 2_000
+
+#: rows of a Parquet file that are read at a time
+BATCH_ROWS = 8_192
 
 SUFFIXES = (".npy", ".parquet")
 
@@ -46,7 +51,7 @@ def read_vectors(place: Path) -> NDArray[np.float32]:
         raise typer.BadParameter(
             f"The files of {place} have vectors of {dims[0]} and of {dims[-1]} numbers."
         )
-    rows = np.concatenate(parts)
+    rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
     wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
     if len(wrong):
         raise typer.BadParameter(f"{place} has NaN or infinity in row {wrong[0]}.")
@@ -55,8 +60,11 @@ def read_vectors(place: Path) -> NDArray[np.float32]:
 
 def _read_file(file: Path) -> NDArray[np.float32]:
     try:
-        rows = np.load(file, allow_pickle=False) if file.suffix == ".npy" else _read_parquet(file)
-        rows = np.atleast_2d(rows).astype(np.float32)
+        if file.suffix == ".npy":
+            rows = np.load(file, mmap_mode="r", allow_pickle=False)
+        else:
+            rows = _read_parquet(file)
+        rows = np.atleast_2d(rows).astype(np.float32, copy=False)
     except (OSError, ValueError, TypeError) as error:
         raise typer.BadParameter(f"{file} cannot be read: {error}") from None
     if rows.ndim != 2 or not rows.size:
@@ -68,15 +76,28 @@ def _read_parquet(file: Path) -> NDArray[np.float32]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pq.read_table(file)
-    lists = [
-        name
-        for name, kind in zip(table.column_names, table.schema.types, strict=True)
-        if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
-    ]
-    if len(lists) != 1:
-        raise ValueError(f"it must have one column of float lists, and has {len(lists)}")
-    return np.stack([np.asarray(row, np.float32) for row in table[lists[0]].to_pylist()])
+    with pq.ParquetFile(file) as source:
+        lists = [
+            field.name
+            for field in source.schema_arrow
+            if pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type)
+        ]
+        if len(lists) != 1:
+            raise ValueError(f"it must have one column of float lists, and has {len(lists)}")
+        batches = source.iter_batches(BATCH_ROWS, columns=lists)
+        return np.concatenate([_rows_of(batch.column(0)) for batch in batches])
+
+
+def _rows_of(column: pa.Array) -> NDArray[np.float32]:
+    """Return lists as rows. Raises ValueError unless all have one length and numbers."""
+    import pyarrow.compute as pc
+
+    lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+    numbers = column.flatten()
+    if len(lengths) != 1 or column.null_count or numbers.null_count:
+        raise ValueError("its lists must have one length, and no nulls")
+    flat = np.asarray(numbers.to_numpy(zero_copy_only=False), np.float32)
+    return flat.reshape(len(column), -1)
 
 
 def spread(rows: NDArray[np.float32], most: int) -> Tensor:

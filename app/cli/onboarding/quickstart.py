@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 #: how a store is named where a file or folder could be
 STORE_PREFIX = "store:"
 
-#: names of encoders and sets, and the characters that they cannot have
-SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+#: characters that names of encoders and sets cannot have
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -69,7 +68,8 @@ def quickstart(
 ) -> None:
     """Register a pair of encoders with anchors from files or a store, and say what to do with it.
 
-    It asks for what no option says, and reads the service's database, which may serve meanwhile.
+    It asks for every value that you do not pass as an option. It writes to the service's database;
+    the service may keep running.
     """
     try:
         old, new, items, old_encoder_runs, texts_exist = _ask(
@@ -77,14 +77,14 @@ def quickstart(
         )
     except typer.Abort:
         raise typer.BadParameter(
-            "Questions need answers. Without a terminal, give --old, --new, --items, "
+            "Standard input ended before all questions were answered. Pass --old, --new, --items, "
             "--old-encoder-runs or --no-old-encoder-runs, and --texts-exist or --no-texts-exist."
         ) from None
     from_store = old.startswith(STORE_PREFIX)
-    if name is not None and not SET_NAME.fullmatch(name):
-        raise typer.BadParameter(
-            f"--name: {name!r} is no name. Use letters, digits, `.`, `_` and `-`; at most 100."
-        )
+    encoders = (old, new) if from_store else _encoder_names(Path(old), Path(new))
+    if name is not None or not from_store:
+        name = name or "-".join(encoders)
+        _check_name(name, f"--name: {name!r} is no name.")
     if not as_json and not report.absolute().parent.is_dir():
         raise typer.BadParameter(f"--report: there is no folder {report.absolute().parent}.")
     settings = read_settings()
@@ -97,7 +97,8 @@ def quickstart(
             source, items, anchors = read_store(services, project, store, new)
             target = new
         else:
-            source, target, anchors = _register(services, project, Path(old), Path(new))
+            source, target = encoders
+            anchors = _register(services, project, dict(zip(encoders, (old, new), strict=True)))
         typer.echo("Measuring: this can take a minute.", err=True)
         answer = _advise(
             services,
@@ -163,10 +164,29 @@ def _existing(place: str) -> str:
     return place
 
 
-def _register(
-    services: Services, project: str, old: Path, new: Path
-) -> tuple[str, str, dict[str, Tensor]]:
-    """Register an encoder for each place, and return their names and anchors.
+def _check_name(name: str, wrong: str) -> None:
+    """Raise typer.BadParameter, which begins with `wrong`, for a name that the API refuses."""
+    from app.api.schemas.fields import NAME_PATTERN
+
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise typer.BadParameter(
+            f"{wrong} Use letters, digits, `.`, `_` and `-`, the first a letter or a digit; at "
+            "most 100."
+        )
+
+
+def _encoder_names(old: Path, new: Path) -> tuple[str, str]:
+    """Return names made of those of the files or folders. Raises typer.BadParameter."""
+    names = [NOT_IN_NAMES.sub("-", place.resolve().stem).strip("-") for place in (old, new)]
+    if names[0] == names[1]:
+        names = [f"{names[0]}-old", f"{names[1]}-new"]
+    for place, name in zip((old, new), names, strict=True):
+        _check_name(name, f"Rename {place}: no encoder can be named after it.")
+    return names[0], names[1]
+
+
+def _register(services: Services, project: str, places: dict[str, str]) -> dict[str, Tensor]:
+    """Register an encoder for each place, and return their anchors.
 
     Raises typer.BadParameter before anything is registered, and AnchorageError.
     """
@@ -174,17 +194,15 @@ def _register(
     from app.services.encoders.encoders import create_encoder
     from app.types import EncoderKind
 
-    rows = [read_vectors(old), read_vectors(new)]
-    if len(rows[0]) != len(rows[1]):
+    rows = {name: read_vectors(Path(place)) for name, place in places.items()}
+    (old, old_count), (new, new_count) = ((places[name], len(rows[name])) for name in places)
+    if old_count != new_count:
         raise typer.BadParameter(
-            f"{old} has {len(rows[0]):,} rows and {new} {len(rows[1]):,}. Row i must be the same "
-            "item in both."
+            f"{old} has {old_count:,} rows and {new} {new_count:,}. Row i must be the same item "
+            "in both."
         )
-    names = [NOT_IN_NAMES.sub("-", place.resolve().stem).strip("-") for place in (old, new)]
-    if names[0] == names[1]:
-        names = [f"{names[0]}-old", f"{names[1]}-new"]
     most = min(MOST_ANCHORS, services.limits.vectors)
-    anchors = dict(zip(names, (spread(each, most) for each in rows), strict=True))
+    anchors = {name: spread(each, most) for name, each in rows.items()}
     for encoder, vectors in anchors.items():
         if not _is_there(services, project, encoder, vectors.shape[1]):
             create_encoder(
@@ -194,7 +212,7 @@ def _register(
                 kind=EncoderKind.external,
                 dim=vectors.shape[1],
             )
-    return names[0], names[1], anchors
+    return anchors
 
 
 def _is_there(services: Services, project: str, name: str, dim: int) -> bool:

@@ -8,14 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-#: what each option means
-MEANINGS = {
-    "keep": "Continue to search the old index with the old encoder.",
-    "fuse": "Search the old index with the old query, and mix in the scores of the new one.",
-    "cascade": "Fetch candidates from the old index, and rank them by the new query.",
-    "translate": "Replace the vectors of the index by translated ones.",
-    "re-embed": "Embed all items again with the new encoder.",
-}
+from app.console.wording import OPTIONS
 
 
 def as_markdown(answer: dict[str, Any]) -> str:
@@ -30,7 +23,7 @@ def print_report(answer: dict[str, Any]) -> None:
 
 def _verdict(answer: dict[str, Any]) -> Iterator[str]:
     yield f"# {answer['source']} to {answer['target']}: {answer['advice']}\n"
-    yield f"{MEANINGS[answer['advice']]}\n"
+    yield f"{OPTIONS[answer['advice']].meaning}\n"
     yield f"{answer['options'][0]['reason']}\n"
     promise = answer["fidelity"]
     if promise is not None:

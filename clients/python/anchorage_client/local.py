@@ -34,7 +34,7 @@ def _lengths(rows: Any) -> NDArray[np.float64]:
     return lengths
 
 
-def _tensor(entry: dict[str, Any], data: bytes) -> Float32s:
+def _tensor(entry: dict[str, Any], data: memoryview) -> Float32s:
     """Return a tensor of a safetensors file. Raises ValueError, KeyError, TypeError."""
     start, stop = entry["data_offsets"]
     if entry["dtype"] != "F32":
@@ -91,20 +91,21 @@ class LocalTranslator:
         try:
             header: dict[str, Any] = json.loads(data[8 : 8 + size])
             about = json.loads(header.pop("__metadata__")["anchorage"])
-            tensors = {name: _tensor(entry, data[8 + size :]) for name, entry in header.items()}
+            numbers = memoryview(data)[8 + size :]
+            tensors = {name: _tensor(entry, numbers) for name, entry in header.items()}
+            about.pop("kernel")  # as `landmarks` says
+            return cls(
+                tensors["source_mean"],
+                tensors["matrix"],
+                tensors["target_mean"],
+                tensors.get("landmarks"),
+                scale=about.pop("scale"),
+                renormalise=about.pop("renormalise"),
+                kept_scale=about.pop("kept_scale"),
+                about=about,
+            )
         except (AttributeError, KeyError, TypeError, ValueError):
             raise ValueError("The file is not a translator of Anchorage, or is cut off.") from None
-        about.pop("kernel")  # as `landmarks` says
-        return cls(
-            tensors["source_mean"],
-            tensors["matrix"],
-            tensors["target_mean"],
-            tensors.get("landmarks"),
-            scale=about.pop("scale"),
-            renormalise=about.pop("renormalise"),
-            kept_scale=about.pop("kept_scale"),
-            about=about,
-        )
 
     @classmethod
     def load(cls, path: str | Path) -> LocalTranslator:
@@ -112,7 +113,10 @@ class LocalTranslator:
         return cls.from_bytes(Path(path).read_bytes())
 
     def apply(self, vectors: VectorsLike) -> LocalTranslation:
-        """Translate vectors (n, d_x). Raises ValueError for a wrong shape, NaN and infinity."""
+        """Translate vectors (n, d_x).
+
+        Raises ValueError for a wrong shape, NaN, infinity, and what float32 cannot hold.
+        """
         rows = as_array(vectors)
         if rows.shape[1] != self.dims[0]:
             raise ValueError(
@@ -128,11 +132,17 @@ class LocalTranslator:
         at_mean, outside = np.zeros(len(rows), np.bool_), np.zeros(len(rows), np.bool_)
         for start in range(0, len(rows), STEP_ROWS):
             step = slice(start, start + STEP_ROWS)
-            out[step], at_mean[step], outside[step] = self._step(rows[step])
+            out[step], at_mean[step], outside[step] = self._step(rows[step], start)
         return LocalTranslation(out, at_mean, outside)
 
-    def _step(self, rows: Any) -> tuple[Any, Any, Any]:
-        centred = rows.astype(np.float32) - self.source_mean
+    def _step(self, rows: Any, start: int) -> tuple[Any, Any, Any]:
+        with np.errstate(over="ignore"):
+            centred = rows.astype(np.float32) - self.source_mean
+        wide = start + np.flatnonzero(~np.isfinite(centred).all(axis=1))
+        if len(wide):
+            raise ValueError(
+                f"Numbers outside the range of float32, or too near its end, in row {wide[0]}."
+            )
         norms = _lengths(centred)
         norms[norms <= NOISE * _lengths(self.source_mean[None])] = 0.0
         at_mean = norms == 0.0

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,20 @@ FORMS: list[tuple[str, dict[str, object]]] = [
     ("procrustes", {"keep_norms": True}),
     ("kernel", {}),
 ]
+
+
+def translator_at_home(mean: float = 0.0, dim: int = 2) -> LocalTranslator:
+    """A translator that the service never saw, and that keeps no norms."""
+    return LocalTranslator(
+        np.full(dim, mean, np.float32),
+        np.eye(dim, dtype=np.float32),
+        np.zeros(dim, np.float32),
+        None,
+        scale=1.0,
+        renormalise=True,
+        kept_scale=None,
+        about={},
+    )
 
 
 def deviation(one: np.ndarray, other: np.ndarray) -> float:
@@ -117,6 +133,39 @@ def test_a_file_that_is_cut_off_is_refused(client: Client, pair):
     for cut in (len(data) - 4, 100, 9):
         with pytest.raises(ValueError, match="cut off"):
             LocalTranslator.from_bytes(data[:cut])
+
+
+@pytest.mark.parametrize(
+    "without", ["kernel", "scale", "renormalise", "kept_scale", "matrix", "source_mean"]
+)
+def test_a_file_without_a_part_is_refused(without: str):
+    made = translator_at_home().to_bytes()
+    size = int.from_bytes(made[:8], "little")
+    header = json.loads(made[8 : 8 + size])
+    about = json.loads(header["__metadata__"]["anchorage"])
+    del (about if without in about else header)[without]
+    header["__metadata__"]["anchorage"] = json.dumps(about)
+    text = json.dumps(header).encode()
+    with pytest.raises(ValueError, match="is not a translator of Anchorage"):
+        LocalTranslator.from_bytes(len(text).to_bytes(8, "little") + text + made[8 + size :])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("number", [1e39, -1e300, float(np.finfo(np.float32).max)])
+def test_numbers_beyond_float32_are_refused_with_their_row(number: float):
+    rows = np.ones((700, 2))
+    rows[600] = number
+    with pytest.raises(ValueError, match=r"float32.* in row 600"):
+        translator_at_home(mean=-1e32).apply(rows)
+
+
+def test_reading_a_file_copies_it_at_most_once():
+    data = translator_at_home(dim=1500).to_bytes()
+    tracemalloc.start()
+    LocalTranslator.from_bytes(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < len(data)
 
 
 @pytest.mark.parametrize(

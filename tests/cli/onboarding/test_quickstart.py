@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from app.cli import cli
 from app.cli.onboarding.anchor_input import read_vectors, spread
+from app.console.wording import OPTIONS
 from app.demo.pack import load_pack
 from tests.cli.test_commands import said
 
@@ -46,6 +49,7 @@ def test_five_answers_leave_a_pair_and_a_report(tmp_path: Path, files: list[str]
     report = (tmp_path / "report.md").read_text()
     assert report.startswith("# ada-002 to e5: ")
     assert "The anchor set `ada-002-e5` has 120 items." in report
+    assert OPTIONS[report.splitlines()[0].partition(": ")[2]].meaning in report
     assert "50,000" in report
     assert [f"{number}. " in done.output for number in range(1, 6)] == [True] * 5
     again = start(tmp_path, answers=answers)
@@ -66,6 +70,7 @@ def test_a_wrong_answer_is_asked_again_and_missing_ones_are_named(tmp_path: Path
     assert start(tmp_path, answers="\n".join(answers)).exit_code == 0
     silent = start(tmp_path, "--old", files[0], "--json")
     assert (silent.exit_code, silent.stdout.strip()) == (2, "")
+    assert "Standard input ended before all questions were answered" in said(silent.stderr)
     assert "--no-texts-exist" in said(silent.stderr)
 
 
@@ -136,6 +141,27 @@ def test_wrong_options_are_refused_before_anything_is_registered(tmp_path, files
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("_old.npy", "new.npy", "_old.npy: no encoder can be named after it"),
+        ("old.npy", "日本.npy", "日本.npy: no encoder can be named after it"),
+        ("old.npy", f"{'n' * 101}.npy", "no encoder can be named after it"),
+        (f"{'o' * 60}.npy", f"{'n' * 60}.npy", "--name"),
+    ],
+)
+def test_files_that_name_no_encoder_or_set_are_refused_before_anything_is_registered(
+    tmp_path, old, new, message
+):
+    np.save(tmp_path / old, OLD)
+    np.save(tmp_path / new, NEW)
+    pair = ("--old", str(tmp_path / old), "--new", str(tmp_path / new))
+    done = start(tmp_path, *pair, "--items", "9", "--old-encoder-runs", "--texts-exist")
+    assert done.exit_code == 2
+    assert message in said(done.stderr)
+    assert not (tmp_path / "data").exists()
+
+
 def test_many_rows_are_spread_evenly_and_keep_their_order():
     rows = np.arange(1000, dtype=np.float32)[:, None]
     chosen = spread(rows, 10)[:, 0].tolist()
@@ -147,3 +173,30 @@ def test_many_rows_are_spread_evenly_and_keep_their_order():
 def test_one_vector_in_a_file_is_one_row(tmp_path: Path):
     np.save(tmp_path / "one.npy", np.ones(4))
     assert read_vectors(tmp_path / "one.npy").shape == (1, 4)
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.list_(pa.float32(), 256)])
+def test_parquet_is_read_in_batches_and_not_as_python_numbers(tmp_path: Path, kind: pa.DataType):
+    rows = np.random.default_rng(0).normal(size=(20_000, 256)).astype(np.float32)
+    numbers = pa.array(rows.ravel(), kind.value_type)
+    offsets = pa.array(range(0, rows.size + 1, 256), pa.int32())
+    column = (
+        pa.FixedSizeListArray.from_arrays(numbers, 256)
+        if pa.types.is_fixed_size_list(kind)
+        else pa.ListArray.from_arrays(offsets, numbers)
+    )
+    pq.write_table(pa.table({"id": range(20_000), "v": column}), tmp_path / "rows.parquet")
+    tracemalloc.start()
+    read = read_vectors(tmp_path / "rows.parquet")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_array_equal(read, rows)
+    assert peak < 4 * rows.nbytes
+
+
+@pytest.mark.parametrize("column", [[[1.0, 2.0], [3.0]], [[1.0, 2.0], None], [[1.0, None]] * 2, []])
+def test_lists_that_are_no_rows_are_refused(tmp_path: Path, column: list[object]):
+    table = pa.table({"v": pa.array(column, pa.list_(pa.float32()))})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(typer.BadParameter, match="cannot be read"):
+        read_vectors(tmp_path / "rows.parquet")
