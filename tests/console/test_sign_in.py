@@ -115,7 +115,7 @@ def test_forms_of_other_sites_are_refused_even_with_a_key(
     for header in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}):
         answer = browser.post("/console/sign-out", headers={**cookie, **header})
         assert answer.status_code == 403
-        assert "pages of other sites" in answer.text
+        assert "Pages of other sites" in answer.text
     answer = browser.post("/console/sign-out", headers={**cookie, "Sec-Fetch-Site": "same-origin"})
     assert answer.status_code == 303
 
@@ -176,6 +176,8 @@ def test_a_page_of_another_site_may_link_to_a_page_and_ask_for_no_part(
     link, script = {"Sec-Fetch-Mode": "navigate"}, {"Sec-Fetch-Mode": "no-cors"}
     assert client.get("/console", headers={**other, **link}).status_code == 200
     assert client.get("/console", headers={**other, **script}).status_code == 403
+    frame = {**link, "Sec-Fetch-Dest": "iframe"}
+    assert client.get("/console", headers={**other, **frame}).status_code == 403
     own = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}
     assert client.get("/console/jobs/live", headers=own).status_code == 200
 
@@ -194,3 +196,15 @@ def test_polls_stay_out_of_the_log(client: TestClient, caplog: pytest.LogCapture
     client.get("/console/jobs")
     lines = [record.getMessage() for record in caplog.records if record.name.endswith("request")]
     assert lines == ["GET /console/jobs 200"]
+
+
+def test_a_wrong_key_is_in_the_log(locked: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="anchorage.request")
+    sign_in(locked, "anc_wrong")
+    lines = [record.getMessage() for record in caplog.records if record.name.endswith("request")]
+    assert lines == ["POST /console/sign-in 401"]
+
+
+def test_a_slash_behind_the_console_leads_to_it(client: TestClient) -> None:
+    answer = client.get("/console/", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console")

@@ -29,7 +29,7 @@ MOST_ANCHORS = 5_000
 STORE_ANCHORS = 2_000
 
 #: rows of a Parquet file that are read at a time
-BATCH_ROWS = 8_192
+ROWS_READ_AT_ONCE = 8_192
 
 SUFFIXES = (".npy", ".parquet")
 
@@ -84,7 +84,7 @@ def _read_parquet(file: Path) -> NDArray[np.float32]:
         ]
         if len(lists) != 1:
             raise ValueError(f"it must have one column of float lists, and has {len(lists)}")
-        batches = source.iter_batches(BATCH_ROWS, columns=lists)
+        batches = source.iter_batches(ROWS_READ_AT_ONCE, columns=lists)
         return np.concatenate([_rows_of(batch.column(0)) for batch in batches])
 
 
