@@ -51,15 +51,17 @@ def parts_of(vectors: Floats) -> Iterator[tuple[int, Floats]]:
         yield start, vectors[start : start + step]
 
 
-def text_parts(texts: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first row and the texts of parts that one request encodes.
+def text_parts(texts: Sequence[str], most: int | None = None) -> Iterator[tuple[int, list[str]]]:
+    """Yield the first row and the texts of parts of at most `most` texts; None: MOST_INPUTS.
 
+    Without texts, yields one empty part, which the service refuses.
     Raises TypeError for a single text, whose characters would be the texts.
     """
     if isinstance(texts, str):
         raise TypeError(f"`inputs` is a list of texts: send [{texts[:20]!r}].")
-    for start in range(0, max(1, len(texts)), MOST_INPUTS):
-        yield start, list(texts[start : start + MOST_INPUTS])
+    step = MOST_INPUTS if most is None else most
+    for start in range(0, max(1, len(texts)), step):
+        yield start, list(texts[start : start + step])
 
 
 def row_parts(

@@ -17,7 +17,7 @@ from anchorage_client.adapters.text_model import (
     checked_batch_size,
 )
 from anchorage_client.errors import rows_from
-from anchorage_client.fields import MOST_ROWS, Role
+from anchorage_client.fields import MOST_ROWS, Role, text_parts
 from anchorage_client.progress import ProgressBar
 from anchorage_client.vectors import Float32s
 
@@ -177,10 +177,10 @@ class Encoder:
             return np.empty((0, self.get_embedding_dimension()), np.float32)
         parts = []
         with ProgressBar("encode", enabled=show) as bar:
-            for start in range(0, len(texts), size):
+            for start, part in text_parts(texts, size):
                 with rows_from(start):
-                    parts.append(self._texts.embed(texts[start : start + size], role))
-                bar.update(min(start + size, len(texts)), len(texts))
+                    parts.append(self._texts.embed(part, role))
+                bar.update(start + len(part), len(texts))
         return np.concatenate(parts)
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from anchorage_client import AsyncClient, Client
 from anchorage_client.errors import rows_from
-from anchorage_client.fields import Role
+from anchorage_client.fields import MOST_INPUTS, Role, text_parts
 from anchorage_client.vectors import Float32s
 
 URL = "http://127.0.0.1:8080"
-BATCH_SIZE = 256
+BATCH_SIZE = MOST_INPUTS
 KEY_VARIABLE = "ANCHORAGE_API_KEY"
 
 
@@ -89,7 +89,7 @@ class TextModel:
     def embed(self, texts: Sequence[str], role: Role) -> Float32s:
         """Return the vectors (n, d) of texts; (0, 0) without texts."""
         parts = []
-        for start, part in self._parts(texts):
+        for start, part in text_parts(texts, self.batch_size) if len(texts) else ():
             with rows_from(start):
                 parts.append(self.client.embed(part, model=self.model, role=role))
         return _joined(parts)
@@ -99,14 +99,10 @@ class TextModel:
         if self._async_client is None:
             return await asyncio.to_thread(self.embed, texts, role)
         parts = []
-        for start, part in self._parts(texts):
+        for start, part in text_parts(texts, self.batch_size) if len(texts) else ():
             with rows_from(start):
                 parts.append(await self._async_client.embed(part, model=self.model, role=role))
         return _joined(parts)
-
-    def _parts(self, texts: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-        for start in range(0, len(texts), self.batch_size):
-            yield start, list(texts[start : start + self.batch_size])
 
 
 def checked_batch_size(batch_size: int) -> int:
