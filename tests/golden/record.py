@@ -97,7 +97,7 @@ def recorded(answer: Any) -> Any:
         body = {"dtype": str(body.dtype), "rows": body.tolist()}
     elif kind == "application/octet-stream":
         body = {
-            name: [list(each.shape), float(each.abs().sum())]
+            name: [list(each.shape), float(each.double().abs().sum())]
             for name, each in load(answer.content).items()
         }
     elif kind == ARROW:
