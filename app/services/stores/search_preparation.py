@@ -22,8 +22,8 @@ from app.services.encoders import encoding
 from app.services.encoders.encoding import Inputs
 from app.services.incoming import checked_vectors
 from app.services.request_context import RequestContext
-from app.services.serving.apply import MappedVectors, ServedMap, Translation
 from app.services.serving import apply
+from app.services.serving.apply import MappedVectors, ServedMap, Translation
 from app.services.stores import stores
 from app.services.translators.translators import FitRequest
 from app.storage import tables
