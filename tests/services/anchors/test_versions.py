@@ -18,7 +18,7 @@ from app.services import name_lookup
 from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.services.encoders import encoders
-from app.services.heads import head_vectors, heads, stitching
+from app.services.heads import heads, stitching
 from app.services.request_context import RequestContext
 from app.services.serving import apply
 from app.services.translators import contracts, translators
@@ -99,7 +99,7 @@ def stitched(services: Services, project: str) -> torch.Tensor:
         anchor_set="s",
         vectors=VECTORS,
         inputs=None,
-        choice=head_vectors.TranslationChoice("graded"),
+        choice=stitching.TranslationChoice("graded"),
     ).values
 
 
