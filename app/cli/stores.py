@@ -36,9 +36,7 @@ MODES = ("bridge", "cascade", "fuse", "translate")
 @cli.command("connect")
 def connect(
     name: Annotated[str, typer.Argument(help="A name for the store, unique in the project.")],
-    kind: Annotated[
-        str, typer.Option(help="pgvector, qdrant, qdrant-edge, chroma, lancedb or files.")
-    ],
+    kind: Annotated[str, typer.Option(help="pgvector, qdrant, chroma or lancedb.")],
     address: Annotated[str, typer.Option(help="The name of an address in ANCHORAGE_STORES.")],
     collection: Annotated[str, typer.Option(help="The table, collection or file.")],
     encoder: Annotated[str, typer.Option(help="The encoder whose vectors it holds.")],

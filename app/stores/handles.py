@@ -10,7 +10,6 @@ import json
 import logging
 import threading
 import time
-import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 
 from app.errors import AnchorageError, Overloaded, StoreUnavailable
 from app.stores.base import Store, StoreLocation
+from app.stores.common import raised_by
 from app.stores.hidden_urls import fault_without_url, hide_url
 from app.stores.registry import open_store
 
@@ -59,7 +59,6 @@ STORE_LIBRARIES = frozenset(
         "pyarrow",
         "pyo3_runtime",
         "qdrant_client",
-        "qdrant_edge",
         "requests",
         "s3fs",
         "sqlite3",
@@ -231,17 +230,7 @@ def is_fault_of_store(error: BaseException) -> bool:
 
     A library that reads an answer which it does not expect may raise any class of errors.
     """
-    if isinstance(error, OSError) or _package(type(error).__module__) in STORE_LIBRARIES:
+    package = type(error).__module__.partition(".")[0]
+    if isinstance(error, OSError) or package in STORE_LIBRARIES:
         return True
-    packages = [
-        _package(frame.f_globals.get("__name__", ""))
-        for frame, _ in traceback.walk_tb(error.__traceback__)
-    ]
-    inner = packages[::-1]
-    if "app" in inner:
-        inner = inner[: inner.index("app")]
-    return not STORE_LIBRARIES.isdisjoint(inner)
-
-
-def _package(module: str) -> str:
-    return module.partition(".")[0]
+    return raised_by(error, STORE_LIBRARIES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from app.stores.base import StoreVectors
+from app.stores.common import as_json, row_number
 
 #: most ids in one call
 IDS_A_CALL = 1000
@@ -37,16 +37,11 @@ class ChromaRow:
     def digest(self) -> str:
         """Return 16 hexadecimal digits that depend on everything that the record holds."""
         vector = b"" if self.vector is None else np.ascontiguousarray(self.vector).tobytes()
-        return hashlib.blake2b(vector + _text(self.payload), digest_size=8).hexdigest()
+        return hashlib.blake2b(vector + as_json(self.payload), digest_size=8).hexdigest()
 
     def number(self) -> int:
         """Return a number that depends on the id and the payload."""
-        raw = json.dumps(self.id).encode() + _text(self.payload)
-        return int.from_bytes(hashlib.blake2b(raw, digest_size=16).digest())
-
-
-def _text(payload: Mapping[str, Any]) -> bytes:
-    return json.dumps(payload, sort_keys=True).encode()
+        return row_number(as_json(self.id), as_json(self.payload))
 
 
 def read_rows(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +25,7 @@ from app.stores.base import (
     StoreNote,
     StoreVectors,
 )
+from app.stores.common import as_json, row_number, rows_checksum
 from app.stores.lancedb.beside import LancedbBeside
 from app.stores.lancedb.columns import (
     FLOATS,
@@ -256,22 +255,16 @@ class LancedbStore(Store):
 
     def checksum(self) -> RowsChecksum:
         view = self.view()
-        count = total = 0
         with self.connection.faults():
-            for batch in view.dataset.to_batches(columns=self._others(view)):
-                for row in batch.to_pylist():
-                    raw = json.dumps(row, sort_keys=True, default=repr).encode()
-                    total += int.from_bytes(hashlib.blake2b(raw, digest_size=16).digest())
-                count += batch.num_rows
-        return RowsChecksum(count, f"{total % 2**128:032x}")
+            batches = view.dataset.to_batches(columns=self._others(view))
+            return rows_checksum(
+                row_number(as_json(row)) for batch in batches for row in batch.to_pylist()
+            )
 
     # --- a reindexing -------------------------------------------------------------------------
 
     def beside(self, tag: str, dim: int, strategy: str | None = None) -> LancedbBeside:
-        if strategy not in (None, *self.capabilities.strategies):
-            raise StoreUnsupported(
-                f"LanceDB has no strategy {strategy!r}. It has `column`.", field="strategy"
-            )
+        self.chosen_strategy(strategy)
         return LancedbBeside(self, tag, dim)
 
     def close(self) -> None:

@@ -124,14 +124,7 @@ class PgvectorStore(Store):
             return reading.checksum(connection, load_layout(connection, self.location))
 
     def beside(self, tag: str, dim: int, strategy: str | None = None) -> Beside:
-        strategy = strategy or self.capabilities.strategies[0]
-        if strategy not in self.capabilities.strategies:
-            raise StoreUnsupported(
-                f"pgvector has no strategy {strategy!r}. The strategies are "
-                f"{', '.join(self.capabilities.strategies)}.",
-                field="strategy",
-            )
-        make = {"side": SideTable, "swap": SwapTable}[strategy]
+        make = {"side": SideTable, "swap": SwapTable}[self.chosen_strategy(strategy)]
         return make(self.connections, self.location, tag, dim)
 
     def close(self) -> None:

@@ -12,9 +12,15 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from app.errors import StoreChanged, StoreUnsupported
-from app.stores.base import Side, StoreLocation
-from app.stores.qdrant.engine import CollectionForm, QdrantEngine
+from app.errors import InvalidRequest, StoreChanged, StoreUnsupported
+from app.stores.base import Metric, Side, StoreLocation
+from app.stores.qdrant.client import CollectionForm, DenseForm, QdrantEngine
+
+#: name of the metric of each distance that the connector reads
+METRICS: dict[str, Metric] = {"Cosine": "cosine", "Dot": "dot", "Euclid": "euclidean"}
+
+#: characters that no Qdrant server allows in the name of a collection
+FORBIDDEN_IN_COLLECTIONS = frozenset('<>:"/\\|?*\0\x1f')
 
 #: member of the metadata that maps each replaced vector to the live one
 LIVE_VECTORS = "anchorage_vectors"
@@ -149,3 +155,35 @@ def _vector(form: CollectionForm, location: StoreLocation) -> tuple[str, str]:
 def _choose(form: CollectionForm, problem: str) -> str:
     names = ", ".join(repr(each) for each in sorted(form.dense)) or "none"
     return f"{form.name!r} {problem}. Name one in `vector_field`; its dense vectors are: {names}."
+
+
+def checked_name(collection: str) -> str:
+    """Return the name of a collection. Raises InvalidRequest if it could leave the address."""
+    if (
+        collection in ("", ".", "..")
+        or len(collection) > 255
+        or FORBIDDEN_IN_COLLECTIONS & set(collection)
+    ):
+        raise InvalidRequest(
+            f"{collection!r} is not the name of a Qdrant collection. A name has 1 to 255 "
+            'characters, without any of < > : " / \\ | ? *. Send such a name.',
+            field="collection",
+        )
+    return collection
+
+
+def metric_of(form: DenseForm, vector: str) -> Metric:
+    """Return the metric. Raises StoreUnsupported for vectors that cannot be translated."""
+    if not form.plain:
+        problem = "holds several vectors per point (a multivector)"
+    elif form.dtype not in ("float32", "float16"):
+        problem = f"stores numbers of type {form.dtype}"
+    elif form.distance not in METRICS:
+        problem = f"has the distance {form.distance}"
+    else:
+        return METRICS[form.distance]
+    raise StoreUnsupported(
+        f"The vector {vector!r} {problem}. Anchorage reads single vectors of float32 or float16 "
+        "with the distances Cosine, Dot and Euclid. Choose another vector in `vector_field`.",
+        field="vector_field",
+    )

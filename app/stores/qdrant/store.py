@@ -1,4 +1,4 @@
-"""A Qdrant collection: on a server, in a folder of local mode, or a shard of the edge engine."""
+"""A Qdrant collection: on a server, or in a folder of local mode."""
 
 from __future__ import annotations
 
@@ -23,25 +23,29 @@ from app.stores.base import (
     StoreNote,
     StoreVectors,
 )
+from app.stores.common import rows_checksum
 from app.stores.qdrant.catch_up import digest
-from app.stores.qdrant.client import ClientEngine
-from app.stores.qdrant.engine import (
+from app.stores.qdrant.client import (
+    POINTS_PER_READ,
     CollectionForm,
-    Having,
-    NearestQuery,
     QdrantEngine,
     StoredPoint,
-    checked_name,
-    metric_of,
+    having,
     point_id,
     stack,
 )
-from app.stores.qdrant.layout import QdrantLayout, VectorPlace, find_layout
-from app.stores.qdrant.named_vector import NamedVectorBeside
-from app.stores.qdrant.second_collection import SecondCollectionBeside, copy_problem
-
-#: points of one request of a checksum
-POINTS_PER_READ = 1000
+from app.stores.qdrant.layout import (
+    QdrantLayout,
+    VectorPlace,
+    checked_name,
+    find_layout,
+    metric_of,
+)
+from app.stores.qdrant.strategies import (
+    NamedVectorBeside,
+    SecondCollectionBeside,
+    copy_problem,
+)
 
 LENGTHS_LOST = StoreNote(
     "lengths-lost",
@@ -73,10 +77,7 @@ class QdrantStore(Store):
 
     def __init__(self, location: StoreLocation) -> None:
         self.location = location
-        self.engine = self._engine(location)
-
-    def _engine(self, location: StoreLocation) -> QdrantEngine:
-        return ClientEngine(location.url, repr(checked_name(location.collection)))
+        self.engine = QdrantEngine(location.url, repr(checked_name(location.collection)))
 
     def layout(self) -> QdrantLayout:
         """Return where the vectors are now."""
@@ -94,11 +95,11 @@ class QdrantStore(Store):
         dense = form.dense[place.vector]
         metric = metric_of(dense, place.vector)
         self.capabilities = replace(type(self).capabilities, keeps_lengths=metric != "cosine")
-        rows = self.engine.count(place.collection, Having(present=place.vector))
+        rows = self.engine.count(place.collection, having(present=place.vector))
         strategies, notes = self._strategies(form)
         if metric == "cosine":
             notes.append(LENGTHS_LOST)
-        if not place.vector and isinstance(self.engine, ClientEngine) and not self.engine.remote:
+        if not place.vector and not self.engine.remote:
             notes.append(UNNAMED_LOCAL)
         return StoreFacts(
             rows=rows,
@@ -113,12 +114,11 @@ class QdrantStore(Store):
 
     def _strategies(self, form: CollectionForm) -> tuple[list[str], list[StoreNote]]:
         strategies, notes = [], []
-        if "collection" in self.capabilities.strategies:
-            problem = copy_problem(form, self.location)
-            if problem is None:
-                strategies.append("collection")
-            else:
-                notes.append(problem)
+        problem = copy_problem(form, self.location)
+        if problem is None:
+            strategies.append("collection")
+        else:
+            notes.append(problem)
         if self.engine.can_add_vectors():
             strategies.append("named-vector")
         else:
@@ -215,14 +215,18 @@ class QdrantStore(Store):
         vectors: bool = False,
         payload: bool = False,
     ) -> Sequence[Hits]:
-        if filter is not None and not self.capabilities.filters:
-            raise StoreUnsupported(
-                "This kind of store takes no filter. Remove `filter`.", field="filter"
-            )
         layout = self.layout()
         place = layout.side(side)
-        query = NearestQuery(place.vector, k, filter, exact, vectors, payload)
-        hits = self.engine.nearest(place.collection, queries, query)
+        hits = self.engine.nearest(
+            place.collection,
+            place.vector,
+            queries,
+            k,
+            filter=filter,
+            exact=exact,
+            vectors=vectors,
+            payload=payload,
+        )
         form = layout.form if place.collection == layout.form.name else None
         dense = (form or self.engine.form(place.collection)).dense[place.vector]
         if metric_of(dense, place.vector) != "euclidean":
@@ -238,29 +242,13 @@ class QdrantStore(Store):
         place = layout.live
         mine = {each.vector for each in (layout.old, layout.new) if each}
         others = [each for each in [*layout.form.dense, *layout.form.sparse] if each not in mine]
-        rows, total, offset = 0, 0, None
-        while True:
-            points, offset = self.engine.scroll(
-                place.collection, offset, POINTS_PER_READ, payload=True, vectors=others or False
-            )
-            for point in points:
-                total += digest(point, others, layout.form)
-            rows += len(points)
-            if offset is None:
-                return RowsChecksum(rows, f"{total % 2**128:032x}")
+        points = self.engine.every_point(place.collection, payload=True, vectors=others or False)
+        return rows_checksum(digest(point, others, layout.form) for point in points)
 
     def beside(self, tag: str, dim: int, strategy: str | None = None) -> Beside:
-        strategy = strategy or self.capabilities.strategies[0]
-        if strategy not in self.capabilities.strategies:
-            raise StoreUnsupported(
-                f"Qdrant has no strategy {strategy!r}. It has "
-                f"{', '.join(self.capabilities.strategies)}.",
-                field="strategy",
-            )
-        if strategy == "named-vector":
-            return NamedVectorBeside(self.engine, self.location, tag, dim)
-        assert isinstance(self.engine, ClientEngine)
-        return SecondCollectionBeside(self.engine, self.location, tag, dim)
+        named = self.chosen_strategy(strategy) == "named-vector"
+        kind = NamedVectorBeside if named else SecondCollectionBeside
+        return kind(self.engine, self.location, tag, dim)
 
 
 def _page(
