@@ -149,7 +149,6 @@ def create_app(settings: Settings) -> FastAPI:
         redis_answers=None
         if services.cache.store is None
         else health.SharedCheck(services.cache.store.takes_writes),
-        models_answer=health.SharedCheck(services.encoders.answers),
         device_failed=lambda: services.encoders.broken,
     )
     app.state.admission = _admission(settings, services)

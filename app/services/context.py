@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
 from app.encoders.pool import EncoderPool
-from app.heads.onnx.process import OnnxRunner
 from app.maths.translators.translator import RowFlags, Translator
 from app.services.image_lanes import ImageLanes
 from app.services.lanes import Lanes
@@ -145,8 +145,8 @@ class Services:
     _loads: WorkSlots = field(
         default_factory=lambda: WorkSlots("encoder loads", LOADS, LOADS_WAITING)
     )
-    #: tests and runs ONNX heads in other processes
-    onnx: OnnxRunner = field(default_factory=OnnxRunner)
+    #: the operator's folder of ONNX heads
+    heads_dir: Path | None = None
     #: decodes images
     images: ImageLanes = field(default_factory=ImageLanes)
     _settling: WorkSlots = field(
@@ -171,7 +171,6 @@ class Services:
             self.translation_device.close()
         self.images.close()
         self.encoders.close()
-        self.onnx.close()
         self.db.close()
         self.cache.close()
 

@@ -19,7 +19,7 @@ from app.services.encoders import vectors_or_inputs
 from app.services.encoders.encoding import Inputs
 from app.services.heads.heads import output_of
 from app.services.request_context import RequestContext
-from app.services.serving import maps, plans
+from app.services.serving import apply
 from app.services.translators import translators
 from app.services.translators.warnings import AnswerWarning
 from app.storage import tables
@@ -98,7 +98,7 @@ def _relate(
 ) -> HeadVectors:
     """Map vectors or inputs to relative vectors of the head's anchor set."""
     assert row.anchor_set is not None
-    relation = maps.Relation(
+    relation = apply.Relation(
         source.name,
         row.anchor_set.name,
         row.settings.get("encode_power", 0.0),
@@ -107,7 +107,7 @@ def _relate(
     pair = translators.resolve(services, relation.name(context.project))
     space, *_ = relation.sides(pair)
     require_same((space.anchor_set_id, space.encoder_id), (row.anchor_set_id, source.id))
-    related = plans.apply_map(
+    related = apply.apply_map(
         services, context, relation, vectors=vectors, inputs=inputs, pair=pair
     )
     return HeadVectors(related.output.vectors, related.truncated, at_mean=related.output.at_mean)
@@ -137,10 +137,10 @@ def _translate(
         choice.min_quality,
         index=choice.index,
     )
-    translation = maps.Translation(request)
+    translation = apply.Translation(request)
     pair = translators.resolve(services, translation.name(context.project))
     require_same([space.encoder_id for space in pair.both], [source.id, row.encoder_id])
-    answer = plans.apply_map(
+    answer = apply.apply_map(
         services, context, translation, vectors=vectors, inputs=inputs, pair=pair
     )
     output, served = answer.output, answer.served

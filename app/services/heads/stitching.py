@@ -114,7 +114,7 @@ def stitch(
     needed.
 
     Raises the not-found errors, NotExactlyOne, MissingField, AnchorsNotEmbedded, InvalidHead,
-    HeadTooSlow, and the option and vector errors.
+    and the option and vector errors.
     """
     truth = truth or Truth()
     row = name_lookup.find_by_name(services, tables.HeadRow, context.project, head, field="head")

@@ -21,7 +21,6 @@ from app.services.context import Services
 from app.services.relevance import rescoring
 from app.services.relevance.rescoring import Rescored, Rescoring, WeightSource
 from app.services.request_context import RequestContext
-from app.services.serving.maps import ServedMap, Translation
 from app.services.stores.connections import ask_row
 from app.services.stores.search_preparation import (
     PreparedSearch,
@@ -30,6 +29,7 @@ from app.services.stores.search_preparation import (
     prepare_search,
     refuse_if_finished,
 )
+from app.services.serving.apply import ServedMap, Translation
 from app.services.translators.warnings import AnswerWarning
 from app.stores.base import Hits, Page, Side, Store, StoreId
 

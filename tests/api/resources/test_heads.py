@@ -32,18 +32,6 @@ def network(outputs: int = 3, dim: int = DIM) -> nn.Sequential:
 ARCHITECTURE = ["linear", "gelu", "layer_norm", "dropout", "linear"]
 
 
-def exported(model: nn.Module, dim: int = DIM) -> bytes:
-    pytest.importorskip("onnxruntime")
-    file = BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the deprecation warning of the library
-        torch.onnx.export(
-            model.eval(), torch.randn(2, dim), file, dynamo=False, opset_version=17,
-            input_names=["x"], output_names=["y"], dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
-        )  # fmt: skip
-    return file.getvalue()
-
-
 def mlp(model: nn.Module) -> dict:
     return {
         "kind": "mlp",
@@ -52,11 +40,6 @@ def mlp(model: nn.Module) -> dict:
     }
 
 
-def onnx(model: nn.Module) -> dict:
-    return {"kind": "onnx", "onnx": text(exported(model))}
-
-
-KINDS = {"mlp": mlp, "onnx": onnx}
 CLASSES = {"classes": ["cat", "dog", "owl"]}
 
 
@@ -101,12 +84,11 @@ def by_torch(model: nn.Module, vectors) -> np.ndarray:
 # --- kinds ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_classifier_of_any_kind_answers_what_torch_does(make, ask, stocked, embeddings, kind):
+def test_a_classifier_answers_what_torch_does(make, ask, stocked, embeddings):
     model = network()
-    head = make(**KINDS[kind](model), **CLASSES)
-    assert (head["kind"], head["dim"], head["outputs"], head["output"]) == (kind, DIM, 3, None)
-    assert head["architecture"] == (ARCHITECTURE if kind == "mlp" else None)
+    head = make(**mlp(model), **CLASSES)
+    assert (head["kind"], head["dim"], head["outputs"], head["output"]) == ("mlp", DIM, 3, None)
+    assert head["architecture"] == ARCHITECTURE
     assert stocked.get("/heads/h").json() == head
     answer = ask()
     expected = torch.softmax(
@@ -127,13 +109,11 @@ def test_a_classifier_of_any_kind_answers_what_torch_does(make, ask, stocked, em
     np.testing.assert_allclose(ask("first")["scores"], stitched, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["linear", *KINDS])
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
 def test_a_head_of_numbers_answers_them_as_they_are(make, ask, embeddings, unpacked, kind):
     model = nn.Linear(DIM, 4) if kind == "linear" else network(4)
     weights = (
-        {"safetensors": text(save(dict(model.state_dict())))}
-        if kind == "linear"
-        else KINDS[kind](model)
+        {"safetensors": text(save(dict(model.state_dict())))} if kind == "linear" else mlp(model)
     )
     head = make(output={"kind": "numbers"}, **weights)
     assert (head["classes"], head["output"], head["outputs"]) == ([], {"kind": "numbers"}, 4)
@@ -150,11 +130,33 @@ def test_a_head_of_numbers_answers_them_as_they_are(make, ask, embeddings, unpac
 
 
 def test_probabilities_are_taken_as_they_are(make, ask, embeddings):
-    model = nn.Sequential(network(), nn.Softmax(dim=1))
-    make(**onnx(model), **CLASSES, probabilities=True)
+    model = network()
+    make(**mlp(model), **CLASSES, probabilities=True)
     np.testing.assert_allclose(
         ask()["scores"], by_torch(model, embeddings["second"][:10]), atol=1e-5
     )
+
+
+def test_an_onnx_head_is_the_operators_file_that_a_client_names(serve, tmp_path):
+    pytest.importorskip("onnxruntime")
+    model, vectors = network(), np.random.default_rng(0).normal(size=(5, DIM))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the deprecation warning of the library
+        torch.onnx.export(
+            model, torch.randn(2, DIM), str(tmp_path / "pets.onnx"), dynamo=False,
+            input_names=["x"], output_names=["y"], dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
+        )  # fmt: skip
+    client = serve(heads_dir=tmp_path)
+    client.post("/encoders", json={"name": "second", "dim": DIM})
+    body = {"name": "h", "encoder": "second", "kind": "onnx", "file": "pets.onnx", **CLASSES}
+    head = client.post("/heads", json=body).json()
+    assert (head["kind"], head["dim"], head["outputs"]) == ("onnx", DIM, 3)
+    stitch = {"encoder": "second", "head": "h", "vectors": vectors.tolist()}
+    expected = torch.softmax(torch.from_numpy(by_torch(model, vectors)), dim=1).numpy()
+    answer = client.post("/stitch", json=stitch)
+    np.testing.assert_allclose(answer.json()["scores"], expected, atol=1e-5)
+    wrong = client.post("/heads", json={**body, "name": "other", "classes": ["cat", "dog"]})
+    assert (wrong.status_code, wrong.json()["field"]) == (422, "classes")
 
 
 @pytest.mark.parametrize(
@@ -408,14 +410,9 @@ class Trap:
 
 
 BAD = {
-    "onnx of other classes": lambda where: {
-        "kind": "onnx",
-        "onnx": text(exported(nn.Linear(DIM, 4))),
-    },
-    "a pickle as onnx": lambda where: {"kind": "onnx", "onnx": text(pickle.dumps(Trap(where)))},
-    "safetensors as onnx": lambda where: {"kind": "onnx", "onnx": mlp(network())["safetensors"]},
+    "an ONNX file that the server has not": lambda where: {"kind": "onnx", "file": "a.onnx"},
+    "the path of an ONNX file": lambda where: {"kind": "onnx", "file": "../a.onnx"},
     "a pickle as safetensors": lambda where: {"safetensors": text(pickle.dumps(Trap(where)))},
-    "onnx as safetensors": lambda where: {"safetensors": text(exported(nn.Linear(DIM, 3)))},
     "an mlp without architecture": lambda where: {
         "kind": "mlp",
         "safetensors": mlp(network())["safetensors"],
@@ -425,9 +422,10 @@ BAD = {
         "architecture": ["../../etc/passwd", "linear"],
     },
     "an mlp of other classes": lambda where: mlp(network(4)),
-    "no base64": lambda where: {"kind": "onnx", "onnx": "not base64!"},
-    "two files": lambda where: {**mlp(network()), "onnx": text(b"x")},
+    "no base64": lambda where: {"safetensors": "not base64!"},
+    "two files": lambda where: {**mlp(network()), "file": "a.onnx"},
     "a file of another kind": lambda where: {**mlp(network()), "kind": "onnx"},
+    "a name for another kind": lambda where: {"kind": "linear", "file": "a.onnx"},
     "weights for an mlp": lambda where: {
         "kind": "mlp",
         "architecture": ["linear"],
@@ -461,9 +459,8 @@ def test_a_file_above_the_limit_is_too_large_whatever_the_body_may_be(serve, com
     client = serve(max_body_bytes=2**27)
     client.post("/encoders", json={"name": "second", "dim": DIM})
     large = text(b"\0" * (MAX_HEAD_BYTES + 1))
-    for more in ({"kind": "onnx", "onnx": large}, {"safetensors": large}):
-        answer = client.post("/heads", json={"name": "h", "encoder": "second", **CLASSES, **more})
-        assert complaint(answer) == (413, "head-too-large")
+    body = {"name": "h", "encoder": "second", **CLASSES, "safetensors": large}
+    assert complaint(client.post("/heads", json=body)) == (413, "head-too-large")
     assert client.get("/heads").json() == {"heads": []}
 
 

@@ -21,8 +21,8 @@ from app.maths.geometry.space import fit_space
 from app.maths.translators.decoder import decode as decode_plainly
 from app.maths.translators.methods import fit, fit_decoder, resolve
 from app.maths.translators.translator import ROWS_PER_STEP, apply
-from app.services.serving import products
-from app.services.serving.products import DecodeProduct, RelateProduct, TranslateProduct
+from app.services.serving.apply import DecodeProduct, RelateProduct, TranslateProduct
+from app.services.serving import apply
 from app.settings import Settings
 from app.storage import name_cache
 from research.definitions import relative
@@ -58,7 +58,7 @@ def test_wherever_it_is_computed_a_product_is_the_plain_one_with_its_flags(
     vectors = normal(2, count, 8).float()
     vectors[count // 2] = served.source_mean
     out = torch.empty(count, 6, dtype=dtype)
-    made = products.begin(lanes, TranslateProduct(served), vectors, out=out).result()
+    made = apply.begin(lanes, TranslateProduct(served), vectors, out=out).result()
     plain = apply(served, vectors)
     assert made.vectors is out
     torch.testing.assert_close(
@@ -74,7 +74,7 @@ def test_wherever_they_are_computed_relative_and_decoded_vectors_are_the_plain_o
     space = fit_space(normal(3, 20, 8) + 1)
     vectors = normal(4, count, 8).float()
     vectors[0] = space.mean
-    made = products.begin(
+    made = apply.begin(
         lanes, RelateProduct(space.unit.T.float().contiguous(), space.mean.float()), vectors
     ).result()
     expected = relative(vectors, space)
@@ -86,7 +86,7 @@ def test_wherever_they_are_computed_relative_and_decoded_vectors_are_the_plain_o
     )
     decoder = fit_decoder("irp-ridge", space, resolve("irp-ridge", {}, anchors=20))
     back, plain = (
-        products.begin(lanes, DecodeProduct(decoder), made.vectors).result(),
+        apply.begin(lanes, DecodeProduct(decoder), made.vectors).result(),
         decode_plainly(decoder, made.vectors),
     )
     torch.testing.assert_close(back.vectors, plain.vectors, rtol=0, atol=1e-5)
@@ -98,7 +98,7 @@ def test_a_kernel_counts_both_of_its_products(on_sqlite, monkeypatch):
     monkeypatch.setattr(products, "INLINE_MULTIPLICATIONS", 10 * 16 * 16)
     for method, small in (("graded", True), ("kernel", False)):
         served = translator(16, 16, method)
-        running = products.begin(on_sqlite, TranslateProduct(served), normal(7, 10, 16).float())
+        running = apply.begin(on_sqlite, TranslateProduct(served), normal(7, 10, 16).float())
         assert (running.future is None) == small
         running.result()
     on_sqlite.lanes.close()
@@ -110,7 +110,7 @@ def test_wherever_it_is_computed_all_wrong_rows_are_named(lanes, bad):
     wrong = [3, ROWS_PER_STEP, ROWS_PER_STEP + 1, 4 * ROWS_PER_STEP - 1]
     vectors[wrong, 5] = bad
     with pytest.raises(AnchorageError) as caught:
-        products.begin(lanes, TranslateProduct(translator()), vectors).result()
+        apply.begin(lanes, TranslateProduct(translator()), vectors).result()
     assert isinstance(caught.value, OutOfRange if bad == 1e31 else NonFinite)
     assert (caught.value.rows, caught.value.row_count) == (wrong, 4)
     assert f"4 of {4 * ROWS_PER_STEP}" in caught.value.detail
@@ -122,10 +122,10 @@ def test_a_translation_that_float16_cannot_hold_is_refused_by_its_row(lanes, cou
     vectors = normal(2, count, 8).float()
     vectors[-1] *= 1e6
     assert bool(
-        products.begin(lanes, TranslateProduct(served), vectors).result().vectors.isfinite().all()
+        apply.begin(lanes, TranslateProduct(served), vectors).result().vectors.isfinite().all()
     )
     with pytest.raises(OutOfRange, match="float16") as caught:
-        products.begin(
+        apply.begin(
             lanes, TranslateProduct(served), vectors, out=torch.empty(count, 6, dtype=torch.float16)
         ).result()
     assert caught.value.rows == [count - 1]
@@ -135,15 +135,15 @@ def test_the_error_of_bfloat16_is_what_it_is(lanes):
     served = translator(64, 48, "procrustes")
     vectors = normal(5, 3 * ROWS_PER_STEP, 64).float()
     made = (
-        products.begin(lanes, TranslateProduct(served), vectors, precision="bfloat16")
+        apply.begin(lanes, TranslateProduct(served), vectors, precision="bfloat16")
         .result()
         .vectors
     )
-    found = products.precision_error(served, vectors, made)
+    found = apply.precision_error(served, vectors, made)
     exact = apply(served, vectors).vectors.double()
     errors = (made.double() - exact).norm(dim=1) / (exact - served.decoder.mean).norm(dim=1)
-    places = np.linspace(0, len(vectors) - 1, products.COMPARED_ROWS).astype(int)
-    assert found["rows"] == products.COMPARED_ROWS
+    places = np.linspace(0, len(vectors) - 1, apply.COMPARED_ROWS).astype(int)
+    assert found["rows"] == apply.COMPARED_ROWS
     assert found["largest"] == pytest.approx(float(errors[places].max()), rel=1e-2)
     assert found["mean"] == pytest.approx(float(errors[places].mean()), rel=1e-2)
     assert 1e-4 < found["mean"] <= found["largest"] < 0.02
@@ -156,7 +156,7 @@ def test_what_a_product_raised_is_raised_once_and_not_logged_as_if_nobody_had_lo
     monkeypatch.setattr(products, "INLINE_MULTIPLICATIONS", 0)
 
     async def ask():
-        running = products.begin(
+        running = apply.begin(
             on_sqlite, TranslateProduct(translator()), torch.full((2, 8), float("nan"))
         )
         await running.wait()
@@ -184,7 +184,7 @@ def test_a_product_that_nobody_waits_for_any_more_is_not_computed_to_its_end(
     out = torch.zeros(3 * ROWS_PER_STEP, 6)
 
     async def ask():
-        running = products.begin(
+        running = apply.begin(
             on_sqlite, TranslateProduct(translator()), normal(2, 3 * ROWS_PER_STEP, 8).float(), out
         )
         waiting = asyncio.ensure_future(running.wait())
