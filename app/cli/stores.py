@@ -137,8 +137,7 @@ def search(
 
     from app.api.resources.stores.store_search import search_members
     from app.services.encoders.encoding import Inputs
-    from app.services.stores.search import search_store
-    from app.services.stores.search_preparation import StoreSearch
+    from app.services.stores.search import StoreSearch, search_store
     from app.types import InputRole
 
     if mode not in (None, *MODES):

@@ -25,8 +25,8 @@ from app.stores.base import (
 )
 from app.stores.pgvector import reading
 from app.stores.pgvector.connections import SHORT_STATEMENT_S, PgConnections
-from app.stores.pgvector.facts import collection_facts, metric_of
-from app.stores.pgvector.layout import load_layout
+from app.stores.pgvector.facts import collection_facts
+from app.stores.pgvector.layout import load_layout, metric_of
 from app.stores.pgvector.strategies.side import SideTable
 from app.stores.pgvector.strategies.swap import SwapTable
 

@@ -23,9 +23,9 @@ from app.stores.qdrant.client import (
     CollectionForm,
     QdrantEngine,
     StoredPoint,
+    VectorPlace,
     stack,
 )
-from app.stores.qdrant.layout import VectorPlace
 
 #: most points of one copy
 POINTS_PER_COPY = 500

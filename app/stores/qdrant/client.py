@@ -109,6 +109,14 @@ class StoredPoint:
     payload: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class VectorPlace:
+    """A named vector of a collection."""
+
+    collection: str
+    vector: str
+
+
 class QdrantEngine:
     """A server or a folder. `where` names the collection in errors, without the address."""
 

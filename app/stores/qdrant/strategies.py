@@ -26,19 +26,19 @@ from app.stores.base import (
     Changes,
     StoreId,
     StoreLocation,
-    StoreNote,
     StoreVectors,
     Switch,
     TranslateRows,
 )
 from app.stores.qdrant.catch_up import CatchUp, copy_points
-from app.stores.qdrant.client import CollectionForm, QdrantEngine, having, stack
-from app.stores.qdrant.layout import (
+from app.stores.qdrant.client import QdrantEngine, VectorPlace, having, stack
+from app.stores.qdrant.store import (
     LIVE_VECTORS,
     TAGGED_METADATA,
+    QdrantCollection,
     QdrantLayout,
-    VectorPlace,
     alias_of,
+    copy_problem,
     find_layout,
     metadata_of,
 )
@@ -99,24 +99,6 @@ class QdrantBeside(Beside):
     @abstractmethod
     def _drop(self, place: VectorPlace | None, layout: QdrantLayout) -> None:
         """Delete one side, and the traces of the reindexing."""
-
-
-def copy_problem(form: CollectionForm, location: StoreLocation) -> StoreNote | None:
-    """Return why a collection cannot be replaced by a second one; None if it can."""
-    if location.collection not in form.aliases:
-        return StoreNote(
-            "no-alias",
-            f"Clients use the collection {form.name!r} by its own name, which Qdrant cannot give "
-            "to another collection. For the strategy `collection`, create an alias, let all "
-            "clients use it, and register the store with the alias as `collection`.",
-        )
-    if form.config.config.params.sharding_method == models.ShardingMethod.CUSTOM:
-        return StoreNote(
-            "custom-sharding",
-            "The collection has shard keys, which the strategy `collection` does not copy. "
-            "Use `named-vector`.",
-        )
-    return None
 
 
 class SecondCollectionBeside(QdrantBeside):
@@ -382,3 +364,12 @@ def _new_name(old: str, tag: str) -> str:
     """Return the name of the new vector: the old one without an earlier tag, and the tag."""
     base = re.sub(r"-[0-9a-f]{8}$", "", old) or "anchorage"
     return f"{base}-{tag}"
+
+
+class QdrantStore(QdrantCollection):
+    """A collection. keeps_lengths is False until `facts` finds that it is not a Cosine one."""
+
+    def beside(self, tag: str, dim: int, strategy: str | None = None) -> Beside:
+        named = self.chosen_strategy(strategy) == "named-vector"
+        kind = NamedVectorBeside if named else SecondCollectionBeside
+        return kind(self.engine, self.location, tag, dim)

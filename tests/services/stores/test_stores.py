@@ -14,8 +14,8 @@ from app.errors import InvalidOption, StoreUnsupported
 from app.services.context import Services
 from app.services.stores import stores
 from app.services.stores.stores import StoreDefinition
-from app.stores.addresses import StoreAddress
 from app.stores.base import StoreLocation
+from app.stores.handles import StoreAddress
 from tests.services.helpers import CONTEXT, create_encoder
 from tests.stores.cases.base import StoreCase
 from tests.stores.cases.chroma import ChromaFolderCase
@@ -42,8 +42,8 @@ def connect(services: Services) -> Connect:
             "old",
             vector_field=location.vector_field,
         )
-        own = replace(services, store_addresses=listed)
-        return stores.create_store(own, CONTEXT, replace(definition, **changes))
+        services.stores.addresses = listed
+        return stores.create_store(services, CONTEXT, replace(definition, **changes))
 
     return connect
 
@@ -73,8 +73,7 @@ def test_a_second_column_of_vectors_changes_nothing(
     else:
         with psycopg.connect(location.url, autocommit=True) as connection:
             connection.execute(f"ALTER TABLE {location.collection} ADD COLUMN second vector(3)")
-    own = replace(services, store_addresses={"main": StoreAddress(location.url)})
-    assert stores.examine_store(own, row).facts.rows == ROWS
+    assert stores.examine_store(services, row).facts.rows == ROWS
     case.remove(location)
 
 

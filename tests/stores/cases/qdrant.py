@@ -14,7 +14,7 @@ from qdrant_client import QdrantClient, models
 
 from app.stores.base import StoreId, StoreLocation
 from app.stores.qdrant.client import load_local
-from app.stores.qdrant.layout import LIVE_VECTORS
+from app.stores.qdrant.store import LIVE_VECTORS
 from tests.stores.cases.base import Rows, StoreCase
 from tests.stores.qdrant.visits import visit_folder
 

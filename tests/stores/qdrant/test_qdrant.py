@@ -37,7 +37,7 @@ from app.stores.qdrant.client import (
     qdrant_faults,
     stack,
 )
-from app.stores.qdrant.layout import QdrantLayout, VectorPlace, find_layout
+from app.stores.qdrant.store import QdrantLayout, VectorPlace, find_layout
 from app.stores.qdrant.strategies import copied_config
 from app.stores.registry import open_store
 from tests.stores.qdrant.visits import visit_folder
