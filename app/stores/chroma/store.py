@@ -29,8 +29,7 @@ from app.stores.base import (
 from app.stores.chroma import rows as chroma_rows
 from app.stores.chroma.beside import ChromaBeside
 from app.stores.chroma.connection import ChromaConnection
-from app.stores.chroma.ranking import rank_exactly, rank_with_index
-from app.stores.chroma.rows import ChromaRow
+from app.stores.chroma.rows import ChromaRow, rank_exactly, rank_with_index
 from app.stores.chroma.sides import ChromaSides, find_sides
 from app.stores.common import rows_checksum
 

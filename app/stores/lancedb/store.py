@@ -28,17 +28,19 @@ from app.stores.base import (
 from app.stores.common import as_json, row_number, rows_checksum
 from app.stores.lancedb.beside import LancedbBeside
 from app.stores.lancedb.columns import (
+    DISTANCES,
     FLOATS,
     OWN_NAME,
     LanceColumns,
     LancePhase,
+    distance_of,
     find_columns,
+    find_index,
     id_filter,
     quoted,
     to_numpy,
 )
 from app.stores.lancedb.connection import LanceConnection
-from app.stores.lancedb.indexes import DISTANCES, distance_of, find_index
 from app.stores.lancedb.staging import STAGED_ID, STAGED_VECTOR
 
 #: ids in one condition of `fetch`
