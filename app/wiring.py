@@ -23,7 +23,7 @@ from app.storage.db import Database, is_sqlite, sqlite_url
 from app.storage.name_cache import NameCache
 from app.storage.redis import OptionalRedis, redis_client
 from app.storage.wakeup import LocalWakeup, RedisWakeup
-from app.stores.addresses import StoreAddress
+from app.stores.handles import StoreAddress, StoreHandles
 
 
 def make_services(
@@ -72,7 +72,7 @@ def make_services(
             translators_days=settings.keep_translators_days,
         ),
         device=use,
-        store_addresses=_store_addresses(settings),
+        stores=StoreHandles(_store_addresses(settings)),
         heads_dir=settings.heads_dir,
     )
 

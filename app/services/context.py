@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partialmethod
@@ -16,7 +16,6 @@ from app.storage.blobs import BlobStore
 from app.storage.cache import Cache
 from app.storage.db import Database
 from app.storage.name_cache import NameCache
-from app.stores.addresses import StoreAddress
 from app.stores.handles import StoreHandles
 
 #: a worker loses its job when it has not renewed its lease for this long
@@ -97,7 +96,6 @@ class Services:
     notify_workers: Callable[[], None] = lambda: None
     retention: Retention = field(default_factory=Retention)
     #: addresses of stores that the operator allows, by name
-    store_addresses: Mapping[str, StoreAddress] = field(default_factory=dict)
     #: the stores that this process has opened
     stores: StoreHandles = field(default_factory=StoreHandles)
     #: how long to wait for a slot; None, in workers: without a limit

@@ -226,17 +226,17 @@ def _encoders(settings: Settings, services: Services) -> DoctorFinding:
 
 
 def _stores(services: Services) -> list[DoctorFinding]:
-    from app.services.stores.connections import call_row, safe_detail
     from app.storage import tables
+    from app.stores.hidden_urls import hide_url
 
     with services.db.transaction() as session:
         rows = session.scalars(select(tables.StoreRow).order_by(tables.StoreRow.name)).all()
     found = []
     for row in rows:
         try:
-            facts = call_row(services, row, lambda store: store.facts())
+            facts = services.stores.wait(row, lambda store: store.facts())
         except AnchorageError as error:
-            detail = f"{row.name}: {safe_detail(services, row, error)}"
+            detail = f"{row.name}: {hide_url(error.detail, services.stores.location(row).url)}"
             advice = f"Check the address {row.address!r} in ANCHORAGE_STORES."
             found.append(DoctorFinding("stores", "failed", detail, advice))
         else:
