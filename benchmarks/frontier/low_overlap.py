@@ -25,7 +25,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.bootstrap import exchange, orphans
+from app.maths.bootstrap import orphans, self_learning
 from app.maths.bootstrap.annealing import principal_directions
 from app.maths.bootstrap.attempts import SelfLearningSettings
 from app.maths.bootstrap.estimate import CONFIRMATIONS, draw_half
@@ -129,7 +129,7 @@ def measure(load: Both, number: int) -> dict[str, Any]:
     partner[:kept] = order.argsort()[:kept]
     seeds = [(row, int(partner[row])) for row in range(SEEDS)]
     pools, began = fit_pools(both_x[:size], y, memory=MEMORY), time.process_time()
-    found = exchange.learn(pools, seeds, SelfLearningSettings(seed=number))
+    found = self_learning.learn(pools, seeds, SelfLearningSettings(seed=number))
     seconds = time.process_time() - began
     pairs = found.pairs[~torch.isin(found.pairs[:, 0], torch.arange(SEEDS))]
     right = partner[pairs[:, 0]] == pairs[:, 1]

@@ -143,7 +143,7 @@ CASES = {
     **{
         f"decoder {m}": (DECODER, methods.fit_decoder(m, TARGET, RESOLVED[m]))
         for m in methods.METHODS
-        if methods.METHODS[m].independent
+        if methods.METHODS[m].decode is not None
     },
 }
 

@@ -15,7 +15,7 @@ Five signs (docs/results/bootstrap.md says how often they are right):
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -128,6 +128,26 @@ class BootstrapEstimate:
         """
         believed = self.agreement >= FULL_AGREEMENT or self.confirmed >= FULL_CONFIRMATION
         return believed and self.orphans_paired > 0 and not self.seeds_confirmed < self.right
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """The result of a method.
+
+    pairs        (p, 2) rows (i of x, j of y), seeds first; no item twice on a side
+    confidence   (p,) probability that each is right
+    estimate     of the share that is right
+    wrong_seeds  rows of the seeds that the others contradict
+    ask          (a,) rows of x whose partner would help most
+    facts        numbers of the last step: loss, agreement
+    """
+
+    pairs: Int64[Tensor, "p 2"]
+    confidence: Float32[Tensor, " p"]
+    estimate: BootstrapEstimate
+    wrong_seeds: list[int]
+    ask: Int64[Tensor, " a"]
+    facts: Mapping[str, float]
 
 
 def attempt_agreement(one: Int64[Tensor, " n"], other: Int64[Tensor, " n"]) -> float:

@@ -23,7 +23,7 @@ from app.maths.quality.crossfit import fit_some
 from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, cosine_blocks, search, unit
 from app.maths.translators.decoder import kernel_of
 from app.maths.translators.kernel import KernelFit, fit_kernel, whiten
-from app.maths.translators.methods import METHODS, Options, kernel_options, pair_for, resolve
+from app.maths.translators.methods import METHODS, Options, resolve
 
 SELECTION_MEASURES = ("recall", "mrr", "cosine", "agreement")
 
@@ -105,9 +105,9 @@ class _Fold:
         place: Int64[Tensor, " h"],
         natives: _Natives,
     ) -> None:
-        self._x, self._y, self._vectors, self._place, self._natives = x, y, vectors, place, natives
-        self._frames: dict[tuple[bool, bool], _Frame] = {}
-        self._kernels: dict[tuple[float | None, int], KernelFit] = {}
+        self._x, self._y, self._place, self._natives = x, y, place, natives
+        self._frame = _Frame(Pair(x, y), vectors, natives)
+        self._kernel: KernelFit | None = None
 
     def measure(self, candidate: Candidate) -> Float32[Tensor, "h m"]:
         """SELECTION_MEASURES of the held-out vectors, which are the anchors `place`, by a
@@ -115,11 +115,7 @@ class _Fold:
         """
         name, given = candidate
         method, options = METHODS[name], resolve(name, given, anchors=self._x.size)
-        key = (method.affine, bool(options.get("centre", True)))
-        if key not in self._frames:  # many candidates share a frame
-            pair = pair_for(name, self._x, self._y, options)
-            self._frames[key] = _Frame(pair, self._vectors, self._natives, affine=method.affine)
-        frame = self._frames[key]
+        frame = self._frame
         if method.core is None:
             products = frame.kernel_products(self._fit_kernel(options))
         else:
@@ -127,12 +123,10 @@ class _Fold:
         return self._compared(*frame.cosines(products))
 
     def _fit_kernel(self, options: Options) -> KernelFit:
-        ridge, landmarks = key = kernel_options(options)
-        if key not in self._kernels:  # candidates differ in the target's power alone
-            self._kernels[key] = fit_kernel(self._x, self._y, ridge=ridge, landmarks=landmarks)
-        power = options["decode_power"]
-        assert power is not None
-        return whiten(self._kernels[key], self._y, power=power)
+        assert options["ridge"] is None
+        if self._kernel is None:  # candidates differ in the target's power alone
+            self._kernel = fit_kernel(self._x, self._y, ridge=None)
+        return whiten(self._kernel, self._y, power=options["decode_power"])
 
     def _compared(
         self, index: Float32[Tensor, "h k"], centres: Float32[Tensor, "h c"]
@@ -155,17 +149,12 @@ class _Frame:
     takes the place of q F.
     """
 
-    def __init__(
-        self, pair: Pair, vectors: Float64[Tensor, "h dx"], natives: _Natives, *, affine: bool
-    ) -> None:
-        self.pair, self._affine, self._count = pair, affine, len(natives.unit)
+    def __init__(self, pair: Pair, vectors: Float64[Tensor, "h dx"], natives: _Natives) -> None:
+        self.pair, self._count = pair, len(natives.unit)
         # In units of the target's scale: cosines have no unit, and squares of large values would
         # overflow float32.
-        directions, lengths = normalise(vectors, pair.source.mean)
-        if affine:
-            directions = directions * (lengths / pair.source.scale)[:, None]
-        self._directions = directions
-        self._queries = (directions @ pair.x.right.T).float()
+        self._directions, _ = normalise(vectors, pair.source.mean)
+        self._queries = (self._directions @ pair.x.right.T).float()
         shift = (pair.target.mean - natives.mean) / pair.target.scale
         natives_and_centres = torch.cat([natives.unit, natives.centres])
         self._compared = (natives_and_centres @ pair.y.right.T).float()
@@ -190,7 +179,7 @@ class _Frame:
 
         products  (h, r_y) their directions before r, in the coordinates of V_y
         """
-        directions = products if self._affine else torch.nn.functional.normalize(products, dim=1)
+        directions = torch.nn.functional.normalize(products, dim=1)
         squared = (
             directions.square().sum(dim=1) + 2.0 * (directions @ self._apart) + self._apart_squared
         )

@@ -43,9 +43,7 @@ def _candidates() -> tuple[Candidate, ...]:
 
 
 #: Not included: `irp` and `irp-ridge`, which would not have been chosen on any pair of
-#: benchmarks/quality; `ridge`, which is graded at (1, 0); variants about zero instead of the
-#: mean, which lost everywhere; `affine`, whose lengths express certainty and would disorder an
-#: index of dot products.
+#: benchmarks/quality; `ridge`, which is graded at (1, 0).
 LINEAR_CANDIDATES = _candidates()
 
 #: Powers of the map that is not linear. The comparison, whose index is small, would prefer lower

@@ -10,17 +10,12 @@ from __future__ import annotations
 
 import torch
 
-from app.errors import InvalidOption
 from app.maths.geometry.pair import Core, Pair
 from app.maths.geometry.spectrum import check_power, check_ridge, usual_ridge
 from app.maths.translators import graded
 
 #: Candidates of cross-validation, on the scale of squared singular values of unit anchors.
 GCV_RIDGES = tuple(10.0 ** (exponent / 4) for exponent in range(-12, 9))
-
-#: The default reduced rank keeps this share of the squared norm of the full map's predictions for
-#: the anchors.
-KEPT_VARIANCE = 0.99
 
 
 def procrustes(pair: Pair) -> Core:
@@ -65,28 +60,6 @@ def toward_procrustes(pair: Pair, *, ridge: float | None) -> Core:
     if ridge is None:
         ridge = cross_validated_ridge(pair, rest)
     return nearest + (pair.x.values / (pair.x.values.square() + ridge))[:, None] * rest
-
-
-def reduced_rank(pair: Pair, *, ridge: float | None, rank: int | None) -> Core:
-    """Ridge regression through `rank` directions: T B B^T, with B the leading right singular
-    vectors of U_x T.
-
-    rank   >= 1; None: the smallest that keeps KEPT_VARIANCE of |U_x T|^2
-    ridge  as in `regression`
-    Raises InvalidOption. Source: Izenman 1975; with a ridge: Mukherjee and Zhu 2011.
-    """
-    full = regression(pair, ridge=ridge)
-    _, values, right = torch.linalg.svd(pair.x.values[:, None] * full, full_matrices=False)
-    if rank is None:
-        shares = values.square().cumsum(0) / values.square().sum().clamp_min(
-            torch.finfo(torch.float64).tiny
-        )
-        rank = int((shares < KEPT_VARIANCE).sum()) + 1
-    if rank < 1:
-        raise InvalidOption(f"`rank` must be at least 1, got {rank}.", field="options.rank")
-    kept = right[:rank]
-    narrow: Core = (full @ kept.T) @ kept
-    return narrow
 
 
 def canonical(

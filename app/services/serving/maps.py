@@ -294,7 +294,7 @@ class Decoding:
         visible = {
             name: value
             for name, value in options.items()
-            if name not in ("encode_power", "keep_norms", "centre")
+            if name not in ("encode_power", "keep_norms")
         }
 
         about_target = warnings.warnings_about_target(target)

@@ -46,7 +46,7 @@ POINTS_PER_READ = 1000
 LENGTHS_LOST = StoreNote(
     "lengths-lost",
     "A Cosine collection stores unit vectors. The lengths of the vectors are lost, so `keep_norms` "
-    "and the method `affine` cannot be used.",
+    "cannot be used.",
 )
 
 

@@ -141,13 +141,11 @@ def test_plain_cosines_decode_to_what_the_inverses_translate(ask, stocked, embed
         atol=1e-4,
     )
     assert decoded["options"] == {
-        name: value
-        for name, value in METHODS[method].items()
-        if name not in ("keep_norms", "centre")
+        name: value for name, value in METHODS[method].items() if name != "keep_norms"
     }
 
 
-@pytest.mark.parametrize("options", [{}, {"landmarks": 25, "ridge": 0.1}])
+@pytest.mark.parametrize("options", [{}, {"ridge": 0.1}])
 def test_cosines_of_a_named_source_decode_to_what_the_kernel_translates(
     ask, stocked, embeddings, options
 ):
@@ -167,7 +165,6 @@ def test_a_kernel_decodes_cosines_of_an_unknown_source_near_the_truth(ask, stock
     assert answer["options"] == {
         "ridge": 1.0,
         "decode_power": 0.0,
-        "landmarks": 2048,
         "renormalise": True,
     }
     assert cosines(answer["vectors"], embeddings["second"], embeddings["second"]).mean() > 0.8

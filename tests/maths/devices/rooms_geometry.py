@@ -52,8 +52,6 @@ CASES: dict[str, Case] = {
         space.fit_space(on(X), on(WEIGHTS)),
         raised(lambda: space.fit_space(on(X[:1].expand(4, -1)))),
     ],
-    "geometry.space.uncentred": lambda on: space.uncentred(fitted(on)),
-    "geometry.space.unscaled": lambda on: space.unscaled(fitted(on)),
     "geometry.spectrum.kept_svd": lambda on: spectrum.kept_svd(on(X.double()), noise=0.1),
     "geometry.spectrum.kept_values": lambda on: spectrum.kept_values(on(X.double()), noise=0.1),
     "geometry.spectrum.pinv": lambda on: spectrum.pinv(on(X.double())),

@@ -36,7 +36,6 @@ OPTIONS = resolve("graded", {}, anchors=70)
 FEW = [
     DEFAULT_CANDIDATE["retrieval"],
     Candidate("procrustes", {}),
-    Candidate("affine", {}),
     Candidate("kernel", {"decode_power": 0.25}),
 ]
 

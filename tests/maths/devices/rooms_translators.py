@@ -57,11 +57,6 @@ def fit_and_apply(name: str, on: On) -> object:
     ]
 
 
-def without_centre(name: str, on: On) -> object:
-    given: methods.Options = {"centre": False, "keep_norms": True, "renormalise": False}
-    return translators.apply(translator(on, name, **given), on(ROWS))
-
-
 def out_of_span(on: On) -> object:
     """Few anchors span few directions: most rows have parts outside, and one lies outside."""
     x, y = fit_space(on(FEW_X)), fit_space(on(FEW_Y))
@@ -108,15 +103,11 @@ def coordinates(on: On) -> object:
 
 PRECISIONS: tuple[translators.ProductPrecision, ...] = ("float32", "bfloat16")
 DECODING = [name for name, method in methods.METHODS.items() if method.decode is not None]
-CENTRED = [name for name, method in methods.METHODS.items() if "centre" in method.defaults]
 
 CASES: dict[str, Case] = {
     "translators.align.procrustes": lambda on: align.procrustes(pair(on)),
     "translators.align.regression": lambda on: align.regression(pair(on), ridge=None),
     "translators.align.toward_procrustes": lambda on: align.toward_procrustes(pair(on), ridge=None),
-    "translators.align.reduced_rank": lambda on: align.reduced_rank(
-        pair(on), ridge=None, rank=None
-    ),
     "translators.align.canonical": lambda on: align.canonical(
         pair(on), ridge=None, correlation_power=0.5, dewhiten=0.5
     ),
@@ -148,31 +139,14 @@ CASES: dict[str, Case] = {
     "translators.inverse.irp": lambda on: inverse.irp(
         spaces(on)[1].unit, delta=0.3, omega=3, seed=1
     ),
-    "translators.inverse.irp_ridge": lambda on: inverse.irp_ridge(spaces(on)[1].unit, ridge=1.0),
-    "translators.kernel.fit_kernel": lambda on: [
-        kernel.fit_kernel(*spaces(on), ridge=None, landmarks=landmarks) for landmarks in (9, 100)
-    ],
+    "translators.kernel.fit_kernel": lambda on: kernel.fit_kernel(*spaces(on), ridge=None),
     "translators.kernel.whiten": lambda on: kernel.whiten(
-        kernel.fit_kernel(*spaces(on), ridge=0.1, landmarks=9), spaces(on)[1], power=0.25
+        kernel.fit_kernel(*spaces(on), ridge=0.1), spaces(on)[1], power=0.25
     ),
     "translators.kernel.cross_validated_ridge": lambda on: kernel.cross_validated_ridge(
         *spaces(on), on(torch.arange(20))
     ),
     **{f"translators.methods.fit/{name}": partial(fit_and_apply, name) for name in methods.METHODS},
-    **{
-        f"translators.methods.fit/{name}, uncentred": partial(without_centre, name)
-        for name in CENTRED
-    },
-    "translators.methods.pair_for": lambda on: [
-        methods.pair_for(name, *spaces(on), methods.resolve(name, {}, anchors=40)).rotation
-        for name in ("graded", "affine")
-    ],
-    "translators.methods.translator_of_core": lambda on: methods.translator_of_core(
-        "graded",
-        (p := pair(on)),
-        p.overlap,
-        methods.resolve("graded", {}, anchors=40),
-    ),
     "translators.relative.relate_into": related,
     "translators.translator.least_distance": lambda on: translators.least_distance(on(X[0])),
     "translators.translator.make_translator": lambda on: translators.make_translator(
