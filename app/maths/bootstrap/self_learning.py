@@ -9,7 +9,7 @@ each pair by maps without it.
 3. Confirmation (estimate.py): maps of random halves judge the pairs of the other half. Most of them
    must confirm a pair.
 4. Chance: one short attempt from random seeds against a scrambled target pool shows the share that
-   any result would confirm. Orphans (orphans.py): items whose partner is removed show how readily
+   any result would confirm. Orphans (estimate.py): items whose partner is removed show how readily
    items without a partner are paired.
 This module claims no pair to be right; `estimate_right` estimates the share.
 docs/explanation/self-learning.md explains the steps and their ablation.
@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from app.maths.bootstrap import orphans
+from app.maths.bootstrap import estimate
 from app.maths.bootstrap.annealing import principal_directions
 from app.maths.bootstrap.attempts import SelfLearningRun, SelfLearningSettings, most_steps
 from app.maths.bootstrap.estimate import (
@@ -109,7 +109,7 @@ def learn_as_given(
 ) -> Outcome:
     """`learn` with y as the target, whichever pool is smaller."""
     check_pairs(seeds, source=len(pools.x), target=len(pools.y))
-    total = _total_steps(settings) + orphans.MOST_TRIALS
+    total = _total_steps(settings) + estimate.MOST_TRIALS
 
     def report(step: Step) -> None:
         on_step(replace(step, total=total))
@@ -166,16 +166,16 @@ def _chance_run(main: SelfLearningRun, report: OnStep) -> SelfLearningRun:
 
 def _run_orphan_trials(
     main: SelfLearningRun, pairs: Int64[Tensor, "p 2"], pair_share: float, report: OnStep
-) -> orphans.OrphanTrials:
+) -> estimate.OrphanTrials:
     """Trials on pairs (p, 2) of the run's rows, `pair_share` of the smaller pool."""
     done = _total_steps(main.settings)
-    trials = orphans.OrphanTrials()
+    trials = estimate.OrphanTrials()
     while trials.needs_another(len(pairs), pair_share):
 
         def beat(number: int = trials.trials) -> None:
             report(Step(done + number, done, main.facts))
 
-        trials = orphans.run_trial(
+        trials = estimate.run_trial(
             main.x.along,
             main.y.along,
             pairs.to(main.seeds.device),

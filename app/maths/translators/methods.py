@@ -17,12 +17,12 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from app.errors import InvalidOption, MethodNotIndependent, UnknownOption
-from app.maths.geometry.pair import Core, Pair
 from app.maths.geometry.space import Space
 from app.maths.geometry.spectrum import check_power
-from app.maths.translators import align, graded, inverse
+from app.maths.translators import inverse, linear
 from app.maths.translators.decoder import Decoder, make_decoder
 from app.maths.translators.kernel import KernelFit, fit_kernel, whiten
+from app.maths.translators.linear import Core, Pair
 from app.maths.translators.translator import Translator, make_translator
 
 Options = Mapping[str, Any]
@@ -54,7 +54,7 @@ def _irp(y: Space, o: Options) -> Float64[Tensor, "k dy"]:
 
 
 def _irp_ridge(y: Space, o: Options) -> Float64[Tensor, "k dy"]:
-    return graded.decoder(y.unit, power=1.0, ridge=o["ridge"], noise=y.noise)
+    return linear.graded_decoder(y.unit, power=1.0, ridge=o["ridge"], noise=y.noise)
 
 
 def _decoder_core(
@@ -103,13 +103,13 @@ METHODS: dict[str, Method] = {
             "ridge": None,
             **OUTPUT_OPTIONS,
         },
-        core=lambda pair, o: graded.core(
+        core=lambda pair, o: linear.graded(
             pair,
             encode_power=o["encode_power"],
             decode_power=o["decode_power"],
             ridge=o["ridge"],
         ),
-        decode=lambda y, o: graded.decoder(
+        decode=lambda y, o: linear.graded_decoder(
             y.unit,
             power=o["decode_power"],
             ridge=o["ridge"],
@@ -119,17 +119,17 @@ METHODS: dict[str, Method] = {
     # The nearest rotation, fitted to both spaces' anchors.
     "procrustes": Method(
         OUTPUT_OPTIONS,
-        core=lambda pair, o: align.procrustes(pair),
+        core=lambda pair, o: linear.procrustes(pair),
     ),
     # Ridge regression, its ridge by generalised cross-validation.
     "ridge": Method(
         {"ridge": None, **OUTPUT_OPTIONS},
-        core=lambda pair, o: align.regression(pair, ridge=o["ridge"]),
+        core=lambda pair, o: linear.regression(pair, ridge=o["ridge"]),
     ),
     # Ridge regression that shrinks towards a rotation.
     "toward-procrustes": Method(
         {"ridge": None, **OUTPUT_OPTIONS},
-        core=lambda pair, o: align.toward_procrustes(pair, ridge=o["ridge"]),
+        core=lambda pair, o: linear.toward_procrustes(pair, ridge=o["ridge"]),
     ),
     # Whitened on both sides, rotated, and the target's spectrum put back in part.
     "canonical": Method(
@@ -139,7 +139,7 @@ METHODS: dict[str, Method] = {
             "dewhiten": 0.5,
             **OUTPUT_OPTIONS,
         },
-        core=lambda pair, o: align.canonical(
+        core=lambda pair, o: linear.canonical(
             pair,
             ridge=o["ridge"],
             correlation_power=o["correlation_power"],

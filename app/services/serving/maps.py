@@ -12,7 +12,7 @@ from torch import Tensor
 
 from app.errors import InvalidOption, UnknownOption, blaming
 from app.maths.geometry.space import Space
-from app.maths.translators import graded, methods
+from app.maths.translators import linear, methods
 from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import ProductPrecision, Translator
 from app.services import incoming
@@ -216,7 +216,7 @@ class Relation:
             projector = services.cache.get_or_make(
                 key,
                 lambda: (
-                    graded.projector(
+                    linear.projector(
                         fitted.unit,
                         power=self.encode_power,
                         ridge=self.ridge,

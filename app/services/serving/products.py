@@ -18,8 +18,7 @@ from app.maths.geometry.space import check_vectors
 from app.maths.translators import decoder
 from app.maths.translators import translator as maths
 from app.maths.translators.decoder import Decoder, TranslatedRows
-from app.maths.translators.relative import relate_into
-from app.maths.translators.translator import ProductPrecision, RowFlags, Translator
+from app.maths.translators.translator import ProductPrecision, RowFlags, Translator, relate_into
 from app.services.context import DeviceAway, Services, TranslationDevice
 from app.services.lanes import Lanes
 

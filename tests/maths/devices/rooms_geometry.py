@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from app.maths.geometry import projection, quantise, robust, sampling, space, spectrum
+from app.maths.anchors import health
+from app.maths.geometry import projection, quantise, sampling, space, spectrum
 from tests.maths.devices.common import Case, On, pair_of_clouds, raised
 
 X, Y = pair_of_clouds(40)
@@ -34,7 +35,7 @@ CASES: dict[str, Case] = {
     ),
     "geometry.quantise.quantise_in_place": quantised,
     "geometry.quantise.levels": lambda on: quantise.levels(on(torch.tanh(X)), 31),
-    "geometry.robust.robust_scores": lambda on: robust.robust_scores(
+    "anchors.health.robust_scores": lambda on: health.robust_scores(
         on(X[:, 0].double()), least=0.1
     ),
     "geometry.sampling.cluster_centres": lambda on: sampling.cluster_centres(

@@ -6,11 +6,11 @@ from functools import partial
 
 import torch
 
-from app.maths.geometry.pair import Pair
 from app.maths.geometry.space import Space, fit_space
 from app.maths.geometry.space import normalise as normalise_rows
-from app.maths.translators import align, decoder, graded, inverse, kernel, methods, relative
+from app.maths.translators import decoder, inverse, kernel, linear, methods
 from app.maths.translators import translator as translators
+from app.maths.translators.linear import Pair
 from tests.maths.devices.common import Case, On, pair_of_clouds, raised
 
 X, Y = pair_of_clouds(40)
@@ -84,7 +84,7 @@ def related(on: On) -> object:
     results = []
     for rows in (ROWS[:-2], ROWS):
         out = on(torch.empty(len(rows), x.size))
-        at_mean = relative.relate_into(x.unit.T.float(), x.mean.float(), on(rows), out)
+        at_mean = translator.relate_into(x.unit.T.float(), x.mean.float(), on(rows), out)
         results.append((out, at_mean))
     return results
 
@@ -105,13 +105,15 @@ PRECISIONS: tuple[translators.ProductPrecision, ...] = ("float32", "bfloat16")
 DECODING = [name for name, method in methods.METHODS.items() if method.decode is not None]
 
 CASES: dict[str, Case] = {
-    "translators.align.procrustes": lambda on: align.procrustes(pair(on)),
-    "translators.align.regression": lambda on: align.regression(pair(on), ridge=None),
-    "translators.align.toward_procrustes": lambda on: align.toward_procrustes(pair(on), ridge=None),
-    "translators.align.canonical": lambda on: align.canonical(
+    "translators.linear.procrustes": lambda on: linear.procrustes(pair(on)),
+    "translators.linear.regression": lambda on: linear.regression(pair(on), ridge=None),
+    "translators.linear.toward_procrustes": lambda on: linear.toward_procrustes(
+        pair(on), ridge=None
+    ),
+    "translators.linear.canonical": lambda on: linear.canonical(
         pair(on), ridge=None, correlation_power=0.5, dewhiten=0.5
     ),
-    "translators.align.cross_validated_ridge": lambda on: align.cross_validated_ridge(
+    "translators.linear.cross_validated_ridge": lambda on: linear.cross_validated_ridge(
         (p := pair(on)), p.overlap * p.y.values
     ),
     "translators.decoder.make_decoder": lambda on: decoder.make_decoder(
@@ -121,13 +123,13 @@ CASES: dict[str, Case] = {
     "translators.decoder.decode_coordinates": coordinates,
     "translators.decoder.decode": partial(decoded, "graded"),
     **{f"translators.methods.fit_decoder/{name}": partial(decoded, name) for name in DECODING},
-    "translators.graded.projector": lambda on: graded.projector(
+    "translators.linear.projector": lambda on: linear.projector(
         spaces(on)[0].unit, power=0.5, ridge=None
     ),
-    "translators.graded.decoder": lambda on: graded.decoder(
+    "translators.linear.graded_decoder": lambda on: linear.graded_decoder(
         spaces(on)[1].unit, power=0.5, ridge=None
     ),
-    "translators.graded.core": lambda on: graded.core(
+    "translators.linear.graded": lambda on: linear.graded(
         pair(on), encode_power=1.0, decode_power=0.25, ridge=None
     ),
     "translators.inverse.farthest_points": lambda on: inverse.farthest_points(
@@ -147,7 +149,7 @@ CASES: dict[str, Case] = {
         *spaces(on), on(torch.arange(20))
     ),
     **{f"translators.methods.fit/{name}": partial(fit_and_apply, name) for name in methods.METHODS},
-    "translators.relative.relate_into": related,
+    "translators.translator.relate_into": related,
     "translators.translator.least_distance": lambda on: translators.least_distance(on(X[0])),
     "translators.translator.make_translator": lambda on: translators.make_translator(
         *(p := spaces(on)), p[0].unit.T @ p[1].unit

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from app.maths.geometry.space import fit_space
 from app.maths.geometry.spectrum import pinv
-from app.maths.translators import graded, inverse
+from app.maths.translators import inverse, linear
 from app.maths.translators.inverse import farthest_points, irp, subspaces
 from app.maths.translators.translator import apply, make_translator
 from research.definitions import relative
@@ -19,7 +19,7 @@ from tests.maths.clouds import normal
 
 
 def irp_ridge(unit: Tensor, ridge: float) -> Tensor:
-    return graded.decoder(unit, power=1.0, ridge=ridge)
+    return linear.graded_decoder(unit, power=1.0, ridge=ridge)
 
 
 def naive_farthest(unit: np.ndarray, delta: float, start: int) -> list[int]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from app.errors import InvalidOption
 from app.maths.geometry.space import Space, fit_space
-from app.maths.translators import graded, kernel
+from app.maths.translators import kernel, linear
 from app.maths.translators.decoder import decode
 from app.maths.translators.kernel import (
     KERNEL_RIDGES,
@@ -130,7 +130,7 @@ def test_whitening_the_output_is_fitting_whitened_targets():
     table = plain(source.unit @ source.unit.T)
     outputs = table @ torch.linalg.solve(
         table + 0.1 * torch.eye(50, dtype=torch.float64),
-        graded.decoder(target.unit, power=0.25, ridge=None),
+        linear.graded_decoder(target.unit, power=0.25, ridge=None),
     )
     torch.testing.assert_close(
         torch.nn.functional.normalize(table @ whitened.weights, dim=1),

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from app.errors import InvalidOption, MethodNotIndependent, UnknownOption
-from app.maths.geometry.pair import Pair
 from app.maths.geometry.space import fit_space
-from app.maths.translators import align, graded
+from app.maths.translators import linear
 from app.maths.translators.inverse import irp
+from app.maths.translators.linear import Pair
 from app.maths.translators.methods import LARGEST_SEED, METHODS, fit, fit_decoder, resolve
 from app.maths.translators.translator import apply
 from research.definitions import pair_of
@@ -34,7 +34,7 @@ def test_a_projector_and_a_decoder_together_are_the_core_of_an_independent_metho
     assert method.decode is not None
     torch.testing.assert_close(
         pair.join(method.core(pair, options)),
-        graded.projector(x.unit, power=power, ridge=None) @ method.decode(y, options),
+        linear.projector(x.unit, power=power, ridge=None) @ method.decode(y, options),
     )
 
 
@@ -128,7 +128,7 @@ def test_fit_serves_the_matrix_of_the_named_method_and_the_means_and_scale_of_th
     torch.testing.assert_close(
         joint.decoder.matrix,
         pair_of(source.unit, target.unit)
-        .join(align.procrustes(pair_of(source.unit, target.unit)))
+        .join(linear.procrustes(pair_of(source.unit, target.unit)))
         .float(),
     )
     assert (translator.decoder.renormalise, joint.decoder.renormalise) == (True, False)

@@ -15,7 +15,7 @@ from torch import Tensor
 from app.demo.pack import load_pack
 from app.errors import DimensionMismatch, EmptyVectors, OutOfRange
 from app.maths.geometry.space import LARGEST_MAGNITUDE, fit_space, normalise
-from app.maths.translators import graded
+from app.maths.translators import linear
 from app.maths.translators.decoder import decode
 from app.maths.translators.methods import METHODS, Options, fit, fit_decoder, resolve
 from app.maths.translators.translator import Translator, apply, content_hash
@@ -49,7 +49,7 @@ def test_the_fused_matrix_equals_relative_vectors_decoded(k, dx, dy, name, optio
     vectors = normal(2, 9, dx)
     if name == "graded":
         unit, _ = normalise(vectors, source.mean)
-        coordinates = unit @ graded.projector(
+        coordinates = unit @ linear.projector(
             source.unit, power=options["encode_power"], ridge=options["ridge"]
         )
     else:
