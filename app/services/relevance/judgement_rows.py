@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from app.errors import InvalidRequest
-from app.maths.relevance.judgements import Judgements, collect
+from app.maths.relevance.ranking_metrics import Judgements, collect
 
 #: a query or document: its row, or its id
 RowOrId = int | str

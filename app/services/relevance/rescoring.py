@@ -21,7 +21,7 @@ from app.errors import (
     blaming,
 )
 from app.maths.geometry.space import check_vectors
-from app.maths.relevance import fusion, rescoring
+from app.maths.relevance import rescoring
 from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import ProductPrecision, no_flags
 from app.services.context import Services
@@ -306,7 +306,7 @@ def _score(
         if old_queries is not None and weight is not None:
             old = rescoring.cosines(old_queries, _at_least_float32(stored), counts)
             owners = rescoring.owners_of(counts)
-            [scores] = fusion.fuse(scores, old, owners, [weight])
+            [scores] = rescoring.fuse(scores, old, owners, [weight])
     orders = rescoring.rank(scores, counts, request.limit)
     results = [
         RescoredQuery(order, part[order])

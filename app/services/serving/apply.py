@@ -21,11 +21,10 @@ from torch import Tensor
 from app.errors import AnchorageError, InvalidOption, OutOfRange, UnknownOption, blaming
 from app.maths.geometry.quantise import quantise_in_place
 from app.maths.geometry.space import check_vectors
-from app.maths.translators import decoder, graded, methods
+from app.maths.translators import decoder, linear, methods
 from app.maths.translators import translator as maths
 from app.maths.translators.decoder import Decoder, TranslatedRows
-from app.maths.translators.relative import relate_into
-from app.maths.translators.translator import ProductPrecision, RowFlags, Translator
+from app.maths.translators.translator import ProductPrecision, RowFlags, Translator, relate_into
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.anchors.store_coverage import SearchRole
@@ -155,7 +154,7 @@ class Relation:
         key: Key = ("projector", row.blob, self.encode_power, self.ridge)
 
         def make_projector() -> Tensor:
-            made = graded.projector(
+            made = linear.projector(
                 fitted.unit, power=self.encode_power, ridge=self.ridge, noise=fitted.noise
             )
             return made.float().contiguous()
@@ -222,7 +221,7 @@ class Decoding:
                 return methods.fit_decoder(method, y, options, source=x)
 
         made = services.cache.get_or_make(key, fit, lambda value: value.nbytes, shared=DECODER)
-        hidden = ("encode_power", "keep_norms", "centre")
+        hidden = ("encode_power", "keep_norms")
         return ServedMap(
             _decode_rows,
             (dims[0], dims[1]),

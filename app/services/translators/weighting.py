@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.maths.anchors.row_weights import FEWEST_OF_ROLE, choose_weights
+from app.maths.anchors.foreign import FEWEST_OF_ROLE, choose_weights
 from app.maths.geometry.space import Space, fit_space
 from app.services.anchors import spaces
 from app.services.anchors.store_coverage import (

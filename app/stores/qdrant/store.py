@@ -63,7 +63,7 @@ TAGGED_METADATA = re.compile(r"anchorage_([0-9a-f]{8})")
 LENGTHS_LOST = StoreNote(
     "lengths-lost",
     "A Cosine collection stores unit vectors. The lengths of the vectors are lost, so `keep_norms` "
-    "and the method `affine` cannot be used.",
+    "cannot be used.",
 )
 
 

@@ -82,11 +82,8 @@ def test_each_use_leaves_its_reason_with_the_translator_it_chose(real):
 
 def test_the_shape_of_auto_is_the_clients_and_every_other_option_is_refused(real, refused):
     assert translate(real, options={"renormalise": False}).json()["options"]["renormalise"] is False
-    for option in ("ridge", "delta", "centre", "decode_power"):
-        value = False if option == "centre" else 0.5
-        refused(
-            translate(real, options={option: value}), 422, "unknown-option", f"options.{option}"
-        )
+    for option in ("ridge", "delta", "decode_power"):
+        refused(translate(real, options={option: 0.5}), 422, "unknown-option", f"options.{option}")
     refused(translate(real, prefer="speed"), 422, "invalid-request", "prefer")
     refused(translate(real, prefer="cosine", method="ridge"), 422, "invalid-request", "prefer")
 

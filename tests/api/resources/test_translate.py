@@ -93,9 +93,7 @@ def test_plain_cosines_decode_to_what_the_inverses_translate(ask, stocked, embed
         atol=1e-4,
     )
     assert decoded["options"] == {
-        name: value
-        for name, value in METHODS[method].items()
-        if name not in ("keep_norms", "centre")
+        name: value for name, value in METHODS[method].items() if name != "keep_norms"
     }
 
 

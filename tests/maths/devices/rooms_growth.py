@@ -8,29 +8,17 @@ from typing import Any
 
 import torch
 
-from app.maths.alignment import (
-    alignment,
-    alignment_estimate,
-    anchored,
-    components,
-    matching,
-    rotation,
-)
+from app.maths.alignment import alignment, anchored, components
 from app.maths.bootstrap import (
-    anchor_optimisation,
     annealing,
     estimate,
     exchange,
     methods,
     neighbours,
-    orphans,
     paper,
     pools,
-    refinement,
     self_learning,
     sinkhorn,
-    soft_plan,
-    unseeded_start,
 )
 from app.maths.bootstrap.attempts import SelfLearningSettings
 from app.maths.bootstrap.neighbours import no_beat
@@ -117,32 +105,14 @@ def parts(on: On) -> tuple[components.Components, components.Components]:
 
 
 def squares(on: On) -> object:
-    targets = anchor_optimisation.TargetRelatives(
-        on(torch.arange(150)), on(X[:, :5]), on(torch.arange(150))
-    )
-    return anchor_optimisation.mean_squares(on(Y), on(Y[:, :5]), targets)
-
-
-def optimised(on: On) -> object:
-    """The loop alone, with a hard correspondence."""
-    descent = anchor_optimisation.DescentSettings(20, 3, 0.02, False, 0)
-
-    def correspond(
-        relative: anchor_optimisation.RelativePools,
-    ) -> anchor_optimisation.TargetRelatives:
-        partner = torch.cdist(relative.y, relative.x).argmin(dim=1)
-        rows = torch.arange(len(relative.y), device=relative.y.device)
-        return anchor_optimisation.TargetRelatives(rows, relative.x[partner], partner)
-
-    return anchor_optimisation.optimise(
-        of(on), SEEDS, descent, correspond, state=None, on_step=pools.ignore_step
-    )
+    targets = paper.TargetRelatives(on(torch.arange(150)), on(X[:, :5]), on(torch.arange(150)))
+    return paper.mean_squares(on(Y), on(Y[:, :5]), targets)
 
 
 def trials(on: On) -> object:
-    done = orphans.OrphanTrials()
+    done = estimate.OrphanTrials()
     for _ in range(2):
-        done = orphans.run_trial(
+        done = estimate.run_trial(
             on(X), on(Y), on(every(150)), done, seed=0, memory=MEMORY, beat=no_beat
         )
     return done
@@ -159,12 +129,10 @@ def unpaired(on: On) -> anchored.KnownAndUnpaired:
     )
 
 
-SOFT = soft_plan.SoftPlanSettings(size=30, steps=4)
 PAPER = paper.PaperSettings(size=30, steps=4)
 
 CASES: dict[str, Case] = {
-    "bootstrap.anchor_optimisation.optimise": optimised,
-    "bootstrap.anchor_optimisation.mean_squares": squares,
+    "bootstrap.paper.mean_squares": squares,
     "bootstrap.annealing.principal_directions": lambda on: [
         annealing.principal_directions(on(X), on(torch.arange(9)), most=6),
         annealing.principal_directions(on(pair_of_clouds(20)[0].repeat(1, 40)), most=6).variance,
@@ -195,7 +163,7 @@ CASES: dict[str, Case] = {
     "bootstrap.estimate.median_ranks": lambda on: estimate.median_ranks(on(X)),
     "bootstrap.exchange.learn": learnt_exchanged,
     "bootstrap.methods.run": lambda on: [
-        methods.run(of(on), SEEDS, settings) for settings in (LEARNING, SOFT, PAPER)
+        methods.run(of(on), SEEDS, settings) for settings in (LEARNING, PAPER)
     ],
     "bootstrap.methods.judge_pairs": judged_pairs,
     "bootstrap.neighbours.nearest_rows": lambda on: neighbours.nearest_rows(
@@ -213,17 +181,17 @@ CASES: dict[str, Case] = {
         ]
     ),
     "bootstrap.neighbours.product": lambda on: neighbours.product(on(X), on(Y).T, beat=no_beat),
-    "bootstrap.orphans.run_trial": trials,
+    "bootstrap.estimate.run_trial": trials,
     "bootstrap.paper.grow": partial(grown, paper.grow, PAPER),
     "bootstrap.paper.grow/rows": partial(grown, paper.grow, replace(PAPER, argmax="rows")),
     "bootstrap.pools.fit_pools": lambda on: pools.fit_pools(on(SOURCE), on(TARGET)),
     "bootstrap.pools.mean_and_distance": lambda on: pools.mean_and_distance(on(SOURCE)),
-    "bootstrap.refinement.partner_pairs": lambda on: refinement.partner_pairs(on(PARTNER)),
-    "bootstrap.refinement.graded_map": lambda on: refinement.graded_map(on(X), on(Y)),
-    "bootstrap.refinement.mutual_partners": lambda on: refinement.mutual_partners(
+    "bootstrap.neighbours.partner_pairs": lambda on: neighbours.partner_pairs(on(PARTNER)),
+    "bootstrap.neighbours.graded_map": lambda on: neighbours.graded_map(on(X), on(Y)),
+    "bootstrap.neighbours.mutual_partners": lambda on: neighbours.mutual_partners(
         on(X), on(Y), memory=MEMORY, beat=no_beat
     ),
-    "bootstrap.refinement.learn_and_match": lambda on: refinement.learn_and_match(
+    "bootstrap.neighbours.learn_and_match": lambda on: neighbours.learn_and_match(
         on(X), on(Y), on(every(50)), memory=MEMORY, beat=no_beat
     ),
     "bootstrap.self_learning.learn": partial(grown, self_learning.learn, LEARNING),
@@ -235,13 +203,12 @@ CASES: dict[str, Case] = {
         on(X), on(Y), epsilon=0.3, steps=2, memory=MEMORY
     ),
     "bootstrap.sinkhorn.source_potential": lambda on: sinkhorn.source_potential(
-        on(X), on(Y), epsilon=0.3, steps=2, start=on(torch.ones(150).double()), memory=MEMORY
+        on(X), on(Y), epsilon=0.3, steps=2, memory=MEMORY
     ),
     "bootstrap.sinkhorn.softmin": lambda on: sinkhorn.softmin(
         on(X), on(Y), on(torch.ones(150).double()), epsilon=0.3, memory=MEMORY
     ),
     "bootstrap.sinkhorn.column_argmax": lambda on: plan(on, sinkhorn.column_argmax),
-    "bootstrap.sinkhorn.barycentre": lambda on: plan(on, sinkhorn.barycentre),
     "bootstrap.sinkhorn.logit_blocks": lambda on: torch.cat(
         [
             block.clone()
@@ -255,10 +222,8 @@ CASES: dict[str, Case] = {
             )
         ]
     ),
-    "bootstrap.soft_plan.grow": partial(grown, soft_plan.grow, SOFT),
-    "bootstrap.soft_plan.mean_cost": lambda on: soft_plan.mean_cost(on(X), on(Y)),
-    "bootstrap.unseeded_start.centroid_overlap": lambda on: unseeded_start.centroid_overlap(
-        on(X), on(Y), unseeded_start.CentroidSettings(8, 2), seed=0, beat=no_beat
+    "bootstrap.annealing.centroid_overlap": lambda on: annealing.centroid_overlap(
+        on(X), on(Y), annealing.CentroidSettings(8, 2), seed=0, beat=no_beat
     ),
     "alignment.alignment.align_pools": lambda on: alignment.align_pools(
         on(ALIGNED[0]),
@@ -266,7 +231,7 @@ CASES: dict[str, Case] = {
         settings=alignment.AlignmentSettings(attempts=2, components=8, draws=1, size=50),
         memory=WHOLE,
     ),
-    "alignment.alignment_estimate.compare_maps": lambda on: alignment_estimate.compare_maps(
+    "alignment.alignment.compare_maps": lambda on: alignment.compare_maps(
         on(ALIGNED[0]),
         on(ALIGNED[1]),
         (on(ALIGNED[2]), on(ALIGNED[2] + 0.1)),
@@ -291,20 +256,22 @@ CASES: dict[str, Case] = {
         on(X), on(Y), 5, memory=MEMORY
     ),
     "alignment.components.independent_components": parts,
-    "alignment.matching.match_components": lambda on: matching.match_components(
+    "alignment.components.match_components": lambda on: components.match_components(
         *parts(on), starts=2, seed=0
     ),
-    "alignment.rotation.orthogonal": lambda on: rotation.orthogonal(on(OVERLAP)),
-    "alignment.rotation.refine": lambda on: rotation.refine(
+    "alignment.alignment.orthogonal": lambda on: alignment.orthogonal(on(OVERLAP)),
+    "alignment.alignment.refine": lambda on: alignment.refine(
         on(X),
         on(Y),
-        on(rotation.orthogonal(OVERLAP)),
-        rotation.Rounds(2, 90, 4),
+        on(alignment.orthogonal(OVERLAP)),
+        alignment.Rounds(2, 90, 4),
         seed=0,
         memory=MEMORY,
     ),
-    "alignment.rotation.neighbours": lambda on: rotation.neighbours(on(X), on(Y), 4, memory=MEMORY),
-    "alignment.rotation.mean_rows": lambda on: rotation.mean_rows(
+    "alignment.alignment.neighbours": lambda on: alignment.neighbours(
+        on(X), on(Y), 4, memory=MEMORY
+    ),
+    "alignment.alignment.mean_rows": lambda on: alignment.mean_rows(
         on(X), on(torch.arange(60).reshape(20, 3))
     ),
 }

@@ -111,7 +111,6 @@ def test_an_encoder_deleted_meanwhile_fails_the_job_with_its_code(ask, stocked, 
 
 
 PAIRS = [[i, i] for i in range(12)]
-SOFT = {"method": "soft-plan"}
 LEARN = {"method": "self-learning", "options": {}, "min_right": 0.5}
 #: Pools large enough for self-learning.
 MANY: dict[str, list[list[float]]] = {
@@ -167,13 +166,6 @@ MANY: dict[str, list[list[float]]] = {
         ({"method": "annealing"}, 422, "invalid-request", "method", None),
         ({"min_right": -0.1}, 422, "invalid-request", "min_right", None),
         ({"min_right": 0.99}, 422, "invalid-request", "min_right", None),
-        (
-            {**SOFT, "options": {"last_epsilon": 0.31}},
-            422,
-            "invalid-option",
-            "options.last_epsilon",
-            None,
-        ),
         ({**LEARN, "options": {"steps": 20}}, 422, "unknown-option", "options.steps", None),
         ({**LEARN, "options": {"attempts": 0}}, 422, "invalid-request", "options.attempts", None),
         ({**LEARN, "options": {"rounds": 1}}, 422, "invalid-request", "options.rounds", None),
@@ -402,7 +394,7 @@ def test_progress_tells_how_well_it_fits_how_many_pairs_there_are_and_whether_at
     assert last["confirmed"] > 0.5
 
 
-@pytest.mark.parametrize("method", ["self-learning", "soft-plan", "paper"])
+@pytest.mark.parametrize("method", ["self-learning", "paper"])
 def test_a_running_bootstrap_of_large_pools_is_cancelled_soon(
     learning, learn, finished, method, capsys
 ):

@@ -1,4 +1,20 @@
-"""Joint methods: the map is fitted to the anchors of both spaces at once. Serving uses the same
+"""Two spaces of one anchor set, in coordinates in which every method is a small matrix.
+
+With the kept spectra U_x = W_x diag(s_x) V_x^T and U_y = W_y diag(s_y) V_y^T, each T that is fitted
+to unit anchors is T = V_x F V_y^T, because a fit is undefined outside the span of its anchors. The
+methods differ in the *core* F (r_x, r_y) alone. All methods share the two spectra, and a core costs
+little in comparison, which allows many cores to be compared.
+
+The graded family: each side is whitened by a separate power, computed from its own anchors
+alone.
+
+With C = U^T U + ridge I: projector E = C^-a U^T (d x k), decoder D = U C^-b (k x d), T = E_x D_y.
+(a, b) = (0, 1) is the paper's inverse with a ridge, (1, 0) ridge regression of unit anchors on unit
+anchors, (1/2, 1/2) the product of the two Parseval frames. No part is fitted to a pair of spaces,
+so N spaces need N projectors and N decoders. Our own family; `benchmarks/quality` measures it,
+and docs/explanation/methods.md explains it.
+
+Joint methods: the map is fitted to the anchors of both spaces at once. Serving uses the same
 single matrix.
 
 Each method is a core F (r_x, r_y) of a pair (`app/maths/geometry/pair.py`), with T = V_x F V_y^T.
@@ -8,19 +24,112 @@ their `overlap`, R their `rotation`.
 
 from __future__ import annotations
 
-import torch
+from functools import cached_property
 
-from app.errors import InvalidOption
-from app.maths.geometry.pair import Core, Pair
-from app.maths.geometry.spectrum import check_power, check_ridge, usual_ridge
-from app.maths.translators import graded
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from app.maths.geometry.space import Space
+from app.maths.geometry.spectrum import (
+    check_power,
+    check_ridge,
+    rank_tolerance,
+    usual_ridge,
+    whitened,
+    whitened_values,
+)
+
+Core = Float64[Tensor, "rx ry"]
+
+
+class Pair:
+    """Two spaces with the same items as anchors.
+
+    source, target  row i of both is the same item
+    """
+
+    def __init__(self, source: Space, target: Space) -> None:
+        self.source, self.target = source, target
+        self.x, self.y = source.spectrum, target.spectrum
+
+    @cached_property
+    def overlap(self) -> Core:
+        """M = W_x^T W_y (r_x, r_y), so that U_x^T U_y = V_x diag(s_x) M diag(s_y) V_y^T."""
+        return self.x.left.T @ self.y.left
+
+    @cached_property
+    def cross_product(self) -> Core:
+        """diag(s_x) M diag(s_y) (r_x, r_y): the product U_x^T U_y in the coordinates of the two
+        kept spans.
+        """
+        return self.x.values[:, None] * self.overlap * self.y.values
+
+    @cached_property
+    def rotation(self) -> tuple[Core, float]:
+        """The partial isometry R (r_x, r_y) nearest to `cross_product`, and the sum of its kept
+        singular values.
+        """
+        left, values, right = torch.linalg.svd(self.cross_product, full_matrices=False)
+        # The product squares the anchors' spectrum, so its rounding is relative to |U_x| |U_y| and
+        # not to its own largest singular value.
+        sizes = (self.source.dim, self.target.dim, self.source.size)
+        keep = values > rank_tolerance(sizes, float(self.x.values[0] * self.y.values[0]))
+        return left[:, keep] @ right[keep], float(values[keep].sum())
+
+    def join(self, core: Core) -> Float64[Tensor, "dx dy"]:
+        """The full matrix T = V_x F V_y^T (d_x, d_y) of a core F."""
+        matrix: Tensor = (self.x.right.T @ core) @ self.y.right
+        return matrix
+
+
+def projector(
+    unit: Float64[Tensor, "k d"], *, power: float, ridge: float | None, noise: float = 0.0
+) -> Float64[Tensor, "d k"]:
+    """E = (U^T U + ridge I)^-power U^T, into relative coordinates: n(x) E. Power 0 gives the
+    paper's cosines.
+
+    unit   (k, d_x), the source's unit anchors
+    power  in [0, 1]
+    ridge  >= 0, or None for `spectrum.usual_ridge` of these anchors
+    noise  as in `kept_svd`
+    Returns (d_x, k). Raises InvalidOption.
+    """
+    return whitened(unit, power=power, ridge=ridge, noise=noise, field="options.encode_power").T
+
+
+def graded_decoder(
+    unit: Float64[Tensor, "k d"], *, power: float, ridge: float | None, noise: float = 0.0
+) -> Float64[Tensor, "k d"]:
+    """D = U (U^T U + ridge I)^-power, from relative coordinates r: r D. Power 1 is `irp-ridge`.
+
+    unit   (k, d_y), the target's unit anchors
+    power  in [0, 1]
+    ridge  >= 0, or None for `spectrum.usual_ridge` of these anchors
+    noise  as in `kept_svd`
+    Returns (k, d_y). Raises InvalidOption.
+    """
+    return whitened(unit, power=power, ridge=ridge, noise=noise, field="options.decode_power")
+
+
+def graded(pair: Pair, *, encode_power: float, decode_power: float, ridge: float | None) -> Core:
+    """F = diag(s_x (s_x^2 + ridge)^-a) M diag(s_y (s_y^2 + ridge)^-b) (r_x, r_y): T = V_x F V_y^T =
+    E_x D_y.
+
+    encode_power, decode_power  a and b, each in [0, 1]
+    ridge                       as above; None: each space uses its own
+    Raises InvalidOption.
+    """
+    check_power(encode_power, "options.encode_power")
+    check_power(decode_power, "options.decode_power")
+    check_ridge(ridge)
+    left = whitened_values(pair.x, dim=pair.source.dim, power=encode_power, ridge=ridge)
+    right = whitened_values(pair.y, dim=pair.target.dim, power=decode_power, ridge=ridge)
+    return left[:, None] * pair.overlap * right
+
 
 #: Candidates of cross-validation, on the scale of squared singular values of unit anchors.
 GCV_RIDGES = tuple(10.0 ** (exponent / 4) for exponent in range(-12, 9))
-
-#: The default reduced rank keeps this share of the squared norm of the full map's predictions for
-#: the anchors.
-KEPT_VARIANCE = 0.99
 
 
 def procrustes(pair: Pair) -> Core:
@@ -45,7 +154,7 @@ def regression(pair: Pair, *, ridge: float | None) -> Core:
     """
     if ridge is None:
         ridge = cross_validated_ridge(pair, pair.overlap * pair.y.values)
-    return graded.core(pair, encode_power=1.0, decode_power=0.0, ridge=ridge)
+    return graded(pair, encode_power=1.0, decode_power=0.0, ridge=ridge)
 
 
 def toward_procrustes(pair: Pair, *, ridge: float | None) -> Core:
@@ -65,28 +174,6 @@ def toward_procrustes(pair: Pair, *, ridge: float | None) -> Core:
     if ridge is None:
         ridge = cross_validated_ridge(pair, rest)
     return nearest + (pair.x.values / (pair.x.values.square() + ridge))[:, None] * rest
-
-
-def reduced_rank(pair: Pair, *, ridge: float | None, rank: int | None) -> Core:
-    """Ridge regression through `rank` directions: T B B^T, with B the leading right singular
-    vectors of U_x T.
-
-    rank   >= 1; None: the smallest that keeps KEPT_VARIANCE of |U_x T|^2
-    ridge  as in `regression`
-    Raises InvalidOption. Source: Izenman 1975; with a ridge: Mukherjee and Zhu 2011.
-    """
-    full = regression(pair, ridge=ridge)
-    _, values, right = torch.linalg.svd(pair.x.values[:, None] * full, full_matrices=False)
-    if rank is None:
-        shares = values.square().cumsum(0) / values.square().sum().clamp_min(
-            torch.finfo(torch.float64).tiny
-        )
-        rank = int((shares < KEPT_VARIANCE).sum()) + 1
-    if rank < 1:
-        raise InvalidOption(f"`rank` must be at least 1, got {rank}.", field="options.rank")
-    kept = right[:rank]
-    narrow: Core = (full @ kept.T) @ kept
-    return narrow
 
 
 def canonical(
