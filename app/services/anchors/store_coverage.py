@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +18,6 @@ from app.services.anchors import samples, spaces
 from app.services.context import Services
 from app.storage import tables
 from app.storage.queries import set_versions
-
-SearchRole = Literal["query", "document"]
 
 #: cache size of a comparison, next to its rows
 CACHED_COMPARISON_BYTES = 256
@@ -85,21 +83,21 @@ def compare_space(services: Services, space: tables.SpaceRow) -> StoreCoverage |
     sample = samples.sample_of(services, space)
     if sample is None:
         return None
-    anchors = spaces.raw_anchors(services, space)
-    queries = of_role(services, space, "query", len(anchors))
 
-    def compare() -> _Compared:
+    def compare() -> StoreCoverage:
+        anchors = spaces.raw_anchors(services, space)
+        queries = _queries(services, space, len(anchors))
         with services.fitting():
             # Queries are unlike every store of documents.
             judged = None if queries is None else ~queries
-            return _Compared(compare_with_store(anchors, sample, judged=judged))
+            found = compare_with_store(anchors, sample, judged=judged)
+        return StoreCoverage(space.encoder.name, len(sample), found)
 
-    made = services.cache.get_or_make(
-        ("store coverage", space.blob, space.sample, role_bits(queries)),
+    return services.cache.get_or_make(
+        ("store coverage", space.id, space.blob, space.sample),
         compare,
-        lambda value: CACHED_COMPARISON_BYTES + len(anchors),
+        lambda value: CACHED_COMPARISON_BYTES + space.anchor_set.size,
     )
-    return StoreCoverage(space.encoder.name, len(sample), made.comparison)
 
 
 def compare_pair(
@@ -115,35 +113,14 @@ def compare_pair(
     return compare_space(services, max(sampled, key=lambda space: space.sample_size or 0))
 
 
-def of_role(
-    services: Services, space: tables.SpaceRow, role: SearchRole, size: int
-) -> Tensor | None:
-    """Return which of the space's anchors (k,) have the role; None if its set has no roles.
+def _queries(services: Services, space: tables.SpaceRow, size: int) -> Tensor | None:
+    """Return which of the space's anchors (k,) are queries; None if its set has no roles.
 
     Raises DatabaseUnavailable.
     """
-
-    def read() -> Tensor:
-        with services.db.transaction() as session:
-            roles = set_versions.roles_of(session, space.anchor_set_id) or []
-        # Items are only appended: an earlier version has the first roles.
-        return torch.tensor([each == "query" for each in roles[:size]], dtype=torch.bool)
-
-    queries = services.cache.get_or_make(
-        ("roles", space.anchor_set_id, size), read, lambda made: CACHED_COMPARISON_BYTES + len(made)
-    )
-    if len(queries) == 0:
+    with services.db.transaction() as session:
+        roles = set_versions.roles_of(session, space.anchor_set_id)
+    if not roles:
         return None
-    return queries if role == "query" else ~queries
-
-
-def role_bits(rows: Tensor | None) -> bytes | None:
-    """Return the rows of a role, as a part of a cache key."""
-    return None if rows is None else rows.numpy().tobytes()
-
-
-@dataclass(frozen=True, eq=False)
-class _Compared:
-    """A result that may be None, which the cache does not keep."""
-
-    comparison: StoreComparison | None
+    # Items are only appended: an earlier version has the first roles.
+    return torch.tensor([each == "query" for each in roles[:size]], dtype=torch.bool)

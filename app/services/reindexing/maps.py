@@ -223,7 +223,6 @@ def build_maps(
         id=forward.id,
         translator=forward.translator,
         pair=(source, target),
-        role=request.role,
     )
     x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
     # A made place is no vector of an encoder, so no row of the store is known.

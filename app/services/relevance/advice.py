@@ -241,7 +241,7 @@ def _find_evaluation(
     if result["translator"] not in (None, translator):
         raise InvalidRequest(
             f"The evaluation is of translator {result['translator']}, and this request fits "
-            f"{translator}: the anchors changed, or the method, its options or the role differ. "
+            f"{translator}: the anchors changed, or the method or its options differ. "
             "Send the same ones, or send the judgements to POST /evaluate again.",
             field="evaluation",
         )

@@ -17,7 +17,6 @@ from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import ProductPrecision, Translator
 from app.services import incoming
 from app.services.anchors import spaces
-from app.services.anchors.store_coverage import SearchRole
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.services.serving import products
@@ -61,8 +60,7 @@ class ServedMap:
     product   the map
     reads     the request's field that holds its vectors
     method, options          of a translation or a decoding
-    id, translator, pair, role  of a translation: its public id, its translator, its two spaces,
-              and what its vectors are in a search
+    id, translator, pair  of a translation: its public id, its translator, and its two spaces
     version   of a relation: the version of the anchor set
     warnings  about every answer of the map
     """
@@ -74,7 +72,6 @@ class ServedMap:
     id: str | None = None
     translator: Translator | None = None
     pair: tuple[tables.SpaceRow, tables.SpaceRow] | None = None
-    role: SearchRole | None = None
     version: int | None = None
     warnings: Sequence[AnswerWarning] = ()
 
@@ -158,7 +155,6 @@ class Translation:
             fitted.method,
             fitted.options,
             (source, target),
-            self.request.role,
             about_pair,
         )
         return MapRecipe((fitted.key,), build), (fitted.translator,)
@@ -321,7 +317,6 @@ def _build_translation(
     method: str,
     options: methods.Options,
     pair: tuple[tables.SpaceRow, tables.SpaceRow],
-    role: SearchRole | None,
     about_pair: Sequence[AnswerWarning],
     translator: Translator,
 ) -> ServedMap:
@@ -333,7 +328,6 @@ def _build_translation(
         id=id,
         translator=translator,
         pair=pair,
-        role=role,
         warnings=about_pair,
     )
 

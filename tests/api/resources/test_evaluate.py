@@ -353,7 +353,6 @@ def test_a_wrong_request_is_refused_and_no_job_remains(
         {"options": {"ridge": 1}},
         {"prefer": "cosine"},
         {"min_quality": {"recall": 0.1}},
-        {"role": "query"},
         {"k": 3},
         {"csls": True},
         {"csls_neighbours": 3},

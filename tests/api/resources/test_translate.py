@@ -239,7 +239,6 @@ def test_relative_vectors_need_no_source_and_everything_else_does(
         ({"method": "procrustes"}, "method-not-independent", "method"),
         ({"method": "irp", "relative_power": 1}, "invalid-option", "relative_power"),
         ({"method": "irp-ridge", "relative_power": 0.5}, "invalid-option", "relative_power"),
-        ({"role": "query"}, "invalid-option", "role"),
         ({"relative_power": 1.5}, "invalid-request", "relative_power"),
         ({"relative_power": -0.5}, "invalid-request", "relative_power"),
         ({"relative_power": "1"}, "invalid-request", "relative_power"),
