@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from app.maths.bootstrap import attempts, methods, paper, soft_plan
+from app.maths.bootstrap import attempts, methods, paper
 from app.maths.bootstrap.pools import GrownPairs, OnStep, Pools, ignore_step
 from benchmarks.bootstrap import store
 from benchmarks.bootstrap.draws import GT, Case, draw
@@ -52,10 +52,6 @@ METHODS: dict[str, tuple[Grow, Settings]] = {
     "procrustes": (baselines.procrustes, lambda pools, number: baselines.Procrustes()),
     "vecmap": (baselines.vecmap, lambda pools, number: baselines.Vecmap(seed=number)),
     "paper": (served, lambda pools, number: paper.PaperSettings(_size(pools), seed=number)),
-    "soft-plan": (
-        served,
-        lambda pools, number: soft_plan.SoftPlanSettings(_size(pools), seed=number),
-    ),
     "self-learning": (served, lambda pools, number: attempts.SelfLearningSettings(seed=number)),
 }
 

@@ -20,7 +20,6 @@ from app.maths.bootstrap import methods as growing
 from app.maths.bootstrap.attempts import SelfLearningSettings
 from app.maths.bootstrap.paper import PaperSettings
 from app.maths.bootstrap.pools import fit_pools
-from app.maths.bootstrap.soft_plan import SoftPlanSettings
 from app.maths.geometry.sampling import cluster_centres
 from app.maths.geometry.space import Space, fit_space, normalise
 from app.maths.quality.confidence import expected_cosines, fit_confidence
@@ -126,7 +125,6 @@ def computations() -> dict[str, Computation]:
         "health": lambda sides: health.examine(sides[0].double(), _spaces(sides)[0]),
         "k-means": lambda sides: cluster_centres(sides[0].double(), size=20, seed=0),
         "self-learning": lambda sides: _grown(SelfLearningSettings(), sides),
-        "soft-plan": lambda sides: _grown(SoftPlanSettings(60, steps=40), sides),
         "paper": lambda sides: _grown(PaperSettings(60, steps=40), sides),
     }
     return found

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from app.maths.bootstrap import annealing, attempts, exchange, paper, self_learning, soft_plan
+from app.maths.bootstrap import annealing, attempts, exchange, paper, self_learning
 from app.maths.bootstrap.estimate import (
     CONFIRMATIONS,
     BootstrapEstimate,
@@ -23,12 +23,11 @@ from app.maths.bootstrap.estimate import (
 )
 from app.maths.bootstrap.pools import GrownPairs, OnStep, Pools, State, Step, ignore_step
 
-MethodSettings = attempts.SelfLearningSettings | soft_plan.SoftPlanSettings | paper.PaperSettings
+MethodSettings = attempts.SelfLearningSettings | paper.PaperSettings
 
 #: the settings class of each method
 SETTINGS_CLASSES: dict[str, type[MethodSettings]] = {
     "self-learning": attempts.SelfLearningSettings,
-    "soft-plan": soft_plan.SoftPlanSettings,
     "paper": paper.PaperSettings,
 }
 DEFAULT_METHOD = "self-learning"
@@ -75,8 +74,7 @@ def run(
             result.ask,
             result.facts,
         )
-    optimise = soft_plan.grow if isinstance(settings, soft_plan.SoftPlanSettings) else paper.grow
-    pairs = optimise(pools, seeds, settings, state=state, on_step=on_step)  # type: ignore[arg-type]
+    pairs = paper.grow(pools, seeds, settings, state=state, on_step=on_step)
     return judge_pairs(
         pools, seeds, pairs, seed=settings.seed, on_step=on_step, total=settings.steps
     )

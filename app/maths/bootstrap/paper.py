@@ -1,29 +1,46 @@
 """Anchors from a few seed pairs: the paper's anchor optimisation (Cannistraci et al. 2023, section
 2 and Algorithm 1).
 
+Target anchors move on the sphere until the relative vectors of both pools look alike. A hard
+correspondence, from the entropic plan between them, gives the target R of each item's relative
+vector in the target pool. For unit rows y (m, d) and anchors A (size, d), R_Y = y A^T; the loss is
+the mean of (R_Y - R)^2, its gradient with respect to A is 2 / (m size) (R_Y - R)^T y. Adam takes a
+step, and every anchor is scaled back to length 1. At the end each anchor is rounded to its nearest
+item.
+
 docs/decisions/0007-bootstrap.md lists what the paper leaves open, and our choices. The method fails
 silently when there are too few seeds: do not use its anchors without checking them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+from torch.nn.functional import normalize
+from torch.optim.adam import adam
 
-from app.maths.bootstrap.anchor_optimisation import (
-    DescentSettings,
-    RelativePools,
-    TargetRelatives,
-    optimise,
+from app.maths.bootstrap.neighbours import Beat, no_beat, product, product_blocks
+from app.maths.bootstrap.pools import (
+    GrownPairs,
+    OnStep,
+    Pools,
+    State,
+    Step,
+    check_seeds,
+    ignore_step,
 )
-from app.maths.bootstrap.pools import GrownPairs, OnStep, Pools, State, ignore_step
 from app.maths.bootstrap.sinkhorn import column_argmax, sinkhorn, source_potential
 
 #: columns: every y is compared with the x that has the most mass in its column of the plan; rows:
 #: every x with its y.
 Argmax = Literal["columns", "rows"]
+
+#: Rows of relative vectors that are compared at a time.
+LOSS_ROWS = 8192
 
 
 @dataclass(frozen=True)
@@ -48,6 +65,67 @@ class PaperSettings:
     argmax: Argmax = "columns"
 
 
+@dataclass(frozen=True, eq=False)
+class TargetRelatives:
+    """A correspondence.
+
+    rows      (p,) of the target pool
+    relative  (p, size) the relative vectors that they should have
+    partner   (q,) the row of the other pool that is most like each matched row; only used to report
+              changes
+    """
+
+    rows: Int64[Tensor, " p"]
+    relative: Float32[Tensor, "p size"]
+    partner: Int64[Tensor, " q"]
+
+
+@dataclass(eq=False)
+class AnchorState:
+    """The state of the optimisation.
+
+    frozen   (f, d) fixed unit target anchors, the first of all
+    free     (size - f, d) unit target anchors that move
+    first_moment, second_moment   (size - f, d) Adam's, of the gradients to `free`
+    done     steps
+    partner, facts  of the last step
+    """
+
+    frozen: Float32[Tensor, "f d"]
+    free: Float32[Tensor, "g d"]
+    first_moment: Float32[Tensor, "g d"]
+    second_moment: Float32[Tensor, "g d"]
+    done: int = 0
+    partner: Int64[Tensor, " q"] | None = None
+    facts: dict[str, float] = field(default_factory=dict)
+
+    def snapshot(self) -> State:
+        """A copy on the CPU that later steps do not change."""
+        assert self.partner is not None
+        tensors = {
+            "free": self.free,
+            "first_moment": self.first_moment,
+            "second_moment": self.second_moment,
+            "step": torch.tensor(self.done),
+            "partner": self.partner,
+            "loss": torch.tensor(self.facts["loss"], dtype=torch.float64),
+            "agreement": torch.tensor(self.facts.get("agreement", torch.nan), dtype=torch.float64),
+        }
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+    def restore(self, state: State) -> None:
+        """Restore the state of a snapshot."""
+        device = self.free.device
+        for name in ("free", "first_moment", "second_moment"):
+            getattr(self, name).copy_(state[name])
+        self.done = int(state["step"])
+        self.partner = state["partner"].to(device)
+        self.facts = {
+            name: float(state[name]) for name in ("loss", "agreement") if not state[name].isnan()
+        }
+
+
+@torch.no_grad()
 def grow(
     pools: Pools,
     seeds: list[tuple[int, int]],
@@ -56,33 +134,182 @@ def grow(
     state: State | None = None,
     on_step: OnStep = ignore_step,
 ) -> GrownPairs:
-    """Algorithm 1: pairs without an estimate of confidence. State, determinism and errors: as for
-    `anchor_optimisation.optimise`.
+    """Algorithm 1: grow seed pairs into `settings.size` parallel anchors; fewer where two of them
+    are nearest to one item.
+
+    Kept seeds come first, then the anchors nearest to their items. The confidence is nan, because
+    optimisation estimates none.
+    facts  of the last step: loss, agreement; and nearness, the mean cosine of the other anchors to
+           their items
+
+    state  a checkpoint of an earlier run with equal arguments; the result has the same bits as an
+           uninterrupted run
+    Deterministic for equal inputs, seed, device and number of threads. Raises InvalidSeeds.
     """
-    descent = DescentSettings(
-        settings.size, settings.steps, settings.learning_rate, settings.freeze_seeds, settings.seed
+    check_seeds(seeds, source=len(pools.x), target=len(pools.y), size=settings.size)
+    rows, anchors = _start(pools, seeds, settings)
+    if state is not None:
+        anchors.restore(state)
+
+    def beat() -> None:
+        on_step(Step(anchors.done, settings.steps, anchors.facts))
+
+    relative_x = product(pools.x, pools.x[rows].T, beat=beat)
+    while anchors.done < settings.steps and len(anchors.free):
+        _step(pools, relative_x, anchors, settings, beat)
+        on_step(Step(anchors.done, settings.steps, anchors.facts, anchors.snapshot()))
+    return _round_to_items(pools, rows, seeds, anchors, beat)
+
+
+def _start(
+    pools: Pools, seeds: list[tuple[int, int]], settings: PaperSettings
+) -> tuple[list[int], AnchorState]:
+    """Rows of the source anchors, seeds first and the others drawn; and the target anchors: the
+    seeds', then random ones.
+    """
+    generator = torch.Generator().manual_seed(settings.seed)
+    seed_rows = {i for i, _ in seeds}
+    others = [
+        i for i in torch.randperm(len(pools.x), generator=generator).tolist() if i not in seed_rows
+    ]
+    rows = ([i for i, _ in seeds] + others)[: settings.size]
+    # Drawn on the CPU, so that equal seeds give equal starts on every device.
+    random_anchors = normalize(
+        torch.randn(settings.size - len(seeds), pools.y.shape[1], generator=generator)
+    ).to(pools.device)
+    known = pools.y[[j for _, j in seeds]]
+    frozen, free = (
+        (known, random_anchors)
+        if settings.freeze_seeds
+        else (known[:0], torch.cat([known, random_anchors]))
     )
-
-    def correspond(relative: RelativePools) -> TargetRelatives:
-        by = _match_columns if settings.argmax == "columns" else _match_rows
-        return by(relative, epsilon=settings.epsilon, steps=settings.sinkhorn_steps)
-
-    return optimise(pools, seeds, descent, correspond, state=state, on_step=on_step)
+    return rows, AnchorState(frozen, free, torch.zeros_like(free), torch.zeros_like(free))
 
 
-def _match_columns(relative: RelativePools, *, epsilon: float, steps: int) -> TargetRelatives:
+def _step(
+    pools: Pools,
+    relative_x: Float32[Tensor, "n size"],
+    anchors: AnchorState,
+    settings: PaperSettings,
+    beat: Beat,
+) -> None:
+    """One step of Algorithm 1: lines 4 to 8."""
+    relative_y = product(pools.y, torch.cat([anchors.frozen, anchors.free]).T, beat=beat)
+    match = _match_columns if settings.argmax == "columns" else _match_rows
+    targets = match(relative_x, relative_y, settings, pools.memory, beat)
+    loss, gradient = mean_squares(pools.y, relative_y, targets, beat=beat)
+    _descend(anchors, gradient[len(anchors.frozen) :], settings.learning_rate)
+    facts = {"loss": loss}
+    if anchors.partner is not None:
+        facts["agreement"] = float((targets.partner == anchors.partner).double().mean())
+    anchors.done, anchors.facts, anchors.partner = anchors.done + 1, facts, targets.partner
+
+
+def _match_columns(
+    x: Float32[Tensor, "n size"],
+    y: Float32[Tensor, "m size"],
+    settings: PaperSettings,
+    memory: int,
+    beat: Beat,
+) -> TargetRelatives:
     """Every y should get the relative vector of the x with the most mass in its column."""
-    x, y, memory, beat = relative.x, relative.y, relative.memory, relative.beat
+    epsilon, steps = settings.epsilon, settings.sinkhorn_steps
     u = source_potential(x, y, epsilon=epsilon, steps=steps, memory=memory, beat=beat)
     partner = column_argmax(x, y, u, epsilon=epsilon, memory=memory, beat=beat)
     return TargetRelatives(torch.arange(len(y), device=y.device), x[partner], partner)
 
 
-def _match_rows(relative: RelativePools, *, epsilon: float, steps: int) -> TargetRelatives:
+def _match_rows(
+    x: Float32[Tensor, "n size"],
+    y: Float32[Tensor, "m size"],
+    settings: PaperSettings,
+    memory: int,
+    beat: Beat,
+) -> TargetRelatives:
     """For every x, the y with the most mass in its row should get x's relative vector: some y are
     chosen often, others never.
     """
-    x, y, memory, beat = relative.x, relative.y, relative.memory, relative.beat
+    epsilon, steps = settings.epsilon, settings.sinkhorn_steps
     _, v = sinkhorn(x, y, epsilon=epsilon, steps=steps, memory=memory, beat=beat)
     partner = column_argmax(y, x, v, epsilon=epsilon, memory=memory, beat=beat)
     return TargetRelatives(partner, x, partner)
+
+
+def _descend(anchors: AnchorState, gradient: Float32[Tensor, "g d"], rate: float) -> None:
+    """A step of Adam, with the usual constants, and back onto the sphere: the constraint |a| = 1 of
+    equation 1.
+    """
+    # The function instead of its class, whose import takes a second and 800 modules.
+    adam(
+        [anchors.free],
+        [gradient],
+        [anchors.first_moment],
+        [anchors.second_moment],
+        [],
+        [torch.tensor(float(anchors.done))],
+        amsgrad=False,
+        beta1=0.9,
+        beta2=0.999,
+        lr=rate,
+        weight_decay=0.0,
+        eps=1e-8,
+        maximize=False,
+    )
+    anchors.free.copy_(normalize(anchors.free))
+
+
+def mean_squares(
+    y: Float32[Tensor, "m d"],
+    relative_y: Float32[Tensor, "m size"],
+    targets: TargetRelatives,
+    *,
+    beat: Beat = no_beat,
+) -> tuple[float, Float32[Tensor, "size d"]]:
+    """The mean of (relative_y - target)^2 over rows and anchors, and its gradient to the anchors
+    (size, d).
+    """
+    total, gradient = 0.0, y.new_zeros(relative_y.shape[1], y.shape[1])
+    for rows, relative in zip(
+        torch.split(targets.rows, LOSS_ROWS), torch.split(targets.relative, LOSS_ROWS), strict=True
+    ):
+        beat()
+        difference = relative_y[rows] - relative
+        total += float(difference.square().sum(dtype=torch.float64))
+        gradient.addmm_(difference.T, y[rows])
+    return total / targets.relative.numel(), gradient.mul_(2 / targets.relative.numel())
+
+
+def _round_to_items(
+    pools: Pools, rows: list[int], seeds: list[tuple[int, int]], anchors: AnchorState, beat: Beat
+) -> GrownPairs:
+    """Each free anchor as its nearest item. The nearest anchor gets a contested item; items of
+    frozen seeds are taken.
+    """
+    frozen = len(anchors.frozen)
+    cosines, nearest = (
+        torch.empty(len(anchors.free)),
+        torch.empty(len(anchors.free), dtype=torch.int64),
+    )
+    for piece, block in product_blocks(anchors.free, pools.y, memory=pools.memory, beat=beat):
+        largest = block.max(dim=1)
+        cosines[piece], nearest[piece] = (
+            largest.values.clamp(-1.0, 1.0).cpu(),
+            largest.indices.cpu(),
+        )
+    pairs, nearness = seeds[:frozen], list[float]()
+    used_items = {j for _, j in pairs}
+    for index in cosines.argsort(descending=True, stable=True).tolist():
+        j = int(nearest[index])
+        if j not in used_items:
+            used_items.add(j)
+            pairs.append((rows[frozen + index], j))
+            nearness.append(float(cosines[index]))
+    facts = dict(anchors.facts)
+    if nearness:
+        facts["nearness"] = sum(nearness) / len(nearness)
+    seed_set = set(seeds)
+    return GrownPairs(
+        torch.tensor(sorted(pairs, key=lambda pair: pair not in seed_set)),
+        torch.full((len(pairs),), torch.nan),
+        facts,
+    )

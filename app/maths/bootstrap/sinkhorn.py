@@ -40,17 +40,16 @@ def sinkhorn(
     *,
     epsilon: float,
     steps: int,
-    start: Float64[Tensor, " m"] | None = None,
     memory: int = TABLE_BYTES,
     beat: Beat = no_beat,
 ) -> tuple[Float64[Tensor, " n"], Float64[Tensor, " m"]]:
     """The potentials u (n,) and v (m,), in the cost's unit, after `steps` >= 1 iterations: u from
     v, then v from u.
 
-    start  (m,) the v that the first u is computed from; None: 0
-    Columns of P sum to 1/m exactly; rows to 1/n once it has converged.
+    The first u is computed from v = 0. Columns of P sum to 1/m exactly; rows to 1/n once it has
+    converged.
     """
-    u = source_potential(x, y, epsilon=epsilon, steps=steps, start=start, memory=memory, beat=beat)
+    u = source_potential(x, y, epsilon=epsilon, steps=steps, memory=memory, beat=beat)
     return u, softmin(y, x, u, epsilon=epsilon, memory=memory, beat=beat)
 
 
@@ -60,14 +59,13 @@ def source_potential(
     *,
     epsilon: float,
     steps: int,
-    start: Float64[Tensor, " m"] | None = None,
     memory: int = TABLE_BYTES,
     beat: Beat = no_beat,
 ) -> Float64[Tensor, " n"]:
     """The u of `sinkhorn`, without its last pass: v is constant down a column, so columns need u
     alone.
     """
-    v = torch.zeros(len(y), dtype=torch.float64, device=y.device) if start is None else start
+    v = torch.zeros(len(y), dtype=torch.float64, device=y.device)
     u = softmin(x, y, v, epsilon=epsilon, memory=memory, beat=beat)
     for _ in range(steps - 1):
         v = softmin(y, x, u, epsilon=epsilon, memory=memory, beat=beat)
@@ -121,27 +119,6 @@ def column_argmax(
         lighter = block < (block.amax(dim=1) - tolerance)[:, None]
         rows[piece] = block.sub_(scaled).masked_fill_(lighter, -torch.inf).max(dim=1).indices
     return rows
-
-
-def barycentre(
-    x: Float[Tensor, "n k"],
-    y: Float[Tensor, "m k"],
-    u: Float64[Tensor, " n"],
-    *,
-    epsilon: float,
-    memory: int = TABLE_BYTES,
-    beat: Beat = no_beat,
-) -> tuple[Float[Tensor, "m k"], Int64[Tensor, " m"]]:
-    """The mean of the rows of x under each column of the plan, P^T x / sums (m, k), and the row
-    with the most mass (m,).
-    """
-    means = torch.empty_like(y)
-    largest = torch.empty(len(y), dtype=torch.int64, device=y.device)
-    for piece, block in logit_blocks(y, x, u, epsilon=epsilon, memory=memory, beat=beat):
-        largest[piece] = block.max(dim=1).indices
-        _, sums = _exponentials(block)
-        torch.mm(block, x, out=means[piece]).div_(sums[:, None])
-    return means, largest
 
 
 def logit_blocks(

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from app.errors import (
-    InvalidOption,
     InvalidRequest,
     InvalidSeeds,
     PoolTooLarge,
@@ -16,7 +15,7 @@ from app.errors import (
     TooManyVectors,
     UnknownOption,
 )
-from app.maths.bootstrap import attempts, methods, paper, self_learning, soft_plan
+from app.maths.bootstrap import attempts, methods, paper, self_learning
 from app.maths.bootstrap import estimate as estimation
 from app.maths.bootstrap import pools as pool_maths
 from app.services.anchors import anchor_sets, bootstrap_sides, pools
@@ -59,9 +58,9 @@ def request_bootstrap(
     options    options of the method
     min_right  the job fails below this estimated share of right pairs
 
-    Raises the not-found errors, NameTaken, InvalidRequest, UnknownOption, InvalidOption,
-    InvalidSeeds, PoolTooLarge, TooManyVectors, TooManyJobs, QueueFull, and the errors of
-    `pools.check_side` and `pools.store_side`.
+    Raises the not-found errors, NameTaken, InvalidRequest, UnknownOption, InvalidSeeds,
+    PoolTooLarge, TooManyVectors, TooManyJobs, QueueFull, and the errors of `pools.check_side` and
+    `pools.store_side`.
     """
     sides = bootstrap_sides.check_sides(
         services,
@@ -173,7 +172,7 @@ def _read_settings(
 ) -> methods.MethodSettings:
     """Return a method's settings. The default size of anchor optimisation is limited to `most`.
 
-    Raises InvalidRequest, UnknownOption, InvalidOption.
+    Raises InvalidRequest, UnknownOption.
     """
     if method not in methods.SETTINGS_CLASSES:
         raise InvalidRequest(
@@ -190,18 +189,7 @@ def _read_settings(
             )
     if size is None and kind is not attempts.SelfLearningSettings:
         size = min(DEFAULT_OPTIMISED, most)
-    settings = kind(size=size, **options)  # type: ignore[arg-type]
-    if (
-        isinstance(settings, soft_plan.SoftPlanSettings)
-        and settings.last_epsilon > settings.first_epsilon
-    ):
-        field = "options.last_epsilon" if "last_epsilon" in options else "options.first_epsilon"
-        detail = (
-            f"`last_epsilon` {settings.last_epsilon:g} must not exceed `first_epsilon` "
-            f"{settings.first_epsilon:g}"
-        )
-        raise InvalidOption(detail, field=field)
-    return settings
+    return kind(size=size, **options)  # type: ignore[arg-type]
 
 
 def _require_startable(
@@ -261,7 +249,7 @@ def _require_learnable(
 
 
 def _require_optimisable(
-    settings: soft_plan.SoftPlanSettings | paper.PaperSettings,
+    settings: paper.PaperSettings,
     seeds: list[tuple[int, int]],
     x: pools.PoolSide,
     y: pools.PoolSide,

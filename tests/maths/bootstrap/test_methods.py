@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from app.maths.bootstrap import attempts, paper, soft_plan
+from app.maths.bootstrap import attempts, paper
 from app.maths.bootstrap.methods import (
     DEFAULT_METHOD,
     SETTINGS_CLASSES,
@@ -23,7 +23,6 @@ from tests.maths.bootstrap.clouds import normal, states
 #: of each method, small
 SMALL: dict[str, MethodSettings] = {
     "self-learning": attempts.SelfLearningSettings(rounds=10, attempts=2),
-    "soft-plan": soft_plan.SoftPlanSettings(size=40, steps=12),
     "paper": paper.PaperSettings(size=40, steps=12),
 }
 every_method = pytest.mark.parametrize("settings", SMALL.values(), ids=SMALL)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from app.maths.bootstrap.paper import PaperSettings, grow
-from app.maths.bootstrap.pools import Pools, Step, fit_pools
+from app.maths.bootstrap.paper import PaperSettings, TargetRelatives, grow, mean_squares
+from app.maths.bootstrap.pools import GrownPairs, Pools, State, Step, fit_pools
 from tests.maths.bootstrap.clouds import normal, rotated, states
 
 
@@ -56,9 +60,10 @@ def as_written(
     return free.detach()
 
 
-@pytest.mark.parametrize("freeze_seeds", [True, False])
-@pytest.mark.parametrize("argmax", ["columns", "rows"])
-@pytest.mark.parametrize(("epsilon", "sinkhorn_steps"), [(1e-4, 1), (1e-2, 1), (0.1, 3)])
+@pytest.mark.parametrize(
+    ("epsilon", "sinkhorn_steps", "argmax", "freeze_seeds"),
+    [(1e-4, 1, "columns", True), (1e-2, 1, "rows", False), (0.1, 3, "columns", False)],
+)
 def test_the_streamed_loop_is_the_dense_one(epsilon, sinkhorn_steps, argmax, freeze_seeds):
     pools = fit_pools(normal(1, 60, 8), normal(2, 50, 7))
     seeds = [(4, 7), (1, 30), (50, 2), (9, 9)]
@@ -118,3 +123,147 @@ def test_seeds_that_already_fill_the_size_come_back_as_they_are():
     )
     assert found.pairs.tolist() == [[3, 1], [0, 9]]
     assert found.facts == {}
+
+
+#: The choices that the paper leaves open.
+every_choice = pytest.mark.parametrize(
+    "choice", [{}, {"argmax": "rows", "sinkhorn_steps": 2}, {"freeze_seeds": False}], ids=str
+)
+
+
+def run(choice: dict[str, Any], pools: Pools, seeds: list[tuple[int, int]], **chosen) -> GrownPairs:
+    passed = {name: chosen.pop(name) for name in ("state", "on_step") if name in chosen}
+    return grow(pools, seeds, PaperSettings(**choice, **chosen), **passed)
+
+
+def same(first: GrownPairs, second: GrownPairs) -> bool:
+    return (
+        torch.equal(first.pairs, second.pairs)
+        and torch.equal(first.confidence.isnan(), second.confidence.isnan())
+        and first.facts == second.facts
+    )
+
+
+@every_choice
+def test_finds_the_partners_across_a_rotation(choice):
+    pools, partner = rotated(100)
+    found = run(choice, pools, [(i, partner[i]) for i in range(20)], size=40)
+    new = found.pairs.tolist()[20:]
+    assert len(new) >= 15
+    assert sum(partner[i] == j for i, j in new) >= 0.9 * len(new)
+    assert found.facts["nearness"] > 0.9
+    assert found.facts["agreement"] > 0.9
+    assert bool(found.confidence.isnan().all())
+
+
+@every_choice
+@given(stopped=st.integers(1, 11), seed=st.integers(0, 2**31))
+@settings(max_examples=4)
+def test_a_run_from_any_step_has_the_bits_of_an_uninterrupted_one(choice, stopped, seed):
+    pools = Pools(
+        *(torch.nn.functional.normalize(normal(seed + side, 40 + side, 6)) for side in (0, 1))
+    )
+    seeds = [(0, 3), (5, 1), (9, 9)]
+    chosen = {"size": 12, "steps": 12, "seed": seed}
+    first: list[Step] = []
+    undisturbed = run(choice, pools, seeds, **chosen, on_step=first.append)
+    before, later = states(first), []
+    resumed = run(choice, pools, seeds, **chosen, state=before[stopped - 1], on_step=later.append)
+    after = states(later)
+    assert same(undisturbed, resumed)
+    assert len(after) == 12 - stopped
+    assert all(torch.equal(tensor, before[-1][name]) for name, tensor in after[-1].items())
+    again = run(choice, pools, seeds, **chosen, state=before[-1])
+    assert same(undisturbed, again)
+
+
+@every_choice
+def test_a_state_is_not_overwritten_by_the_steps_that_follow(choice):
+    pools, partner = rotated(60)
+    kept: list[State] = []
+    copies: list[State] = []
+
+    def keep(step: Step) -> None:
+        if step.state is not None:
+            kept.append(step.state)
+            copies.append({name: tensor.clone() for name, tensor in step.state.items()})
+
+    run(choice, pools, [(i, partner[i]) for i in range(5)], size=10, steps=5, on_step=keep)
+    assert len(kept) == 5
+    for state, copy in zip(kept, copies, strict=True):
+        for name, tensor in state.items():
+            assert tensor.device.type == "cpu"
+            assert torch.equal(tensor, copy[name]) or bool(tensor.isnan())
+    assert not torch.equal(kept[0]["free"], kept[1]["free"])
+
+
+@every_choice
+@given(seed=st.integers(0, 2**31), count=st.integers(2, 6), size=st.integers(6, 12))
+@settings(max_examples=10)
+def test_no_item_is_taken_twice_on_a_side(choice, seed, count, size):
+    pools = Pools(*(torch.nn.functional.normalize(normal(seed + n, n, n - 8)) for n in (15, 12)))
+    seeds = list(
+        zip(torch.randperm(15)[:count].tolist(), torch.randperm(12)[:count].tolist(), strict=True)
+    )
+    found = run(choice, pools, seeds, size=size, steps=5, seed=seed)
+    pairs = [tuple(pair) for pair in found.pairs.tolist()]
+    assert len(pairs) == len(found.confidence) <= size
+    assert len({i for i, _ in pairs}) == len({j for _, j in pairs}) == len(pairs)
+    assert all(0 <= i < 15 and 0 <= j < 12 for i, j in pairs)
+    kept = [pair in seeds for pair in pairs]
+    assert kept == sorted(kept, reverse=True)
+    if choice.get("freeze_seeds", True):
+        assert pairs[:count] == seeds
+
+
+@every_choice
+def test_the_loss_falls(choice):
+    pools, partner = rotated(150)
+    steps: list[Step] = []
+    run(
+        choice, pools, [(i, partner[i]) for i in range(20)], size=40, steps=60, on_step=steps.append
+    )
+    losses = [step.facts["loss"] for step in steps if step.state is not None]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@every_choice
+def test_on_step_hears_of_every_step_and_between_and_what_it_raises_ends_the_work(choice):
+    pools = fit_pools(normal(10, 30, 4), normal(11, 30, 4))
+    seen: list[Step] = []
+    # One row of the table at a time: many signs of life in a step.
+    small = replace(pools, memory=1)
+    run(choice, small, [(0, 0), (1, 1)], size=5, steps=4, on_step=seen.append)
+    with_state = [step for step in seen if step.state is not None]
+    assert [(step.done, step.total) for step in with_state] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert len(seen) > 4 * 30
+    assert all("loss" in step.facts for step in with_state)
+    assert ["agreement" in step.facts for step in with_state] == [False, True, True, True]
+
+    def stop(step: Step) -> None:
+        seen.append(step)
+        if step.done == 2 and step.state is None:
+            raise InterruptedError
+
+    seen.clear()
+    with pytest.raises(InterruptedError):
+        run(choice, small, [(0, 0), (1, 1)], size=5, steps=4, on_step=stop)
+    assert [step.done for step in seen if step.state is not None] == [1, 2]
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    m=st.integers(1, 30),
+    size=st.integers(1, 8),
+    rows=st.integers(1, 40),
+)
+def test_the_gradient_is_autograds(seed, m, size, rows):
+    y, anchors = normal(seed, m, 5), normal(seed + 1, size, 5).requires_grad_()
+    chosen = torch.randint(m, (rows,), generator=torch.Generator().manual_seed(seed))
+    wanted = TargetRelatives(chosen, normal(seed + 2, rows, size), chosen)
+    relative = y @ anchors.T
+    expected = (relative[chosen] - wanted.relative).square().mean()
+    expected.backward()
+    loss, gradient = mean_squares(y, relative.detach(), wanted)
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
+    torch.testing.assert_close(gradient, anchors.grad, atol=1e-5, rtol=1e-4)

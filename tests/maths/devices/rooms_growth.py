@@ -17,7 +17,6 @@ from app.maths.alignment import (
     rotation,
 )
 from app.maths.bootstrap import (
-    anchor_optimisation,
     annealing,
     estimate,
     exchange,
@@ -29,7 +28,6 @@ from app.maths.bootstrap import (
     refinement,
     self_learning,
     sinkhorn,
-    soft_plan,
     unseeded_start,
 )
 from app.maths.bootstrap.attempts import SelfLearningSettings
@@ -117,26 +115,8 @@ def parts(on: On) -> tuple[components.Components, components.Components]:
 
 
 def squares(on: On) -> object:
-    targets = anchor_optimisation.TargetRelatives(
-        on(torch.arange(150)), on(X[:, :5]), on(torch.arange(150))
-    )
-    return anchor_optimisation.mean_squares(on(Y), on(Y[:, :5]), targets)
-
-
-def optimised(on: On) -> object:
-    """The loop alone, with a hard correspondence."""
-    descent = anchor_optimisation.DescentSettings(20, 3, 0.02, False, 0)
-
-    def correspond(
-        relative: anchor_optimisation.RelativePools,
-    ) -> anchor_optimisation.TargetRelatives:
-        partner = torch.cdist(relative.y, relative.x).argmin(dim=1)
-        rows = torch.arange(len(relative.y), device=relative.y.device)
-        return anchor_optimisation.TargetRelatives(rows, relative.x[partner], partner)
-
-    return anchor_optimisation.optimise(
-        of(on), SEEDS, descent, correspond, state=None, on_step=pools.ignore_step
-    )
+    targets = paper.TargetRelatives(on(torch.arange(150)), on(X[:, :5]), on(torch.arange(150)))
+    return paper.mean_squares(on(Y), on(Y[:, :5]), targets)
 
 
 def trials(on: On) -> object:
@@ -159,12 +139,10 @@ def unpaired(on: On) -> anchored.KnownAndUnpaired:
     )
 
 
-SOFT = soft_plan.SoftPlanSettings(size=30, steps=4)
 PAPER = paper.PaperSettings(size=30, steps=4)
 
 CASES: dict[str, Case] = {
-    "bootstrap.anchor_optimisation.optimise": optimised,
-    "bootstrap.anchor_optimisation.mean_squares": squares,
+    "bootstrap.paper.mean_squares": squares,
     "bootstrap.annealing.principal_directions": lambda on: [
         annealing.principal_directions(on(X), on(torch.arange(9)), most=6),
         annealing.principal_directions(on(pair_of_clouds(20)[0].repeat(1, 40)), most=6).variance,
@@ -195,7 +173,7 @@ CASES: dict[str, Case] = {
     "bootstrap.estimate.median_ranks": lambda on: estimate.median_ranks(on(X)),
     "bootstrap.exchange.learn": learnt_exchanged,
     "bootstrap.methods.run": lambda on: [
-        methods.run(of(on), SEEDS, settings) for settings in (LEARNING, SOFT, PAPER)
+        methods.run(of(on), SEEDS, settings) for settings in (LEARNING, PAPER)
     ],
     "bootstrap.methods.judge_pairs": judged_pairs,
     "bootstrap.neighbours.nearest_rows": lambda on: neighbours.nearest_rows(
@@ -235,13 +213,12 @@ CASES: dict[str, Case] = {
         on(X), on(Y), epsilon=0.3, steps=2, memory=MEMORY
     ),
     "bootstrap.sinkhorn.source_potential": lambda on: sinkhorn.source_potential(
-        on(X), on(Y), epsilon=0.3, steps=2, start=on(torch.ones(150).double()), memory=MEMORY
+        on(X), on(Y), epsilon=0.3, steps=2, memory=MEMORY
     ),
     "bootstrap.sinkhorn.softmin": lambda on: sinkhorn.softmin(
         on(X), on(Y), on(torch.ones(150).double()), epsilon=0.3, memory=MEMORY
     ),
     "bootstrap.sinkhorn.column_argmax": lambda on: plan(on, sinkhorn.column_argmax),
-    "bootstrap.sinkhorn.barycentre": lambda on: plan(on, sinkhorn.barycentre),
     "bootstrap.sinkhorn.logit_blocks": lambda on: torch.cat(
         [
             block.clone()
@@ -255,8 +232,6 @@ CASES: dict[str, Case] = {
             )
         ]
     ),
-    "bootstrap.soft_plan.grow": partial(grown, soft_plan.grow, SOFT),
-    "bootstrap.soft_plan.mean_cost": lambda on: soft_plan.mean_cost(on(X), on(Y)),
     "bootstrap.unseeded_start.centroid_overlap": lambda on: unseeded_start.centroid_overlap(
         on(X), on(Y), unseeded_start.CentroidSettings(8, 2), seed=0, beat=no_beat
     ),

@@ -121,29 +121,14 @@ def nothing_made(services: Services, name: str = "grown") -> bool:
         ({"options": {"steps": 5}}, errors.UnknownOption, "options.steps"),
         ({"options": {"size": 5}}, errors.UnknownOption, "options.size"),
         ({"method": "paper", "options": {"rounds": 5}}, errors.UnknownOption, "options.rounds"),
-        (
-            {"method": "soft-plan", "options": {"argmax": "rows"}},
-            errors.UnknownOption,
-            "options.argmax",
-        ),
-        (
-            {"method": "soft-plan", "options": {"last_epsilon": 0.4}},
-            errors.InvalidOption,
-            "options.last_epsilon",
-        ),
-        (
-            {"method": "soft-plan", "options": {"first_epsilon": 0.01}},
-            errors.InvalidOption,
-            "options.first_epsilon",
-        ),
         ({"size": 201}, InvalidSeeds, "size"),
         ({"size": 251}, TooManyVectors, "size"),
         ({"size": 9}, InvalidSeeds, "seeds"),
         ({"method": "paper", "size": 9}, InvalidSeeds, "seeds"),
         ({"method": "paper", "size": 201}, InvalidSeeds, "size"),
-        ({"method": "soft-plan", "size": 251}, TooManyVectors, "size"),
+        ({"method": "paper", "size": 251}, TooManyVectors, "size"),
         ({"method": "paper", "seeds": []}, InvalidSeeds, "seeds"),
-        ({"method": "soft-plan", "seeds": [(0, 0)]}, InvalidSeeds, "seeds"),
+        ({"method": "paper", "seeds": [(0, 0)]}, InvalidSeeds, "seeds"),
         ({"seeds": [(0, 0), (0, 1)]}, InvalidSeeds, "seeds"),
         ({"seeds": [(0, 200)]}, InvalidSeeds, "seeds"),
     ],
@@ -179,7 +164,7 @@ def test_anchor_optimisation_is_for_pools_that_it_can_end_with_and_self_learning
         ask(roomy, large, 10, method="paper")
     assert (caught.value.field, caught.value.limit) == ("target_pool", bootstrap.MOST_CELLS)
     with pytest.raises(InvalidRequest) as refused:
-        ask(roomy, large, 10, method="soft-plan", size=bootstrap.MOST_OPTIMISED + 1)
+        ask(roomy, large, 10, method="paper", size=bootstrap.MOST_OPTIMISED + 1)
     assert refused.value.field == "size"
     assert ask(roomy, large, 10).state == JobState.queued
 
@@ -347,7 +332,6 @@ def stop_after(calls: int) -> Iterator[bool]:
 
 METHODS: dict[str, dict[str, Any]] = {
     "self-learning": {"options": {"rounds": 20}},
-    "soft-plan": {"size": 40, "options": {"steps": 60}, "min_right": 0},
     "paper": {"size": 40, "options": {"steps": 60}, "min_right": 0},
 }
 

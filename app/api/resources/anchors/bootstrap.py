@@ -35,7 +35,6 @@ class BootstrapOptions(Body):
     """Options of the method. An option that the method does not have is refused.
 
     - `self-learning`: attempts, rounds, agreed, refinements, rows, seed.
-    - `soft-plan`: steps, learning_rate, first_epsilon, last_epsilon, sinkhorn_steps, seed.
     - `pairs: none`: attempts, seed; with seeds: seed.
     - `paper` (Cannistraci et al. 2023, Table 3): steps, learning_rate, epsilon, sinkhorn_steps,
       freeze_seeds, argmax, seed.
@@ -71,16 +70,6 @@ class BootstrapOptions(Body):
     epsilon: Annotated[Finite, Field(ge=1e-6, le=10)] | None = Field(
         None, description="Entropic regularisation, 1e-6 to 10. Default 0.0001."
     )
-    first_epsilon: Annotated[Finite, Field(ge=1e-4, le=10)] | None = Field(
-        None,
-        description="Regularisation of the first step as a share of the mean cost, 1e-4 to 10. "
-        "Default 0.3.",
-    )
-    last_epsilon: Annotated[Finite, Field(ge=1e-4, le=10)] | None = Field(
-        None,
-        description="Regularisation of the last step as a share of the mean cost, 1e-4 to 10; "
-        "at most `first_epsilon`. Default 0.02.",
-    )
     sinkhorn_steps: Annotated[int, Field(ge=1, le=100)] | None = Field(
         None, description="Sinkhorn iterations of a step, 1 to 100. Default 1."
     )
@@ -99,8 +88,7 @@ class BootstrapRequest(Body):
     """Two pools in any order, and a few known pairs between them.
 
     A pool is vectors, the name of a pool from `PUT /pools/{name}`, or inputs to encode.
-    `self-learning` needs 100 items in each pool, and no seeds;
-    `soft-plan` and `paper` need two seeds.
+    `self-learning` needs 100 items in each pool, and no seeds; `paper` needs two seeds.
     """
 
     model_config = ConfigDict(
@@ -156,13 +144,13 @@ class BootstrapRequest(Body):
         "it is unknown which; the spaces are aligned, and the set has made pairs. Needs "
         "1,000 items in each pool, and no seeds or at least six.",
     )
-    method: Literal["self-learning", "soft-plan", "paper"] = Field(
+    method: Literal["self-learning", "paper"] = Field(
         "self-learning", description="How pairs are found."
     )
     size: Annotated[int | None, Field(ge=2, le=1_000_000)] = Field(
         None,
         description="Largest number of pairs, 2 to 1,000,000. "
-        "Default: all for `self-learning`, 300 for the other methods, 8,192 made pairs for "
+        "Default: all for `self-learning`, 300 for `paper`, 8,192 made pairs for "
         "`pairs: none`.",
     )
     min_right: Annotated[Finite, Field(ge=0, le=0.98)] = Field(

@@ -253,7 +253,7 @@ def ask(stocked, embeddings):
             "seeds": [[i, i] for i in range(12)],
             "size": 20,
             # Self-learning needs more than 40 items.
-            "method": "soft-plan",
+            "method": "paper",
             "min_right": 0,
             "options": {"steps": 20},
             **more,
