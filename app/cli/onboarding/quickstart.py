@@ -294,5 +294,5 @@ def _advise(
         "anchors": examined.size,
         "corpus_size": body.corpus_size,
         "findings": [vars(finding) for finding in examined.findings],
-        **AdviceOut.of(answer, body.difference).model_dump(mode="json"),
+        **AdviceOut.model_validate(answer).model_dump(mode="json"),
     }

@@ -15,7 +15,7 @@ from app.maths.geometry.space import fit_space, normalise
 from app.services import incoming
 from app.services.anchors import made_pairs, spaces
 from app.services.anchors.anchor_findings import AnchorFinding, PairFacts, SpaceFacts, find_problems
-from app.services.anchors.store_coverage import compare_space
+from app.services.anchors.samples import compare_space
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode
 from app.services.request_context import RequestContext

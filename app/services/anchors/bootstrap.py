@@ -18,7 +18,7 @@ from app.errors import (
 from app.maths.bootstrap import attempts, methods, paper, self_learning
 from app.maths.bootstrap import estimate as estimation
 from app.maths.bootstrap import pools as pool_maths
-from app.services.anchors import anchor_sets, bootstrap_sides, pools
+from app.services.anchors import anchor_sets, pools
 from app.services.context import Services
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
@@ -62,14 +62,14 @@ def request_bootstrap(
     PoolTooLarge, TooManyVectors, TooManyJobs, QueueFull, and the errors of `pools.check_side` and
     `pools.store_side`.
     """
-    sides = bootstrap_sides.check_sides(
+    sides = pools.check_sides(
         services,
         context,
         name=name,
         encoders={"source": source, "target": target},
         inputs=(source_pool, target_pool),
     )
-    x, y = sides.pools
+    x, y = sides
     settings = _read_settings(method, size, options or {}, most=min(x.rows, y.rows))
     _require_startable(settings, seeds, x, y, most=services.limits.vectors)
     arguments = {
@@ -80,7 +80,7 @@ def request_bootstrap(
         "method": method,
         "settings": _settings_as_json(settings),
         "min_right": min_right,
-        **sides.arguments(services, context),
+        **pools.store_sides(services, context, sides),
     }
     return submit_job(services, context, JobKind.bootstrap, arguments)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.maths.quality.candidates import Preference
-from app.maths.relevance.advice import DEFAULT_DIFFERENCE
 from app.maths.relevance.re_embedding import (
     DEFAULT_ROW_CHOICE,
     ReEmbeddedShare,
@@ -23,7 +22,7 @@ from app.services.reindexing import plan_estimates, re_embedding
 from app.services.reindexing.maps import BuiltMaps
 from app.services.reindexing.plan_reading import StoreReading
 from app.services.relevance import advice
-from app.services.relevance.advice import Advice, AdviceTask, Prices
+from app.services.relevance.advice import AdviceTask, Prices
 from app.services.request_context import RequestContext
 from app.services.translators import weighting
 from app.services.translators.translator_ids import canonical_json
@@ -128,7 +127,7 @@ def make_plan(services: Services, context: RequestContext, draft: Draft) -> dict
         "most_latency_ms": task.most_latency_ms,
         "batch": task.batch,
         "advice": plan_estimates.advice_document(
-            advised, DEFAULT_DIFFERENCE, draft.promise, estimates, reading, encodes
+            advised, draft.promise, estimates, reading, encodes
         ),
         "estimates": estimates,
         "space": dict(draft.space),
@@ -168,7 +167,7 @@ def _share_json(each: ReEmbeddedShare) -> dict[str, Any]:
 
 def _advise(
     services: Services, context: RequestContext, draft: Draft, encodes: float | None
-) -> Advice:
+) -> dict[str, Any]:
     task, rows = draft.task, draft.reading.facts.rows
     has_text = task.text_exists
     if has_text is None and draft.store.options.get("text_field") is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from app.maths.anchors.row_weights import choose_weights
 from app.maths.geometry.space import Space, fit_space
 from app.services.anchors import spaces
-from app.services.anchors.store_coverage import compare_pair
+from app.services.anchors.samples import compare_pair
 from app.services.context import Services
 from app.storage import tables
 from app.storage.cache import Key
