@@ -90,7 +90,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
     arguments, context = job.arguments, RequestContext.of_job(job)
     with services.db.transaction() as session:
         resources.require_free(session, tables.AnchorSetRow, job.project, arguments["name"])
-    method = arguments.get("method", "paper")  # rows of older versions name no method
+    method = arguments["method"]
     settings = methods.SETTINGS_CLASSES[method](**arguments["settings"])
     if settings.size is None:
         settings = replace(settings, size=services.limits.vectors)
@@ -117,7 +117,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
         seeds=len(seeds),
         items=items,
         size=settings.size,
-        least=arguments.get("min_right", 0.0),
+        least=arguments["min_right"],
     )
     provenance = {
         "job": job.id,
@@ -135,7 +135,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
             arguments["source"]: source_pool[outcome.pairs[:, 0]],
             arguments["target"]: target_pool[outcome.pairs[:, 1]],
         },
-        made_by=arguments.get("made_by"),
+        made_by=arguments["made_by"],
         pairs={"pairs": outcome.pairs, "confidence": outcome.confidence},
         beat=listener.end,
         provenance=provenance,

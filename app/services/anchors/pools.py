@@ -255,14 +255,13 @@ def store_side(services: Services, context: RequestContext, pool_side: PoolSide)
     return list(content)
 
 
-def load_items(services: Services, blobs: str | Sequence[str], *, beat: Beat = no_beat) -> Tensor:
+def load_items(services: Services, digests: Sequence[str], *, beat: Beat = no_beat) -> Tensor:
     """Return the items of a side (n, d), float32, in memory for them and one piece.
 
     beat  called before each piece; it may raise to stop
 
     Raises BlobMissing, StorageUnavailable.
     """
-    digests = [blobs] if isinstance(blobs, str) else blobs
     shapes = [services.blobs.shape(digest, POOL_TENSOR) for digest in digests]
     items = torch.empty(sum(rows for rows, _ in shapes), shapes[0][1])
     end = 0

@@ -141,9 +141,9 @@ def test_a_small_sample_is_reported_as_too_small(mixed):
 def test_the_report_of_a_set_lists_foreign_anchors(mixed):
     put_sample(mixed)
     report = anchor_reports.report_anchor_set(mixed, PROJECT, "mixed")
-    [finding] = [each for each in report.findings if each.code == "foreign-anchors"]
-    assert finding.severity == "warning"
-    assert finding.count == pytest.approx(FOREIGN, abs=5)
+    [finding] = [each for each in report["lint"] if each["code"] == "foreign-anchors"]
+    assert finding["severity"] == "warning"
+    assert finding["count"] == pytest.approx(FOREIGN, abs=5)
 
 
 def test_queries_are_not_foreign_to_a_store_of_documents(mixed):
