@@ -12,10 +12,8 @@ from app.api.http.deps import ReadContext, Reads, Svc
 from app.console import wording
 from app.console.fields import AnswerField, CountField, NameField
 from app.console.pages import redirect, render
-from app.maths.relevance.advice import DEFAULT_DIFFERENCE, FEWEST_QUERIES
 from app.services.context import Services
-from app.services.relevance.advice import AdviceTask, explain
-from app.services.relevance.recorded_advice import advise_by_records
+from app.services.relevance.advice import AdviceTask, advise_by_records
 from app.services.translators.translators import FitRequest
 from app.storage.queries import resources
 
@@ -88,15 +86,12 @@ def show_verdict(
         old_encoder_runs=old_encoder_runs,
         text_exists=text_exists,
     )
-    recorded = advise_by_records(services, context, task)
-    advice = recorded.advice
+    advice, evaluation = advise_by_records(services, context, task)
     return render(
         request,
         "verdict.html",
         advice=advice,
-        evaluation=recorded.evaluation,
-        judged=advice.queries >= FEWEST_QUERIES,
-        reasons=[explain(item, advice, DEFAULT_DIFFERENCE) for item in advice.items],
+        evaluation=evaluation,
         meanings=wording.OPTIONS,
         certainties=wording.CERTAINTIES,
         pair={"source": source, "target": target, "anchor_set": anchor_set},

@@ -11,7 +11,6 @@ from app.console import wording
 from app.console.fields import NameField
 from app.console.pages import render
 from app.services.anchors import anchor_reports, drift
-from app.services.anchors.drift import DriftOptions
 from app.storage.queries import resources
 from app.storage.tables import AnchorSetRow, EncoderRow
 from app.types import EncoderKind
@@ -86,6 +85,5 @@ def show_drift(
 
     Writes nothing.
     """
-    options = DriftOptions(vectors=None, rows=None, sample=None, seed=0)
-    found = drift.detect_drift(services, context, anchor_set=name, encoder=encoder, options=options)
+    found = drift.detect_drift(services, context, anchor_set=name, encoder=encoder)
     return render(request, "drift.html", found=found, tones=wording.DRIFT_TONES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partialmethod
@@ -95,7 +95,6 @@ class Services:
     #: wakes idle workers when a job has been queued; never waits and never raises
     notify_workers: Callable[[], None] = lambda: None
     retention: Retention = field(default_factory=Retention)
-    #: addresses of stores that the operator allows, by name
     #: the stores that this process has opened
     stores: StoreHandles = field(default_factory=StoreHandles)
     #: how long to wait for a slot; None, in workers: without a limit

@@ -243,14 +243,7 @@ def _plain_work(
 def _judged_work(
     services: Services, context: RequestContext, body: EvaluateRequest
 ) -> EvaluationWork:
-    task = judged_evaluation.check_judged(
-        services,
-        context.project,
-        body.translator_request(),
-        body.judged_items(),
-        body.judgement_columns(),
-        body.judged_settings(),
-    )
+    task = body.judged_task(services, context.project, body.translator_request())
     return EvaluationWork(
         task.is_small,
         lambda context: RelevanceOut.model_validate(

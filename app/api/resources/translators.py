@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
@@ -73,9 +73,6 @@ class TranslatorSummary(RowModel):
     )
     method: str = Field(description="Method that fitted it; never `auto`.")
     options: dict[str, Any] = Field(description="All options of the method, with defaults.")
-    role: Literal["query", "document"] | None = Field(
-        description="What it was fitted to translate in a search. Null: either."
-    )
     created_at: datetime = Field(description="When it was first fitted.")
 
 

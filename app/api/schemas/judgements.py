@@ -9,8 +9,10 @@ from pydantic import BaseModel, Field
 from app.api.schemas.fields import Body, Vectors
 from app.api.schemas.translation import Share
 from app.maths.relevance.options import DEFAULT_CANDIDATES, SearchOption
-from app.services.relevance.judged_evaluation import ChosenBy, JudgedItems, JudgedSettings
-from app.services.relevance.judgement_rows import JudgementColumns
+from app.services.context import Services
+from app.services.relevance import judged_evaluation
+from app.services.relevance.judged_evaluation import ChosenBy, JudgementColumns
+from app.services.translators.translators import FitRequest
 
 #: most judgements of a request
 MOST_JUDGEMENTS = 100_000
@@ -86,20 +88,31 @@ class JudgedFields(Body):
         "score anew. Only with `judgements`.",
     )
 
-    def judged_items(self) -> JudgedItems:
-        return JudgedItems(self.queries, self.old_queries, self.documents, self.native_documents)
-
-    def judged_settings(self) -> JudgedSettings:
-        return JudgedSettings(self.weight, self.candidates)
-
-    def judgement_columns(self) -> JudgementColumns:
+    def judged_task(
+        self, services: Services, project: str, request: FitRequest
+    ) -> judged_evaluation.JudgedTask:
+        """The checked evaluation. Raises as `check_judged`."""
         each = self.judgements or []
-        return JudgementColumns(
-            [one.query for one in each],
-            [one.document for one in each],
-            [one.grade for one in each],
-            self.query_ids,
-            self.document_ids,
+        sent = {
+            "queries": self.queries,
+            "old_queries": self.old_queries,
+            "documents": self.documents,
+            "native_documents": self.native_documents,
+        }
+        return judged_evaluation.check_judged(
+            services,
+            project,
+            request,
+            {name: vectors for name, vectors in sent.items() if vectors is not None},
+            JudgementColumns(
+                [one.query for one in each],
+                [one.document for one in each],
+                [one.grade for one in each],
+                self.query_ids,
+                self.document_ids,
+            ),
+            weight=self.weight,
+            candidates=self.candidates,
         )
 
 

@@ -227,18 +227,11 @@ class StoreCoverageOut(BaseModel):
 
 
 class FitWeightsOut(BaseModel):
-    """What roles and the sample of a store decided about the fit."""
+    """What the sample of a store decided about the fit."""
 
-    role: Literal["query", "document"] | None = Field(
-        description="What the translator was fitted to translate. Null: either."
-    )
-    of_role: int | None = Field(
-        description="Number of anchors of that role. Below 10, the role changes nothing. "
-        "Null without a role, or if the set has no roles."
-    )
     counted: int = Field(
-        description="Number of anchors that the fit is chosen and measured on: those of the role "
-        "that are not foreign."
+        description="Number of anchors that the fit is chosen and measured on: those that are not "
+        "foreign."
     )
     total: float = Field(
         description="Sum of the anchors' weights in the fit; 1 for each anchor that is counted."
@@ -318,8 +311,7 @@ class TranslatorReportOut(BaseModel):
     )
     weights: FitWeightsOut | None = Field(
         None,
-        description="What roles and the sample of a store decided. "
-        "Null if neither the request has a role nor an encoder a sample.",
+        description="What the sample of a store decided. Null if no encoder has a sample.",
     )
     alignment: AlignmentOut | None = Field(
         None,

@@ -12,7 +12,6 @@ from app.errors import InvalidRequest
 from app.maths.quality.candidates import Preference
 from app.maths.quality.promise import LARGEST_INDEX, SMALLEST_INDEX
 from app.maths.translators import methods
-from app.services.anchors.store_coverage import SearchRole
 from app.services.translators import translators
 from app.services.translators.warnings import WarningCode
 
@@ -144,10 +143,9 @@ def _request_without_options(
     anchor_set: str,
     method: str,
     prefer: Preference,
-    role: SearchRole | None,
 ) -> translators.FitRequest:
     """A cached request: most requests have no options and repeat an earlier one."""
-    return translators.FitRequest(source, target, anchor_set, method, {}, prefer, role=role)
+    return translators.FitRequest(source, target, anchor_set, method, {}, prefer)
 
 
 def refuse_prefer(method: str) -> None:
@@ -175,11 +173,6 @@ class PairRequest(Body):
     min_quality: MinQuality = Field(
         default_factory=lambda: NO_MINIMUM, description="Lowest expected quality to accept."
     )
-    role: SearchRole | None = Field(
-        None,
-        description="What the vectors are in a search. The fit prefers the anchors of this role, "
-        "and the report measures them, if the set has at least 10. Null: either.",
-    )
     index: IndexSize | None = Field(None, description=INDEX_DESCRIPTION)
 
     def translator_request(self) -> translators.FitRequest:
@@ -188,7 +181,7 @@ class PairRequest(Body):
             refuse_prefer(self.method)
         if self.options is NO_OPTIONS and self.min_quality is NO_MINIMUM and self.index is None:
             return _request_without_options(
-                self.source, self.target, self.anchor_set, self.method, self.prefer, self.role
+                self.source, self.target, self.anchor_set, self.method, self.prefer
             )
         return translators.FitRequest(
             self.source,
@@ -198,7 +191,6 @@ class PairRequest(Body):
             self.options.as_dict(),
             self.prefer,
             self.min_quality.as_dict(),
-            self.role,
             self.index,
         )
 

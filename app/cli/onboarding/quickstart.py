@@ -291,8 +291,8 @@ def _advise(
     answer = advice.advise(services, context, body.advice_task(services, context))
     return {
         **pair,
-        "anchors": examined.size,
+        "anchors": examined["size"],
         "corpus_size": body.corpus_size,
-        "findings": [vars(finding) for finding in examined.findings],
-        **AdviceOut.of(answer, body.difference).model_dump(mode="json"),
+        "findings": examined["lint"],
+        **AdviceOut.model_validate(answer).model_dump(mode="json"),
     }

@@ -12,11 +12,11 @@ least, for every distribution. Anchors with p < FOREIGN_LEVEL are foreign.
 Source: conformal outlier detection, Bates et al. 2023, section 2 (a vector of the sample is
 compared without itself).
 
-Weights of anchors in a fit: less for anchors of another role, and of another corpus.
+Weights of anchors in a fit: less for anchors of another corpus.
 
-The anchors that *count*, those of the requested role that are not foreign to the store, have
-weight 1. The other weights are levels, chosen by the retrieval score of held-out anchors that
-count, translated by fits with these weights. Level 0 leaves the others out, so foreign anchors
+The anchors that *count*, those that are not foreign to the store, have weight 1. The weight of the
+others is a level, chosen by the retrieval score of held-out anchors that count, translated by fits
+with these weights. Level 0 leaves the others out, so foreign anchors
 cost at most the error of that choice. Translations of held-out anchors are compared by
 retrieval and not by cosine, because foreign anchors may raise the cosine where they lower the
 relevance of search results (docs/results/foreign-anchors.md).
@@ -149,68 +149,29 @@ FOREIGN_TOTALS = (0.0, 50.0, 150.0)
 #: The largest weight of a foreign anchor.
 MOST_FOREIGN_WEIGHT = 0.5
 
-#: What an anchor of another role may count as. The first is the default.
-OTHER_ROLE_LEVELS = (1.0, 0.3)
-
-#: With fewer anchors of a role, the role does not decide which anchors count.
-FEWEST_OF_ROLE = 10
-
 #: A choice uses at most this many anchors that count, and as many others.
 MOST_WEIGHED_ANCHORS = 512
-
-
-@dataclass(frozen=True, eq=False)
-class RowWeights:
-    """Weights of k anchors.
-
-    weights        (k,) in [0, 1]; 1 for the anchors that count
-    counted        (k,) the anchors that count: fits are chosen and measured on them
-    foreign_level  the weight of a foreign anchor; None without foreign anchors
-    role_level     the weight of an anchor of another role; None without a role
-    """
-
-    weights: Float64[Tensor, " k"]
-    counted: Bool[Tensor, " k"]
-    foreign_level: float | None
-    role_level: float | None
 
 
 def choose_weights(
     source: Float[Tensor, "k dx"],
     target: Float[Tensor, "k dy"],
-    *,
-    foreign: Bool[Tensor, " k"] | None = None,
-    of_role: Bool[Tensor, " k"] | None = None,
-) -> RowWeights | None:
-    """The weights of raw anchors, in the encoders' own units, row i the same item.
+    foreign: Bool[Tensor, " k"],
+) -> Float64[Tensor, " k"] | None:
+    """The weights in [0, 1] of raw anchors, in the encoders' own units, row i the same item.
 
-    foreign  (k,) as in `foreign.StoreComparison`; None: no anchor
-    of_role  (k,) the anchors of the requested role; None, or fewer than FEWEST_OF_ROLE: all
+    foreign  (k,) as in `foreign.StoreComparison`; the others count, and have weight 1
     Another level than the default is chosen where it is better by `selection.DECISIVE_ERRORS`
-    standard errors. Returns None where all weights are 1 and all anchors count, and where fewer
-    than FEWEST_DISTINCT anchors count, which cannot replace the others.
+    standard errors. Returns None without foreign anchors, and where fewer than FEWEST_DISTINCT
+    anchors count, which cannot replace the others.
     """
-    size = len(source)
-    no_row = torch.zeros(size, dtype=torch.bool, device=source.device)
-    foreign = no_row if foreign is None else foreign
-    if of_role is None or int((of_role & ~foreign).sum()) < FEWEST_OF_ROLE:
-        of_role = ~no_row
-    counted, other = of_role & ~foreign, ~of_role
-    if int(counted.sum()) < FEWEST_DISTINCT or bool(counted.all()):
+    counted, count = ~foreign, int(foreign.sum())
+    if not count or len(source) - count < FEWEST_DISTINCT:
         return None
-    weights = torch.ones(size, dtype=torch.float64, device=source.device)
-    foreign_level = role_level = None
-    if bool(foreign.any()):
-        count = int(foreign.sum())
-        levels = [min(MOST_FOREIGN_WEIGHT, total / count) for total in FOREIGN_TOTALS]
-        trials = [torch.where(foreign, level, weights) for level in levels]
-        best = _best_trial(source.double(), target.double(), counted, trials)
-        weights, foreign_level = trials[best], levels[best]
-    if bool(other.any()):
-        trials = [torch.where(other, level * weights, weights) for level in OTHER_ROLE_LEVELS]
-        best = _best_trial(source.double(), target.double(), counted, trials)
-        weights, role_level = trials[best], OTHER_ROLE_LEVELS[best]
-    return RowWeights(weights, counted, foreign_level, role_level)
+    usual = torch.ones(len(source), dtype=torch.float64, device=source.device)
+    levels = [min(MOST_FOREIGN_WEIGHT, total / count) for total in FOREIGN_TOTALS]
+    trials = [torch.where(foreign, level, usual) for level in levels]
+    return trials[_best_trial(source.double(), target.double(), counted, trials)]
 
 
 def _best_trial(
@@ -220,7 +181,7 @@ def _best_trial(
     trials: Sequence[Float64[Tensor, " k"]],
 ) -> int:
     """The weights with the best mean score if they are clearly better than the first; else 0."""
-    scores = [_trial_scores(source, target, counted, weights) for weights in trials]
+    scores = [_scores(source, target, counted, weights) for weights in trials]
     usual = scores[0]
     best = max(
         range(len(trials)),
@@ -234,7 +195,7 @@ def _best_trial(
     return best if float(better.mean()) > DECISIVE_ERRORS * error else 0
 
 
-def _trial_scores(
+def _scores(
     source: Float64[Tensor, "k dx"],
     target: Float64[Tensor, "k dy"],
     counted: Bool[Tensor, " k"],

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import torch
+from sqlalchemy.orm import Session
 from torch import Tensor
 
 from app.encoders.base import Input
@@ -27,128 +27,118 @@ from app.types import InputRole, JobKind
 MOST_SET_ENCODERS = 64
 
 
-def create_from_inputs(
-    services: Services,
-    context: RequestContext,
-    *,
-    name: str,
-    inputs: Inputs,
-    encoders: Sequence[str],
-    keep: bool,
-) -> tables.AnchorSetRow:
-    """Create a set, and encode its items now.
+@dataclass(frozen=True)
+class EmbedRequest:
+    """What to do with items: create a set by `encoders`, or add the embeddings of one encoder.
 
-    Raises the errors of `request_anchor_set` and `encode`.
+    keep  whether a new set stores the items
     """
-    rows, inputs = _find_encoders(services, context.project, name, inputs, encoders)
-    row = _encode_set(services, context, name, inputs, rows, keep, lambda done, total: None)
+
+    anchor_set: str
+    encoders: list[str]
+    new: bool = False
+    keep: bool = True
+
+
+def embed_now(
+    services: Services, context: RequestContext, request: EmbedRequest, inputs: Inputs | None
+) -> tables.AnchorSetRow:
+    """Create the set, or add the embeddings, with items that are encoded now.
+
+    inputs  None: those that the set stores
+
+    Raises the errors of `embed_later` but those of jobs, the errors of `encode`, and Conflict.
+    """
+    _, write = _embed(services, context, request, inputs, lambda done, total: None)
     with services.db.transaction() as session:
-        anchor_sets.add_anchor_set(session, context, row)
-    return row
+        return write(session)
 
 
-def request_anchor_set(
-    services: Services,
-    context: RequestContext,
-    *,
-    name: str,
-    inputs: Inputs,
-    encoders: Sequence[str],
-    keep: bool,
+def embed_later(
+    services: Services, context: RequestContext, request: EmbedRequest, inputs: Inputs | None
 ) -> tables.JobRow:
-    """Check the request, and queue a job that creates the set.
+    """Check the request, and queue a job that creates the set or adds the embeddings.
 
-    Raises NameTaken, EncoderNotFound, InvalidRequest, EncoderNeedsVectors, EmptyVectors,
-    TooManyInputs, InputTooLong, InvalidInput, BadBase64, TooManyJobs, QueueFull.
+    Raises the not-found errors, NameTaken, InvalidRequest, EmbeddingsExist, InputsNotStored,
+    AnchorCountMismatch, EncoderNeedsVectors, EmptyVectors, TooManyInputs, InputTooLong,
+    InvalidInput, BadBase64, TooManyJobs, QueueFull.
     """
-    _, inputs = _find_encoders(services, context.project, name, inputs, encoders)
-    arguments = {"anchor_set": name, "new": True, "encoders": list(encoders), "keep": keep}
-    return _submit(services, context, arguments, inputs)
-
-
-def add_from_inputs(
-    services: Services,
-    context: RequestContext,
-    *,
-    anchor_set: str,
-    encoder: str,
-    inputs: Inputs | None,
-) -> tables.AnchorSetRow:
-    """Add an encoder's embeddings to a set, encoded now from the inputs or from the stored ones.
-
-    Raises the not-found errors, EmbeddingsExist, InputsNotStored, AnchorCountMismatch, and the
-    errors of `encode`.
-    """
-    set_row, encoder_row, ready = _check_addition(
-        services, context.project, anchor_set, encoder, inputs
-    )
-    vectors = encode_items(services, context, encoder_row, ready)
-    return anchor_sets.add_embeddings(
-        services,
-        context,
-        anchor_set=set_row.name,
-        encoder=encoder,
-        vectors=vectors,
-        field="inputs",
-        made_by=encoder_row.id,
-    )
-
-
-def request_addition(
-    services: Services,
-    context: RequestContext,
-    *,
-    anchor_set: str,
-    encoder: str,
-    inputs: Inputs | None,
-) -> tables.JobRow:
-    """Check the request, and queue a job that adds an encoder's embeddings to a set.
-
-    Raises the errors of `add_from_inputs` that need no encoding, TooManyJobs, QueueFull.
-    """
-    _, _, ready = _check_addition(services, context.project, anchor_set, encoder, inputs)
-    return _submit(
-        services, context, {"anchor_set": anchor_set, "new": False, "encoders": [encoder]}, ready
-    )
+    _, _, ready = _check(services, context.project, request, inputs)
+    arguments = {**asdict(request), "blobs": {"inputs": write_inputs(services, ready)}}
+    return submit_job(services, context, JobKind.embed, arguments)
 
 
 def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
     """Run the job: create the set, or add embeddings to it."""
-    arguments, context = job.arguments, RequestContext.of_job(job)
-    inputs = read_inputs(services, arguments["blobs"]["inputs"], of="this job")
+    arguments, context = dict(job.arguments), RequestContext.of_job(job)
+    inputs = read_inputs(services, arguments.pop("blobs")["inputs"], of="this job")
+    request = EmbedRequest(**arguments)
+    size, write = _embed(services, context, request, inputs, progress)
+    result = {"anchor_set": request.anchor_set, "size": size, "encoders": request.encoders}
+    return JobResult(result, write=write)
 
-    if arguments["new"]:
-        rows, inputs = _find_encoders(
-            services, job.project, arguments["anchor_set"], inputs, arguments["encoders"]
-        )
-        row = _encode_set(
+
+def _embed(
+    services: Services,
+    context: RequestContext,
+    request: EmbedRequest,
+    inputs: Inputs | None,
+    on_progress: Callable[[int, int], None],
+) -> tuple[int, Callable[[Session], tables.AnchorSetRow]]:
+    """Encode the items; return their number, and what adds the rows in a session.
+
+    on_progress  called with the inputs of all encoders that are done, and all
+    """
+    set_row, encoders, inputs = _check(services, context.project, request, inputs)
+    count = len(inputs.values)
+    vectors: dict[str, Tensor] = {}
+    for place, encoder in enumerate(encoders):
+        vectors[encoder.name] = encode_items(
             services,
             context,
-            arguments["anchor_set"],
+            encoder,
             inputs,
-            rows,
-            arguments["keep"],
-            progress,
+            on_progress=lambda done, before=place * count: on_progress(  # type: ignore[misc]
+                before + done, count * len(encoders)
+            ),
         )
-        return JobResult(
-            _describe_result(row, arguments),
-            write=lambda session: anchor_sets.add_anchor_set(session, context, row),
+    if set_row is not None:
+        [encoder] = encoders
+        space = anchor_sets.build_space(
+            services, context.project, encoder, vectors[encoder.name], size=count, field="inputs"
         )
-    [encoder] = arguments["encoders"]
-    set_row, encoder_row = anchor_sets.find_set_and_encoder(
-        services, job.project, anchor_set=arguments["anchor_set"], encoder=encoder
+        return count, lambda session: anchor_sets.add_space(session, context, set_row, space)
+    row = anchor_sets.build_anchor_set(
+        services,
+        context.project,
+        name=request.anchor_set,
+        embeddings=vectors,
+        inputs=write_inputs(services, inputs) if request.keep else None,
+        made_by={encoder.name: encoder.id for encoder in encoders},
+        roles=inputs.roles,
     )
-    total = len(inputs.values)
-    vectors = encode_items(
-        services, context, encoder_row, inputs, on_progress=lambda done: progress(done, total)
-    )
-    space = anchor_sets.build_space(
-        services, job.project, encoder_row, vectors, size=set_row.size, field="inputs"
-    )
-    return JobResult(
-        _describe_result(set_row, arguments),
-        write=lambda session: anchor_sets.add_space(session, context, set_row, space),
-    )
+    return count, lambda session: anchor_sets.add_anchor_set(session, context, row)
+
+
+def _check(
+    services: Services, project: str, request: EmbedRequest, inputs: Inputs | None
+) -> tuple[tables.AnchorSetRow | None, list[tables.EncoderRow], Inputs]:
+    """Return the set, None for a new one; the encoders; and the items as the encoders read them."""
+    set_row = None
+    if request.new:
+        assert inputs is not None
+        encoders = _find_encoders(services, project, request, inputs)
+    else:
+        [name] = request.encoders
+        set_row, encoder = anchor_sets.find_set_and_encoder(
+            services, project, anchor_set=request.anchor_set, encoder=name
+        )
+        encoders, inputs = [encoder], _items_of(services, set_row, inputs)
+    values = inputs.values
+    for encoder in encoders:
+        spec_of(encoder)
+        values = check_inputs(encoder, values, limits=services.limits, field="inputs")
+    return set_row, encoders, replace(inputs, values=values)
 
 
 def encode_items(
@@ -221,10 +211,11 @@ def read_inputs(services: Services, blob: str, *, of: str) -> Inputs:
 
 
 def _find_encoders(
-    services: Services, project: str, name: str, inputs: Inputs, encoders: Sequence[str]
-) -> tuple[list[tables.EncoderRow], Inputs]:
-    """Return the encoders' rows, and the inputs as they read them."""
-    if not encoders or len(set(encoders)) < len(encoders) or len(encoders) > MOST_SET_ENCODERS:
+    services: Services, project: str, request: EmbedRequest, inputs: Inputs
+) -> list[tables.EncoderRow]:
+    """Return the encoders of a new set."""
+    names = request.encoders
+    if not names or len(set(names)) < len(names) or len(names) > MOST_SET_ENCODERS:
         raise InvalidRequest(
             f"Expected 1 to {MOST_SET_ENCODERS} different encoders.", field="encoders"
         )
@@ -232,94 +223,27 @@ def _find_encoders(
         raise EmptyVectors("Expected at least one input.", field="inputs")
     anchor_sets.check_roles(inputs.roles, len(inputs.values))
     with services.db.transaction() as session:
-        resources.require_free(session, tables.AnchorSetRow, project, name)
-        rows = [
+        resources.require_free(session, tables.AnchorSetRow, project, request.anchor_set)
+        return [
             resources.by_name(session, tables.EncoderRow, project, each, field="encoders")
-            for each in encoders
+            for each in names
         ]
-    values = inputs.values
-    for row in rows:
-        spec_of(row)
-        values = check_inputs(row, values, limits=services.limits, field="inputs")
-    return rows, replace(inputs, values=values)
 
 
-def _encode_set(
-    services: Services,
-    context: RequestContext,
-    name: str,
-    inputs: Inputs,
-    encoders: Sequence[tables.EncoderRow],
-    keep: bool,
-    on_progress: Callable[[int, int], None],
-) -> tables.AnchorSetRow:
-    """Encode the items; return the row of the new set, not yet in a session.
-
-    on_progress  called with the inputs of all encoders that are done, and all
-    """
-    count = len(inputs.values)
-    embeddings: dict[str, Tensor] = {}
-    for place, row in enumerate(encoders):
-        before = place * count
-        embeddings[row.name] = encode_items(
-            services,
-            context,
-            row,
-            inputs,
-            on_progress=lambda done, before=before: on_progress(
-                before + done, count * len(encoders)
-            ),  # type: ignore[misc]
-        )
-    stored = write_inputs(services, inputs) if keep else None
-    made_by = {row.name: row.id for row in encoders}
-    return anchor_sets.build_anchor_set(
-        services,
-        context.project,
-        name=name,
-        embeddings=embeddings,
-        inputs=stored,
-        made_by=made_by,
-        roles=inputs.roles,
-    )
-
-
-def _check_addition(
-    services: Services, project: str, anchor_set: str, encoder: str, inputs: Inputs | None
-) -> tuple[tables.AnchorSetRow, tables.EncoderRow, Inputs]:
-    set_row, encoder_row = anchor_sets.find_set_and_encoder(
-        services, project, anchor_set=anchor_set, encoder=encoder
-    )
+def _items_of(services: Services, row: tables.AnchorSetRow, inputs: Inputs | None) -> Inputs:
+    """Return the items of a set in their roles: the client's, or those that the set stores."""
     if inputs is None:
-        if set_row.inputs is None:
+        if row.inputs is None:
             raise InputsNotStored(
-                f"Anchor set {anchor_set!r} stores no inputs. Send vectors or inputs, in the "
+                f"Anchor set {row.name!r} stores no inputs. Send vectors or inputs, in the "
                 "order of its items.",
                 field="inputs",
             )
-        inputs = read_inputs(services, set_row.inputs, of=f"anchor set {set_row.name!r}")
-    if len(inputs.values) != set_row.size:
+        inputs = read_inputs(services, row.inputs, of=f"anchor set {row.name!r}")
+    if len(inputs.values) != row.size:
         raise AnchorCountMismatch(
-            f"The set has {set_row.size} anchors, and the request {len(inputs.values)} inputs. "
+            f"The set has {row.size} anchors, and the request {len(inputs.values)} inputs. "
             "Send one for each anchor.",
             field="inputs",
         )
-    spec_of(encoder_row)
-    if set_row.roles is not None:
-        inputs = replace(inputs, roles=set_row.roles)
-    values = check_inputs(encoder_row, inputs.values, limits=services.limits, field="inputs")
-    return set_row, encoder_row, replace(inputs, values=values)
-
-
-def _submit(
-    services: Services, context: RequestContext, arguments: dict[str, Any], inputs: Inputs
-) -> tables.JobRow:
-    return submit_job(
-        services,
-        context,
-        JobKind.embed,
-        {**arguments, "blobs": {"inputs": write_inputs(services, inputs)}},
-    )
-
-
-def _describe_result(row: tables.AnchorSetRow, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"anchor_set": row.name, "size": row.size, "encoders": arguments["encoders"]}
+    return inputs if row.roles is None else replace(inputs, roles=row.roles)

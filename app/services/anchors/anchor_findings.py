@@ -14,7 +14,7 @@ from app.maths.anchors.coverage import Coverage
 from app.maths.anchors.health import MOST_LISTED_ROWS, ValueFacts
 from app.maths.anchors.mismatch import Comparison, Suspect
 from app.maths.quality.crossfit import FEWEST_DISTINCT
-from app.services.anchors.store_coverage import StoreCoverage
+from app.services.anchors.samples import StoreCoverage
 
 FindingCode = Literal[
     "unrelated-spaces",

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from itertools import combinations, islice
 from math import comb, isqrt
+from typing import Any
 
 from torch import Tensor
 
 from app.errors import AnchorsNotEmbedded, DegenerateAnchors, NotExactlyOne, TooManyVectors
 from app.maths.anchors import coverage, health, mismatch
+from app.maths.anchors.health import MOST_LISTED_ROWS
 from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space, normalise
 from app.services import incoming
 from app.services.anchors import made_pairs, spaces
-from app.services.anchors.anchor_findings import AnchorFinding, PairFacts, SpaceFacts, find_problems
-from app.services.anchors.store_coverage import compare_space
+from app.services.anchors.anchor_findings import PairFacts, SpaceFacts, find_problems
+from app.services.anchors.samples import compare_space
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode
 from app.services.request_context import RequestContext
@@ -33,41 +35,8 @@ SPACE_WORK, PAIR_WORK, POOL_WORK = 2**33, 2**33, 2**34
 MOST_SUGGESTED = 1_000
 
 
-@dataclass(frozen=True)
-class AnchorReport:
-    """The measures and findings of an anchor set, and how many spaces and pairs were left out."""
-
-    anchor_set: str
-    size: int
-    spaces: list[SpaceFacts]
-    spaces_left_out: int
-    pairs: list[PairFacts]
-    pairs_left_out: int
-    findings: list[AnchorFinding]
-
-
-@dataclass(frozen=True)
-class SuggestedRows:
-    """Rows of a pool to add to an anchor set.
-
-    rows, gains    the best first, and by how much each raises the pool's mean coverage
-    before, after  the pool's mean coverage by the anchors, without and with these rows
-    pool           the size of the pool
-    known          rows that equal an anchor or an earlier row: they are never suggested
-    rows_read      the anchors that were read
-    """
-
-    rows: list[int]
-    gains: list[float]
-    before: float
-    after: float
-    pool: int
-    known: int
-    rows_read: int
-
-
-def report_anchor_set(services: Services, project: str, name: str) -> AnchorReport:
-    """Examine a set. Equal sets have equal reports.
+def report_anchor_set(services: Services, project: str, name: str) -> dict[str, Any]:
+    """Examine a set, and return its measures and findings as JSON. Equal sets have equal reports.
 
     Raises AnchorSetNotFound, StorageUnavailable, Overloaded.
     """
@@ -86,22 +55,23 @@ def report_anchor_set(services: Services, project: str, name: str) -> AnchorRepo
     space_facts = [
         replace(facts, store=store) for facts, store in zip(space_facts, stores, strict=True)
     ]
+    spaces_left_out = len(spaces_of_set) - len(rows)
     findings = find_problems(
         space_facts,
         pair_facts,
-        spaces_left_out=len(spaces_of_set) - len(rows),
+        spaces_left_out=spaces_left_out,
         pairs_left_out=pairs_left_out,
         are_made=made_pairs.estimate_of(row) is not None,
     )
-    return AnchorReport(
-        row.name,
-        row.size,
-        space_facts,
-        len(spaces_of_set) - len(rows),
-        pair_facts,
-        pairs_left_out,
-        findings,
-    )
+    return {
+        "anchor_set": row.name,
+        "size": row.size,
+        "lint": [asdict(finding) for finding in findings],
+        "spaces": [_space_json(facts) for facts in space_facts],
+        "spaces_left_out": spaces_left_out,
+        "pairs": [_pair_json(facts) for facts in pair_facts],
+        "pairs_left_out": pairs_left_out,
+    }
 
 
 def suggest_items(
@@ -113,8 +83,9 @@ def suggest_items(
     pool: Tensor | None,
     inputs: Inputs | None,
     count: int,
-) -> SuggestedRows:
-    """Return the items of a pool, given as vectors or inputs, that raise its coverage most.
+) -> dict[str, Any]:
+    """Return the items of a pool, given as vectors or inputs, that raise its coverage most, as
+    JSON: the best first, with how much each raises the pool's mean coverage by the anchors.
 
     Raises the not-found errors, AnchorsNotEmbedded, NotExactlyOne, TooManyVectors, the vector
     errors, DegenerateAnchors, Overloaded, and the errors of `encode`.
@@ -138,15 +109,19 @@ def suggest_items(
         directions, _ = normalise(vectors.double(), fitted.mean)
         new = coverage.new_items(anchors, vectors)
         suggestion = coverage.suggest(fitted.unit, directions, count=count, open_=new)
-    return SuggestedRows(
-        suggestion.rows,
-        suggestion.gains,
-        suggestion.before,
-        suggestion.after,
-        len(vectors),
-        int((~new).sum()),
-        row_count,
-    )
+    return {
+        "anchor_set": anchor_set,
+        "encoder": encoder,
+        "suggestions": [
+            {"row": row, "gain": gain}
+            for row, gain in zip(suggestion.rows, suggestion.gains, strict=True)
+        ],
+        "coverage_before": suggestion.before,
+        "coverage_after": suggestion.after,
+        "pool": len(vectors),
+        "known": int((~new).sum()),
+        "rows_read": row_count,
+    }
 
 
 def find_space(
@@ -227,3 +202,38 @@ def _compare(
 def _draw_rows(size: int, most: int) -> list[int]:
     """Return up to `most` rows in order: all, or the same random ones for equal sizes."""
     return sorted(draw_uniformly(size, size=min(size, most), seed=0))
+
+
+def _space_json(facts: SpaceFacts) -> dict[str, Any]:
+    cover, numbers = facts.coverage, facts.numbers
+    return {
+        "encoder": facts.encoder,
+        "dim": facts.dim,
+        **facts.health,
+        "rows_read": facts.rows_read,
+        "effective_rank": cover.effective_rank,
+        "participation_ratio": cover.participation,
+        "coverage": cover.left_out,
+        "isolated": cover.isolated,
+        "nearest_cosine": cover.nearest,
+        "outliers": [each._asdict() for each in numbers.outliers[:MOST_LISTED_ROWS]],
+        "outlier_count": len(numbers.outliers),
+        "length": numbers.length,
+        "normalised": numbers.normalised,
+        "precision": numbers.precision,
+        "store": None if facts.store is None else facts.store.as_json(),
+    }
+
+
+def _pair_json(facts: PairFacts) -> dict[str, Any]:
+    comparison = facts.comparison
+    return {
+        "encoders": facts.encoders,
+        "verdict": comparison.verdict,
+        "z": comparison.z,
+        "agreement": comparison.agreement,
+        "cka": comparison.cka,
+        "mismatched": [each._asdict() for each in comparison.suspects[:MOST_LISTED_ROWS]],
+        "mismatched_count": len(comparison.suspects),
+        "rows_read": facts.rows_read,
+    }

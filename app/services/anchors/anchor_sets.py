@@ -42,15 +42,17 @@ def create_anchor_set(
     """Create a set with all its embeddings. Raises the errors of `build_anchor_set`."""
     row = build_anchor_set(services, context.project, name=name, embeddings=embeddings, roles=roles)
     with services.db.transaction() as session:
-        add_anchor_set(session, context, row)
-    return row
+        return add_anchor_set(session, context, row)
 
 
-def add_anchor_set(session: Session, context: RequestContext, row: tables.AnchorSetRow) -> None:
-    """Add the row of a set. Raises NameTaken."""
+def add_anchor_set(
+    session: Session, context: RequestContext, row: tables.AnchorSetRow
+) -> tables.AnchorSetRow:
+    """Add the row of a set, and return it. Raises NameTaken."""
     resources.require_free(session, tables.AnchorSetRow, row.project, row.name)
     session.add(row)
     record_audit(session, context, "create", "anchor-set", row.name, row)
+    return row
 
 
 def build_anchor_set(
@@ -88,8 +90,12 @@ def build_anchor_set(
             )
             for key in embeddings
         }
-    for key, row_ in encoders.items():
-        _require_maker(row_, (made_by or {}).get(key))
+    for key, encoder in encoders.items():
+        if (made_by or {}).get(key) not in (None, encoder.id):
+            raise Conflict(
+                f"Encoder {key!r} was replaced by another of that name. Check it, and try again.",
+                field="encoder",
+            )
     size = common_size(embeddings)
     check_roles(roles, size)
     row = tables.AnchorSetRow(
@@ -167,21 +173,16 @@ def add_embeddings(
     anchor_set: str,
     encoder: str,
     vectors: Tensor,
-    field: str = "vectors",
-    made_by: str | None = None,
 ) -> tables.AnchorSetRow:
     """Add an encoder's embeddings to a set.
-
-    made_by  the id of the encoder that the service encoded them with
 
     Raises the not-found errors, EmbeddingsExist, AnchorCountMismatch, and the vector errors.
     """
     set_row, encoder_row = find_set_and_encoder(
         services, context.project, anchor_set=anchor_set, encoder=encoder
     )
-    _require_maker(encoder_row, made_by)
     space = build_space(
-        services, context.project, encoder_row, vectors, size=set_row.size, field=field
+        services, context.project, encoder_row, vectors, size=set_row.size, field="vectors"
     )
     with services.db.transaction() as session:
         return add_space(session, context, set_row, space)
@@ -277,16 +278,6 @@ def build_space(
         blob=services.blobs.put({"anchors": raw}),
         health=health,
     )
-
-
-def _require_maker(encoder: tables.EncoderRow, made_by: str | None) -> None:
-    """Raises Conflict when another encoder of that name encoded the vectors."""
-    if made_by not in (None, encoder.id):
-        raise Conflict(
-            f"Encoder {encoder.name!r} was replaced by another of that name. Check it, and try "
-            "again.",
-            field="encoder",
-        )
 
 
 def _refuse_existing(

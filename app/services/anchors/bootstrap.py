@@ -18,7 +18,7 @@ from app.errors import (
 from app.maths.bootstrap import attempts, methods, paper, self_learning
 from app.maths.bootstrap import estimate as estimation
 from app.maths.bootstrap import pools as pool_maths
-from app.services.anchors import anchor_sets, bootstrap_sides, pools
+from app.services.anchors import anchor_sets, pools
 from app.services.context import Services
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
@@ -62,14 +62,14 @@ def request_bootstrap(
     PoolTooLarge, TooManyVectors, TooManyJobs, QueueFull, and the errors of `pools.check_side` and
     `pools.store_side`.
     """
-    sides = bootstrap_sides.check_sides(
+    sides = pools.check_sides(
         services,
         context,
         name=name,
         encoders={"source": source, "target": target},
         inputs=(source_pool, target_pool),
     )
-    x, y = sides.pools
+    x, y = sides
     settings = _read_settings(method, size, options or {}, most=min(x.rows, y.rows))
     _require_startable(settings, seeds, x, y, most=services.limits.vectors)
     arguments = {
@@ -80,7 +80,7 @@ def request_bootstrap(
         "method": method,
         "settings": _settings_as_json(settings),
         "min_right": min_right,
-        **sides.arguments(services, context),
+        **pools.store_sides(services, context, sides),
     }
     return submit_job(services, context, JobKind.bootstrap, arguments)
 
@@ -90,7 +90,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
     arguments, context = job.arguments, RequestContext.of_job(job)
     with services.db.transaction() as session:
         resources.require_free(session, tables.AnchorSetRow, job.project, arguments["name"])
-    method = arguments.get("method", "paper")  # rows of older versions name no method
+    method = arguments["method"]
     settings = methods.SETTINGS_CLASSES[method](**arguments["settings"])
     if settings.size is None:
         settings = replace(settings, size=services.limits.vectors)
@@ -117,7 +117,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
         seeds=len(seeds),
         items=items,
         size=settings.size,
-        least=arguments.get("min_right", 0.0),
+        least=arguments["min_right"],
     )
     provenance = {
         "job": job.id,
@@ -135,7 +135,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
             arguments["source"]: source_pool[outcome.pairs[:, 0]],
             arguments["target"]: target_pool[outcome.pairs[:, 1]],
         },
-        made_by=arguments.get("made_by"),
+        made_by=arguments["made_by"],
         pairs={"pairs": outcome.pairs, "confidence": outcome.confidence},
         beat=listener.end,
         provenance=provenance,

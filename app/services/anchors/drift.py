@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from pydantic import BaseModel, Field
@@ -25,27 +24,13 @@ from app.services.anchors import spaces
 from app.services.anchors.anchor_embedding import read_inputs
 from app.services.anchors.anchor_reports import find_space
 from app.services.context import Services
-from app.services.encoders.encoding import Inputs, encode
+from app.services.encoders.encoding import encode
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.types import repeated_positions
 
 #: most items that one request embeds again, and the default
 MOST_REEMBEDDED, DEFAULT_REEMBEDDED = 1_024, 128
-
-
-@dataclass(frozen=True)
-class DriftOptions:
-    """What to compare.
-
-    vectors  of today; None: embed the set's inputs again
-    rows     the anchors of the vectors; None: all, or `sample` of them, drawn by `seed`
-    """
-
-    vectors: Tensor | None
-    rows: Sequence[int] | None
-    sample: int | None
-    seed: int
 
 
 class RowDrift(BaseModel):
@@ -110,44 +95,47 @@ def detect_drift(
     *,
     anchor_set: str,
     encoder: str,
-    options: DriftOptions,
+    vectors: Tensor | None = None,
+    rows: Sequence[int] | None = None,
+    sample: int | None = None,
+    seed: int = 0,
 ) -> DriftReport:
     """Compare a space with its encoder's vectors of today. Writes nothing.
+
+    vectors  of today; None: embed the set's inputs again
+    rows     the anchors of the vectors; None: all, or `sample` of them, drawn by `seed`
 
     Raises the not-found errors, AnchorsNotEmbedded, AnchorCountMismatch, InvalidRequest,
     TooManyInputs, InputsNotStored, EncoderNeedsVectors, the vector errors, Overloaded, and the
     errors of `encode`.
     """
     space = find_space(services, context.project, anchor_set=anchor_set, encoder=encoder)
-    rows = _choose_rows(options, space.anchor_set.size)
-    new = (
-        _embed_again(services, context, space, rows)
-        if options.vectors is None
-        else _check_vectors(services, options.vectors, rows, options)
-    )
-    old = spaces.raw_anchors(services, space)[rows]
-    with services.fitting():
-        comparison = drift.compare_embeddings(old, new, seed=options.seed)
-    return _report(
-        comparison, rows, space, given_dim=new.shape[1], reembedded=options.vectors is None
-    )
-
-
-def _choose_rows(options: DriftOptions, size: int) -> list[int]:
-    """Return the anchors to compare. Raises InvalidRequest and TooManyInputs."""
-    if options.sample is not None and (options.vectors is not None or options.rows is not None):
+    size, reembedded = space.anchor_set.size, vectors is None
+    if sample is not None and (vectors is not None or rows is not None):
         raise InvalidRequest(
             "`sample` only applies without `vectors` and `rows`. Remove it.", field="sample"
         )
-    if options.rows is None:
-        if options.vectors is not None:
-            return list(range(size))
-        return sorted(
-            draw_uniformly(
-                size, size=min(size, options.sample or DEFAULT_REEMBEDDED), seed=options.seed
-            )
-        )
-    rows = list(options.rows)
+    if rows is not None:
+        chosen = _check_rows(rows, size, reembedded=reembedded)
+    elif vectors is not None:
+        chosen = list(range(size))
+    else:
+        count = min(size, sample or DEFAULT_REEMBEDDED)
+        chosen = sorted(draw_uniformly(size, size=count, seed=seed))
+    new = (
+        _embed_again(services, context, space, chosen)
+        if vectors is None
+        else _check_vectors(services, vectors, chosen, are_named=rows is not None)
+    )
+    old = spaces.raw_anchors(services, space)[chosen]
+    with services.fitting():
+        comparison = drift.compare_embeddings(old, new, seed=seed)
+    return _report(comparison, chosen, space, given_dim=new.shape[1], reembedded=reembedded)
+
+
+def _check_rows(given: Sequence[int], size: int, *, reembedded: bool) -> list[int]:
+    """Return the rows that the client named. Raises InvalidRequest and TooManyInputs."""
+    rows = list(given)
     if not rows:
         raise InvalidRequest("Expected at least one row.", field="rows")
     outside = [place for place, row in enumerate(rows) if not 0 <= row < size]
@@ -161,7 +149,7 @@ def _choose_rows(options: DriftOptions, size: int) -> list[int]:
         raise InvalidRequest(
             "Rows must differ; these repeat an earlier one.", field="rows", rows=again
         )
-    if options.vectors is None and len(rows) > MOST_REEMBEDDED:
+    if reembedded and len(rows) > MOST_REEMBEDDED:
         raise TooManyInputs(
             f"There are {len(rows)} rows to embed again; at most {MOST_REEMBEDDED} are allowed, "
             "which is enough to detect drift. Send fewer.",
@@ -172,7 +160,7 @@ def _choose_rows(options: DriftOptions, size: int) -> list[int]:
 
 
 def _check_vectors(
-    services: Services, vectors: Tensor, rows: list[int], options: DriftOptions
+    services: Services, vectors: Tensor, rows: list[int], *, are_named: bool
 ) -> Tensor:
     """Return the client's vectors, one for each row.
 
@@ -180,7 +168,7 @@ def _check_vectors(
     """
     new = incoming.checked_vectors(vectors, field="vectors", limits=services.limits)
     if len(new) != len(rows):
-        if options.rows is None:
+        if not are_named:
             raise AnchorCountMismatch(
                 f"The set has {len(rows)} anchors, and the request {len(new)} vectors. Send one "
                 "for each, or name their anchors in `rows`.",
@@ -215,14 +203,9 @@ def _embed_again(
     inputs = read_inputs(
         services, space.anchor_set.inputs, of=f"anchor set {space.anchor_set.name!r}"
     )
-    sample_inputs = Inputs([inputs.values[row] for row in rows], inputs.role)
+    values = [inputs.values[row] for row in rows]
     return encode(
-        services,
-        context,
-        space.encoder,
-        sample_inputs.values,
-        role=sample_inputs.role,
-        field="encoder",
+        services, context, space.encoder, values, role=inputs.role, field="encoder"
     ).vectors
 
 

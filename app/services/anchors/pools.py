@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from app.errors import (
     Conflict,
     DegenerateAnchors,
+    InvalidRequest,
     OffsetMismatch,
     PoolOfAnotherEncoder,
     PoolTooLarge,
@@ -152,6 +153,48 @@ def delete_pool(services: Services, context: RequestContext, name: str) -> None:
         record_audit(session, context, "delete", "pool", name)
 
 
+def check_sides(
+    services: Services,
+    context: RequestContext,
+    *,
+    name: str,
+    encoders: Mapping[str, str],
+    inputs: tuple[PoolInput, PoolInput],
+) -> list[PoolSide]:
+    """Check both sides of a bootstrap.
+
+    name      the anchor set, which must be free
+    encoders  the names of `source` and `target`
+
+    Raises InvalidRequest, NameTaken, EncoderNotFound, and the errors of `check_side`.
+    """
+    if encoders["source"] == encoders["target"]:
+        raise InvalidRequest("`source` and `target` must be different encoders.", field="target")
+    with services.db.transaction() as session:
+        resources.require_free(session, tables.AnchorSetRow, context.project, name)
+        rows = [
+            resources.by_name(session, tables.EncoderRow, context.project, encoder, field=field)
+            for field, encoder in encoders.items()
+        ]
+    return [
+        check_side(services, context.project, row, side)
+        for row, side in zip(rows, inputs, strict=True)
+    ]
+
+
+def store_sides(
+    services: Services, context: RequestContext, sides: Sequence[PoolSide]
+) -> dict[str, Any]:
+    """Store both sides, and return a job's arguments about them. Raises as `store_side`."""
+    return {
+        "made_by": {side.encoder.name: side.encoder.id for side in sides},
+        "blobs": {
+            name: store_side(services, context, side)
+            for name, side in zip(("source_pool", "target_pool"), sides, strict=True)
+        },
+    }
+
+
 def check_side(
     services: Services, project: str, encoder: tables.EncoderRow, side: PoolInput
 ) -> PoolSide:
@@ -212,14 +255,13 @@ def store_side(services: Services, context: RequestContext, pool_side: PoolSide)
     return list(content)
 
 
-def load_items(services: Services, blobs: str | Sequence[str], *, beat: Beat = no_beat) -> Tensor:
+def load_items(services: Services, digests: Sequence[str], *, beat: Beat = no_beat) -> Tensor:
     """Return the items of a side (n, d), float32, in memory for them and one piece.
 
     beat  called before each piece; it may raise to stop
 
     Raises BlobMissing, StorageUnavailable.
     """
-    digests = [blobs] if isinstance(blobs, str) else blobs
     shapes = [services.blobs.shape(digest, POOL_TENSOR) for digest in digests]
     items = torch.empty(sum(rows for rows, _ in shapes), shapes[0][1])
     end = 0

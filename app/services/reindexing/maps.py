@@ -215,7 +215,7 @@ def build_maps(
     assert request.source is not None
     back = replace(request, source=request.target, target=request.source)
     backward = translators.fit(services, context, target, source, back)
-    served = serve_translator(forward, (source, target), request.role)
+    served = serve_translator(forward, (source, target))
     x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
     # A made place is no vector of an encoder, so no row of the store is known.
     known = 0 if made_pairs.estimate_of(source.anchor_set) is not None else len(x)

@@ -20,7 +20,6 @@ from app.errors import (
 )
 from app.maths.quality.promise import LARGEST_INDEX, SMALLEST_INDEX
 from app.services.access.audit import record_audit
-from app.services.anchors.store_coverage import SearchRole
 from app.services.context import Services
 from app.services.reindexing import plan_contents
 from app.services.reindexing.maps import BuiltMaps, build_maps
@@ -37,7 +36,6 @@ from app.services.stores import stores
 from app.services.translators import contracts, translator_reports, translators
 from app.services.translators.translators import FitRequest
 from app.storage import tables
-from app.storage.queries import resources, set_versions
 from app.storage.queries import stores as store_queries
 from app.types import EncoderKind, ReindexingState
 
@@ -59,7 +57,7 @@ def plan_reindexing(
     if active is not None:
         raise _active_error(store, active)
     _refuse_shared(services, store)
-    request = _request(services, context, task, store)
+    request = _request(task, store)
     source, target = translators.find_pair(services, context.project, request)
     translators.check_options(request, anchors=source.anchor_set.size)
     text_field = store.options.get("text_field")
@@ -118,9 +116,7 @@ def _read(
     )
 
 
-def _request(
-    services: Services, context: RequestContext, task: ReindexingTask, store: tables.StoreRow
-) -> FitRequest:
+def _request(task: ReindexingTask, store: tables.StoreRow) -> FitRequest:
     """Return the fit of the forward map. Raises InvalidRequest for the store's own encoder."""
     source = store.encoder.name
     if task.target == source:
@@ -136,20 +132,7 @@ def _request(
         dict(task.options),
         task.prefer,
         dict(task.min_quality),
-        task.role or _document_role(services, context, task.anchor_set),
     )
-
-
-def _document_role(
-    services: Services, context: RequestContext, anchor_set: str
-) -> SearchRole | None:
-    """Return `document` where the set has roles: the store holds documents."""
-    with services.db.transaction() as session:
-        row = resources.by_name(
-            session, tables.AnchorSetRow, context.project, anchor_set, field="anchor_set"
-        )
-        roles = set_versions.roles_of(session, row.id)
-    return "document" if roles else None
 
 
 def check_re_embedding(share: float, text_field: str | None, target: tables.EncoderRow) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.maths.quality.candidates import Preference
-from app.maths.relevance.advice import DEFAULT_DIFFERENCE
 from app.maths.relevance.re_embedding import (
     DEFAULT_ROW_CHOICE,
     ReEmbeddedShare,
@@ -18,13 +17,12 @@ from app.maths.relevance.re_embedding import (
 )
 from app.maths.translators.methods import Options
 from app.services.anchors import made_pairs, spaces
-from app.services.anchors.store_coverage import SearchRole
 from app.services.context import Services
 from app.services.reindexing import plan_estimates, re_embedding
 from app.services.reindexing.maps import BuiltMaps
 from app.services.reindexing.plan_reading import StoreReading
 from app.services.relevance import advice
-from app.services.relevance.advice import Advice, AdviceTask, Prices
+from app.services.relevance.advice import AdviceTask, Prices
 from app.services.request_context import RequestContext
 from app.services.translators import weighting
 from app.services.translators.translator_ids import canonical_json
@@ -46,7 +44,6 @@ CACHED_CURVE_BYTES = 8 * 1024
 class ReindexingTask:
     """A wanted reindexing.
 
-    role           what the vectors are, for the fit; None: documents, where the set has roles
     min_quality    least promise of the translator, in an index of the store's size
     strategy       None: the store's default
     force_space    plan even where the vectors seem to be another encoder's
@@ -60,7 +57,6 @@ class ReindexingTask:
     method: str = "auto"
     options: Options = field(default_factory=dict)
     prefer: Preference = "retrieval"
-    role: SearchRole | None = None
     min_quality: Mapping[str, float] = field(default_factory=dict)
     strategy: str | None = None
     force_space: bool = False
@@ -119,7 +115,6 @@ def make_plan(services: Services, context: RequestContext, draft: Draft) -> dict
         "anchor_set_version": source.version,
         "method": served.method,
         "options": dict(served.options or {}),
-        "role": served.role,
         "translator": served.id,
         "strategy": draft.strategy,
         "strategies": list(reading.facts.strategies or reading.capabilities.strategies),
@@ -132,7 +127,7 @@ def make_plan(services: Services, context: RequestContext, draft: Draft) -> dict
         "most_latency_ms": task.most_latency_ms,
         "batch": task.batch,
         "advice": plan_estimates.advice_document(
-            advised, DEFAULT_DIFFERENCE, draft.promise, estimates, reading, encodes
+            advised, draft.promise, estimates, reading, encodes
         ),
         "estimates": estimates,
         "space": dict(draft.space),
@@ -172,7 +167,7 @@ def _share_json(each: ReEmbeddedShare) -> dict[str, Any]:
 
 def _advise(
     services: Services, context: RequestContext, draft: Draft, encodes: float | None
-) -> Advice:
+) -> dict[str, Any]:
     task, rows = draft.task, draft.reading.facts.rows
     has_text = task.text_exists
     if has_text is None and draft.store.options.get("text_field") is not None:
@@ -249,7 +244,7 @@ def _curve(services: Services, draft: Draft) -> ReEmbeddingCurve | None:
     source, target = draft.pair
     if made_pairs.estimate_of(source.anchor_set) is not None:
         return None
-    fit_weights = weighting.find_weights(services, source, target, served.role)
+    fit_weights = weighting.find_weights(services, source, target)
     method, options = str(served.method), dict(served.options or {})
 
     def measure() -> ReEmbeddingCurve | None:
@@ -260,7 +255,7 @@ def _curve(services: Services, draft: Draft) -> ReEmbeddingCurve | None:
                 x,
                 y,
                 options,
-                weights=weighting.as_vector(fit_weights.weights),
+                weights=fit_weights.weights,
                 counted=fit_weights.counted,
             )
 

@@ -13,8 +13,6 @@ from app.services.context import Services
 from app.services.encoders import encoding
 from app.services.reindexing.maps import ReindexingMaps
 from app.services.reindexing.plan_reading import StoreReading
-from app.services.relevance import advice
-from app.services.relevance.advice import Advice
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.types import EncoderKind, InputRole
@@ -107,8 +105,7 @@ def disk_bytes(reading: StoreReading, target_dim: int) -> int:
 
 
 def advice_document(
-    found: Advice,
-    difference: float,
+    found: Mapping[str, Any],
     promise: Mapping[str, Any] | None,
     estimates: Mapping[str, Any],
     reading: StoreReading,
@@ -126,28 +123,20 @@ def advice_document(
         "re-embed": None if encodes is None else round(rows / encodes, 3),
     }
 
-    def describe(item: advice.AdviceItem) -> dict[str, Any]:
-        option = item.option
-        writes, encodings, per_query = UNIT_COSTS[option.name]
-        gain = option.gain
+    def describe(option: Mapping[str, Any]) -> dict[str, Any]:
+        same = ("name", "possible", "reason", "certainty", "ndcg_10", "over_keep")
+        writes, encodings, per_query = UNIT_COSTS[option["name"]]
         return {
-            "name": option.name,
-            "possible": option.obstacle is None,
-            "reason": advice.explain(item, found, difference),
-            "certainty": option.certainty,
-            "ndcg_10": option.quality,
-            "over_keep": None
-            if gain is None
-            else {"value": gain.value, "low": gain.low, "high": gain.high},
-            "fidelity": fidelity(option.name, promise),
+            **{name: option[name] for name in same},
+            "fidelity": fidelity(option["name"], promise),
             "writes": writes * rows,
             "encodings": encodings * rows,
             "encodings_per_query": per_query,
-            "seconds": seconds.get(option.name, 0.0),
+            "seconds": seconds.get(option["name"], 0.0),
             "disk_bytes": writes * int(estimates["disk_bytes"]),
         }
 
-    return [describe(item) for item in found.items]
+    return [describe(option) for option in found["options"]]
 
 
 def fidelity(name: AdvisedOption, promise: Mapping[str, Any] | None) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from torch import Tensor
@@ -28,15 +28,13 @@ from app.maths.relevance.advice import (
 from app.services.context import Services
 from app.services.relevance import judged_evaluation
 from app.services.relevance.default_weights import default_weight_of
-from app.services.relevance.judged_evaluation import JudgedTask
-from app.services.relevance.judgement_rows import RowOrId
+from app.services.relevance.judged_evaluation import JudgedTask, RowOrId
 from app.services.request_context import RequestContext
 from app.services.serving import apply, confidence
 from app.services.serving.apply import ServedMap, Translation
 from app.services.translators import translator_reports, translators
-from app.services.translators.warnings import AnswerWarning
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import jobs, resources
 from app.types import EncoderKind, JobKind, JobState
 
 RowOrder = Literal["clicks", "confidence"]
@@ -85,51 +83,8 @@ class AdviceTask:
     difference: float = DEFAULT_DIFFERENCE
 
 
-@dataclass(frozen=True)
-class AdvisedCosts:
-    """What an option costs once, and for each query; None: not known."""
-
-    writes: int | None
-    encodings: int | None
-    encodings_per_query: int
-    seconds: float | None
-    price: float | None
-
-
-@dataclass(frozen=True)
-class AdviceItem:
-    """One option, with its costs."""
-
-    option: RankedOption
-    costs: AdvisedCosts
-
-
-@dataclass(frozen=True, eq=False)
-class Advice:
-    """The options, best first, and what they rest on.
-
-    queries        judged queries; 0 without judgements
-    fidelity       the translator's promise; None: too few anchors
-    query_counts   for each option, how many judged queries decide about it
-    missing        for each option that the judgements could not measure, the fields that it lacks
-    rows_first     rows to encode again first
-    """
-
-    items: Sequence[AdviceItem]
-    queries: int
-    fidelity: Mapping[str, Any] | None
-    query_counts: Mapping[str, int]
-    missing: Mapping[str, Sequence[str]]
-    fuse_weight: float
-    rows_first: Sequence[RowOrId]
-    rows_first_by: RowOrder | None
-    translator: str
-    method: str
-    warnings: Sequence[AnswerWarning]
-
-
-def advise(services: Services, context: RequestContext, task: AdviceTask) -> Advice:
-    """Return the advice.
+def advise(services: Services, context: RequestContext, task: AdviceTask) -> dict[str, Any]:
+    """Return the options, best first, and what they rest on, as JSON.
 
     Raises the not-found, option and vector errors, JobNotFound, InvalidRequest and
     Overloaded.
@@ -156,22 +111,68 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> Adv
     ranked = rank_options(
         _facts(task, source, served), measurements, queries, difference=task.difference
     )
-    return Advice(
-        items=[AdviceItem(each, _costs(each.name, task)) for each in ranked],
-        queries=queries,
-        fidelity=translator_reports.promise_for(row.report or {}, _index(task)),
-        query_counts={
-            name: queries_needed(deviation, task.difference)
-            for name, deviation in deviations(measurements, queries).items()
-        },
-        missing=evaluation["missing"],
-        fuse_weight=default_weight_of(services, source, target) if weight is None else weight,
-        rows_first=rows_first,
-        rows_first_by=by,
-        translator=served.id,
-        method=str(served.method),
-        warnings=served.warnings,
-    )
+    counts = {
+        name: queries_needed(deviation, task.difference)
+        for name, deviation in deviations(measurements, queries).items()
+    }
+    weight = default_weight_of(services, source, target) if weight is None else weight
+
+    def describe(option: RankedOption) -> dict[str, Any]:
+        reason = option.obstacle or _explain(
+            option, task, queries, counts, weight, evaluation["missing"]
+        )
+        return {
+            "name": option.name,
+            "possible": option.obstacle is None,
+            "reason": reason,
+            "ndcg_10": option.quality,
+            "over_keep": None if option.gain is None else asdict(option.gain),
+            "certainty": option.certainty,
+            **_costs(option.name, task),
+        }
+
+    return {
+        "advice": ranked[0].name,
+        "basis": "judgements" if queries >= FEWEST_QUERIES else "fidelity",
+        "options": [describe(each) for each in ranked],
+        "queries": queries,
+        "deciding_queries": counts,
+        "difference": task.difference,
+        "fuse_weight": weight,
+        "rows_first": list(rows_first),
+        "rows_first_by": by,
+        "fidelity": translator_reports.promise_for(row.report or {}, _index(task)),
+        "translator": served.id,
+        "method": str(served.method),
+        "warnings": [each._asdict() for each in served.warnings],
+    }
+
+
+def advise_by_records(
+    services: Services, context: RequestContext, task: AdviceTask
+) -> tuple[dict[str, Any], str | None]:
+    """Return the advice by the newest evaluation of the pair, with the id of its job; without one
+    as `advise`, and None.
+
+    An evaluation of an earlier translator does not count. Raises as `advise`.
+    """
+    request = task.request
+    assert request.source is not None
+    with services.db.transaction() as session:
+        evaluation = jobs.newest_judged(
+            session,
+            context.project,
+            source=request.source,
+            target=request.target,
+            anchor_set=request.anchor_set,
+        )
+    if evaluation is not None:
+        try:
+            return advise(services, context, replace(task, evaluation=evaluation)), evaluation
+        except InvalidRequest as error:
+            if error.field != "evaluation":
+                raise
+    return advise(services, context, task), None
 
 
 def _index(task: AdviceTask) -> int | None:
@@ -241,7 +242,7 @@ def _find_evaluation(
     if result["translator"] not in (None, translator):
         raise InvalidRequest(
             f"The evaluation is of translator {result['translator']}, and this request fits "
-            f"{translator}: the anchors changed, or the method, its options or the role differ. "
+            f"{translator}: the anchors changed, or the method or its options differ. "
             "Send the same ones, or send the judgements to POST /evaluate again.",
             field="evaluation",
         )
@@ -287,7 +288,8 @@ def _rows_first(
     return order if ids is None else [ids[row] for row in order], "confidence"
 
 
-def _costs(name: AdvisedOption, task: AdviceTask) -> AdvisedCosts:
+def _costs(name: AdvisedOption, task: AdviceTask) -> dict[str, float | None]:
+    """Return what an option costs once, and for each query; None: not known."""
     writes_per_item, encodings_per_item, per_query = UNIT_COSTS[name]
     writes = _times(task.corpus_size, writes_per_item)
     encodings = _times(task.corpus_size, encodings_per_item)
@@ -298,23 +300,19 @@ def _costs(name: AdvisedOption, task: AdviceTask) -> AdvisedCosts:
         seconds = None if rate is None or encodings is None else encodings / rate
     elif writes_per_item:
         seconds = None  # depends on the store
-    return AdvisedCosts(
-        writes,
-        encodings,
-        per_query,
-        seconds,
-        _sum(
-            _price(writes, prices.price_per_million_writes),
-            _price(
-                None
-                if encodings is None or prices.tokens_per_item is None
-                else encodings * prices.tokens_per_item,
-                prices.price_per_million_tokens,
-            )
-            if encodings_per_item
-            else 0.0,
-        ),
-    )
+    price = _price(writes, prices.price_per_million_writes)
+    if encodings_per_item:
+        each = prices.tokens_per_item
+        tokens = None if encodings is None or each is None else encodings * each
+        encoding = _price(tokens, prices.price_per_million_tokens)
+        price = None if price is None or encoding is None else price + encoding
+    return {
+        "writes": writes,
+        "encodings": encodings,
+        "encodings_per_query": per_query,
+        "seconds": seconds,
+        "price": price,
+    }
 
 
 def _times(count: int | None, factor: int) -> int | None:
@@ -330,16 +328,19 @@ def _price(units: float | None, per_million: float | None) -> float | None:
     return None if units is None or per_million is None else units / 1e6 * per_million
 
 
-def _sum(*parts: float | None) -> float | None:
-    terms = [part for part in parts if part is not None]
-    return sum(terms) if len(terms) == len(parts) else None
+def _explain(
+    option: RankedOption,
+    task: AdviceTask,
+    queries: int,
+    counts: Mapping[str, int],
+    weight: float,
+    missing: Mapping[str, Sequence[str]],
+) -> str:
+    """Return one or two sentences about a possible option: why it stands where it does.
 
-
-def explain(item: AdviceItem, advice: Advice, difference: float) -> str:
-    """Return one or two sentences about an option: why it stands where it does."""
-    option, queries = item.option, advice.queries
-    if option.obstacle is not None:
-        return option.obstacle
+    counts   for each option, how many judged queries decide about it
+    missing  for each option that the judgements could not measure, the fields that it lacks
+    """
     if option.name == "keep":
         return (
             "The old encoder searches its own index. It needs no work, so another option has to be "
@@ -349,17 +350,17 @@ def explain(item: AdviceItem, advice: Advice, difference: float) -> str:
         word = "better" if option.gain.low > 0 else "worse"
         return f"It is {word} than keep on {queries} judged queries."
     needed = (
-        f"About {advice.query_counts[option.name]} judged queries resolve a difference of "
-        f"{difference:g} in nDCG@10."
+        f"About {counts[option.name]} judged queries resolve a difference of "
+        f"{task.difference:g} in nDCG@10."
     )
     if option.certainty == "expected":
         return (
             "On three collections, with anchors of the corpus and the weight .25, it cost at most "
             ".007 nDCG@10 and gained up to .062. "
-            f"For this pair the weight is {advice.fuse_weight:g}."
+            f"For this pair the weight is {weight:g}."
         )
     if option.certainty == "unknown":
-        return f"{_why_unknown(option.name, advice)} {needed}"
+        return f"{_why_unknown(option.name, missing)} {needed}"
     if queries < FEWEST_QUERIES:
         return (
             f"It takes at least {FEWEST_QUERIES} judged queries to compare it with keep, and there "
@@ -373,9 +374,9 @@ def explain(item: AdviceItem, advice: Advice, difference: float) -> str:
     return f"{queries} judged queries do not decide whether it is better than keep. {needed}"
 
 
-def _why_unknown(name: AdvisedOption, advice: Advice) -> str:
-    if name in advice.missing:
-        fields = " and ".join(f"`{field}`" for field in advice.missing[name])
+def _why_unknown(name: AdvisedOption, missing: Mapping[str, Sequence[str]]) -> str:
+    if name in missing:
+        fields = " and ".join(f"`{field}`" for field in missing[name])
         return f"It was not measured. To measure it, send {fields} with the judgements."
     if name == "fuse":
         return (

@@ -26,7 +26,7 @@ from app.maths.relevance.options import (
     SearchVectors,
     measure_options,
 )
-from app.maths.relevance.ranking_metrics import MEASURES, Judgements
+from app.maths.relevance.ranking_metrics import MEASURES, Judgements, collect
 from app.maths.translators.translator import apply
 from app.services import incoming
 from app.services.anchors import spaces
@@ -35,7 +35,6 @@ from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
 from app.services.jobs.submission import submit_job
 from app.services.relevance.default_weights import default_weight_of
-from app.services.relevance.judgement_rows import JudgementColumns, read_judgements
 from app.services.request_context import RequestContext
 from app.services.translators import evaluation, translators
 from app.services.translators.translators import FittedTranslator
@@ -43,6 +42,9 @@ from app.storage import tables
 from app.types import JobKind
 
 ChosenBy = Literal["judgements", "request", "default"]
+
+#: a query or document: its row, or its id
+RowOrId = int | str
 
 #: the field of a request that each kind of vectors of `SearchVectors` comes from
 FIELDS: Mapping[str, str] = {
@@ -59,41 +61,36 @@ FIELDS: Mapping[str, str] = {
 SAME_DIRECTION = 1 - 1e-5
 
 
-@dataclass(frozen=True, eq=False)
-class JudgedItems:
-    """The vectors that a client sends.
+@dataclass(frozen=True)
+class JudgementColumns:
+    """The judgements of a request, column by column.
 
-    queries, native_documents  (q, d_y), (m, d_y) by the target
-    old_queries, documents     (q, d_x), (m, d_x) by the source
+    query_ids, document_ids  the ids of the rows; None: judgements name rows
     """
 
-    queries: Tensor | None = None
-    old_queries: Tensor | None = None
-    documents: Tensor | None = None
-    native_documents: Tensor | None = None
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
-
-
-@dataclass(frozen=True)
-class JudgedSettings:
-    """weight: of the new scores in fuse, None: chosen; candidates: of each search of the store."""
-
-    weight: float | None = None
-    candidates: int = DEFAULT_CANDIDATES
+    queries: Sequence[RowOrId]
+    documents: Sequence[RowOrId]
+    grades: Sequence[float]
+    query_ids: Sequence[str] | None = None
+    document_ids: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class JudgedTask:
-    """A checked evaluation of judged queries."""
+    """A checked evaluation of judged queries.
+
+    items       queries (q, d_y) and native_documents (m, d_y) by the target, old_queries (q, d_x)
+                and documents (m, d_x) by the source: those that the client sent
+    weight      of the new scores in fuse; None: chosen
+    candidates  of each search of the store
+    """
 
     request: translators.FitRequest
-    items: JudgedItems
+    items: Mapping[str, Tensor]
     judged: Judgements
     unjudged: int
-    settings: JudgedSettings
+    weight: float | None
+    candidates: int
     source: tables.SpaceRow
     target: tables.SpaceRow
 
@@ -102,7 +99,7 @@ class JudgedTask:
         """Whether the evaluation runs without a job."""
         dim = max(self.source.encoder.dim, self.target.encoder.dim)
         cosines = (4 * len(self.judged) + self.source.anchor_set.size) * self.judged.size
-        sorted_scores = len(self.judged) * 2 * self.settings.candidates * len(WEIGHT_GRID)
+        sorted_scores = len(self.judged) * 2 * self.candidates * len(WEIGHT_GRID)
         return (cosines + sorted_scores) * (
             dim + evaluation.MULTIPLICATIONS_PER_COSINE
         ) + 6 * self.source.anchor_set.size * dim * dim <= evaluation.REQUEST_MULTIPLICATIONS
@@ -112,9 +109,11 @@ def check_judged(
     services: Services,
     project: str,
     request: translators.FitRequest,
-    items: JudgedItems,
+    items: Mapping[str, Tensor],
     judgements: JudgementColumns,
-    settings: JudgedSettings,
+    *,
+    weight: float | None = None,
+    candidates: int = DEFAULT_CANDIDATES,
 ) -> JudgedTask:
     """Check the request before anything is fitted.
 
@@ -129,15 +128,14 @@ def check_judged(
         "documents": source.encoder.dim,
         "native_documents": target.encoder.dim,
     }
-    checked = {
+    items = {
         field: incoming.checked_vectors(
             vectors, field=field, limits=services.limits, dim=dims[field]
         )
-        for field, vectors in items.tensors.items()
+        for field, vectors in items.items()
     }
-    items = JudgedItems(**checked)
-    queries = _count_rows(checked, "queries", "old_queries")
-    documents = _count_rows(checked, "documents", "native_documents")
+    queries = _count_rows(items, "queries", "old_queries")
+    documents = _count_rows(items, "documents", "native_documents")
     if len(_missing_fields(items)) == len(SEARCH_OPTIONS):
         raise MissingField(
             "The request has no option to measure. Send `documents` and at least one of `queries` "
@@ -146,8 +144,8 @@ def check_judged(
         )
     assert queries is not None
     assert documents is not None
-    judged, unjudged = read_judgements(judgements, queries, documents)
-    return JudgedTask(request, items, judged, unjudged, settings, source, target)
+    judged, unjudged = _read_judgements(judgements, queries, documents)
+    return JudgedTask(request, items, judged, unjudged, weight, candidates, source, target)
 
 
 def evaluate_judged(
@@ -168,12 +166,12 @@ def evaluate_judged(
     default = default_weight_of(services, task.source, task.target)
     with services.evaluating():
         vectors = _search_vectors(task.items, there, back)
-        weight = task.settings.weight
+        weight = task.weight
         measured = measure_options(
             vectors,
             task.judged,
             weights=weights_with(default) if weight is None else (weight,),
-            candidates=task.settings.candidates,
+            candidates=task.candidates,
             on_progress=lambda done: on_progress(done, len(task.judged)),
         )
         values, fuse = _choose_fusion(measured, weight, default)
@@ -196,8 +194,8 @@ def request_judged(services: Services, context: RequestContext, task: JudgedTask
     }
     arguments = {
         "request": asdict(task.request),
-        "judged": asdict(task.settings),
-        "blobs": {"items": services.blobs.put({**task.items.tensors, **columns})},
+        "judged": {"weight": task.weight, "candidates": task.candidates},
+        "blobs": {"items": services.blobs.put({**task.items, **columns})},
     }
     return submit_job(services, context, JobKind.evaluate, arguments)
 
@@ -215,13 +213,92 @@ def run_any_evaluation(services: Services, job: tables.JobRow, progress: Progres
         services,
         job.project,
         translators.FitRequest(**arguments["request"]),
-        JudgedItems(**tensors),
+        tensors,
         JudgementColumns(queries, documents, grades),
-        JudgedSettings(**arguments["judged"]),
+        **arguments["judged"],
     )
     result = evaluate_judged(services, context, task, progress)
     progress(len(task.judged), len(task.judged))
     return JobResult(result)
+
+
+def _read_judgements(
+    columns: JudgementColumns, queries: int, documents: int
+) -> tuple[Judgements, int]:
+    """Return the judgements, and the number of queries without a relevant document.
+
+    queries, documents  the numbers of vectors
+
+    A repeated judgement counts once. Raises InvalidRequest.
+    """
+    query_rows = _rows(columns.queries, columns.query_ids, queries, "query", "queries")
+    document_rows = _rows(
+        columns.documents, columns.document_ids, documents, "document", "documents"
+    )
+    grades = torch.tensor(columns.grades, dtype=torch.float64)
+    first = _first_of_each(query_rows * documents + document_rows, grades)
+    judged = collect(query_rows[first], document_rows[first], grades[first], size=documents)
+    if not len(judged):
+        raise InvalidRequest(
+            "No judgement has a grade above 0, so every ranking is as good as another. Send at "
+            "least one document that is relevant to a query.",
+            field="judgements",
+        )
+    return judged, queries - len(judged)
+
+
+def _rows(
+    named: Sequence[RowOrId], ids: Sequence[str] | None, count: int, what: str, vectors: str
+) -> Tensor:
+    """Return the row that each judgement names. Raises InvalidRequest."""
+    if ids is None:
+        wrong = [
+            place
+            for place, row in enumerate(named)
+            if not (isinstance(row, int) and 0 <= row < count)
+        ]
+        if wrong:
+            raise InvalidRequest(
+                f"{len(wrong)} judgements have a `{what}` that is no row of the {vectors}: a "
+                f"whole number from 0 to {count - 1}. Correct them, or send `{what}_ids`.",
+                field="judgements",
+                rows=wrong,
+            )
+        return torch.tensor(named, dtype=torch.int64)
+    places: dict[RowOrId, int] = {each: row for row, each in enumerate(ids)}
+    if len(places) < len(ids) or len(ids) != count:
+        raise InvalidRequest(
+            f"`{what}_ids` has {len(ids)} ids, {len(places)} of them different, for {count} "
+            f"{vectors}. Send a different id for each vector.",
+            field=f"{what}_ids",
+        )
+    wrong = [place for place, each in enumerate(named) if each not in places]
+    if wrong:
+        raise InvalidRequest(
+            f"{len(wrong)} judgements have a `{what}` that is not among `{what}_ids`. Correct "
+            "or remove them.",
+            field="judgements",
+            rows=wrong,
+        )
+    return torch.tensor([places[each] for each in named], dtype=torch.int64)
+
+
+def _first_of_each(pairs: Tensor, grades: Tensor) -> Tensor:
+    """The rows of the first judgement of each pair. Raises InvalidRequest for unequal grades."""
+    order = pairs.argsort(stable=True)
+    ordered = pairs[order]
+    repeated = torch.cat([torch.zeros(1, dtype=torch.bool), ordered[1:] == ordered[:-1]])
+    unequal = repeated.clone()
+    unequal[1:] &= grades[order][1:] != grades[order][:-1]
+    if unequal.any():
+        rows = sorted(order[unequal].tolist())
+        raise InvalidRequest(
+            f"{len(rows)} judgements repeat a query and document with another grade. Send one "
+            "grade for each pair.",
+            field="judgements",
+            rows=rows,
+        )
+    return order[~repeated]
 
 
 def _fit_both(
@@ -231,7 +308,7 @@ def _fit_both(
 
     Raises the errors of `translators.fit`.
     """
-    if task.items.documents is None or task.items.queries is None:
+    if not {"documents", "queries"} <= set(task.items):
         return None, None
     request = task.request
     assert request.source is not None
@@ -246,7 +323,7 @@ def _describe_task(
     task: JudgedTask, there: FittedTranslator | None, back: FittedTranslator | None, raw: Tensor
 ) -> dict[str, Any]:
     """The members of the answer about the request and its translators."""
-    request, documents = task.request, task.items.documents
+    request, documents = task.request, task.items.get("documents")
     return {
         "source": request.source,
         "target": request.target,
@@ -260,7 +337,7 @@ def _describe_task(
         "documents": task.judged.size,
         "anchors": len(raw),
         "anchor_documents": 0 if documents is None else _count_anchors(documents, raw),
-        "candidates": task.settings.candidates,
+        "candidates": task.candidates,
     }
 
 
@@ -276,9 +353,9 @@ def _count_rows(checked: Mapping[str, Tensor], first: str, second: str) -> int |
     return counts[0] if counts else None
 
 
-def _missing_fields(items: JudgedItems) -> dict[SearchOption, list[str]]:
+def _missing_fields(items: Mapping[str, Tensor]) -> dict[SearchOption, list[str]]:
     """The fields that options need and the request lacks; options without any are left out."""
-    absent = set(FIELDS.values()) - set(items.tensors)
+    absent = set(FIELDS.values()) - set(items)
     missing = {
         option: sorted({FIELDS[vectors] for vectors in needed} & absent)
         for option, needed in NEEDED.items()
@@ -287,23 +364,23 @@ def _missing_fields(items: JudgedItems) -> dict[SearchOption, list[str]]:
 
 
 def _search_vectors(
-    items: JudgedItems, there: FittedTranslator | None, back: FittedTranslator | None
+    items: Mapping[str, Tensor], there: FittedTranslator | None, back: FittedTranslator | None
 ) -> SearchVectors:
     """Translate the documents, and the queries back. Raises OutOfRange."""
-    translated = bridged = None
-    if there is not None and items.documents is not None:
-        with blaming("documents"):
-            translated = apply(there.translator, items.documents).vectors
-    if back is not None and items.queries is not None:
-        with blaming("queries"):
-            bridged = apply(back.translator, items.queries).vectors
+
+    def translate(fitted: FittedTranslator | None, field: str) -> Tensor | None:
+        if fitted is None:
+            return None
+        with blaming(field):
+            return apply(fitted.translator, items[field]).vectors
+
     return SearchVectors(
-        old_queries=items.old_queries,
-        old_documents=items.documents,
-        new_queries=items.queries,
-        new_documents=items.native_documents,
-        bridged_queries=bridged,
-        translated_documents=translated,
+        old_queries=items.get("old_queries"),
+        old_documents=items.get("documents"),
+        new_queries=items.get("queries"),
+        new_documents=items.get("native_documents"),
+        bridged_queries=translate(back, "queries"),
+        translated_documents=translate(there, "documents"),
     )
 
 

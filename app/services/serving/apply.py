@@ -27,7 +27,6 @@ from app.maths.translators.decoder import Decoder, TranslatedRows
 from app.maths.translators.translator import ProductPrecision, RowFlags, Translator, relate_into
 from app.services import incoming
 from app.services.anchors import spaces
-from app.services.anchors.store_coverage import SearchRole
 from app.services.context import Limits, Services
 from app.services.encoders import vectors_or_inputs
 from app.services.encoders.encoding import Inputs
@@ -103,7 +102,7 @@ class Translation:
         fitted = translators.fit(services, context, source, target, self.request)
         if self.enforces:
             translators.enforce_minimum(services, context, fitted, pair, self.request)
-        return serve_translator(fitted, pair.both, self.request.role, about_pair)
+        return serve_translator(fitted, pair.both, about_pair)
 
 
 @dataclass(frozen=True)
@@ -269,8 +268,7 @@ class ServedMap:
     multiplications  of one row; None: those of one matrix
     reads     the request's field that holds its vectors
     method, options  of a translation or a decoding
-    id, pair, role   of a translation: its translator's public id, its two spaces, and what its
-              vectors are in a search
+    id, pair  of a translation: its translator's public id, and its two spaces
     version   of a relation: the version of the anchor set
     warnings  about every answer of the map
     """
@@ -285,7 +283,6 @@ class ServedMap:
     options: methods.Options | None = None
     id: str | None = None
     pair: tuple[tables.SpaceRow, tables.SpaceRow] | None = None
-    role: SearchRole | None = None
     version: int | None = None
     warnings: Sequence[AnswerWarning] = ()
 
@@ -381,7 +378,6 @@ class MappedVectors:
 def serve_translator(
     fitted: FittedTranslator,
     pair: tuple[tables.SpaceRow, tables.SpaceRow],
-    role: SearchRole | None,
     about_pair: Sequence[AnswerWarning] = (),
 ) -> ServedMap:
     """Return the map of a fitted translator."""
@@ -395,7 +391,6 @@ def serve_translator(
         options=fitted.options,
         id=fitted.id,
         pair=pair,
-        role=role,
         warnings=about_pair,
     )
 

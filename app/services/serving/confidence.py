@@ -147,7 +147,7 @@ def find_confidence(services: Services, served: ServedMap) -> Confidence | None:
         return None
     source, target = served.pair
     method, options = str(served.method), dict(served.options or {})
-    fit_weights = weighting.find_weights(services, source, target, served.role)
+    fit_weights = weighting.find_weights(services, source, target)
 
     def learn() -> Confidence | None:
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
@@ -157,7 +157,7 @@ def find_confidence(services: Services, served: ServedMap) -> Confidence | None:
                 x,
                 y,
                 options,
-                weights=weighting.as_vector(fit_weights.weights),
+                weights=fit_weights.weights,
                 counted=fit_weights.counted,
             )
 

@@ -22,7 +22,7 @@ def resolve_decoding(
             "power that encoded them.",
             field="options.encode_power",
         )
-    for name in ("min_quality", "index", "role"):
+    for name in ("min_quality", "index"):
         if getattr(request, name):
             raise InvalidOption(
                 f"`{name}` does not apply to relative vectors. Remove it, or send vectors of "

@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from sqlalchemy.orm import Session
 from torch import Tensor
 
 from app.errors import (
     InvalidOption,
     InvalidRequest,
+    InvalidSeeds,
     SpacesNotAligned,
     TooManyVectors,
     UnknownOption,
@@ -28,18 +30,23 @@ from app.maths.alignment.alignment import (
     MadePairs,
     align_pools,
 )
-from app.maths.alignment.anchored import AnchoredSettings
+from app.maths.alignment.anchored import (
+    AnchoredAlignment,
+    AnchoredSettings,
+    KnownAndUnpaired,
+    align_by_anchors,
+)
 from app.maths.bootstrap import pools as pool_maths
 from app.maths.geometry.space import fit_space
 from app.maths.translators import methods
+from app.maths.translators.translator import apply
 from app.services.access.audit import record_audit
-from app.services.anchors import anchor_sets, bootstrap, bootstrap_sides, made_pairs, pools
+from app.services.anchors import anchor_sets, bootstrap, made_pairs, pools
 from app.services.context import Services
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
 from app.services.jobs.submission import submit_job
 from app.services.request_context import RequestContext
-from app.services.translators import seeded_alignment
 from app.services.translators.translator_ids import public_id
 from app.storage import tables
 from app.storage.queries import resources
@@ -51,8 +58,11 @@ FEWEST_MADE_PAIRS, DEFAULT_MADE_PAIRS = 1_000, 8_192
 LEAST_PLAUSIBLE = 0.25
 #: One attempt has none to be compared with.
 FEWEST_ATTEMPTS = 2
-#: Options of a bootstrap that an alignment has.
+#: Fewest seeds: two of each fold that judges the alignment.
+FEWEST_SEEDS = 2 * AnchoredSettings().folds
+#: Options of a bootstrap that an alignment has, without and with seeds.
 ALIGNMENT_OPTIONS = ("attempts", "seed")
+SEEDED_OPTIONS = ("seed",)
 
 
 def request_alignment(
@@ -74,29 +84,27 @@ def request_alignment(
     size       the number of made pairs; None: DEFAULT_MADE_PAIRS, or as many as the source has
     min_right  the job fails below this estimated share of items that a translation is nearest to
 
-    Raises the errors of `bootstrap_sides.check_sides`, InvalidRequest, InvalidSeeds, UnknownOption,
+    Raises the errors of `pools.check_sides`, InvalidRequest, InvalidSeeds, UnknownOption,
     TooManyVectors, TooManyJobs, QueueFull.
     """
-    sides = bootstrap_sides.check_sides(
+    sides = pools.check_sides(
         services,
         context,
         name=name,
         encoders={"source": source, "target": target},
         inputs=(source_pool, target_pool),
     )
-    for side in sides.pools:
+    for side in sides:
         if side.rows < FEWEST_ALIGNED_ROWS:
             raise InvalidRequest(
                 f"`pairs: none` needs pools of at least {FEWEST_ALIGNED_ROWS:,} items, and 20,000 "
                 f"for unrelated encoders; this one has {side.rows:,}. Send more items.",
                 field=side.field,
             )
-    given, (x, y) = options or {}, sides.pools
+    given, (x, y) = options or {}, sides
     size = _check_size(size, rows=x.rows, most=services.limits.vectors)
     settings: AlignmentSettings | AnchoredSettings = (
-        seeded_alignment.check_seeded(
-            seeds, given, source=x.rows, target=y.rows, most=services.limits.vectors
-        )
+        check_seeded(seeds, given, source=x.rows, target=y.rows, most=services.limits.vectors)
         if seeds
         else _read_settings(size, given)
     )
@@ -109,7 +117,7 @@ def request_alignment(
         "target": target,
         "settings": asdict(settings),
         "min_right": min_right,
-        **sides.arguments(services, context),
+        **pools.store_sides(services, context, sides),
     }
     return submit_job(services, context, JobKind.bootstrap, arguments)
 
@@ -212,18 +220,29 @@ def _align_by_seeds(
     items: tuple[Tensor, Tensor],
     listener: bootstrap.MethodListener,
 ) -> Placed:
-    """Align by the seeds, with the unpaired rows. Raises SpacesNotAligned."""
-    settings = arguments["settings"]
-    stages = tuple(tuple(stage) for stage in settings["stages"])  # JSON has no tuples
-    return seeded_alignment.align_by_seeds(
-        items,
-        [(i, j) for i, j in arguments["seeds"]],
-        AnchoredSettings(**{**settings, "stages": stages}),
-        size=arguments["size"],
-        least=arguments["min_right"],
+    """Align by the seeds, with the unpaired rows. Raises SpacesNotAligned where the pools do not
+    help, or not enough.
+    """
+    given, seeds = arguments["settings"], arguments["seeds"]
+    stages = tuple(tuple(stage) for stage in given["stages"])  # JSON has no tuples
+    settings = AnchoredSettings(**{**given, "stages": stages})
+    known, others = [], []
+    for pool, own in zip(items, torch.tensor(seeds).T, strict=True):
+        unpaired = torch.ones(len(pool), dtype=torch.bool)
+        unpaired[own] = False
+        known.append(pool[own])
+        others.append(pool[unpaired])
+    found = align_by_anchors(
+        KnownAndUnpaired(*known, *others),
+        settings,
         memory=services.limits.bootstrap_bytes,
         beat=listener.beat,
     )
+    estimate = _describe_seeded(found, len(seeds))
+    _require_gain(found, estimate, least=arguments["min_right"])
+    generator = torch.Generator().manual_seed(settings.seed)
+    drawn = torch.randperm(len(items[0]), generator=generator)[: arguments["size"]].sort().values
+    return drawn, apply(found.translator, items[0][drawn]).vectors, estimate
 
 
 def place(made: MadePairs, target_pool: Tensor) -> Tensor:
@@ -249,6 +268,35 @@ def _read_settings(size: int, options: Mapping[str, Any]) -> AlignmentSettings:
             field="options.attempts",
         )
     return settings
+
+
+def check_seeded(
+    seeds: list[tuple[int, int]], options: Mapping[str, Any], *, source: int, target: int, most: int
+) -> AnchoredSettings:
+    """Return the settings. Raises InvalidSeeds and UnknownOption.
+
+    source, target  rows of the pools
+    most            the most anchors of a set
+    """
+    if len(seeds) > most:
+        raise InvalidSeeds(
+            f"There are {len(seeds):,} seeds; at most {most:,} are allowed. Send fewer.",
+            field="seeds",
+        )
+    if len(seeds) < FEWEST_SEEDS:
+        raise InvalidSeeds(
+            f"`pairs: none` takes no seeds or at least {FEWEST_SEEDS}, because some of them judge "
+            f"the alignment; there are {len(seeds)}. Send more, or `[]`.",
+            field="seeds",
+        )
+    pool_maths.check_pairs(seeds, source=source, target=target)
+    for name in options:
+        if name not in SEEDED_OPTIONS:
+            raise UnknownOption(
+                f"`pairs: none` with seeds has no option `{name}`. It has `seed`.",
+                field=f"options.{name}",
+            )
+    return AnchoredSettings(**options)
 
 
 def _check_size(size: int | None, *, rows: int, most: int) -> int:
@@ -297,6 +345,46 @@ def _require_estimate(estimate: Mapping[str, Any], *, least: float) -> None:
         field="target_pool",
         more={"estimate": dict(estimate)},
     )
+
+
+def _describe_seeded(found: AnchoredAlignment, seeds: int) -> dict[str, Any]:
+    numbers = {
+        name: round(value, 4) if isinstance(value, float) else value
+        for name, value in asdict(found).items()
+        if name not in ("translator", "aligned")
+    }
+    missing = dict.fromkeys(("found_again", "agreement", "attempts"))
+    return {**numbers, **missing, "seeds": seeds}
+
+
+def _require_gain(found: AnchoredAlignment, estimate: Mapping[str, Any], *, least: float) -> None:
+    """Raises SpacesNotAligned."""
+    numbers = (
+        f"translations of unseen seeds find {found.recall:.1%} of their ten nearest items with the "
+        f"pools, and {found.recall_alone:.1%} with the other seeds alone"
+    )
+    if not found.aligned and found.recall > found.recall_alone:
+        raise SpacesNotAligned(
+            f"{numbers}; {estimate['seeds']} seeds are too few to tell this gain from chance. Send "
+            "more seeds",
+            field="seeds",
+            more={"estimate": dict(estimate)},
+        )
+    if not found.aligned:
+        raise SpacesNotAligned(
+            f"{numbers}, so the pools do not help. Check the seeds, send larger pools of the same "
+            "kind of content, or create an anchor set of the seeds",
+            field="target_pool",
+            more={"estimate": dict(estimate)},
+        )
+    if found.right < least:
+        raise SpacesNotAligned(
+            f"the translations of {found.right:.1%} of the unseen seeds are nearest to the right "
+            f"one of {found.index:,} items; the minimum is {least:.1%}. Check the seeds, send "
+            f"more seeds or larger pools, or lower `min_right`: {numbers}",
+            field="seeds",
+            more={"estimate": dict(estimate)},
+        )
 
 
 def _fit_translator(

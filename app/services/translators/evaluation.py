@@ -252,7 +252,6 @@ def _refuse_without_items(
         "prefer": request.prefer != "retrieval",
         "min_quality": bool(request.min_quality),
         "index": request.index is not None,
-        "role": request.role is not None,
         "k": settings.k is not None,
         "csls": settings.csls,
         "csls_neighbours": settings.csls_neighbours is not None,

@@ -62,7 +62,8 @@ def map_pair(services: Services, context: RequestContext, request: FitRequest) -
         )
     source, target = translators.find_pair(services, context.project, request)
     fitted = translators.fit(services, context, source, target, request)
-    fit_weights = weighting.find_weights(services, source, target, request.role)
+    fit_weights = weighting.find_weights(services, source, target)
+    weights = fit_weights.weights
     size, made = source.anchor_set.size, made_pairs.estimate_of(source.anchor_set) is not None
     rows = torch.tensor(sorted(draw_uniformly(size, size=min(size, MOST_MAPPED), seed=0)))
 
@@ -77,7 +78,6 @@ def map_pair(services: Services, context: RequestContext, request: FitRequest) -
             space = spaces.fitted_space(services, target)
             return project_pairs(space, native, translated, held_out=held is not None)
 
-    weights = weighting.as_vector(fit_weights.weights)
     fit_key: Key = (fitted.method, canonical_json(fitted.options), *fit_weights.key)
     plane = services.cache.get_or_make(
         ("pair map", source.blob, target.blob, len(rows), made, *fit_key),

@@ -88,7 +88,7 @@ def _map_scores(fitted: Calibration, scores: list[float], level: float) -> Score
 def _find_calibration(services: Services, project: str, question: ThresholdQuestion) -> Calibration:
     """The calibration of a translator, from the cache or computed now."""
     row = find_translator(services, project, question.translator)
-    fit: Key = (row.method, canonical_json(row.options), row.weights, row.role)
+    fit: Key = (row.method, canonical_json(row.options), row.weights)
     key: Key = (row.source.blob, row.target.blob, *fit)
     items = services.cache.get_or_make(
         ("held-out", *key), partial(_hold_out, services, row), lambda value: value.nbytes
@@ -120,7 +120,7 @@ def _hold_out(services: Services, row: tables.TranslatorRow) -> CalibrationItems
             source,
             target,
             row.options,
-            weights=weighting.as_vector(fit_weights.weights),
+            weights=fit_weights.weights,
             counted=fit_weights.counted,
         )
     if items is None:

@@ -26,7 +26,6 @@ def read_file(services: Services, context: RequestContext, content: str) -> byte
         row.source.anchor_set.name,
         row.method,
         row.options,
-        role=row.role,  # type: ignore[arg-type]
     )
     fitted = fit(services, context, row.source, row.target, request)
     if fitted.id != content:

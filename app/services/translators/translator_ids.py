@@ -13,10 +13,10 @@ from app.storage import tables
 
 
 def public_id(translator: Translator, row: tables.TranslatorRow) -> str:
-    """A hash of content and fit: equal matrices of two methods, or roles, have two reports."""
+    """A hash of content and fit: equal matrices of two methods have two reports."""
     text = f"{content_hash(translator)} {row.method} {canonical_json(row.options)!r}"
-    if row.role is not None or row.weights is not None:
-        text += f" {row.role} {row.weights}"
+    if row.weights is not None:
+        text += f" None {row.weights}"
     return "tr_" + sha256(text.encode()).hexdigest()[:32]
 
 

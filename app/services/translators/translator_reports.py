@@ -65,7 +65,7 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
             "target": _space_json(row.target, target),
         }
     fit_weights = weighting.stored_weights(services, row)
-    weights, counted = weighting.as_vector(fit_weights.weights), fit_weights.counted
+    weights, counted = fit_weights.weights, fit_weights.counted
     with services.fitting():
         held = crossfit.hold_out(
             row.method, source, target, row.options, weights=weights, counted=counted

@@ -16,7 +16,6 @@ from app.maths.translators import methods
 from app.maths.translators.translator import Translator
 from app.services.access.audit import record_audit
 from app.services.anchors import made_pairs, spaces
-from app.services.anchors.store_coverage import SearchRole
 from app.services.context import Services
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
@@ -51,7 +50,6 @@ class FitRequest:
     method       may be auto
     prefer       the use that auto optimises for
     min_quality  the least quality, by measure, of a translator
-    role         what the vectors are, in a search; None: either
     index        number of items of the index that the quality is for; None: the service chooses
     """
 
@@ -62,7 +60,6 @@ class FitRequest:
     options: methods.Options
     prefer: candidates.Preference = "retrieval"
     min_quality: Mapping[str, float] = field(default_factory=dict)
-    role: SearchRole | None = None
     index: int | None = None
 
     @cached_property
@@ -75,7 +72,6 @@ class FitRequest:
             self.method,
             canonical_json(self.options),
             self.prefer,
-            self.role,
         )
         return (*fit, canonical_json(self.min_quality), self.index)
 
@@ -126,7 +122,7 @@ def fit(
     Raises UnknownOption, InvalidOption, Overloaded, and Conflict when a space was deleted
     meanwhile.
     """
-    fit_weights = weighting.find_weights(services, source, target, request.role)
+    fit_weights = weighting.find_weights(services, source, target)
     method, options, choice = _choose_method(services, source, target, request, fit_weights)
 
     def make() -> Translator:
@@ -147,7 +143,6 @@ def fit(
             target_id=target.id,
             method=method,
             options=dict(options),
-            role=request.role,
             weights=weighting.store_weights(services, fit_weights),
             choices=None if choice is None else {choice.prefer: asdict(choice)},
         )
@@ -156,7 +151,7 @@ def fit(
     # It has the day, because a write also records the translator's last use.
     prefer = None if choice is None else choice.prefer
     content = services.cache.get_or_make(
-        ("written", source.id, target.id, *fit_key, prefer, request.role, tables.now().date()),
+        ("written", source.id, target.id, *fit_key, prefer, tables.now().date()),
         lambda: _write_row(services, context, make_row(), translator),
         lambda _: CACHED_ID_BYTES,
     )
@@ -282,7 +277,7 @@ def _choose_method(
                 y.double(),
                 prefer=request.prefer,
                 shape=shape,
-                weights=weighting.as_vector(fit_weights.weights),
+                weights=fit_weights.weights,
                 counted=fit_weights.counted,
             )
 

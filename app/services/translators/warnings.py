@@ -13,7 +13,7 @@ from app.maths.anchors.mismatch import judge_relatedness
 from app.maths.quality.crossfit import FEWEST_DISTINCT
 from app.services.anchors import made_pairs, spaces
 from app.services.anchors.anchor_findings import LARGEST_CONDITION, are_few
-from app.services.anchors.store_coverage import compare_pair
+from app.services.anchors.samples import compare_pair
 from app.services.context import Services
 from app.services.upkeep.cache_codecs import VERDICT
 from app.storage import tables

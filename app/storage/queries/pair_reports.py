@@ -28,7 +28,6 @@ class PairReport:
     source: str
     target: str
     method: str
-    role: str | None
     created_at: datetime
     recall: float | None
     index: float | None
@@ -46,7 +45,6 @@ def pair_reports(session: Session, project: str) -> Sequence[PairReport]:
             from_encoder.name,
             to_encoder.name,
             TranslatorRow.method,
-            TranslatorRow.role,
             TranslatorRow.created_at,
             promise["measures"]["recall"]["value"].as_float(),
             promise["index"].as_float(),  # beyond an integer of 32 bits

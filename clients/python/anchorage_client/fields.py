@@ -21,7 +21,6 @@ def fit_fields(
     options: Mapping[str, Any] | None = None,
     prefer: str | None = None,
     min_quality: Mapping[str, float] | None = None,
-    role: Role | None = None,
     index: int | None = None,
 ) -> dict[str, Any]:
     """Return the fields that say how a translator is fitted, and how good it must be.
@@ -30,7 +29,6 @@ def fit_fields(
     options      the method's own options
     prefer       what `auto` optimises for: `retrieval`, `cosine` or `classification`
     min_quality  the least quality, by measure; a worse translator is refused
-    role         what the vectors are in a search; None: either
     index        number of items of the index that the quality is for
     """
     return {
@@ -38,7 +36,6 @@ def fit_fields(
         "options": None if options is None else dict(options),
         "prefer": prefer,
         "min_quality": None if min_quality is None else dict(min_quality),
-        "role": role,
         "index": index,
     }
 

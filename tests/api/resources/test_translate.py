@@ -148,7 +148,7 @@ def test_relative_vectors_need_no_source_and_everything_else_does(
         ({"relative": [0.5] * 2}, "bad-shape", "relative"),
         ({"method": "procrustes"}, "method-not-independent", "method"),
         ({"method": "irp", "relative_power": 1}, "invalid-option", "relative_power"),
-        ({"role": "query"}, "invalid-option", "role"),
+        ({"method": "irp-ridge", "relative_power": 0.5}, "invalid-option", "relative_power"),
         ({"relative_power": 1.5}, "invalid-request", "relative_power"),
         (
             {"method": "graded", "options": {"encode_power": 1}},

@@ -1,13 +1,11 @@
-"""Weights are chosen by held-out anchors of the store and role, so that no anchor does harm."""
+"""Weights are chosen by held-out anchors of the store, so that no anchor does harm."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from app.maths.anchors import foreign as foreign_anchors
 from app.maths.anchors.foreign import (
-    FEWEST_OF_ROLE,
     FOREIGN_TOTALS,
     MOST_FOREIGN_WEIGHT,
     choose_weights,
@@ -31,58 +29,31 @@ def mixed(own: int, others: int, matrix):
 
 def test_foreign_anchors_with_another_map_are_left_out():
     source, target, foreign = mixed(60, 200, OTHER_MAP)
-    found = choose_weights(source, target, foreign=foreign)
-    assert found.foreign_level == 0.0
-    assert found.role_level is None
-    assert torch.equal(found.weights, (~foreign).double())
-    assert torch.equal(found.counted, ~foreign)
+    found = choose_weights(source, target, foreign)
+    assert torch.equal(found, (~foreign).double())
 
 
 def test_foreign_anchors_with_the_same_map_help_few_anchors_of_the_store():
     source, target, foreign = mixed(14, 400, MAP)
-    found = choose_weights(source, target, foreign=foreign)
-    assert found.foreign_level in {total / 400 for total in FOREIGN_TOTALS[1:]}
-    assert found.weights[foreign].unique().tolist() == [found.foreign_level]
-    assert (found.weights[~foreign] == 1).all()
+    found = choose_weights(source, target, foreign)
+    [level] = found[foreign].unique().tolist()
+    assert level in {total / 400 for total in FOREIGN_TOTALS[1:]}
+    assert (found[~foreign] == 1).all()
 
 
 def test_a_foreign_anchor_never_counts_as_much_as_one_of_the_store():
     source, target, foreign = mixed(14, 20, MAP)
-    found = choose_weights(source, target, foreign=foreign)
-    assert found.foreign_level == MOST_FOREIGN_WEIGHT
-
-
-def test_anchors_of_another_role_count_fully_unless_less_is_better():
-    source, target, others = mixed(40, 40, MAP)
-    found = choose_weights(source, target, of_role=~others)
-    assert found.role_level == 1.0
-    assert torch.equal(found.counted, ~others)
-    source, target, others = mixed(40, 400, OTHER_MAP)
-    assert choose_weights(source, target, of_role=~others).role_level == 0.3
-
-
-def test_role_and_store_multiply():
-    source, target, foreign = mixed(60, 200, OTHER_MAP)
-    of_role = torch.arange(260) % 2 == 0
-    found = choose_weights(source, target, foreign=foreign, of_role=of_role)
-    assert torch.equal(found.counted, of_role & ~foreign)
-    assert (found.weights[found.counted] == 1).all()
-    assert (found.weights[foreign] == 0).all()
-
-
-@pytest.mark.parametrize("count", [0, FEWEST_OF_ROLE - 1])
-def test_few_anchors_of_a_role_decide_nothing(count):
-    source, target = items(30, 30)
-    assert choose_weights(source, target, of_role=torch.arange(30) < count) is None
+    found = choose_weights(source, target, foreign)
+    assert found[foreign].unique().tolist() == [MOST_FOREIGN_WEIGHT]
 
 
 def test_without_enough_anchors_of_the_store_nothing_is_weighed():
     source, target, foreign = mixed(9, 30, MAP)
-    assert choose_weights(source, target, foreign=foreign) is None
-    assert choose_weights(source, target) is None
+    assert choose_weights(source, target, foreign) is None
+    assert choose_weights(source, target, torch.zeros(39, dtype=torch.bool)) is None
 
 
 def test_of_very_many_anchors_a_choice_reads_some(monkeypatch):
     monkeypatch.setattr(foreign_anchors, "MOST_WEIGHED_ANCHORS", 50)
     source, target, foreign = mixed(60, 200, OTHER_MAP)
-    assert choose_weights(source, target, foreign=foreign).foreign_level == 0.0
+    assert (choose_weights(source, target, foreign)[foreign] == 0).all()

@@ -53,10 +53,7 @@ def known(on: On) -> object:
 
 
 def weighted(on: On) -> object:
-    return [
-        foreign.choose_weights(on(X), on(Y), foreign=each, of_role=role)
-        for each, role in ((on(ODD), None), (None, on(~ODD)), (on(ODD), on(torch.arange(80) > 30)))
-    ]
+    return foreign.choose_weights(on(X), on(Y), on(ODD))
 
 
 def suggested(on: On) -> object:

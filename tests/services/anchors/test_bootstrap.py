@@ -5,7 +5,7 @@ jobs of earlier versions.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from app.services.context import Limits, Services
 from app.services.jobs import progress, runner, submission
 from app.storage import tables
 from app.storage.queries import resources
-from app.types import JobKind, JobState
+from app.types import JobState
 from tests.services.helpers import CONTEXT, PROJECT, create_encoder, run
 
 #: two of the demo's encoders, by the names that they have here
@@ -119,17 +119,12 @@ def nothing_made(services: Services, name: str = "grown") -> bool:
     [
         ({"method": "wishes"}, InvalidRequest, "method"),
         ({"options": {"steps": 5}}, errors.UnknownOption, "options.steps"),
-        ({"options": {"size": 5}}, errors.UnknownOption, "options.size"),
-        ({"method": "paper", "options": {"rounds": 5}}, errors.UnknownOption, "options.rounds"),
         ({"size": 201}, InvalidSeeds, "size"),
         ({"size": 251}, TooManyVectors, "size"),
         ({"size": 9}, InvalidSeeds, "seeds"),
-        ({"method": "paper", "size": 9}, InvalidSeeds, "seeds"),
-        ({"method": "paper", "size": 201}, InvalidSeeds, "size"),
         ({"method": "paper", "size": 251}, TooManyVectors, "size"),
         ({"method": "paper", "seeds": []}, InvalidSeeds, "seeds"),
         ({"method": "paper", "seeds": [(0, 0)]}, InvalidSeeds, "seeds"),
-        ({"seeds": [(0, 0), (0, 1)]}, InvalidSeeds, "seeds"),
         ({"seeds": [(0, 200)]}, InvalidSeeds, "seeds"),
     ],
     ids=str,
@@ -374,60 +369,3 @@ def test_a_job_cancelled_while_its_set_is_made_makes_none(quick, mixed, monkeypa
     # The second space was not begun.
     assert (row.state, made) == (JobState.cancelled, [JobState.running])
     assert nothing_made(quick)
-
-
-# --- of earlier versions --------------------------------------------------------------------------
-
-
-def test_a_job_queued_by_the_version_before_this_one_still_runs_as_what_it_was(ready, mixed):
-    """Without a method, without anything that must be right, and each pool one blob."""
-    settings = {
-        "size": 30,
-        "steps": 20,
-        "learning_rate": 0.02,
-        "epsilon": 1e-4,
-        "sinkhorn_steps": 1,
-        "seed": 3,
-    }
-    arguments = {
-        "name": "old",
-        "source": "minilm",
-        "target": "static",
-        "seeds": [list(pair) for pair in mixed.seeds(10)],
-        "settings": settings,
-        "blobs": {
-            side: ready.blobs.put({"pool": rows})
-            for side, rows in (("source_pool", mixed.x), ("target_pool", mixed.y))
-        },
-    }
-    row = run(ready, submission.submit_job(ready, CONTEXT, JobKind.bootstrap, arguments))
-    assert (row.state, row.error) == (JobState.succeeded, None)
-    assert (row.result["method"], row.result["asked"]) == ("paper", 30)
-    again = run(
-        ready,
-        ask(
-            ready,
-            mixed,
-            10,
-            name="new",
-            method="paper",
-            size=30,
-            options={"steps": 20, "seed": 3},
-            min_right=0,
-        ),
-    )
-    assert again.result["pairs"] == row.result["pairs"]
-    assert blobs_of(ready, "new") == blobs_of(ready, "old")
-    with ready.db.transaction() as session:
-        told = resources.by_name(session, tables.AnchorSetRow, PROJECT, "old").provenance
-    assert (told["method"], told["settings"]) == ("paper", settings)
-
-
-def test_settings_of_a_job_are_those_that_its_class_takes_back(quick, mixed):
-    for name, method in enumerate(methods.SETTINGS_CLASSES):
-        kept = ask(quick, mixed, 10, name=str(name), method=method, options={"seed": 5}).arguments[
-            "settings"
-        ]
-        made = methods.SETTINGS_CLASSES[method](**kept)
-        assert made.seed == 5
-        assert {word: value for word, value in asdict(made).items() if word in kept} == kept

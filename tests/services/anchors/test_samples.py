@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -49,20 +50,8 @@ def test_a_sweep_deletes_replaced_samples_only_and_no_weights_of_translators(sto
 
 def test_a_comparison_that_fails_leaves_the_earlier_sample(stocked):
     vectors = put(stocked, 1)
-
-    def fail(_space) -> None:
-        raise Overloaded("busy")
-
-    with pytest.raises(Overloaded):
-        samples.put_sample(
-            stocked,
-            CONTEXT,
-            anchor_set="s",
-            encoder="a",
-            vectors=some(5, 3),
-            store_size=None,
-            before=fail,
-        )
+    with stocked.fitting(), stocked.fitting(), pytest.raises(Overloaded):
+        put(replace(stocked, turn_wait_s=0.0), 2)
     assert torch.equal(found(stocked), vectors)
 
 

@@ -103,7 +103,6 @@ def test_a_plan_says_everything_that_run_and_a_person_need(planning: Planning) -
         "re_embed_below": None,
         "rows_per_second": 100.0,
         "batch": 250,
-        "role": None,
     }.items()
     assert plan["promise"]["index"] == ROWS
     assert plan["promise"]["low"] < plan["promise"]["recall"] < plan["promise"]["high"]
@@ -146,11 +145,6 @@ def test_the_promise_is_about_what_a_reindexing_finds(planning: Planning) -> Non
         [len({*a} & {*b}) / 10 for a, b in zip(wanted.tolist(), found.tolist(), strict=True)]
     )
     assert row.plan["promise"]["low"] <= recall <= row.plan["promise"]["high"]
-
-
-def test_documents_are_the_role_where_the_set_has_roles(begin: Callable[..., Planning]) -> None:
-    roles = ["query", "document", "document"] * 40
-    assert begin(roles=roles).plan().plan["role"] == "document"
 
 
 def test_vectors_of_another_encoder_are_refused_unless_forced(

@@ -19,7 +19,6 @@ from app.services.reindexing import maps
 from app.services.translators import (
     alignment,
     contracts,
-    seeded_alignment,
     thresholds,
     translators,
     warnings,
@@ -213,7 +212,7 @@ def test_seeds_that_the_pools_do_not_help_are_refused_with_the_numbers(quick, cl
 def test_more_seeds_than_a_set_may_have_anchors_are_refused():
     seeds = [(row, row) for row in range(1_501)]
     with pytest.raises(errors.InvalidSeeds, match="at most 1,500"):
-        seeded_alignment.check_seeded(seeds, {}, source=1_600, target=1_600, most=1_500)
+        alignment.check_seeded(seeds, {}, source=1_600, target=1_600, most=1_500)
 
 
 def test_a_reindexing_takes_no_made_place_for_a_native_vector(made, clouds):

@@ -1,4 +1,4 @@
-"""Samples of stores and roles of anchors decide the weights of a fit."""
+"""Samples of stores decide the weights of a fit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from app.services.anchors import anchor_reports, anchor_sets, growth, samples
+from app.services.anchors import anchor_reports, anchor_sets, samples
 from app.services.serving import apply
 from app.services.serving.confidence import confidence_of
 from app.services.translators import translators, weighting
@@ -88,12 +88,6 @@ def test_the_confidence_is_of_the_weighed_translator(mixed):
     assert (after - alone).abs().mean() < 0.2 * (before - alone).abs().mean()
 
 
-def test_each_role_has_its_confidence(mixed):
-    request = with_roles(mixed, ["query"] * 25 + ["document"] * 35)
-    by_role = [expected_of(mixed, replace(request, role=role)) for role in (None, "query")]
-    assert not torch.equal(*by_role)
-
-
 def test_a_deleted_sample_gives_the_first_translator_again(mixed):
     first = translate(mixed).served.id
     put_sample(mixed)
@@ -110,7 +104,7 @@ def test_a_sample_of_the_target_serves_both_directions(mixed):
     put_sample(mixed, corpus(200, 0, 5)["y"], encoder="y")
     for request in (REQUEST, replace(REQUEST, source="y", target="x")):
         pair = translators.find_pair(mixed, PROJECT, request)
-        found = weighting.find_weights(mixed, *pair, None)
+        found = weighting.find_weights(mixed, *pair)
         assert float(found.weights[OWN:].mean()) < 0.6
         assert [each.code for each in warnings_about_pair(mixed, *pair)].count(
             "foreign-anchors"
@@ -121,7 +115,7 @@ def test_anchors_of_the_store_are_not_weighed_and_nothing_is_warned_of(mixed):
     put_sample(mixed, name="own")
     request = replace(REQUEST, anchor_set="own")
     pair = translators.find_pair(mixed, PROJECT, request)
-    assert weighting.find_weights(mixed, *pair, None) is weighting.NO_WEIGHTS
+    assert weighting.find_weights(mixed, *pair) is weighting.NO_WEIGHTS
     assert "foreign-anchors" not in [each.code for each in warnings_about_pair(mixed, *pair)]
     row = row_of(mixed, translate(mixed, request))
     assert row.weights is None
@@ -147,36 +141,9 @@ def test_a_small_sample_is_reported_as_too_small(mixed):
 def test_the_report_of_a_set_lists_foreign_anchors(mixed):
     put_sample(mixed)
     report = anchor_reports.report_anchor_set(mixed, PROJECT, "mixed")
-    [finding] = [each for each in report.findings if each.code == "foreign-anchors"]
-    assert finding.severity == "warning"
-    assert finding.count == pytest.approx(FOREIGN, abs=5)
-
-
-def with_roles(services, roles):
-    anchor_sets.create_anchor_set(
-        services, CONTEXT, name="roles", embeddings=OWN_ITEMS, roles=roles
-    )
-    return replace(REQUEST, anchor_set="roles")
-
-
-def test_a_fit_by_role_is_measured_on_anchors_of_the_role(mixed):
-    request = with_roles(mixed, ["query"] * 25 + ["document"] * 35)
-    plain = row_of(mixed, translate(mixed, request))
-    query = row_of(mixed, translate(mixed, replace(request, role="query")))
-    assert plain.content != query.content
-    assert (plain.role, query.role) == (None, "query")
-    assert plain.report["weights"] is None
-    assert query.report["weights"]["counted"] == query.report["weights"]["of_role"] == 25
-    assert query.report["held_out"]["translated"]["n"] == 25
-    assert plain.report["held_out"]["translated"]["n"] == OWN
-
-
-def test_a_role_with_few_anchors_changes_nothing_and_the_report_says_how_many_there_are(mixed):
-    request = replace(with_roles(mixed, ["query"] * 5 + ["document"] * 55), role="query")
-    row = row_of(mixed, translate(mixed, request))
-    assert row.weights is None
-    assert row.report["weights"]["of_role"] == 5
-    assert row.report["weights"]["counted"] == OWN
+    [finding] = [each for each in report["lint"] if each["code"] == "foreign-anchors"]
+    assert finding["severity"] == "warning"
+    assert finding["count"] == pytest.approx(FOREIGN, abs=5)
 
 
 def test_queries_are_not_foreign_to_a_store_of_documents(mixed):
@@ -186,20 +153,4 @@ def test_queries_are_not_foreign_to_a_store_of_documents(mixed):
     anchor_sets.create_anchor_set(mixed, CONTEXT, name="roles", embeddings=both, roles=roles)
     put_sample(mixed, name="roles")
     pair = translators.find_pair(mixed, PROJECT, replace(REQUEST, anchor_set="roles"))
-    assert weighting.find_weights(mixed, *pair, None) is weighting.NO_WEIGHTS
-
-
-def test_an_older_version_has_the_first_roles(mixed):
-    request = replace(with_roles(mixed, ["query"] * 25 + ["document"] * 35), role="query")
-    answer = translate(mixed, request)
-    growth.append_items(
-        mixed,
-        CONTEXT,
-        anchor_set="roles",
-        embeddings=corpus(3, 0, 9),
-        inputs=None,
-        roles=["query"] * 3,
-    )
-    assert row_of(mixed, answer).report["weights"]["of_role"] == 25
-    newer = row_of(mixed, translate(mixed, request))
-    assert newer.report["weights"]["of_role"] == 28
+    assert weighting.find_weights(mixed, *pair) is weighting.NO_WEIGHTS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter
@@ -14,7 +13,6 @@ from app.api.http.problems import documented
 from app.api.schemas.fields import Body, InputsBody, Name, Vectors
 from app.api.schemas.quality import StoreCoverageOut
 from app.maths.anchors import health, mismatch
-from app.maths.anchors.health import MOST_LISTED_ROWS
 from app.services.anchors import anchor_findings, anchor_reports, drift
 from app.services.anchors.anchor_reports import MOST_SUGGESTED
 from app.services.anchors.drift import DEFAULT_REEMBEDDED, MOST_REEMBEDDED, DriftReport
@@ -217,15 +215,8 @@ def report_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSe
     Nothing is stored, and equal sets have equal reports.
     For large sets, a random sample of rows and the first pairs of encoders are examined.
     """
-    report = anchor_reports.report_anchor_set(services, project, name)
-    return AnchorSetReportOut(
-        anchor_set=report.anchor_set,
-        size=report.size,
-        lint=[FindingOut.model_validate(asdict(finding)) for finding in report.findings],
-        spaces=[_space(facts) for facts in report.spaces],
-        spaces_left_out=report.spaces_left_out,
-        pairs=[_pair(facts) for facts in report.pairs],
-        pairs_left_out=report.pairs_left_out,
+    return AnchorSetReportOut.model_validate(
+        anchor_reports.report_anchor_set(services, project, name)
     )
 
 
@@ -253,19 +244,7 @@ def suggest_anchors(
         inputs=body.encoder_inputs(),
         count=body.count,
     )
-    return SuggestionsOut(
-        anchor_set=name,
-        encoder=body.encoder,
-        suggestions=[
-            SuggestionOut(row=row, gain=gain)
-            for row, gain in zip(suggested.rows, suggested.gains, strict=True)
-        ],
-        coverage_before=suggested.before,
-        coverage_after=suggested.after,
-        pool=suggested.pool,
-        known=suggested.known,
-        rows_read=suggested.rows_read,
-    )
+    return SuggestionsOut.model_validate(suggested)
 
 
 @router.post(
@@ -280,46 +259,13 @@ def find_drift(
     services: Svc,
 ) -> DriftReport:
     """Compares an encoder's new vectors with those in the set, and recommends what to do."""
-    options = drift.DriftOptions(body.vectors, body.rows, body.sample, body.seed)
     return drift.detect_drift(
-        services, context, anchor_set=name, encoder=body.encoder, options=options
-    )
-
-
-def _space(facts: anchor_findings.SpaceFacts) -> SpaceReportOut:
-    coverage, numbers = facts.coverage, facts.numbers
-    return SpaceReportOut.model_validate(
-        {
-            "encoder": facts.encoder,
-            "dim": facts.dim,
-            **facts.health,
-            "rows_read": facts.rows_read,
-            "effective_rank": coverage.effective_rank,
-            "participation_ratio": coverage.participation,
-            "coverage": coverage.left_out,
-            "isolated": coverage.isolated,
-            "nearest_cosine": coverage.nearest,
-            "outliers": [each._asdict() for each in numbers.outliers[:MOST_LISTED_ROWS]],
-            "outlier_count": len(numbers.outliers),
-            "length": numbers.length,
-            "normalised": numbers.normalised,
-            "precision": numbers.precision,
-            "store": None if facts.store is None else facts.store.as_json(),
-        }
-    )
-
-
-def _pair(facts: anchor_findings.PairFacts) -> PairReportOut:
-    comparison = facts.comparison
-    return PairReportOut(
-        encoders=facts.encoders,
-        verdict=comparison.verdict,
-        z=comparison.z,
-        agreement=comparison.agreement,
-        cka=comparison.cka,
-        mismatched=[
-            MismatchOut(**suspect._asdict()) for suspect in comparison.suspects[:MOST_LISTED_ROWS]
-        ],
-        mismatched_count=len(comparison.suspects),
-        rows_read=facts.rows_read,
+        services,
+        context,
+        anchor_set=name,
+        encoder=body.encoder,
+        vectors=body.vectors,
+        rows=body.rows,
+        sample=body.sample,
+        seed=body.seed,
     )

@@ -15,7 +15,6 @@ from app.api.schemas.fields import Body, Vectors
 from app.api.schemas.quality import StoreCoverageOut
 from app.errors import InvalidRequest, MissingField
 from app.services.anchors import samples
-from app.services.anchors.store_coverage import StoreCoverage, compare_space
 from app.services.context import Services
 
 #: largest number of vectors of a store
@@ -74,17 +73,14 @@ async def put_sample(
         )
 
     def put(services: Services) -> SampledAnchorSet:
-        compared: list[StoreCoverage | None] = []
-        row = samples.put_sample(
+        row, found = samples.put_sample(
             services,
             context,
             anchor_set=name,
             encoder=encoder,
             vectors=body.vectors,
             store_size=body.store_size,
-            before=lambda space: compared.append(compare_space(services, space)),
         )
-        [found] = compared
         coverage = None if found is None else StoreCoverageOut(**found.as_json())
         answer = SampledAnchorSet.model_validate(row)
         answer.coverage = coverage

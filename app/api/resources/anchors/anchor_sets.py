@@ -27,7 +27,7 @@ from app.api.schemas.jobs import Job
 from app.errors import InvalidRequest, NotExactlyOne
 from app.services.access.idempotency import idempotent
 from app.services.anchors import anchor_embedding, anchor_sets
-from app.services.anchors.anchor_embedding import MOST_SET_ENCODERS
+from app.services.anchors.anchor_embedding import MOST_SET_ENCODERS, EmbedRequest
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
@@ -109,28 +109,15 @@ def create_anchor_set(
         raise InvalidRequest(
             "`inputs` and `encoders` belong together. Send both or neither.", field="encoders"
         )
-    inputs, encoders = body.items(), body.encoders or []
+    inputs = body.items()
+    request = EmbedRequest(body.name, body.encoders or [], new=True, keep=body.keep_inputs)
     if inputs is not None and wants_job(prefer):
-        queue = partial(
-            anchor_embedding.request_anchor_set,
-            services,
-            name=body.name,
-            inputs=inputs,
-            encoders=encoders,
-            keep=body.keep_inputs,
-        )
+        queue = partial(anchor_embedding.embed_later, services, request=request, inputs=inputs)
         return accepted(response, idempotent(services, context, repeat, tables.JobRow, queue))
 
     def create(context: RequestContext) -> tables.AnchorSetRow:
         if inputs is not None:
-            return anchor_embedding.create_from_inputs(
-                services,
-                context,
-                name=body.name,
-                inputs=inputs,
-                encoders=encoders,
-                keep=body.keep_inputs,
-            )
+            return anchor_embedding.embed_now(services, context, request, inputs)
         return anchor_sets.create_anchor_set(
             services,
             context,
@@ -183,12 +170,11 @@ def add_embeddings(
             "`input_type` only applies with `inputs`. Remove it: stored inputs keep their type.",
             field="input_type",
         )
+    request = EmbedRequest(name, [encoder])
     if wants_job(prefer):
-        request = anchor_embedding.request_addition
-        queue = partial(request, services, anchor_set=name, encoder=encoder, inputs=inputs)
+        queue = partial(anchor_embedding.embed_later, services, request=request, inputs=inputs)
         return accepted(response, idempotent(services, context, repeat, tables.JobRow, queue))
-    encode_now = anchor_embedding.add_from_inputs
-    encode = partial(encode_now, services, anchor_set=name, encoder=encoder, inputs=inputs)
+    encode = partial(anchor_embedding.embed_now, services, request=request, inputs=inputs)
     return AnchorSet.model_validate(
         idempotent(services, context, repeat, tables.AnchorSetRow, encode)
     )

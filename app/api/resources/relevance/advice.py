@@ -19,8 +19,8 @@ from app.errors import InvalidRequest
 from app.maths.relevance.advice import DEFAULT_DIFFERENCE, FEWEST_QUERIES, AdvisedOption, Certainty
 from app.services import incoming
 from app.services.context import Services
-from app.services.relevance import advice, judged_evaluation
-from app.services.relevance.advice import Advice, AdviceItem, AdviceTask, Prices, RowOrder
+from app.services.relevance import advice
+from app.services.relevance.advice import AdviceTask, Prices, RowOrder
 from app.services.request_context import RequestContext
 
 router = APIRouter(tags=["search"])
@@ -106,14 +106,7 @@ class AdviceRequest(PairRequest, JudgedFields):
         request = self.translator_request()
         judgements = None
         if self.judgements is not None:
-            judgements = judged_evaluation.check_judged(
-                services,
-                context.project,
-                request,
-                self.judged_items(),
-                self.judgement_columns(),
-                self.judged_settings(),
-            )
+            judgements = self.judged_task(services, context.project, request)
         else:
             self._refuse_judged_fields()
         if self.documents is not None:
@@ -225,30 +218,6 @@ class AdviceOut(BaseModel):
     method: str = Field(description="Method that fitted the translator.")
     warnings: list[AnswerWarningOut] = Field(description="Warnings about the whole answer.")
 
-    @classmethod
-    def of(cls, answer: Advice, difference: float) -> AdviceOut:
-        """Return the answer to a request."""
-        return cls(
-            advice=answer.items[0].option.name,
-            basis="judgements" if answer.queries >= FEWEST_QUERIES else "fidelity",
-            options=[_option(each, answer, difference) for each in answer.items],
-            queries=answer.queries,
-            deciding_queries=dict(answer.query_counts),
-            difference=difference,
-            fuse_weight=answer.fuse_weight,
-            rows_first=list(answer.rows_first),
-            rows_first_by=answer.rows_first_by,
-            fidelity=None
-            if answer.fidelity is None
-            else PromiseOut.model_validate(answer.fidelity),
-            translator=answer.translator,
-            method=answer.method,
-            warnings=[
-                AnswerWarningOut.model_validate(each)
-                for each in answers.warning_members(answer.warnings)
-            ],
-        )
-
 
 @router.post(
     "/advice",
@@ -266,25 +235,6 @@ def give_advice(
     With judgements, the qualities are measured on them.
     Without, the answer says how many judged queries would decide.
     """
-    task = body.advice_task(services, context)
-    answer = advice.advise(services, context, task)
-    answers.add_warnings(response, answer.warnings)
-    return AdviceOut.of(answer, body.difference)
-
-
-def _option(item: AdviceItem, answer: advice.Advice, difference: float) -> AdvisedOptionOut:
-    option, costs = item.option, item.costs
-    gain = option.gain
-    return AdvisedOptionOut(
-        name=option.name,
-        possible=option.obstacle is None,
-        reason=advice.explain(item, answer, difference),
-        ndcg_10=option.quality,
-        over_keep=None if gain is None else GainOut(value=gain.value, low=gain.low, high=gain.high),
-        certainty=option.certainty,
-        writes=costs.writes,
-        encodings=costs.encodings,
-        encodings_per_query=costs.encodings_per_query,
-        seconds=costs.seconds,
-        price=costs.price,
-    )
+    answer = advice.advise(services, context, body.advice_task(services, context))
+    response.headers.update(answers.describe_in_headers({"warnings": answer["warnings"]}))
+    return AdviceOut.model_validate(answer)

@@ -25,7 +25,6 @@ from app.api.schemas.translation import (
 from app.maths.quality.candidates import Preference
 from app.maths.relevance.re_embedding import RowChoice
 from app.services.access.idempotency import idempotent
-from app.services.anchors.store_coverage import SearchRole
 from app.services.reindexing import plan, plan_changes, reindexings
 from app.services.reindexing.plan_contents import (
     DEFAULT_BATCH,
@@ -64,11 +63,6 @@ class NewReindexing(Body):
     prefer: Annotated[
         Preference, Field(description="What `auto` optimises. Only applies to `method: auto`.")
     ] = "retrieval"
-    role: SearchRole | None = Field(
-        None,
-        description="What the store's vectors are in a search. "
-        "Default: `document`, where the anchors have roles.",
-    )
     min_quality: MinQuality = Field(
         default_factory=lambda: NO_MINIMUM,
         description="Lowest promise to accept, in an index of the store's size.",
@@ -142,7 +136,6 @@ class NewReindexing(Body):
             "anchor_set",
             "method",
             "prefer",
-            "role",
             "strategy",
             "force_space",
             "min_recall",

@@ -159,7 +159,6 @@ class AsyncClient(AsyncMeasures):
         options: Mapping[str, Any] | None = None,
         prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
-        role: Role | None = None,
         index: int | None = None,
         dtype: Literal["float32", "float16"] | None = None,
         precision: Literal["float32", "bfloat16"] | None = None,
@@ -173,7 +172,7 @@ class AsyncClient(AsyncMeasures):
             "anchor_set": anchor_set,
             "input_type": input_type,
             "relative_power": relative_power,
-            **fit_fields(method, options, prefer, min_quality, role, index),
+            **fit_fields(method, options, prefer, min_quality, index),
             "dtype": dtype,
             "precision": precision,
             "confidence": confidence,
@@ -330,11 +329,10 @@ class AsyncClient(AsyncMeasures):
         options: Mapping[str, Any] | None = None,
         prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
-        role: Role | None = None,
         index: int | None = None,
     ) -> AsyncTranslator:
         """Fit a translator, or find it, and return it with its report."""
-        fitted = fit_fields(method, options, prefer, min_quality, role, index)
+        fitted = fit_fields(method, options, prefer, min_quality, index)
         return await self.translators.fit(
             source=source, target=target, anchor_set=anchor_set, fields=fitted
         )

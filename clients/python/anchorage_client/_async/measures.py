@@ -37,7 +37,6 @@ class AsyncMeasures:
         options: Mapping[str, Any] | None = None,
         prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
-        role: Role | None = None,
         index: int | None = None,
         precision: Literal["float32", "bfloat16"] | None = None,
     ) -> Rankings:
@@ -60,7 +59,7 @@ class AsyncMeasures:
             "old_queries": None if old_queries is None else to_json(old_queries),
             "weight": weight,
             "limit": limit,
-            **fit_fields(method, options, prefer, min_quality, role, index),
+            **fit_fields(method, options, prefer, min_quality, index),
             "precision": precision,
         }
         return rankings_of(await self._transport.post("/rescore", body))
@@ -90,7 +89,6 @@ class AsyncMeasures:
         options: Mapping[str, Any] | None = None,
         prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
-        role: Role | None = None,
         index: int | None = None,
         as_job: bool = False,
     ) -> Json:
@@ -101,7 +99,7 @@ class AsyncMeasures:
         """
         body = {
             **_pair(source, target, anchor_set),
-            **fit_fields(method, options, prefer, min_quality, role, index),
+            **fit_fields(method, options, prefer, min_quality, index),
             **_judged(
                 judgements,
                 queries,
@@ -162,7 +160,6 @@ class AsyncMeasures:
         options: Mapping[str, Any] | None = None,
         prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
-        role: Role | None = None,
         index: int | None = None,
     ) -> Json:
         """Return what to do with an index after a change of encoder: all options, best first.
@@ -171,7 +168,7 @@ class AsyncMeasures:
         """
         body = {
             **_pair(source, target, anchor_set),
-            **fit_fields(method, options, prefer, min_quality, role, index),
+            **fit_fields(method, options, prefer, min_quality, index),
             **_judged(
                 judgements,
                 queries,

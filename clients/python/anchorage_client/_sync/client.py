@@ -157,7 +157,6 @@ class Client(Measures):
         options: Mapping[str, Any] | None = None,
         prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
-        role: Role | None = None,
         index: int | None = None,
         dtype: Literal["float32", "float16"] | None = None,
         precision: Literal["float32", "bfloat16"] | None = None,
@@ -171,7 +170,7 @@ class Client(Measures):
             "anchor_set": anchor_set,
             "input_type": input_type,
             "relative_power": relative_power,
-            **fit_fields(method, options, prefer, min_quality, role, index),
+            **fit_fields(method, options, prefer, min_quality, index),
             "dtype": dtype,
             "precision": precision,
             "confidence": confidence,
@@ -328,11 +327,10 @@ class Client(Measures):
         options: Mapping[str, Any] | None = None,
         prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
-        role: Role | None = None,
         index: int | None = None,
     ) -> Translator:
         """Fit a translator, or find it, and return it with its report."""
-        fitted = fit_fields(method, options, prefer, min_quality, role, index)
+        fitted = fit_fields(method, options, prefer, min_quality, index)
         return self.translators.fit(
             source=source, target=target, anchor_set=anchor_set, fields=fitted
         )

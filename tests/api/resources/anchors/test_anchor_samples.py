@@ -129,15 +129,6 @@ def test_foreign_anchors_are_named_at_once_in_the_report_and_in_every_answer(cli
     report = client.get("/anchor-sets/s/report").json()
     assert "foreign-anchors" in [each["code"] for each in report["lint"]]
     assert [space["store"] for space in report["spaces"]] == [found, None]
-    fitted = client.post("/translators", json={**pair, "role": "document"}).json()
-    assert fitted["role"] == "document"
+    fitted = client.post("/translators", json=pair).json()
     assert fitted["report"]["weights"]["store"] == found
-    assert fitted["report"]["weights"]["of_role"] is None
     assert fitted["report"]["weights"]["total"] < 80
-
-
-def test_an_unknown_role_is_refused(filled, refused):
-    pair = {"source": "a", "target": "b", "anchor_set": "s", "vectors": [[1, 2, 3]]}
-    refused(
-        filled.post("/translate", json={**pair, "role": "passage"}), 422, "invalid-request", "role"
-    )

@@ -1,1 +1,0 @@
-"""Warnings about whole answers, from the anchors alone."""
