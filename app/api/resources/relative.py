@@ -6,21 +6,16 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.concurrency import run_in_threadpool
 
-from app.api.http import answers, streams
-from app.api.http.bodies import Call, vector_call
-from app.api.http.openapi_bodies import VECTOR_ANSWERS
+from app.api.http import answers
+from app.api.http.bodies import MATRIX_AND_QUERY, VECTOR_ANSWERS, Call, body_docs, vector_call
 from app.api.http.problems import documented
-from app.api.http.streams import StreamPlan
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Name, Vectors
 from app.api.schemas.translation import Flag
-from app.errors import InvalidOption, NotExactlyOne
+from app.errors import InvalidOption
 from app.maths.geometry import quantise
 from app.maths.geometry.quantise import FEWEST_BITS, MOST_BITS
 from app.observability import metrics
-from app.services.context import Services
-from app.services.request_context import RequestContext
 from app.services.serving import maps, plans
 
 router = APIRouter(tags=["vectors"])
@@ -112,14 +107,13 @@ class RelativeAnswer(BaseModel):
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
+    openapi_extra=body_docs(RelativeRequest, MATRIX_AND_QUERY, is_call=True),
 )
 async def relative(
-    call: Annotated[Call[RelativeRequest], vector_call(RelativeRequest, streams=True)],
+    call: Annotated[Call[RelativeRequest], vector_call(RelativeRequest)],
 ) -> Response:
     """Returns the similarity of each vector to each anchor, both centred on the anchors' mean."""
     services, context, body = call.services, call.context, call.body
-    if call.streamed:
-        return await streams.respond(call.request, await _stream_plan(body, services, context))
     writer = answers.choose_writer(call, body.encoding, body.dtype)
     with call.encoding():
         answer = await plans.serve_map(
@@ -136,18 +130,3 @@ async def relative(
         "flags": answers.flags(relatives.at_mean, truncated=answer.truncated),
     }
     return await answers.write(call, writer, relatives.vectors, about)
-
-
-async def _stream_plan(
-    body: RelativeRequest, services: Services, context: RequestContext
-) -> StreamPlan:
-    """What serves a stream. Raises NotExactlyOne, InvalidOption, and as `plans.prepare_map`."""
-    if body.vectors is not None or body.inputs is not None:
-        raise NotExactlyOne(
-            "The body of a stream holds its vectors. Remove `vectors` and `inputs`.",
-            field="vectors",
-        )
-    answers.refuse_base64(body.encoding)
-    served = await run_in_threadpool(plans.prepare_map, services, context, body.relation())
-    about = {"anchor_set_version": served.version, **body.quantisation()}
-    return StreamPlan(services, context, served, body.dtype, "float32", "relative", about)

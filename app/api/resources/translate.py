@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
@@ -11,13 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from app.api.codecs import media_types
-from app.api.http import answers, streams
-from app.api.http.bodies import Call, vector_call
-from app.api.http.openapi_bodies import VECTOR_ANSWERS
+from app.api.http import answers
+from app.api.http.bodies import MATRIX_AND_QUERY, VECTOR_ANSWERS, Call, body_docs, vector_call
 from app.api.http.problems import documented
-from app.api.http.streams import StreamPlan
 from app.api.schemas.confidence import ConfidenceOut, confidence_members
-from app.api.schemas.fields import BODY_ROWS, Dtype, Encoding, InputsBody, Vectors
+from app.api.schemas.fields import Dtype, Encoding, InputsBody, Vectors
 from app.api.schemas.translation import AnswerWarningOut, Flag, PairRequest, Share
 from app.errors import InvalidRequest, MissingField, NotExactlyOne
 from app.maths.translators.translator import ProductPrecision
@@ -98,7 +94,7 @@ class TranslateRequest(PairRequest, InputsBody):
             )
         if not has_columns:
             raise InvalidRequest(
-                "An npy answer has no columns for `confidence`. Accept JSON, Arrow or Parquet, or "
+                "An npy answer has no columns for `confidence`. Accept JSON or Arrow, or "
                 "remove `confidence`.",
                 field="confidence",
             )
@@ -181,17 +177,16 @@ class TranslateAnswer(BaseModel):
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
+    openapi_extra=body_docs(TranslateRequest, MATRIX_AND_QUERY, is_call=True),
 )
 async def translate(
-    call: Annotated[Call[TranslateRequest], vector_call(TranslateRequest, streams=True)],
+    call: Annotated[Call[TranslateRequest], vector_call(TranslateRequest)],
 ) -> Response:
     """Translates vectors, inputs or relative vectors into the target encoder's space.
 
     The first request for a pair fits the translator; later ones reuse it.
     """
     services, context, body = call.services, call.context, call.body
-    if call.streamed:
-        return await streams.respond(call.request, await _stream_plan(call))
     fields = [name for name in ("vectors", "inputs", "relative") if getattr(body, name) is not None]
     if len(fields) != 1:
         raise NotExactlyOne(
@@ -251,31 +246,3 @@ def _describe(
             ),
         }
     return about
-
-
-async def _stream_plan(call: Call[TranslateRequest]) -> StreamPlan:
-    """Returns how to serve a stream. With `relative=true` its rows are relative vectors.
-
-    Raises NotExactlyOne, InvalidRequest, and as `plans.prepare_map`.
-    """
-    services, context, body = call.services, call.context, call.body
-    if (
-        body.vectors is not None
-        or body.inputs is not None
-        or body.relative not in (None, BODY_ROWS)
-    ):
-        raise NotExactlyOne(
-            "The body of a stream holds its vectors. Remove `vectors` and `inputs`.",
-            field="vectors",
-        )
-    answers.refuse_base64(body.encoding)
-    level = body.interval_level(has_columns=call.media != media_types.NPY)
-    plan = body.decoding() if body.relative else body.translation()
-    served = await run_in_threadpool(plans.prepare_map, services, context, plan)
-    prepared = StreamPlan(services, context, served, body.dtype, body.precision, "translate")
-    if level is None:
-        return prepared
-    model = await run_in_threadpool(confidence.find_confidence, services, served)
-    judge = partial(confidence.judge_rows, model, served, level=level, field=served.reads)
-    about = {"confidence": confidence.describe_model(model, served, level)}
-    return replace(prepared, judge=judge, about=about)

@@ -14,9 +14,9 @@ import pytest
 from limits.aio.storage import memory as limits_memory
 from sqlalchemy import event
 
+from app.api.http import rates
 from app.api.http.admission import KEY_LOOK_UP_S
-from app.api.http.limits import failed_keys
-from app.api.http.limits.failed_keys import FailedKeys
+from app.api.http.rates import FailedKeys
 from app.errors import RateLimited
 from app.services.access import api_keys
 from app.storage.tables import ApiKeyRow
@@ -24,8 +24,6 @@ from app.storage.tables import ApiKeyRow
 PUBLIC = {
     ("GET", "/livez"),
     ("GET", "/readyz"),
-    ("GET", "/v2/health/live"),
-    ("GET", "/v2/health/ready"),
 }
 
 #: Every other operation, by the weakest scope that may call it.
@@ -37,14 +35,12 @@ OPERATIONS = {
         /heads /heads/{name} /translators /translators/{id} /translators/{id}/file
         /translators/{id}/threshold
         /translators/{id}/calibration /jobs /jobs/{id} /jobs/{id}/events /metrics
-        /v1/models /v1/models/{model} /tei/{model}/info /tei/{model}/health
-        /v2 /v2/models/{model} /v2/models/{model}/ready
+        /v1/models /v1/models/{model}
         /reindexings /reindexings/{id}
     """,
     ("read", "POST"): """
         /anchor-sets/{name}/suggest /anchor-sets/{name}/drift /relative /translate /stitch /rescore
-        /evaluate /advice /encoders/{name}/verify /v1/embeddings /tei/{model} /tei/{model}/embed
-        /v2/models/{model}/infer /stores/{name}/search
+        /evaluate /advice /encoders/{name}/verify /v1/embeddings /stores/{name}/search
     """,
     ("write", "POST"): """
         /encoders /anchor-sets /anchor-sets/{name}/items /pools/{name}/vectors /heads /translators
@@ -101,8 +97,6 @@ def test_no_operation_answers_without_a_key(locked, complaint, operation):
     [
         "/livez",
         "/readyz",
-        "/v2/health/live",
-        "/v2/health/ready",
         "/",
         "/docs",
         "/redoc",
@@ -427,7 +421,7 @@ def test_one_client_is_one_address_or_one_network_of_ipv6(address, neighbour, st
 
 
 def test_counters_of_wrong_keys_have_a_bound(monkeypatch):
-    monkeypatch.setattr(failed_keys, "ADDRESSES", 100)
+    monkeypatch.setattr(rates, "ADDRESSES", 100)
 
     async def tries() -> int:
         failed = FailedKeys()

@@ -162,7 +162,7 @@ def test_every_method_and_base64_are_told_alike(ask, unpacked):
     )
 
 
-def test_arrow_has_the_same_numbers_in_columns_beside_the_clients(service, ask, pack):
+def test_arrow_has_the_same_numbers_in_columns(service, ask, pack):
     vectors = np.concatenate([pack[SOURCE][ANCHORS:], np.zeros((1, pack[SOURCE].shape[1]))])
     answer = send(service, vectors, ARROW)
     assert answer.status_code == 200, answer.text
@@ -174,7 +174,7 @@ def test_arrow_has_the_same_numbers_in_columns_beside_the_clients(service, ask, 
         "anchorage_cosine_high",
         "anchorage_p_value",
     ]
-    assert rows.column_names == ["id", "vector", *names, "anchorage_flag"]
+    assert rows.column_names == ["vector", *names, "anchorage_flag"]
     for column, name in zip(names, COLUMNS, strict=True):
         np.testing.assert_allclose(rows[column].to_numpy(), table(told(listed))[name], atol=2e-5)
     flagged = {
@@ -188,26 +188,9 @@ def test_arrow_has_the_same_numbers_in_columns_beside_the_clients(service, ask, 
     assert '"held_out": 300' in answer.headers["Anchorage-Confidence"]
 
 
-@pytest.mark.parametrize("level", ["", "&confidence_level=0.5"])
-def test_a_stream_says_of_each_row_what_a_whole_answer_says(service, pack, level):
-    """The stream has three batches, and rows that are unlike the anchors."""
-    vectors = np.vstack([pack[SOURCE][ANCHORS:], 30 * np.eye(4, pack[SOURCE].shape[1])])
-    whole = send(service, vectors, ARROW, f"&confidence=true{level}")
-    stream = send(service, vectors, ARROW, f"&confidence=true{level}&stream=true")
-    assert stream.status_code == 200, stream.text
-    expected, found = (ipc.open_stream(each.content).read_all() for each in (whole, stream))
-    assert found.schema == expected.schema
-    assert found.schema.metadata == expected.schema.metadata
-    assert stream.headers["Anchorage-Confidence"] == whole.headers["Anchorage-Confidence"]
-    assert found["anchorage_flag"].to_pylist() == expected["anchorage_flag"].to_pylist()
-    assert "out-of-distribution" in found["anchorage_flag"].to_pylist()
-    for name in ("anchorage_cosine", "anchorage_cosine_low", "anchorage_p_value"):
-        np.testing.assert_allclose(found[name], expected[name], atol=2e-5)
-
-
 def test_arrow_without_confidence_is_as_it_was(service, pack):
     rows = ipc.open_stream(send(service, pack[SOURCE][ANCHORS:], ARROW, "").content).read_all()
-    assert rows.column_names == ["id", "vector", "anchorage_flag"]
+    assert rows.column_names == ["vector", "anchorage_flag"]
     assert b"anchorage.confidence" not in rows.schema.metadata
 
 
@@ -260,12 +243,6 @@ def test_what_makes_no_sense_is_refused(ask, refused, change, code, field):
 def test_npy_has_no_columns_for_it(service, pack, refused):
     vectors = pack[SOURCE][ANCHORS:]
     refused(send(service, vectors, NPY), 422, "invalid-request", "confidence")
-    refused(
-        send(service, vectors, NPY, "&confidence=true&stream=true"),
-        422,
-        "invalid-request",
-        "confidence",
-    )
     refused(
         send(service, vectors, ARROW, "&confidence_level=0.9"),
         422,

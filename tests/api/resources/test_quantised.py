@@ -103,8 +103,6 @@ FORMS = {
         "/relative", json={**NAMES, "vectors": VECTORS.tolist(), **more}, headers={"accept": NPY}
     ),
     "lists, from npy": lambda service, **more: send(service, NPY, accept=JSON, **more),
-    "npy, streamed": lambda service, **more: send(service, NPY, stream="true", **more),
-    "arrow, streamed": lambda service, **more: send(service, ARROW, stream="true", **more),
 }
 EACH = pytest.mark.parametrize("form", FORMS)
 
@@ -220,23 +218,18 @@ def test_bits_that_are_no_width_are_refused(service, refused, bits):
 
 
 @pytest.mark.parametrize("bits", ["1", "17", "8.5", "many", "", "true", "[8]"])
-@pytest.mark.parametrize("stream", ["false", "true"])
-def test_bits_in_a_query_string_that_are_no_width_are_refused(service, refused, bits, stream):
-    refused(send(service, NPY, bits=bits, stream=stream), 422, "invalid-request", "bits")
+def test_bits_in_a_query_string_that_are_no_width_are_refused(service, refused, bits):
+    refused(send(service, NPY, bits=bits), 422, "invalid-request", "bits")
 
 
-@pytest.mark.parametrize("stream", ["false", "true"])
 @pytest.mark.parametrize("power", [0.5, 1])
-def test_coordinates_of_another_power_have_no_grid(service, refused, power, stream):
+def test_coordinates_of_another_power_have_no_grid(service, refused, power):
     refused(ask(service, bits=8, encode_power=power), 422, "invalid-option", "bits")
-    refused(
-        send(service, NPY, bits=8, encode_power=power, stream=stream), 422, "invalid-option", "bits"
-    )
+    refused(send(service, NPY, bits=8, encode_power=power), 422, "invalid-option", "bits")
 
 
-@pytest.mark.parametrize("stream", ["false", "true"])
-def test_a_ridge_that_would_do_nothing_is_refused_of_a_stream_too(service, refused, stream):
-    refused(send(service, NPY, ridge=1, stream=stream), 422, "unknown-option", "ridge")
+def test_a_ridge_that_would_do_nothing_is_refused_in_a_query_too(service, refused):
+    refused(send(service, NPY, ridge=1), 422, "unknown-option", "ridge")
 
 
 @pytest.mark.parametrize("bits", range(2, 17))
@@ -264,5 +257,4 @@ def test_wrong_vectors_are_refused_as_they_are_without_bits(service, refused):
     wrong = VECTORS.copy()
     wrong[7, 2] = np.nan
     refused(send(service, NPY, wrong, bits=8), 422, "non-finite", "vectors", [7])
-    refused(send(service, NPY, wrong, bits=8, stream="true"), 422, "non-finite", "vectors", [7])
     refused(ask(service, vectors=[[1.0] * 7], bits=8), 422, "dimension-mismatch", "vectors")

@@ -117,10 +117,9 @@ def test_an_empty_direction_is_left_out_and_gets_no_warning(stocked, embeddings)
     assert codes(translate(stocked, "empty", method="irp")) == []
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_npy_and_arrow_name_the_warnings_in_the_header(shifted, stream):
+def test_npy_and_arrow_name_the_warnings_in_the_header(shifted):
     vectors = RNG.normal(size=(3, 8)).astype(np.float32)
-    query = "source=first&target=second&anchor_set=shifted" + ("&stream=true" if stream else "")
+    query = "source=first&target=second&anchor_set=shifted"
     file = io.BytesIO()
     np.save(file, vectors)
     answer = shifted.post(
