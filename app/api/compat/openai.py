@@ -20,12 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
-from app.api.compat.model_ids import read_model
 from app.api.http.answers import add_warnings
-from app.api.http.bodies import json_body
+from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import ReadContext, Reads, Svc
-from app.api.http.error_dialects import OpenAIError
-from app.api.http.problems import documented_as
+from app.api.http.problems import documented_as_openai
 from app.api.schemas import fields
 from app.api.schemas.fields import Body
 from app.encoders.base import EncoderSpec, Input
@@ -42,6 +40,7 @@ from app.services.context import Services
 from app.services.encoders import encoding
 from app.services.encoders.encoding import EncodedVectors
 from app.services.models import aliases, model_ids
+from app.services.models.model_ids import ModelId
 from app.services.request_context import RequestContext
 from app.services.serving import apply
 from app.services.translators import translators
@@ -146,7 +145,7 @@ def _is_token(item: Any) -> bool:
     return type(item) is int or (isinstance(item, list) and all(type(each) is int for each in item))
 
 
-def read_inputs(value: Any, field: str) -> list[Input]:
+def _read_inputs(value: Any) -> list[Input]:
     """The inputs as a list. Raises TokensNotRead and InvalidRequest."""
     if isinstance(value, str):
         return [value]
@@ -156,7 +155,7 @@ def read_inputs(value: Any, field: str) -> list[Input]:
         raise TokensNotRead(
             "Send texts instead of tokens, which differ between models. "
             "In LangChain, set check_embedding_ctx_length=False.",
-            field=field,
+            field="input",
         )
     wrong = (
         [row for row, item in enumerate(value) if type(item) is not str]
@@ -164,7 +163,7 @@ def read_inputs(value: Any, field: str) -> list[Input]:
         else []
     )
     raise InvalidRequest(
-        "Expected a text, or a list of at least one text.", field=field, rows=wrong
+        "Expected a text, or a list of at least one text.", field="input", rows=wrong
     )
 
 
@@ -175,24 +174,22 @@ class EmbeddedInputs(EncodedVectors):
     warnings: Sequence[AnswerWarning] = ()
 
 
-async def embed(
+async def _embed(
     services: Services,
     context: RequestContext,
     model: str,
     inputs: Sequence[Input],
-    *,
     role: InputRole,
-    field: str,
-    dimensions: int | None = None,
+    dimensions: int | None,
 ) -> EmbeddedInputs:
     """The inputs' vectors by a model. Small requests wait without a thread."""
-    model_id = await read_model(services, context.project, model)
+    model_id = await _read_model(services, context.project, model)
     row, spec = await _encoder(services, context.project, model_id.encoder)
     request = model_id.translator_request()
     if request is None:
         _require_dimensions(model, row.dim, dimensions)
-        incoming.reserve_answer(services, context, field, len(inputs), dim=row.dim)
-        plain = await _encode(services, context, row, spec, inputs, role, field)
+        incoming.reserve_answer(services, context, "input", len(inputs), dim=row.dim)
+        plain = await _encode(services, context, row, spec, inputs, role)
         return EmbeddedInputs(plain.vectors, plain.tokens, plain.truncated)
     translation = apply.Translation(request)
     pair = await run_in_threadpool(translators.resolve, services, translation.name(context.project))
@@ -200,13 +197,21 @@ async def embed(
     # The encoder may have changed since it was cached: take the one that belongs to the anchors.
     row, spec = source.encoder, encoding.spec_of(source.encoder)
     _require_dimensions(model, target.encoder.dim, dimensions)
-    own = await _encode(services, context, row, spec, inputs, role, field)
+    own = await _encode(services, context, row, spec, inputs, role)
     translated = await run_in_threadpool(
         apply.apply_map, services, context, translation, vectors=own.vectors, pair=pair
     )
     return EmbeddedInputs(
         translated.output.vectors, own.tokens, own.truncated, translated.served.warnings
     )
+
+
+async def _read_model(services: Services, project: str, model: str) -> ModelId:
+    """The parts of a model id or an alias. Raises EncoderNotFound if it cannot be either."""
+    known = aliases.known_model(services, project, model)
+    if known is None:
+        known = await run_in_threadpool(aliases.resolve_model, services, project, model)
+    return model_ids.parse_model(known)
 
 
 def _require_dimensions(model: str, dim: int, dimensions: int | None) -> None:
@@ -225,15 +230,14 @@ async def _encode(
     spec: EncoderSpec,
     inputs: Sequence[Input],
     role: InputRole,
-    field: str,
 ) -> EncodedVectors:
     model = encoding.find_model(services, row, spec)
     if model is None or not encoding.is_small(model, inputs):
         return await run_in_threadpool(
-            encoding.encode, services, context, row, inputs, role=role, field=field
+            encoding.encode, services, context, row, inputs, role=role, field="input"
         )
-    ready = encoding.check_inputs(row, inputs, limits=services.limits, field=field)
-    work, items = encoding.start_small(services, context, model, ready, role, field)
+    ready = encoding.check_inputs(row, inputs, limits=services.limits, field="input")
+    work, items = encoding.start_small(services, context, model, ready, role, "input")
     try:
         vectors = await asyncio.wrap_future(work.future)
     except asyncio.CancelledError:
@@ -241,7 +245,7 @@ async def _encode(
         if task is not None and task.cancelling():
             raise
         raise ClientLeft("The client disconnected before its inputs were encoded.") from None
-    return encoding.check_encoded(vectors, items, row, field=field)
+    return encoding.check_encoded(vectors, items, row, field="input")
 
 
 async def _encoder(
@@ -266,7 +270,8 @@ def _with_spec(
 @router.post(
     "/embeddings",
     summary="Create embeddings",
-    responses={200: {"model": Embeddings}, **documented_as(OpenAIError, 400, 404, 413, 415, 422)},
+    responses={200: {"model": Embeddings}, **documented_as_openai(400, 404, 413, 415, 422)},
+    openapi_extra=body_docs(EmbeddingsRequest),
     response_model=None,
 )
 async def create_embeddings(
@@ -278,11 +283,9 @@ async def create_embeddings(
 
     With a model `encoder->target@anchor-set`, the vectors are translated.
     """
-    inputs = read_inputs(body.input, "input")
+    inputs = _read_inputs(body.input)
     role = InputRole(body.input_type)
-    encoded = await embed(
-        services, context, body.model, inputs, role=role, field="input", dimensions=body.dimensions
-    )
+    encoded = await _embed(services, context, body.model, inputs, role, body.dimensions)
     count = len(encoded.vectors)
     if encoded.truncated and not body.truncate:
         raise InputTooLong(
@@ -318,15 +321,13 @@ def _rows(vectors: Tensor, encoding_format: str) -> list[Any]:
     return [pybase64.b64encode_as_string(row.data) for row in array]
 
 
-@router.get("/models", summary="List models", responses=documented_as(OpenAIError, 400))
+@router.get("/models", summary="List models", responses=documented_as_openai(400))
 def list_models(services: Svc, project: Reads) -> ModelList:
     """Returns the encoders that the service runs, the aliases, and the translations of vectors."""
     return ModelList(data=list(islice(_models(services, project), MAX_MODELS_LISTED)))
 
 
-@router.get(
-    "/models/{model}", summary="Get a model", responses=documented_as(OpenAIError, 400, 404, 422)
-)
+@router.get("/models/{model}", summary="Get a model", responses=documented_as_openai(400, 404, 422))
 def get_model(
     model: Annotated[
         str,

@@ -139,7 +139,7 @@ def test_a_row_at_the_sources_mean_is_told_nothing_and_has_no_second_flag(ask, p
     assert None not in [found[name][0] for name in COLUMNS]
 
 
-def test_arrow_has_the_same_numbers_in_columns_beside_the_clients(service, ask, pack):
+def test_arrow_has_the_same_numbers_in_columns(service, ask, pack):
     vectors = np.concatenate([pack[SOURCE][ANCHORS:], np.zeros((1, pack[SOURCE].shape[1]))])
     answer = send(service, vectors, ARROW)
     assert answer.status_code == 200, answer.text
@@ -151,7 +151,7 @@ def test_arrow_has_the_same_numbers_in_columns_beside_the_clients(service, ask, 
         "anchorage_cosine_high",
         "anchorage_p_value",
     ]
-    assert rows.column_names == ["id", "vector", *names, "anchorage_flag"]
+    assert rows.column_names == ["vector", *names, "anchorage_flag"]
     for column, name in zip(names, COLUMNS, strict=True):
         np.testing.assert_allclose(rows[column].to_numpy(), table(told(listed))[name], atol=2e-5)
     flagged = {

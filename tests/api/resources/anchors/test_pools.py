@@ -113,7 +113,7 @@ def test_a_bad_piece_is_refused_and_leaves_nothing(
     ("query", "code", "field"),
     [
         ("", "missing-field", "offset"),
-        ("offset=30&column=vector", "invalid-request", "column"),
+        ("offset=30&column=vector", "unknown-field", "column"),
         ("offset=30&encoder=first", "unknown-field", "encoder"),
     ],
     ids=lambda value: str(value)[:30],
