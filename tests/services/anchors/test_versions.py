@@ -182,23 +182,6 @@ def test_whenever_all_is_made_anew_during_a_request_its_answer_is_by_one_version
     assert all(any(each) for each in answered), answered
 
 
-def test_a_name_that_was_just_deleted_is_given_again_when_no_process_remembers_it(reader, other):
-    """Whoever deleted it may have hung up, and does not wait for its answer."""
-
-    def dim() -> int:
-        return name_lookup.find_by_name(
-            reader, tables.EncoderRow, PROJECT, "x", field="encoder"
-        ).dim
-
-    for version in (1, 2, 3):
-        create_encoder(other, "x", version)
-        assert dim() == version
-        encoders.delete_encoder(other, CONTEXT, "x")
-        # Without a remembered name the test would show nothing.
-        assert reader.names.find(name_cache.NameKey(PROJECT, "encoders", ("x",))) is not None
-    assert other.names.settle_s > name_cache.MEMORY_S
-
-
 def test_a_name_that_was_never_deleted_is_given_at_once(reader, other, monkeypatch):
     monkeypatch.setattr(name_cache, "SETTLE_S", 3600.0)
     for name in ("x", "y"):

@@ -22,11 +22,11 @@ from app.services.encoders import encoders
 from app.services.heads import heads
 from app.services.models import aliases
 from app.services.request_context import RequestContext
-from app.storage import name_cache, tables
+from app.storage import tables
 from app.storage.queries import access, resources
 from app.storage.queries import aliases as alias_queries
 from app.types import HeadOutput
-from tests.services.helpers import CONTEXT, PROJECT, another_process, create_encoder, some
+from tests.services.helpers import CONTEXT, PROJECT, create_encoder, some
 
 OTHERS = RequestContext("somebody else's")
 
@@ -217,23 +217,6 @@ def test_writes_of_aliases_are_audited(named):
         ("point", "x"),
         ("create", "x"),
     ]
-
-
-def test_an_answered_change_counts_in_every_process(named, monkeypatch):
-    monkeypatch.setattr(name_cache, "MEMORY_S", 0.05)
-    monkeypatch.setattr(name_cache, "SETTLE_S", 0.2)
-    reader = another_process(named, redis_url="redis://127.0.0.1:1/0")
-    writer = another_process(named, redis_url="redis://127.0.0.1:1/0")
-    assert writer.names.settle_s
-    assert resolved(reader, "x") == "x"
-    for change, model in (
-        (lambda: put(writer, "x", "m"), "m"),
-        (lambda: put(writer, "x", "m->b@s"), "m->b@s"),
-        (lambda: aliases.delete_alias(writer, CONTEXT, "x"), "x"),
-    ):
-        change()
-        threading.Event().wait(writer.names.settle_s)
-        assert resolved(reader, "x") == model
 
 
 def test_models_are_remembered_without_the_database(named):
