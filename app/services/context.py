@@ -48,9 +48,6 @@ STORE_REQUESTS = ANSWER_THREADS // 4
 #: most steps of reindexings that requests wait for: a step has no deadline, and holds a thread
 STEPS = 8
 
-#: most requests that wait to create a resource under a name deleted less than a second ago
-MOST_WAITING_FOR_NAMES = 16
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -149,9 +146,6 @@ class Services:
     onnx: OnnxRunner = field(default_factory=OnnxRunner)
     #: decodes images
     images: ImageLanes = field(default_factory=ImageLanes)
-    _settling: WorkSlots = field(
-        default_factory=lambda: WorkSlots("requests for a deleted name", MOST_WAITING_FOR_NAMES, 0)
-    )
     _verifications: WorkSlots = field(
         default_factory=lambda: WorkSlots("encoder verifications", 1, 2)
     )
@@ -190,10 +184,6 @@ class Services:
     def verifying(self) -> AbstractContextManager[None]:
         """A slot for comparing two encoders. Raises Overloaded when none becomes free."""
         return self._verifications.take(self.turn_wait_s)
-
-    def settling(self) -> AbstractContextManager[None]:
-        """A slot for waiting until a deleted name is free. Raises Overloaded when all are taken."""
-        return self._settling.take(self.turn_wait_s)
 
     def encoding(self) -> AbstractContextManager[None]:
         """A slot for waiting for inputs' vectors. Raises Overloaded when all are taken."""

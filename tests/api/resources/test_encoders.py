@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import get_args
 
-import httpx2
 import pytest
 
-from app import main
 from app.api.resources.encoders import NewEncoder
 from app.encoders.options import OPTIONS_BY_KIND
 from app.encoders.pool import LOADERS
 from app.encoders.torchvision_ops import make_importable
-from app.storage import name_cache
 from app.types import EncoderKind
 
 
@@ -209,32 +205,3 @@ def test_options_that_do_not_fit_the_kind_are_refused(client, refused, body, opt
     refused(
         client.post("/encoders", json={"name": "x", **body, "options": options}), 422, code, field
     )
-
-
-def test_deletions_that_wait_until_all_processes_have_forgotten_hold_up_nobody(
-    listen, redis_url, redis_prefix, monkeypatch
-):
-    """More deletions than threads: each is done, but none is answered yet."""
-    monkeypatch.setattr(name_cache, "SETTLE_S", 4.0)
-    monkeypatch.setattr(main, "ANSWER_THREADS", 4)
-    host, port = listen(redis_url=redis_url, redis_prefix=redis_prefix)
-
-    async def ask() -> tuple[bool, list[int]]:
-        async with httpx2.AsyncClient(
-            base_url=f"http://{host}:{port}", timeout=60, trust_env=False
-        ) as http:
-            paths = [f"/encoders/e{number}" for number in range(16)]
-            for path in paths:
-                made = await http.post(
-                    "/encoders", json={"name": path.rpartition("/")[2], "dim": 2}
-                )
-                assert made.status_code == 201
-            deletions = [asyncio.create_task(http.delete(path)) for path in paths]
-            while (await http.get("/encoders")).json()["encoders"]:
-                await asyncio.sleep(0.05)
-            early = any(each.done() for each in deletions)
-            return early, [answer.status_code for answer in await asyncio.gather(*deletions)]
-
-    early, statuses = asyncio.run(ask())
-    assert not early
-    assert statuses == [204] * 16

@@ -7,24 +7,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
-from starlette.testclient import TestClient
 
 from app.errors import AnchorageError, NonFinite, OutOfRange
-from app.main import create_app
 from app.maths.geometry.space import fit_space
 from app.maths.translators.decoder import decode as decode_plainly
 from app.maths.translators.methods import fit, fit_decoder, resolve
 from app.maths.translators.translator import ROWS_PER_STEP, apply
 from app.services.serving import products
 from app.services.serving.products import DecodeProduct, RelateProduct, TranslateProduct
-from app.settings import Settings
-from app.storage import name_cache
 from research.definitions import relative
 
 # --- products -------------------------------------------------------------------------------------
@@ -197,71 +192,3 @@ def test_a_product_that_nobody_waits_for_any_more_is_not_computed_to_its_end(
     held.set()
     on_sqlite.lanes.close()
     assert not bool(out.any())
-
-
-# --- names, over HTTP -----------------------------------------------------------------------------
-
-
-ANCHORS = np.random.default_rng(1).normal(size=(12, 3))
-TRANSLATE = {
-    "source": "first",
-    "target": "second",
-    "anchor_set": "x",
-    "vectors": ANCHORS[:2].tolist(),
-}
-
-
-def version_of(answer) -> int:
-    """Which set x of many an answer is by: the targets of set v lie around 1000 v."""
-    return round(float(np.mean(answer.json()["vectors"])) / 1000)
-
-
-def create(client, version):
-    embeddings = {"first": ANCHORS.tolist(), "second": (ANCHORS[:, :2] + 1000 * version).tolist()}
-    return client.post("/anchor-sets", json={"name": "x", "embeddings": embeddings})
-
-
-@pytest.fixture(params=["alone", "two, SQLite", "two, PostgreSQL"])
-def clients(request, tmp_path, monkeypatch) -> Iterator[list[TestClient]]:
-    """One service, or two with one database, as two processes see it."""
-    monkeypatch.setattr(name_cache, "MEMORY_S", 0.1)
-    monkeypatch.setattr(name_cache, "SETTLE_S", 0.15)
-    with ExitStack() as stack:
-        settings = Settings(data_dir=tmp_path, threads=1)
-        if request.param != "alone":
-            redis_url, redis_prefix = (
-                request.getfixturevalue("redis_url"),
-                request.getfixturevalue("redis_prefix"),
-            )
-            settings = settings.model_copy(
-                update={"redis_url": redis_url, "redis_prefix": redis_prefix[:50]}
-            )
-        if request.param == "two, PostgreSQL":
-            settings = settings.model_copy(
-                update={"database_url": request.getfixturevalue("postgres_url")}
-            )
-        made = [
-            stack.enter_context(
-                TestClient(
-                    create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False
-                )
-            )
-            for _ in range(1 if request.param == "alone" else 2)
-        ]
-        for name, dim in (("first", 3), ("second", 2)):
-            assert made[0].post("/encoders", json={"name": name, "dim": dim}).status_code == 201
-        yield made
-
-
-def test_after_a_deletion_no_process_knows_the_name_and_after_a_new_one_all_know_it(
-    clients,
-):
-    for version in range(1, 8):
-        assert create(clients[version % len(clients)], version).status_code == 201
-        for _ in range(2):  # looked up, then remembered
-            for client in clients:
-                assert version_of(client.post("/translate", json=TRANSLATE)) == version
-        assert clients[version // 2 % len(clients)].delete("/anchor-sets/x").status_code == 204
-        for client in clients:
-            answer = client.post("/translate", json=TRANSLATE)
-            assert (answer.status_code, answer.json()["code"]) == (404, "anchor-set-not-found")
