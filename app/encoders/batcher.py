@@ -24,7 +24,6 @@ from app.encoders.threads import use_threads
 from app.errors import (
     AnchorageError,
     EncoderFailed,
-    ModelsUnavailable,
     Overloaded,
     TooMuchAtOnce,
 )
@@ -55,7 +54,6 @@ class Batcher:
     budget   cost of one batch with padding, as if each item cost as much as its longest
     most     cost that may wait; one owner may use half of it
     device   device on which the lanes compute
-    counted  whether batches are counted in the metrics; False: another process counts them
     """
 
     def __init__(
@@ -67,11 +65,10 @@ class Batcher:
         most: int,
         each: int | None = None,
         device: str = "cpu",
-        counted: bool = True,
     ) -> None:
         self._count, self._threads, self._budget, self._most = lanes, threads, budget, most
         self._each = each or lanes
-        self._device, self._counted = device, counted
+        self._device = device
         #: running batches by model
         self._running: Counter[int] = Counter()
         self._changed = threading.Condition()
@@ -211,9 +208,8 @@ class Batcher:
         if parts is None:
             return False
         started = time.perf_counter()
-        if self._counted:
-            for task, _ in parts:
-                metrics.ENCODE_WAIT_SECONDS.observe(started - task.started)
+        for task, _ in parts:
+            metrics.ENCODE_WAIT_SECONDS.observe(started - task.started)
         try:
             error = _run(parts)
             if error is None:
@@ -260,10 +256,9 @@ class Batcher:
     def _record_batch(self, parts: list[BatchPart], seconds: float) -> None:
         """Update the metrics and the estimate of the speed."""
         costs = [task.item(place).cost for task, places in parts for place in places]
-        if self._counted:
-            metrics.ENCODE_BATCH.observe(len(costs))
-            metrics.ENCODE_TOKENS.labels("read").inc(sum(costs))
-        if self._counted and parts[0][0].model.pads:
+        metrics.ENCODE_BATCH.observe(len(costs))
+        metrics.ENCODE_TOKENS.labels("read").inc(sum(costs))
+        if parts[0][0].model.pads:
             metrics.ENCODE_TOKENS.labels("padding").inc(max(costs) * len(costs) - sum(costs))
         with self._changed:
             rate = self._count * sum(costs) / max(seconds, 1e-6)
@@ -283,9 +278,7 @@ def _run(parts: list[BatchPart]) -> AnchorageError | None:
         vectors = _compute(parts)
     except AnchorageError as error:
         # Each part would fail in the same way after the endpoint's whole timeout.
-        unreachable = isinstance(error, ModelsUnavailable) or (
-            parts[0][0].model.remote and isinstance(error, EncoderFailed)
-        )
+        unreachable = parts[0][0].model.remote and isinstance(error, EncoderFailed)
         if len(parts) == 1 or unreachable:
             for task, _ in parts:
                 own = copy(error)  # because each request names its own field in it

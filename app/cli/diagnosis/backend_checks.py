@@ -1,4 +1,4 @@
-"""The checks of `anchorage doctor` that ask the database, Redis, model hosts and stores."""
+"""The checks of `anchorage doctor` that ask the database, Redis and stores."""
 
 from __future__ import annotations
 
@@ -48,8 +48,6 @@ def examine_backends(settings: Settings) -> Iterator[DoctorFinding]:
 
     with _services(settings) as services:
         yield _redis(settings, services)
-        if settings.encode_at:
-            yield _model_hosts(services)
         file = sqlite_file(services.db.url)
         if file is not None and not file.exists():  # to connect would create it
             yield DoctorFinding(
@@ -160,18 +158,6 @@ def _redis(settings: Settings, services: Services) -> DoctorFinding:
             "Set maxmemory, and maxmemory-policy allkeys-lru.",
         )
     return DoctorFinding("redis", "ok", "Redis answers, takes writes and is bounded.")
-
-
-def _model_hosts(services: Services) -> DoctorFinding:
-    if services.encoders.answers():
-        return DoctorFinding("models", "ok", "A model host answers.")
-    return DoctorFinding(
-        "models",
-        "failed",
-        "No model host answers.",
-        "Start a worker with ANCHORAGE_ENCODE_LISTEN at an address of ANCHORAGE_ENCODE_AT, and the "
-        "same ANCHORAGE_ENCODE_KEY.",
-    )
 
 
 def _keys(settings: Settings, services: Services) -> DoctorFinding:

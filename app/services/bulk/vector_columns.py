@@ -12,7 +12,7 @@ import torch.utils.dlpack
 from torch import Tensor
 
 from app.errors import ROWS_SHOWN, BadColumn, BadDtype, DimensionMismatch, InvalidRequest
-from app.services.serving.products import refuse_overflow
+from app.services.serving.apply import refuse_overflow
 
 #: the column of vectors, if several columns hold lists of floats and no name is given
 USUAL_COLUMN = "vector"

@@ -31,8 +31,8 @@ from app.services.relevance.default_weights import default_weight_of
 from app.services.relevance.judged_evaluation import JudgedTask
 from app.services.relevance.judgement_rows import RowOrId
 from app.services.request_context import RequestContext
-from app.services.serving import confidence, plans
-from app.services.serving.maps import ServedMap, Translation
+from app.services.serving import apply, confidence
+from app.services.serving.apply import ServedMap, Translation
 from app.services.translators import translator_reports, translators
 from app.services.translators.warnings import AnswerWarning
 from app.storage import tables
@@ -140,7 +140,7 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> Adv
             field="target",
         )
     # A contract forbids to serve a bad translator, not to ask what to do about it.
-    served = plans.prepare_map(services, context, Translation(task.request, enforces=False))
+    served = apply.prepare_map(services, context, Translation(task.request, enforces=False))
     assert served.id is not None
     evaluation = _measure(services, context, task, served.id)
     measurements = _read_measurements(evaluation["results"])
@@ -277,7 +277,7 @@ def _rows_first(
     if task.sample is None:
         return (), None
     with blaming("documents", always=True):
-        answer = plans.apply_map(services, context, Translation(task.request), vectors=task.sample)
+        answer = apply.apply_map(services, context, Translation(task.request), vectors=task.sample)
     rows = confidence.confidence_of(services, context, answer, ORDER_LEVEL, field="documents")
     cosines = rows.expected.cosine
     if bool(cosines.isnan().all()):

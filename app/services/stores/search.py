@@ -21,7 +21,7 @@ from app.services.context import Services
 from app.services.relevance import rescoring
 from app.services.relevance.rescoring import Rescored, Rescoring, WeightSource
 from app.services.request_context import RequestContext
-from app.services.serving.maps import ServedMap, Translation
+from app.services.serving.apply import ServedMap, Translation
 from app.services.stores.connections import ask_row
 from app.services.stores.search_preparation import (
     PreparedSearch,

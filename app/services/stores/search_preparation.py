@@ -22,9 +22,8 @@ from app.services.encoders import encoding
 from app.services.encoders.encoding import Inputs
 from app.services.incoming import checked_vectors
 from app.services.request_context import RequestContext
-from app.services.serving import plans
-from app.services.serving.maps import ServedMap, Translation
-from app.services.serving.plans import MappedVectors
+from app.services.serving import apply
+from app.services.serving.apply import MappedVectors, ServedMap, Translation
 from app.services.stores import stores
 from app.services.translators.translators import FitRequest
 from app.storage import tables
@@ -329,7 +328,7 @@ def _bridge(
     """Translate the queries into the store's space."""
     assert fit.source is not None
     back = FitRequest(fit.target, fit.source, fit.anchor_set, fit.method, fit.options)
-    return plans.apply_map(services, context, Translation(back), vectors=queries)
+    return apply.apply_map(services, context, Translation(back), vectors=queries)
 
 
 def _numpy(vectors: Tensor) -> StoreVectors:
