@@ -26,7 +26,8 @@ from app.storage import tables
 from app.storage.queries import access, resources
 from app.storage.queries import aliases as alias_queries
 from app.types import HeadOutput
-from tests.services.helpers import CONTEXT, PROJECT, create_encoder, some
+from tests.services.helpers import CONTEXT, PROJECT, another_process, create_encoder, some
+from tests.waiting import until
 
 OTHERS = RequestContext("somebody else's")
 
@@ -217,6 +218,16 @@ def test_writes_of_aliases_are_audited(named):
         ("point", "x"),
         ("create", "x"),
     ]
+
+
+def test_a_change_counts_in_every_process_when_its_memory_ends(named, monkeypatch):
+    monkeypatch.setattr(name_cache, "MEMORY_S", 0.05)
+    reader = another_process(named)
+    assert resolved(reader, "x") == "x"
+    put(named, "x", "m")
+    until(lambda: resolved(reader, "x") == "m")
+    aliases.delete_alias(named, CONTEXT, "x")
+    until(lambda: resolved(reader, "x") == "x")
 
 
 def test_models_are_remembered_without_the_database(named):
