@@ -96,14 +96,6 @@ class Item:
     truncated: bool = False
 
 
-class Preparer(Protocol):
-    """Checks inputs and turns them into items. It needs no weights."""
-
-    def prepare(self, inputs: Sequence[Input], role: InputRole) -> list[Item]:
-        """Check and preprocess the inputs, in their order. Raises errors that name the rows."""
-        ...
-
-
 class EncoderModel(Protocol):
     """A loaded model. Several threads may call its methods at once."""
 

@@ -17,8 +17,7 @@ import torch
 from app.device_failures import is_device_failure
 from app.encoders import text, vision
 from app.encoders.base import EncoderModel, EncoderSpec, Item, ModelSources
-from app.encoders.batch_queue import EncodeTask
-from app.encoders.batcher import Batcher
+from app.encoders.batcher import Batcher, EncodeTask
 from app.encoders.remote import encoder as remote
 from app.errors import AnchorageError, EncoderNeedsVectors, EncoderUnavailable
 from app.observability import metrics

@@ -11,7 +11,7 @@ from io import BytesIO
 import pytest
 import torch
 
-from app.encoders.preprocessing import ImagePreparer, preprocessing_of
+from app.encoders.preprocessing import ImagePreparer, pair_preprocessing
 from app.encoders.torchvision_ops import make_importable
 from app.errors import ImageTooLarge, InvalidImage, InvalidInput
 from app.services import image_lanes
@@ -31,7 +31,7 @@ class Model:
 
     def __init__(self) -> None:
         recipe = {"channels": 3, "source_size": 16, "zero_pad_to": 20, "mean": 0.5, "std": 0.5}
-        self.preparer = ImagePreparer(preprocessing_of({"pair": recipe}))
+        self.preparer = ImagePreparer(pair_preprocessing(recipe, draft=False))
 
     def prepare(self, inputs, role):
         return self.preparer.prepare(inputs, role)

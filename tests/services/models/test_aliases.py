@@ -22,7 +22,7 @@ from app.services.encoders import encoders
 from app.services.heads import heads
 from app.services.models import aliases
 from app.services.request_context import RequestContext
-from app.storage import tables
+from app.storage import name_cache, tables
 from app.storage.queries import access, resources
 from app.storage.queries import aliases as alias_queries
 from app.types import HeadOutput
