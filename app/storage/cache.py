@@ -20,8 +20,8 @@ from torch import Tensor
 
 from app import __version__
 from app.observability import metrics
+from app.single_flight import SingleFlight
 from app.storage.redis import OptionalRedis, RedisAway
-from app.storage.single_flight import SingleFlight
 
 log = logging.getLogger("anchorage.cache")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from app.errors import DatabaseUnavailable
-from app.storage.single_flight import SingleFlight
+from app.single_flight import SingleFlight
 
 Value = TypeVar("Value")
 

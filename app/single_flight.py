@@ -5,25 +5,31 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
+from copy import copy
 from typing import Any, TypeVar
 
-from app.errors import DatabaseUnavailable
+from app.errors import AnchorageError, DatabaseUnavailable
 
 Value = TypeVar("Value")
 
 
 class SingleFlight:
-    """Runs at most one call for each key at a time."""
+    """Runs at most one call for each key at a time.
 
-    def __init__(self) -> None:
+    shared_errors  errors of a call that are those of all who wait for it
+    """
+
+    def __init__(self, shared_errors: type[BaseException] = DatabaseUnavailable) -> None:
+        self._shared_errors = shared_errors
         self._running: dict[Hashable, Future[Any]] = {}
         self._lock = threading.Lock()
 
     def run(self, key: Hashable, call: Callable[[], Value]) -> Value:
         """Return the result of `call`, or of a call for the same key that runs now.
 
-        When that call fails, one of those who waited for it runs its own: the error may belong to
-        the request of the other thread. DatabaseUnavailable is an error for all of them.
+        When that call fails with another error than a shared one, one of those who waited for it
+        runs its own: the error may belong to the request of the other thread. Of a shared one each
+        gets a copy, because each request names its own field in it.
         """
         while True:
             with self._lock:
@@ -33,10 +39,9 @@ class SingleFlight:
                     break
             try:
                 return running.result()  # type: ignore[no-any-return]
-            except DatabaseUnavailable:
-                raise
-            except BaseException:  # noqa: S112  # the thread that ran the call raises it
-                continue
+            except BaseException as error:  # the thread that ran the call raises it too
+                if isinstance(error, self._shared_errors):
+                    raise (copy(error) if isinstance(error, AnchorageError) else error) from error
         try:
             value = call()
         except BaseException as error:

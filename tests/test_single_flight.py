@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from app.errors import DatabaseUnavailable
-from app.storage.single_flight import SingleFlight
+from app.single_flight import SingleFlight
 from tests.waiting import until
 
 
@@ -50,5 +50,5 @@ def test_who_waited_for_an_error_tries_alone_unless_it_is_an_error_for_all(error
         failed = [pool.submit(flight.run, "a", fail) for _ in range(3)]
         until(lambda: made and waiting(flight, "a") == 2)
         go.set()
-        assert [each.exception() for each in failed] == [error] * 3
+        assert {type(each.exception()) for each in failed} == {type(error)}
     assert len(made) == calls
