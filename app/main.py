@@ -19,10 +19,10 @@ from starlette.concurrency import run_in_threadpool
 from app import __version__, console
 from app.api import docs, health
 from app.api.compat import openai
-from app.api.http import admission, openapi_bodies, problems
+from app.api.http import admission, bodies, problems
 from app.api.http.admission import Admission, AdmissionMiddleware
-from app.api.http.limits.in_flight import InFlight
-from app.api.http.limits.rate_limit import RateLimiter
+from app.api.http.in_flight import InFlight
+from app.api.http.rates import RateLimiter
 from app.api.resources import (
     aliases,
     api_keys,
@@ -155,7 +155,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(resource.router)
     if settings.console:
         console.install(app)
-    openapi_bodies.install(app, (resource.router for resource in RESOURCES))
+    bodies.install(app)
     app.add_middleware(AdmissionMiddleware, admission=app.state.admission)
     tracing.install(app, services.db.engine)
     return app
@@ -181,7 +181,7 @@ def _admission(settings: Settings, services: Services) -> Admission:
         rates=RateLimiter(settings.rate_limit, settings.redis_url, settings.redis_prefix),
         hosts=_hosts(settings),
         max_body_bytes=settings.max_body_bytes,
-        max_stream_bytes=settings.max_stream_bytes,
+        max_json=settings.max_json,
         in_flight=InFlight(settings.max_in_flight, settings.max_in_flight_bytes),
         console=settings.console,
     )

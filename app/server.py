@@ -19,8 +19,7 @@ from fastapi import FastAPI
 from prometheus_client.multiprocess import mark_process_dead
 
 from app.api.health import METRICS_DIR
-from app.api.http.limits.connections import Connections, backlog, most_connections
-from app.api.http.protocol import BoundedHttp
+from app.api.http.connections import BoundedHttp, Connections, backlog, most_connections
 from app.main import create_app
 from app.observability import logs
 from app.settings import Settings

@@ -26,7 +26,7 @@ AnchorageError
 ├─ UnsupportedMedia          the route does not read this Content-Type
 ├─ NotAcceptable             the route does not write what Accept names
 ├─ Malformed                 the body does not parse
-│  └─ MalformedParts, BadNpy, BadArrow, BadParquet
+│  └─ MalformedParts, BadNpy, BadArrow
 └─ Invalid                   a value is wrong: the error names its field, and the rows if it can
    └─ InvalidRequest, MissingField, UnequalAnchors, DimensionMismatch, RaggedRows, NonFinite,
       OutOfRange, BadShape, BadDtype, BadBase64, BadColumn, EmptyVectors, DegenerateAnchors,
@@ -43,7 +43,6 @@ from __future__ import annotations
 
 from app.errors.bodies import BadArrow as BadArrow
 from app.errors.bodies import BadNpy as BadNpy
-from app.errors.bodies import BadParquet as BadParquet
 from app.errors.bodies import BodyTooSlow as BodyTooSlow
 from app.errors.bodies import Malformed as Malformed
 from app.errors.bodies import MalformedParts as MalformedParts

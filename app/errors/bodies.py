@@ -31,7 +31,3 @@ class BadArrow(Malformed):
 
 class MalformedParts(Malformed):
     code = "malformed-parts"
-
-
-class BadParquet(Malformed):
-    code = "bad-parquet"

@@ -1,14 +1,15 @@
-"""Reads Arrow IPC streams: record batches with a column of vectors.
+"""Reads and writes Arrow IPC streams: record batches with columns of vectors.
 
-The answer repeats the other columns unchanged: see `app.api.codecs.arrow_answers`. A body cannot
-cost much more memory than its bytes, as `app.api.codecs.arrow_messages` counts first.
+Each route lists the columns that it reads, and the schema is checked before the first batch.
+Dictionaries, views and compression are refused, so a body takes no more memory than its bytes.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,247 +19,253 @@ from pyarrow import ipc
 from torch import Tensor
 
 from app.api.codecs import npy
-from app.api.codecs.arrow_messages import (
-    BATCH,
-    DICTIONARY,
-    END_OF_STREAM,
-    SCHEMA,
-    Dictionaries,
-    Frame,
-    layout_of,
-    next_frame,
+from app.errors import (
+    BadArrow,
+    BadColumn,
+    EmptyVectors,
+    RaggedRows,
+    TooManyVectors,
+    blaming,
 )
-from app.errors import BadArrow, BadColumn, BadDtype, EmptyVectors, RaggedRows, TooManyVectors
 
-#: the column of vectors, if several columns hold lists of floats and the request names none
-VECTOR = "vector"
+#: the column of vectors of an answer, and the column of its rows' flags
+VECTOR, FLAG = "vector", "anchorage_flag"
 
-#: most messages of a body that is not a stream; and most messages times fields, as pyarrow
-#: keeps 250 bytes for each field of each batch
-MOST_MESSAGES, MOST_BATCH_FIELDS = 4_096, 2**17
+#: text columns of an anchor set's items, and the fields of the request that they become
+TEXT_FIELDS = {"input": "inputs", "role": "roles"}
+
+#: bytes before each message: a marker, and the length of its metadata
+FRAME_BYTES = 8
+
+#: longest metadata of a message. pyarrow checks it, but metadata may refer to one string many
+#: times: 8 KiB can stand for some hundred megabytes, and 1 KiB for some megabytes
+METADATA_BYTES, LIGHT_METADATA_BYTES = 8 * 1024, 1024
+
+#: most record batches of a body: pyarrow keeps some kilobytes for each
+MOST_BATCHES = 4_096
 
 
-@dataclass(frozen=True)
-class ArrowRows:
-    """The batches of a body, and their vectors in one matrix.
+def is_light(data: bytes | memoryview) -> bool:
+    """Returns whether the schema is read in little time. Raises BadArrow."""
+    return _metadata_size(data) <= LIGHT_METADATA_BYTES
 
-    place  the position of the vectors among the columns
+
+def read_vectors(data: bytes | memoryview, most_rows: int) -> Tensor:
+    """Returns the vectors of a whole stream, without a copy if possible.
+
+    It has one column of vectors, and optionally one of ids, which is not read.
+    Raises BadColumn, RaggedRows, and as `read_batches` and `matrix`.
     """
+    places: list[int] = []
 
-    vectors: Tensor
-    batches: Sequence[pa.RecordBatch]
-    schema: pa.Schema
-    place: int
+    def check(schema: pa.Schema) -> None:
+        for place, each in enumerate(schema):
+            if holds_vectors(each.type):
+                places.append(place)
+            elif not is_id(each.type):
+                raise BadColumn(
+                    f"The column {each.name[:100]!r} holds {str(each.type)[:100]}. Send one column "
+                    "of lists of float16, float32 or float64, and at most one other: ids, as whole "
+                    "numbers or strings.",
+                    field="vectors",
+                )
+        if len(places) != 1 or len(schema) > 2:
+            raise BadColumn(
+                f"The stream has {len(schema)} columns, {len(places)} of them with lists of "
+                "floats. Send one column of vectors, and at most one other of ids.",
+                field="vectors",
+            )
 
-
-def read(data: bytes | memoryview, column: str | None, most_rows: int) -> ArrowRows:
-    """Returns the batches and vectors of a whole stream, the vectors without a copy if possible.
-
-    Raises BadArrow, BadColumn, BadDtype, EmptyVectors, RaggedRows, TooManyVectors.
-    """
-    reader, batches = read_batches(data, most_rows, lambda schema: vector_column(schema, column))
+    batches = read_batches(data, most_rows, check)
     parts, start = [], 0
     for batch in batches:
-        parts.append(matrix(batch, reader.place, data, start))
+        parts.append(matrix(batch, places[0], data, start))
         start += batch.num_rows
-    if len({part.shape[1] for part in parts}) > 1:
-        detail = "The record batches hold vectors of different lengths. Send one length."
-        raise RaggedRows(detail, field="vectors")
-    assert reader.schema is not None
-    return ArrowRows(
-        parts[0] if len(parts) == 1 else torch.cat(parts), batches, reader.schema, reader.place
-    )
+    return _join(parts)
+
+
+def read_items(data: bytes | memoryview, most_rows: int) -> dict[str, Any]:
+    """Returns the fields of a request with the items of an anchor set.
+
+    A column of float lists holds the vectors by the encoder of its name. The text columns `input`
+    and `role` hold the items and their roles.
+    Raises BadColumn, RaggedRows, and as `read_batches` and `matrix`.
+    """
+    batches = read_batches(data, most_rows, _check_items)
+    schema = batches[0].schema
+    fields: dict[str, Any] = {}
+    for place, each in enumerate(schema):
+        if each.name in TEXT_FIELDS and not holds_vectors(each.type):
+            fields[TEXT_FIELDS[each.name]] = _texts(batches, place, each.name)
+            continue
+        parts, start = [], 0
+        with blaming(f"embeddings.{each.name[:100]}", always=True):
+            for batch in batches:
+                parts.append(matrix(batch, place, first=start))
+                start += batch.num_rows
+            fields.setdefault("embeddings", {})[each.name] = _join(parts)
+    return fields
+
+
+def _check_items(schema: pa.Schema) -> None:
+    names = schema.names
+    for name, kind in zip(names, schema.types, strict=True):
+        if names.count(name) > 1:
+            raise BadColumn(f"Two columns are named {name[:100]!r}. Rename one.", field="column")
+        if not holds_vectors(kind) and not (name in TEXT_FIELDS and is_text(kind)):
+            raise BadColumn(
+                f"The column {name[:100]!r} holds {str(kind)[:100]}. Send columns of float lists, "
+                "named after their encoders, and the text columns `input` and `role`.",
+                field="column",
+            )
+
+
+def _texts(batches: Sequence[pa.RecordBatch], place: int, name: str) -> list[str]:
+    """Returns the texts of a column. Raises BadColumn for nulls."""
+    texts = [text for batch in batches for text in batch.column(place).to_pylist()]
+    missing = [row for row, text in enumerate(texts) if text is None]
+    if missing:
+        raise BadColumn(
+            f"The column {name!r} is null in {len(missing)} rows. Fill them.",
+            field=TEXT_FIELDS[name],
+            rows=missing,
+        )
+    return texts
 
 
 def read_batches(
-    data: bytes | memoryview, most_rows: int, choose: Callable[[pa.Schema], int]
-) -> tuple[Reader, list[pa.RecordBatch]]:
-    """Returns the reader and the batches of a whole stream that have rows, at least one.
+    data: bytes | memoryview, most_rows: int, check: Callable[[pa.Schema], None]
+) -> list[pa.RecordBatch]:
+    """Returns the batches of a whole stream that have rows, at least one.
 
-    choose  returns the position of the column of vectors
+    check  refuses a schema with columns that the route does not read
 
-    Raises BadArrow, EmptyVectors, TooManyVectors, and what `choose` raises.
+    Raises BadArrow, EmptyVectors, TooManyVectors, and what `check` raises.
     """
-    frames = _frames(data, most_rows)
-    reader, view, batches = Reader(choose, len(data)), memoryview(data), []
-    for frame in frames:
-        batch = reader.add(frame, view[frame.start : frame.end])
-        if len(frames) * reader.fields > MOST_BATCH_FIELDS:
-            raise BadArrow(
-                f"The stream's messages have more than {MOST_BATCH_FIELDS} fields together. "
-                "Send larger record batches, or set `stream=true`.",
-                field="vectors",
-            )
-        if batch is not None and batch.num_rows:
-            batches.append(batch)
-    if reader.schema is None:
-        raise BadArrow("The Arrow stream ends before its schema.", field="vectors")
+    source = pa.BufferReader(pa.py_buffer(data))
+    batches: list[pa.RecordBatch] = []
+    try:
+        schema = ipc.read_schema(_next_message(data, source, "schema"))
+        names = schema.names  # raises UnicodeDecodeError
+    except _UNREADABLE as error:
+        raise _unreadable(error) from None
+    if len(names) == 0:
+        raise BadColumn("The Arrow stream has no columns.", field="vectors")
+    check(schema)
+    try:
+        rows = count = 0
+        while (message := _next_message(data, source, "record batch")) is not None:
+            _refuse_compressed(message.metadata.to_pybytes())
+            batch = ipc.read_record_batch(message, schema)
+            batch.validate(full=True)
+            rows, count = rows + batch.num_rows, count + 1
+            if rows > most_rows:
+                detail = f"The body has more than {most_rows} vectors, the limit. Split it."
+                raise TooManyVectors(detail, field="vectors", limit=most_rows)
+            if count > MOST_BATCHES:
+                raise BadArrow(
+                    f"The stream has more than {MOST_BATCHES} record batches. Send larger ones.",
+                    field="vectors",
+                )
+            if batch.num_rows:
+                batches.append(batch)
+    except _UNREADABLE as error:
+        raise _unreadable(error) from None
+    if sum(batch.nbytes for batch in batches) > len(data):
+        raise BadArrow("The buffers of the record batches overlap.", field="vectors")
     if not batches:
         raise EmptyVectors(
             "The Arrow stream has no rows. Send at least one vector.", field="vectors"
         )
-    return reader, batches
+    return batches
 
 
-def _frames(data: bytes | memoryview, most_rows: int) -> list[Frame]:
-    """Returns the messages of a body. Raises BadArrow, TooManyVectors."""
-    found: list[Frame] = []
-    start = rows = 0
-    while start < len(data):
-        frame = next_frame(data, start)
-        if frame is None or frame.end > len(data):
-            raise BadArrow("The Arrow stream ends within a message.", field="vectors")
-        if frame.kind == END_OF_STREAM:
-            break
-        start, rows = frame.end, rows + (frame.rows if frame.kind == BATCH else 0)
-        found.append(frame)
-        if len(found) > MOST_MESSAGES:
-            raise BadArrow(
-                f"The stream has more than {MOST_MESSAGES} messages. Send larger record batches, "
-                "or set `stream=true`.",
-                field="vectors",
-            )
-        if rows > most_rows:
-            detail = f"The body has more than {most_rows} vectors, the limit. Split it."
-            raise TooManyVectors(detail, field="vectors", limit=most_rows)
-    return found
+#: what pyarrow raises for a body that is not an Arrow stream
+_UNREADABLE = (
+    pa.ArrowException,
+    OSError,
+    ValueError,
+    TypeError,
+    MemoryError,
+    OverflowError,
+    EOFError,
+    struct.error,
+)
 
 
-class Reader:
-    """Reads a stream message by message.
+def _unreadable(error: BaseException) -> BadArrow:
+    line = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return BadArrow(f"The body is not an Arrow IPC stream: {line}.", field="vectors")
 
-    schema, place  the schema, after its message, and the position of the column of vectors
-    fields         the number of fields of a batch, including nested ones
-    dictionaries   the sizes and costs of the dictionaries
-    """
 
-    def __init__(self, choose: Callable[[pa.Schema], int], most_dictionary_bytes: int) -> None:
-        self.schema: pa.Schema | None = None
-        self.place, self.fields = -1, 0
-        self.dictionaries = Dictionaries({}, 0)
-        self._choose, self._most = choose, most_dictionary_bytes
-        self._source = _Source()
-        self._bytes = 0
-
-    def add(self, frame: Frame, message: memoryview) -> pa.RecordBatch | None:
-        """Returns the batch in the message's memory; None if the message is not a batch.
-
-        Raises BadArrow, also for wrong offsets and text that is not UTF-8, BodyTooLarge,
-        BadColumn and BadDtype.
-        """
-        if (frame.kind == SCHEMA) != (self.schema is None):
-            raise BadArrow("An Arrow stream has one schema, at its beginning.", field="vectors")
-        self._bytes += len(message)
-        try:
-            if frame.kind == SCHEMA:
-                self._begin(message)
-            elif frame.kind == DICTIONARY:
-                self.dictionaries.add(frame, self._bytes)
-                self._source.parts.append(message)
-            else:
-                self._source.parts.append(message)
-                return self._batch()
-        except (
-            pa.ArrowException,
-            OSError,
-            ValueError,
-            TypeError,
-            MemoryError,
-            OverflowError,
-            StopIteration,
-        ) as error:
-            raise BadArrow(
-                f"The body is not an Arrow IPC stream: {_first_line(error)}.", field="vectors"
-            ) from None
+def _next_message(data: bytes | memoryview, source: pa.BufferReader, kind: str) -> ipc.Message:
+    """Returns the next message, of this kind; None at the end of the stream. Raises BadArrow."""
+    start = source.tell()
+    if start == len(data) or _metadata_size(data[start : start + FRAME_BYTES]) == 0:
+        if kind == "schema":
+            raise BadArrow("The Arrow stream ends before its schema.", field="vectors")
         return None
-
-    def _begin(self, message: memoryview) -> None:
-        layout = layout_of(message)
-        self.fields, self.dictionaries = (
-            layout.fields,
-            Dictionaries(layout.dictionaries, self._most),
+    message = ipc.read_message(source)
+    if message.type != kind:
+        raise BadArrow(
+            f"The Arrow stream holds a {message.type}, and may hold only a schema and then record "
+            "batches. Send plain columns, without dictionaries.",
+            field="vectors",
         )
-        self._source.parts.append(message)
-        self._stream = ipc.open_stream(self._source)
-        self.schema = self._stream.schema
-        self.place = self._choose(self.schema)
-
-    def _batch(self) -> pa.RecordBatch:
-        batch, dictionaries = self._stream.read_next_batch(), self.dictionaries
-        batch.validate()
-        for place, column in enumerate(batch.columns):
-            # Each dictionary is checked once: this process never follows its indices.
-            column.validate(full=place in dictionaries.new or place not in dictionaries.columns)
-        dictionaries.were_read()
-        return batch
+    return message
 
 
-class _Source(io.RawIOBase):
-    """The messages that pyarrow reads, without a copy."""
-
-    def __init__(self) -> None:
-        self.parts: list[memoryview] = []
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> Any:
-        """Returns the next bytes of one message; pyarrow never reads past its end."""
-        if not self.parts:
-            return b""
-        found, rest = self.parts[0][:size], self.parts[0][size:]
-        self.parts[:1] = [rest] if len(rest) else []
-        return found
-
-
-def vector_column(schema: pa.Schema, name: str | None) -> int:
-    """Returns the position of the column of vectors. Raises BadArrow, BadColumn, BadDtype."""
-    try:
-        names, kinds = schema.names, [str(kind)[:100] for kind in schema.types]
-    except UnicodeDecodeError:
-        raise BadArrow("The names of the columns are not UTF-8.", field="vectors") from None
-    places = [place for place, kind in enumerate(schema.types) if _floats(kind) is not None]
-    if name is None:
-        named = [place for place in places if names[place] == VECTOR]
-        if len(places) != 1 and len(named) != 1:
-            if not places:
-                raise BadColumn("No column of the stream holds lists of floats.", field="column")
-            shown = ", ".join(f"`{names[place][:50]}`" for place in places[:5])
-            raise BadColumn(
-                f"Several columns hold lists of floats: {shown}. Name the one with the vectors "
-                "as `column` in the query string.",
-                field="column",
-            )
-        return (named or places)[0]
-    found = schema.get_all_field_indices(name)
-    if len(found) != 1:
-        shown = ", ".join(f"`{each[:50]}`" for each in names[:10])
-        raise BadColumn(
-            f"The stream has {len(found)} columns named {name[:100]!r}. Its columns are {shown}.",
-            field="column",
+def _metadata_size(head: bytes | memoryview) -> int:
+    """Returns the length of a message's metadata, from the bytes before it. Raises BadArrow."""
+    head = head[:FRAME_BYTES]
+    mark, size = struct.unpack("<ii", head) if len(head) == FRAME_BYTES else (0, 0)
+    if mark != -1 or not 0 <= size <= METADATA_BYTES:
+        raise BadArrow(
+            "The body is not an Arrow IPC stream: a message does not begin with its marker, or has "
+            f"more than {METADATA_BYTES} bytes of names and metadata.",
+            field="vectors",
         )
-    if found[0] not in places:
-        kind = kinds[found[0]]
-        raise BadDtype(
-            f"The column {name[:100]!r} holds {kind}. Send lists of float16, float32 or float64.",
-            field="column",
+    return int(size)
+
+
+def _refuse_compressed(metadata: bytes) -> None:
+    """Raises BadArrow for a record batch whose field 3 names a compression (Message.fbs)."""
+
+    def place_of(table: int, number: int) -> int:
+        """Returns where a field of a flatbuffer's table lies; 0 for a table without it."""
+        (back,) = struct.unpack_from("<i", metadata, table)
+        (size,) = struct.unpack_from("<H", metadata, table - back)
+        slot = 4 + 2 * number
+        (found,) = struct.unpack_from("<H", metadata, table - back + slot) if slot < size else (0,)
+        return table + found if found else 0
+
+    def follow(place: int) -> int:
+        return place + int(struct.unpack_from("<I", metadata, place)[0])
+
+    if place_of(follow(place_of(follow(0), 2)), 3):
+        raise BadArrow(
+            "The record batches are compressed. Write them without compression.", field="vectors"
         )
-    return int(found[0])
 
 
 def holds_vectors(kind: pa.DataType) -> bool:
     """Returns whether a column of this type can hold vectors."""
-    return _floats(kind) is not None
+    return is_list(kind) and bool(pa.types.is_floating(kind.value_type))
 
 
-def _floats(kind: pa.DataType) -> pa.DataType | None:
-    """Returns the number type of a list type; None if its items are not floats."""
-    if isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    lists = (
+def is_list(kind: pa.DataType) -> bool:
+    return bool(
         pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
     )
-    return kind.value_type if lists and pa.types.is_floating(kind.value_type) else None
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def is_id(kind: pa.DataType) -> bool:
+    """Returns whether a column of this type can hold ids."""
+    return bool(pa.types.is_integer(kind)) or is_text(kind)
 
 
 def matrix(
@@ -270,8 +277,6 @@ def matrix(
     Raises EmptyVectors, RaggedRows, and BadColumn for null vectors or numbers.
     """
     column = batch.column(place)
-    if isinstance(column, pa.ExtensionArray):
-        column = column.storage
     if column.null_count:
         rows = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)) + first
         raise BadColumn(
@@ -279,7 +284,7 @@ def matrix(
             field="vectors",
             rows=rows.tolist(),
         )
-    lengths = _lengths(column)
+    lengths = list_lengths(column)
     dim = int(lengths[0])
     if (lengths != dim).any():
         rows = np.flatnonzero(lengths != dim) + first
@@ -301,11 +306,20 @@ def matrix(
     return npy.as_tensor(_numbers(values, data).reshape(len(column), dim))
 
 
-def _lengths(column: pa.Array) -> np.ndarray[Any, Any]:
+def list_lengths(column: pa.Array) -> np.ndarray[Any, Any]:
+    """Returns the lengths of a column's lists (n)."""
     if pa.types.is_fixed_size_list(column.type):
-        return np.full(1, column.type.list_size)
+        return np.full(len(column), column.type.list_size)
     lengths: np.ndarray[Any, Any] = np.diff(column.offsets.to_numpy())
     return lengths
+
+
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    """Returns the vectors of all batches. Raises RaggedRows."""
+    if len({part.shape[1] for part in parts}) > 1:
+        detail = "The record batches hold vectors of different lengths. Send one length."
+        raise RaggedRows(detail, field="vectors")
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _numbers(values: pa.Array, data: bytes | memoryview | None) -> np.ndarray[Any, Any]:
@@ -320,5 +334,46 @@ def _numbers(values: pa.Array, data: bytes | memoryview | None) -> np.ndarray[An
     return whole[start : start + array.nbytes].view(array.dtype)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+@dataclass
+class _Sink(io.RawIOBase):
+    """Keeps the written buffers without a copy."""
+
+    parts: list[Any] = field(default_factory=list)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.parts.append(memoryview(data))
+        return len(data)
+
+
+def write(columns: Mapping[str, pa.Array], about: Mapping[str, str]) -> list[memoryview]:
+    """Returns a stream in parts: one batch of the columns, and the description as metadata."""
+    metadata = {f"anchorage.{name}": text for name, text in about.items()}
+    batch = pa.record_batch(list(columns.values()), names=list(columns)).replace_schema_metadata(
+        metadata
+    )
+    sink = _Sink()
+    with ipc.new_stream(pa.PythonFile(sink, mode="w"), batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.parts
+
+
+def vectors_array(vectors: Tensor) -> pa.FixedSizeListArray:
+    """Returns a column of the matrix's rows, without a copy."""
+    array = vectors.numpy()
+    kind = pa.from_numpy_dtype(array.dtype)
+    return pa.FixedSizeListArray.from_arrays(
+        pa.Array.from_buffers(kind, array.size, [None, pa.py_buffer(array)]), array.shape[1]
+    )
+
+
+def flags_array(count: int, flags: Sequence[Mapping[str, Any]]) -> pa.Array:
+    """Returns a column of the rows' flags: the last flag of each row, or null."""
+    if not flags:
+        return pa.nulls(count, pa.string())
+    codes: list[str | None] = [None] * count
+    for each in flags:
+        codes[each["row"]] = each["code"]
+    return pa.array(codes, pa.string())

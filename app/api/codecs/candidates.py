@@ -7,28 +7,24 @@ docs/how-to/cascade.md has examples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-from pyarrow import ipc
 from torch import Tensor
 
 from app.api.codecs import arrow, npy
-from app.api.codecs.arrow import ArrowRows
-from app.api.codecs.arrow_answers import Sink
 from app.errors import (
     AnchorageError,
     BadColumn,
     BadDtype,
     BadNpy,
     DimensionMismatch,
-    InvalidRequest,
     TooManyVectors,
     blaming,
 )
@@ -36,9 +32,22 @@ from app.errors import (
 #: the arrays of an npy body in their order, with their dimensions
 NPY_FIELDS = {"queries": 2, "vectors": 3, "old_queries": 2}
 
-#: columns of an Arrow body, and the columns that its answer has
-QUERY, VECTORS, OLD_QUERY, IDS = "query", "vectors", "old_query", "ids"
-SCORES = "scores"
+#: columns of an Arrow body and of its answer
+QUERY, VECTORS, OLD_QUERY, IDS, SCORES = "query", "vectors", "old_query", "ids", "scores"
+
+#: the columns of a body, each with the types that it may have
+COLUMNS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
+    QUERY: (arrow.holds_vectors, "lists of float16, float32 or float64"),
+    VECTORS: (
+        lambda kind: arrow.is_list(kind) and arrow.holds_vectors(kind.value_type),
+        "for each query a list of lists of float16, float32 or float64",
+    ),
+    OLD_QUERY: (arrow.holds_vectors, "lists of float16, float32 or float64"),
+    IDS: (
+        lambda kind: arrow.is_list(kind) and arrow.is_id(kind.value_type),
+        "for each query a list of whole numbers or of strings",
+    ),
+}
 
 #: queries and bytes of an npy body that is read without a thread
 LIGHT_QUERIES, LIGHT_BYTES = 64, 2**20
@@ -48,22 +57,21 @@ LIGHT_QUERIES, LIGHT_BYTES = 64, 2**20
 class CandidateBlocks:
     """The candidates of each query.
 
-    vectors  for each query (m, d); (0, 0) for a query without candidates
-    ids      for each query m ids; None: the positions 0 to m - 1
-    columns  the ids of each Arrow batch, flattened
+    vectors   for each query (m, d); (0, 0) for a query without candidates
+    ids       for each query m ids; None: the positions 0 to m - 1
+    id_array  the ids of an Arrow body, one query's after the other's, in place of `ids`
     """
 
     vectors: Sequence[Tensor]
     ids: Sequence[Sequence[int | str]] | None = None
-    columns: Sequence[pa.Array | None] = ()
+    id_array: pa.Array | None = None
 
     @cached_property
     def id_lists(self) -> Sequence[Sequence[int | str]] | None:
         """The ids of each query's candidates; None: their positions."""
-        lists = [column.to_pylist() for column in self.columns if column is not None]
-        if self.ids is not None or not lists:
+        if self.id_array is None:
             return self.ids
-        rest = chain.from_iterable(lists)
+        rest = iter(self.id_array.to_pylist())
         return [list(islice(rest, len(each))) for each in self.vectors]
 
 
@@ -97,49 +105,61 @@ def read_npy(data: bytes | memoryview, most_rows: int) -> dict[str, Any]:
     return fields
 
 
-def read_arrow(
-    data: bytes | memoryview, column: str | None, most_rows: int
-) -> tuple[dict[str, Any], ArrowRows]:
-    """Returns the fields of an Arrow body, and its rows.
+def read_arrow(data: bytes | memoryview, most_rows: int) -> dict[str, Any]:
+    """Returns the fields of an Arrow body.
 
-    Raises InvalidRequest for a `column`, and as `arrow.read`.
+    Raises BadColumn, BadDtype, DimensionMismatch, and as `arrow.read_batches`.
     """
-    if column is not None:
-        raise InvalidRequest(
-            "/rescore reads the columns `query`, `vectors`, `ids` and `old_query`. Remove "
-            "`column`.",
-            field="column",
-        )
-    rows = arrow.read(data, QUERY, most_rows)
-    place = _place(rows.schema, VECTORS)
-    ids_place, old_place = _place(rows.schema, IDS), _place(rows.schema, OLD_QUERY)
-    if place is None:
-        raise BadColumn(f"The stream has no column named {VECTORS!r}. Add it.", field="vectors")
-    blocks: list[Tensor] = []
-    columns: list[pa.Array | None] = []
+    batches = arrow.read_batches(data, most_rows, _check_columns)
+    has = set(batches[0].schema.names)
+    queries: list[Tensor] = []
     old: list[Tensor] = []
-    for batch in rows.batches:
-        counts, inner = _lists(batch.column(place), VECTORS, len(blocks))
-        batch_blocks = _blocks(inner, counts, len(blocks))
-        columns.append(
-            None if ids_place is None else _ids(batch.column(ids_place), counts, len(blocks))
-        )
-        if old_place is not None:
+    blocks: list[Tensor] = []
+    ids: list[pa.Array] = []
+    for batch in batches:
+        first, place = len(blocks), batch.schema.get_field_index
+        queries.append(arrow.matrix(batch, place(QUERY), data, first))
+        if OLD_QUERY in has:
             with blaming("old_queries", always=True):
-                arrow.vector_column(rows.schema, OLD_QUERY)
-                old.append(arrow.matrix(batch, old_place, first=len(blocks)))
-        blocks += batch_blocks
-    fields: dict[str, Any] = {
-        "queries": rows.vectors,
-        "candidates": CandidateBlocks(blocks, None, columns),
-    }
+                old.append(arrow.matrix(batch, place(OLD_QUERY), first=first))
+        counts, inner = _lists(batch.column(VECTORS), VECTORS, first)
+        if IDS in has:
+            ids.append(_ids(batch.column(IDS), counts, first))
+        blocks += _blocks(inner, counts, first)
+    candidates = CandidateBlocks(blocks, id_array=pa.concat_arrays(ids) if ids else None)
+    fields: dict[str, Any] = {"queries": _join(queries, "queries"), "candidates": candidates}
     if old:
-        if len({part.shape[1] for part in old}) > 1:
-            raise DimensionMismatch(
-                "The record batches hold old queries of different lengths.", field="old_queries"
+        fields["old_queries"] = _join(old, "old_queries")
+    return fields
+
+
+def _check_columns(schema: pa.Schema) -> None:
+    """Raises BadColumn for missing, repeated and other columns, and BadDtype for wrong types."""
+    names = schema.names
+    for name, kind in zip(names, schema.types, strict=True):
+        if name not in COLUMNS or names.count(name) > 1:
+            raise BadColumn(
+                f"The stream has {names.count(name)} columns named {name[:100]!r}. Send one each "
+                f"of {', '.join(COLUMNS)}, and no others.",
+                field=name[:100],
             )
-        fields["old_queries"] = torch.cat(old)
-    return fields, rows
+        fits, what = COLUMNS[name]
+        if not fits(kind):
+            raise BadDtype(
+                f"The column {name!r} holds {str(kind)[:100]}. Send {what}.",
+                field="old_queries" if name == OLD_QUERY else name,
+            )
+    for name in (QUERY, VECTORS):
+        if name not in names:
+            raise BadColumn(f"The stream has no column named {name!r}. Add it.", field="vectors")
+
+
+def _join(parts: Sequence[Tensor], field: str) -> Tensor:
+    if len({part.shape[1] for part in parts}) > 1:
+        raise DimensionMismatch(
+            f"The record batches hold `{field}` of different lengths.", field=field
+        )
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def write_npy(places: Sequence[Tensor], scores: Sequence[Tensor]) -> list[bytes]:
@@ -152,84 +172,33 @@ def write_npy(places: Sequence[Tensor], scores: Sequence[Tensor]) -> list[bytes]
 
 
 def write_arrow(
-    rows: ArrowRows,
     blocks: CandidateBlocks,
     places: Sequence[Tensor],
     scores: Sequence[Tensor],
     about: Mapping[str, str],
 ) -> list[memoryview]:
-    """Returns a stream with the client's other columns, and the lists `ids` and `scores`."""
-    inputs = {QUERY, VECTORS, OLD_QUERY, IDS}
-    others = [place for place, name in enumerate(rows.schema.names) if name not in inputs]
-    if SCORES in rows.schema.names:
-        raise BadColumn(
-            f"The answer adds a column named {SCORES!r}. Rename your column of that name.",
-            field="vectors",
-        )
-    kind = next((each.type for each in blocks.columns if each is not None), pa.int64())
-    fields = [rows.schema.field(place) for place in others]
-    fields += [pa.field(IDS, pa.list_(kind)), pa.field(SCORES, pa.list_(pa.float32()))]
-    metadata = dict(rows.schema.metadata or {})
-    metadata |= {f"anchorage.{name}".encode(): text.encode() for name, text in about.items()}
-    sink, schema = Sink(), pa.schema(fields, metadata=metadata)
-    with ipc.new_stream(pa.PythonFile(sink, mode="w"), schema) as writer:
-        for batch, start, ids in _batches(rows, blocks):
-            stop = start + batch.num_rows
-            counts = [len(block) for block in blocks.vectors[start:stop]]
-            results = _answer_columns(ids, counts, places[start:stop], scores[start:stop])
-            columns = [*(batch.column(place) for place in others), *results]
-            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-    return sink.parts
-
-
-def _batches(
-    rows: ArrowRows, blocks: CandidateBlocks
-) -> Iterator[tuple[pa.RecordBatch, int, pa.Array | None]]:
-    start = 0
-    for batch, ids in zip(rows.batches, blocks.columns, strict=True):
-        yield batch, start, ids
-        start += batch.num_rows
-
-
-def _answer_columns(
-    ids: pa.Array | None, counts: Sequence[int], places: Sequence[Tensor], scores: Sequence[Tensor]
-) -> list[pa.Array]:
-    """Returns the columns of ids and scores of one batch."""
+    """Returns a stream with one row for each query: the lists `ids` and `scores`."""
     offsets = np.zeros(len(places) + 1, np.int32)
     np.cumsum([len(each) for each in places], out=offsets[1:])
-    flat_scores = torch.cat([each.float() for each in scores]).numpy()
-    if ids is None:
-        result_ids = pa.array(torch.cat(list(places)).numpy())
+    if blocks.id_array is None:
+        ids = pa.array(torch.cat(list(places)).numpy())
     else:
-        starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        starts = np.concatenate([[0], np.cumsum([len(each) for each in blocks.vectors])[:-1]])
         flat = [place.numpy() + start for place, start in zip(places, starts, strict=True)]
-        result_ids = ids.take(pa.array(np.concatenate(flat).astype(np.int64)))
-    return [
-        pa.ListArray.from_arrays(pa.array(offsets), each)
-        for each in (result_ids, pa.array(flat_scores))
-    ]
-
-
-def _place(schema: pa.Schema, name: str) -> int | None:
-    """Returns the position of a column; None without one. Raises BadColumn for several."""
-    places = schema.get_all_field_indices(name)
-    if len(places) > 1:
-        raise BadColumn(f"The stream has {len(places)} columns named {name!r}.", field=name)
-    return int(places[0]) if places else None
+        ids = blocks.id_array.take(pa.array(np.concatenate(flat).astype(np.int64)))
+    columns = {IDS: ids, SCORES: pa.array(torch.cat([each.float() for each in scores]).numpy())}
+    return arrow.write(
+        {name: pa.ListArray.from_arrays(pa.array(offsets), each) for name, each in columns.items()},
+        about,
+    )
 
 
 def _lists(column: pa.Array, name: str, first: int) -> tuple[list[int], pa.Array]:
     """Returns the lengths of a column's lists, and their items one after the other.
 
     first  the number of the batch's first query, for errors
-    Raises BadDtype, and BadColumn for null lists.
+    Raises BadColumn for null lists.
     """
-    kind = column.type
-    fixed = pa.types.is_fixed_size_list(kind)
-    if not (fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        raise BadDtype(
-            f"The column {name!r} holds {str(kind)[:100]}. Send a list for each query.", field=name
-        )
     if column.null_count:
         rows = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)) + first
         raise BadColumn(
@@ -237,27 +206,15 @@ def _lists(column: pa.Array, name: str, first: int) -> tuple[list[int], pa.Array
             field=name,
             rows=rows.tolist(),
         )
-    counts = (
-        [kind.list_size] * len(column) if fixed else np.diff(column.offsets.to_numpy()).tolist()
-    )
-    return counts, column.flatten()
+    return arrow.list_lengths(column).tolist(), column.flatten()
 
 
 def _blocks(inner: pa.Array, counts: Sequence[int], first: int) -> list[Tensor]:
-    """Returns the vectors of each query of a batch. Raises BadDtype and as `arrow.matrix`."""
-    batch = pa.record_batch([inner], names=[VECTORS])
-    with blaming("vectors", always=True):
-        try:
-            arrow.vector_column(batch.schema, VECTORS)
-        except AnchorageError:
-            raise BadDtype(
-                f"The column {VECTORS!r} holds lists of {str(inner.type)[:100]}. Send for each "
-                "query a list of lists of float16, float32 or float64.",
-            ) from None
+    """Returns the vectors of each query of a batch. Raises as `arrow.matrix`."""
     if len(inner) == 0:
         return [torch.empty(0, 0)] * len(counts)
     try:
-        whole = arrow.matrix(batch, 0)
+        whole = arrow.matrix(pa.record_batch([inner], names=[VECTORS]), 0)
     except AnchorageError as error:
         ends = np.cumsum(counts)
         if error.rows:
@@ -271,17 +228,8 @@ def _blocks(inner: pa.Array, counts: Sequence[int], first: int) -> list[Tensor]:
 
 
 def _ids(column: pa.Array, counts: Sequence[int], first: int) -> pa.Array:
-    """Returns the ids of a batch. Raises BadDtype, and BadColumn for other lengths or nulls."""
+    """Returns the ids of a batch. Raises BadColumn for other lengths or nulls."""
     lengths, ids = _lists(column, IDS, first)
-    kind = ids.type
-    if not (
-        pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    ):
-        raise BadDtype(
-            f"The column {IDS!r} holds lists of {str(kind)[:100]}. Send lists of whole numbers or "
-            "strings.",
-            field=IDS,
-        )
     if ids.null_count:
         raise BadColumn(f"Some of {IDS!r} are null. Replace them.", field=IDS)
     wrong = [

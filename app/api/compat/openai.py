@@ -20,12 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
-from app.api.compat.model_ids import read_model
 from app.api.http.answers import add_warnings
-from app.api.http.bodies import json_body
+from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import ReadContext, Reads, Svc
-from app.api.http.error_dialects import OpenAIError
-from app.api.http.problems import documented_as
+from app.api.http.problems import documented_as_openai
 from app.api.schemas import fields
 from app.api.schemas.fields import Body
 from app.encoders.base import EncoderSpec, Input
@@ -42,6 +40,7 @@ from app.services.context import Services
 from app.services.encoders import encoding
 from app.services.encoders.encoding import EncodedVectors
 from app.services.models import aliases, model_ids
+from app.services.models.model_ids import ModelId
 from app.services.request_context import RequestContext
 from app.services.serving import apply
 from app.services.translators import translators
@@ -186,7 +185,7 @@ async def embed(
     dimensions: int | None = None,
 ) -> EmbeddedInputs:
     """The inputs' vectors by a model. Small requests wait without a thread."""
-    model_id = await read_model(services, context.project, model)
+    model_id = await _read_model(services, context.project, model)
     row, spec = await _encoder(services, context.project, model_id.encoder)
     request = model_id.translator_request()
     if request is None:
@@ -207,6 +206,14 @@ async def embed(
     return EmbeddedInputs(
         translated.output.vectors, own.tokens, own.truncated, translated.served.warnings
     )
+
+
+async def _read_model(services: Services, project: str, model: str) -> ModelId:
+    """The parts of a model id or an alias. Raises EncoderNotFound if it cannot be either."""
+    known = aliases.known_model(services, project, model)
+    if known is None:
+        known = await run_in_threadpool(aliases.resolve_model, services, project, model)
+    return model_ids.parse_model(known)
 
 
 def _require_dimensions(model: str, dim: int, dimensions: int | None) -> None:
@@ -266,7 +273,8 @@ def _with_spec(
 @router.post(
     "/embeddings",
     summary="Create embeddings",
-    responses={200: {"model": Embeddings}, **documented_as(OpenAIError, 400, 404, 413, 415, 422)},
+    responses={200: {"model": Embeddings}, **documented_as_openai(400, 404, 413, 415, 422)},
+    openapi_extra=body_docs(EmbeddingsRequest),
     response_model=None,
 )
 async def create_embeddings(
@@ -318,15 +326,13 @@ def _rows(vectors: Tensor, encoding_format: str) -> list[Any]:
     return [pybase64.b64encode_as_string(row.data) for row in array]
 
 
-@router.get("/models", summary="List models", responses=documented_as(OpenAIError, 400))
+@router.get("/models", summary="List models", responses=documented_as_openai(400))
 def list_models(services: Svc, project: Reads) -> ModelList:
     """Returns the encoders that the service runs, the aliases, and the translations of vectors."""
     return ModelList(data=list(islice(_models(services, project), MAX_MODELS_LISTED)))
 
 
-@router.get(
-    "/models/{model}", summary="Get a model", responses=documented_as(OpenAIError, 400, 404, 422)
-)
+@router.get("/models/{model}", summary="Get a model", responses=documented_as_openai(400, 404, 422))
 def get_model(
     model: Annotated[
         str,

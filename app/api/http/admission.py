@@ -22,10 +22,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api import console_access, docs
 from app.api.http import body_reading, problems
-from app.api.http.answer_sender import AnswerSender, HangUp, close_connection
-from app.api.http.limits.failed_keys import FailedKeys
-from app.api.http.limits.in_flight import InFlight, Reservation
-from app.api.http.limits.rate_limit import RateLimiter
+from app.api.http.answer_sender import AnswerSender
+from app.api.http.connections import CONNECTION
+from app.api.http.in_flight import InFlight, Reservation
+from app.api.http.rates import FailedKeys, RateLimiter
 from app.errors import AnchorageError, HostNotAllowed, OriginNotAllowed, Unauthenticated
 from app.observability import metrics
 from app.services.access.api_keys import Caller, KeyRing
@@ -34,7 +34,7 @@ from app.services.request_context import RequestContext
 log = logging.getLogger("anchorage.request")
 
 #: paths that need no key: they show no project's data
-PROBE_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
+PROBE_PATHS = frozenset({"/livez", "/readyz"})
 
 #: methods that change nothing: a page of another site can send them, but cannot read the answer
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -66,17 +66,19 @@ class Admission:
     stopping  the server reports it in /readyz, and closes connections after their answer
     console   whether the server has the console, whose requests may carry their key in a cookie
     threads   for look-ups of keys: slow requests can occupy all other threads
+    parsing   for large bodies of JSON and Arrow, one at a time
     """
 
     keys: KeyRing | None
     rates: RateLimiter
     hosts: frozenset[str] | None
     max_body_bytes: int
-    max_stream_bytes: int
+    max_json: int
     in_flight: InFlight
     console: bool = False
     stopping: bool = False
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(KEY_THREADS))
+    parsing: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
     failed_keys: FailedKeys = field(default_factory=FailedKeys)
 
     def is_console(self, scope: Scope) -> bool:
@@ -155,12 +157,15 @@ class AdmissionMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        connection = CONNECTION.get()
+        if connection is not None:
+            connection.work()
         headers = Headers(scope=scope)
         state = scope.setdefault("state", {})
         answer = AnswerSender(
             send,
             _request_id(headers),
-            abort=state.get("hang_up", lambda: None),
+            abort=(lambda: None) if connection is None else connection.abort,
             stopping=lambda: self._admission.stopping,
             policy=self._policy(scope),
         )
@@ -170,13 +175,12 @@ class AdmissionMiddleware:
         reservation = Reservation(self._admission.in_flight)
         try:
             await self._serve(scope, receive, answer, headers, reservation)
-        except HangUp as reason:
-            log.warning("%s %s: answer broken off: %s", scope["method"], scope["path"], reason)
-            await close_connection(scope, receive)
         finally:
             answer.stop_timer()
             reservation.leave()
             answer.record(scope, quiet=self._admission.is_quiet(scope, answer.status))
+            if connection is not None:
+                connection.wait()
 
     async def _serve(
         self,
@@ -187,6 +191,14 @@ class AdmissionMiddleware:
         reservation: Reservation,
     ) -> None:
         try:
+            if (fault := _framing_fault(scope)) is not None:
+                metrics.REFUSALS.labels("malformed-http").inc()
+                refusal = problems.problem(
+                    Request(scope), HTTPStatus.BAD_REQUEST, "malformed-http", fault
+                )
+                refusal.headers["Connection"] = "close"  # the rest may be another request
+                await refusal(scope, receive, answer.send)
+                return
             if scope["path"] not in PROBE_PATHS:
                 self._check_host(headers)
                 self._check_origin(scope, headers)
@@ -198,8 +210,6 @@ class AdmissionMiddleware:
         except AnchorageError as error:  # from here: the framework answers those of routes
             reservation.leave()  # a discarded body takes no memory
             await self._refuse(error, scope, receive, answer.send)
-        except HangUp:
-            raise
         except Exception as fault:  # here, so that this answer has its id, metric and log line too
             if answer.begun:
                 raise
@@ -281,7 +291,8 @@ class AdmissionMiddleware:
         self, error: AnchorageError, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Discards the body, as a client that still sends would not read, and answers."""
-        scope["state"].get("refused", lambda: None)()  # another connection may replace this one
+        if (connection := CONNECTION.get()) is not None:
+            connection.may_be_replaced()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(body_reading.DISCARD_S):
                 await _discard(receive, Headers(scope=scope), self._admission.max_body_bytes)
@@ -314,6 +325,28 @@ def address_of(scope: Scope) -> str:
     """Returns the client's address."""
     client: tuple[str, int] | None = scope.get("client")
     return "" if client is None else client[0]
+
+
+def _framing_fault(scope: Scope) -> str | None:
+    """Returns what is wrong with a head that a proxy may understand differently; else None."""
+    old = scope["http_version"] != "1.1"
+    hosts, encodings, upgrades, length = 0, [], False, b"0"
+    for name, value in scope["headers"]:
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding":
+            encodings.append(value.lower())
+        elif name == b"content-length":
+            length = value
+        elif name == b"connection":
+            upgrades = b"upgrade" in value.lower()
+    if hosts > 1 or (hosts == 0 and not old):
+        return f"A request must have one Host header. This one has {hosts}."
+    if encodings and (old or encodings != [b"chunked"]):
+        return "The only Transfer-Encoding that this server reads is chunked, in HTTP/1.1."
+    if upgrades and (encodings or length.strip(b"0")):
+        return "A request with a body cannot have an Upgrade header. Remove Upgrade."
+    return None
 
 
 def _request_id(headers: Headers) -> str:

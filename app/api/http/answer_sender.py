@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -11,10 +10,9 @@ from functools import lru_cache
 
 from prometheus_client import Histogram
 from starlette.datastructures import MutableHeaders
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Scope, Send
 
 from app.api import docs
-from app.api.http import body_reading
 from app.observability import metrics
 
 log = logging.getLogger("anchorage.request")
@@ -30,10 +28,6 @@ PIECE_BYTES = 256 * 1024
 #: time for the client to read an answer, and one more second for each ANSWER_BYTES_PER_S
 ANSWER_READ_S = 60
 ANSWER_BYTES_PER_S = 256 * 1024
-
-
-class HangUp(Exception):
-    """An answer that has begun cannot be completed. Closing its connection tells the client."""
 
 
 class AnswerSender:
@@ -131,15 +125,6 @@ class AnswerSender:
     def _break_off(self) -> None:
         log.warning("connection closed: the client does not read its answer")
         self._abort()
-
-
-async def close_connection(scope: Scope, receive: Receive) -> None:
-    """Closes the connection and waits up to DISCARD_S, so that no incomplete answer is logged."""
-    scope["state"].get("close", lambda: None)()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(body_reading.DISCARD_S):
-            while (await receive())["type"] != "http.disconnect":
-                pass
 
 
 @lru_cache(maxsize=4096)

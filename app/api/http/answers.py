@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import pyarrow as pa
 import pybase64
 import torch
 from fastapi import Request, Response
@@ -16,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 from torch import Tensor
 
-from app.api.codecs import arrow, arrow_answers, media_types, npy, parquet
+from app.api.codecs import arrow, media_types, npy
 from app.api.http.bodies import Call
 from app.api.schemas import confidence
 from app.api.schemas.fields import Dtype, Encoding
@@ -86,13 +87,11 @@ class Writer:
     media     one of ANSWER_MEDIA
     encoding  the encoding of vectors in JSON
     dtype     the type of the numbers
-    rows      the rows of an Arrow or Parquet body, whose other columns the answer repeats
     """
 
     media: str
     encoding: Encoding = "float"
     dtype: Dtype = "float32"
-    rows: arrow.ArrowRows | None = None
     _file: np.ndarray[Any, np.dtype[np.uint8]] | None = field(default=None, init=False)
 
     @property
@@ -103,12 +102,6 @@ class Writer:
             DTYPE_BYTES[self.dtype] if as_computed else ANSWER_NUMBER_BYTES, self._empty
         )
 
-    def is_small(self, vectors: Tensor) -> bool:
-        """Returns whether the answer is small enough to be written without a thread."""
-        if self.media == media_types.PARQUET and self.rows is not None:
-            return False  # the client's other columns are compressed too
-        return self.media == media_types.NPY or vectors.numel() <= INLINE_NUMBERS
-
     def respond(
         self, vectors: Tensor, about: Mapping[str, Any], *, name: str = "vectors"
     ) -> Response:
@@ -118,7 +111,7 @@ class Writer:
         """
         if self.media == media_types.NPY:
             return PartsResponse([self._npy(vectors)], media_types.NPY, describe_in_headers(about))
-        if self.media in media_types.TABLES:
+        if self.media == media_types.ARROW:
             return self._table(vectors, about, name)
         rest = orjson.dumps(about)
         parts = [
@@ -154,25 +147,14 @@ class Writer:
         return memoryview(self._file)  # type: ignore[arg-type]
 
     def _table(self, vectors: Tensor, about: Mapping[str, Any], name: str) -> Response:
-        columns = {self._column(name): arrow_answers.vectors_array(self._rounded(vectors))}
-        labels = about.get("labels")
-        if labels is not None:
-            columns["label"] = arrow_answers.labels_array(labels)
+        column = arrow.VECTOR if name == "vectors" else name
+        columns = {column: arrow.vectors_array(self._rounded(vectors))}
+        if (labels := about.get("labels")) is not None:
+            columns["label"] = pa.array(labels, pa.string())
         columns |= confidence.arrays(about)
-        columns[arrow_answers.FLAG] = arrow_answers.flags_array(len(vectors), about["flags"])
-        write = parquet.write if self.media == media_types.PARQUET else arrow_answers.write
-        parts = write(self.rows, columns, describe_in_texts(about))
+        columns[arrow.FLAG] = arrow.flags_array(len(vectors), about["flags"])
+        parts = arrow.write(columns, describe_in_texts(about))
         return PartsResponse(parts, self.media, describe_in_headers({**about, "flags": []}))
-
-    def _column(self, name: str) -> str:
-        """Returns the name of Arrow's column: the client's, for vectors. Raises BadColumn."""
-        if name != "vectors":
-            return name
-        return (
-            arrow.VECTOR
-            if self.rows is None
-            else arrow_answers.vector_name(self.rows.schema, self.rows.place)
-        )
 
     def _rounded(self, vectors: Tensor) -> Tensor:
         """Returns the vectors in the answer's dtype. Raises OutOfRange."""
@@ -234,26 +216,20 @@ def choose_writer(call: Call[Any], encoding: Encoding, dtype: Dtype) -> Writer:
     media = preferred_media(
         call.request, call.media if call.media in ANSWER_MEDIA else media_types.JSON
     )
-    if media != media_types.JSON:
-        refuse_base64(encoding)
-    return Writer(media, encoding, dtype, call.rows if media in media_types.TABLES else None)
-
-
-def refuse_base64(encoding: Encoding) -> None:
-    """Raises InvalidRequest for base64 in an answer that is not JSON."""
-    if encoding == "base64":
+    if media != media_types.JSON and encoding == "base64":
         raise InvalidRequest(
             "`encoding: base64` only applies to JSON answers. Remove it, or accept "
             f"{media_types.JSON}.",
             field="encoding",
         )
+    return Writer(media, encoding, dtype)
 
 
 async def write(
     call: Call[Any], writer: Writer, vectors: Tensor, about: Mapping[str, Any]
 ) -> Response:
     """Returns the answer, written in a thread if it is large."""
-    if writer.is_small(vectors):
+    if writer.media == media_types.NPY or vectors.numel() <= INLINE_NUMBERS:
         response = writer.respond(vectors, about)
     else:
         response = await run_in_threadpool(writer.respond, vectors, about)
@@ -281,13 +257,6 @@ def preferred_media(request: Request, own: str, offered: Sequence[str] = ANSWER_
             field="Accept",
         )
     return best
-
-
-def accepts(accept: str, media: str) -> bool:
-    """Returns whether an Accept header allows a media type."""
-    return not accept or any(
-        found == media and weight > 0 for found, weight in _accepted_types(accept, media)
-    )
 
 
 def _accepted_types(accept: str, own: str) -> Iterator[tuple[str, float]]:

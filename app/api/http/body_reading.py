@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from fastapi import Request
+from starlette.concurrency import run_in_threadpool
 
-from app.errors import AnchorageError, BodyTooLarge, BodyTooSlow, Malformed, UnsupportedMedia
+from app.api.codecs import media_types
+from app.api.http import multipart
+from app.errors import BodyTooLarge, BodyTooSlow, Malformed, UnsupportedMedia
+
+Data = bytes | memoryview
 
 #: time for a body to arrive, and one more second for each BODY_BYTES_PER_S
 BODY_S = 20
@@ -35,26 +42,59 @@ def refuse_encoded(request: Request) -> None:
         )
 
 
-def declared_length(request: Request, limit: int) -> int | None:
-    """Returns the Content-Length; None for a chunked body. Raises BodyTooLarge."""
-    declared = request.headers.get("content-length", "")
-    if not declared.isdecimal():
-        return None
-    if int(declared) > limit:
-        raise BodyTooLarge(
-            f"The body has {declared} bytes, and the limit is {limit}. Split the request.",
-            limit=limit,
+@dataclass(frozen=True)
+class WholeBody:
+    """A body as it arrived.
+
+    data     its bytes; of multipart, the part with the JSON fields
+    files    the other parts of multipart; None for other bodies
+    arrived  when it was complete: a time of time.perf_counter()
+    """
+
+    media: str
+    data: Data
+    files: list[bytes] | None
+    arrived: float
+
+
+async def read_body_once(request: Request) -> WholeBody:
+    """Returns the body, which several dependencies of a route may read, in any order.
+
+    JSON has a smaller limit than vectors and files: parsing it blocks all other threads.
+    Raises UnsupportedMedia, BodyTooLarge, BodyTooSlow, Malformed, MalformedParts.
+    """
+    state = request.scope["state"]
+    if "whole_body" in state:
+        return state["whole_body"]  # type: ignore[no-any-return]
+    media, admission = media_of(request), request.app.state.admission
+    refuse_encoded(request)
+    most = most_json = min(admission.max_json, admission.max_body_bytes)
+    if media in (*media_types.VECTORS, media_types.MULTIPART):
+        most = admission.max_body_bytes
+    data, files = await read_whole(request, most), None
+    arrived = time.perf_counter()
+    if media == media_types.MULTIPART:
+        data, files = await run_in_threadpool(
+            multipart.split, request.headers["content-type"], data
         )
-    return int(declared)
+        if len(data) > most_json:
+            raise _too_large(most_json)
+    whole = WholeBody(media, data, files, arrived)
+    if "idempotency-key" in request.headers:  # whose dependency reads it too
+        state["whole_body"] = whole
+    return whole
 
 
-async def read_whole(request: Request, limit: int) -> bytes | memoryview:
+async def read_whole(request: Request, limit: int) -> Data:
     """Returns the body. Raises BodyTooLarge, BodyTooSlow, Malformed."""
-    declared = declared_length(request, limit)
+    length = request.headers.get("content-length", "")
+    declared = int(length) if length.isdecimal() else None
+    if declared is not None and declared > limit:
+        raise _too_large(limit, declared)
     seconds = BODY_S + (limit if declared is None else declared) / BODY_BYTES_PER_S
     try:
         async with asyncio.timeout(seconds):
-            data, more = await next_piece(request)
+            data, more = await _next_piece(request)
             whole = memoryview(data) if not more else await _read_on(request, limit, declared, data)
     except TimeoutError:
         raise BodyTooSlow(f"The body did not arrive within {seconds:.0f} s.") from None
@@ -63,62 +103,12 @@ async def read_whole(request: Request, limit: int) -> bytes | memoryview:
     return whole
 
 
-async def next_piece(request: Request) -> tuple[bytes, bool]:
+async def _next_piece(request: Request) -> tuple[bytes, bool]:
     """Returns the next bytes of the body, and whether more follow. Raises Malformed."""
     message = await request.receive()
     if message["type"] == "http.disconnect":
         raise Malformed("The client closed the connection before its body was complete.")
     return message.get("body", b""), message.get("more_body", False)
-
-
-class BodyReader:
-    """Reads a body piece by piece. Raises BodyTooLarge, BodyTooSlow, Malformed."""
-
-    def __init__(self, request: Request, limit: int) -> None:
-        self._request, self._limit = request, limit
-        self._left = memoryview(b"")
-        self._seen = 0
-        self.more = True
-
-    async def read(self, size: int) -> memoryview:
-        """Returns `size` bytes, or the rest of the body if it is shorter."""
-        view = memoryview(bytearray(size))
-        return view[: await self.fill(view)]
-
-    async def fill(self, view: memoryview) -> int:
-        """Writes to `view` until it is full or the body ends; returns the bytes written."""
-        end = 0
-        try:
-            async with asyncio.timeout(BODY_S + len(view) / BODY_BYTES_PER_S):
-                while end < len(view) and (self._left or self.more):
-                    if not self._left:
-                        await self._next()
-                    size = min(len(self._left), len(view) - end)
-                    view[end : end + size] = self._left[:size]
-                    self._left = self._left[size:]
-                    end += size
-        except TimeoutError:
-            raise BodyTooSlow("The next rows of the stream did not arrive in time.") from None
-        return end
-
-    async def discard(self) -> None:
-        """Discards the rest of the body for DISCARD_S, so that the client receives its answer."""
-        try:
-            async with asyncio.timeout(DISCARD_S):
-                while self.more:
-                    _, self.more = await next_piece(self._request)
-        except (TimeoutError, AnchorageError):
-            pass
-
-    async def _next(self) -> None:
-        data, self.more = await next_piece(self._request)
-        self._seen += len(data)
-        if self._seen > self._limit:
-            raise BodyTooLarge(
-                f"The stream has more than {self._limit} bytes, the limit. Split it.",
-                limit=self._limit,
-            )
-        self._left = memoryview(data)
 
 
 @contextmanager
@@ -172,10 +162,13 @@ async def _read_on(request: Request, limit: int, declared: int | None, data: byt
             raise _too_large(limit)
         if not more:
             return memoryview(whole)[:end]
-        data, more = await next_piece(request)
+        data, more = await _next_piece(request)
 
 
-def _too_large(limit: int) -> BodyTooLarge:
+def _too_large(limit: int, size: int | None = None) -> BodyTooLarge:
+    has = f"more than {limit} bytes, the limit" if size is None else f"{size} bytes"
+    more = "" if size is None else f", and the limit is {limit}"
     return BodyTooLarge(
-        f"The body has more than {limit} bytes, the limit. Split the request.", limit=limit
+        f"The body has {has}{more}. Split the request; npy and Arrow may be larger than JSON.",
+        limit=limit,
     )

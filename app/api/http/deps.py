@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from datetime import UTC, datetime
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
-from fastapi import Depends, Header, Path, Query, Request, Security
+from fastapi import Depends, Header, Path, Query, Request, Response, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 from pydantic import AfterValidator, AwareDatetime
 
+from app.api.http.body_reading import read_body_once
 from app.api.schemas.fields import NAME_PATTERN
-from app.errors import ScopeMissing
+from app.api.schemas.jobs import Job
+from app.errors import InvalidRequest, ScopeMissing
 from app.services.access.api_keys import Caller
 from app.services.context import Services
 from app.services.request_context import Repeat, RequestContext
+from app.storage import tables
 from app.types import Scope
 
-Changed = TypeVar("Changed")
+IDEMPOTENCY_KEY = re.compile(r"[ -~]{1,255}")
 
 
 async def services(request: Request) -> Services:
@@ -71,8 +76,22 @@ async def _repeat(
         ),
     ] = None,
 ) -> Repeat | None:
-    # The body's dependency stores it, and stands before this one in a route.
-    return request.scope["state"].get("repeat")  # type: ignore[no-any-return]
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not IDEMPOTENCY_KEY.fullmatch(key):
+        raise InvalidRequest(
+            "An Idempotency-Key must have 1 to 255 printable ASCII characters.",
+            field="Idempotency-Key",
+        )
+    whole = await read_body_once(request)
+    prefer = request.headers.get("prefer", "")
+    about = f"{request.method} {request.url.path} {request.url.query} {prefer}\n"
+    fingerprint = hashlib.sha256(about.encode())
+    for part in (whole.data, *(whole.files or ())):
+        fingerprint.update(len(part).to_bytes(8))
+        fingerprint.update(part)
+    return Repeat(key, fingerprint.hexdigest())
 
 
 Svc = Annotated[Services, Depends(services)]
@@ -108,3 +127,30 @@ After = Annotated[
     ),
 ]
 Limit = Annotated[int, Query(ge=1, le=1000, description="The most entries of a page, 1 to 1,000.")]
+
+
+#: the 202 of a route's `responses`
+ASYNC: dict[str, Any] = {
+    "model": Job,
+    "description": "The job that does the work; with `Prefer: respond-async`.",
+}
+Prefer = Annotated[
+    str | None,
+    Header(description="`respond-async` leaves the work to a job (RFC 7240)."),
+]
+
+
+def wants_job(prefer: str | None) -> bool:
+    """Whether the client sent `Prefer: respond-async`."""
+    return prefer is not None and "respond-async" in {
+        item.partition(";")[0].strip().lower() for item in prefer.split(",")
+    }
+
+
+def accepted(response: Response, row: tables.JobRow, *, preferred: bool = True) -> Job:
+    """Returns the job as a 202 answer. `preferred`: whether the client sent `Prefer`."""
+    response.status_code = 202
+    response.headers["Location"] = f"/jobs/{row.id}"
+    if preferred:
+        response.headers["Preference-Applied"] = "respond-async"
+    return Job.model_validate(row)

@@ -1,12 +1,9 @@
-"""Turns errors into application/problem+json (RFC 9457).
-
-Below the paths of other protocols, `app.api.http.error_dialects` gives errors their shapes.
-"""
+"""Turns errors into application/problem+json (RFC 9457), and below /v1 into OpenAI's shape."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
@@ -20,7 +17,6 @@ from starlette.exceptions import HTTPException
 from app import errors
 from app.api.codecs import media_types
 from app.api.docs import ERRORS_PATH
-from app.api.http import error_dialects
 from app.api.http.field_errors import CODES, field_of, sentence
 from app.observability import metrics
 
@@ -40,6 +36,26 @@ STATUS: dict[type[errors.AnchorageError], HTTPStatus] = {
     errors.Invalid: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.TooManyRequests: HTTPStatus.TOO_MANY_REQUESTS,
     errors.Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+#: what OpenAI's API answers in place of statuses that it does not use
+_OPENAI_STATUS = {
+    HTTPStatus.UNPROCESSABLE_ENTITY: HTTPStatus.BAD_REQUEST,
+    HTTPStatus.CONFLICT: HTTPStatus.BAD_REQUEST,
+}
+
+#: codes of names that are part of a model's name
+_MODELS = ("encoder-not-found", "anchor-set-not-found")
+
+#: fields of the services, and OpenAI's fields that they come from
+_OPENAI_FIELDS = {
+    "inputs": "input",
+    **dict.fromkeys(("encoder", "source", "target", "anchor_set"), "model"),
+}
+_OPENAI_TYPES = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
 }
 
 #: most wrong fields that `detail` names; `errors` lists more
@@ -93,6 +109,24 @@ class Problem(BaseModel):
     )
 
 
+class OpenAIErrorBody(BaseModel):
+    """What is wrong. `code` is stable."""
+
+    message: str = Field(description="What is wrong and what to do next.")
+    type: str = Field(description="The kind of error, in OpenAI's terms.")
+    param: str | None = Field(description="The field at fault.")
+    code: str | None = Field(description="The stable code.")
+    rows: list[int] | None = Field(
+        None, description="The first 20 inputs at fault, counted from 0; OpenAI's API lacks it."
+    )
+
+
+class OpenAIError(BaseModel):
+    """An error in OpenAI's shape."""
+
+    error: OpenAIErrorBody
+
+
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Returns OpenAPI's `responses` for a route that answers problems of these statuses."""
     return _responses(
@@ -100,10 +134,10 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     )
 
 
-def documented_as(dialect: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Returns the same for a route whose errors have another protocol's shape."""
+def documented_as_openai(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Returns the same for a route below /v1."""
     return {
-        status: {**response, "model": dialect}
+        status: {**response, "model": OpenAIError}
         for status, response in _responses(statuses, None).items()
     }
 
@@ -148,11 +182,12 @@ def problem(request: Request, status: HTTPStatus, code: str, detail: str, **more
         "request_id": getattr(request.state, "request_id", None),
         **{name: value for name, value in more.items() if value is not None},
     }
-    response = (
-        _page(request, body)
-        or error_dialects.respond(request.url.path, body)
-        or Response(orjson.dumps(body), status_code=status, media_type=media_types.PROBLEM)
-    )
+    page: ProblemPage | None = getattr(request.app.state, "problem_page", None)
+    response = None if page is None else page(request, body)
+    if response is None and f"{request.url.path}/".startswith("/v1/"):
+        response = _openai(body)
+    if response is None:
+        response = Response(orjson.dumps(body), status, media_type=media_types.PROBLEM)
     if "retry_after" in body:
         response.headers["Retry-After"] = str(body["retry_after"])
     if status == HTTPStatus.UNAUTHORIZED:
@@ -160,10 +195,24 @@ def problem(request: Request, status: HTTPStatus, code: str, detail: str, **more
     return response
 
 
-def _page(request: Request, body: dict[str, Any]) -> Response | None:
-    """Returns the console's page of the problem; None outside the console."""
-    page: ProblemPage | None = getattr(request.app.state, "problem_page", None)
-    return None if page is None else page(request, body)
+def _openai(problem: Mapping[str, Any]) -> Response:
+    """Returns the error in OpenAI's shape."""
+    status = HTTPStatus(problem["status"])
+    kind = _OPENAI_TYPES.get(
+        status,
+        "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error",
+    )
+    unknown_model = problem["code"] in _MODELS or (
+        status is HTTPStatus.NOT_FOUND and problem["instance"].startswith("/v1/models/")
+    )
+    code = "model_not_found" if unknown_model else problem["code"]
+    field = problem.get("field")
+    param = None if field is None else _OPENAI_FIELDS.get(field, field)
+    body = OpenAIErrorBody(
+        message=problem["detail"], type=kind, param=param, code=code, rows=problem.get("rows")
+    )
+    content = orjson.dumps(OpenAIError(error=body).model_dump())
+    return Response(content, _OPENAI_STATUS.get(status, status), media_type=media_types.JSON)
 
 
 def respond(request: Request, error: errors.AnchorageError) -> Response:

@@ -1,4 +1,4 @@
-"""Fields of a request in its query string, for bodies of npy, Arrow and Parquet."""
+"""Fields of a request in its query string, for bodies of npy and Arrow."""
 
 from __future__ import annotations
 
@@ -8,52 +8,24 @@ from typing import Any
 import orjson
 from fastapi import Request
 
-from app.api.codecs import media_types
 from app.api.schemas.fields import BODY_ROWS, Body
 from app.errors import InvalidRequest
 
-#: parameters that say how to read the body, and are not fields
-BODY_PARAMETERS = frozenset({"column", "stream"})
 
-
-def wants_stream(request: Request) -> bool:
-    """Returns whether to answer while the body arrives. Raises InvalidRequest."""
-    if not request.scope["query_string"]:
-        return False
-    value = request.query_params.get("stream", "false")
-    if value not in ("true", "false"):
-        raise InvalidRequest("`stream` must be true or false.", field="stream")
-    return value == "true"
-
-
-def column(request: Request) -> str | None:
-    """Returns the name of the Arrow column with the vectors, if the request has one."""
-    return request.query_params.get("column") if request.scope["query_string"] else None
-
-
-def refuse_fields(request: Request) -> dict[str, Any]:
-    """Returns no fields. Raises InvalidRequest for every parameter except Arrow's `column`."""
-    if not request.scope["query_string"]:
-        return {}
-    _refuse_column(request)
-    for name in request.query_params:
-        if name != "column":
+def refuse(request: Request) -> None:
+    """Raises InvalidRequest for every parameter."""
+    if request.scope["query_string"]:
+        for name in request.query_params:
             raise InvalidRequest(
                 f"This route reads no query parameters. Send `{name[:100]}` in the body.",
                 field=name[:100],
             )
-    return {}
 
 
-def read(request: Request, model: type[Body], *, streams: bool) -> dict[str, Any]:
+def read(request: Request, model: type[Body]) -> dict[str, Any]:
     """Returns the fields of the query string, with options by name. Raises InvalidRequest."""
     if not request.scope["query_string"]:
         return {}
-    _refuse_column(request)
-    if wants_stream(request) and not streams:
-        raise InvalidRequest(
-            "`stream` only applies to /translate and /relative. Remove it.", field="stream"
-        )
     texts, options = _texts_and_options(model)
     fields: dict[str, Any] = {}
     seen: set[str] = set()
@@ -63,8 +35,6 @@ def read(request: Request, model: type[Body], *, streams: bool) -> dict[str, Any
                 f"The query string has `{name[:100]}` twice. Send it once.", field=name[:100]
             )
         seen.add(name)
-        if name in BODY_PARAMETERS:
-            continue
         if options and name == "options":
             raise InvalidRequest(
                 "In a query string, send each option as its own parameter, such as `delta=0.5`.",
@@ -103,7 +73,7 @@ def join(fields: Any, query: dict[str, Any], *, only_vectors: bool) -> Any:
     return {**fields, **query}
 
 
-def parameters(model: type[Body], *, streams: bool) -> list[dict[str, Any]]:
+def parameters(model: type[Body]) -> list[dict[str, Any]]:
     """Returns OpenAPI's parameters for the fields that the query string may hold."""
     _, options = _texts_and_options(model)
     schema = model.model_json_schema()
@@ -126,26 +96,12 @@ def parameters(model: type[Body], *, streams: bool) -> list[dict[str, Any]]:
     plain = {name: each for name, each in schema["properties"].items() if name not in tables}
     if options:
         plain |= schema["$defs"]["TranslationOptions"]["properties"]
-    if streams:
-        plain["stream"] = {
-            "type": "boolean",
-            "description": "npy and Arrow: answer while the body arrives, at any length.",
-        }
     if "relative" in schema["properties"]:
         plain["relative"] = {
             "type": "boolean",
             "description": "npy and Arrow: the rows of the body are relative vectors.",
         }
     return [_parameter(name, each) for name, each in plain.items()]
-
-
-def _refuse_column(request: Request) -> None:
-    """Raises InvalidRequest for a `column` if the body is not Arrow."""
-    media = request.headers.get("content-type", "").strip().lower()
-    if "column" in request.query_params and not media.startswith(media_types.TABLES):
-        raise InvalidRequest(
-            "`column` only applies to Arrow and Parquet bodies. Remove it.", field="column"
-        )
 
 
 def _parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.http.bodies import json_body
+from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, RowModel
@@ -44,7 +44,12 @@ class AliasPage(BaseModel):
     aliases: list[Alias] = Field(description="One page of aliases.")
 
 
-@router.put("/{name}", summary="Set an alias", responses=documented(400, 404, 409, 413, 415, 422))
+@router.put(
+    "/{name}",
+    summary="Set an alias",
+    responses=documented(400, 404, 409, 413, 415, 422),
+    openapi_extra=body_docs(NewAlias),
+)
 def put_alias(
     name: PathName,
     context: WriteContext,

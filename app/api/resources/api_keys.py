@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.http.bodies import json_body
+from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import AdminContext, Administers, IdempotencyKey, Limit, Moment, Svc
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, RowModel
@@ -112,6 +112,7 @@ class AuditPage(BaseModel):
     status_code=201,
     summary="Create an API key",
     responses=documented(400, 409, 413, 415, 422),
+    openapi_extra=body_docs(NewApiKey),
 )
 def create_api_key(
     context: AdminContext,
@@ -160,6 +161,7 @@ def get_api_key(id: KeyId, services: Svc, project: Administers) -> ApiKey:
     status_code=201,
     summary="Rotate an API key",
     responses=documented(400, 404, 409, 413, 415, 422),
+    openapi_extra=body_docs(Rotation),
 )
 def rotate_api_key(
     id: KeyId,

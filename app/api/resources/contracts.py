@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
-from app.api.http.bodies import json_body
+from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import PathName, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, RowModel
@@ -68,6 +68,7 @@ class ContractList(BaseModel):
     "/{source}/{target}",
     summary="Set a contract",
     responses=documented(400, 404, 409, 415, 422),
+    openapi_extra=body_docs(NewContract),
 )
 def put_contract(
     name: PathName,

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from app.api.http.bodies import json_body
+from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import (
     After,
     IdempotencyKey,
@@ -197,6 +197,7 @@ class VerifyRequest(Body):
     status_code=201,
     summary="Register an encoder",
     responses=documented(400, 409, 413, 415, 422),
+    openapi_extra=body_docs(NewEncoder),
 )
 def create_encoder(
     context: WriteContext,
@@ -259,6 +260,7 @@ def delete_encoder(name: PathName, services: Svc, context: WriteContext) -> None
     "/{name}/verify",
     summary="Verify an encoder",
     responses=documented(400, 404, 409, 413, 415, 422),
+    openapi_extra=body_docs(VerifyRequest),
 )
 def verify_encoder(
     name: PathName,

@@ -9,9 +9,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.http.async_jobs import ASYNC, Prefer, accepted, wants_job
-from app.api.http.bodies import json_body
-from app.api.http.deps import IdempotencyKey, ReadContext, Svc, context_of
+from app.api.http.bodies import body_docs, json_body
+from app.api.http.deps import (
+    ASYNC,
+    IdempotencyKey,
+    Prefer,
+    ReadContext,
+    Svc,
+    accepted,
+    context_of,
+    wants_job,
+)
 from app.api.http.problems import documented
 from app.api.schemas.fields import Name, Vectors
 from app.api.schemas.jobs import Job
@@ -181,6 +189,7 @@ class EvaluationOut(BaseModel):
     "/evaluate",
     summary="Evaluate a translation",
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
+    openapi_extra=body_docs(EvaluateRequest),
 )
 def evaluate(
     context: ReadContext,

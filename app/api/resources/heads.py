@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.http.bodies import json_body
+from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import (
     After,
     IdempotencyKey,
@@ -270,6 +270,7 @@ def describe(row: tables.HeadRow) -> Head:
     status_code=201,
     summary="Register a head",
     responses=documented(400, 404, 409, 413, 415, 422),
+    openapi_extra=body_docs(NewHead),
 )
 def create_head(
     context: WriteContext,

@@ -12,8 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from app.api.codecs.media_types import JSON
 from app.api.http import answers
 from app.api.http.answers import Writer
-from app.api.http.bodies import Call, vector_call
-from app.api.http.openapi_bodies import VECTOR_ANSWERS
+from app.api.http.bodies import MATRIX_AND_QUERY, VECTOR_ANSWERS, Call, body_docs, vector_call
 from app.api.http.problems import documented
 from app.api.schemas import fields
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Name, Vectors
@@ -145,6 +144,7 @@ class StitchAnswer(BaseModel):
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
+    openapi_extra=body_docs(StitchRequest, MATRIX_AND_QUERY, is_call=True),
 )
 async def stitch(call: Annotated[Call[StitchRequest], vector_call(StitchRequest)]) -> Response:
     """Predicts with a head that was trained on another encoder's vectors.

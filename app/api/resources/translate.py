@@ -10,8 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from app.api.codecs import media_types
 from app.api.http import answers
-from app.api.http.bodies import Call, vector_call
-from app.api.http.openapi_bodies import VECTOR_ANSWERS
+from app.api.http.bodies import MATRIX_AND_QUERY, VECTOR_ANSWERS, Call, body_docs, vector_call
 from app.api.http.problems import documented
 from app.api.schemas.confidence import ConfidenceOut, confidence_members
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Vectors
@@ -95,7 +94,7 @@ class TranslateRequest(PairRequest, InputsBody):
             )
         if not has_columns:
             raise InvalidRequest(
-                "An npy answer has no columns for `confidence`. Accept JSON, Arrow or Parquet, or "
+                "An npy answer has no columns for `confidence`. Accept JSON or Arrow, or "
                 "remove `confidence`.",
                 field="confidence",
             )
@@ -178,6 +177,7 @@ class TranslateAnswer(BaseModel):
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
+    openapi_extra=body_docs(TranslateRequest, MATRIX_AND_QUERY, is_call=True),
 )
 async def translate(
     call: Annotated[Call[TranslateRequest], vector_call(TranslateRequest)],

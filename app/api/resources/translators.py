@@ -8,9 +8,19 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 
-from app.api.http.async_jobs import ASYNC, Prefer, accepted, wants_job
-from app.api.http.bodies import json_body
-from app.api.http.deps import IdempotencyKey, Limit, ReadContext, Reads, Svc, WriteContext
+from app.api.http.bodies import body_docs, json_body
+from app.api.http.deps import (
+    ASYNC,
+    IdempotencyKey,
+    Limit,
+    Prefer,
+    ReadContext,
+    Reads,
+    Svc,
+    WriteContext,
+    accepted,
+    wants_job,
+)
 from app.api.http.problems import documented
 from app.api.schemas.fields import Name, RowModel
 from app.api.schemas.jobs import Job
@@ -99,6 +109,7 @@ class TranslatorPage(BaseModel):
     status_code=201,
     summary="Fit a translator",
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
+    openapi_extra=body_docs(TranslatorRequest),
 )
 def create_translator(
     context: WriteContext,

@@ -67,14 +67,6 @@ def arrays(about: Mapping[str, Any]) -> dict[str, pa.Array]:
     }
 
 
-def row_arrays(confidence: RowConfidence) -> list[pa.Array]:
-    """The columns for Arrow, in the order of ARROW_COLUMNS."""
-    return [
-        pa.array(_numbers(getattr(confidence.expected, name)), pa.float32())
-        for name in ARROW_COLUMNS
-    ]
-
-
 def summary(about: Mapping[str, Any]) -> dict[str, Any]:
     """The members that apply to all rows."""
     confidence = about.get("confidence")

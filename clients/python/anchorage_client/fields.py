@@ -10,6 +10,9 @@ from anchorage_client.vectors import Floats, VectorsLike, as_array, to_json
 #: most rows, and most bytes of vectors, of one request
 MOST_ROWS, MOST_BYTES = 16_384, 24 * 2**20
 
+#: the same for vectors in JSON, which become a third longer in base64
+MOST_JSON_BYTES = 5 * 2**20
+
 #: most texts of one request: a server without a GPU encodes them within a few seconds
 MOST_INPUTS = 256
 
@@ -43,10 +46,10 @@ def fit_fields(
     }
 
 
-def parts_of(vectors: Floats) -> Iterator[tuple[int, Floats]]:
+def parts_of(vectors: Floats, most_bytes: int = MOST_BYTES) -> Iterator[tuple[int, Floats]]:
     """Yield the first row and the rows of parts that fit into one request."""
     row_bytes = max(1, vectors.shape[1] * vectors.dtype.itemsize)
-    step = max(1, min(MOST_ROWS, MOST_BYTES // row_bytes))
+    step = max(1, min(MOST_ROWS, most_bytes // row_bytes))
     for start in range(0, max(1, len(vectors)), step):
         yield start, vectors[start : start + step]
 
@@ -79,7 +82,7 @@ def row_parts(
         for start, texts in text_parts(inputs):
             yield start, {"inputs": texts}
     for name, rows in given.items():
-        for start, part in parts_of(as_array(rows)):
+        for start, part in parts_of(as_array(rows), MOST_JSON_BYTES):
             yield start, {name: to_json(part)}
     if inputs is None and not given:
         yield 0, {}

@@ -37,7 +37,7 @@ def test_a_set_of_any_form_is_the_same_set(client: Client, new_pair, tmp_path, m
     client.anchor_sets.create("torch", embeddings={n: torch.tensor(m) for n, m in rows.items()})
     client.anchor_sets.create_from_table("arrow", table)
     client.anchor_sets.create_from_parquet("parquet", tmp_path / "anchors.parquet")
-    monkeypatch.setattr("anchorage_client._sync.anchors.MOST_BYTES", 1_000)
+    monkeypatch.setattr("anchorage_client._sync.anchors.MOST_JSON_BYTES", 1_000)
     client.anchor_sets.create("npy", embeddings=rows)
     made = [
         client.translator(**{**pair.names, "anchor_set": name}, method="irp").id
@@ -48,7 +48,7 @@ def test_a_set_of_any_form_is_the_same_set(client: Client, new_pair, tmp_path, m
 
 def test_a_large_set_that_fails_halfway_leaves_nothing(client: Client, new_pair, monkeypatch):
     pair = new_pair()
-    monkeypatch.setattr("anchorage_client._sync.anchors.MOST_BYTES", 1_000)
+    monkeypatch.setattr("anchorage_client._sync.anchors.MOST_JSON_BYTES", 1_000)
     with pytest.raises(ConflictError, match="anchor-count-mismatch"):
         client.anchor_sets.create(
             "half", embeddings={pair.source: pair.old, pair.target: pair.new[:-1]}
@@ -134,7 +134,7 @@ def test_a_failed_pool_leaves_nothing_and_a_text_is_no_list(client: Client, pair
 
 def test_a_large_set_with_further_fields_sends_them(client: Client, new_pair, monkeypatch):
     pair = new_pair()
-    monkeypatch.setattr("anchorage_client._sync.anchors.MOST_BYTES", 1_000)
+    monkeypatch.setattr("anchorage_client._sync.anchors.MOST_JSON_BYTES", 1_000)
     rows = {pair.source: pair.old, pair.target: pair.new}
     with pytest.raises(InvalidRequestError, match="exactly one of"):
         client.anchor_sets.create("both", embeddings=rows, inputs=["a"] * len(pair.old))

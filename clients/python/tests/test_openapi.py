@@ -98,9 +98,6 @@ METHODS: dict[str, Callable[..., Any]] = {
     "metrics": Client.metrics,
 }
 
-#: operations for clients of other protocols, which have clients of their own
-OTHER_PROTOCOLS = ("/tei/", "/v2")
-
 #: fields that the client sets itself, each with the reason
 OWN_FIELDS = {
     "encoding": "vectors travel as base64 or npy",
@@ -113,8 +110,6 @@ OWN_FIELDS = {
     "after": "lists read all pages",
     "before": "lists read all pages",
     "limit": "lists read all pages",
-    "stream": "translate_stream sends a request for each batch",
-    "column": "of tables: `translate_table(column=...)`",
     "user": "the service ignores it",
 }
 
@@ -144,9 +139,8 @@ def resolve(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for path, methods in document["paths"].items():
-        if not path.startswith(OTHER_PROTOCOLS):
-            yield from ((each["operationId"], each) for each in methods.values())
+    for methods in document["paths"].values():
+        yield from ((each["operationId"], each) for each in methods.values())
 
 
 def fields(document: dict[str, Any], operation: dict[str, Any]) -> set[str]:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from app.api.http import answer_sender, body_reading
-from app.api.http.limits.in_flight import InFlight, Reservation
+from app.api.http.in_flight import InFlight, Reservation
 from app.demo.client import free_port
 from app.errors import Overloaded, TooMuchAtOnce
 from app.main import requires_keys

@@ -117,10 +117,6 @@ def test_files_base64_and_data_urls_give_the_same_vectors(encoding, head, send):
         "data"
     ]
     np.testing.assert_allclose(by_file, [item["embedding"][:4] for item in by_openai], atol=1e-5)
-    by_tei = encoding.http.post(
-        "/tei/eye/embed", json={"inputs": BASE64, "normalize": False}
-    ).json()
-    np.testing.assert_allclose(by_file, np.array(by_tei)[:, :4], atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "GIF", "WEBP"])
@@ -166,8 +162,6 @@ def test_texts_may_not_come_as_files_nor_images_to_an_encoder_of_texts(send, ref
     "path",
     [
         "/v1/embeddings",
-        "/tei/minilm/embed",
-        "/v2/models/x/infer",
         "/encoders",
         "/heads",
         "/bootstrap",

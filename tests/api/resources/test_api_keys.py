@@ -14,9 +14,9 @@ import pytest
 from limits.aio.storage import memory as limits_memory
 from sqlalchemy import event
 
+from app.api.http import rates
 from app.api.http.admission import KEY_LOOK_UP_S
-from app.api.http.limits import failed_keys
-from app.api.http.limits.failed_keys import FailedKeys
+from app.api.http.rates import FailedKeys
 from app.errors import RateLimited
 from app.services.access import api_keys
 from app.storage.tables import ApiKeyRow
@@ -405,7 +405,7 @@ def test_one_client_is_one_address_or_one_network_of_ipv6(address, neighbour, st
 
 
 def test_counters_of_wrong_keys_have_a_bound(monkeypatch):
-    monkeypatch.setattr(failed_keys, "ADDRESSES", 100)
+    monkeypatch.setattr(rates, "ADDRESSES", 100)
 
     async def tries() -> int:
         failed = FailedKeys()

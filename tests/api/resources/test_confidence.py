@@ -142,7 +142,7 @@ def test_arrow_has_the_same_numbers_in_columns_beside_the_clients(service, ask, 
         "anchorage_cosine_high",
         "anchorage_p_value",
     ]
-    assert rows.column_names == ["id", "vector", *names, "anchorage_flag"]
+    assert rows.column_names == ["vector", *names, "anchorage_flag"]
     for column, name in zip(names, COLUMNS, strict=True):
         np.testing.assert_allclose(rows[column].to_numpy(), table(told(listed))[name], atol=2e-5)
     flagged = {

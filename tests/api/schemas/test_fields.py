@@ -276,9 +276,7 @@ def test_no_content_type_is_refused(client, refused):
     refused(answer, 415, "unsupported-media-type", detail="no Content-Type")
 
 
-@pytest.mark.parametrize(
-    "path", ["/translate", "/encoders", "/anchor-sets", "/v1/embeddings", "/tei/x/embed"]
-)
+@pytest.mark.parametrize("path", ["/translate", "/encoders", "/anchor-sets", "/v1/embeddings"])
 @pytest.mark.parametrize("where", ["", "options", "embeddings"])
 def test_a_field_whose_name_is_megabytes_long_is_not_echoed(client, path, where):
     long = {"k" * 2**20: 1}

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import ConfigDict
 
-from app.api.http.bodies import ITEM_COLUMNS, json_body
+from app.api.http.bodies import ITEM_COLUMNS, body_docs, json_body
 from app.api.http.deps import IdempotencyKey, PathName, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.anchor_sets import AnchorSet, ItemsBody
@@ -37,11 +37,12 @@ class NewItems(ItemsBody):
     status_code=201,
     summary="Append items",
     responses=documented(400, 404, 409, 413, 415, 422),
+    openapi_extra=body_docs(NewItems, ITEM_COLUMNS),
 )
 def append_items(
     name: PathName,
     context: WriteContext,
-    body: Annotated[NewItems, json_body(NewItems, vectors=True, query=True, readers=ITEM_COLUMNS)],
+    body: Annotated[NewItems, json_body(NewItems, ITEM_COLUMNS)],
     services: Svc,
     repeat: IdempotencyKey,
 ) -> AnchorSet:

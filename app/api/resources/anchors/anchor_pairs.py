@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from app.api.codecs import arrow_answers, media_types
+from app.api.codecs import arrow, media_types
 from app.api.codecs.media_types import JSON
 from app.api.http import answers
 from app.api.http.deps import PathName, Reads, Svc
@@ -77,4 +77,4 @@ def _respond(media: str, pairs: Tensor, confidence: Tensor) -> Response:
         for side, name in enumerate(("source_row", "target_row"))
     }
     columns = {**rows, "confidence": pa.array(probabilities, from_pandas=True)}  # NaN becomes null
-    return answers.PartsResponse(arrow_answers.write(None, columns, {}), media_types.ARROW)
+    return answers.PartsResponse(arrow.write(columns, {}), media_types.ARROW)

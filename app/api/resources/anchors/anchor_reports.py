@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.http.bodies import json_body
+from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import PathName, ReadContext, Reads, Svc
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, InputsBody, Name, Vectors
@@ -233,6 +233,7 @@ def report_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSe
     "/{name}/suggest",
     summary="Suggest anchors to add",
     responses=documented(400, 404, 409, 413, 415, 422),
+    openapi_extra=body_docs(SuggestRequest),
 )
 def suggest_anchors(
     name: PathName,
@@ -272,6 +273,7 @@ def suggest_anchors(
     "/{name}/drift",
     summary="Check an encoder for drift",
     responses=documented(400, 404, 409, 413, 415, 422),
+    openapi_extra=body_docs(DriftRequest),
 )
 def find_drift(
     name: PathName,

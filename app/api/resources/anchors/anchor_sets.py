@@ -8,16 +8,19 @@ from typing import Annotated
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.http.async_jobs import ASYNC, Prefer, accepted, wants_job
-from app.api.http.bodies import ITEM_COLUMNS, json_body
+from app.api.http.bodies import ITEM_COLUMNS, MATRIX, body_docs, json_body
 from app.api.http.deps import (
+    ASYNC,
     After,
     IdempotencyKey,
     Limit,
     PathName,
+    Prefer,
     Reads,
     Svc,
     WriteContext,
+    accepted,
+    wants_job,
 )
 from app.api.http.problems import documented
 from app.api.schemas.anchor_sets import AnchorSet, ItemsBody, ListedAnchorSet
@@ -85,12 +88,11 @@ class AnchorSetPage(BaseModel):
     status_code=201,
     summary="Create an anchor set",
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
+    openapi_extra=body_docs(NewAnchorSet, ITEM_COLUMNS),
 )
 def create_anchor_set(
     context: WriteContext,
-    body: Annotated[
-        NewAnchorSet, json_body(NewAnchorSet, vectors=True, query=True, readers=ITEM_COLUMNS)
-    ],
+    body: Annotated[NewAnchorSet, json_body(NewAnchorSet, ITEM_COLUMNS)],
     response: Response,
     services: Svc,
     repeat: IdempotencyKey,
@@ -148,12 +150,13 @@ def create_anchor_set(
     status_code=201,
     summary="Add an encoder's embeddings",
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
+    openapi_extra=body_docs(NewEmbeddings, MATRIX),
 )
 def add_embeddings(
     name: PathName,
     encoder: PathName,
     context: WriteContext,
-    body: Annotated[NewEmbeddings, json_body(NewEmbeddings, vectors=True)],
+    body: Annotated[NewEmbeddings, json_body(NewEmbeddings, MATRIX)],
     response: Response,
     services: Svc,
     repeat: IdempotencyKey,

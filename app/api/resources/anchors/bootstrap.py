@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Response
 from pydantic import ConfigDict, Field
 
-from app.api.http.bodies import json_body
+from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import IdempotencyKey, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas import fields
@@ -196,6 +196,7 @@ def _pool_side(
     status_code=202,
     summary="Bootstrap an anchor set",
     responses=documented(400, 404, 409, 413, 415, 422),
+    openapi_extra=body_docs(BootstrapRequest),
 )
 def bootstrap(
     context: WriteContext,

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.http import answers
-from app.api.http.bodies import json_body
+from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import ReadContext, Svc
 from app.api.http.problems import documented
 from app.api.schemas.fields import Name, Vectors
@@ -254,6 +254,7 @@ class AdviceOut(BaseModel):
     "/advice",
     summary="Advise what to do with an index",
     responses=documented(400, 404, 409, 413, 415, 422),
+    openapi_extra=body_docs(AdviceRequest),
 )
 def give_advice(
     context: ReadContext,

@@ -23,8 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from app.api.codecs import candidates, media_types
 from app.api.codecs.candidates import CandidateBlocks
 from app.api.http import answers
-from app.api.http.bodies import BinaryReaders, Call, vector_call
-from app.api.http.openapi_bodies import STREAM_ANSWERS
+from app.api.http.bodies import VECTOR_ANSWERS, BodyFormats, Call, body_docs, vector_call
 from app.api.http.problems import documented
 from app.api.schemas.fields import (
     Body,
@@ -58,13 +57,14 @@ INLINE_ANSWERED = 1_000
 
 CANDIDATE_COUNTS = metrics.BATCH_VECTORS.labels("rescore")
 
-READERS = BinaryReaders(
+READERS = BodyFormats(
     candidates.read_npy,
     candidates.read_arrow,
-    "npy: the files of the queries (q, d_target), of the candidates (q, m, d_source), and with "
-    "`mode=fuse` of the old queries (q, d_source), one after the other. Arrow: one row for each "
-    "query, with the columns `query`, `vectors`, and optionally `ids` and `old_query`.",
-    is_light=candidates.is_light,
+    query=True,
+    described="npy: the files of the queries (q, d_target), of the candidates (q, m, d_source), "
+    "and with `mode=fuse` of the old queries (q, d_source), one after the other. Arrow: one row "
+    "for each query, with the columns `query`, `vectors`, and optionally `ids` and `old_query`.",
+    is_light_npy=candidates.is_light,
     pools=False,
 )
 
@@ -265,13 +265,14 @@ class RescoreAnswer(BaseModel):
     "/rescore",
     summary="Order candidates by the new encoder",
     responses={
-        200: {"model": RescoreAnswer, **STREAM_ANSWERS},
+        200: {"model": RescoreAnswer, **VECTOR_ANSWERS},
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
+    openapi_extra=body_docs(RescoreRequest, READERS, is_call=True),
 )
 async def rescore(
-    call: Annotated[Call[RescoreRequest], vector_call(RescoreRequest, readers=READERS)],
+    call: Annotated[Call[RescoreRequest], vector_call(RescoreRequest, READERS)],
 ) -> Response:
     """Sorts a store's candidates by their scores with the new encoder. Writes nothing to the store.
 
@@ -297,7 +298,7 @@ def _answer_media(call: Call[RescoreRequest]) -> str:
 
     Raises NotAcceptable.
     """
-    usual = call.media if call.media in media_types.STREAMS else media_types.JSON
+    usual = call.media if call.media in media_types.VECTORS else media_types.JSON
     offered = [media_types.JSON, usual] if usual != media_types.JSON else [usual]
     return answers.preferred_media(call.request, usual, offered)
 
@@ -325,10 +326,7 @@ def _respond(call: Call[RescoreRequest], media: str, rescored: Rescored) -> Resp
         parts: list[Any] = candidates.write_npy(places, scores)
         return answers.PartsResponse(parts, media, answers.describe_in_headers(about))
     if media == media_types.ARROW:
-        assert call.rows is not None
-        parts = candidates.write_arrow(
-            call.rows, blocks, places, scores, answers.describe_in_texts(about)
-        )
+        parts = candidates.write_arrow(blocks, places, scores, answers.describe_in_texts(about))
         return answers.PartsResponse(parts, media, answers.describe_in_headers(about))
     ids = blocks.id_lists
     results = [

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.http.bodies import json_body
+from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import IdempotencyKey, Limit, Moment, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import NAME_PATTERN, Body, Name
@@ -192,6 +192,7 @@ class ReindexingList(BaseModel):
     status_code=201,
     summary="Plan a reindexing",
     responses=documented(400, 404, 409, 413, 415, 422),
+    openapi_extra=body_docs(NewReindexing),
 )
 def plan_reindexing(
     context: WriteContext,
@@ -248,6 +249,7 @@ def get_reindexing(id: ReindexingId, services: Svc, project: Reads) -> Reindexin
     "/{id}/plan",
     summary="Change the plan of a reindexing",
     responses=documented(400, 404, 409, 413, 415, 422),
+    openapi_extra=body_docs(PlanDocument),
 )
 def change_plan(
     id: ReindexingId,

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from app.api.codecs import media_types
 from app.api.http import answers
-from app.api.http.bodies import json_body
+from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import PathName, ReadContext, Svc
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, Inputs, Name, Role, Vectors
@@ -212,6 +212,7 @@ class StoreSearchAnswer(BaseModel):
         **documented(400, 404, 409, 413, 415, 422),
     },
     response_model=None,
+    openapi_extra=body_docs(StoreSearchRequest),
 )
 async def search_store(
     name: PathName,

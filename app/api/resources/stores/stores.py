@@ -10,16 +10,8 @@ from fastapi import APIRouter, Response
 from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from app.api.http.bodies import json_body
-from app.api.http.deps import (
-    After,
-    IdempotencyKey,
-    Limit,
-    PathName,
-    Reads,
-    Svc,
-    WriteContext,
-)
+from app.api.http.bodies import body_docs, json_body
+from app.api.http.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, Name, RowModel
 from app.maths.anchors.space_match import SpaceVerdict
@@ -235,6 +227,7 @@ def describe(report: StoreReport) -> StoreOut:
     status_code=201,
     summary="Connect a store",
     responses=documented(400, 404, 409, 413, 415, 422),
+    openapi_extra=body_docs(NewStore),
 )
 def create_store(
     context: WriteContext,

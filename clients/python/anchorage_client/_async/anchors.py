@@ -12,7 +12,7 @@ from anchorage_client import arrow
 from anchorage_client._async.resources import AsyncResource
 from anchorage_client._async.transport import Json, segment
 from anchorage_client.errors import AnchorageError, rows_from
-from anchorage_client.fields import MOST_BYTES, Role, row_parts
+from anchorage_client.fields import MOST_JSON_BYTES, Role, row_parts
 from anchorage_client.vectors import VectorsLike, as_array, to_json, to_npy
 
 NPY = {"Content-Type": "application/x-npy"}
@@ -52,7 +52,7 @@ class AsyncAnchorSets(AsyncResource):
         }
         arrays = {encoder: as_array(rows) for encoder, rows in (embeddings or {}).items()}
         more = any(value is not None for field, value in body.items() if field != "name")
-        if more or sum(each.nbytes for each in arrays.values()) <= MOST_BYTES:
+        if more or sum(each.nbytes for each in arrays.values()) <= MOST_JSON_BYTES:
             if embeddings is not None:
                 body["embeddings"] = {encoder: to_json(rows) for encoder, rows in arrays.items()}
             return await self._transport.post(self.path, body, creates=True)
@@ -94,16 +94,9 @@ class AsyncAnchorSets(AsyncResource):
 
     async def create_from_parquet(self, name: str, path: str | Path) -> Json:
         """Create a set from a Parquet file with the columns of `create_from_table`."""
-        answer = await self._transport.send(
-            "POST",
-            self.path,
-            params={"name": name},
-            content=Path(path).read_bytes(),
-            headers=arrow.PARQUET_HEADERS,
-            creates=True,
-        )
-        made: Json = answer.json()
-        return made
+        from pyarrow import parquet
+
+        return await self.create_from_table(name, parquet.read_table(path))
 
     async def put(
         self,

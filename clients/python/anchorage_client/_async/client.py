@@ -221,17 +221,30 @@ class AsyncClient(AsyncMeasures):
                     yield from_npy(answer.content)
 
     async def translate_table(
-        self, table: Any, *, source: str, target: str, anchor_set: str, **fields: Any
+        self,
+        table: Any,
+        *,
+        source: str,
+        target: str,
+        anchor_set: str,
+        column: str | None = None,
+        **fields: Any,
     ) -> Any:
         """Return a `pyarrow.Table` with its vectors translated and its other columns as they are.
 
-        fields  `column` names the vectors, and further fields of /translate
+        column  names the vectors; default: the only column of float lists
+        fields  further fields of /translate
         """
         names = {"source": source, "target": target, "anchor_set": anchor_set, **fields}
+        column = arrow.vector_column(table, column)
         answer = await self._transport.send(
-            "POST", "/translate", params=names, content=arrow.to_ipc(table), headers=arrow.HEADERS
+            "POST",
+            "/translate",
+            params=names,
+            content=arrow.to_ipc(table.select([column])),
+            headers=arrow.HEADERS,
         )
-        return arrow.from_ipc(answer.content)
+        return arrow.with_answer(table, column, arrow.from_ipc(answer.content))
 
     async def relative(
         self,

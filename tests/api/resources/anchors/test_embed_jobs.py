@@ -336,7 +336,6 @@ def leave(encoding, path: str, body: dict, after: str) -> None:
     ("path", "body"),
     [
         ("/v1/embeddings", {"model": "minilm", "input": LONG[:400]}),
-        ("/tei/minilm/embed", {"inputs": LONG[:400], "truncate": True}),
         (
             "/translate",
             {"source": "minilm", "target": "own", "anchor_set": "texts", "inputs": LONG[:400]},

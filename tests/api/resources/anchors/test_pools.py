@@ -207,7 +207,7 @@ def test_items_without_a_direction_are_items(stocked):
         ("offset=2147483648", "invalid-request", "offset"),
         (f"offset={'9' * 5000}", "invalid-request", "offset"),
         ("offset=30&offset=30", "invalid-request", "offset"),
-        ("offset=30&column=vector", "invalid-request", "column"),
+        ("offset=30&column=vector", "unknown-field", "column"),
         ("offset=30&encoder=first", "unknown-field", "encoder"),
         ("offset=30&vectors=1", "invalid-request", "vectors"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.api.http.limits.in_flight import InFlight, Reservation
+from app.api.http.in_flight import InFlight, Reservation
 from app.errors import TooMuchAtOnce
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import http.client
-import inspect
 import json
 import os
-import re
 import resource
 import socket
 import subprocess
@@ -16,15 +14,10 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
-import httptools
 import pytest
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from app.api.http import body_reading, protocol
-from app.api.http.limits import connections
-from app.api.http.limits.connections import Connections
-from app.api.http.protocol import BoundedHttp
+from app.api.http import body_reading, connections
+from app.api.http.connections import Connections
 from app.demo.client import free_port
 
 HALF = b"GET /livez HTTP/1.1\r\nHost: 127"
@@ -35,7 +28,7 @@ class Connection:
     def __init__(self, held: Connections) -> None:
         self.held, self.open = held, True
 
-    def hang_up(self) -> None:
+    def abort(self) -> None:
         self.open = False
 
 
@@ -151,7 +144,7 @@ def test_requests_without_a_key_hold_no_connection_while_their_bodies_are_thrown
     listen, monkeypatch
 ) -> None:
     host, port = listen(auth="keys")
-    monkeypatch.setattr(protocol.PROCESS_CONNECTIONS, "most", 5)
+    monkeypatch.setattr(connections.PROCESS_CONNECTIONS, "most", 5)
     with ExitStack() as stack:
         for _ in range(12):
             half = stack.enter_context(socket.create_connection((host, port), timeout=20))
@@ -165,7 +158,7 @@ def test_requests_without_a_key_hold_no_connection_while_their_bodies_are_thrown
 
 def test_a_request_that_is_answered_is_closed_for_nobody(listen, monkeypatch) -> None:
     host, port = listen()
-    monkeypatch.setattr(protocol.PROCESS_CONNECTIONS, "most", 2)
+    monkeypatch.setattr(connections.PROCESS_CONNECTIONS, "most", 2)
     body = json.dumps({"name": "x", "dim": 2}).encode()
     with ExitStack() as stack:
         slow = stack.enter_context(socket.create_connection((host, port), timeout=20))
@@ -244,52 +237,3 @@ def test_hundreds_of_half_sent_heads_lock_nobody_out(served) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert ask(port, "/encoders") == 200
-
-
-# --- what is private to uvicorn -------------------------------------------------------------------
-
-
-def test_the_parts_of_uvicorn_that_are_used_here_are_what_they_were() -> None:
-    """They are private: after an upgrade, compare `app/api/http/protocol.py` with them.
-
-    Then change this test and pyproject.toml.
-    """
-    overridden = {
-        name: list(inspect.signature(getattr(HttpToolsProtocol, name)).parameters)
-        for name, each in vars(BoundedHttp).items()
-        if inspect.isfunction(each) and hasattr(HttpToolsProtocol, name) and name != "__init__"
-    }
-    assert overridden == {
-        "connection_made": ["self", "transport"],
-        "connection_lost": ["self", "exc"],
-        "data_received": ["self", "data"],
-        "on_message_begin": ["self"],
-        "on_url": ["self", "url"],
-        "on_header": ["self", "name", "value"],
-        "on_headers_complete": ["self"],
-        "on_body": ["self", "body"],
-        "on_message_complete": ["self"],
-        "on_response_complete": ["self"],
-        "send_400_response": ["self", "msg"],
-    }
-    source = inspect.getsource(HttpToolsProtocol)
-    for part in (
-        "self.cycle",
-        "self.flow",
-        "self.headers",
-        "self.scope",
-        "self.pipeline",
-        "self.timeout_keep_alive_task",
-    ):
-        assert part in source
-    assert "response_complete" in inspect.getsource(RequestResponseCycle)
-    assert "more_body" in inspect.getsource(RequestResponseCycle)
-    assert hasattr(httptools.HttpRequestParser, "get_http_version")
-
-
-@pytest.mark.parametrize("module", [uvicorn, httptools])
-def test_no_version_of_them_is_installed_that_nobody_has_looked_at(module) -> None:
-    text = (Path(__file__).parents[4] / "pyproject.toml").read_text()
-    [bound] = re.findall(rf'"{module.__name__}(?:\[standard\])?>=[\d.]+,<([\d.]+)"', text)
-    found = [int(part) for part in module.__version__.split(".")[:2]]
-    assert found < [int(part) for part in bound.split(".")]

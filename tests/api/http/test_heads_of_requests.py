@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from app.api.http.protocol import ADDRESS_BYTES, HEAD_BYTES
+from app.api.http.connections import ADDRESS_BYTES, HEAD_BYTES
 
 LINE = b"x-filler: " + b"b" * 1000 + b"\r\n"
 REQUEST = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"

@@ -1,1 +1,0 @@
-"""Limits of rates, of wrong keys, of connections, and of requests in flight."""
