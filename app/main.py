@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -149,7 +148,6 @@ def create_app(settings: Settings) -> FastAPI:
         device_failed=lambda: services.encoders.broken,
     )
     app.state.admission = _admission(settings, services)
-    app.state.streams = Counter()
     problems.install(app)
     for resource in RESOURCES:
         app.include_router(resource.router)

@@ -145,7 +145,7 @@ def _is_token(item: Any) -> bool:
     return type(item) is int or (isinstance(item, list) and all(type(each) is int for each in item))
 
 
-def read_inputs(value: Any, field: str) -> list[Input]:
+def _read_inputs(value: Any) -> list[Input]:
     """The inputs as a list. Raises TokensNotRead and InvalidRequest."""
     if isinstance(value, str):
         return [value]
@@ -155,7 +155,7 @@ def read_inputs(value: Any, field: str) -> list[Input]:
         raise TokensNotRead(
             "Send texts instead of tokens, which differ between models. "
             "In LangChain, set check_embedding_ctx_length=False.",
-            field=field,
+            field="input",
         )
     wrong = (
         [row for row, item in enumerate(value) if type(item) is not str]
@@ -163,7 +163,7 @@ def read_inputs(value: Any, field: str) -> list[Input]:
         else []
     )
     raise InvalidRequest(
-        "Expected a text, or a list of at least one text.", field=field, rows=wrong
+        "Expected a text, or a list of at least one text.", field="input", rows=wrong
     )
 
 
@@ -174,15 +174,13 @@ class EmbeddedInputs(EncodedVectors):
     warnings: Sequence[AnswerWarning] = ()
 
 
-async def embed(
+async def _embed(
     services: Services,
     context: RequestContext,
     model: str,
     inputs: Sequence[Input],
-    *,
     role: InputRole,
-    field: str,
-    dimensions: int | None = None,
+    dimensions: int | None,
 ) -> EmbeddedInputs:
     """The inputs' vectors by a model. Small requests wait without a thread."""
     model_id = await _read_model(services, context.project, model)
@@ -190,8 +188,8 @@ async def embed(
     request = model_id.translator_request()
     if request is None:
         _require_dimensions(model, row.dim, dimensions)
-        incoming.reserve_answer(services, context, field, len(inputs), dim=row.dim)
-        plain = await _encode(services, context, row, spec, inputs, role, field)
+        incoming.reserve_answer(services, context, "input", len(inputs), dim=row.dim)
+        plain = await _encode(services, context, row, spec, inputs, role)
         return EmbeddedInputs(plain.vectors, plain.tokens, plain.truncated)
     translation = apply.Translation(request)
     pair = await run_in_threadpool(translators.resolve, services, translation.name(context.project))
@@ -199,7 +197,7 @@ async def embed(
     # The encoder may have changed since it was cached: take the one that belongs to the anchors.
     row, spec = source.encoder, encoding.spec_of(source.encoder)
     _require_dimensions(model, target.encoder.dim, dimensions)
-    own = await _encode(services, context, row, spec, inputs, role, field)
+    own = await _encode(services, context, row, spec, inputs, role)
     translated = await run_in_threadpool(
         apply.apply_map, services, context, translation, vectors=own.vectors, pair=pair
     )
@@ -232,15 +230,14 @@ async def _encode(
     spec: EncoderSpec,
     inputs: Sequence[Input],
     role: InputRole,
-    field: str,
 ) -> EncodedVectors:
     model = encoding.find_model(services, row, spec)
     if model is None or not encoding.is_small(model, inputs):
         return await run_in_threadpool(
-            encoding.encode, services, context, row, inputs, role=role, field=field
+            encoding.encode, services, context, row, inputs, role=role, field="input"
         )
-    ready = encoding.check_inputs(row, inputs, limits=services.limits, field=field)
-    work, items = encoding.start_small(services, context, model, ready, role, field)
+    ready = encoding.check_inputs(row, inputs, limits=services.limits, field="input")
+    work, items = encoding.start_small(services, context, model, ready, role, "input")
     try:
         vectors = await asyncio.wrap_future(work.future)
     except asyncio.CancelledError:
@@ -248,7 +245,7 @@ async def _encode(
         if task is not None and task.cancelling():
             raise
         raise ClientLeft("The client disconnected before its inputs were encoded.") from None
-    return encoding.check_encoded(vectors, items, row, field=field)
+    return encoding.check_encoded(vectors, items, row, field="input")
 
 
 async def _encoder(
@@ -286,11 +283,9 @@ async def create_embeddings(
 
     With a model `encoder->target@anchor-set`, the vectors are translated.
     """
-    inputs = read_inputs(body.input, "input")
+    inputs = _read_inputs(body.input)
     role = InputRole(body.input_type)
-    encoded = await embed(
-        services, context, body.model, inputs, role=role, field="input", dimensions=body.dimensions
-    )
+    encoded = await _embed(services, context, body.model, inputs, role, body.dimensions)
     count = len(encoded.vectors)
     if encoded.truncated and not body.truncate:
         raise InputTooLong(

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -44,7 +44,8 @@ OWN_SITE = frozenset({"same-origin", "none"})
 #: request ids that clients may choose
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
-#: event streams have other limits, because they last
+#: event streams have another limit, because they last, and query the database twice a second
+EVENT_STREAMS = 100
 EVENTS_PATH = re.compile(r"/jobs/[^/]+/events")
 
 #: threads that look up keys
@@ -75,6 +76,9 @@ class Admission:
     max_body_bytes: int
     max_json: int
     in_flight: InFlight
+    event_streams: InFlight = field(
+        default_factory=lambda: InFlight(EVENT_STREAMS, what="event streams", retry_after_s=5)
+    )
     console: bool = False
     stopping: bool = False
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(KEY_THREADS))
@@ -172,7 +176,10 @@ class AdmissionMiddleware:
         state["request_id"] = answer.request_id
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=answer.request_id)
-        reservation = Reservation(self._admission.in_flight)
+        lasts = EVENTS_PATH.fullmatch(scope["path"]) is not None
+        reservation = Reservation(
+            self._admission.event_streams if lasts else self._admission.in_flight
+        )
         try:
             await self._serve(scope, receive, answer, headers, reservation)
         finally:
@@ -219,9 +226,7 @@ class AdmissionMiddleware:
         self, scope: Scope, answer: AnswerSender, headers: Headers, reservation: Reservation
     ) -> None:
         """Finds the caller, reserves memory, and stores the request's context in the scope."""
-        lasting = EVENTS_PATH.fullmatch(scope["path"]) is not None
-        if not lasting:
-            reservation.enter()
+        reservation.enter()
         caller = await self._admission.find_caller(
             _key(headers, cookie=self._admission.is_console(scope)), address_of(scope)
         )
@@ -232,11 +237,10 @@ class AdmissionMiddleware:
             answer.request_id,
             # `watch_departure` stores it, after the body has been read
             on_departure=lambda call: state.get("on_departure", lambda _: None)(call),
+            reserve_bytes=reservation.take,
         )
-        if not lasting:
-            reservation.join(None if caller.key_id is None else caller.project)
-            reservation.take(_body_bytes(headers, self._admission.max_body_bytes))
-            context = replace(context, reserve_bytes=reservation.take)
+        reservation.join(None if caller.key_id is None else caller.project)
+        reservation.take(_body_bytes(headers, self._admission.max_body_bytes))
         state.update(caller=caller, context=context)
 
     def _check_host(self, headers: Headers) -> None:

@@ -1,4 +1,4 @@
-"""Limits the requests and the bytes that one process holds at once."""
+"""Limits what one process does at once: requests and their bytes, and streams of events."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from app.errors import Overloaded, TooMuchAtOnce
 class InFlight:
     """The requests that are being answered, and the bytes of their bodies and answers.
 
-    shares  by project, its requests and bytes
+    what     what they are, for errors
+    shares   by project, its requests and bytes
     """
 
     most_requests: int
-    most_bytes: int
+    most_bytes: int = 0
+    what: str = "requests"
+    retry_after_s: int = 1
     requests: int = field(default=0, init=False)
     bytes: int = field(default=0, init=False)
     shares: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)
@@ -42,7 +45,10 @@ class Reservation:
         with every.lock:
             if every.requests >= every.most_requests:
                 raise Overloaded(
-                    f"The server is answering {every.most_requests} requests, its limit. Try again."
+                    f"The server is answering {every.most_requests} {every.what}, its limit. Try "
+                    "again.",
+                    retry_after_s=every.retry_after_s,
+                    limit=every.most_requests,
                 )
             every.requests += 1
             self._entered = True
@@ -57,8 +63,10 @@ class Reservation:
             half = every.most_requests // 2
             if count and count >= half:
                 raise TooMuchAtOnce(
-                    f"This project has {count} requests in flight, and its limit is {half}. "
-                    "Send fewer at once."
+                    f"This project has {count} {every.what} in flight, and its limit is {half}. "
+                    "Send fewer at once.",
+                    retry_after_s=every.retry_after_s,
+                    limit=half,
                 )
             every.shares[project] = (count + 1, held)
             self._project = project

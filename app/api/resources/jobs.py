@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from app.api.http.deps import Limit, Moment, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.jobs import Job, JobSummary
-from app.errors import AnchorageError, Overloaded, TooMuchAtOnce
+from app.errors import AnchorageError
 from app.services.access.api_keys import KEY_TRUST_S
 from app.services.context import Services
 from app.services.jobs import submission
@@ -26,9 +26,6 @@ from app.types import JobState
 #: Seconds between two looks at a job's row, and between two comments on a silent stream.
 EVENT_POLL_S = 0.5
 HEARTBEAT_S = 15.0
-
-#: Largest number of streams in one process. Each queries the database twice a second.
-MAX_EVENT_STREAMS = 100
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -107,22 +104,6 @@ async def job_events(
     row = await run_in_threadpool(_find_job, services, project, id)
     if JobState(row.state).finished and row.version == seen:
         return Response(status_code=204)
-    state = request.app.state
-    project_limit = MAX_EVENT_STREAMS // 2
-    if state.streams[project] >= project_limit and state.admission.keys is not None:
-        raise TooMuchAtOnce(
-            f"The project has {project_limit} open event streams, which is the limit. "
-            "Close one, or poll the job.",
-            retry_after_s=5,
-            limit=project_limit,
-        )
-    if state.streams.total() >= MAX_EVENT_STREAMS:
-        raise Overloaded(
-            f"The server has {MAX_EVENT_STREAMS} open event streams, which is the limit. "
-            "Try again later, or poll the job.",
-            retry_after_s=5,
-            limit=MAX_EVENT_STREAMS,
-        )
     events = _events(request, services, project, row, seen)
     return EventSourceResponse(
         events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -141,35 +122,31 @@ async def _events(
 
     An error ends the stream. The client is expected to reconnect.
     """
-    state = request.app.state
-    key_id, key_ring = request.state.caller.key_id, state.admission.keys
-    state.streams[project] += 1
-    try:
-        last_sent = last_checked = time.monotonic()
-        while not state.admission.stopping:
-            if row.version != seen:
-                seen = row.version
-                ended = JobState(row.state).finished
-                yield format_sse_event(
-                    data_str=Job.model_validate(row).model_dump_json(),
-                    event="end" if ended else "progress",
-                    id=str(seen),
-                    retry=2000,
-                )
-                if ended:
-                    return
-                last_sent = time.monotonic()
-            elif time.monotonic() - last_sent > HEARTBEAT_S:
-                yield format_sse_event(comment="heartbeat")
-                last_sent = time.monotonic()
-            await asyncio.sleep(EVENT_POLL_S)
-            try:
-                if key_ring is not None and time.monotonic() - last_checked > KEY_TRUST_S:
-                    if not await run_in_threadpool(key_ring.works, key_id):
-                        return
-                    last_checked = time.monotonic()
-                row = await run_in_threadpool(_find_job, services, project, row.id)
-            except AnchorageError:
+    admission = request.app.state.admission
+    key_id, key_ring = request.state.caller.key_id, admission.keys
+    last_sent = last_checked = time.monotonic()
+    while not admission.stopping:
+        if row.version != seen:
+            seen = row.version
+            ended = JobState(row.state).finished
+            yield format_sse_event(
+                data_str=Job.model_validate(row).model_dump_json(),
+                event="end" if ended else "progress",
+                id=str(seen),
+                retry=2000,
+            )
+            if ended:
                 return
-    finally:
-        state.streams[project] -= 1
+            last_sent = time.monotonic()
+        elif time.monotonic() - last_sent > HEARTBEAT_S:
+            yield format_sse_event(comment="heartbeat")
+            last_sent = time.monotonic()
+        await asyncio.sleep(EVENT_POLL_S)
+        try:
+            if key_ring is not None and time.monotonic() - last_checked > KEY_TRUST_S:
+                if not await run_in_threadpool(key_ring.works, key_id):
+                    return
+                last_checked = time.monotonic()
+            row = await run_in_threadpool(_find_job, services, project, row.id)
+        except AnchorageError:
+            return

@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pyarrow import ipc
 from starlette.testclient import TestClient
 
@@ -147,36 +145,21 @@ BAD = {
     "nothing": (b"", 400, "bad-npy"),
     "a few bytes": (b"\x93NUM", 400, "bad-npy"),
     "json": (b'{"vectors": [[1, 2, 3, 4, 5, 6, 7, 8]]}', 400, "bad-npy"),
-    "a zip": (b"PK\x03\x04" + b"\0" * 40, 400, "bad-npy"),
     "a pickle": (pickle.dumps(VECTORS), 400, "bad-npy"),
     "objects": (written(np.array([[1, "a"]], object), allow_pickle=True), 422, "bad-dtype"),
-    "records": (written(np.zeros(3, [("a", "f4")])), 422, "bad-dtype"),
     "integers": (written(VECTORS.astype("i4")), 422, "bad-dtype"),
-    "complex": (written(VECTORS.astype("c8")), 422, "bad-dtype"),
-    "times": (written(VECTORS.astype("M8[s]")), 422, "bad-dtype"),
-    "texts": (written(VECTORS.astype("U3")), 422, "bad-dtype"),
-    "long doubles": (written(VECTORS.astype("g")), 422, "bad-dtype"),
     "numbers of arrays": (with_header(described("('<f4', (2,))")), 422, "bad-dtype"),
     "0-d": (written(VECTORS[0, 0]), 422, "bad-shape"),
     "1-d": (written(VECTORS[0]), 422, "bad-shape"),
     "3-d": (written(VECTORS[None]), 422, "bad-shape"),
-    "32-d": (written(np.zeros((1,) * 32)), 422, "bad-shape"),
     "no rows": (written(VECTORS[:0]), 422, "empty-vectors"),
-    "no numbers": (written(VECTORS[:, :0]), 422, "empty-vectors"),
     "a byte missing": (written(VECTORS)[:-1], 400, "bad-npy"),
     "a byte more": (written(VECTORS) + b"\0", 400, "bad-npy"),
     "two files": (written(VECTORS) * 2, 400, "bad-npy"),
     "more than there are": (with_header(described(shape="(2**62, 8)")), 400, "bad-npy"),
     "far more": (with_header(described(shape=f"({2**62}, 8)")), 400, "bad-npy"),
-    "whose product is small": (with_header(described(shape=f"({2**62}, {2**62})")), 400, "bad-npy"),
     "beyond any integer": (with_header(described(shape=f"({2**64}, 8)")), 422, "bad-shape"),
-    "of hundreds of digits": (
-        with_header(described(shape="(0x" + "f" * 900 + ", 8)")),
-        422,
-        "bad-shape",
-    ),
     "negative rows": (with_header(described(shape="(-5, 8)")), 422, "bad-shape"),
-    "negative twice": (with_header(described(shape="(-5, -8)")), 422, "bad-shape"),
     "true rows": (
         with_header(described(shape="(True, 8)"), VECTORS[:1].tobytes()),
         422,
@@ -185,22 +168,14 @@ BAD = {
     "rows as floats": (with_header(described(shape="(5.0, 8)")), 422, "bad-shape"),
     "a list as shape": (with_header(described(shape="[5, 8]")), 422, "bad-shape"),
     "no type": (with_header(described("()")), 422, "bad-dtype"),
-    "half a type": (with_header(described("('a',)")), 422, "bad-dtype"),
     "an unknown order": (with_header(described(order="3")), 400, "bad-npy"),
     "another key": (with_header(described()[:-2] + "'x': 1}"), 400, "bad-npy"),
-    "keys of any kind": (with_header("{1: 2, 'a': 3}"), 400, "bad-npy"),
     "open brackets": (with_header("(((("), 400, "bad-npy"),
-    "open quotes": (with_header("'''"), 400, "bad-npy"),
     "deep nesting": (with_header("(" * 500 + ")" * 500), 400, "bad-npy"),
-    "many signs": (with_header("-" * 1000 + "1"), 400, "bad-npy"),
-    "arithmetic": (with_header("9**9"), 400, "bad-npy"),
     "arithmetic in a shape": (with_header(described(shape="(9**9**9, 8)")), 400, "bad-npy"),
     "a name": (with_header("open"), 400, "bad-npy"),
-    "a comprehension": (with_header("{x: x for x in (1, 2)}"), 400, "bad-npy"),
-    "a set": (with_header("{'descr', 'fortran_order', 'shape'}"), 400, "bad-npy"),
     "another version": (with_header(described(), version=(4, 0)), 400, "bad-npy"),
     "a call": (with_header("__import__('os').abort()"), 400, "bad-npy"),
-    "a header of NULs": (with_header(b"\0" * 100), 400, "bad-npy"),
     "a header that is not text": (with_header(b"\xff" * 100, version=(3, 0)), 400, "bad-npy"),
     "a long header": (with_header(described() + " " * 20_000), 400, "bad-npy"),
     "a header longer than the file": (
@@ -225,53 +200,6 @@ def test_what_is_no_matrix_of_floats_is_refused(name):
     error = refused.value
     assert (status_of(error), error.code, error.field) == (status, code, "vectors")
     assert not re.search(INSIDE, error.detail), "nothing of the inside"
-
-
-#: what Python's parser takes, as values of a header and instead of one
-EXPRESSIONS = st.recursive(
-    st.sampled_from(
-        [
-            "1",
-            "-1",
-            "9**9",
-            "2.5",
-            "1j",
-            "'<f4'",
-            "b'x'",
-            "None",
-            "True",
-            "...",
-            "x",
-            "f'{x}'",
-            "lambda: 1",
-            "1 if 1 else 2",
-        ]
-    ),
-    lambda inner: st.lists(inner, max_size=4).flatmap(
-        lambda parts: st.sampled_from(
-            [
-                f"({', '.join(parts)},)",
-                f"[{', '.join(parts)}]",
-                f"{{{', '.join(parts)}}}",
-                f"f({', '.join(parts)})",
-            ]
-        )
-    ),
-    max_leaves=12,
-)
-
-
-@settings(max_examples=60)
-@given(EXPRESSIONS, EXPRESSIONS, EXPRESSIONS)
-@pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning")
-def test_no_header_is_shown_as_what_python_makes_of_it(descr, order, shape):
-    for text in (descr, described(descr, shape, order)):
-        said = ""
-        try:
-            npy.read(with_header(text))
-        except AnchorageError as error:
-            said = error.detail
-        assert not re.search(INSIDE, said)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -329,19 +257,6 @@ def test_damaged_npy_is_read_or_refused_and_never_fails():
                 break
         with suppress(AnchorageError):
             assert npy.read(memoryview(body)).ndim == 2
-
-
-@settings(max_examples=30)
-@given(
-    st.binary(max_size=200)
-    | st.binary(max_size=150).map(with_header)
-    | st.text(max_size=80).map(with_header)
-)
-@pytest.mark.filterwarnings(
-    "ignore::UserWarning", "ignore::DeprecationWarning", "ignore::SyntaxWarning"
-)
-def test_any_bytes_are_answered_or_refused(service, body):
-    assert 400 <= send(service, body).status_code < 500
 
 
 # --- the form of the answer -----------------------------------------------------------------------
@@ -416,20 +331,6 @@ def test_the_accept_header_chooses_the_form(service, refused, accept, as_json, a
             refused(answer, 406, "not-acceptable", "Accept")
         else:
             assert (answer.status_code, answer.headers["content-type"]) == (200, expected)
-
-
-@pytest.mark.parametrize(
-    "media",
-    [
-        "application/octet-stream",
-        "application/npy",
-        "application/vnd.apache.arrow.file",
-        "text/csv",
-        "",
-    ],
-)
-def test_other_media_types_are_refused(service, refused, media):
-    refused(send(service, written(VECTORS), media=media), 415, "unsupported-media-type", detail=NPY)
 
 
 def test_a_body_in_another_form_than_it_says_is_refused(service, refused):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from app.api.http import admission
 from app.api.resources import jobs
 from app.types import Scope
 
@@ -48,7 +49,9 @@ def events(answer):
 
 
 @pytest.fixture
-def api(listen):
+def api(listen, request, monkeypatch):
+    """The service; a test may set the most streams of events as the parameter."""
+    monkeypatch.setattr(admission, "EVENT_STREAMS", getattr(request, "param", 100))
     found = Api(listen())
     for name, dim in (("first", 8), ("second", 6)):
         assert found.call("POST", "/encoders", {"name": name, "dim": dim})[0] == 201
@@ -110,8 +113,8 @@ def test_events_of_no_job_are_a_problem_document(api):
         assert (status, problem["code"]) == (422, "invalid-request")
 
 
-def test_streams_above_the_limit_are_refused_until_one_has_ended(api, job, monkeypatch):
-    monkeypatch.setattr(jobs, "MAX_EVENT_STREAMS", 2)
+@pytest.mark.parametrize("api", [2], indirect=True)
+def test_streams_above_the_limit_are_refused_until_one_has_ended(api, job):
     path = f"/jobs/{job}/events"
     with api.open("GET", path) as one, api.open("GET", path) as other:
         assert next(events(one))
@@ -127,8 +130,8 @@ def test_streams_above_the_limit_are_refused_until_one_has_ended(api, job, monke
         assert [event for _, event, _ in events(answer)] == ["end"]
 
 
-def test_a_client_that_goes_away_gives_its_stream_back(api, job, monkeypatch):
-    monkeypatch.setattr(jobs, "MAX_EVENT_STREAMS", 1)
+@pytest.mark.parametrize("api", [1], indirect=True)
+def test_a_client_that_goes_away_gives_its_stream_back(api, job):
     for _ in range(3):
         status = 503
         while status == 503:  # the server notices a disconnect with a delay
