@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from threading import Event
 
 from anyio import to_thread
 from fastapi import FastAPI
@@ -51,7 +52,7 @@ from app.observability import tracing
 from app.services.access.api_keys import KeyRing
 from app.services.context import ANSWER_THREADS, Services
 from app.settings import Settings
-from app.wiring import make_services, make_wakeup
+from app.wiring import make_services
 from workers.main import Worker
 
 log = logging.getLogger("anchorage")
@@ -105,8 +106,8 @@ each code.
 
 def create_app(settings: Settings) -> FastAPI:
     """Returns the service. Without Redis, a worker in this process runs the jobs."""
-    wakeup = make_wakeup(settings)
-    services = replace(make_services(settings), notify_workers=wakeup.notify)
+    wakeup = Event()
+    services = replace(make_services(settings), notify_workers=wakeup.set)
     worker = (
         Worker(services, wakeup, threads=settings.worker_threads)
         if settings.redis_url is None
@@ -124,7 +125,6 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.admission.stopping = True
         if worker is not None:
             await run_in_threadpool(worker.stop)
-        await run_in_threadpool(wakeup.close)
         services.close()
 
     app = FastAPI(

@@ -32,7 +32,7 @@ def find_model(
     path = resolve_inside(sources.folder, spec.model)
     if path is not None and path.is_dir():
         _require_size(spec, sources, [*path.rglob("*.safetensors")])
-        return path, _require_revision(spec, path, _operator_files(spec, path, sources.folder))
+        return path, _require_revision(spec, path, _list_files(path))
     weights, description = (
         resolve_inside(sources.folder, spec.model + suffix) if pairs else None
         for suffix in (".safetensors", ".json")
@@ -89,23 +89,6 @@ def _list_files(folder: Path) -> list[Path]:
         for path in paths
         if path.suffix != ".md" and not (path.is_dir() and not path.is_symlink())
     ]
-
-
-def _operator_files(spec: EncoderSpec, folder: Path, root: Path | None) -> list[Path]:
-    """Return the files of a folder of the operator. Raises EncoderUnavailable for a link that does
-    not lead to a file below `root`.
-    """
-    files = _list_files(folder)
-    assert root is not None
-    for path in files:
-        target = path.resolve()
-        if not target.is_relative_to(root.resolve()) or not target.is_file():
-            raise EncoderUnavailable(
-                f"The folder of model {spec.model!r} contains {path.name!r}, which is not a file "
-                "below ANCHORAGE_MODELS_DIR. Ask the operator to replace the link by its file.",
-                field="model",
-            )
-    return files
 
 
 def _require_revision(spec: EncoderSpec, folder: Path, files: Sequence[Path]) -> str:

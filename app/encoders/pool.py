@@ -7,9 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
 from dataclasses import replace
 
 import torch
@@ -21,6 +19,7 @@ from app.encoders.batcher import Batcher, EncodeTask
 from app.encoders.remote import encoder as remote
 from app.errors import AnchorageError, EncoderNeedsVectors, EncoderUnavailable
 from app.observability import metrics
+from app.single_flight import SingleFlight
 from app.types import EncoderKind
 
 Loader = Callable[[EncoderSpec, ModelSources, str], EncoderModel]
@@ -75,7 +74,7 @@ class EncoderPool:
         self.device = device
         self._limit = limit_bytes
         self._loaded: OrderedDict[str, tuple[EncoderModel, float]] = OrderedDict()
-        self._loading: dict[str, Future[EncoderModel]] = {}
+        self._loading = SingleFlight(shared_errors=BaseException)
         self._lock = threading.Lock()
         self._compute = _local_lanes(device, cores or torch.get_num_threads())
         self._network = Batcher(
@@ -100,24 +99,18 @@ class EncoderPool:
                 f"An encoder of kind {spec.kind!r} cannot encode inputs. Send `vectors` instead.",
                 field="inputs",
             )
-        with self._lock:
-            if (model := self._find(spec.key)) is not None:
-                return model
-            others, own = self._loading.get(spec.key), Future[EncoderModel]()
-            if others is None:
-                self._loading[spec.key] = own
-        if others is not None:
-            return _await_load(others)
-        try:
+        found = self.loaded(spec)
+        if found is not None:
+            return found
+
+        def load() -> EncoderModel:
+            found = self.loaded(spec)  # another call may have ended meanwhile
+            if found is not None:
+                return found
             with turn():
-                own.set_result(self._load(loader, spec))
-        except BaseException as error:
-            own.set_exception(error)
-            raise
-        finally:
-            with self._lock:
-                del self._loading[spec.key]
-        return own.result()
+                return self._load(loader, spec)
+
+        return self._loading.run(spec.key, load)
 
     def loaded(self, spec: EncoderSpec) -> EncoderModel | None:
         """Return the model if it is in memory, else None."""
@@ -208,17 +201,6 @@ def _local_lanes(device: str, cores: int) -> Batcher:
         most=MOST_WAITING_TOKENS,
         device=device,
     )
-
-
-def _await_load(loading: Future[EncoderModel]) -> EncoderModel:
-    """Return the model that another request loads.
-
-    Raises a copy of that request's error, because each request names its own field in it.
-    """
-    try:
-        return loading.result()
-    except AnchorageError as error:
-        raise copy(error) from error
 
 
 def _freeze_objects() -> None:

@@ -158,7 +158,7 @@ def test_all_requests_that_wait_for_a_load_get_its_error_and_the_next_retries(po
     with pytest.raises(EncoderUnavailable):
         pool.get(spec("bad-1"))
     assert len(loader.loads) == before + 1
-    assert pool._loading == {}
+    assert pool._loading._running == {}
     assert pool.get(spec("m-0")).identity.model == "m-0"
 
 

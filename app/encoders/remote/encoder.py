@@ -19,7 +19,6 @@ from app.encoders.base import (
 )
 from app.encoders.options import RemoteOptions
 from app.encoders.remote.dialects import (
-    ENDPOINT_MAX_DIM,
     EndpointEmbeddings,
     OpenAIDialect,
     TEIDialect,
@@ -85,12 +84,12 @@ def _probe(endpoint: Endpoint) -> EndpointEmbeddings:
     of numbers from then on.
     """
     try:
-        return endpoint.embed(["anchor"], ENDPOINT_MAX_DIM)
+        return endpoint.embed(["anchor"])
     except InvalidInput:
         if not isinstance(endpoint.dialect, OpenAIDialect):
             raise
     endpoint.dialect = replace(endpoint.dialect, encoding="float")
-    return endpoint.embed(["anchor"], ENDPOINT_MAX_DIM)
+    return endpoint.embed(["anchor"])
 
 
 class RemoteEncoder:
@@ -150,7 +149,7 @@ class RemoteEncoder:
         return torch.cat([torch.empty(0, self.dim), *(self._embed(piece) for piece in pieces)])
 
     def _embed(self, texts: list[str]) -> Tensor:
-        answer = self._endpoint.embed(texts, self.dim)
+        answer = self._endpoint.embed(texts)
         dim = answer.vectors.shape[1]
         if dim != self.dim:
             raise EncoderFailed(

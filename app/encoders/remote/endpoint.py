@@ -1,4 +1,4 @@
-"""An HTTP client for one endpoint: its deadline, its retries, and the limits of its answers."""
+"""An HTTP client for one endpoint, with retries until a deadline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import random
 import re
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
@@ -25,7 +25,6 @@ from app.encoders.remote.dialects import (
     parse_matrix,
     read_label,
 )
-from app.encoders.remote.network import DeadlineBackend, seconds_left, set_deadline
 from app.errors import AnchorageError, EncoderFailed, EncoderUnavailable, InvalidInput
 
 log = logging.getLogger("anchorage.encoders")
@@ -42,13 +41,8 @@ INPUT_STATUSES = {400, 413, 422}
 #: `retry_after_s` of a client's error: where the endpoint names none, and at most
 DEFAULT_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 5, 3600
 
-ENDPOINT_MAX_BYTES = 64 * 1024 * 1024
-#: one number in decimal notation, with the white space of an indented list
-ENDPOINT_NUMBER_BYTES = 48
-#: JSON around the numbers of one vector, and around all vectors
-ENDPOINT_ROW_BYTES, ENDPOINT_ENVELOPE_BYTES = 1024, 64 * 1024
-#: part of an error's body that is read, and part of it that is logged
-ERROR_BYTES, ERROR_CHARACTERS = 4096, 200
+#: part of an error's body that is logged
+ERROR_CHARACTERS = 200
 
 #: idle connections per model, and how long each stays open
 ENDPOINT_CONNECTIONS = 32
@@ -57,7 +51,7 @@ ENDPOINT_KEEP_ALIVE_S = 30.0
 
 @dataclass(frozen=True)
 class EndpointResponse:
-    """The status and the start of the body, or no status and a sentence about the failure."""
+    """The status and the body, or no status and a sentence about the failure."""
 
     status: int | None
     body: bytes = b""
@@ -106,23 +100,16 @@ class Endpoint:
             else None,
             max_connections=ENDPOINT_CONNECTIONS,
             keepalive_expiry=ENDPOINT_KEEP_ALIVE_S,
-            network_backend=DeadlineBackend(),
         )
         weakref.finalize(self, self._pool.close)
 
-    def embed(self, texts: Sequence[str], dim: int) -> EndpointEmbeddings:
-        """Return vectors of at most `dim` numbers; retries until the deadline.
+    def embed(self, texts: Sequence[str]) -> EndpointEmbeddings:
+        """Return the texts' vectors; retries until the deadline.
 
         Raises EncoderFailed, EncoderUnavailable and InvalidInput.
         """
         dialect = self.dialect
-        with set_deadline(time.monotonic() + self._options.timeout_s):
-            body = self._post(
-                dialect.path,
-                orjson.dumps(dialect.build_request(texts)),
-                _most_answer_bytes(len(texts), dim),
-            )
-        answer = parse_json(body)
+        answer = parse_json(self._post(dialect.path, orjson.dumps(dialect.build_request(texts))))
         vectors = parse_matrix(dialect.read_rows(answer), len(texts))
         return EndpointEmbeddings(vectors, dialect.read_name(answer))
 
@@ -131,8 +118,7 @@ class Endpoint:
         if not isinstance(self.dialect, TEIDialect):
             return None
         try:
-            with set_deadline(time.monotonic() + ENDPOINT_CONNECT_S):
-                response = self._request("GET", "/info", None, ENDPOINT_ENVELOPE_BYTES)
+            response = self._request("GET", "/info", None, ENDPOINT_CONNECT_S)
             info = parse_json(response.body) if response.status == 200 else None
         except EncoderFailed:
             return None
@@ -140,12 +126,14 @@ class Endpoint:
             return None
         return read_label(info.get("model_sha")) or read_label(info.get("model_id"))
 
-    def _post(self, path: str, content: bytes, most_bytes: int) -> bytes:
+    def _post(self, path: str, content: bytes) -> bytes:
         """Return the body of the first response of status 200. Between attempts it waits as long as
         the endpoint asks, unless the deadline comes first.
         """
+        deadline = time.monotonic() + self._options.timeout_s
         for attempt in range(ENDPOINT_RETRIES + 1):
-            response = self._request("POST", path, content, most_bytes)
+            left_s = max(deadline - time.monotonic(), 0.001)
+            response = self._request("POST", path, content, left_s)
             if response.status == 200:
                 return response.body
             wait_s = response.retry_after_s
@@ -153,28 +141,27 @@ class Endpoint:
                 jitter = random.uniform(0.5, 1)  # noqa: S311  # not a secret
                 wait_s = ENDPOINT_BACKOFF_S * 2**attempt * jitter
             last = attempt == ENDPOINT_RETRIES
-            if not response.retryable or last or wait_s >= seconds_left():
+            if not response.retryable or last or time.monotonic() + wait_s >= deadline:
                 break
             time.sleep(wait_s)
         raise response.to_error()
 
     def _request(
-        self, method: str, path: str, content: bytes | None, most_bytes: int
+        self, method: str, path: str, content: bytes | None, timeout_s: float
     ) -> EndpointResponse:
         headers, key = self._make_headers()
-        timeouts = {"connect": ENDPOINT_CONNECT_S, "pool": max(seconds_left(), 0.0)}
+        timeouts = dict.fromkeys(("read", "write", "pool"), timeout_s)
+        timeouts["connect"] = min(ENDPOINT_CONNECT_S, timeout_s)
         url = f"{self._options.url}{path}"
         try:
-            with self._pool.stream(
+            answer = self._pool.request(
                 method, url, headers=headers, content=content, extensions={"timeout": timeouts}
-            ) as stream:
-                response = _read_response(stream, most_bytes)
+            )
+            response = _read_response(answer)
         except httpcore2.TimeoutException:
             response = EndpointResponse(None, failure="The endpoint did not answer in time.")
         except httpcore2.NetworkError:
             response = EndpointResponse(None, failure="The connection to the endpoint failed.")
-        except AnchorageError:
-            raise
         except Exception as error:  # such as UnicodeError for a host
             response = EndpointResponse(
                 None,
@@ -193,7 +180,6 @@ class Endpoint:
         headers: dict[str | bytes, str | bytes] = {
             "Host": self._host,
             "Accept": "application/json",
-            # A compressed body could expand without limit.
             "Accept-Encoding": "identity",
             "Content-Type": "application/json",
             "User-Agent": "anchorage",
@@ -211,43 +197,11 @@ class Endpoint:
         return {**headers, "Authorization": f"Bearer {key}"}, key
 
 
-def _most_answer_bytes(count: int, dim: int) -> int:
-    """Return the most bytes that a correct answer takes."""
-    row_bytes = dim * ENDPOINT_NUMBER_BYTES + ENDPOINT_ROW_BYTES
-    return min(ENDPOINT_MAX_BYTES, count * row_bytes + ENDPOINT_ENVELOPE_BYTES)
-
-
-def _read_response(response: httpcore2.Response, most_bytes: int) -> EndpointResponse:
-    """Return the response, or only the start of an error's body.
-
-    Raises EncoderFailed for more than `most_bytes` bytes, and for compression.
-    """
+def _read_response(response: httpcore2.Response) -> EndpointResponse:
     headers = {name.lower(): value for name, value in response.headers}
-    retry_after_s = parse_retry_after(headers.get(b"retry-after", b""))
-    if response.status != 200:
-        body = _read_body(response.iter_stream(), ERROR_BYTES)
-        return EndpointResponse(response.status, body, retry_after_s)
-    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-        raise EncoderFailed(
-            "The endpoint compressed its answer, although the request asked for `identity`."
-        )
-    body = _read_body(response.iter_stream(), most_bytes)
-    if len(body) > most_bytes:
-        raise EncoderFailed(
-            f"The endpoint's answer has more than {most_bytes} bytes, "
-            "far more than its vectors need."
-        )
-    return EndpointResponse(200, body)
-
-
-def _read_body(chunks: Iterable[bytes], most_bytes: int) -> bytes:
-    """Return the whole body, or its start up to the first chunk beyond `most_bytes`."""
-    body = bytearray()
-    for chunk in chunks:
-        body += chunk
-        if len(body) > most_bytes:
-            break
-    return bytes(body)
+    return EndpointResponse(
+        response.status, response.content, parse_retry_after(headers.get(b"retry-after", b""))
+    )
 
 
 def parse_retry_after(value: bytes) -> float | None:

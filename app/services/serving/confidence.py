@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from app.errors import blaming
 from app.maths.quality.confidence import (
@@ -17,7 +15,6 @@ from app.maths.quality.confidence import (
     expected_cosines,
     fit_confidence,
 )
-from app.maths.translators.decoder import TranslatedRows
 from app.services import incoming
 from app.services.anchors import made_pairs, spaces
 from app.services.context import Services
@@ -68,59 +65,28 @@ def confidence_of(
     A row that became the target's mean has no cosine. A row that equals the source's mean has no
     p-value. Raises Overloaded and TooMuchAtOnce.
     """
-    count = len(answer.vectors)
+    count, served, output = len(answer.vectors), answer.served, answer.output
     context.reserve_bytes(count * NUMBERS_PER_ROW * incoming.ANSWER_NUMBER_BYTES)
-    model = find_confidence(services, answer.served)
-    return judge_rows(model, answer.served, answer.output, answer.vectors, level, field=field)
-
-
-def judge_rows(
-    model: Confidence | None,
-    served: ServedMap,
-    output: TranslatedRows,
-    vectors: Tensor,
-    level: float,
-    *,
-    field: str,
-) -> RowConfidence:
-    """Return the confidence of rows that a translator made of `vectors`, by its model or None."""
-    about, count = describe_model(model, served, level), len(vectors)
+    model = find_confidence(services, served)
     if model is None:
         nans = torch.full((count,), torch.nan, dtype=torch.float64)
-        no_rows = torch.zeros(count, dtype=torch.bool)
-        return RowConfidence(ExpectedCosines(nans, nans, nans, nans, no_rows), **about)
+        nothing = ExpectedCosines(nans, nans, nans, nans, torch.zeros(count, dtype=torch.bool))
+        return RowConfidence(nothing, level, 0, None, _why_none(served))
     with blaming(field):
-        expected = expected_cosines(model, vectors, level=level)
+        expected = expected_cosines(model, answer.vectors, level=level)
     has_cosine = ~(output.at_mean | output.outside)
     cosine, low, high = (
         torch.where(has_cosine, each, torch.nan)
         for each in (expected.cosine, expected.low, expected.high)
     )
     at_mean = output.at_mean
-    return RowConfidence(
-        ExpectedCosines(
-            cosine,
-            low,
-            high,
-            torch.where(at_mean, torch.nan, expected.p_value),
-            expected.strange & ~at_mean,
-        ),
-        **about,
+    found = ExpectedCosines(
+        cosine,
+        low,
+        high,
+        torch.where(at_mean, torch.nan, expected.p_value),
+        expected.strange & ~at_mean,
     )
-
-
-def describe_model(model: Confidence | None, served: ServedMap, level: float) -> dict[str, Any]:
-    """Return the members of RowConfidence that all rows share."""
-    if model is None:
-        reason: str | None = (
-            "the encoder is source and target: the vectors are returned unchanged"
-            if served.translator is None
-            else made_pairs.NOT_MEASURED
-            if _is_made(served)
-            else f"needs at least {FEWEST_FOR_CONFIDENCE} distinct anchors that are not nearly all "
-            "equal"
-        )
-        return {"level": level, "held_out": 0, "threshold": None, "reason": reason}
     needed, available = anchors_needed(level), len(model.errors)
     reason = (
         None
@@ -128,12 +94,16 @@ def describe_model(model: Confidence | None, served: ServedMap, level: float) ->
         else f"intervals of level {level:g} need {needed} anchors for calibration; there are "
         f"{available}"
     )
-    return {
-        "level": level,
-        "held_out": model.held_out,
-        "threshold": model.threshold,
-        "reason": reason,
-    }
+    return RowConfidence(found, level, model.held_out, model.threshold, reason)
+
+
+def _why_none(served: ServedMap) -> str:
+    """Why there is no model of the map's confidence."""
+    if served.translator is None:
+        return "the encoder is source and target: the vectors are returned unchanged"
+    if _is_made(served):
+        return made_pairs.NOT_MEASURED
+    return f"needs at least {FEWEST_FOR_CONFIDENCE} distinct anchors that are not nearly all equal"
 
 
 def find_confidence(services: Services, served: ServedMap) -> Confidence | None:

@@ -60,13 +60,3 @@ def test_a_wrong_alias_is_refused_and_its_field_named(
 ):
     refused(stocked.put(f"/aliases/{name}", json=body), status, code, field)
     assert stocked.get("/aliases").json() == {"aliases": []}
-
-
-def test_what_an_alias_names_is_in_use_and_its_name_is_taken(stocked, refused):
-    stocked.put("/aliases/judge", json={"model": "first->clf@items"})
-    for path in ("/heads/clf", "/anchor-sets/items", "/encoders/first"):
-        refused(stocked.delete(path), 409, "in-use", detail="alias 'judge'")
-    named = stocked.post("/encoders", json={"name": "judge", "dim": 2})
-    refused(named, 409, "name-taken", "name", detail="An alias named 'judge' exists")
-    head = {"name": "judge", "encoder": "second", "classes": ["a", "b"], "weight": WEIGHT}
-    refused(stocked.post("/heads", json=head), 409, "name-taken", "name", detail="An alias")

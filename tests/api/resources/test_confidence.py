@@ -130,15 +130,6 @@ def test_garbage_is_flagged_in_json_and_nothing_else_changes(ask, pack):
         assert "confidence" not in plain
 
 
-def test_a_row_at_the_sources_mean_is_told_nothing_and_has_no_second_flag(ask, pack):
-    mean = pack[SOURCE][:ANCHORS].astype("f4").astype("f8").mean(axis=0)
-    answer = ask(vectors=[pack[SOURCE][ANCHORS].tolist(), mean.tolist()])
-    found = told(answer)
-    assert answer.json()["flags"] == [{"row": 1, "code": "equals-anchor-mean"}]
-    assert [found[name][1] for name in COLUMNS] == [None] * 4
-    assert None not in [found[name][0] for name in COLUMNS]
-
-
 def test_arrow_has_the_same_numbers_in_columns(service, ask, pack):
     vectors = np.concatenate([pack[SOURCE][ANCHORS:], np.zeros((1, pack[SOURCE].shape[1]))])
     answer = send(service, vectors, ARROW)

@@ -127,14 +127,6 @@ def test_without_vectors_the_two_encoders_are_compared_on_the_anchors(ask):
         assert itself[name] == pytest.approx(1.0, abs=1e-6)
 
 
-def test_vectors_without_a_direction_are_counted(ask, items, embeddings):
-    vectors = items["vectors"].copy()
-    vectors[3] = embeddings["first"].astype("float32").astype("float64").mean(axis=0)
-    body = good(ask(vectors=vectors.tolist()))
-    assert (body["at_mean"], body["outside"]) == (1, 0)
-    assert body["translated"]["cosine"] < good(ask())["translated"]["cosine"]
-
-
 @pytest.mark.parametrize(("n", "rows"), [(2, None), (2, 1), (3, 2)])
 def test_the_smallest_evaluations_have_numbers(ask, items, n, rows):
     more = {} if rows is None else {"corpus": items["corpus"][:rows].tolist()}
@@ -293,11 +285,6 @@ def test_an_encoder_that_did_not_embed_the_set_is_a_conflict(ask, stocked, refus
     stocked.post("/encoders", json={"name": "third", "dim": 8})
     refused(ask(source="third"), 409, "anchors-not-embedded", "anchor_set")
     refused(ask(target="third", vectors=..., native=...), 409, "anchors-not-embedded", "anchor_set")
-
-
-def test_vectors_alone_and_queries_that_nobody_reads_are_refused(stocked, refused, items):
-    answer = stocked.post("/evaluate", content=b"x", headers={"content-type": "application/x-npy"})
-    refused(answer, 415, "unsupported-media-type")
 
 
 def test_a_server_that_evaluates_as_much_as_it_can_says_so(ask, stocked, refused, monkeypatch):

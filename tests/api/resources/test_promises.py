@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 from sqlalchemy import select
@@ -71,15 +69,6 @@ def test_a_translator_that_was_named_has_no_choices_until_auto_chooses_it(real):
     assert set(real.get(f"/translators/{chosen['translator']}").json()["choices"]) == {"retrieval"}
 
 
-def test_each_use_leaves_its_reason_with_the_translator_it_chose(real):
-    ids = {
-        use: translate(real, prefer=use).json()["translator"]
-        for use in ("retrieval", "cosine", "classification")
-    }
-    for use, id_ in ids.items():
-        assert use in real.get(f"/translators/{id_}").json()["choices"]
-
-
 def test_the_shape_of_auto_is_the_clients_and_every_other_option_is_refused(real, refused):
     assert translate(real, options={"renormalise": False}).json()["options"]["renormalise"] is False
     for option in ("ridge", "delta", "decode_power"):
@@ -97,13 +86,6 @@ def test_a_report_of_another_version_is_measured_anew(real):
         ).one()
         row.report = {"anchors": 120, "held_out": None, "cka": 0.5}
     assert real.get(f"/translators/{made['id']}").json() == made
-
-
-def test_many_first_requests_with_a_minimum_measure_once(real):
-    with ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(lambda _: translate(real, min_quality={"recall": 0.1}), range(12)))
-    assert [answer.status_code for answer in answers] == [200] * 12
-    assert len({answer.json()["translator"] for answer in answers}) == 1
 
 
 # --- promises -------------------------------------------------------------------------------------
@@ -199,16 +181,6 @@ def test_of_too_few_anchors_nothing_is_promised(client, refused):
     assert "found" not in answer.json()
 
 
-def test_relative_vectors_have_no_promise_to_keep(real, refused):
-    body = {
-        "target": "b",
-        "anchor_set": "real",
-        "relative": [[0.1] * 120],
-        "min_quality": {"recall": 0.1},
-    }
-    refused(real.post("/translate", json=body), 422, "invalid-option", "min_quality")
-
-
 @pytest.mark.parametrize("wrong", [{"recall": 1.1}, {"speed": 0.5}])
 def test_a_minimum_that_is_none_is_refused(real, wrong):
     answer = translate(real, min_quality=wrong)
@@ -261,12 +233,6 @@ def test_a_contract_holds_for_every_route_that_its_pair_serves_until_it_ends(rea
     assert real.delete(CONTRACT).status_code == 204
     assert translate(real).status_code == 200
     refused(real.delete(CONTRACT), 404, "contract-not-found", "source")
-
-
-def test_a_contract_goes_with_its_set(real):
-    assert real.put(CONTRACT, json={"min_quality": {"recall": 1.0}}).status_code == 200
-    assert real.delete("/anchor-sets/real").status_code == 204
-    assert real.get("/anchor-sets/real/contracts").status_code == 404
 
 
 def test_a_contract_about_nothing_is_refused(real, refused):

@@ -99,10 +99,6 @@ FORMS = {
     "base64": lambda service, **more: ask(service, encoding="base64", **more),
     "npy": lambda service, **more: send(service, NPY, **more),
     "arrow": lambda service, **more: send(service, ARROW, **more),
-    "npy, from JSON": lambda service, **more: service.post(
-        "/relative", json={**NAMES, "vectors": VECTORS.tolist(), **more}, headers={"accept": NPY}
-    ),
-    "lists, from npy": lambda service, **more: send(service, NPY, accept=JSON, **more),
 }
 EACH = pytest.mark.parametrize("form", FORMS)
 
@@ -146,14 +142,6 @@ def test_widths_are_remembered_apart(service):
         found = {bits: read(ask(service, bits=bits))[0] for bits in (3, 8, 5)}
         assert all(len(np.unique(rows)) <= 2**bits - 1 for bits, rows in found.items())
         assert len(np.unique(plain(service))) > 500
-
-
-def test_a_vector_at_the_mean_stays_zero_and_flagged(service, parallel):
-    mean = parallel["first"].mean(axis=0)
-    answer = ask(service, vectors=[[0.0] * 8, mean.tolist()], bits=2)
-    assert answer.json()["flags"] == [{"row": 1, "code": "equals-anchor-mean"}]
-    assert answer.json()["vectors"][1] == [0.0] * 40
-    assert "-0.0" not in ask(service, bits=2).text
 
 
 # --- what is wrong --------------------------------------------------------------------------------

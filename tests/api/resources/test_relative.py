@@ -43,13 +43,6 @@ def test_relative_vectors_are_the_centred_cosines_to_the_anchors(ask, embeddings
     )
 
 
-def test_a_vector_equal_to_the_mean_has_no_direction_and_is_flagged(ask, embeddings, packed):
-    anchors = embeddings["first"].astype("float32").astype("float64")
-    answer = ask(vectors=[[0.0] * 8, anchors.mean(axis=0).tolist()]).json()
-    assert answer["flags"] == [{"row": 1, "code": "equals-anchor-mean"}]
-    assert answer["vectors"][1] == [0.0] * 40
-
-
 def test_a_power_whitens_with_the_usual_ridge_of_the_anchors_unless_told(ask, embeddings):
     plain, whitened = ask().json()["vectors"], ask(encode_power=1).json()["vectors"]
     assert not np.allclose(plain, whitened, atol=1e-3)

@@ -21,11 +21,6 @@ def file_of(**tensors) -> str:
     ).decode()
 
 
-def softmax(logits):
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
-
-
 @pytest.fixture
 def make(stocked):
     """POST /heads of a head of `second`; a value of ... leaves a field out."""
@@ -140,73 +135,6 @@ def test_a_file_that_is_not_base64_is_refused(make, stocked, refused, text):
 
 
 # --- stitch ---------------------------------------------------------------------------------------
-
-
-def test_a_native_head_reads_vectors_as_they_are(stocked, make, embeddings):
-    make()
-    vectors = embeddings["second"][:5]
-    body = stocked.post(
-        "/stitch", json={"encoder": "second", "head": "h", "vectors": vectors.tolist()}
-    ).json()
-    expected = softmax(vectors @ np.array(WEIGHT).T + BIAS)
-    np.testing.assert_allclose(body["scores"], expected, atol=1e-5)
-    assert body["labels"] == [CLASSES[row] for row in expected.argmax(axis=1)]
-    assert (body["classes"], body["method"], body["translator"], body["flags"]) == (
-        CLASSES,
-        None,
-        None,
-        [],
-    )
-
-
-def test_a_head_of_another_encoder_reads_translated_vectors(ask, stocked, embeddings, unpacked):
-    body = ask(method="irp", options={"seed": 3}).json()
-    request = {
-        "source": "first",
-        "target": "second",
-        "anchor_set": "items",
-        "method": "irp",
-        "options": {"seed": 3},
-    }
-    translated = stocked.post(
-        "/translate", json={**request, "vectors": embeddings["first"][:3].tolist()}
-    ).json()
-    assert (body["method"], body["translator"]) == ("irp", translated["translator"])
-    packed = ask(method="irp", options={"seed": 3}, encoding="base64").json()["scores"]
-    assert np.array_equal(unpacked(packed), np.array(body["scores"], np.float32))
-    expected = softmax(np.array(translated["vectors"]) @ np.array(WEIGHT).T + BIAS)
-    np.testing.assert_allclose(body["scores"], expected, atol=1e-5)
-    assert stocked.get(f"/translators/{body['translator']}").status_code == 200
-
-
-def test_a_vector_equal_to_the_mean_is_flagged(ask, embeddings):
-    mean = embeddings["first"].astype("float32").astype("float64").mean(axis=0).tolist()
-    assert ask(vectors=[[1.0] * 8, mean]).json()["flags"] == [
-        {"row": 1, "code": "equals-anchor-mean"}
-    ]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_a_safetensors_head_equals_the_same_head_in_json(make, ask, dtype):
-    weight, bias = torch.tensor(WEIGHT).to(dtype), torch.tensor(BIAS).to(dtype)
-    assert (
-        make(
-            name="file", weight=..., bias=..., safetensors=file_of(weight=weight, bias=bias)
-        ).status_code
-        == 201
-    )
-    assert (
-        make(name="json", weight=weight.double().tolist(), bias=bias.double().tolist()).status_code
-        == 201
-    )
-    assert ask(head="file").json() == ask(head="json").json()
-
-
-def test_a_head_without_bias_has_a_bias_of_zero(make, ask):
-    make(name="none", bias=...)
-    make(name="zero", bias=[0, 0, 0])
-    make(name="file", weight=..., bias=..., safetensors=file_of(weight=torch.tensor(WEIGHT)))
-    assert ask(head="none").json() == ask(head="zero").json() == ask(head="file").json()
 
 
 @pytest.mark.parametrize(

@@ -52,16 +52,6 @@ def test_every_method_translates_near_the_truth_and_says_what_it_did(ask, embedd
     )  # random directions: 0
 
 
-def test_auto_says_which_method_and_options_it_used_and_equals_them(ask):
-    auto = ask().json()
-    assert auto["method"] in METHODS
-    assert (
-        auto
-        == ask(method="auto").json()
-        == ask(method=auto["method"], options=auto["options"]).json()
-    )
-
-
 def test_options_are_echoed_and_change_the_translator(ask):
     options = {"delta": 0, "omega": 3, "seed": 11, "renormalise": False, "keep_norms": True}
     changed = ask(method="irp", options=options).json()
@@ -80,21 +70,6 @@ def test_relative_vectors_of_power_one_decode_to_what_graded_translates(ask, sto
     np.testing.assert_allclose(decoded["vectors"], direct["vectors"], rtol=1e-5, atol=1e-5)
     assert decoded["translator"] is None
     assert decoded["method"] == "graded"
-
-
-@pytest.mark.parametrize("method", ["irp"])
-def test_plain_cosines_decode_to_what_the_inverses_translate(ask, stocked, embeddings, method):
-    vectors = np.random.default_rng(2).normal(size=(9, 8)).tolist()
-    decoded = ask(vectors=..., relative=relative(stocked, vectors), method=method).json()
-    np.testing.assert_allclose(
-        decoded["vectors"],
-        ask(vectors=vectors, method=method).json()["vectors"],
-        rtol=1e-4,
-        atol=1e-4,
-    )
-    assert decoded["options"] == {
-        name: value for name, value in METHODS[method].items() if name != "keep_norms"
-    }
 
 
 @pytest.mark.parametrize("power", [0.25])
@@ -198,9 +173,7 @@ def test_wrong_requests(ask, refused, path, change, status, code, field):
     [
         ({"vectors": ...}, "not-exactly-one", "vectors"),
         ({"inputs": ["x"]}, "not-exactly-one", "inputs"),
-        ({"vectors": ..., "inputs": ["x"]}, "encoder-needs-vectors", "inputs"),
         ({"vectors": [[1.0] * 6]}, "dimension-mismatch", "vectors"),
-        ({"encoding": "arrow"}, "invalid-request", "encoding"),
     ],
     ids=str,
 )
@@ -234,36 +207,6 @@ def test_an_encoder_that_did_not_embed_the_set_is_a_conflict(ask, stocked, refus
 )
 def test_an_option_out_of_range_or_of_another_type_is_refused(ask, refused, method, options, field):
     refused(ask(method=method, options=options), 422, "invalid-request", field)
-
-
-def test_more_subspaces_than_anchors_are_refused(ask, refused):
-    assert ask(method="irp", options={"omega": 40}).status_code == 200
-    refused(
-        ask(method="irp", options={"omega": 41}),
-        422,
-        "invalid-option",
-        "options.omega",
-        detail="40",
-    )
-
-
-@pytest.mark.parametrize(
-    ("method", "option"),
-    [
-        (method, option)
-        for method in METHODS
-        for option in ("delta", "ridge", "encode_power")
-        if option not in METHODS[method]
-    ],
-)
-def test_an_option_the_method_does_not_take_is_refused(ask, refused, method, option):
-    refused(
-        ask(method=method, options={option: 0.5}),
-        422,
-        "unknown-option",
-        f"options.{option}",
-        detail=method,
-    )
 
 
 # --- restarts -------------------------------------------------------------------------------------

@@ -126,21 +126,6 @@ def test_a_set_made_again_serves_the_translator_of_its_vectors_and_no_other(
     assert stocked.get(f"/translators/{new['translator']}").json()["id"] == new["translator"]
 
 
-def test_two_sets_of_the_same_vectors_share_an_id_and_either_may_go(ask, stocked, embeddings):
-    body = {
-        "name": "twin",
-        "embeddings": {name: vectors.tolist() for name, vectors in embeddings.items()},
-    }
-    stocked.post("/anchor-sets", json=body)
-    id_ = ask().json()["translator"]
-    assert ask(anchor_set="twin").json()["translator"] == id_
-    for name in ("items", "twin"):
-        report = ask("/translators", vectors=..., anchor_set=name).json()
-        assert (report["id"], report["anchor_set"]) == (id_, name)
-    stocked.delete("/anchor-sets/items")
-    assert stocked.get(f"/translators/{id_}").json()["anchor_set"] == "twin"
-
-
 # --- the list -------------------------------------------------------------------------------------
 
 

@@ -83,17 +83,6 @@ def test_three_anchors_are_few(stocked, embeddings):
     assert codes(relative) == ["few-anchors"]
 
 
-def test_an_almost_empty_direction_gets_a_warning_and_a_finding(stocked, embeddings):
-    target = embeddings["second"].copy()
-    target[:, 0] = 1e-5 * (target[:, 0] - target[:, 0].mean())
-    target[:, 1:] -= target[:, 1:].mean(axis=0)
-    add_set(stocked, "flat", first=embeddings["first"], second=target)
-    assert codes(translate(stocked, "flat")) == ["ill-conditioned-anchors"]
-    problems = stocked.get("/anchor-sets/flat/report").json()["lint"]
-    [found] = [each for each in problems if each["code"] == "ill-conditioned"]
-    assert (found["severity"], found["encoders"]) == ("warning", ["second"])
-
-
 def test_npy_and_arrow_name_the_warnings_in_the_header(shifted):
     vectors = RNG.normal(size=(3, 8)).astype(np.float32)
     query = "source=first&target=second&anchor_set=shifted"
@@ -153,20 +142,6 @@ def test_auto_returns_vectors_of_the_targets_own_encoder_unchanged(stocked):
         assert np.array_equal(np.array(body["vectors"], np.float32), vectors)
         assert (body["method"], body["options"], body["translator"]) == ("identity", {}, None)
         assert codes(answer) == ["same-encoder"]
-
-
-def test_one_encoder_under_two_names_gets_a_warning(stocked, embeddings):
-    assert stocked.post("/encoders", json={"name": "again", "dim": 8}).status_code == 201
-    add_set(stocked, "twice", first=embeddings["first"], again=embeddings["first"])
-    assert codes(translate(stocked, "twice", target="again")) == ["same-encoder"]
-
-
-def test_a_named_method_is_fitted_to_the_same_encoder_all_the_same(stocked, embeddings):
-    answer = translate(
-        stocked, "items", target="first", vectors=embeddings["first"].tolist(), method="graded"
-    )
-    assert answer.json()["method"] == "graded"
-    assert codes(answer) == ["same-encoder"]
 
 
 def test_the_identity_fulfils_any_minimum_and_has_no_confidence_model(stocked):

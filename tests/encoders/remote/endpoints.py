@@ -7,7 +7,6 @@ import hashlib
 import json
 import ssl
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -214,20 +213,6 @@ def send_bytes(content: bytes) -> Behaviour:
     return behave
 
 
-def send_forever(start: bytes, part: bytes, pause_s: float = 0.0) -> Behaviour:
-    """Send `start`, then repeat `part` until the peer leaves, for at most 5 s."""
-
-    def behave(handler: Handler) -> None:
-        handler.body()
-        handler.connection.sendall(start)
-        end = time.monotonic() + 5
-        while time.monotonic() < end:
-            handler.connection.sendall(part)
-            time.sleep(pause_s)
-
-    return behave
-
-
 def load_then_break(endpoint: FakeEndpoint, behaviour: Behaviour, **options: Any) -> RemoteEncoder:
     """Load a model, and let its endpoint behave like this afterwards."""
     endpoint.model, endpoint.behaviour = "m", behaviour
@@ -236,4 +221,3 @@ def load_then_break(endpoint: FakeEndpoint, behaviour: Behaviour, **options: Any
 
 VECTOR = [float(number) for number in expected_vector("anything")]
 HEAD = b"HTTP/1.1 200 OK\r\n"
-CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"

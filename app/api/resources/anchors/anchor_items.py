@@ -9,13 +9,12 @@ from fastapi import APIRouter
 from pydantic import ConfigDict
 
 from app.api.http.bodies import ITEM_COLUMNS, body_docs, json_body
-from app.api.http.deps import IdempotencyKey, PathName, Svc, WriteContext, settle
+from app.api.http.deps import IdempotencyKey, PathName, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.anchor_sets import AnchorSet, ItemsBody
 from app.errors import MissingField
 from app.services.access.idempotency import idempotent
 from app.services.anchors import growth
-from app.services.context import Services
 from app.storage import tables
 
 router = APIRouter(prefix="/anchor-sets/{name}/items", tags=["anchor sets"])
@@ -40,7 +39,7 @@ class NewItems(ItemsBody):
     responses=documented(400, 404, 409, 413, 415, 422),
     openapi_extra=body_docs(NewItems, ITEM_COLUMNS),
 )
-async def append_items(
+def append_items(
     name: PathName,
     context: WriteContext,
     body: Annotated[NewItems, json_body(NewItems, ITEM_COLUMNS)],
@@ -55,20 +54,17 @@ async def append_items(
     """
     inputs = body.items()
 
-    def append(services: Services) -> AnchorSet:
-        embeddings = body.by_encoder() or {}
-        if not embeddings and inputs is None:
-            raise MissingField("Send `embeddings`, `inputs` or both.", field="embeddings")
-        make = partial(
-            growth.append_items,
-            services,
-            anchor_set=name,
-            embeddings=embeddings,
-            inputs=inputs,
-            roles=body.roles,
-        )
-        return AnchorSet.model_validate(
-            idempotent(services, context, repeat, tables.AnchorSetRow, make)
-        )
-
-    return await settle(append, services)
+    embeddings = body.by_encoder() or {}
+    if not embeddings and inputs is None:
+        raise MissingField("Send `embeddings`, `inputs` or both.", field="embeddings")
+    make = partial(
+        growth.append_items,
+        services,
+        anchor_set=name,
+        embeddings=embeddings,
+        inputs=inputs,
+        roles=body.roles,
+    )
+    return AnchorSet.model_validate(
+        idempotent(services, context, repeat, tables.AnchorSetRow, make)
+    )
