@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 from app import __version__, console
 from app.api import docs, health
-from app.api.compat import open_inference, openai, tei
+from app.api.compat import openai
 from app.api.http import admission, openapi_bodies, problems
 from app.api.http.admission import Admission, AdmissionMiddleware
 from app.api.http.limits.in_flight import InFlight
@@ -63,9 +63,7 @@ RESOURCES = (
     relative,
     rescore,
     openai,
-    tei,
     stitch,
-    open_inference,
     aliases,
     heads,
     encoders,
@@ -99,8 +97,7 @@ embedded by each encoder.
 3. Translate with `POST /translate`, `/relative` or `/stitch`. `POST /translators` reports the
    quality.
 
-Clients of OpenAI use `/v1`, clients of text-embeddings-inference `/tei/{model}`, and clients of the
-Open Inference Protocol `/v2`.
+Clients of OpenAI use `/v1`.
 
 Errors are `application/problem+json` with a stable `code`. [This page](/docs/errors) explains
 each code.
@@ -149,7 +146,6 @@ def create_app(settings: Settings) -> FastAPI:
         redis_answers=None
         if services.cache.store is None
         else health.SharedCheck(services.cache.store.takes_writes),
-        models_answer=health.SharedCheck(services.encoders.answers),
         device_failed=lambda: services.encoders.broken,
     )
     app.state.admission = _admission(settings, services)

@@ -10,9 +10,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,18 +21,10 @@ from prometheus_client.multiprocess import mark_process_dead
 from app.api.health import METRICS_DIR
 from app.api.http.limits.connections import Connections, backlog, most_connections
 from app.api.http.protocol import BoundedHttp
-from app.encoders.hosting.addresses import HostAddress
 from app.main import create_app
 from app.observability import logs
 from app.settings import Settings
-from workers.model_host import run_host
-from workers.processes import devices
-from workers.supervisor import (
-    end_with_parent,
-    preloading_context,
-    shorten_temporary_folder,
-    supervise,
-)
+from workers.supervisor import end_with_parent, preloading_context, supervise
 
 log = logging.getLogger("anchorage.server")
 
@@ -69,43 +59,18 @@ def run(settings: Settings, application: FastAPI, listening: socket.socket) -> N
 
 def run_several(settings: Settings, listening: socket.socket) -> None:
     """Serve in several processes until SIGTERM or SIGINT, and restart a process that ends."""
-    shorten_temporary_folder()
-    with (
-        tempfile.TemporaryDirectory(prefix="anchorage-metrics-") as folder,
-        tempfile.TemporaryDirectory(prefix="anchorage-") as sockets,
-    ):
+    with tempfile.TemporaryDirectory(prefix="anchorage-metrics-") as folder:
         os.environ[METRICS_DIR] = folder
         log.info("starting %d processes on %s:%d", settings.workers, *listening.getsockname()[:2])
-        hosts: list[tuple[Any, ...]] = []
-        if not settings.encode_at:
-            settings, hosts = _plan_hosts(settings, sockets)
         stop_s = settings.drain_s + settings.shutdown_s + STOP_GRACE_S
         context = preloading_context((__name__,))  # it inherits METRICS_DIR
         supervise(
-            _run_process,
-            [*[(_serve, settings, listening)] * settings.workers, *hosts],
+            _serve,
+            [(settings, listening)] * settings.workers,
             stop_s=stop_s,
             lost=mark_process_dead,
             context=context,
-            stop_last=len(hosts),  # the last answers may need the models
         )
-
-
-def _plan_hosts(settings: Settings, folder: str) -> tuple[Settings, list[tuple[Any, ...]]]:
-    """Returns the settings of processes that share model hosts, and the hosts' own calls.
-
-    Raises ValueError for a device that does not exist.
-    """
-    named = devices(settings.devices)
-    first = HostAddress(path=str(Path(folder, "models")))
-    hosting = settings.model_copy(update={"encode_listen": str(first), "encode_key": None})
-    calls = [(run_host, hosting, device, number) for number, device in enumerate(named)]
-    at = ",".join(str(first.next(number)) for number in range(len(named)))
-    return settings.model_copy(update={"encode_at": at, "encode_key": None}), calls
-
-
-def _run_process(run: Callable[..., None], *arguments: Any) -> None:
-    run(*arguments)
 
 
 def _serve(settings: Settings, listening: socket.socket) -> None:

@@ -74,6 +74,10 @@ class Settings(BaseSettings):
         None,
         description="folder whose subfolders may be loaded as encoders, by name",
     )
+    heads_dir: Path | None = Field(
+        None,
+        description="folder of ONNX files that clients may register as heads, by name",
+    )
     hub_models: str = Field(
         "",
         description=(
@@ -109,30 +113,6 @@ class Settings(BaseSettings):
         None,
         ge=1,
         description="cores for encoding; default: as many as torch has threads",
-    )
-    encode_at: str = Field(
-        "",
-        description=(
-            "model hosts that encode for the API, separated by commas, as "
-            "`tcp://gpu-1:8091,tcp://gpu-2:8091` or `unix:/run/anchorage/models.sock`; default: "
-            "with several `ANCHORAGE_WORKERS`, one host for each of `ANCHORAGE_DEVICES`, which "
-            "`anchorage serve` starts; otherwise the API's process runs the models itself"
-        ),
-    )
-    encode_listen: str | None = Field(
-        None,
-        description=(
-            "address at which a worker is also a model host, as `tcp://0.0.0.0:8091`; the next "
-            "ports are for further devices; default: none"
-        ),
-    )
-    encode_key: str | None = Field(
-        None,
-        min_length=16,
-        description=(
-            "secret of at least 16 characters that the API and its model hosts share; `tcp://` "
-            "needs one"
-        ),
     )
 
     auth: Literal["auto", "keys", "none"] = Field(

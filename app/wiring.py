@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import torch
 
 from app.encoders.base import ModelSources
-from app.encoders.hosting.addresses import HostAddress
-from app.encoders.hosting.client import ModelHosts
 from app.encoders.pool import EncoderPool
 from app.encoders.remote.options import normal_url
 from app.services.context import (
@@ -17,10 +14,8 @@ from app.services.context import (
     Limits,
     Retention,
     Services,
-    TranslationDevice,
 )
 from app.services.lanes import Lanes
-from app.services.serving.translation_devices import HostDevice, OwnDevice
 from app.settings import Settings
 from app.storage.blobs import BlobStore
 from app.storage.cache import Cache, RedisStore
@@ -28,7 +23,7 @@ from app.storage.db import Database, is_sqlite, sqlite_url
 from app.storage.name_cache import NameCache
 from app.storage.redis import OptionalRedis, redis_client
 from app.storage.wakeup import LocalWakeup, RedisWakeup
-from app.stores.addresses import StoreAddress
+from app.stores.handles import StoreAddress, StoreHandles
 
 
 def make_services(
@@ -36,12 +31,10 @@ def make_services(
 ) -> Services:
     """Returns the services, without connecting to anything.
 
-    device  the torch device of jobs and models; None: a GPU if possible, or with model hosts the
-            CPU
+    device  the torch device of jobs and models; None: a GPU if possible
     create  whether to create the data dir
     """
-    hosts = None if device else _model_hosts(settings)
-    use = device or ("cuda" if hosts is None and torch.cuda.is_available() else "cpu")
+    use = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if create:
         settings.data_dir.mkdir(parents=True, exist_ok=True)
     if settings.threads is not None:
@@ -50,12 +43,16 @@ def make_services(
     if settings.redis_url is not None:
         store = RedisStore(OptionalRedis(settings.redis_url), settings.redis_prefix)
     db = make_database(settings)
-    pool = make_encoder_pool(settings, use, hosts=hosts)
     return Services(
         db=db,
         blobs=BlobStore(settings.data_dir / "blobs", create=create),
         cache=Cache(settings.cache_bytes, store),
-        encoders=pool,
+        encoders=EncoderPool(
+            _model_sources(settings),
+            device=use,
+            limit_bytes=settings.model_bytes,
+            cores=settings.encode_cores or settings.threads,
+        ),
         names=NameCache(
             alone=settings.redis_url is None and is_sqlite(db.url), away=lambda: db.away
         ),
@@ -75,48 +72,9 @@ def make_services(
             translators_days=settings.keep_translators_days,
         ),
         device=use,
-        translation_device=_translation_device(pool, hosts),
-        store_addresses=_store_addresses(settings),
+        stores=StoreHandles(_store_addresses(settings)),
+        heads_dir=settings.heads_dir,
     )
-
-
-def make_encoder_pool(
-    settings: Settings, device: str, hosts: ModelHosts | None = None
-) -> EncoderPool:
-    return EncoderPool(
-        _model_sources(settings),
-        device=device,
-        limit_bytes=settings.model_bytes,
-        cores=settings.encode_cores or settings.threads,
-        hosts=hosts,
-    )
-
-
-def _translation_device(pool: EncoderPool, hosts: ModelHosts | None) -> TranslationDevice | None:
-    """Returns what translates many vectors faster than the CPU."""
-    if hosts is not None:
-        return HostDevice(hosts)
-    return None if pool.device == "cpu" else OwnDevice(pool)
-
-
-def _model_hosts(settings: Settings) -> ModelHosts | None:
-    """Returns the processes that run models for this one. Raises ValueError."""
-    addresses = [HostAddress.parse(each) for each in _split(settings.encode_at)]
-    return ModelHosts(addresses, encode_key(settings, addresses)) if addresses else None
-
-
-def encode_key(settings: Settings, addresses: Sequence[HostAddress]) -> bytes:
-    """Returns what model hosts and their clients must both know.
-
-    Raises ValueError for an address on a network without a key. Only this user can open a socket
-    in a folder.
-    """
-    if settings.encode_key is None and any(address.path is None for address in addresses):
-        raise ValueError(
-            "a model host at tcp:// needs a key: set ANCHORAGE_ENCODE_KEY to the same secret, of "
-            "at least 16 characters, for the API and for its model hosts"
-        )
-    return (settings.encode_key or "").encode()
 
 
 def _store_addresses(settings: Settings) -> dict[str, StoreAddress]:

@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from app.maths.geometry.space import fit_space
-from app.maths.relevance.judgements import Judgements, collect
 from app.maths.relevance.options import SEARCH_OPTIONS, SearchVectors, measure_options
+from app.maths.relevance.ranking_metrics import Judgements, collect
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from benchmarks.common import DATA, RESULTS, parser, write

@@ -32,12 +32,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from app.maths.anchors.foreign import compare_with_store
-from app.maths.anchors.row_weights import choose_weights
+from app.maths.anchors.foreign import choose_weights, compare_with_store
 from app.maths.geometry.space import fit_space
 from app.maths.quality.candidates import DEFAULT_CANDIDATE
-from app.maths.relevance.judgements import Judgements, collect
 from app.maths.relevance.options import SearchVectors, measure_options
+from app.maths.relevance.ranking_metrics import Judgements, collect
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from benchmarks.common import DATA, RESULTS, Missing, merged, parser, read, rounded, write

@@ -33,7 +33,7 @@ from torch import Tensor
 from app.demo.run import new_table
 from app.maths.geometry.space import fit_space
 from app.maths.quality.evaluation import QueryEvaluation, evaluate
-from app.maths.quality.intervals import bootstrap_interval
+from app.maths.quality.metrics import bootstrap_interval
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from benchmarks.common import DATA, RESULTS, parser, write

@@ -34,9 +34,8 @@ from app.demo.run import new_table
 from app.maths.geometry.space import fit_space
 from app.maths.quality import crossfit
 from app.maths.quality.index_curves import measure_curves
-from app.maths.quality.learning_curve import learning_curve
 from app.maths.quality.metrics import unit
-from app.maths.quality.promise import more_partitions, promise, promise_basis
+from app.maths.quality.promise import learning_curve, more_partitions, promise, promise_basis
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from benchmarks import common

@@ -45,8 +45,13 @@ from app.encoders.base import EncoderSpec, ModelSources
 from app.encoders.text import load
 from app.maths.geometry.space import fit_space
 from app.maths.quality.metrics import unit
-from app.maths.thresholds.calibration import Calibration, calibrate, covered_range, expected_score
-from app.maths.thresholds.decisions import threshold_agreement
+from app.maths.thresholds.calibration import (
+    Calibration,
+    calibrate,
+    covered_range,
+    expected_score,
+    threshold_agreement,
+)
 from app.maths.thresholds.score_pairs import translate_held_out
 from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import apply

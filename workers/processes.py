@@ -27,7 +27,7 @@ WORKERS_STOP_S = 15.0
 
 #: what a worker process needs, which takes seconds to import. The process that watches them needs
 #: none of it, so this module imports it only where it is used
-PRELOADED = ("app.wiring", "workers.main", "workers.model_host")
+PRELOADED = ("app.wiring", "workers.main")
 
 
 class NotShared(Exception):
@@ -103,7 +103,6 @@ def work(settings: Settings, device: str, number: int) -> int:
 
     from app.wiring import make_services, make_wakeup
     from workers.main import Worker
-    from workers.model_host import start_host
 
     logs.configure(settings.log_format)
     services = make_services(settings, device=device)
@@ -111,7 +110,6 @@ def work(settings: Settings, device: str, number: int) -> int:
     services.db.require_schema()
     if settings.worker_metrics_port is not None:
         start_http_server(settings.worker_metrics_port + number, addr=settings.worker_metrics_host)
-    host = start_host(settings, services.encoders, number)
     worker = Worker(services, make_wakeup(settings), threads=settings.worker_threads)
     ended = threading.Event()
     for number_of_signal in (signal.SIGTERM, signal.SIGINT):
@@ -125,8 +123,6 @@ def work(settings: Settings, device: str, number: int) -> int:
         pass
     log.info("worker %d stops", os.getpid())
     worker.stop()
-    if host is not None:
-        host.close()
     if alive:
         services.close()
         return 0

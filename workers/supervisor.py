@@ -57,12 +57,10 @@ def supervise(
     stop_s: float,
     lost: Callable[[int], object] = lambda pid: None,
     context: BaseContext | None = None,
-    stop_last: int = 0,
 ) -> int:
     """Run `target(*call)` in one process per call until SIGTERM or SIGINT, then stop them.
 
-    context    how processes start; None: spawned, because CUDA does not survive a fork
-    stop_last  number of calls at the end of `calls` whose processes stop after all others
+    context  how processes start; None: spawned, because CUDA does not survive a fork
 
     Returns 0, or CANNOT_START as soon as a process ends with it. A process that does not stop
     within `stop_s` is killed. `lost` is called with the id of each process that ended unexpectedly.
@@ -92,9 +90,7 @@ def supervise(
             lost(process.pid or 0)
             processes[place] = start(calls[place])
 
-    first = len(processes) - stop_last
-    for group in (processes[:first], processes[first:]):
-        _stop(group, stop_s)
+    _stop(processes, stop_s)
     return status
 
 

@@ -70,17 +70,16 @@ class HealthChecks:
     worker_alive: Callable[[], bool] | None
     database_answers: SharedCheck
     redis_answers: SharedCheck | None
-    models_answer: SharedCheck
     #: whether the device failed on which this process runs models
     device_failed: Callable[[], bool]
 
     async def dependencies(self) -> dict[str, bool]:
         """Returns what answers now; `redis` is missing where it is not used."""
-        checks = {"database": self.database_answers, "models": self.models_answer}
+        checks = {"database": self.database_answers}
         if self.redis_answers is not None:
             checks["redis"] = self.redis_answers
         answers = await asyncio.gather(*(check.answer() for check in checks.values()))
-        return dict(zip(checks, answers, strict=True))
+        return {**dict(zip(checks, answers, strict=True)), "models": not self.device_failed()}
 
 
 class Live(BaseModel):
@@ -108,8 +107,7 @@ class Ready(BaseModel):
         description="Whether Redis answers and takes writes. Null if it is not used."
     )
     models: bool = Field(
-        description="Whether models can encode: a model host answers, or the device works on which "
-        "this process runs them."
+        description="Whether models can encode: the device works on which this process runs them."
     )
 
 
@@ -187,7 +185,6 @@ async def metrics(request: Request, services: Svc, project: Reads) -> Response:
 
 
 def _read_metrics(services: Services, project: str) -> Response:
-    services.encoders.update_host_metrics()
     services.blobs.update_metrics()
     data = generate_latest(_registry())
     try:

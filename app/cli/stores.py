@@ -36,9 +36,7 @@ MODES = ("bridge", "cascade", "fuse", "translate")
 @cli.command("connect")
 def connect(
     name: Annotated[str, typer.Argument(help="A name for the store, unique in the project.")],
-    kind: Annotated[
-        str, typer.Option(help="pgvector, qdrant, qdrant-edge, chroma, lancedb or files.")
-    ],
+    kind: Annotated[str, typer.Option(help="pgvector, qdrant, chroma or lancedb.")],
     address: Annotated[str, typer.Option(help="The name of an address in ANCHORAGE_STORES.")],
     collection: Annotated[str, typer.Option(help="The table, collection or file.")],
     encoder: Annotated[str, typer.Option(help="The encoder whose vectors it holds.")],
@@ -139,8 +137,7 @@ def search(
 
     from app.api.resources.stores.store_search import search_members
     from app.services.encoders.encoding import Inputs
-    from app.services.stores.search import search_store
-    from app.services.stores.search_preparation import StoreSearch
+    from app.services.stores.search import StoreSearch, search_store
     from app.types import InputRole
 
     if mode not in (None, *MODES):

@@ -28,10 +28,9 @@ from app.services.anchors.nearest_anchors import FoundAnchor, find_nearest
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode
 from app.services.request_context import RequestContext
-from app.services.serving import confidence, plans
+from app.services.serving import apply, confidence
+from app.services.serving.apply import MappedVectors, Translation
 from app.services.serving.confidence import RowConfidence
-from app.services.serving.maps import Translation
-from app.services.serving.plans import MappedVectors
 from app.services.translators.translators import FitRequest
 from app.services.translators.warnings import AnswerWarning
 from app.storage import tables
@@ -134,7 +133,7 @@ def run_trial(
         detail = "Enter a text or a vector, not both." if sent.text else "Enter a text or a vector."
         raise InvalidRequest(detail, field="text")
     given = None if not sent.native else read_vector(sent.native, "native")
-    answer = plans.apply_map(
+    answer = apply.apply_map(
         services,
         context,
         Translation(FitRequest(choice.source, choice.target, choice.anchor_set, "auto", {})),

@@ -96,18 +96,6 @@ class Item:
     truncated: bool = False
 
 
-class Preparer(Protocol):
-    """Checks inputs and turns them into items. It needs no weights."""
-
-    def prepare(self, inputs: Sequence[Input], role: InputRole) -> list[Item]:
-        """Check and preprocess the inputs, in their order. Raises errors that name the rows."""
-        ...
-
-    def recipe(self) -> Mapping[str, Any]:
-        """Return what the class rebuilds the preparer from in another process, as JSON."""
-        ...
-
-
 class EncoderModel(Protocol):
     """A loaded model. Several threads may call its methods at once."""
 
@@ -136,12 +124,6 @@ class EncoderModel(Protocol):
         Raises EncoderUnavailable and EncoderFailed.
         """
         ...
-
-
-class PreparedModel(EncoderModel, Protocol):
-    """A model whose inputs can be prepared in another process."""
-
-    preparer: Preparer
 
 
 @dataclass(frozen=True)

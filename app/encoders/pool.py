@@ -17,9 +17,7 @@ import torch
 from app.device_failures import is_device_failure
 from app.encoders import text, vision
 from app.encoders.base import EncoderModel, EncoderSpec, Item, ModelSources
-from app.encoders.batch_queue import EncodeTask
-from app.encoders.batcher import Batcher
-from app.encoders.hosting.client import HostedModel, ModelHosts
+from app.encoders.batcher import Batcher, EncodeTask
 from app.encoders.remote import encoder as remote
 from app.errors import AnchorageError, EncoderNeedsVectors, EncoderUnavailable
 from app.observability import metrics
@@ -34,15 +32,10 @@ LOADERS: dict[str, Loader] = {
     EncoderKind.openai: remote.load,
 }
 
-#: kinds whose models a host runs, if there is one
-HOSTED_KINDS = frozenset({EncoderKind.sentence_transformers, EncoderKind.timm})
-
 #: most lanes of a CPU; more cores give each lane more threads
 MOST_LANES = 8
 #: lanes of a GPU: one copies and hands out while the other computes
 GPU_LANES = 2
-#: batches that one process may have at its model hosts at once
-HOST_LANES = 4
 #: requests at once to all endpoints
 REMOTE_LANES = 8
 
@@ -68,7 +61,6 @@ class EncoderPool:
 
     limit_bytes  memory of all loaded models together
     cores        cores for the lanes of a CPU; None: torch's number of threads
-    hosts        the processes that own the models; None: this process loads them
     """
 
     def __init__(
@@ -78,27 +70,14 @@ class EncoderPool:
         device: str = "cpu",
         limit_bytes: int = 8 * 2**30,
         cores: int | None = None,
-        hosts: ModelHosts | None = None,
     ) -> None:
-        self._hosts = hosts
         self._sources = replace(sources or ModelSources(), largest=limit_bytes)
         self.device = device
         self._limit = limit_bytes
         self._loaded: OrderedDict[str, tuple[EncoderModel, float]] = OrderedDict()
         self._loading: dict[str, Future[EncoderModel]] = {}
         self._lock = threading.Lock()
-        self._compute = (
-            _local_lanes(device, cores or torch.get_num_threads())
-            if hosts is None
-            else Batcher(
-                lanes=HOST_LANES,
-                each=HOST_LANES - 1,  # a model that a host has to load leaves a lane for others
-                threads=None,
-                budget=BATCH_TOKENS,
-                most=MOST_WAITING_TOKENS,
-                counted=False,
-            )
-        )
+        self._compute = _local_lanes(device, cores or torch.get_num_threads())
         self._network = Batcher(
             lanes=REMOTE_LANES,
             each=REMOTE_LANES_PER_MODEL,
@@ -115,7 +94,7 @@ class EncoderPool:
         The first caller loads the model inside `turn()`; other callers wait for its result. Raises
         EncoderNeedsVectors for kinds without a loader, and the loader's errors.
         """
-        loader = self._find_loader(spec.kind)
+        loader = LOADERS.get(spec.kind)
         if loader is None:
             raise EncoderNeedsVectors(
                 f"An encoder of kind {spec.kind!r} cannot encode inputs. Send `vectors` instead.",
@@ -151,8 +130,6 @@ class EncoderPool:
             if spec.key in self._loaded and time.monotonic() - self._loaded[spec.key][1] >= after_s:
                 del self._loaded[spec.key]
                 self._update_metrics()
-        if self._hosts is not None and spec.kind in HOSTED_KINDS:
-            self._hosts.forget(spec, after_s=after_s)
 
     @property
     def broken(self) -> bool:
@@ -164,15 +141,6 @@ class EncoderPool:
         if is_device_failure(error):
             self._compute.broken = True
 
-    def answers(self) -> bool:
-        """Whether models can run: the device of this process works, or a model host answers."""
-        return not self.broken if self._hosts is None else self._hosts.answer()
-
-    def update_host_metrics(self) -> None:
-        """Set the gauges of model hosts, if models run there."""
-        if self._hosts is not None:
-            self._hosts.update_metrics()
-
     def submit(
         self, model: EncoderModel, items: Sequence[Item], owner: str, *, patient: bool = False
     ) -> EncodeTask:
@@ -183,13 +151,6 @@ class EncoderPool:
     def close(self) -> None:
         self._compute.close()
         self._network.close()
-        if self._hosts is not None:
-            self._hosts.close()
-
-    def _find_loader(self, kind: str) -> Loader | None:
-        if self._hosts is not None and kind in HOSTED_KINDS:
-            return self._hosts.load
-        return LOADERS.get(kind)
 
     def _find(self, key: str) -> EncoderModel | None:
         if key not in self._loaded:
@@ -209,8 +170,6 @@ class EncoderPool:
             metrics.MODEL_LOADS.labels("refused").inc()
             self.check_device(error)
             raise
-        if isinstance(model, HostedModel):
-            return model  # its host counts it
         metrics.MODEL_LOADS.labels("loaded").inc()
         if model.nbytes:
             _freeze_objects()
@@ -235,9 +194,7 @@ class EncoderPool:
         return sum(model.nbytes for model, _ in self._loaded.values())
 
     def _update_metrics(self) -> None:
-        metrics.MODELS.set(
-            sum(not isinstance(model, HostedModel) for model, _ in self._loaded.values())
-        )
+        metrics.MODELS.set(len(self._loaded))
         metrics.MODEL_BYTES.set(self._bytes())
 
 

@@ -1,8 +1,7 @@
-"""Prepares images for a timm model, in processes that may not have its weights."""
+"""Prepares images for a timm model."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,19 +33,17 @@ PATCH_SIDE = 16
 class Preprocessing:
     """The conversion of an image to an item's features, and of features to the model's input.
 
-    recipe     from which `preprocessing_of` makes an equal one; JSON-serialisable
     transform  returns pixels (channels, height, width), uint8; or the model's input, float32
-    size       (channels, height, width)
     mean, std  (channels, 1, 1), float32, of pixels from 0 to 1; None if `transform` normalises
+    size       (channels, height, width)
     scaled     shorter side after a resize that keeps proportions; None for a fixed size
     draft      whether JPEG files are decoded at a reduced size that is large enough
     """
 
-    recipe: Mapping[str, Any]
     transform: Callable[[Image], Tensor]
-    size: tuple[int, int, int]
     mean: Tensor | None
     std: Tensor | None
+    size: tuple[int, int, int]
     scaled: int | None = None
     draft: bool = False
 
@@ -73,62 +70,30 @@ class Preprocessing:
         return pixels.sub_(self.mean.to(features.device)).div_(self.std.to(features.device))
 
 
-def timm_recipe(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recipe of timm's own preprocessing: resize, crop the centre, normalise.
+def timm_preprocessing(config: Mapping[str, Any], *, draft: bool) -> Preprocessing:
+    """Return timm's own preprocessing: resize, crop the centre, normalise.
 
     config  from timm's `resolve_model_data_config`
+
+    Raises as `pair_preprocessing`.
     """
     config = dict(config)
-    channels = config["input_size"][0]
+    size = channels, height, width = config["input_size"]
     for key in ("mean", "std"):
         # Statistics of three channels become their mean for a model of one, as in timm's loaders.
         values = tuple(config[key])
         config[key] = values if len(values) == channels else (sum(values) / len(values),) * channels
-    recipe: dict[str, Any] = json.loads(json.dumps({"timm": config}))
-    return recipe
+    composed = import_timm("timm.data").create_transform(**config, is_training=False)
+    scaled = int(max(height, width) / config["crop_pct"])
+    return _make_preprocessing(composed, size, scaled, draft=draft)
 
 
-def pair_recipe(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recipe of a pair, from `preprocessing` in its JSON file."""
-    return {"pair": dict(config)}
-
-
-def preprocessing_of(recipe: Mapping[str, Any]) -> Preprocessing:
-    """Return the preprocessing of a recipe.
+def pair_preprocessing(config: Mapping[str, Any], *, draft: bool) -> Preprocessing:
+    """Return (pad(resize(x)) - mean) / std of pixels x from 0 to 1, as a pair's JSON file says.
 
     Raises EncoderUnavailable if the service does not support it, and any error of timm,
-    torchvision and torch for a recipe that is not valid.
+    torchvision and torch for a configuration that is not valid.
     """
-    if "timm" in recipe:
-        config = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in recipe["timm"].items()
-        }
-        channels, height, width = config["input_size"]
-        composed = import_timm("timm.data").create_transform(**config, is_training=False)
-        scaled = int(max(height, width) / config["crop_pct"])
-    else:
-        channels, height, width, composed = _compose_pair(recipe["pair"])
-        scaled = None
-    if channels not in (1, 3):
-        raise EncoderUnavailable(
-            f"The model reads images of {channels} channels. The service supports 1 and 3.",
-            field="model",
-        )
-    transform, mean, std = _split_off_normalisation(composed)
-    return Preprocessing(
-        recipe,
-        transform,
-        (channels, height, width),
-        mean,
-        std,
-        scaled,
-        draft=bool(recipe.get("draft")),
-    )
-
-
-def _compose_pair(config: Mapping[str, Any]) -> tuple[int, int, int, Any]:
-    """Return channels, height, width, and (pad(resize(x)) - mean) / std of pixels x from 0 to 1."""
     transforms = import_timm("torchvision.transforms")
     channels, side, padded = config["channels"], config["source_size"], config["zero_pad_to"]
     if (
@@ -148,7 +113,19 @@ def _compose_pair(config: Mapping[str, Any]) -> tuple[int, int, int, Any]:
         transforms.ToTensor(),
         transforms.Normalize([config["mean"]] * channels, [config["std"]] * channels),
     ]
-    return channels, padded, padded, transforms.Compose(steps)
+    size = (channels, padded, padded)
+    return _make_preprocessing(transforms.Compose(steps), size, None, draft=draft)
+
+
+def _make_preprocessing(
+    composed: Any, size: tuple[int, int, int], scaled: int | None, *, draft: bool
+) -> Preprocessing:
+    if size[0] not in (1, 3):
+        raise EncoderUnavailable(
+            f"The model reads images of {size[0]} channels. The service supports 1 and 3.",
+            field="model",
+        )
+    return Preprocessing(*_split_off_normalisation(composed), size, scaled, draft)
 
 
 def _split_off_normalisation(
@@ -197,10 +174,6 @@ class ImagePreparer:
         if wrong:
             raise combine_errors(wrong)
         return items
-
-    def recipe(self) -> Mapping[str, Any]:
-        """Return the recipe of the preprocessing."""
-        return self.preprocessing.recipe
 
     def prepare_one(self, data: bytes, *, most_pixels: int | None = None) -> Item:
         """Decode and preprocess one image.

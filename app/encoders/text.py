@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.encoders import unpadded
 from app.encoders.base import (
+    CHARACTERS_PER_TOKEN,
     ENCODER_DTYPES,
     EncoderModel,
     EncoderSpec,
@@ -27,10 +27,10 @@ from app.encoders.base import (
 from app.encoders.model_files import find_model
 from app.encoders.options import TextOptions, read_options
 from app.encoders.threads import to_device
-from app.encoders.tokenizer import TextPreparer, estimate_item, find_tokenizer, pad_rows
+from app.encoders.tokenizer import TextTokenizer, find_tokenizer
 from app.encoders.torchvision_ops import make_importable
-from app.errors import EncoderUnavailable, InvalidOption
-from app.types import InputRole, Modality
+from app.errors import EncoderUnavailable, InvalidInput, InvalidOption
+from app.types import InputRole, Modality, is_unicode
 
 #: model -> the PyPI package that contains it, so that it needs no hub
 PACKAGED_MODELS = {
@@ -54,7 +54,7 @@ VARIANT_TOKEN_LIMITS = (64, 128, 256, 384, 512)
 #: texts in one batch of `variants`
 VARIANT_BATCH = 32
 
-#: the faster paths are only used if they agree with the library's own `encode` on these texts
+#: the faster path is only used if it agrees with the library's own `encode` on these texts
 PROBE_TEXTS = [
     "Anchors hold.",
     " \u00dcber A\u0301n\u4e00\U0001f98a\n",
@@ -71,12 +71,13 @@ SAFETENSORS_FILES = ("model.safetensors", "model.safetensors.index.json")
 class SentenceEncoder:
     """A loaded sentence-transformers model with its options.
 
-    There are three ways to run it: the library's own `encode`, padded batches with a tokenizer that
-    threads share, and batches without padding. The fastest one that agrees with `encode` is used.
+    It runs batches with a tokenizer that threads share, or where that does not agree with it, the
+    library's own `encode`.
     """
 
     modality = Modality.text
     remote = False
+    pads = True
 
     def __init__(self, model: Any, identity: ModelIdentity) -> None:
         self.identity = identity
@@ -86,23 +87,36 @@ class SentenceEncoder:
         #: held during the library's `encode`, whose tokenizer threads must not share
         self._encode_lock = threading.Lock()
         self._tokenizer = find_tokenizer(model)
-        self._packs = False
-        if self._tokenizer is not None and not self._matches_library():
+        if self._tokenizer is not None and not self._matches_library(self._tokenizer):
             self._tokenizer = None
-        if self._tokenizer is not None and unpadded.enable_packing(model[0]):
-            self._packs = True
-            if not self._matches_library():
-                self._packs = False
-                unpadded.disable_packing(model[0])
-        self.preparer = TextPreparer(identity.prompts, self._tokenizer)
-
-    @property
-    def pads(self) -> bool:
-        return not self._packs
 
     def prepare(self, inputs: Sequence[Input], role: InputRole) -> list[Item]:
         """Tokenize texts. Raises InvalidInput for images, invalid Unicode and empty texts."""
-        return self.preparer.prepare(inputs, role)
+        texts = [value for value in inputs if isinstance(value, str)]
+        if len(texts) < len(inputs):
+            wrong = [row for row, value in enumerate(inputs) if not isinstance(value, str)]
+            raise InvalidInput(
+                "This encoder reads texts. Send strings, not images.", field="inputs", rows=wrong
+            )
+        if wrong := [row for row, text in enumerate(texts) if not is_unicode(text)]:
+            raise InvalidInput(
+                "A text contains half of a surrogate pair. Send valid Unicode.",
+                field="inputs",
+                rows=wrong,
+            )
+        items = self._make_items(texts, self.identity.prompts.get(role, ""))
+        if wrong := [row for row, item in enumerate(items) if item.length == 0]:
+            raise InvalidInput(
+                "A text has no tokens for this encoder. Remove it, or send another text.",
+                field="inputs",
+                rows=wrong,
+            )
+        return items
+
+    def _make_items(self, texts: Sequence[str], prompt: str) -> list[Item]:
+        if self._tokenizer is not None:
+            return self._tokenizer([prompt + text for text in texts])
+        return [_estimate_item(prompt, text) for text in texts]
 
     def run(self, items: Sequence[Item]) -> Tensor:
         with torch.inference_mode():
@@ -114,21 +128,18 @@ class SentenceEncoder:
     def _run(self, items: Sequence[Item]) -> Tensor:
         if self._tokenizer is None:
             return self._encode(items)
-        return self._forward([self._model], items)
+        return self._forward([self._model], self._tokenizer, items)
 
-    def _forward(self, modules: Sequence[Any], items: Sequence[Item]) -> Tensor:
-        assert self._tokenizer is not None
-        rows = [item.features for item in items]
-        if self._packs:
-            offset = getattr(self._model[0], "_flatten_position_offset", 0) or 0
-            with unpadded.packed_attention(rows):
-                return _apply_modules(modules, unpadded.pack_features(rows, offset))
-        tables = pad_rows(rows, self._tokenizer.pads)
-        tensors = {
-            name: to_device(torch.from_numpy(table), self._model.device)
-            for name, table in tables.items()
+    def _forward(
+        self, modules: Sequence[Any], tokenizer: TextTokenizer, items: Sequence[Item]
+    ) -> Tensor:
+        state: Any = {
+            name: to_device(table, self._model.device)
+            for name, table in tokenizer.pad([item.features for item in items]).items()
         }
-        return _apply_modules(modules, tensors)
+        for module in modules:
+            state = module(state)
+        return state["sentence_embedding"]  # type: ignore[no-any-return]
 
     def variants(self, inputs: Sequence[str]) -> Iterator[tuple[str, str, Tensor]]:
         """Encode texts with other prompts, poolings and token limits.
@@ -139,13 +150,13 @@ class SentenceEncoder:
         own = self.identity.prompts.get(InputRole.document, "")
         for prompt in dict.fromkeys([own, "", *self._model.prompts.values(), *VARIANT_PROMPTS]):
             description = f"the prompt {prompt!r}" if prompt else "no prompt"
-            vectors = self._run_variant(self.preparer.make_items(inputs, prompt), self._run)
+            vectors = self._run_variant(self._make_items(inputs, prompt), self._run)
             yield "prompt", description, vectors
         if self._tokenizer is None:
             return
         texts = [own + text for text in inputs]
         for mode, modules in self._other_poolings():
-            forward = partial(self._forward, modules)
+            forward = partial(self._forward, modules, self._tokenizer)
             yield "pooling", f"{mode} pooling", self._run_variant(self._tokenizer(texts), forward)
         for most in VARIANT_TOKEN_LIMITS:
             if most != self._tokenizer.most and most <= self._most_positions():
@@ -203,16 +214,14 @@ class SentenceEncoder:
             vectors[rows] = encoded.float()
         return vectors
 
-    def _matches_library(self) -> bool:
+    def _matches_library(self, tokenizer: TextTokenizer) -> bool:
         """Return whether one batch of the probe texts has the same vectors as the library's
         `encode` of each text: neither the other texts nor the side of the padding may matter.
         """
-        assert self._tokenizer is not None
-        tokenizer = self._tokenizer
         try:
             fast = self.run(tokenizer(PROBE_TEXTS))
             self._tokenizer = None
-            slow = torch.cat([self.run([estimate_item("", text)]) for text in PROBE_TEXTS])
+            slow = torch.cat([self.run([_estimate_item("", text)]) for text in PROBE_TEXTS])
         except Exception:  # an unsupported kind of model may raise anything
             return False
         finally:
@@ -222,11 +231,10 @@ class SentenceEncoder:
         return torch.allclose(fast, slow, rtol=0, atol=float(slow.abs().max()) * tolerance)
 
 
-def _apply_modules(modules: Sequence[Any], features: dict[str, Tensor]) -> Tensor:
-    state: Any = features
-    for module in modules:
-        state = module(state)
-    return state["sentence_embedding"]  # type: ignore[no-any-return]
+def _estimate_item(prompt: str, text: str) -> Item:
+    """Return an untokenized item (prompt, text) with an estimate of its tokens."""
+    length = len(prompt + text) // CHARACTERS_PER_TOKEN + 1
+    return Item((prompt, text), length, length, length)
 
 
 def load(spec: EncoderSpec, sources: ModelSources, device: str) -> EncoderModel:

@@ -1,15 +1,14 @@
-"""Tokenizers of texts, and the padding of their tokens."""
+"""The tokenizer of a text model, and the padding of its tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
-import numpy as np
+import torch
+from torch import Tensor
 
-from app.encoders.base import CHARACTERS_PER_TOKEN, Input, Item
-from app.errors import InvalidInput
-from app.types import InputRole, is_unicode
+from app.encoders.base import Item
 
 #: a tokenizer without its own limit reports a larger number than this
 UNLIMITED_TOKENS = 10**9
@@ -29,94 +28,36 @@ class TextTokenizer:
         self, tokenizer: Any, names: Sequence[str], pad: int, most: int | None, side: str
     ) -> None:
         self.most = most
-        self.pads = {"input_ids": pad, "attention_mask": 0, "token_type_ids": 0}
         self._tokenizer = _copy_unlimited(tokenizer)
         if most is not None:
             self._tokenizer.enable_truncation(most, direction=side)
+        self._pad = pad
         self._side = side
         self._names = [name for name in ATTRIBUTES if name in names]
 
     def with_limit(self, most: int) -> TextTokenizer:
         """Return a copy that truncates to `most` tokens."""
-        return TextTokenizer(self._tokenizer, self._names, self.pads["input_ids"], most, self._side)
-
-    def recipe(self) -> dict[str, Any]:
-        """Return what `from_recipe` rebuilds the tokenizer from, as JSON."""
-        return {
-            "tokenizer": self._tokenizer.to_str(),
-            "names": self._names,
-            "pad": self.pads["input_ids"],
-            "most": self.most,
-            "side": self._side,
-        }
-
-    @classmethod
-    def from_recipe(cls, recipe: Mapping[str, Any]) -> Self:
-        """Rebuild a tokenizer in a process without the model."""
-        from tokenizers import Tokenizer
-
-        return cls(**{**recipe, "tokenizer": Tokenizer.from_str(recipe["tokenizer"])})
+        return TextTokenizer(self._tokenizer, self._names, self._pad, most, self._side)
 
     def __call__(self, texts: list[str]) -> list[Item]:
         return [self._make_item(encoding) for encoding in self._tokenizer.encode_batch_fast(texts)]
+
+    def pad(self, rows: Sequence[Mapping[str, list[int]]]) -> dict[str, Tensor]:
+        """Return each input of the model as a table of all rows, padded to the longest row."""
+        length = max(len(row["input_ids"]) for row in rows)
+        tables = {}
+        for name in rows[0]:
+            tables[name] = torch.full(
+                (len(rows), length), self._pad if name == "input_ids" else 0, dtype=torch.int64
+            )
+            for place, row in enumerate(rows):
+                tables[name][place, : len(row[name])] = torch.tensor(row[name])
+        return tables
 
     def _make_item(self, encoding: Any) -> Item:
         length = len(encoding)
         features = {name: getattr(encoding, ATTRIBUTES[name]) for name in self._names}
         return Item(features, length, length, length, truncated=bool(encoding.overflowing))
-
-
-class TextPreparer:
-    """Checks texts and turns them into items: tokens, or the texts if the tokenizer is unknown.
-
-    It needs no weights, so that a process without the model can prepare texts.
-    """
-
-    def __init__(self, prompts: Mapping[str, str], tokenizer: TextTokenizer | None) -> None:
-        self._prompts = prompts
-        self._tokenizer = tokenizer
-
-    def prepare(self, inputs: Sequence[Input], role: InputRole) -> list[Item]:
-        """Tokenize texts. Raises InvalidInput for images, invalid Unicode and empty texts."""
-        texts = [value for value in inputs if isinstance(value, str)]
-        if len(texts) < len(inputs):
-            wrong = [row for row, value in enumerate(inputs) if not isinstance(value, str)]
-            raise InvalidInput(
-                "This encoder reads texts. Send strings, not images.", field="inputs", rows=wrong
-            )
-        if wrong := [row for row, text in enumerate(texts) if not is_unicode(text)]:
-            raise InvalidInput(
-                "A text contains half of a surrogate pair. Send valid Unicode.",
-                field="inputs",
-                rows=wrong,
-            )
-        items = self.make_items(texts, self._prompts.get(role, ""))
-        if wrong := [row for row, item in enumerate(items) if item.length == 0]:
-            raise InvalidInput(
-                "A text has no tokens for this encoder. Remove it, or send another text.",
-                field="inputs",
-                rows=wrong,
-            )
-        return items
-
-    def make_items(self, texts: Sequence[str], prompt: str) -> list[Item]:
-        """Return the items of texts, without checks."""
-        if self._tokenizer is not None:
-            return self._tokenizer([prompt + text for text in texts])
-        return [estimate_item(prompt, text) for text in texts]
-
-    def recipe(self) -> dict[str, Any]:
-        """Return what `from_recipe` rebuilds the preparer from, as JSON."""
-        tokenizer = None if self._tokenizer is None else self._tokenizer.recipe()
-        return {"prompts": dict(self._prompts), "tokenizer": tokenizer}
-
-    @classmethod
-    def from_recipe(cls, recipe: Mapping[str, Any]) -> Self:
-        """Rebuild a preparer in a process without the model."""
-        tokenizer = recipe["tokenizer"]
-        return cls(
-            recipe["prompts"], None if tokenizer is None else TextTokenizer.from_recipe(tokenizer)
-        )
 
 
 def find_tokenizer(model: Any) -> TextTokenizer | None:
@@ -141,24 +82,6 @@ def find_tokenizer(model: Any) -> TextTokenizer | None:
         most if most < UNLIMITED_TOKENS else None,
         wrapper.truncation_side,
     )
-
-
-def estimate_item(prompt: str, text: str) -> Item:
-    """Return an untokenized item (prompt, text) with an estimate of its tokens."""
-    length = len(prompt + text) // CHARACTERS_PER_TOKEN + 1
-    return Item((prompt, text), length, length, length)
-
-
-def pad_rows(
-    rows: Sequence[Mapping[str, list[int]]], pads: Mapping[str, int]
-) -> dict[str, np.ndarray[Any, Any]]:
-    """Return each input of the model as a table of all rows, padded to the longest row."""
-    length = max(len(row["input_ids"]) for row in rows)
-    tables = {name: np.full((len(rows), length), pads[name], dtype=np.int64) for name in rows[0]}
-    for place, row in enumerate(rows):
-        for name, numbers in row.items():
-            tables[name][place, : len(numbers)] = numbers
-    return tables
 
 
 def _copy_unlimited(tokenizer: Any) -> Any:

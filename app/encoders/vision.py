@@ -30,9 +30,8 @@ from app.encoders.options import ImageOptions, read_options
 from app.encoders.preprocessing import (
     ImagePreparer,
     Preprocessing,
-    pair_recipe,
-    preprocessing_of,
-    timm_recipe,
+    pair_preprocessing,
+    timm_preprocessing,
 )
 from app.encoders.threads import to_device
 from app.encoders.torchvision_ops import import_timm
@@ -142,8 +141,8 @@ def load(
         )
     path, revision = find_model(spec, sources, pairs=True)
     try:
-        model, recipe = _load_folder(path) if path.is_dir() else _load_pair(path)
-        preprocessing = preprocessing_of({**recipe, "draft": options.draft})
+        load_files = _load_folder if path.is_dir() else _load_pair
+        model, preprocessing = load_files(path, draft=options.draft)
         model = model.eval().requires_grad_(False).to(device, ENCODER_DTYPES[options.dtype])
         full = _measure_dim(model, preprocessing, device, ENCODER_DTYPES[options.dtype])
     except AnchorageError:
@@ -204,7 +203,7 @@ def _check_arguments(name: Any, arguments: Any) -> None:
         )
 
 
-def _load_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
+def _load_folder(folder: Path, *, draft: bool) -> tuple[Any, Preprocessing]:
     """Let timm load the folder, because it converts older layouts.
 
     Raises EncoderUnavailable for weights that do not fit: timm would fill gaps with random numbers.
@@ -225,10 +224,11 @@ def _load_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
             "The model's config.json contains two different numbers of classes.", field="model"
         )
     model.reset_classifier(0)
-    return model, timm_recipe(import_timm("timm.data").resolve_model_data_config(model))
+    config = import_timm("timm.data").resolve_model_data_config(model)
+    return model, timm_preprocessing(config, draft=draft)
 
 
-def _load_pair(weights: Path) -> tuple[Any, dict[str, Any]]:
+def _load_pair(weights: Path, *, draft: bool) -> tuple[Any, Preprocessing]:
     """Load a model without a classifier. Its weights must match the model exactly."""
     from safetensors.torch import load_file
 
@@ -237,7 +237,7 @@ def _load_pair(weights: Path) -> tuple[Any, dict[str, Any]]:
     _check_arguments(name, arguments)
     model = import_timm().create_model(name, pretrained=False, **{**arguments, "num_classes": 0})
     model.load_state_dict(load_file(weights), strict=True)
-    return model, pair_recipe(config["preprocessing"])
+    return model, pair_preprocessing(config["preprocessing"], draft=draft)
 
 
 def _measure_dim(

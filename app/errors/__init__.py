@@ -18,7 +18,7 @@ AnchorageError
 │  │  └─ RateLimited, TooManyJobs, TooMuchAtOnce
 │  └─ Unavailable            a limit or a fault of the service
 │     └─ Overloaded, QueueFull, DatabaseUnavailable, StorageUnavailable, EncoderFailed,
-│        ModelsUnavailable, ClientLeft, StoreUnavailable, StoreFull
+│        ClientLeft, StoreUnavailable, StoreFull
 ├─ TooLarge                  above a limit that the error names
 │  └─ BodyTooLarge, TooManyVectors, TooManyInputs, InputTooLong, ImageTooLarge, HeadTooLarge,
 │     PoolTooLarge
@@ -31,10 +31,9 @@ AnchorageError
    └─ InvalidRequest, MissingField, UnequalAnchors, DimensionMismatch, RaggedRows, NonFinite,
       OutOfRange, BadShape, BadDtype, BadBase64, BadColumn, EmptyVectors, DegenerateAnchors,
       InvalidOption, UnknownOption, NotExactlyOne, MethodNotIndependent, EncoderNeedsVectors,
-      EncoderUnavailable, InvalidInput, TokensNotRead, InvalidImage, InvalidHead, HeadTooSlow,
-      InvalidSeeds, SeedsInsufficient, SpacesNotAligned, QualityBelowMinimum,
-      IdempotencyKeyReused, AddressNotListed, ConnectorMissing, StoreUnsupported, InvalidFilter,
-      WrongSpace
+      EncoderUnavailable, InvalidInput, TokensNotRead, InvalidImage, InvalidHead, InvalidSeeds,
+      SeedsInsufficient, SpacesNotAligned, QualityBelowMinimum, IdempotencyKeyReused,
+      AddressNotListed, ConnectorMissing, StoreUnsupported, InvalidFilter, WrongSpace
 
 No class depends on HTTP: `app.api.http.problems` maps classes to statuses. A failed job stores
 the same code. docs/reference/errors.md explains each code.
@@ -61,7 +60,6 @@ from app.errors.invalid import DimensionMismatch as DimensionMismatch
 from app.errors.invalid import EmptyVectors as EmptyVectors
 from app.errors.invalid import EncoderNeedsVectors as EncoderNeedsVectors
 from app.errors.invalid import EncoderUnavailable as EncoderUnavailable
-from app.errors.invalid import HeadTooSlow as HeadTooSlow
 from app.errors.invalid import IdempotencyKeyReused as IdempotencyKeyReused
 from app.errors.invalid import Invalid as Invalid
 from app.errors.invalid import InvalidFilter as InvalidFilter
@@ -289,11 +287,6 @@ class StorageUnavailable(Unavailable):
 
 class EncoderFailed(Unavailable):
     code = "encoder-failed"
-
-
-class ModelsUnavailable(Unavailable):
-    code = "models-unavailable"
-    usual_wait_s = 5
 
 
 class ClientLeft(Unavailable):

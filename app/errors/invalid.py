@@ -132,10 +132,6 @@ class InvalidHead(Invalid):
     code = "invalid-head"
 
 
-class HeadTooSlow(Invalid):
-    code = "head-too-slow"
-
-
 class InvalidSeeds(Invalid):
     code = "invalid-seeds"
 

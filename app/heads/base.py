@@ -28,7 +28,7 @@ class HeadModel(Protocol):
     def run(self, vectors: Float32[Tensor, "n d"]) -> Float32[Tensor, "n m"]:
         """Return the head's outputs: logits, probabilities or values, depending on its training.
 
-        Raises HeadTooSlow and InvalidHead.
+        Raises InvalidHead.
         """
         ...
 

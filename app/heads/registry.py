@@ -1,41 +1,29 @@
-"""Builds heads of all kinds, from files that clients send and from stored tensors."""
+"""Builds heads of all kinds, from files and from stored tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from torch import Tensor
 
 from app.errors import InvalidHead
-from app.heads import linear, mlp
+from app.heads import linear, mlp, onnx
 from app.heads.base import HeadModel
-from app.heads.onnx.head import load_onnx, make_onnx
-from app.heads.onnx.process import OnnxRunner
-
-HEAD_KINDS = ("linear", "mlp", "onnx")
 
 
 def make(
-    kind: str,
-    data: bytes,
-    architecture: Sequence[str] | None = None,
-    *,
-    dim: int,
-    runner: OnnxRunner,
-    owner: str,
+    kind: str, data: bytes, architecture: Sequence[str] | None = None, *, dim: int
 ) -> HeadModel:
-    """Return the head of a client's file: safetensors for `linear` and `mlp`, ONNX for `onnx`.
+    """Return the head of a client's safetensors file. Only `mlp` has an architecture.
 
-    Only `mlp` has an architecture.
-    Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
+    Raises InvalidHead and HeadTooLarge.
     """
-    _check(kind, architecture)
+    check_architecture(kind, architecture)
     if kind == "linear":
         weight, bias = linear.read_safetensors(data)
         return linear.make_linear_head(weight, bias, dim=dim)
-    if kind == "mlp":
-        return mlp.read_mlp(data, architecture or (), dim=dim)
-    return make_onnx(data, dim=dim, runner=runner, owner=owner)
+    return mlp.read_mlp(data, architecture or (), dim=dim)
 
 
 def load(
@@ -44,26 +32,29 @@ def load(
     architecture: Sequence[str] | None = None,
     *,
     dim: int,
-    runner: OnnxRunner,
-    owner: str,
+    folder: Path | None = None,
+    file: str | None = None,
 ) -> HeadModel:
-    """Return the head of stored `tensors()`. Owners take turns at the ONNX process.
+    """Return the head of stored `tensors()`; an ONNX head is read from `file` in `folder`.
 
-    Raises InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce, Overloaded.
+    Raises InvalidHead and HeadTooLarge.
     """
-    _check(kind, architecture)
     if kind == "linear":
         return linear.make_linear_head(tensors["weight"], tensors["bias"], dim=dim)
     if kind == "mlp":
         return mlp.make_mlp(tensors, architecture or (), dim=dim)
-    return load_onnx(tensors["onnx"].numpy().tobytes(), dim=dim, runner=runner, owner=owner)
-
-
-def _check(kind: str, architecture: Sequence[str] | None) -> None:
-    if kind not in HEAD_KINDS:
+    digest = tensors.get("digest")
+    if file is None or digest is None:
         raise InvalidHead(
-            f"`kind` must be one of {', '.join(HEAD_KINDS)}; got {kind!r}.", field="kind"
+            "This head was uploaded as an ONNX file, which the service no longer runs. Ask the "
+            "operator to put the file into ANCHORAGE_HEADS_DIR, and register it again.",
+            field="head",
         )
+    return onnx.open_onnx(folder, file, dim=dim, digest=digest.numpy().tobytes())
+
+
+def check_architecture(kind: str, architecture: Sequence[str] | None) -> None:
+    """Raises InvalidHead unless exactly a head of kind `mlp` has an architecture."""
     if kind == "mlp" and architecture is None:
         raise InvalidHead(
             "`kind: mlp` needs `architecture`, the list of its modules. Add it.",

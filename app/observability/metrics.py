@@ -94,12 +94,6 @@ MODELS = Gauge(
     "anchorage_models_loaded", "Models of encoders in memory.", multiprocess_mode="livesum"
 )
 MODEL_BYTES = Gauge("anchorage_model_bytes", "Bytes of loaded models.", multiprocess_mode="livesum")
-MODEL_HOSTS = Gauge(
-    "anchorage_model_hosts",
-    "Model hosts of this server, by state: up or away.",
-    ["state"],
-    multiprocess_mode="livemostrecent",
-)
 MODEL_LOADS = Counter(
     "anchorage_model_loads_total",
     "Models by outcome: loaded, refused, or unloaded to make room.",

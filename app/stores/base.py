@@ -15,6 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from app.errors import StoreUnsupported
+
 #: the id of a row, in the store's own type; UUIDs are text
 StoreId = str | int
 
@@ -229,6 +231,17 @@ class Store(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close connections. Later calls reconnect."""
+
+    def chosen_strategy(self, strategy: str | None) -> str:
+        """Return the strategy, the default for None. Raises StoreUnsupported for an unknown one."""
+        known = self.capabilities.strategies
+        if strategy is not None and strategy not in known:
+            raise StoreUnsupported(
+                f"Stores of kind {self.location.kind!r} have no strategy {strategy!r}. The "
+                f"strategies are {', '.join(known)}.",
+                field="strategy",
+            )
+        return strategy or known[0]
 
 
 class Beside(ABC):

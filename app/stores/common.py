@@ -1,10 +1,13 @@
-"""What several connectors need: the other side, translated changes, and whose fault an error is."""
+"""What several connectors need: the other side, changes, checksums, and whose fault an error is."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import hashlib
+import json
+from collections.abc import Collection, Iterable
+from typing import Any
 
-from app.stores.base import Changes, Side, StoreVectors, TranslateRows
+from app.stores.base import Changes, RowsChecksum, Side, StoreVectors, TranslateRows
 
 
 def opposite(side: Side) -> Side:
@@ -14,6 +17,24 @@ def opposite(side: Side) -> Side:
 def translate_changes(translate: TranslateRows, changes: Changes) -> StoreVectors:
     """Return the translated vectors (n, d) of changes; of none, without a call."""
     return translate(changes.ids, changes.vectors) if len(changes.ids) else changes.vectors
+
+
+def row_number(*parts: bytes) -> int:
+    """Return a number below 2^128 that depends on these bytes of a row."""
+    return int.from_bytes(hashlib.blake2b(b"".join(parts), digest_size=16).digest())
+
+
+def as_json(content: Any) -> bytes:
+    """Return JSON that is the same for equal content."""
+    return json.dumps(content, sort_keys=True, default=repr).encode()
+
+
+def rows_checksum(numbers: Iterable[int]) -> RowsChecksum:
+    """Return the checksum of rows, by a `row_number` of each."""
+    count = total = 0
+    for number in numbers:
+        count, total = count + 1, total + number
+    return RowsChecksum(count, f"{total % 2**128:032x}")
 
 
 def raised_by(error: BaseException, packages: Collection[str]) -> bool:

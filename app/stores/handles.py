@@ -1,4 +1,6 @@
-"""Opened stores of one process, and the threads that call them.
+"""Opened stores of one process, the addresses that an operator allows, and the threads for calls.
+
+Clients name an address, and never send a URL.
 
 A store that no longer answers must not occupy the threads that answer requests. Each address has
 a few threads, and callers wait for their results no longer than a deadline.
@@ -6,20 +8,23 @@ a few threads, and callers wait for their results no longer than a deadline.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import re
 import threading
 import time
-import traceback
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, InvalidStateError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from app.errors import AnchorageError, Overloaded, StoreUnavailable
+from app.errors import AddressNotListed, AnchorageError, Overloaded, StoreUnavailable
 from app.stores.base import Store, StoreLocation
+from app.stores.common import raised_by
 from app.stores.hidden_urls import fault_without_url, hide_url
 from app.stores.registry import open_store
 
@@ -30,6 +35,9 @@ MOST_OPEN_STORES = 64
 
 #: most calls of one address that run at once, and that wait
 CALLS_AT_ONCE, CALLS_WAITING = 8, 24
+
+#: how long a request waits for one answer of a store
+STORE_ANSWER_S = 10.0
 
 #: a call that runs longer than this counts as stuck
 STUCK_S = 10.0
@@ -59,7 +67,6 @@ STORE_LIBRARIES = frozenset(
         "pyarrow",
         "pyo3_runtime",
         "qdrant_client",
-        "qdrant_edge",
         "requests",
         "s3fs",
         "sqlite3",
@@ -67,16 +74,103 @@ STORE_LIBRARIES = frozenset(
     }
 )
 
+#: what looks like the name of an address
+_NAME = re.compile(r"[\w.-]{1,100}")
+
 Result = TypeVar("Result")
 
 
-class StoreHandles:
-    """One opened store for each location, and the calls of each address."""
+@dataclass(frozen=True)
+class StoreAddress:
+    """A URL that may hold a password, and the projects that may use it; None: all projects."""
 
-    def __init__(self) -> None:
+    url: str = field(repr=False)
+    projects: frozenset[str] | None = None
+
+
+def find_address(addresses: Mapping[str, StoreAddress], name: str, project: str) -> StoreAddress:
+    """Return the address. Raises AddressNotListed if this project may not use one of that name."""
+    address = addresses.get(name)
+    if address is None or (address.projects is not None and project not in address.projects):
+        # Somebody may send a URL with a password: only what looks like a name is repeated.
+        named = f"named {name!r}" if _NAME.fullmatch(name) else "of that name"
+        raise AddressNotListed(
+            f"The server has no store address {named} for this project. Ask the operator "
+            "to add it to ANCHORAGE_STORES, or use one that is listed there.",
+            field="address",
+        )
+    return address
+
+
+class RegisteredStore(Protocol):
+    """A store as a client registered it. options: fields, and `options` of the kind."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def project(self) -> str: ...
+    @property
+    def collection(self) -> str: ...
+    @property
+    def options(self) -> dict[str, Any]: ...
+
+
+class StoreHandles:
+    """One opened store for each location, and the calls of each address that is listed."""
+
+    def __init__(self, addresses: Mapping[str, StoreAddress] | None = None) -> None:
+        self.addresses = addresses or {}
         self._lock = threading.Lock()
         self._stores: OrderedDict[str, Store] = OrderedDict()
         self._callers: dict[str, _Callers] = {}
+
+    def location(self, row: RegisteredStore) -> StoreLocation:
+        """Return where a store is. Raises AddressNotListed once the operator removed its address.
+
+        The location holds the URL: never show it.
+        """
+        return StoreLocation(
+            kind=row.kind,
+            url=find_address(self.addresses, row.address, row.project).url,
+            collection=row.collection,
+            vector_field=row.options.get("vector_field"),
+            id_field=row.options.get("id_field"),
+            text_field=row.options.get("text_field"),
+            options=row.options.get("options") or {},
+        )
+
+    async def ask(
+        self,
+        row: RegisteredStore,
+        call: Callable[[Store], Result],
+        *,
+        within_s: float = STORE_ANSWER_S,
+    ) -> Result:
+        """Call a store, and wait on the event loop for its answer.
+
+        Raises AddressNotListed, StoreUnsupported, ConnectorMissing, the errors of the store,
+        StoreUnavailable after `within_s` seconds, and Overloaded.
+        """
+        with _errors_of(row, within_s):
+            future = self.submit(self.location(row), call)
+            return await asyncio.wait_for(asyncio.wrap_future(future), within_s)
+
+    def wait(
+        self,
+        row: RegisteredStore,
+        call: Callable[[Store], Result],
+        *,
+        within_s: float = STORE_ANSWER_S,
+    ) -> Result:
+        """Call a store, and wait in this thread. Raises as `ask`."""
+        with _errors_of(row, within_s):
+            future = self.submit(self.location(row), call)
+            try:
+                return future.result(within_s)
+            finally:
+                future.cancel()
 
     def open(self, location: StoreLocation) -> Store:
         """Return the store, without connecting. Raises StoreUnsupported and ConnectorMissing."""
@@ -178,6 +272,23 @@ class _Callers:
             del entry, future, call  # or the thread would hold the last result
 
 
+@contextmanager
+def _errors_of(row: RegisteredStore, within_s: float) -> Iterator[None]:
+    """Name the address in the errors of a store that does not answer."""
+    try:
+        yield
+    except TimeoutError:
+        raise StoreUnavailable(
+            f"The store at address {row.address!r} did not answer within {within_s:g} s. Check it, "
+            "and try again.",
+            retry_after_s=5,
+        ) from None
+    except CancelledError:
+        raise StoreUnavailable(
+            f"The service stopped before the store at address {row.address!r} answered. Try again."
+        ) from None
+
+
 def _key(location: StoreLocation) -> str:
     parts = (location.kind, location.url, location.collection)
     fields = (location.vector_field, location.id_field, location.text_field)
@@ -231,17 +342,7 @@ def is_fault_of_store(error: BaseException) -> bool:
 
     A library that reads an answer which it does not expect may raise any class of errors.
     """
-    if isinstance(error, OSError) or _package(type(error).__module__) in STORE_LIBRARIES:
+    package = type(error).__module__.partition(".")[0]
+    if isinstance(error, OSError) or package in STORE_LIBRARIES:
         return True
-    packages = [
-        _package(frame.f_globals.get("__name__", ""))
-        for frame, _ in traceback.walk_tb(error.__traceback__)
-    ]
-    inner = packages[::-1]
-    if "app" in inner:
-        inner = inner[: inner.index("app")]
-    return not STORE_LIBRARIES.isdisjoint(inner)
-
-
-def _package(module: str) -> str:
-    return module.partition(".")[0]
+    return raised_by(error, STORE_LIBRARIES)

@@ -13,10 +13,8 @@ from app.stores.base import Store, StoreLocation
 CONNECTORS: dict[str, tuple[str, str, str]] = {
     "pgvector": ("app.stores.pgvector", "PgvectorStore", "pgvector"),
     "qdrant": ("app.stores.qdrant", "QdrantStore", "qdrant"),
-    "qdrant-edge": ("app.stores.qdrant.edge", "QdrantEdgeStore", "qdrant"),
     "chroma": ("app.stores.chroma", "ChromaStore", "chroma"),
     "lancedb": ("app.stores.lancedb", "LancedbStore", "lancedb"),
-    "files": ("app.stores.files", "FilesStore", "files"),
 }
 
 #: the options of each kind; qdrant has none
@@ -24,7 +22,6 @@ STORE_OPTIONS: dict[str, tuple[str, ...]] = {
     "pgvector": ("ef_search", "probes", "iterative_scan", "type"),
     "chroma": ("timeout_s",),
     "lancedb": ("distance",),
-    "files": ("metric", "ids"),
 }
 
 

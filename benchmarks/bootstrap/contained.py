@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.maths.bootstrap import exchange, self_learning
+from app.maths.bootstrap import self_learning
 from app.maths.bootstrap.attempts import SelfLearningSettings
 from app.maths.bootstrap.pools import fit_pools
 from benchmarks import common
@@ -25,7 +25,7 @@ from benchmarks import common
 RESULTS = common.RESULTS / "contained.json"
 SMALL, LARGE, SEEDS, DRAWS, MINIMUM = 500, 3_000, 10, 4, 0.5
 ENCODERS = ("minilm6-384", "minilm3-512")
-WAYS = {"as given": self_learning.learn, "exchanged": exchange.learn}
+WAYS = {"as given": self_learning.learn_as_given, "exchanged": self_learning.learn}
 
 
 def load() -> list[Tensor]:

@@ -32,7 +32,7 @@ from torch import Tensor
 from app.demo.run import new_table
 from app.maths.geometry.space import Space, fit_space, normalise
 from app.maths.quality import selection
-from app.maths.translators import graded, methods
+from app.maths.translators import linear, methods
 from app.maths.translators.translator import Translator, apply
 from benchmarks.common import DATA, RESULTS, Missing, parser, rounded, write
 from benchmarks.quality.measure import Index
@@ -155,9 +155,10 @@ def _by_projectors(spaces: Mapping[str, Space], test: Vectors) -> Iterator[tuple
     projected = {}
     for name, space in spaces.items():
         unit, _ = normalise(test[name], space.mean)
-        projected[name] = unit @ graded.projector(space.unit, power=ENCODE, ridge=None)
+        projected[name] = unit @ linear.projector(space.unit, power=ENCODE, ridge=None)
     decoders = {
-        name: graded.decoder(space.unit, power=DECODE, ridge=None) for name, space in spaces.items()
+        name: linear.graded_decoder(space.unit, power=DECODE, ridge=None)
+        for name, space in spaces.items()
     }
     for source, target in permutations(spaces, 2):
         yield target, projected[source] @ decoders[target] + spaces[target].mean

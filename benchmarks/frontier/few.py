@@ -40,8 +40,8 @@ from app.maths.alignment.anchored import (
     fit_with_unpaired,
 )
 from app.maths.quality.metrics import item_metrics
-from app.maths.relevance.judgements import collect
 from app.maths.relevance.options import SearchVectors, measure_options
+from app.maths.relevance.ranking_metrics import collect
 from app.maths.translators.translator import Translator, apply
 from benchmarks.common import RESULTS, machine, parser, read, rounded, write
 from benchmarks.frontier.texts import parts

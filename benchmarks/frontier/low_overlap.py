@@ -25,13 +25,18 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.bootstrap import exchange, orphans
+from app.maths.bootstrap import estimate, self_learning
 from app.maths.bootstrap.annealing import principal_directions
 from app.maths.bootstrap.attempts import SelfLearningSettings
 from app.maths.bootstrap.estimate import CONFIRMATIONS, draw_half
-from app.maths.bootstrap.neighbours import hubness_offsets, no_beat
+from app.maths.bootstrap.neighbours import (
+    graded_map,
+    hubness_offsets,
+    learn_and_match,
+    no_beat,
+    partner_pairs,
+)
 from app.maths.bootstrap.pools import fit_pools
-from app.maths.bootstrap.refinement import graded_map, learn_and_match, partner_pairs
 from benchmarks.bootstrap.counts import believed
 from benchmarks.bootstrap.draws import CASES, Case, draw
 from benchmarks.common import RESULTS, machine, parser, read, rounded, write
@@ -129,7 +134,7 @@ def measure(load: Both, number: int) -> dict[str, Any]:
     partner[:kept] = order.argsort()[:kept]
     seeds = [(row, int(partner[row])) for row in range(SEEDS)]
     pools, began = fit_pools(both_x[:size], y, memory=MEMORY), time.process_time()
-    found = exchange.learn(pools, seeds, SelfLearningSettings(seed=number))
+    found = self_learning.learn(pools, seeds, SelfLearningSettings(seed=number))
     seconds = time.process_time() - began
     pairs = found.pairs[~torch.isin(found.pairs[:, 0], torch.arange(SEEDS))]
     right = partner[pairs[:, 0]] == pairs[:, 1]
@@ -186,7 +191,7 @@ def _scores(x: Tensor, y: Tensor, known: Tensor, pairs: Tensor) -> Tensor:
 def _orphan_scores(x: Tensor, y: Tensor, known: Tensor) -> tuple[int, Tensor]:
     """How many pairs lost their item of y, and the scores of the pairs that these then found."""
     order = _order(len(known), 1)
-    lost = known[order[: len(known) // orphans.ORPHAN_PARTS]]
+    lost = known[order[: len(known) // estimate.ORPHAN_PARTS]]
     rest = known[order[len(lost) :]]
     stays = ~torch.isin(torch.arange(len(y)), lost[:, 1])
     place = stays.cumsum(dim=0) - 1

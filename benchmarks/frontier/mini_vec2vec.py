@@ -15,7 +15,7 @@ from scipy.optimize import quadratic_assignment
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.alignment.rotation import mean_rows, orthogonal
+from app.maths.alignment.alignment import mean_rows, orthogonal
 from app.maths.bootstrap.neighbours import nearest_rows
 
 #: Starts of one assignment by exchanges of two.

@@ -14,9 +14,9 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from app.maths.geometry.pair import Pair
 from app.maths.geometry.space import fit_space, normalise
-from app.maths.translators import align
+from app.maths.translators import linear
+from app.maths.translators.linear import Pair
 
 WIDTHS = (256, 1_024)
 EPOCHS, PATIENCE, BATCH = 60, 6, 256
@@ -49,12 +49,12 @@ def fit(source: Tensor, target: Tensor, *, seed: int = 0) -> MlpTranslator:
     held, kept = order[: int(HELD_OUT * len(order))], order[int(HELD_OUT * len(order)) :]
     x, y = fit_space(source[kept].double()), fit_space(target[kept].double())
     pair = Pair(x, y)
-    linear = pair.join(align.regression(pair, ridge=None)).float()
+    fitted = pair.join(linear.regression(pair, ridge=None)).float()
     known = tuple(
         normalise(side.double(), space.mean)[0].float()
         for side, space in ((source, x), (target, y))
     )
-    trained = [_trained(linear, width, known, kept, held, seed) for width in WIDTHS]
+    trained = [_trained(fitted, width, known, kept, held, seed) for width in WIDTHS]
     _, network = min(trained, key=lambda one: one[0])
     return MlpTranslator(network.eval(), x.mean, y.mean, y.scale)
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from app.maths.relevance.judgements import Judgements, collect
+from app.maths.relevance.ranking_metrics import Judgements, collect
 from benchmarks.common import CACHE, DATA, Missing
 
 FOLDER = DATA / "cranfield"

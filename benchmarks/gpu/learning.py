@@ -17,7 +17,7 @@ from torch import Tensor
 
 from app.maths.bootstrap import methods
 from app.maths.bootstrap.attempts import SelfLearningSettings
-from app.maths.bootstrap.methods import Outcome
+from app.maths.bootstrap.estimate import Outcome
 from app.maths.bootstrap.pools import fit_pools
 from benchmarks.bootstrap import kill, scale
 from benchmarks.common import Missing

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from app.maths.anchors import coverage, health
+from app.maths.anchors.mismatch import influence
 from app.maths.bootstrap import methods as growing
 from app.maths.bootstrap.attempts import SelfLearningSettings
 from app.maths.bootstrap.paper import PaperSettings
@@ -24,14 +25,11 @@ from app.maths.geometry.sampling import cluster_centres
 from app.maths.geometry.space import Space, fit_space, normalise
 from app.maths.quality.confidence import expected_cosines, fit_confidence
 from app.maths.quality.crossfit import cross_fit
-from app.maths.quality.evaluation import evaluate
-from app.maths.quality.influence import influence
+from app.maths.quality.evaluation import evaluate, relative_similarity
 from app.maths.quality.selection import choose_method
-from app.maths.quality.similarity import relative_similarity
 from app.maths.translators.decoder import decode
 from app.maths.translators.methods import METHODS, fit, fit_decoder, resolve
-from app.maths.translators.relative import relate_into
-from app.maths.translators.translator import apply, content_hash
+from app.maths.translators.translator import apply, content_hash, relate_into
 from benchmarks.gpu.report import Table
 from benchmarks.gpu.run import Run
 from benchmarks.scaling.data import embeddings

@@ -29,12 +29,9 @@ FIXED: dict[str, tuple[str, methods.Options]] = {
     "graded, lambda 1": ("graded", {"ridge": 1.0}),
     "graded, lambda .3": ("graded", {"ridge": 0.3}),
     "procrustes": ("procrustes", {}),
-    "procrustes about zero": ("procrustes", {"centre": False}),
     "ridge": ("ridge", {}),
     "toward-procrustes, lambda 100": ("toward-procrustes", {"ridge": 100.0}),
-    "reduced-rank": ("reduced-rank", {}),
     "canonical": ("canonical", {}),
-    "affine": ("affine", {}),
 }
 
 #: the paper's method with a delta that is chosen on the anchors as auto chooses. Each fit prunes

@@ -14,7 +14,7 @@ from rich.console import Console
 from app.demo.run import new_table
 from app.maths.geometry.space import fit_space, normalise
 from app.maths.quality import selection
-from app.maths.translators import graded, methods
+from app.maths.translators import linear, methods
 from app.maths.translators.translator import apply
 from benchmarks.quality import data, table
 from benchmarks.quality.measure import Index
@@ -44,9 +44,9 @@ def run(console: Console, path: Path, about: str) -> None:
         # N projectors: each encoder's test vectors in relative coordinates, once.
         for name, space in spaces.items():
             unit, _ = normalise(task.encoders[name][held], space.mean)
-            projected[name] = unit @ graded.projector(space.unit, power=ENCODE, ridge=None)
+            projected[name] = unit @ linear.projector(space.unit, power=ENCODE, ridge=None)
         decoders = {
-            name: graded.decoder(space.unit, power=DECODE, ridge=None)
+            name: linear.graded_decoder(space.unit, power=DECODE, ridge=None)
             for name, space in spaces.items()
         }
         indexes = {

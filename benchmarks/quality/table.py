@@ -12,7 +12,7 @@ import torch
 from rich.table import Table
 
 from app.demo.run import new_table
-from app.maths.quality.intervals import bootstrap_interval
+from app.maths.quality.metrics import bootstrap_interval
 from benchmarks.common import read, rounded
 from benchmarks.common import write as write_report
 from benchmarks.quality.measure import Measured

@@ -12,9 +12,8 @@ import numpy.typing as npt
 import orjson
 import torch
 
-from app.maths.relevance.judgements import collect
 from app.maths.relevance.options import DEFAULT_CANDIDATES
-from app.maths.relevance.ranking_metrics import ideal_ranking, measure_ranking
+from app.maths.relevance.ranking_metrics import collect, ideal_ranking, measure_ranking
 from benchmarks.relevance.collection import JudgedCollection
 from benchmarks.scaling.data import Matrix
 from benchmarks.service import JSON, Connection

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from app.maths.geometry.pair import Pair
 from app.maths.geometry.space import fit_space
-from app.maths.translators import align
+from app.maths.translators import linear
+from app.maths.translators.linear import Pair
 from benchmarks.frontier import chains, many, mlp
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +53,6 @@ def test_an_untrained_residual_mlp_is_ridge_regression() -> None:
     x = fit_space(torch.randn(50, 6, generator=generator, dtype=torch.float64))
     y = fit_space(torch.randn(50, 5, generator=generator, dtype=torch.float64))
     pair = Pair(x, y)
-    linear = pair.join(align.regression(pair, ridge=None)).float()
-    network = mlp.ResidualMlp(linear, 16).eval()
-    torch.testing.assert_close(network(x.unit.float()), x.unit.float() @ linear)
+    fitted = pair.join(linear.regression(pair, ridge=None)).float()
+    network = mlp.ResidualMlp(fitted, 16).eval()
+    torch.testing.assert_close(network(x.unit.float()), x.unit.float() @ fitted)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import lancedb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -55,9 +56,11 @@ def test_a_pair_a_store_and_its_reindexing_by_scripts(tmp_path: Path):
     for name, encoder in (("old", "static-256"), ("new", "minilm6-384")):
         np.save(tmp_path / f"{name}.npy", pack.vectors[encoder][:300].numpy())
     rows = pack.vectors["static-256"][300:500].numpy()
-    table = pa.table({"id": range(len(rows)), "vector": list(rows)})
+    column = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
+    table = pa.table({"id": range(len(rows)), "vector": column})
     pq.write_table(table, folder / "rows.parquet")
-    stores = json.dumps({"disk": f"file://{folder}"})
+    lancedb.connect(tmp_path / "lake").create_table("rows", table)
+    stores = json.dumps({"disk": str(tmp_path / "lake")})
 
     assert call(tmp_path, "version")["version"]
     assert call(tmp_path, "db", "upgrade")["key"] is None
@@ -81,8 +84,8 @@ def test_a_pair_a_store_and_its_reindexing_by_scripts(tmp_path: Path):
     assert (done["rows"], done["flagged"]) == (200, 0)
     store = call(
         tmp_path,
-        *("stores", "connect", "shop", "--kind", "files", "--address", "disk"),
-        *("--collection", "rows.parquet", "--encoder", "old", "--id-field", "id"),
+        *("stores", "connect", "shop", "--kind", "lancedb", "--address", "disk"),
+        *("--collection", "rows", "--encoder", "old", "--id-field", "id"),
         stores=stores,
     )
     assert (store["rows"], store["dim"]) == (200, 256)

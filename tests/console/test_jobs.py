@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lancedb
 import pyarrow as pa
-import pyarrow.parquet as pq
 from starlette.testclient import TestClient
 
 from tests.console.test_overview import PAIR, stock
@@ -121,8 +121,8 @@ def test_a_reindexing_shows_its_plan_and_its_next_step(
     vectors = stock(client)["first"].astype("float32")
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 8)
     ids = pa.array([f"d{row}" for row in range(len(vectors))])
-    pq.write_table(pa.table({"id": ids, "vector": column}), lake / "docs.parquet")
-    store = {"kind": "files", "address": "main", "collection": "docs.parquet", "encoder": "first"}
+    lancedb.connect(lake).create_table("docs", pa.table({"id": ids, "vector": column}))
+    store = {"kind": "lancedb", "address": "main", "collection": "docs", "encoder": "first"}
     answer = client.post("/stores", json={"name": "docs", **store})
     assert answer.status_code == 201, answer.text
     plan = {"store": "docs", "target": "second", "anchor_set": "items", "force_space": True}

@@ -72,8 +72,8 @@ monitoring:
 CASES = {
     "default": "",
     "everything": EVERYTHING,
-    "gpu": "gpuWorker: {enabled: true}",
     "keda": "worker: {autoscaling: {enabled: true, kind: keda, prometheus: http://prometheus}}",
+    "scraped": "{monitoring: {scrape: {enabled: true}}, settings: {auth: none}}",
     "existing claim": "{data: {existingClaim: mine}, migrations: {enabled: false}}",
 }
 
@@ -117,7 +117,7 @@ def templates(objects: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Any]]:
         each["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]: each["spec"][
             "template"
         ]
-        for each in of_kind(objects, "Deployment", "StatefulSet", "Job")
+        for each in of_kind(objects, "Deployment", "Job")
     }
 
 

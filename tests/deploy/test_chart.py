@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
+import shutil
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -32,6 +31,8 @@ from tests.deploy.charts import (
     variables,
 )
 
+ALL = "rel-anchorage"
+
 #: versions of Kubernetes: the oldest that Chart.yaml allows, and the newest known here
 KUBERNETES = ("1.27", kubernetes_validate.latest_version())
 
@@ -41,8 +42,7 @@ CUSTOM = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "ScaledObject"}
 #: settings that the chart sets itself, or that may hold a password
 OWN_SETTINGS = {
     *("host", "port", "data_dir", "database_url", "redis_url", "drain_s", "shutdown_s"),
-    *("encode_at", "encode_listen", "encode_key", "worker_metrics_host", "worker_metrics_port"),
-    *("models_dir", "devices", "stores"),
+    *("worker_metrics_host", "worker_metrics_port", "models_dir", "devices", "stores"),
 }
 
 #: variables of uvicorn, of the model hub and of torch
@@ -56,45 +56,37 @@ def objects(request: pytest.FixtureRequest) -> tuple[dict[str, Any], ...]:
     return render(CASES[request.param])
 
 
+# Every object
+
+
 @pytest.mark.parametrize("values", CASES.values(), ids=CASES)
-def test_helm_finds_nothing_to_complain_about(values):
+def test_helm_and_kubernetes_accept_every_object(values):
     answer = helm("lint", "--strict", str(CHART), values=values)
     assert answer.returncode == 0, answer.stdout + answer.stderr
-
-
-@pytest.mark.parametrize("version", KUBERNETES)
-def test_kubernetes_accepts_every_object(objects, version):
+    objects = render(values)
     for each in objects:
-        if each["kind"] not in CUSTOM:
-            kubernetes_validate.validate(each, version, strict=True)
-
-
-def test_a_wrong_field_is_found_by_the_check_above():
-    wrong = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}, "spec": {"prts": 1}}
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(wrong, KUBERNETES[0], strict=True)
-
-
-def test_names_are_unique_and_every_object_says_whose_it_is(objects):
-    names = [(each["kind"], each["metadata"]["name"]) for each in objects]
-    assert len(set(names)) == len(names)
-    for each in objects:
+        for version in KUBERNETES:
+            if each["kind"] not in CUSTOM:
+                kubernetes_validate.validate(each, version, strict=True)
         labels = each["metadata"]["labels"]
         assert labels["app.kubernetes.io/instance"] == "rel"
         assert labels["app.kubernetes.io/version"] == __version__
-
-
-def test_the_chart_is_that_of_this_version():
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["appVersion"] == chart["version"] == __version__
+    names = [(each["kind"], each["metadata"]["name"]) for each in objects]
+    assert len(set(names)) == len(names)
+    assert "Secret" not in {kind for kind, _ in names}
+    assert not re.search(r"(?i)password|postgres(ql)?://|rediss?://", json.dumps(objects))
 
 
 def test_every_container_is_bounded_and_can_neither_gain_privileges_nor_write(objects):
+    uid = re.search(r"^USER (\d+):(\d+)$", (ROOT / "Dockerfile").read_text(), re.M)
     for component, template in templates(objects).items():
         pod, only = template["spec"], container(template)
         assert pod["automountServiceAccountToken"] is False
-        assert pod["securityContext"]["runAsNonRoot"] is True
-        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        context = pod["securityContext"]
+        assert context["runAsNonRoot"] is True
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert [context["runAsUser"], context["runAsGroup"]] == [int(each) for each in uid.groups()]
+        assert context["fsGroup"] == int(uid[2])
         assert only["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -108,24 +100,15 @@ def test_every_container_is_bounded_and_can_neither_gain_privileges_nor_write(ob
         assert writable == {"/data", "/tmp"}, component  # noqa: S108
 
 
-def test_the_user_is_that_of_the_image(objects):
-    uid = re.search(r"^USER (\d+):(\d+)$", (ROOT / "Dockerfile").read_text(), re.M)
-    for template in templates(objects).values():
-        context = template["spec"]["securityContext"]
-        assert [context["runAsUser"], context["runAsGroup"]] == [int(each) for each in uid.groups()]
-        assert context["fsGroup"] == int(uid[2])
-
-
 def test_probes_ask_paths_that_exist_at_ports_that_the_container_has(objects):
     routes = {route.path for resource in RESOURCES for route in resource.router.routes}
     for component, template in templates(objects).items():
-        only = container(template)
+        only, env = container(template), variables(template)
         if component == "migrate":
             continue
+        ports = {each["name"]: each["containerPort"] for each in only["ports"]}
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             ask = only[probe]["httpGet"]
-            ports = {each["name"]: each["containerPort"] for each in only["ports"]}
-            env = variables(template)
             if component == "api":
                 assert ask["path"] in routes
                 assert ports[ask["port"]] == int(env["ANCHORAGE_PORT"])
@@ -137,10 +120,9 @@ def test_probes_ask_paths_that_exist_at_ports_that_the_container_has(objects):
 
 def test_readiness_waits_for_the_answer_of_readyz_and_a_drain_lasts_two_probes():
     template = templates(render())["api"]
-    probe = container(template)["readinessProbe"]
+    probe, env = container(template)["readinessProbe"], variables(template)
     assert probe["httpGet"]["path"] == "/readyz"
     assert probe["timeoutSeconds"] > health.PROBE_ANSWER_S
-    env = variables(template)
     assert int(env["ANCHORAGE_DRAIN_S"]) >= 2 * probe["periodSeconds"]
     stop_s = int(env["ANCHORAGE_DRAIN_S"]) + int(env["ANCHORAGE_SHUTDOWN_S"])
     assert template["spec"]["terminationGracePeriodSeconds"] > stop_s
@@ -159,7 +141,7 @@ def test_selectors_match_the_pods_of_one_component_only(objects):
             and all(labels[each["key"]] in each["values"] for each in also)
         }
 
-    for each in of_kind(objects, "Deployment", "StatefulSet", "PodDisruptionBudget", "Service"):
+    for each in of_kind(objects, "Deployment", "PodDisruptionBudget", "Service"):
         component = each["metadata"]["labels"]["app.kubernetes.io/component"]
         assert matched(each["spec"]["selector"]) == {component}, each["metadata"]["name"]
     for each in of_kind(objects, "NetworkPolicy"):
@@ -168,91 +150,65 @@ def test_selectors_match_the_pods_of_one_component_only(objects):
         assert matched(each["spec"]["podSelector"]) == expected.get(component, {component})
 
 
-def test_every_variable_is_a_setting_or_of_a_library(objects):
+def test_variables_are_settings_that_the_service_accepts_and_secrets_are_only_named(
+    objects, tmp_path
+):
     ours = {f"ANCHORAGE_{name.upper()}" for name in Settings.model_fields}
     for template in templates(objects).values():
-        assert variables(template).keys() <= ours | LIBRARIES
-
-
-def test_the_plain_values_are_settings_that_the_service_accepts(objects, tmp_path):
-    for template in templates(objects).values():
+        env = variables(template)
+        assert env.keys() <= ours | LIBRARIES
         plain = {
             name.removeprefix("ANCHORAGE_").lower(): value
-            for name, value in variables(template).items()
+            for name, value in env.items()
             if name.startswith("ANCHORAGE_") and isinstance(value, str)
         }
         Settings(data_dir=tmp_path, **plain)
+        for name in ("database-url", "redis-url"):
+            source = env[f"ANCHORAGE_{name.replace('-', '_').upper()}"]
+            assert source == {"secretKeyRef": {"name": "anchorage", "key": name}}
 
 
-def test_secrets_are_only_named(objects):
-    kinds = {each["kind"] for each in objects}
-    assert "Secret" not in kinds
-    for component, template in templates(objects).items():
-        env = variables(template)
-        wanted = {"ANCHORAGE_DATABASE_URL": "database-url", "ANCHORAGE_REDIS_URL": "redis-url"}
-        if component == "gpu" or "ANCHORAGE_ENCODE_AT" in env:
-            wanted["ANCHORAGE_ENCODE_KEY"] = "encode-key"
-        for name, key in wanted.items():
-            assert env[name] == {"secretKeyRef": {"name": "anchorage", "key": key}}
-    assert not re.search(r"(?i)password|postgres(ql)?://|rediss?://", json.dumps(objects))
+# Values
 
 
-@pytest.mark.parametrize("name", sorted(Settings.model_fields))
-def test_the_schema_knows_each_setting_except_those_of_the_chart_and_of_secrets(name):
+def test_the_schema_knows_each_value_and_the_page_lists_it():
     known = SCHEMA["definitions"]["settings"]["propertyNames"]["enum"]
-    assert (name in known) == (name not in OWN_SETTINGS)
-    value = {"str": "x", "int": 4, "float": 1.5}.get(
-        str(Settings.model_fields[name].annotation), "x"
-    )
-    answer = helm("template", "a", str(CHART), values=json.dumps({"settings": {name: value}}))
-    assert (answer.returncode == 0) == (name in known), answer.stderr
+    assert set(known) == Settings.model_fields.keys() - OWN_SETTINGS
+    whole = ("resources", "podSecurityContext", "containerSecurityContext", "labels")
+    page = (CHART / "README.md").read_text()
 
-
-def test_every_value_of_the_defaults_is_in_the_schema():
-    """Without this, a forgotten name would only be found by a user who sets it."""
-
-    def unknown(values: dict[str, Any], schema: dict[str, Any], path: str) -> list[str]:
+    def check(values: dict[str, Any], schema: dict[str, Any], path: str, leaf: bool) -> None:
         if "$ref" in schema:
             schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
-        if schema.get("additionalProperties") is not False:
-            return []
-        return [
-            found
-            for name, value in values.items()
-            for found in (
-                [f"{path}{name}"]
-                if name not in schema["properties"]
-                else unknown(value, schema["properties"][name], f"{path}{name}.")
-                if isinstance(value, dict)
-                else []
-            )
-        ]
+        strict = schema.get("additionalProperties") is False
+        for name, value in values.items():
+            if strict:
+                assert name in schema["properties"], f"{path}{name}"
+            inner = isinstance(value, dict) and value
+            below = leaf and inner and name not in whole
+            assert below or not leaf or f"`{path}{name}`" in page, f"{path}{name}"
+            if inner:
+                properties = schema.get("properties", {})
+                check(value, properties.get(name, {}), f"{path}{name}.", bool(below))
 
-    assert unknown(yaml.safe_load((CHART / "values.yaml").read_text()), SCHEMA, "") == []
+    check(yaml.safe_load((CHART / "values.yaml").read_text()), SCHEMA, "", True)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ("{api: {replica: 3}}", "replica"),
         ("{settings: {max_vector: 3}}", "max_vector"),
         ("{settings: {database_url: x}}", "database_url"),
         ("{database: {password: x}}", "password"),
         ("{image: {digest: latest}}", "digest"),
-        ("{database: {existingSecret: ''}}", "existingSecret"),
-        ("{api: {replicas: two}}", "replicas"),
-        ("{worker: {autoscaling: {kind: magic}}}", "kind"),
+        ("{fullnameOverride: My_release}", "fullnameOverride"),
         ("{worker: {autoscaling: {enabled: true, kind: keda}}}", "needs the address of Prometheus"),
+        ("{worker: {autoscaling: {enabled: true, minReplicas: 0}}}", "must be at least 1"),
+        ("{api: {autoscaling: {enabled: true, minReplicas: 9}}}", "is above maxReplicas"),
         ("{api: {ingress: {enabled: true}}}", "api.ingress.hosts"),
         ("{api: {resources: {limits: {memory: null}}}}", "memory"),
         ("{monitoring: {scrape: {enabled: true}}}", "scrape.existingSecret is empty"),
         ("{extraEnv: [{name: ANCHORAGE_DATABASE_URL, value: x}]}", "name ANCHORAGE_DATABASE_URL"),
-        ("{extraEnv: [{name: ANCHORAGE_DEVICES, value: x}]}", "name ANCHORAGE_DEVICES"),
-        ("{api: {extraEnv: [{name: ANCHORAGE_PORT, value: x}]}}", "name ANCHORAGE_PORT"),
-        (
-            "{settings: {threads: 2}, worker: {extraEnv: [{name: ANCHORAGE_THREADS, value: x}]}}",
-            "name ANCHORAGE_THREADS",
-        ),
         ("{extraVolumes: [{name: data, emptyDir: {}}]}", "extraVolumes"),
         (f"{{gpuWorker: {{enabled: true}}, image: {{digest: {DIGEST}}}}}", "gpuWorker.image needs"),
     ],
@@ -263,124 +219,175 @@ def test_values_that_make_no_sense_are_refused(values, message):
     assert message in answer.stderr
 
 
-def test_a_digest_wins_over_a_tag():
-    images = {
-        name: container(each)["image"] for name, each in templates(render(EVERYTHING)).items()
-    }
-    assert set(images) == {"api", "worker", "gpu", "migrate"}
-    assert set(images.values()) == {f"registry.example/anchorage@{DIGEST}"}
-    plain = {name: container(each)["image"] for name, each in templates(render()).items()}
-    assert set(plain.values()) == {f"anchorage:{__version__}"}
-    gpu = templates(render(CASES["gpu"]))["gpu"]
-    assert container(gpu)["image"] == f"anchorage:{__version__}-cuda"
-    newer = templates(render(CASES["gpu"], "--set", "image.tag=9.0.0"))
-    assert {name: container(each)["image"] for name, each in newer.items()} == {
+def test_the_image_is_of_this_version_and_a_digest_wins_over_a_tag():
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == chart["version"] == __version__
+
+    def images(values: str, *options: str) -> dict[str, str]:
+        found = templates(render(values, *options))
+        return {name: container(each)["image"] for name, each in found.items()}
+
+    assert set(images(EVERYTHING).values()) == {f"registry.example/anchorage@{DIGEST}"}
+    newer = images("gpuWorker: {enabled: true}", "--set", "image.tag=9.0.0")
+    assert newer == {
         **dict.fromkeys(("api", "worker", "migrate"), "anchorage:9.0.0"),
         "gpu": "anchorage:9.0.0-cuda",
     }
+    assert set(images("").values()) == {f"anchorage:{__version__}"}
 
 
-def test_settings_of_a_component_win_and_large_numbers_stay_numbers():
+def test_settings_and_variables_of_a_component_win_and_large_numbers_stay_numbers(tmp_path):
     found = {name: variables(each) for name, each in templates(render(EVERYTHING)).items()}
     assert found["api"]["ANCHORAGE_MAX_VECTORS"] == "128"
     assert found["worker"]["ANCHORAGE_MAX_VECTORS"] == "4096"
     assert found["api"]["ANCHORAGE_MODEL_BYTES"] == "4294967296"
-    assert found["api"]["ANCHORAGE_LEASE_S"] == "12.5"
     assert found["api"]["HF_HUB_OFFLINE"] == "0"
-    assert "HF_HUB_OFFLINE" not in variables(templates(render())["api"])
-    assert found["worker"]["ANCHORAGE_THREADS"] == "2"
-
-
-@pytest.mark.parametrize("component", ["api", "worker", "gpu"])
-def test_a_process_unloads_models_before_its_pod_runs_out_of_memory(component, tmp_path):
-    template = templates(render(CASES["gpu"]))[component]
-    env = variables(template)
-    set_here = {
-        name: env[f"ANCHORAGE_{name.upper()}"]
-        for name in ("model_bytes", "cache_bytes")
-        if f"ANCHORAGE_{name.upper()}" in env
-    }
-    settings = Settings(data_dir=tmp_path, **set_here)
-    limit = container(template)["resources"]["limits"]["memory"]
-    free = int(limit.removesuffix("Gi")) * 2**30 - settings.model_bytes - settings.cache_bytes
-    assert free >= 2**30
-
-
-@pytest.mark.parametrize("values", ["{settings: SET}", "{api: {settings: SET}}"])
-def test_a_users_memory_for_models_wins_over_that_of_the_chart(values):
-    mine = render(values.replace("SET", "{model_bytes: 1073741824}"))
-    assert variables(templates(mine)["api"])["ANCHORAGE_MODEL_BYTES"] == "1073741824"
-
-
-def test_torch_has_as_many_threads_as_the_container_may_use_cores():
     for component in ("api", "worker", "gpu"):
-        env = variables(templates(render(EVERYTHING))[component])
-        assert env["OMP_NUM_THREADS"] == {"resourceFieldRef": {"resource": "limits.cpu"}}
-    program = "import torch; print(torch.get_num_threads())"
-    answer = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert answer.stdout == "1\n"
+        threads = {"resourceFieldRef": {"resource": "limits.cpu"}}
+        assert found[component]["OMP_NUM_THREADS"] == threads
+    both = "{extraEnv: [{name: A, value: all}], worker: {extraEnv: [{name: A, value: mine}]}}"
+    assert [variables(templates(render(both))[each])["A"] for each in ("api", "worker")] == [
+        "all",
+        "mine",
+    ]
+    for component, template in templates(render()).items():  # memory for models and caches
+        env = variables(template)
+        if component != "migrate":
+            settings = Settings(data_dir=tmp_path, model_bytes=env["ANCHORAGE_MODEL_BYTES"])
+            limit = container(template)["resources"]["limits"]["memory"]
+            held = settings.model_bytes + settings.cache_bytes
+            assert int(limit.removesuffix("Gi")) * 2**30 - held >= 2**30
+
+
+# Parts
 
 
 def test_the_migration_runs_before_everything_else_and_needs_nothing_of_the_chart():
-    job = named(render(EVERYTHING), "Job", "rel-anchorage-migrate")
+    job = named(render(EVERYTHING), "Job", f"{ALL}-migrate")
+    template = job["spec"]["template"]
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
-    volumes = job["spec"]["template"]["spec"]["volumes"]
+    volumes = template["spec"]["volumes"]
     assert not any("persistentVolumeClaim" in each for each in volumes)  # it does not exist yet
-    assert container(job["spec"]["template"])["args"] == ["db", "upgrade", "--first-key"]
+    assert container(template)["args"] == ["db", "upgrade", "--first-key"]
+    assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+    assert template["spec"]["nodeSelector"] == {"kind": "cpu"}
     without = render("{migrations: {firstKey: false}}")
     assert container(templates(without)["migrate"])["args"] == ["db", "upgrade"]
-
-
-def test_the_migration_can_be_placed_and_labelled():
-    template = templates(render(EVERYTHING))["migrate"]
-    assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
-    assert template["metadata"]["annotations"] == {"note": "migrate"}
-    assert template["spec"]["nodeSelector"] == {"kind": "cpu"}
-    assert template["spec"]["tolerations"] == [{"key": "dedicated", "operator": "Exists"}]
-    assert template["spec"]["affinity"] == {"podAntiAffinity": {}}
-
-
-def test_every_pod_has_the_extra_volumes():
-    found = templates(render(EVERYTHING))
-    assert set(found) == {"api", "worker", "gpu", "migrate"}
-    for template in found.values():
-        assert {"name": "ca", "secret": {"secretName": "private-ca"}} in template["spec"]["volumes"]
-        mount = {"name": "ca", "mountPath": "/etc/private-ca", "readOnly": True}
-        assert mount in container(template)["volumeMounts"]
-
-
-@pytest.mark.parametrize(
-    ("value", "component"), [("api", "api"), ("worker", "worker"), ("gpuWorker", "gpu")]
-)
-def test_variables_of_a_component_win_over_those_of_every_process(value, component):
-    values = {
-        "gpuWorker": {"enabled": True},
-        "extraEnv": [{"name": "A", "value": "all"}, {"name": "B", "value": "all"}],
-    }
-    mine = values.setdefault(value, {})
-    mine["extraEnv"] = [{"name": "A", "value": "mine"}, {"name": "C", "value": "mine"}]
-    for name, template in templates(render(json.dumps(values))).items():
-        env = variables(template)
-        expected = ["mine", "all", "mine"] if name == component else ["all", "all", None]
-        assert [env.get(each) for each in "ABC"] == expected
 
 
 def test_all_pods_share_the_volume_of_the_blobs_which_outlives_the_release():
     objects = render(EVERYTHING)
     [claim] = of_kind(objects, "PersistentVolumeClaim")
     assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
     for component, template in templates(objects).items():
         volumes = {each["name"]: each for each in template["spec"]["volumes"]}
+        assert volumes["ca"] == {"name": "ca", "secret": {"secretName": "private-ca"}}
         if component != "migrate":
             name = volumes["data"]["persistentVolumeClaim"]["claimName"]
             assert name == claim["metadata"]["name"]
     mine = render(CASES["existing claim"])
     assert not of_kind(mine, "PersistentVolumeClaim", "Job")
     assert "'mine'" in str(templates(mine)["worker"]["spec"]["volumes"])
+
+
+def test_gpu_pods_ask_for_gpus_and_run_where_they_are():
+    template = templates(render(EVERYTHING))["gpu"]
+    pod, only = template["spec"], container(template)
+    assert only["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert (pod["runtimeClassName"], pod["nodeSelector"]) == ("nvidia", {"gpu": "h100"})
+    ports = {each["name"]: each["containerPort"] for each in only["ports"]}
+    assert ports == {"metrics": 9100, "metrics-1": 9101}  # one for each GPU
+    assert variables(templates(render())["worker"])["ANCHORAGE_DEVICES"] == "cpu"
+
+
+def test_the_api_scales_by_cpu_and_prefers_different_nodes():
+    objects = render(EVERYTHING)
+    for name in ("api", "worker"):
+        scaled = named(objects, "HorizontalPodAutoscaler", f"{ALL}-{name}")["spec"]
+        assert scaled["scaleTargetRef"]["name"] == f"{ALL}-{name}"
+        assert "replicas" not in named(objects, "Deployment", f"{ALL}-{name}")["spec"]
+    plain = render()
+    assert not of_kind(plain, "HorizontalPodAutoscaler", "ScaledObject")
+    assert named(plain, "Deployment", f"{ALL}-api")["spec"]["replicas"] == 2
+    [spread] = templates(plain)["api"]["spec"]["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "kubernetes.io/hostname"
+    mine = {"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    values = json.dumps({"api": {"topologySpreadConstraints": [mine]}})
+    assert templates(render(values))["api"]["spec"]["topologySpreadConstraints"] == [mine]
+
+
+def _policy(objects: tuple[dict[str, Any], ...], name: str) -> dict[str, Any]:
+    return named(objects, "NetworkPolicy", name)["spec"]
+
+
+def test_pods_reach_only_what_they_need_and_only_the_ports_of_the_api_and_of_metrics_are_open():
+    objects = render(EVERYTHING)
+    egress = _policy(objects, ALL)["egress"]
+    ports = [[each["port"] for each in rule["ports"]] for rule in egress]
+    assert ports == [[53, 53], [5432], [6379], [443]]
+    assert egress[1]["to"] == [{"podSelector": {"matchLabels": {"app": "postgres"}}}]
+    assert "ingress" not in _policy(objects, ALL)  # nothing comes in by itself
+    [metrics] = _policy(objects, f"{ALL}-worker")["ingress"]
+    assert metrics["ports"] == [{"port": 9100, "endPort": 9101}]
+    proxy = {"podSelector": {"matchLabels": {"app": "proxy"}}}
+    [api] = _policy(objects, f"{ALL}-api")["ingress"]
+    assert api == {"ports": [{"port": "http"}], "from": [proxy, *metrics["from"]]}
+    # Without a scrape Prometheus does not reach the API; a scrape never closes an open API.
+    closed = {"networkPolicy": {"api": {"from": [proxy]}, "metrics": {"from": [{}]}}}
+    [api] = _policy(render(json.dumps(closed)), f"{ALL}-api")["ingress"]
+    assert api["from"] == [proxy]
+    [api] = _policy(render(CASES["scraped"]), f"{ALL}-api")["ingress"]
+    assert "from" not in api
+    assert not of_kind(render("networkPolicy: {enabled: false}"), "NetworkPolicy")
+
+
+def test_prometheus_finds_the_ports_has_a_key_for_the_api_and_gets_rules_and_dashboard():
+    objects = render(EVERYTHING)
+    [endpoint] = named(objects, "ServiceMonitor", f"{ALL}-api")["spec"]["endpoints"]
+    service = named(objects, "Service", f"{ALL}-api")["spec"]
+    assert endpoint["port"] in {each["name"] for each in service["ports"]}
+    assert endpoint["path"] in {route.path for route in health.router.routes}
+    key = {"name": "anchorage-metrics", "key": "api-key"}
+    assert endpoint["authorization"]["credentials"] == key
+    workers = named(objects, "PodMonitor", f"{ALL}-worker")["spec"]["podMetricsEndpoints"]
+    assert [each["port"] for each in workers] == ["metrics", "metrics-1"]
+    jobs = [each["relabelings"][0]["replacement"] for each in (endpoint, *workers)]
+    assert jobs == ["anchorage-api", "anchorage-worker", "anchorage-worker"]
+    assert "authorization" not in json.dumps(of_kind(render(CASES["scraped"]), "ServiceMonitor"))
+    [rule], [board] = of_kind(objects, "PrometheusRule"), of_kind(objects, "ConfigMap")
+    assert rule["spec"] == yaml.safe_load((CHART / "monitoring" / "rules.yml").read_text())
+    dashboard = (CHART / "monitoring" / "dashboard.json").read_text()
+    assert json.loads(board["data"]["anchorage.json"]) == json.loads(dashboard)
+    assert not of_kind(render(), "ServiceMonitor", "PodMonitor", "PrometheusRule", "ConfigMap")
+
+
+@pytest.mark.parametrize(
+    ("values", "command", "warns"),
+    [
+        (EVERYTHING, "kubectl logs", False),
+        ("migrations: {firstKey: false}", "keys create", False),
+        (CASES["keda"], "kubectl logs", True),
+    ],
+    ids=["everything", "no first key", "autoscaling without metrics"],
+)
+def test_the_notes_name_the_next_commands_and_warn(tmp_path, values, command, warns):
+    """Without a cluster helm shows no notes, so a copy of the chart has them in an object."""
+    copy = Path(shutil.copytree(CHART, tmp_path / "chart"))
+    (copy / "templates" / "NOTES.txt").rename(copy / "notes.txt")
+    show = '{kind: Notes, text: {{ tpl (.Files.Get "notes.txt") . | toJson }}}'
+    (copy / "templates" / "notes.yaml").write_text(show)
+    options = ("--show-only", "templates/notes.yaml")
+    answer = helm("template", "rel", str(copy), "-n", "ns", *options, values=values)
+    notes = yaml.safe_load(answer.stdout)["text"]
+    assert command in notes
+    assert f"kubectl port-forward -n ns service/{ALL}-api 8080:80" in notes
+    assert ("WARNING: worker.autoscaling needs" in notes) == warns
+
+
+def test_the_values_on_the_page_are_accepted():
+    page = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    examples = [block for block in blocks if not block.startswith("rules:")]
+    assert examples
+    for each in examples:
+        render(each)

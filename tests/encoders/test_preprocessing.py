@@ -12,7 +12,7 @@ import torch
 
 from app.encoders.base import ModelIdentity
 from app.encoders.images import ImageLimits, LargeImage
-from app.encoders.preprocessing import ImagePreparer, preprocessing_of
+from app.encoders.preprocessing import ImagePreparer, pair_preprocessing
 from app.encoders.torchvision_ops import make_importable
 
 make_importable()
@@ -87,23 +87,9 @@ def test_a_transform_that_ends_otherwise_keeps_its_numbers(folder):
     assert torch.equal(encode(encoder, IMAGES), expected)
 
 
-@pytest.mark.parametrize("name", [*TINY, "pair"])
-@pytest.mark.parametrize("draft", [False, True])
-def test_a_recipe_prepares_the_same_items_without_the_model(folder, name, draft):
-    encoder = load(folder, name, draft=draft)
-    recipe = json.loads(json.dumps(encoder.preparer.preprocessing.recipe))
-    files = [*IMAGES, photograph(400, 300)]
-    own = encoder.prepare(files, ROLE)
-    other = ImagePreparer(preprocessing_of(recipe)).prepare(files, ROLE)
-    for one, two in zip(own, other, strict=True):
-        assert torch.equal(one.features, two.features)
-        assert replace(one, features=None) == replace(two, features=None)
-
-
 def test_a_std_of_zero_is_refused(folder):
-    recipe = {"pair": {**PAIR["preprocessing"], "std": 0}}
     with pytest.raises(ValueError, match="std"):
-        preprocessing_of(recipe)
+        pair_preprocessing({**PAIR["preprocessing"], "std": 0}, draft=False)
 
 
 def test_a_draft_changes_only_jpeg_files_that_have_pixels_to_spare(folder):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,16 +9,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from app.errors import InvalidHead
-from app.heads import registry
 from app.heads.base import probabilities
 from app.heads.linear import LinearHead, make_linear_head, read_safetensors
-from app.heads.onnx.process import OnnxRunner
-
-RUNNER = OnnxRunner()  # linear heads do not use it
-make, load = (
-    partial(registry.make, runner=RUNNER, owner=""),
-    partial(registry.load, runner=RUNNER, owner=""),
-)
+from app.heads.registry import load, make
 
 WEIGHT = torch.tensor([[1.0, -2.0, 0.5], [0.25, 0.0, 3.0]])
 BIAS = torch.tensor([0.5, -1.0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -15,14 +14,8 @@ from safetensors.torch import save
 from torch import nn
 
 from app.errors import AnchorageError, HeadTooLarge, InvalidHead
-from app.heads import mlp, registry
-from app.heads.onnx.process import OnnxRunner
-
-RUNNER = OnnxRunner()  # MLPs do not use it
-make, load = (
-    partial(registry.make, runner=RUNNER, owner=""),
-    partial(registry.load, runner=RUNNER, owner=""),
-)
+from app.heads import mlp
+from app.heads.registry import load, make
 
 SIMPLE = ["linear", "relu", "dropout", "linear"]
 

@@ -19,7 +19,7 @@ from redis import Redis
 from torch import Tensor
 
 from app.maths.geometry.space import fit_space
-from app.maths.translators import graded, methods
+from app.maths.translators import linear, methods
 from app.services.upkeep.cache_codecs import DECODER, MATRIX, SPACE, TRANSLATOR
 from app.storage import cache as cache_module
 from app.storage import redis as connect_module
@@ -130,7 +130,7 @@ SOURCE, TARGET = fit_space(some(30, 5)), fit_space(1e3 * some(30, 4) + 7)
 RESOLVED = {method: methods.resolve(method, {}, anchors=30) for method in methods.METHODS}
 CASES = {
     "space": (SPACE, TARGET),
-    "matrix": (MATRIX, graded.projector(SOURCE.unit, power=0.5, ridge=1.0).float()),
+    "matrix": (MATRIX, linear.projector(SOURCE.unit, power=0.5, ridge=1.0).float()),
     "transposed matrix": (MATRIX, some(4, 6).T),
     **{
         f"translator {m}": (TRANSLATOR, methods.fit(m, SOURCE, TARGET, RESOLVED[m]))
@@ -143,7 +143,7 @@ CASES = {
     **{
         f"decoder {m}": (DECODER, methods.fit_decoder(m, TARGET, RESOLVED[m]))
         for m in methods.METHODS
-        if methods.METHODS[m].independent
+        if methods.METHODS[m].decode is not None
     },
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.errors import AddressNotListed
-from app.stores.addresses import StoreAddress, find_address
+from app.stores.handles import StoreAddress, find_address
 
 LISTED = {"main": StoreAddress("/srv/stores", frozenset({"p"}))}
 

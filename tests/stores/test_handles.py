@@ -22,8 +22,7 @@ from app.stores.hidden_urls import ConnectorFault
 
 @pytest.fixture
 def location(tmp_path: Path) -> StoreLocation:
-    np.save(tmp_path / "items.npy", np.eye(4, dtype=np.float32))
-    return StoreLocation(kind="files", url=str(tmp_path), collection="items.npy")
+    return StoreLocation(kind="lancedb", url=str(tmp_path), collection="items")
 
 
 @pytest.fixture

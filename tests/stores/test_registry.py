@@ -18,4 +18,4 @@ def test_an_unknown_option_is_named(kind: str) -> None:
 
 def test_known_options_are_taken() -> None:
     require_known_options("pgvector", {"ef_search": 60, "type": "halfvec"})
-    require_known_options("files", {"metric": "dot", "ids": "ids.npy"})
+    require_known_options("lancedb", {"distance": "dot"})

@@ -43,7 +43,7 @@ from app.services.encoders import encoding
 from app.services.encoders.encoding import EncodedVectors
 from app.services.models import aliases, model_ids
 from app.services.request_context import RequestContext
-from app.services.serving import maps, plans
+from app.services.serving import apply
 from app.services.translators import translators
 from app.services.translators.warnings import AnswerWarning
 from app.storage import tables
@@ -194,7 +194,7 @@ async def embed(
         incoming.reserve_answer(services, context, field, len(inputs), dim=row.dim)
         plain = await _encode(services, context, row, spec, inputs, role, field)
         return EmbeddedInputs(plain.vectors, plain.tokens, plain.truncated)
-    translation = maps.Translation(request)
+    translation = apply.Translation(request)
     pair = await run_in_threadpool(translators.resolve, services, translation.name(context.project))
     source, target = pair.both
     # The encoder may have changed since it was cached: take the one that belongs to the anchors.
@@ -202,7 +202,7 @@ async def embed(
     _require_dimensions(model, target.encoder.dim, dimensions)
     own = await _encode(services, context, row, spec, inputs, role, field)
     translated = await run_in_threadpool(
-        plans.apply_map, services, context, translation, vectors=own.vectors, pair=pair
+        apply.apply_map, services, context, translation, vectors=own.vectors, pair=pair
     )
     return EmbeddedInputs(
         translated.output.vectors, own.tokens, own.truncated, translated.served.warnings

@@ -23,8 +23,7 @@ from app.api.schemas.fields import Dtype, Encoding
 from app.errors import InvalidRequest, NotAcceptable
 from app.maths.translators.translator import no_flags
 from app.services.incoming import ANSWER_NUMBER_BYTES
-from app.services.serving.maps import AnswerForm
-from app.services.serving.products import refuse_overflow
+from app.services.serving.apply import AnswerForm, refuse_overflow
 from app.services.translators.warnings import AnswerWarning
 
 ANSWER_MEDIA = (media_types.JSON, *media_types.VECTORS)

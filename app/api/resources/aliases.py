@@ -53,7 +53,7 @@ async def put_alias(
 ) -> Alias:
     """Creates an alias, or points it to another model.
 
-    Its name then works as `model` in `/v1`, `/tei/{model}` and `/v2/models/{model}`.
+    Its name then works as `model` in `/v1`.
     When this call has answered, every process of the service uses the new model.
     Fails with `name-taken` if an encoder or a head has the name.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
@@ -24,10 +25,9 @@ from app.api.http.problems import documented
 from app.api.schemas import fields
 from app.api.schemas.fields import Body, Name, Numbers, Vectors
 from app.errors import InvalidHead, NotExactlyOne
-from app.heads import registry
+from app.heads import onnx, registry
 from app.heads.base import HeadModel
 from app.heads.linear import make_linear_head
-from app.heads.onnx.process import OnnxRunner
 from app.services.access.idempotency import idempotent
 from app.services.heads import heads
 from app.storage import tables
@@ -73,9 +73,9 @@ class NewHead(Body):
       Send `weight` (classes, dim) and `bias`, or `safetensors` with these names.
     - `mlp`: `architecture` lists the modules of a torch.nn.Sequential in order,
       and `safetensors` holds its state_dict.
-    - `onnx`: one file without external data, with one input (batch, dim) and one output.
+    - `onnx`: `file` names an ONNX file of the server, with one input (batch, dim) and one output.
 
-    Files are base64.
+    Safetensors files are base64.
     """
 
     model_config = ConfigDict(
@@ -142,7 +142,11 @@ class NewHead(Body):
         | None
     ) = Field(None, description="Modules of an `mlp` head in order, at most 64.")
     safetensors: str | None = Field(None, description="Weights as a safetensors file in base64.")
-    onnx: str | None = Field(None, description="Model as an ONNX file in base64.")
+    file: Annotated[str, Field(max_length=200)] | None = Field(
+        None,
+        description="Name of the ONNX file of an `onnx` head, which the operator has put into "
+        "`ANCHORAGE_HEADS_DIR`.",
+    )
 
     def spec(self) -> heads.HeadDefinition:
         """The head without its weights. Raises NotExactlyOne and InvalidHead."""
@@ -159,6 +163,7 @@ class NewHead(Body):
             encoder=self.encoder,
             anchor_set=self.anchor_set,
             architecture=self.architecture,
+            file=self.file,
             scale=self.scale,
             encode_power=self.encode_power,
             ridge=self.ridge,
@@ -170,20 +175,20 @@ class NewHead(Body):
             else {},
         )
 
-    def load(self, runner: OnnxRunner, owner: str, dim: int) -> HeadModel:
-        """The head's model.
+    def load(self, folder: Path | None, dim: int) -> HeadModel:
+        """The head's model. `folder` has the operator's ONNX files.
 
         Raises NotExactlyOne, InvalidHead, BadBase64, the vector errors, and as `registry.make`.
         """
         sources = [
-            name for name in ("weight", "safetensors", "onnx") if getattr(self, name) is not None
+            name for name in ("weight", "safetensors", "file") if getattr(self, name) is not None
         ]
         if len(sources) != 1:
             raise NotExactlyOne(
-                "Send exactly one of `weight`, `safetensors` and `onnx`.", field="weight"
+                "Send exactly one of `weight`, `safetensors` and `file`.", field="weight"
             )
         source = sources[0]
-        if (source == "onnx") != (self.kind == "onnx") or (
+        if (source == "file") != (self.kind == "onnx") or (
             source == "weight" and self.kind != "linear"
         ):
             raise InvalidHead(
@@ -203,10 +208,11 @@ class NewHead(Body):
                 f"`bias` only applies with `weight`. Remove it: `{source}` holds the bias.",
                 field="bias",
             )
-        data = bytes(fields.decode_base64(self.safetensors or self.onnx or "", source))
-        return registry.make(
-            self.kind, data, self.architecture, dim=dim, runner=runner, owner=owner
-        )
+        if self.file is not None:
+            registry.check_architecture(self.kind, self.architecture)
+            return onnx.open_onnx(folder, self.file, dim=dim)
+        data = bytes(fields.decode_base64(self.safetensors or "", source))
+        return registry.make(self.kind, data, self.architecture, dim=dim)
 
 
 class Head(BaseModel):
@@ -275,7 +281,7 @@ def create_head(
 ) -> Head:
     """Checks and stores a head. `POST /stitch` then applies it to any encoder's vectors."""
     spec = body.spec()
-    load = partial(body.load, services.onnx, context.project)
+    load = partial(body.load, services.heads_dir)
     row = idempotent(
         services,
         context,

@@ -6,22 +6,18 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.concurrency import run_in_threadpool
 
-from app.api.http import answers, streams
+from app.api.http import answers
 from app.api.http.bodies import Call, vector_call
 from app.api.http.openapi_bodies import VECTOR_ANSWERS
 from app.api.http.problems import documented
-from app.api.http.streams import StreamPlan
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Name, Vectors
 from app.api.schemas.translation import Flag
-from app.errors import InvalidOption, NotExactlyOne
+from app.errors import InvalidOption
 from app.maths.geometry import quantise
 from app.maths.geometry.quantise import FEWEST_BITS, MOST_BITS
 from app.observability import metrics
-from app.services.context import Services
-from app.services.request_context import RequestContext
-from app.services.serving import maps, plans
+from app.services.serving import apply
 
 router = APIRouter(tags=["vectors"])
 
@@ -59,7 +55,7 @@ class RelativeRequest(InputsBody):
     encoding: Encoding = "float"
     dtype: Dtype = "float32"
 
-    def relation(self) -> maps.Relation:
+    def relation(self) -> apply.Relation:
         """Raises InvalidOption."""
         if self.bits is not None and not quantise.keeps_levels(self.bits, self.dtype):
             raise InvalidOption(
@@ -67,7 +63,7 @@ class RelativeRequest(InputsBody):
                 f"Use `dtype: float32`, or fewer `bits`.",
                 field="bits",
             )
-        return maps.Relation(
+        return apply.Relation(
             self.encoder, self.anchor_set, self.encode_power, self.ridge, self.bits
         )
 
@@ -114,15 +110,13 @@ class RelativeAnswer(BaseModel):
     response_model=None,
 )
 async def relative(
-    call: Annotated[Call[RelativeRequest], vector_call(RelativeRequest, streams=True)],
+    call: Annotated[Call[RelativeRequest], vector_call(RelativeRequest)],
 ) -> Response:
     """Returns the similarity of each vector to each anchor, both centred on the anchors' mean."""
     services, context, body = call.services, call.context, call.body
-    if call.streamed:
-        return await streams.respond(call.request, await _stream_plan(body, services, context))
     writer = answers.choose_writer(call, body.encoding, body.dtype)
     with call.encoding():
-        answer = await plans.serve_map(
+        answer = await apply.serve_map(
             services, context, body.relation(), body.vectors, body.encoder_inputs(), writer.form
         )
     relatives = answer.output
@@ -136,18 +130,3 @@ async def relative(
         "flags": answers.flags(relatives.at_mean, truncated=answer.truncated),
     }
     return await answers.write(call, writer, relatives.vectors, about)
-
-
-async def _stream_plan(
-    body: RelativeRequest, services: Services, context: RequestContext
-) -> StreamPlan:
-    """What serves a stream. Raises NotExactlyOne, InvalidOption, and as `plans.prepare_map`."""
-    if body.vectors is not None or body.inputs is not None:
-        raise NotExactlyOne(
-            "The body of a stream holds its vectors. Remove `vectors` and `inputs`.",
-            field="vectors",
-        )
-    answers.refuse_base64(body.encoding)
-    served = await run_in_threadpool(plans.prepare_map, services, context, body.relation())
-    about = {"anchor_set_version": served.version, **body.quantisation()}
-    return StreamPlan(services, context, served, body.dtype, "float32", "relative", about)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
@@ -11,18 +9,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from app.api.codecs import media_types
-from app.api.http import answers, streams
+from app.api.http import answers
 from app.api.http.bodies import Call, vector_call
 from app.api.http.openapi_bodies import VECTOR_ANSWERS
 from app.api.http.problems import documented
-from app.api.http.streams import StreamPlan
 from app.api.schemas.confidence import ConfidenceOut, confidence_members
-from app.api.schemas.fields import BODY_ROWS, Dtype, Encoding, InputsBody, Vectors
+from app.api.schemas.fields import Dtype, Encoding, InputsBody, Vectors
 from app.api.schemas.translation import AnswerWarningOut, Flag, PairRequest, Share
 from app.errors import InvalidRequest, MissingField, NotExactlyOne
 from app.maths.translators.translator import ProductPrecision
 from app.observability import metrics
-from app.services.serving import confidence, maps, plans, products
+from app.services.serving import apply, confidence
 
 router = APIRouter(tags=["vectors"])
 
@@ -106,7 +103,7 @@ class TranslateRequest(PairRequest, InputsBody):
             return DEFAULT_CONFIDENCE_LEVEL
         return self.confidence_level
 
-    def translation(self) -> maps.Translation:
+    def translation(self) -> apply.Translation:
         """Raises NotExactlyOne and MissingField."""
         if self.relative_power is not None:
             raise NotExactlyOne(
@@ -117,15 +114,15 @@ class TranslateRequest(PairRequest, InputsBody):
             raise MissingField(
                 "Add `source`, the encoder that `vectors` or `inputs` belong to.", field="source"
             )
-        return maps.Translation(self.translator_request())
+        return apply.Translation(self.translator_request())
 
-    def decoding(self) -> maps.Decoding:
+    def decoding(self) -> apply.Decoding:
         """Raises InvalidRequest."""
         if self.precision != "float32":
             raise InvalidRequest(
                 "Relative vectors are decoded in float32. Remove `precision`.", field="precision"
             )
-        return maps.Decoding(self.translator_request(), self.relative_power or 0.0)
+        return apply.Decoding(self.translator_request(), self.relative_power or 0.0)
 
 
 class PrecisionErrorOut(BaseModel):
@@ -183,15 +180,13 @@ class TranslateAnswer(BaseModel):
     response_model=None,
 )
 async def translate(
-    call: Annotated[Call[TranslateRequest], vector_call(TranslateRequest, streams=True)],
+    call: Annotated[Call[TranslateRequest], vector_call(TranslateRequest)],
 ) -> Response:
     """Translates vectors, inputs or relative vectors into the target encoder's space.
 
     The first request for a pair fits the translator; later ones reuse it.
     """
     services, context, body = call.services, call.context, call.body
-    if call.streamed:
-        return await streams.respond(call.request, await _stream_plan(call))
     fields = [name for name in ("vectors", "inputs", "relative") if getattr(body, name) is not None]
     if len(fields) != 1:
         raise NotExactlyOne(
@@ -206,7 +201,7 @@ async def translate(
         else (body.decoding(), body.relative)
     )
     with call.encoding():
-        answer = await plans.serve_map(
+        answer = await apply.serve_map(
             services, context, plan, vectors, body.encoder_inputs(), writer.form, body.precision
         )
     REQUEST_SIZES.observe(len(answer.output.vectors))
@@ -222,7 +217,7 @@ async def translate(
 
 
 def _describe(
-    answer: plans.MappedVectors, precision: str, row_confidence: confidence.RowConfidence | None
+    answer: apply.MappedVectors, precision: str, row_confidence: confidence.RowConfidence | None
 ) -> dict[str, Any]:
     """Returns the members of the answer without the vectors."""
     translated, served = answer.output, answer.served
@@ -246,36 +241,6 @@ def _describe(
     if precision != "float32" and served.translator is not None:
         about["precision"] = {
             "name": precision,
-            "error": products.precision_error(
-                served.translator, answer.vectors, translated.vectors
-            ),
+            "error": apply.precision_error(served.translator, answer.vectors, translated.vectors),
         }
     return about
-
-
-async def _stream_plan(call: Call[TranslateRequest]) -> StreamPlan:
-    """Returns how to serve a stream. With `relative=true` its rows are relative vectors.
-
-    Raises NotExactlyOne, InvalidRequest, and as `plans.prepare_map`.
-    """
-    services, context, body = call.services, call.context, call.body
-    if (
-        body.vectors is not None
-        or body.inputs is not None
-        or body.relative not in (None, BODY_ROWS)
-    ):
-        raise NotExactlyOne(
-            "The body of a stream holds its vectors. Remove `vectors` and `inputs`.",
-            field="vectors",
-        )
-    answers.refuse_base64(body.encoding)
-    level = body.interval_level(has_columns=call.media != media_types.NPY)
-    plan = body.decoding() if body.relative else body.translation()
-    served = await run_in_threadpool(plans.prepare_map, services, context, plan)
-    prepared = StreamPlan(services, context, served, body.dtype, body.precision, "translate")
-    if level is None:
-        return prepared
-    model = await run_in_threadpool(confidence.find_confidence, services, served)
-    judge = partial(confidence.judge_rows, model, served, level=level, field=served.reads)
-    about = {"confidence": confidence.describe_model(model, served, level)}
-    return replace(prepared, judge=judge, about=about)

@@ -12,7 +12,6 @@ from app.errors import InvalidRequest
 from app.maths.quality.candidates import Preference
 from app.maths.quality.promise import LARGEST_INDEX, SMALLEST_INDEX
 from app.maths.translators import methods
-from app.maths.translators.kernel import MOST_LANDMARKS
 from app.services.translators import translators
 from app.services.translators.warnings import WarningCode
 
@@ -25,9 +24,7 @@ MethodName = Annotated[
         "procrustes",
         "ridge",
         "toward-procrustes",
-        "reduced-rank",
         "canonical",
-        "affine",
         "kernel",
     ],
     Field(
@@ -60,19 +57,6 @@ class TranslationOptions(Body):
     decode_power: Share | None = Field(
         None,
         description="`graded`, `kernel`: exponent of the target's whitening, 0 to 1. Default 0.25.",
-    )
-    landmarks: Annotated[int, Field(ge=1, le=MOST_LANDMARKS)] | None = Field(
-        None,
-        description="`kernel`: the most anchors that a translation is compared with. More cost "
-        "more of every translation. Default 2048.",
-    )
-    centre: bool | None = Field(
-        None, description="Whether to subtract the anchors' mean before the fit. Default true."
-    )
-    rank: Annotated[int, Field(ge=1, le=2**20)] | None = Field(
-        None,
-        description="`reduced-rank`: rank of the map. "
-        "Default: the rank that keeps 99 % of the full map.",
     )
     correlation_power: Share | None = Field(
         None,

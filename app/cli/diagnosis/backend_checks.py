@@ -1,4 +1,4 @@
-"""The checks of `anchorage doctor` that ask the database, Redis, model hosts and stores."""
+"""The checks of `anchorage doctor` that ask the database, Redis and stores."""
 
 from __future__ import annotations
 
@@ -48,8 +48,6 @@ def examine_backends(settings: Settings) -> Iterator[DoctorFinding]:
 
     with _services(settings) as services:
         yield _redis(settings, services)
-        if settings.encode_at:
-            yield _model_hosts(services)
         file = sqlite_file(services.db.url)
         if file is not None and not file.exists():  # to connect would create it
             yield DoctorFinding(
@@ -162,18 +160,6 @@ def _redis(settings: Settings, services: Services) -> DoctorFinding:
     return DoctorFinding("redis", "ok", "Redis answers, takes writes and is bounded.")
 
 
-def _model_hosts(services: Services) -> DoctorFinding:
-    if services.encoders.answers():
-        return DoctorFinding("models", "ok", "A model host answers.")
-    return DoctorFinding(
-        "models",
-        "failed",
-        "No model host answers.",
-        "Start a worker with ANCHORAGE_ENCODE_LISTEN at an address of ANCHORAGE_ENCODE_AT, and the "
-        "same ANCHORAGE_ENCODE_KEY.",
-    )
-
-
 def _keys(settings: Settings, services: Services) -> DoctorFinding:
     from app.cli.shared import has_usable_key
     from app.main import is_loopback, requires_keys
@@ -240,17 +226,17 @@ def _encoders(settings: Settings, services: Services) -> DoctorFinding:
 
 
 def _stores(services: Services) -> list[DoctorFinding]:
-    from app.services.stores.connections import call_row, safe_detail
     from app.storage import tables
+    from app.stores.hidden_urls import hide_url
 
     with services.db.transaction() as session:
         rows = session.scalars(select(tables.StoreRow).order_by(tables.StoreRow.name)).all()
     found = []
     for row in rows:
         try:
-            facts = call_row(services, row, lambda store: store.facts())
+            facts = services.stores.wait(row, lambda store: store.facts())
         except AnchorageError as error:
-            detail = f"{row.name}: {safe_detail(services, row, error)}"
+            detail = f"{row.name}: {hide_url(error.detail, services.stores.location(row).url)}"
             advice = f"Check the address {row.address!r} in ANCHORAGE_STORES."
             found.append(DoctorFinding("stores", "failed", detail, advice))
         else:

@@ -114,16 +114,15 @@ def read_store(
     The new encoder encodes the texts of the rows. Raises AnchorageError, and typer.BadParameter if
     no row has a text.
     """
-    from app.services.stores.connections import call_row
     from app.services.stores.stores import find_store
 
     row = find_store(services, project, store_name)
     with services.db.transaction() as session:
         encoder = resources.by_name(session, tables.EncoderRow, project, encoder_name)
-    facts = call_row(services, row, lambda store: store.facts())
-    page = call_row(services, row, lambda store: store.sample(STORE_ANCHORS))
+    facts = services.stores.wait(row, lambda store: store.facts())
+    page = services.stores.wait(row, lambda store: store.sample(STORE_ANCHORS))
     try:
-        texts = call_row(services, row, lambda store: store.texts(page.ids))
+        texts = services.stores.wait(row, lambda store: store.texts(page.ids))
     except AnchorageError as error:
         raise typer.BadParameter(
             f"{error.detail} Connect the store with --text-field, so that {encoder_name} can "

@@ -1,11 +1,10 @@
 // The map of native and translated vectors: WebGL2, or a 2D canvas where there is no WebGL2.
 // It draws only when the view, the points or the colours have changed.
 
-import { boundsOf, CanvasRenderer, Grid, readPoints, WebGLRenderer } from "./map_points.js";
+import { boundsOf, CanvasRenderer, Grid, readPoints } from "./map_points.js";
 
 const POINT = [3, 5]; // diameters of a point in CSS pixels, of many items and of few
 const LARGEST_POINT = 9;
-const OPACITY = 0.75; // of a point, with WebGL2
 const REACH = 14; // a pointer selects a point up to this many CSS pixels away
 const MOST_ZOOM = 400;
 const STEP = 0.12; // share of the map that an arrow key moves
@@ -25,47 +24,18 @@ class MapFrame {
     this.pointers = new Map();
     this.labels = new Map();
     this.hasTexts = true;
-    this.style = { visible: [true, true], byError: false, opacity: OPACITY };
+    this.style = { visible: [true, true], byError: false };
     this.page.querySelector('[data-map="worst"]').textContent = points.worst.toFixed(2);
     this.readColours();
-    this.wanted = new URLSearchParams(location.search).get("renderer");
-    this.start();
+    this.canvas = this.part("canvas");
+    this.renderer = new CanvasRenderer(this.canvas, points);
+    this.resize();
+    this.reset();
     this.listen();
   }
 
   part(name) {
     return this.frame.querySelector(`[data-map="${name}"]`);
-  }
-
-  // Draws with WebGL2 on a GPU, unless the page's `renderer` is "2d" or "webgl2".
-  start() {
-    this.renderer = this.wanted === "2d" ? null : this.tryWebGL();
-    this.renderer ??= new CanvasRenderer(this.newCanvas(), this.points);
-    this.frame.dataset.renderer = this.renderer instanceof WebGLRenderer ? "webgl2" : "2d";
-    this.resize();
-    if (!this.fitted) this.reset();
-  }
-
-  tryWebGL() {
-    try {
-      const renderer = new WebGLRenderer(this.newCanvas(), this.points);
-      if (!this.wanted && renderer.isSoftware()) return null;
-      renderer.canvas.addEventListener("webglcontextlost", () => {
-        this.wanted = "2d";
-        this.start();
-      });
-      return renderer;
-    } catch {
-      return null;
-    }
-  }
-
-  // A canvas keeps its first kind of context, so another kind needs another canvas.
-  newCanvas() {
-    const old = this.part("canvas");
-    this.canvas = old.cloneNode();
-    old.replaceWith(this.canvas);
-    return this.canvas;
   }
 
   listen() {
@@ -98,7 +68,7 @@ class MapFrame {
 
   resize() {
     const { clientWidth: width, clientHeight: height } = this.frame;
-    const most = this.frame.dataset.renderer === "2d" ? MOST_PIXELS / (width * height) : Infinity;
+    const most = MOST_PIXELS / (width * height);
     const ratio = Math.min(devicePixelRatio || 1, MOST_RATIO, Math.sqrt(most));
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(height * ratio);

@@ -1,33 +1,6 @@
-// What the map draws: the points of an answer, the way to find one, and the two ways to draw them.
+// What the map draws: the points of an answer, the way to find one, and how they are drawn.
 
 const CELLS = 160; // cells of the grid on each side
-
-const VERTEX = `#version 300 es
-in vec4 point; // x, y, kind (0 native, 1 translated), error
-uniform vec2 centre, scale, visible;
-uniform vec3 colours[4]; // native, translated, smallest error, largest error
-uniform float size, byError, worst;
-out vec3 colour;
-void main() {
-  float shown = point.z < 0.5 ? visible.x : visible.y;
-  vec2 place = shown > 0.5 ? (point.xy - centre) * scale : vec2(4.0);
-  gl_Position = vec4(place, 0.0, 1.0);
-  gl_PointSize = size;
-  vec3 kind = point.z < 0.5 ? colours[0] : colours[1];
-  vec3 error = mix(colours[2], colours[3], clamp(point.w / worst, 0.0, 1.0));
-  colour = mix(kind, error, byError);
-}`;
-
-const FRAGMENT = `#version 300 es
-precision highp float;
-in vec3 colour;
-uniform float size, opacity;
-out vec4 result;
-void main() {
-  float inside = 0.5 * size - length(gl_PointCoord - 0.5) * size;
-  float alpha = opacity * clamp(inside + 0.5, 0.0, 1.0);
-  result = vec4(colour * alpha, alpha);
-}`;
 
 // The points of an answer. Point 2i is the native vector of item i, point 2i + 1 its translation.
 export function readPoints(buffer) {
@@ -94,65 +67,6 @@ export class Grid {
       }
     }
     return best;
-  }
-}
-
-export class WebGLRenderer {
-  // Raises an Error without WebGL2.
-  constructor(canvas, points) {
-    const options = { antialias: false, depth: false, premultipliedAlpha: true };
-    const gl = canvas.getContext("webgl2", options);
-    if (!gl) throw new Error("no WebGL2");
-    this.gl = gl;
-    this.canvas = canvas;
-    this.count = points.vertices.length / 4;
-    this.worst = points.worst;
-    const program = gl.createProgram();
-    for (const [kind, text] of [[gl.VERTEX_SHADER, VERTEX], [gl.FRAGMENT_SHADER, FRAGMENT]]) {
-      const shader = gl.createShader(kind);
-      gl.shaderSource(shader, text);
-      gl.compileShader(shader);
-      gl.attachShader(program, shader);
-    }
-    gl.linkProgram(program);
-    if (!gl.getProgramParameter(program, gl.LINK_STATUS)) {
-      throw new Error(gl.getProgramInfoLog(program) || "the context is lost");
-    }
-    gl.useProgram(program);
-    const names = ["centre", "scale", "visible", "colours", "size", "byError", "worst", "opacity"];
-    this.places = {};
-    for (const name of names) this.places[name] = gl.getUniformLocation(program, name);
-    gl.bindBuffer(gl.ARRAY_BUFFER, gl.createBuffer());
-    gl.bufferData(gl.ARRAY_BUFFER, points.vertices, gl.STATIC_DRAW);
-    const attribute = gl.getAttribLocation(program, "point");
-    gl.enableVertexAttribArray(attribute);
-    gl.vertexAttribPointer(attribute, 4, gl.FLOAT, false, 0, 0);
-    gl.enable(gl.BLEND);
-    gl.blendFunc(gl.ONE, gl.ONE_MINUS_SRC_ALPHA);
-  }
-
-  draw(view, style) {
-    const { gl, places } = this;
-    const { width, height } = this.canvas;
-    gl.viewport(0, 0, width, height);
-    gl.clear(gl.COLOR_BUFFER_BIT);
-    const scale = 2 * view.scale * view.ratio;
-    gl.uniform2f(places.centre, view.x, view.y);
-    gl.uniform2f(places.scale, scale / width, scale / height);
-    gl.uniform2f(places.visible, ...style.visible);
-    gl.uniform3fv(places.colours, style.colours.flat().map((value) => value / 255));
-    gl.uniform1f(places.size, view.size * view.ratio);
-    gl.uniform1f(places.byError, style.byError ? 1 : 0);
-    gl.uniform1f(places.worst, this.worst);
-    gl.uniform1f(places.opacity, style.opacity);
-    gl.drawArrays(gl.POINTS, 0, this.count);
-  }
-
-  // Whether there is no GPU, so that a point takes ten times as long as with the 2D canvas.
-  isSoftware() {
-    const names = this.gl.getExtension("WEBGL_debug_renderer_info");
-    const name = this.gl.getParameter(names ? names.UNMASKED_RENDERER_WEBGL : this.gl.RENDERER);
-    return /swiftshader|llvmpipe|softpipe|software|basic render/i.test(name);
   }
 }
 

@@ -9,6 +9,27 @@
 3. The mean of both maps is refined on the whole pools, and pairs are made: rows of x, and the mean
    of their neighbours in y.
 docs/explanation/no-pairs.md explains it.
+
+The orthogonal map between two pools, refined by the neighbours that it finds.
+
+One round: map rows of x, find for each row its nearest rows of y by CSLS and for each row of y its
+nearest of x, and fit the next map to the rows and the means of their neighbours. A mean of
+neighbours stands for the partner that a row of a disjoint pool does not have.
+Sources: Dar 2025 (mini-vec2vec), section 3.2, whose rounds average neighbours by cosine and mix the
+maps; Conneau, Lample et al. 2018 (CSLS, which converges in half the rounds here).
+
+What an alignment is worth, without a known pair.
+
+Two maps, whose starts are from halves that share no item, translate the same random rows of x.
+Two measures:
+
+found_again  the share of rows whose translation by one map is nearest to its own translation by the
+             other, among all of them. Maps that are wrong, or right in a part of the space only,
+             lose rows: they are wrong in different ways.
+agreement    the share of rows for which both maps choose the same nearest row of y. It falls with
+             the noise of the maps, which costs right ones a few rows too.
+
+right = found_again agreement^(1/8). docs/results/no-pairs.md compares it with the truth.
 """
 
 from __future__ import annotations
@@ -20,13 +41,175 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.alignment.alignment_estimate import AlignmentEstimate, compare_maps
-from app.maths.alignment.components import independent_components
-from app.maths.alignment.matching import match_components
-from app.maths.alignment.rotation import Rounds, mean_rows, neighbours, orthogonal, refine
+from app.maths.alignment.components import independent_components, match_components
 from app.maths.bootstrap.annealing import principal_directions
-from app.maths.bootstrap.neighbours import Beat
+from app.maths.bootstrap.neighbours import (
+    CSLS_NEIGHBOURS,
+    Beat,
+    nearest_rows,
+    no_beat,
+    product_blocks,
+)
 from app.maths.bootstrap.pools import OnStep, Step, ignore_step
+
+#: Numbers that are averaged at a time.
+NUMBERS_PER_MEAN = 2**22
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """A stage of the refinement.
+
+    count       rounds
+    rows        random rows of each pool that take part in a round
+    neighbours  of a row that are averaged
+    """
+
+    count: int
+    rows: int
+    neighbours: int
+
+
+def orthogonal(overlap: Float32[Tensor, "dx dy"]) -> Float32[Tensor, "dx dy"]:
+    """The (semi-)orthogonal map W that maximises tr(W^T M) for an overlap M: Procrustes."""
+    left, _, right = torch.linalg.svd(overlap.double(), full_matrices=False)
+    rotation: Tensor = (left @ right).float()
+    return rotation
+
+
+def refine(
+    x: Float32[Tensor, "n dx"],
+    y: Float32[Tensor, "m dy"],
+    rotation: Float32[Tensor, "dx dy"],
+    rounds: Rounds,
+    *,
+    seed: int,
+    memory: int,
+    beat: Beat = no_beat,
+) -> Float32[Tensor, "dx dy"]:
+    """The map after some rounds on random rows of both pools, which are unit rows."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(rounds.count):
+        some_x, some_y = (
+            side[torch.randperm(len(side), generator=generator)[: rounds.rows].to(side.device)]
+            for side in (x, y)
+        )
+        mapped = normalize(some_x @ rotation)
+        of_x, of_y = neighbours(mapped, some_y, rounds.neighbours, memory=memory, beat=beat)
+        overlap = some_x.T @ normalize(mean_rows(some_y, of_x))
+        overlap += normalize(mean_rows(some_x, of_y)).T @ some_y
+        rotation = orthogonal(overlap)
+    return rotation
+
+
+def neighbours(
+    q: Float32[Tensor, "n d"],
+    y: Float32[Tensor, "m d"],
+    k: int,
+    *,
+    memory: int,
+    beat: Beat = no_beat,
+) -> tuple[Int64[Tensor, "n k"], Int64[Tensor, "m k"]]:
+    """For each row of q its k nearest of y by CSLS, and for each of y its k nearest of q."""
+    k, few = min(k, len(q), len(y)), min(CSLS_NEIGHBOURS, len(q), len(y))
+    from_q, _ = nearest_rows(q, y, few, memory=memory, beat=beat)
+    from_y, _ = nearest_rows(y, q, few, memory=memory, beat=beat)
+    hub_q, hub_y = from_q.mean(dim=1, keepdim=True), from_y.mean(dim=1, keepdim=True)
+    # A row's own offset does not change the order of its neighbours.
+    one_q, one_y = torch.ones_like(hub_q), torch.ones_like(hub_y)
+    twice_q, twice_y = torch.cat([2 * q, one_q], dim=1), torch.cat([2 * y, one_y], dim=1)
+    less_q, less_y = torch.cat([q, -hub_q], dim=1), torch.cat([y, -hub_y], dim=1)
+    _, of_q = nearest_rows(twice_q, less_y, k, memory=memory, beat=beat)
+    _, of_y = nearest_rows(twice_y, less_q, k, memory=memory, beat=beat)
+    return of_q, of_y
+
+
+def mean_rows(rows: Float32[Tensor, "m d"], chosen: Int64[Tensor, "n k"]) -> Float32[Tensor, "n d"]:
+    """(n, d) the mean of the chosen rows."""
+    step = max(1, NUMBERS_PER_MEAN // (chosen.shape[1] * rows.shape[1]))
+    return torch.cat([rows[piece].mean(dim=1) for piece in torch.split(chosen, step)])
+
+
+#: Rows of each pool that two maps are compared on. The estimate is for an index of that size.
+ESTIMATE_ROWS = 2_000
+#: The power of the agreement: so small that the estimate is below the measured top-1.
+AGREEMENT_POWER = 0.125
+
+
+@dataclass(frozen=True)
+class AlignmentEstimate:
+    """An estimate from two maps whose starts share no item.
+
+    right            share of items whose translation is nearest to the right item among `index`
+    mean_rank_share  mean rank, less 1, that one map gives to the other's nearest item, over `index`
+    found_again      above
+    agreement        above
+    index            items that are searched
+    """
+
+    right: float
+    mean_rank_share: float
+    found_again: float
+    agreement: float
+    index: int
+
+
+def compare_maps(
+    x: Float32[Tensor, "n dx"],
+    y: Float32[Tensor, "m dy"],
+    maps: tuple[Float32[Tensor, "dx dy"], Float32[Tensor, "dx dy"]],
+    *,
+    seed: int,
+    memory: int,
+    beat: Beat = no_beat,
+) -> AlignmentEstimate:
+    """Compare two maps on random rows; rows of both pools are unit rows."""
+    generator = torch.Generator().manual_seed(seed)
+    index = min(ESTIMATE_ROWS, len(x), len(y))
+    some_x, some_y = (
+        side[torch.randperm(len(side), generator=generator)[:index].to(side.device)]
+        for side in (x, y)
+    )
+    first, second = (normalize(some_x @ each) for each in maps)
+    rows = torch.arange(index, device=x.device)
+    chosen = torch.cat(
+        [
+            block.argmax(dim=1)
+            for _, block in product_blocks(first, some_y, memory=memory, beat=beat)
+        ]
+    )
+    behind = _ranks(second, some_y, chosen, memory=memory, beat=beat)
+    own = _ranks(second, first, rows, memory=memory, beat=beat, ties=True)
+    agreement = float((behind == 0).double().mean())
+    # A row that another equals is not found.
+    found = float((own == 1).double().mean())
+    return AlignmentEstimate(
+        right=found * agreement**AGREEMENT_POWER,
+        mean_rank_share=float(behind.double().mean()) / index,
+        found_again=found,
+        agreement=agreement,
+        index=index,
+    )
+
+
+def _ranks(
+    q: Float32[Tensor, "n d"],
+    y: Float32[Tensor, "m d"],
+    chosen: Int64[Tensor, " n"],
+    *,
+    memory: int,
+    beat: Beat,
+    ties: bool = False,
+) -> Int64[Tensor, " n"]:
+    """(n,) the number of rows of y that are nearer to each q than the chosen one; with `ties`, of
+    those that are at least as near, which it is itself.
+    """
+    ranks = torch.empty_like(chosen)
+    for piece, block in product_blocks(q, y, memory=memory, beat=beat):
+        own = block.gather(1, chosen[piece, None])
+        ranks[piece] = ((block >= own) if ties else (block > own)).sum(dim=1)
+    return ranks
+
 
 #: Estimated share of right items that ends the search.
 ENOUGH_RIGHT = 0.5

@@ -21,7 +21,7 @@ from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.alignment.rotation import orthogonal
+from app.maths.alignment.alignment import orthogonal
 from app.maths.bootstrap.neighbours import Beat, nearest_rows, no_beat
 from app.maths.bootstrap.pools import fit_pools, mean_and_distance
 from app.maths.geometry.space import Space, fit_space

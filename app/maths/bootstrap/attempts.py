@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
-from app.maths.bootstrap import annealing, estimate, refinement, unseeded_start
+from app.maths.bootstrap import annealing, estimate, neighbours
 from app.maths.bootstrap.annealing import AnnealingState, Directions, Schedule
 from app.maths.bootstrap.pools import OnStep, State, Step
 
@@ -54,9 +54,7 @@ class SelfLearningSettings:
     seed: int = 0
     rows: int = 20_000
     schedule: Schedule = field(default_factory=Schedule)
-    centroids: unseeded_start.CentroidSettings = field(
-        default_factory=unseeded_start.CentroidSettings
-    )
+    centroids: annealing.CentroidSettings = field(default_factory=annealing.CentroidSettings)
 
 
 @dataclass(eq=False)
@@ -106,7 +104,7 @@ class SelfLearningRun:
     def pairs(self) -> Int64[Tensor, "p 2"]:
         """The current mutual pairs."""
         assert self.current is not None
-        return refinement.partner_pairs(self.current)
+        return neighbours.partner_pairs(self.current)
 
     @property
     def votes(self) -> estimate.Votes:
@@ -228,7 +226,7 @@ class SelfLearningRun:
         if self.annealing is None:
             self.seed_overlap = overlap = self._weighted_seeds(x, y, schedule, number)
             if not len(self.seeds):
-                overlap = unseeded_start.centroid_overlap(
+                overlap = annealing.centroid_overlap(
                     x, y, self.settings.centroids, seed=self._seed(number), beat=self._beat
                 )
             self.annealing = annealing.start_annealing(overlap, target=len(y))
@@ -246,7 +244,7 @@ class SelfLearningRun:
             self.facts |= {"attempt": float(number + 1), "fit": self.annealing.fit}
             self._step()
         q = annealing.map_rows(x, self.annealing.overlap, schedule.flattening)
-        partner = refinement.mutual_partners(q, y, memory=self.memory, beat=self._beat)
+        partner = neighbours.mutual_partners(q, y, memory=self.memory, beat=self._beat)
         self.partners.append(partner)
         self.annealing = None
         agreed, _ = self._consensus()
@@ -304,7 +302,7 @@ class SelfLearningRun:
 
     def _refine(self) -> None:
         assert self.current is not None
-        partner = refinement.learn_and_match(
+        partner = neighbours.learn_and_match(
             self.x.along,
             self.y.along,
             self._with_seeds(self.current),
@@ -331,11 +329,11 @@ class SelfLearningRun:
     def _with_seeds(self, partner: Int64[Tensor, " n"]) -> Int64[Tensor, "p 2"]:
         """The pairs of a first matching, with the seeds in place of pairs that contradict them."""
         if self.refinements or not len(self.seeds):
-            return refinement.partner_pairs(partner)
+            return neighbours.partner_pairs(partner)
         partners = partner.clone()
         partners[torch.isin(partners, self.seeds[:, 1])] = -1
         partners[self.seeds[:, 0]] = self.seeds[:, 1]
-        return refinement.partner_pairs(partners)
+        return neighbours.partner_pairs(partners)
 
 
 def most_steps(settings: SelfLearningSettings) -> int:

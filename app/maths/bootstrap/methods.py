@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float32, Int64
-from torch import Tensor
 
-from app.maths.bootstrap import annealing, attempts, exchange, paper, self_learning
+from app.maths.bootstrap import annealing, attempts, paper, self_learning
 from app.maths.bootstrap.estimate import (
     CONFIRMATIONS,
-    BootstrapEstimate,
+    Outcome,
     Votes,
     confirm_pairs,
     draw_half,
@@ -33,26 +29,6 @@ SETTINGS_CLASSES: dict[str, type[MethodSettings]] = {
 DEFAULT_METHOD = "self-learning"
 
 
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """The result of a method.
-
-    pairs        (p, 2) rows (i of x, j of y), seeds first; no item twice on a side
-    confidence   (p,) probability that each is right
-    estimate     of the share that is right
-    wrong_seeds  rows of the seeds that the others contradict
-    ask          (a,) rows of x whose partner would help most
-    facts        numbers of the last step: loss, agreement
-    """
-
-    pairs: Int64[Tensor, "p 2"]
-    confidence: Float32[Tensor, " p"]
-    estimate: BootstrapEstimate
-    wrong_seeds: list[int]
-    ask: Int64[Tensor, " a"]
-    facts: Mapping[str, float]
-
-
 def run(
     pools: Pools,
     seeds: list[tuple[int, int]],
@@ -65,15 +41,7 @@ def run(
     that method.
     """
     if isinstance(settings, attempts.SelfLearningSettings):
-        result = exchange.learn(pools, seeds, settings, state=state, on_step=on_step)
-        return Outcome(
-            result.pairs,
-            result.confidence,
-            result.estimate,
-            result.wrong_seeds,
-            result.ask,
-            result.facts,
-        )
+        return self_learning.learn(pools, seeds, settings, state=state, on_step=on_step)
     pairs = paper.grow(pools, seeds, settings, state=state, on_step=on_step)
     return judge_pairs(
         pools, seeds, pairs, seed=settings.seed, on_step=on_step, total=settings.steps

@@ -9,7 +9,7 @@ each pair by maps without it.
 3. Confirmation (estimate.py): maps of random halves judge the pairs of the other half. Most of them
    must confirm a pair.
 4. Chance: one short attempt from random seeds against a scrambled target pool shows the share that
-   any result would confirm. Orphans (orphans.py): items whose partner is removed show how readily
+   any result would confirm. Orphans (estimate.py): items whose partner is removed show how readily
    items without a partner are paired.
 This module claims no pair to be right; `estimate_right` estimates the share.
 docs/explanation/self-learning.md explains the steps and their ablation.
@@ -18,18 +18,17 @@ docs/explanation/self-learning.md explains the steps and their ablation.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from app.maths.bootstrap import orphans
+from app.maths.bootstrap import estimate
 from app.maths.bootstrap.annealing import principal_directions
 from app.maths.bootstrap.attempts import SelfLearningRun, SelfLearningSettings, most_steps
 from app.maths.bootstrap.estimate import (
-    BootstrapEstimate,
-    Votes,
+    Outcome,
     answer_credibility,
     estimate_right,
     pair_confidence,
@@ -49,42 +48,6 @@ CHANCE_ROUNDS, CHANCE_SEEDS, CHANCE_REFINEMENTS = 10, 10, 4
 #: Orphans lower an estimate to this at least: where items have near twins, an orphan finds its
 #: twin's partner.
 LEAST_ORPHAN_FACTOR = 0.25
-#: Prefixes of their parts of a checkpoint.
-CHANCE_PREFIX, ORPHANS_PREFIX = "chance.", "orphans."
-
-
-@dataclass(frozen=True, eq=False)
-class SelfLearningResult:
-    """The result of self-learning.
-
-    pairs        (p, 2) accepted rows (i of x, j of y), believed seeds first, then the most
-                 confident; no row twice
-    confidence   (p,) probability that each is right
-    estimate     of the share that is right
-    wrong_seeds  rows of the seeds that the others contradict
-    ask          (a,) rows of x whose partner would help most
-    attempts     the number of attempts
-    votes        on all mutual pairs, accepted or not
-    """
-
-    pairs: Int64[Tensor, "p 2"]
-    confidence: Float32[Tensor, " p"]
-    estimate: BootstrapEstimate
-    wrong_seeds: list[int]
-    ask: Int64[Tensor, " a"]
-    attempts: int
-    votes: Votes
-
-    @property
-    def facts(self) -> dict[str, float]:
-        """Numbers of the whole run."""
-        estimate = self.estimate
-        return {
-            "right": estimate.right,
-            "agreement": estimate.agreement,
-            "confirmed": estimate.confirmed,
-            "attempts": float(self.attempts),
-        }
 
 
 @torch.no_grad()
@@ -95,15 +58,58 @@ def learn(
     *,
     state: State | None = None,
     on_step: OnStep = ignore_step,
-) -> SelfLearningResult:
-    """All pairs that follow from the seeds; without seeds, from an unseeded start.
+) -> Outcome:
+    """All pairs that follow from the seeds; without seeds, from an unseeded start. The smaller pool
+    is the target, whichever side it is.
+
+    Annealing gives every item of the target its share of the plan. Where the source is the smaller
+    pool, most of the target has no partner, and these shares pull the map away from the right one:
+    of 500 items whose partners are among 3,000, no attempt agrees with another. Exchanged, they do
+    (benchmarks/bootstrap/contained.py). `settings.rows` limits the source as given.
 
     state  a checkpoint of an earlier run with equal arguments; the result is that of an
            uninterrupted run
     Deterministic for equal inputs, settings, device and number of threads. Raises InvalidSeeds.
     """
     check_pairs(seeds, source=len(pools.x), target=len(pools.y))
-    total = _total_steps(settings) + orphans.MOST_TRIALS
+    if len(pools.x) >= len(pools.y):
+        return learn_as_given(pools, seeds, settings, state=state, on_step=on_step)
+    known = seed_tensor(seeds)
+    rows = draw_rows(len(pools.x), settings.rows, known[:, 0], settings.seed)
+    smaller = pools.x if len(rows) == len(pools.x) else pools.x[rows.to(pools.device)]
+    places = torch.searchsorted(rows, known[:, 0].contiguous()).tolist()
+    found = learn_as_given(
+        Pools(pools.y, smaller, pools.memory),
+        [(j, place) for (_, j), place in zip(seeds, places, strict=True)],
+        replace(settings, rows=len(pools.y)),
+        state=state,
+        on_step=on_step,
+    )
+    wrong = set(found.wrong_seeds)
+    believed = [place for row, place in enumerate(places) if row not in wrong]
+    # The rows to label are those of the source as given.
+    ask = rows_to_label(
+        principal_directions(smaller),
+        torch.tensor(believed, dtype=torch.int64),
+        found.pairs[found.confidence > LIKELY_RIGHT, 1],
+        ROWS_TO_LABEL,
+    )
+    pairs = torch.stack([rows[found.pairs[:, 1]], found.pairs[:, 0]], dim=1)
+    return replace(found, pairs=pairs, ask=rows[ask])
+
+
+@torch.no_grad()
+def learn_as_given(
+    pools: Pools,
+    seeds: list[tuple[int, int]],
+    settings: SelfLearningSettings,
+    *,
+    state: State | None = None,
+    on_step: OnStep = ignore_step,
+) -> Outcome:
+    """`learn` with y as the target, whichever pool is smaller."""
+    check_pairs(seeds, source=len(pools.x), target=len(pools.y))
+    total = _total_steps(settings) + estimate.MOST_TRIALS
 
     def report(step: Step) -> None:
         on_step(replace(step, total=total))
@@ -118,138 +124,68 @@ def learn(
     )
     some = None if len(rows) == len(pools.x) else rows.to(pools.device)
     x, y = principal_directions(pools.x, some, beat=beat), principal_directions(pools.y, beat=beat)
-    runs = _Runs(
-        SelfLearningRun(x, y, taking_part.to(pools.device), settings, pools.memory, report),
-        rows,
-        state or {},
-        report,
-    )
-    result = _result(runs, seeds, runs.run())
-    report(Step(total, total, runs.main.facts))
-    return result
+    main = SelfLearningRun(x, y, taking_part.to(pools.device), settings, pools.memory, report)
+    if state:
+        main.restore(state)
+    main.run()
+    outcome = _outcome(main, rows, seeds, report)
+    report(Step(total, total, main.facts))
+    return outcome
 
 
-@dataclass(eq=False)
-class _Runs:
-    """The run on the pools, then the run that measures chance, then orphans: the parts of a
-    checkpoint.
+def _chance_run(main: SelfLearningRun, report: OnStep) -> SelfLearningRun:
+    """The run that measures chance, when it has ended: the target's directions scrambled, seeds
+    drawn at random.
 
-    rows    (r,) of the source pool that take part
-    state   of the checkpoint that it continues, or empty
-    chance  the run that measures chance; None while the result has no credibility to correct
+    Like the trials of orphans, it has no checkpoints: it takes a fraction of the time of `main`.
     """
+    settings, done = _chance_settings(main.settings), most_steps(main.settings)
 
-    main: SelfLearningRun
-    rows: Int64[Tensor, " r"]
-    state: State
-    report: OnStep
-    chance: SelfLearningRun | None = None
+    def on_step(step: Step) -> None:
+        report(Step(done + step.done, step.total, main.facts))
 
-    def run(self) -> float:
-        """Run both; returns the credibility of the first one's result, in [0, 1]."""
-        if self.state:
-            self.main.restore(
-                {name: tensor for name, tensor in self.state.items() if "." not in name}
-            )
-        self.main.run()
-        agreed, confirmation = self.main.agreed, self.main.confirmation
-        credibility = answer_credibility(agreed, confirmation)
-        if credibility:
-            self.chance = self._chance_run()
-            self.chance.run()
-            credibility = answer_credibility(agreed, confirmation, self.chance.confirmation)
-        return credibility
+    def beat() -> None:
+        report(Step(done, done, main.facts))
 
-    def run_orphan_trials(
-        self, pairs: Int64[Tensor, "p 2"], pair_share: float
-    ) -> orphans.OrphanTrials:
-        """Trials on pairs (p, 2) of all rows, `pair_share` of the smaller pool; each is a step."""
-        own_pairs = torch.stack(
-            [torch.searchsorted(self.rows, pairs[:, 0].contiguous()), pairs[:, 1]], dim=1
+    generator = torch.Generator().manual_seed(settings.seed)
+    count = min(CHANCE_SEEDS, main.smaller)
+    random_seeds = [
+        torch.randperm(len(side.along), generator=generator)[:count] for side in (main.x, main.y)
+    ]
+    chance = SelfLearningRun(
+        main.x,
+        main.y.scrambled(settings.seed, beat=beat),
+        torch.stack(random_seeds, dim=1).to(main.seeds),
+        settings,
+        main.memory,
+        on_step,
+    )
+    chance.run()
+    return chance
+
+
+def _run_orphan_trials(
+    main: SelfLearningRun, pairs: Int64[Tensor, "p 2"], pair_share: float, report: OnStep
+) -> estimate.OrphanTrials:
+    """Trials on pairs (p, 2) of the run's rows, `pair_share` of the smaller pool."""
+    done = _total_steps(main.settings)
+    trials = estimate.OrphanTrials()
+    while trials.needs_another(len(pairs), pair_share):
+
+        def beat(number: int = trials.trials) -> None:
+            report(Step(done + number, done, main.facts))
+
+        trials = estimate.run_trial(
+            main.x.along,
+            main.y.along,
+            pairs.to(main.seeds.device),
+            trials,
+            seed=main.settings.seed,
+            memory=main.memory,
+            beat=beat,
         )
-        own_pairs, main, settings = (
-            own_pairs.to(self.main.seeds.device),
-            self.main,
-            self.main.settings,
-        )
-        done = _total_steps(settings)
-        stored = self._part_of(self.state, ORPHANS_PREFIX)
-        orphan_trials = (
-            orphans.OrphanTrials(*stored["tried"].tolist()) if stored else orphans.OrphanTrials()
-        )
-        assert self.chance is not None
-        before = {**main.snapshot(), **_prefixed(CHANCE_PREFIX, self.chance.snapshot())}
-        while orphan_trials.needs_another(len(own_pairs), pair_share):
-
-            def beat(trials: int = orphan_trials.trials) -> None:
-                self.report(Step(done + trials, done, main.facts))
-
-            orphan_trials = orphans.run_trial(
-                main.x.along,
-                main.y.along,
-                own_pairs,
-                orphan_trials,
-                seed=settings.seed,
-                memory=main.memory,
-                beat=beat,
-            )
-            counts = torch.tensor(
-                [orphan_trials.trials, orphan_trials.orphans, orphan_trials.paired]
-            )
-            self.report(
-                Step(
-                    done + orphan_trials.trials,
-                    done,
-                    main.facts,
-                    {**before, f"{ORPHANS_PREFIX}tried": counts},
-                )
-            )
-        return orphan_trials
-
-    def _chance_run(self) -> SelfLearningRun:
-        """The run that measures chance: the target's directions scrambled, seeds drawn at random;
-        continued from the checkpoint.
-        """
-        main, settings = self.main, _chance_settings(self.main.settings)
-        done, before = most_steps(main.settings), main.snapshot()
-
-        def on_step(step: Step) -> None:
-            stored = step.state and {**before, **_prefixed(CHANCE_PREFIX, step.state)}
-            self.report(Step(done + step.done, step.total, main.facts, stored))
-
-        def beat() -> None:
-            self.report(Step(done, done, main.facts))
-
-        generator = torch.Generator().manual_seed(settings.seed)
-        count = min(CHANCE_SEEDS, main.smaller)
-        random_seeds = [
-            torch.randperm(len(side.along), generator=generator)[:count]
-            for side in (main.x, main.y)
-        ]
-        scrambled = main.y.scrambled(settings.seed, beat=beat)
-        chance = SelfLearningRun(
-            main.x,
-            scrambled,
-            torch.stack(random_seeds, dim=1).to(main.seeds),
-            settings,
-            main.memory,
-            on_step,
-        )
-        if stored := self._part_of(self.state, CHANCE_PREFIX):
-            chance.restore(stored)
-        return chance
-
-    @staticmethod
-    def _part_of(state: State, part: str) -> State:
-        return {
-            name.removeprefix(part): tensor
-            for name, tensor in state.items()
-            if name.startswith(part)
-        }
-
-
-def _prefixed(part: str, state: State) -> State:
-    return {part + name: tensor for name, tensor in state.items()}
+        beat(trials.trials)
+    return trials
 
 
 def _total_steps(settings: SelfLearningSettings) -> int:
@@ -264,24 +200,24 @@ def _chance_settings(settings: SelfLearningSettings) -> SelfLearningSettings:
     )
 
 
-def _result(runs: _Runs, seeds: list[tuple[int, int]], credibility: float) -> SelfLearningResult:
-    """The result of both runs."""
-    main, rows = runs.main, runs.rows
+def _outcome(
+    main: SelfLearningRun, rows: Int64[Tensor, " r"], seeds: list[tuple[int, int]], report: OnStep
+) -> Outcome:
+    """The outcome of a run on these rows of the source pool."""
+    agreed, confirmation, chance = main.agreed, main.confirmation, None
+    credibility = answer_credibility(agreed, confirmation)
+    if credibility:
+        chance = _chance_run(main, report).confirmation
+        credibility = answer_credibility(agreed, confirmation, chance)
     votes = main.votes
-    votes = replace(votes, pairs=torch.stack([rows[votes.pairs[:, 0]], votes.pairs[:, 1]], dim=1))
     accepted = votes.confirmed > LIKELY_RIGHT
     confidences, size = pair_confidence(votes, credibility), main.settings.size
     # The most confident of the returned pairs.
     most_confident = confidences[accepted].sort(descending=True).values[:size]
-    estimate = estimate_right(
-        votes,
-        most_confident,
-        agreed=main.agreed,
-        chance=runs.chance.confirmation if runs.chance else None,
-    )
+    estimate = estimate_right(votes, most_confident, agreed=agreed, chance=chance)
     # A result that is mostly wrong cannot identify wrong seeds.
     wrong_rows = (
-        wrong_seeds(main.votes, main.seeds.cpu(), main.x.along, main.y.along)
+        wrong_seeds(votes, main.seeds.cpu(), main.x.along, main.y.along)
         if len(most_confident) and float(most_confident.mean()) > LIKELY_RIGHT
         else []
     )
@@ -289,54 +225,41 @@ def _result(runs: _Runs, seeds: list[tuple[int, int]], credibility: float) -> Se
         estimate = replace(estimate, seeds_confirmed=math.nan)
     believed = [row for row in range(len(seeds)) if row not in set(wrong_rows)]
     pairs, certainty = _seeds_first(
-        votes.pairs[accepted],
-        confidences[accepted],
-        [seeds[row] for row in believed],
-        estimate.right,
+        votes.pairs[accepted], confidences[accepted], main.seeds[believed].cpu(), estimate.right
     )
-    estimate, share = _discount_orphans(runs, pairs, estimate)
-    certain = torch.searchsorted(
-        rows, votes.pairs[accepted & (confidences * share > LIKELY_RIGHT), 0].contiguous()
-    )
-    ask = rows[rows_to_label(main.x, main.seeds[believed, 0].cpu(), certain, ROWS_TO_LABEL)]
-    return SelfLearningResult(
-        pairs[:size],
-        (certainty * share)[:size],
-        estimate,
-        wrong_rows,
-        ask,
-        len(main.partners),
-        votes,
-    )
-
-
-def _discount_orphans(
-    runs: _Runs, pairs: Int64[Tensor, "p 2"], estimate: BootstrapEstimate
-) -> tuple[BootstrapEstimate, float]:
-    """The estimate, and the factor of every confidence, after a discount for pairs whose items
-    probably have no partner.
-    """
-    if not estimate.right:
-        return estimate, 1.0
-    share = len(pairs) / runs.main.smaller
-    trials = runs.run_orphan_trials(pairs, share)
-    right = min(estimate.right, max(LEAST_ORPHAN_FACTOR, trials.right_share(len(pairs), share)))
-    return replace(estimate, right=right, orphans_paired=trials.share), right / estimate.right
+    share = 1.0
+    if estimate.right:
+        # A discount for pairs whose items probably have no partner.
+        pair_share = len(pairs) / main.smaller
+        trials = _run_orphan_trials(main, pairs, pair_share, report)
+        with_partner = max(LEAST_ORPHAN_FACTOR, trials.right_share(len(pairs), pair_share))
+        right = min(estimate.right, with_partner)
+        share = right / estimate.right
+        estimate = replace(estimate, right=right, orphans_paired=trials.share)
+    certain = votes.pairs[accepted & (confidences * share > LIKELY_RIGHT), 0]
+    ask = rows_to_label(main.x, main.seeds[believed, 0].cpu(), certain, ROWS_TO_LABEL)
+    facts = {
+        "right": estimate.right,
+        "agreement": estimate.agreement,
+        "confirmed": estimate.confirmed,
+        "attempts": float(len(main.partners)),
+    }
+    found = torch.stack([rows[pairs[:, 0]], pairs[:, 1]], dim=1)[:size]
+    return Outcome(found, (certainty * share)[:size], estimate, wrong_rows, rows[ask], facts)
 
 
 def _seeds_first(
     pairs: Int64[Tensor, "p 2"],
     confidences: Float32[Tensor, " p"],
-    seeds: list[tuple[int, int]],
+    seeds: Int64[Tensor, "s 2"],
     right: float,
 ) -> tuple[Int64[Tensor, "q 2"], Float32[Tensor, " q"]]:
     """Seeds first, then the pairs that do not contradict them, the most confident first."""
-    known = seed_tensor(seeds)
-    others = ~(torch.isin(pairs[:, 0], known[:, 0]) | torch.isin(pairs[:, 1], known[:, 1]))
+    others = ~(torch.isin(pairs[:, 0], seeds[:, 0]) | torch.isin(pairs[:, 1], seeds[:, 1]))
     order = confidences[others].argsort(descending=True, stable=True)
-    ordered = torch.cat([known, pairs[others][order]])
+    ordered = torch.cat([seeds, pairs[others][order]])
     return ordered, torch.cat(
-        [torch.full((len(known),), max(right, 0.0)), confidences[others][order]]
+        [torch.full((len(seeds),), max(right, 0.0)), confidences[others][order]]
     ).float()
 
 

@@ -14,7 +14,7 @@ the two spectra, is the weighted one.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -267,29 +267,3 @@ def _fit_weighted(anchors: Float64[Tensor, "k d"], weights: Float64[Tensor, " k"
     roots = weights.sqrt()
     scale, error = float(shares @ norms), relative_rounding(anchors)
     return Space(mean, scale, unit * roots[:, None], norms, roots, error)
-
-
-def uncentred(space: Space) -> Space:
-    """The same anchors about the origin instead of their mean, for encoders whose zero has a
-    meaning.
-
-    Then U = A_i / |A_i|, s = mean of |A_i|, m = 0. Raises DegenerateAnchors when all anchors are
-    zero, which cannot happen after `fit_space`.
-    """
-    anchors = space.directions * space.norms[:, None] + space.mean
-    norms = row_norms(anchors)
-    if not bool(norms.any()):
-        raise DegenerateAnchors("The anchors are all zero. Use at least two different anchors.")
-    mean, unit, roots = torch.zeros_like(space.mean), unit_rows(anchors, norms), space.roots
-    if roots is None:
-        return Space(mean, float(norms.mean()), unit, norms, rounding=space.rounding)
-    weights = roots.square()
-    scale = float(weights @ norms / weights.sum())
-    return Space(mean, scale, unit * roots[:, None], norms, roots, space.rounding)
-
-
-def unscaled(space: Space) -> Space:
-    """The same space with rows (A_i - m) / s, whose lengths differ as the anchors' do. Affine maps
-    are fitted to it.
-    """
-    return replace(space, unit=space.unit * (space.norms / space.scale)[:, None])

@@ -14,8 +14,13 @@ from torch import Tensor
 
 from app.errors import DegenerateAnchors
 from app.maths.geometry.space import Space, fit_space
-from app.maths.quality.intervals import bootstrap_interval
-from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, Quality, do_nothing, item_metrics
+from app.maths.quality.metrics import (
+    DEFAULT_NEIGHBOURS,
+    Quality,
+    bootstrap_interval,
+    do_nothing,
+    item_metrics,
+)
 from app.maths.translators.methods import Options, fit
 from app.maths.translators.translator import apply
 
@@ -229,7 +234,7 @@ def held_out_quality(
     The index of a translation contains the anchors that were held out with it. The other anchors
     stay out, because its fit has seen them and draws the translation towards them: with them in the
     index, recall would look better than it is, and MRR far worse. Every fit uses the other folds
-    only, so the numbers are slightly low; `app.maths.quality.learning_curve` estimates by how much.
+    only, so the numbers are slightly low; `app.maths.quality.promise` estimates by how much.
     """
     source, target = source.double(), target.double()
     # The mean of the anchors that were held out: other anchors may be of another corpus.

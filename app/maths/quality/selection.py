@@ -27,12 +27,13 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from app.maths.quality.candidate_measures import SELECTION_MEASURES, measure_candidates
 from app.maths.quality.candidates import (
     DEFAULT_CANDIDATE,
+    SELECTION_MEASURES,
     Candidate,
     Preference,
     candidates_for,
+    measure_candidates,
 )
 from app.maths.quality.crossfit import cut_into_folds, draw_anchors
 from app.maths.translators.methods import METHODS, Options, resolve

@@ -26,16 +26,16 @@ from torch import Tensor
 
 from app.maths.geometry.space import COSINE_ROWS
 from app.maths.quality.metrics import MOST_COSINES
-from app.maths.relevance.fusion import fuse
-from app.maths.relevance.judgements import Judgements
 from app.maths.relevance.ranking_metrics import (
     RECALL_DEPTH,
     IdealRanking,
+    Judgements,
     RankingMetrics,
     ideal_ranking,
     join_metrics,
     measure_ranking,
 )
+from app.maths.relevance.rescoring import fuse
 
 SearchOption = Literal["keep", "bridge", "cascade", "fuse", "translate", "re-embed"]
 SEARCH_OPTIONS: tuple[SearchOption, ...] = (

@@ -34,18 +34,25 @@ from torch import Tensor
 from app.errors import DegenerateAnchors
 from app.maths.geometry.sampling import draw_uniformly
 from app.maths.quality.confidence import (
+    DISTANCE,
     LARGEST_COSINE,
+    REGRESSION_FEATURES,
+    features,
     fit_validated_ridge,
     moments,
     reference_and_translations,
     standardise,
 )
-from app.maths.quality.confidence_features import DISTANCE, REGRESSION_FEATURES, features
 from app.maths.quality.crossfit import cut_into_folds
 from app.maths.quality.index_curves import overlap_to_y, y_to_overlap
-from app.maths.quality.intervals import bootstrap_interval
-from app.maths.quality.learning_curve import IntervalEstimate
-from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, cosine_blocks, shared_count, unit
+from app.maths.quality.metrics import (
+    DEFAULT_NEIGHBOURS,
+    bootstrap_interval,
+    cosine_blocks,
+    shared_count,
+    unit,
+)
+from app.maths.quality.promise import IntervalEstimate
 from app.maths.translators.methods import Options
 
 #: Shares of the rows that a plan shows.

@@ -13,20 +13,28 @@ items, not pairs. See `score_pairs` for the choice of pairs.
 Sources: Barlow et al. 1972 (isotonic regression); Oron and Flournoy 2017, "Centered isotonic
 regression" (interpolation between the centres of the blocks); Vovk 2015, "Cross-conformal
 predictors"; Lei and Wasserman 2014 (conformal intervals made locally).
+
+Monotone maps between scores, by isotonic regression on bins of pairs.
+
+The agreement of "the new score reaches t'" with "the old score reaches t", for several choices
+of t'.
+
+Measured on pairs of anchors whose items took no part in the choice of t': for each `PairGroup`, its
+others choose t'.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from app.maths.quality.crossfit import HELD_OUT_FOLDS
-from app.maths.thresholds.monotone_map import MonotoneMap, bin_means, fit_isotonic, join_strata
 from app.maths.thresholds.score_pairs import (
     FEWEST_SCORE_PAIRS,
     MOST_CALIBRATION_ANCHORS,
@@ -337,3 +345,178 @@ def _upper_residual(ordered: Float64[Tensor, " n"], pairs: int, level: float) ->
 
 def _clamp_cosine(value: float) -> float:
     return max(-1.0, min(1.0, value))
+
+
+@dataclass(frozen=True, eq=False)
+class MonotoneMap:
+    """A function that never falls, linear between knots: given scores (m,) and its values there.
+    The end pieces extend beyond.
+    """
+
+    given: Float64[Tensor, " m"]
+    answer: Float64[Tensor, " m"]
+
+    def at(self, scores: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
+        """The values at scores (n,), within [-1, 1]."""
+        knots = len(self.given)
+        if knots == 1:
+            return self.answer.expand(len(scores)).clamp(-1, 1)
+        right = torch.searchsorted(self.given, scores).clamp(1, knots - 1)
+        x0, x1, y0, y1 = (
+            self.given[right - 1],
+            self.given[right],
+            self.answer[right - 1],
+            self.answer[right],
+        )
+        width = (x1 - x0).clamp_min(torch.finfo(torch.float64).tiny)
+        return (y0 + (y1 - y0) * (scores - x0) / width).clamp(-1, 1)
+
+
+def join_strata(pairs: Int64[Tensor, " s"]) -> Int64[Tensor, " s"]:
+    """The bin of each stratum (s,), from its number of pairs (s,): strata are joined from the
+    highest down until each bin has FEWEST_SCORE_PAIRS.
+    """
+    labels, bin_, in_bin = [], 0, 0
+    for count in reversed(pairs.tolist()):
+        if in_bin >= FEWEST_SCORE_PAIRS:
+            bin_, in_bin = bin_ + 1, 0
+        labels.append(bin_)
+        in_bin += count
+    if in_bin < FEWEST_SCORE_PAIRS and bin_ > 0:  # the rest at the low end joins its neighbour
+        labels = [min(label, bin_ - 1) for label in labels]
+    return max(labels) - torch.tensor(labels[::-1])
+
+
+def bin_means(
+    bin_of: Int64[Tensor, " n"], bins: int, weight: Float64[Tensor, " n"], rows: ScorePairs
+) -> tuple[Float64[Tensor, " m"], Float64[Tensor, " m"], Float64[Tensor, " m"]]:
+    """For each bin with weight: mean of given, mean of answer, weight."""
+    sums = torch.stack(
+        [torch.bincount(bin_of, weight * column, bins) for column in (rows.given, rows.answer)]
+    )
+    total = torch.bincount(bin_of, weight, bins)
+    nonempty = total > 0
+    given, answer = (sums / total)[:, nonempty]
+    return given, answer, total[nonempty]
+
+
+def fit_isotonic(
+    given: Float64[Tensor, " m"], answer: Float64[Tensor, " m"], weight: Float64[Tensor, " m"]
+) -> MonotoneMap:
+    """The non-falling values with the least weighted squared distance from answer (m,), in order of
+    given (m,).
+
+    Pooled values become one knot at their mean given score, so that the map has no steps.
+    """
+    from scipy.optimize import (
+        isotonic_regression,
+    )  # takes half a second, so only calibrations import it
+
+    fitted = isotonic_regression(answer.numpy(), weights=weight.numpy())
+    starts = fitted.blocks[:-1]
+    centre = np.add.reduceat((given * weight).numpy(), starts) / np.add.reduceat(
+        weight.numpy(), starts
+    )
+    return MonotoneMap(torch.from_numpy(centre), torch.from_numpy(fitted.x[starts]))
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """A threshold of the other score, and its decisions compared with those of the given threshold.
+
+    precision  of the pairs that reach it, the share that reaches the given threshold; None where
+               no pair reaches it
+    recall     of the pairs that reach the given threshold, the share that reaches it
+    f1         their harmonic mean
+    """
+
+    threshold: float
+    precision: float | None
+    recall: float
+    f1: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Decisions by four thresholds of the other score.
+
+    unchanged  the given threshold
+    mapped     the expected other score; None where that is not known
+    by_rate    the threshold that as many pairs reach
+    best       the threshold with the highest F1
+    """
+
+    unchanged: Decisions
+    mapped: Decisions | None
+    by_rate: Decisions
+    best: Decisions
+
+
+def threshold_agreement(calibration: Calibration, threshold: float) -> Agreement | None:
+    """Decisions by thresholds of the other score, compared with those by `threshold` of the given
+    score.
+
+    None with fewer than FEWEST_SCORE_PAIRS pairs on either side of it.
+    """
+    rows = calibration.rows
+    reached = rows.given >= threshold
+    if min(int(rows.fresh[reached].sum()), int(rows.fresh[~reached].sum())) < FEWEST_SCORE_PAIRS:
+        return None
+    at = torch.tensor([threshold], dtype=torch.float64)
+    all_rows = torch.arange(len(rows.given))
+    mapped = expected_score(calibration, threshold, level=0.5).answer
+
+    def decide(chosen: float, choose: Callable[[PairGroup], float]) -> Decisions:
+        accepted = torch.zeros_like(reached)
+        for group in calibration.groups:
+            accepted[group.own] = rows.answer[group.own] >= choose(group)
+        return _decide(chosen, accepted, reached, rows.weight)
+
+    return Agreement(
+        unchanged=decide(threshold, lambda group: threshold),
+        mapped=None if mapped is None else decide(mapped, lambda group: float(group.map.at(at))),
+        by_rate=decide(
+            rate_matched_threshold(rows, threshold, all_rows, calibration.by_answer),
+            lambda group: rate_matched_threshold(rows, threshold, group.others, group.by_answer),
+        ),
+        best=decide(
+            best_threshold(rows, reached, calibration.by_answer),
+            lambda group: best_threshold(rows, reached, group.by_answer),
+        ),
+    )
+
+
+def best_threshold(
+    rows: ScorePairs, reached: Bool[Tensor, " n"], by_answer: Int64[Tensor, " m"]
+) -> float:
+    """The threshold of the answers with the highest F1 for the rows `reached`, among rows (m,) in
+    the order of the answer.
+
+    F1 = 2 both / (accepted + reached), over weights; the highest of equal thresholds; halfway
+    between two scores.
+    """
+    order = by_answer.flip(0)
+    scores, weight = rows.answer[order], rows.weight[order]
+    reached_weight = torch.where(reached[order], weight, 0.0)
+    f1 = 2 * reached_weight.cumsum(0) / (weight.cumsum(0) + reached_weight.sum())
+    lower = torch.cat([scores[1:], torch.tensor([-1.0], dtype=torch.float64)])
+    f1[:-1][scores[:-1] == scores[1:]] = -1.0  # no threshold separates equal scores
+    last = int(f1.argmax())
+    return float(scores[last] + lower[last]) / 2
+
+
+def _decide(
+    threshold: float,
+    accepted: Bool[Tensor, " n"],
+    reached: Bool[Tensor, " n"],
+    weight: Float64[Tensor, " n"],
+) -> Decisions:
+    both, of_accepted, of_reached = (
+        float(weight[part].sum()) for part in (accepted & reached, accepted, reached)
+    )
+    return Decisions(
+        threshold=threshold,
+        precision=both / of_accepted if of_accepted else None,
+        recall=both / of_reached,
+        f1=2 * both / (of_accepted + of_reached),
+    )

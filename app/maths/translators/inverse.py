@@ -14,7 +14,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from app.errors import InvalidOption
-from app.maths.geometry.spectrum import pinv, whitened
+from app.maths.geometry.spectrum import pinv
 
 #: Above this many anchors the k x k table of cosines is not stored; its rows are computed on
 #: demand.
@@ -109,17 +109,3 @@ def irp(
         index = torch.tensor(rows)
         decoder[index] += (count / omega) * pinv(unit[index].T, noise=noise)
     return decoder
-
-
-def irp_ridge(
-    unit: Float64[Tensor, "k d"], *, ridge: float, noise: float = 0.0
-) -> Float64[Tensor, "k d"]:
-    """D = U (U^T U + ridge I)^-1: the closed-form decoder without pruning; ridge = 0 is the
-    pseudoinverse of U^T.
-
-    unit   (k, d_y), the target's unit anchors
-    ridge  >= 0, on the scale of squared singular values of U (whose sum is at most k)
-    noise  as in `kept_svd`
-    Returns D (k, d_y). Raises InvalidOption. It is `graded.decoder` at power 1.
-    """
-    return whitened(unit, power=1.0, ridge=ridge, noise=noise)

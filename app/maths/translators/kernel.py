@@ -5,8 +5,8 @@ number, is a positive definite kernel of two directions: c + c^2/2 + c^3/6 + ...
 and weaker ones of all higher degrees. So the map is not linear in n(x), and still reads nothing but
 cosines. f(0) = 0: a direction outside the span of the anchors stays without a translation.
 
-The landmarks are the source's unit anchors, or some of them where there are more than
-`landmarks`, which limits what a translation costs to landmarks (d_x + d_y) products.
+The landmarks are the source's unit anchors, or LANDMARKS of them where there are more, which limits
+what a translation costs to LANDMARKS (d_x + d_y) products.
 
 Sources: Saunders, Gammerman and Vovk 1998 (kernel ridge regression); Williams and Seeger 2001
 (Nystroem's method); Moschella et al. 2023 (relative vectors).
@@ -21,7 +21,6 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from app.errors import InvalidOption
 from app.maths.geometry.space import Space
 from app.maths.geometry.spectrum import check_power, check_ridge, whitened_values
 from app.maths.translators.decoder import kernel_of
@@ -33,8 +32,8 @@ KERNEL_RIDGES = tuple(10.0 ** (exponent / 4) for exponent in range(-12, 9))
 #: hardly depends on it.
 MOST_GCV_ANCHORS = 1024
 
-#: The most landmarks that a fit may have.
-MOST_LANDMARKS = 4096
+#: The most landmarks of a fit.
+LANDMARKS = 2048
 
 #: A smaller ridge would only enlarge the rounding of the float32 numbers that serve.
 LEAST_KERNEL_RIDGE = 1e-5
@@ -61,28 +60,22 @@ class KernelFit(NamedTuple):
     ridge: float
 
 
-def fit_kernel(source: Space, target: Space, *, ridge: float | None, landmarks: int) -> KernelFit:
+def fit_kernel(source: Space, target: Space, *, ridge: float | None) -> KernelFit:
     """B (k, d_y), which minimises sum_i w_i |f(u_i L^T) B - y_i|^2 + ridge tr(B^T f(L L^T) B).
 
     source, target  u_i and y_i are rows of their unit anchors (n, d_x) and (n, d_y); row i of both
                     is the same item
     ridge           in [0, LARGEST_RIDGE], dimensionless, or None: by `cross_validated_ridge`
-    landmarks       in [1, MOST_LANDMARKS]. From no more anchors, L has all that have a direction,
-                    and B = (f(L L^T) + ridge I)^-1 U_y; from more, a random part of them
-    Weights count in the sum, and an anchor without weight is no landmark. Equal arguments give
-    equal results. Raises InvalidOption.
+    From up to LANDMARKS anchors, L has all that have a direction, and B = (f(L L^T) + ridge I)^-1
+    U_y; from more, a random part of them. Weights count in the sum, and an anchor without weight is
+    no landmark. Equal arguments give equal results. Raises InvalidOption.
     """
     check_ridge(ridge)
-    if not 1 <= landmarks <= MOST_LANDMARKS:
-        raise InvalidOption(
-            f"`landmarks` must lie in [1, {MOST_LANDMARKS}], got {landmarks}.",
-            field="options.landmarks",
-        )
     usable = (source.unit.abs().amax(dim=1) > 0).nonzero().flatten()
     order = usable[torch.randperm(len(usable), generator=torch.Generator().manual_seed(0))]
     if ridge is None:
         ridge = cross_validated_ridge(source, target, order[:MOST_GCV_ANCHORS])
-    rows = order[:landmarks].sort().values if len(usable) > landmarks else usable
+    rows = order[:LANDMARKS].sort().values if len(usable) > LANDMARKS else usable
     centres = source.directions[rows]
     factor = _factor(centres)
     gram, products = _normal_equations(source, target, centres, factor)

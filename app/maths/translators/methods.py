@@ -11,21 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from jaxtyping import Float64
 from torch import Tensor
 
 from app.errors import InvalidOption, MethodNotIndependent, UnknownOption
-from app.maths.geometry.pair import Core, Pair
-from app.maths.geometry.space import Space, uncentred, unscaled
+from app.maths.geometry.space import Space
 from app.maths.geometry.spectrum import check_power
-from app.maths.translators import align, graded, inverse
+from app.maths.translators import inverse, linear
 from app.maths.translators.decoder import Decoder, make_decoder
 from app.maths.translators.kernel import KernelFit, fit_kernel, whiten
+from app.maths.translators.linear import Core, Pair
 from app.maths.translators.translator import Translator, make_translator
 
-Option = float | int | bool | None
-Options = Mapping[str, Option]
+Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -35,53 +35,26 @@ class Method:
     defaults  its options and their default values
     core      F (r_x, r_y) of a pair: T = V_x F V_y^T; None: a kernel, which is no matrix
     decode    the decoder D (k, d_y) of relative vectors, from the target's anchors alone
-    encode    independent methods: the source's projector E (d_x, k), so that T = E D
-    affine    whether it maps x - m and not its direction, so that it translates lengths too
     """
 
-    summary: str
     defaults: Options
     core: Callable[[Pair, Options], Core] | None
     decode: Callable[[Space, Options], Float64[Tensor, "k dy"]] | None = None
-    encode: Callable[[Space, Options], Float64[Tensor, "dx k"]] | None = None
-    affine: bool = False
-
-    @property
-    def independent(self) -> bool:
-        return self.encode is not None
-
-    def core_of(self, pair: Pair, options: Options) -> Core:
-        """F of a pair, by a linear method."""
-        assert self.core is not None
-        return self.core(pair, options)
-
-
-def _required_float(options: Options, name: str) -> float:
-    value = options[name]
-    assert value is not None
-    return float(value)
-
-
-def _optional_float(options: Options, name: str) -> float | None:
-    return None if options[name] is None else _required_float(options, name)
-
-
-def _required_int(options: Options, name: str) -> int:
-    """An integer option; a seed of 63 bits would lose digits as a float."""
-    value = options[name]
-    assert value is not None
-    return int(value)
 
 
 def _irp(y: Space, o: Options) -> Float64[Tensor, "k dy"]:
     return inverse.irp(
         y.unit,
         directions=y.directions,
-        delta=_required_float(o, "delta"),
-        omega=_required_int(o, "omega"),
-        seed=_required_int(o, "seed"),
+        delta=o["delta"],
+        omega=o["omega"],
+        seed=o["seed"],
         noise=y.noise,
     )
+
+
+def _irp_ridge(y: Space, o: Options) -> Float64[Tensor, "k dy"]:
+    return linear.graded_decoder(y.unit, power=1.0, ridge=o["ridge"], noise=y.noise)
 
 
 def _decoder_core(
@@ -92,14 +65,10 @@ def _decoder_core(
     return pair.x.values[:, None] * (pair.x.left.T @ decoder)
 
 
-def _irp_ridge(y: Space, o: Options) -> Float64[Tensor, "k dy"]:
-    return inverse.irp_ridge(y.unit, ridge=_required_float(o, "ridge"), noise=y.noise)
-
-
 def _fit_kernel(source: Space, target: Space, options: Options) -> KernelFit:
-    ridge, landmarks = kernel_options(options)
-    check_power(power := _required_float(options, "decode_power"), "options.decode_power")
-    return whiten(fit_kernel(source, target, ridge=ridge, landmarks=landmarks), target, power=power)
+    check_power(power := options["decode_power"], "options.decode_power")
+    ridge = options["ridge"]
+    return whiten(fit_kernel(source, target, ridge=ridge), target, power=power)
 
 
 def _kernel_decoder(source: Space, target: Space, options: Options) -> Float64[Tensor, "k dy"]:
@@ -110,101 +79,76 @@ def _kernel_decoder(source: Space, target: Space, options: Options) -> Float64[T
     return decoder
 
 
-#: Options of every method but the affine one.
+#: Options of every method.
 OUTPUT_OPTIONS: Options = {"renormalise": True, "keep_norms": False}
 
 METHODS: dict[str, Method] = {
+    # The paper's inverse: pruned anchors, mean of omega subspaces.
     "irp": Method(
-        "the paper's inverse: pruned anchors, mean of omega subspaces",
         {"delta": 0.6, "omega": 8, "seed": 0, **OUTPUT_OPTIONS},
         core=partial(_decoder_core, _irp),
         decode=_irp,
-        encode=lambda x, o: x.unit.T,
     ),
+    # The inverse in closed form, with a ridge in place of pruning.
     "irp-ridge": Method(
-        "the inverse in closed form, with a ridge in place of pruning",
         {"ridge": 1.0, **OUTPUT_OPTIONS},
         core=partial(_decoder_core, _irp_ridge),
         decode=_irp_ridge,
-        encode=lambda x, o: x.unit.T,
     ),
+    # Both sides whitened by a chosen power, each from its own anchors.
     "graded": Method(
-        "both sides whitened by a chosen power, each from its own anchors",
         {
             "encode_power": 1.0,
             "decode_power": 0.25,
             "ridge": None,
-            "centre": True,
             **OUTPUT_OPTIONS,
         },
-        core=lambda pair, o: graded.core(
+        core=lambda pair, o: linear.graded(
             pair,
-            encode_power=_required_float(o, "encode_power"),
-            decode_power=_required_float(o, "decode_power"),
-            ridge=_optional_float(o, "ridge"),
+            encode_power=o["encode_power"],
+            decode_power=o["decode_power"],
+            ridge=o["ridge"],
         ),
-        decode=lambda y, o: graded.decoder(
+        decode=lambda y, o: linear.graded_decoder(
             y.unit,
-            power=_required_float(o, "decode_power"),
-            ridge=_optional_float(o, "ridge"),
+            power=o["decode_power"],
+            ridge=o["ridge"],
             noise=y.noise,
         ),
-        encode=lambda x, o: graded.projector(
-            x.unit,
-            power=_required_float(o, "encode_power"),
-            ridge=_optional_float(o, "ridge"),
-            noise=x.noise,
-        ),
     ),
+    # The nearest rotation, fitted to both spaces' anchors.
     "procrustes": Method(
-        "the nearest rotation, fitted to both spaces' anchors",
-        {"centre": True, **OUTPUT_OPTIONS},
-        core=lambda pair, o: align.procrustes(pair),
+        OUTPUT_OPTIONS,
+        core=lambda pair, o: linear.procrustes(pair),
     ),
+    # Ridge regression, its ridge by generalised cross-validation.
     "ridge": Method(
-        "ridge regression, its ridge by generalised cross-validation",
-        {"ridge": None, "centre": True, **OUTPUT_OPTIONS},
-        core=lambda pair, o: align.regression(pair, ridge=_optional_float(o, "ridge")),
+        {"ridge": None, **OUTPUT_OPTIONS},
+        core=lambda pair, o: linear.regression(pair, ridge=o["ridge"]),
     ),
+    # Ridge regression that shrinks towards a rotation.
     "toward-procrustes": Method(
-        "ridge regression that shrinks towards a rotation",
-        {"ridge": None, "centre": True, **OUTPUT_OPTIONS},
-        core=lambda pair, o: align.toward_procrustes(pair, ridge=_optional_float(o, "ridge")),
+        {"ridge": None, **OUTPUT_OPTIONS},
+        core=lambda pair, o: linear.toward_procrustes(pair, ridge=o["ridge"]),
     ),
-    "reduced-rank": Method(
-        "ridge regression through a few directions",
-        {"ridge": None, "rank": None, "centre": True, **OUTPUT_OPTIONS},
-        core=lambda pair, o: align.reduced_rank(
-            pair,
-            ridge=_optional_float(o, "ridge"),
-            rank=None if o["rank"] is None else _required_int(o, "rank"),
-        ),
-    ),
+    # Whitened on both sides, rotated, and the target's spectrum put back in part.
     "canonical": Method(
-        "whitened on both sides, rotated, and the target's spectrum put back in part",
         {
             "ridge": None,
             "correlation_power": 0.5,
             "dewhiten": 0.5,
-            "centre": True,
             **OUTPUT_OPTIONS,
         },
-        core=lambda pair, o: align.canonical(
+        core=lambda pair, o: linear.canonical(
             pair,
-            ridge=_optional_float(o, "ridge"),
-            correlation_power=_required_float(o, "correlation_power"),
-            dewhiten=_required_float(o, "dewhiten"),
+            ridge=o["ridge"],
+            correlation_power=o["correlation_power"],
+            dewhiten=o["dewhiten"],
         ),
     ),
-    "affine": Method(
-        "ridge regression of the vectors as they are, lengths and all, with an intercept",
-        {"ridge": None},
-        core=lambda pair, o: align.regression(pair, ridge=_optional_float(o, "ridge")),
-        affine=True,
-    ),
+    # Kernel ridge regression on the cosines with up to LANDMARKS anchors.
     "kernel": Method(
-        "kernel ridge regression on the cosines with up to `landmarks` anchors",
-        {"ridge": None, "decode_power": 0.25, "landmarks": 2048, **OUTPUT_OPTIONS},
+        {"ridge": None, "decode_power": 0.25, **OUTPUT_OPTIONS},
         core=None,
         decode=lambda y, o: _kernel_decoder(y, y, o),
     ),
@@ -214,7 +158,7 @@ METHODS: dict[str, Method] = {
 LARGEST_SEED = 2**63 - 1
 
 
-def resolve(name: str, given: Options, *, anchors: int) -> dict[str, Option]:
+def resolve(name: str, given: Options, *, anchors: int) -> dict[str, Any]:
     """The method's options: its defaults, overridden by `given`.
 
     anchors  k; the default omega shrinks to it, an omega in `given` does not
@@ -231,7 +175,7 @@ def resolve(name: str, given: Options, *, anchors: int) -> dict[str, Option]:
             )
     options = {**method.defaults, **given}
     if "omega" in options and "omega" not in given:
-        options["omega"] = min(_required_int(options, "omega"), anchors)
+        options["omega"] = min(options["omega"], anchors)
     if not 0 <= (options.get("seed") or 0) <= LARGEST_SEED:
         raise InvalidOption(
             f"`seed` must lie in [0, {LARGEST_SEED}], got {options['seed']}.",
@@ -244,48 +188,24 @@ def fit(name: str, source: Space, target: Space, options: Options) -> Translator
     """The translator source -> target by the named method with resolved options. Raises
     InvalidOption.
     """
-    if METHODS[name].core is None:
+    core = METHODS[name].core
+    if core is None:
         fitted = _fit_kernel(source, target, options)
         return make_translator(
             source,
             target,
             fitted.weights,
-            renormalise=bool(options["renormalise"]),
-            keep_norms=bool(options["keep_norms"]),
+            renormalise=options["renormalise"],
+            keep_norms=options["keep_norms"],
             landmarks=fitted.landmarks,
         )
-    pair = pair_for(name, source, target, options)
-    return translator_of_core(name, pair, METHODS[name].core_of(pair, options), options)
-
-
-def kernel_options(options: Options) -> tuple[float | None, int]:
-    """The ridge and the number of landmarks of the method `kernel`."""
-    return _optional_float(options, "ridge"), _required_int(options, "landmarks")
-
-
-def pair_for(name: str, source: Space, target: Space, options: Options) -> Pair:
-    """The two spaces as the method needs them: about their means or the origin, rows scaled to unit
-    length or not.
-    """
-    if METHODS[name].affine:
-        return Pair(unscaled(source), unscaled(target))
-    if not options.get("centre", True):
-        return Pair(uncentred(source), uncentred(target))
-    return Pair(source, target)
-
-
-def translator_of_core(name: str, pair: Pair, core: Core, options: Options) -> Translator:
-    """The translator of a core that the named method computed for a pair."""
-    if METHODS[name].affine:
-        return make_translator(
-            pair.source, pair.target, pair.join(core), renormalise=False, keep_norms=True
-        )
+    pair = Pair(source, target)
     return make_translator(
-        pair.source,
-        pair.target,
-        pair.join(core),
-        renormalise=bool(options["renormalise"]),
-        keep_norms=bool(options["keep_norms"]),
+        source,
+        target,
+        pair.join(core(pair, options)),
+        renormalise=options["renormalise"],
+        keep_norms=options["keep_norms"],
     )
 
 
@@ -310,4 +230,4 @@ def fit_decoder(
         matrix = _kernel_decoder(source, target, options)
     else:
         matrix = method.decode(target, options)
-    return make_decoder(target, matrix, renormalise=bool(options["renormalise"]), kernel=kernel)
+    return make_decoder(target, matrix, renormalise=options["renormalise"], kernel=kernel)

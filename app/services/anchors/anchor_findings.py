@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from app.maths.anchors.coverage import Coverage
-from app.maths.anchors.health import MOST_LISTED_ROWS
+from app.maths.anchors.health import MOST_LISTED_ROWS, ValueFacts
 from app.maths.anchors.mismatch import Comparison, Suspect
-from app.maths.anchors.value_facts import ValueFacts
 from app.maths.quality.crossfit import FEWEST_DISTINCT
 from app.services.anchors.samples import StoreCoverage
 

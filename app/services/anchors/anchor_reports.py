@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from app.errors import AnchorsNotEmbedded, DegenerateAnchors, NotExactlyOne, TooManyVectors
-from app.maths.anchors import coverage, mismatch, value_facts
+from app.maths.anchors import coverage, health, mismatch
 from app.maths.anchors.health import MOST_LISTED_ROWS
 from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space, normalise
@@ -173,7 +173,7 @@ def _examine(services: Services, space: tables.SpaceRow, size: int, *, work: int
         size=size,
         health=space.health,
         coverage=space_coverage,
-        numbers=value_facts.describe_values(anchors),
+        numbers=health.describe_values(anchors),
         rows_read=len(rows),
     )
 

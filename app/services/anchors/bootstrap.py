@@ -147,7 +147,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
 def _job_result(
     arguments: Mapping[str, Any],
     method: str,
-    outcome: methods.Outcome,
+    outcome: estimation.Outcome,
     report: Mapping[str, Any],
     context: RequestContext,
     row: tables.AnchorSetRow,
@@ -274,7 +274,7 @@ def _settings_as_json(settings: methods.MethodSettings) -> dict[str, Any]:
     return {name: value for name, value in asdict(settings).items() if not isinstance(value, dict)}
 
 
-def _describe(outcome: methods.Outcome, seeds: list[tuple[int, int]]) -> dict[str, Any]:
+def _describe(outcome: estimation.Outcome, seeds: list[tuple[int, int]]) -> dict[str, Any]:
     """The facts that a result and a refusal have in common."""
     estimate = {
         name: None if math.isnan(value) else round(value, 4)
@@ -290,7 +290,7 @@ def _describe(outcome: methods.Outcome, seeds: list[tuple[int, int]]) -> dict[st
 
 
 def _require_quality(
-    outcome: methods.Outcome,
+    outcome: estimation.Outcome,
     report: dict[str, Any],
     *,
     seeds: int,

@@ -13,10 +13,9 @@ from app.maths.quality.confidence import Confidence, ExpectedCosines, expected_c
 from app.maths.translators.translator import RowFlags, Translator
 from app.services.context import Services
 from app.services.request_context import RequestContext
+from app.services.serving.apply import Translation, prepare_map
 from app.services.serving.confidence import find_confidence
-from app.services.serving.maps import Translation
 from app.services.serving.placed_translator import PlacedTranslator, empty_rows
-from app.services.serving.plans import prepare_map
 from app.services.translators.translator_ids import canonical_json
 from app.services.translators.translators import FitRequest
 

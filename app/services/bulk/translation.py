@@ -6,11 +6,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from app.errors import Conflict, InvalidRequest
-from app.services.bulk.manifest import MANIFEST_FILE, Manifest, describe_shards, read_manifest
 from app.services.bulk.pipeline import BulkWork, ShardResult
 from app.services.bulk.places import PARQUET_SUFFIX, Place, find_inputs
 from app.services.bulk.shard_files import PARTIAL_NAME, form_of
-from app.services.bulk.shards import BulkShard, cut, flagged_rows, open_parquet
+from app.services.bulk.shards import (
+    MANIFEST_FILE,
+    BulkShard,
+    Manifest,
+    cut,
+    describe_shards,
+    flagged_rows,
+    open_parquet,
+    read_manifest,
+)
 
 #: bytes of the larger vectors of one batch, and so of a row group of the output
 BATCH_BYTES = 2**24

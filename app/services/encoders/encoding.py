@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from app.encoders.base import EncoderModel, EncoderSpec, Input, Item
-from app.encoders.batch_queue import EncodeTask
+from app.encoders.batcher import EncodeTask
 from app.errors import (
     AnchorageError,
     BadBase64,

@@ -34,6 +34,7 @@ class HeadDefinition:
     image         the layout of an image
     classes       the names of a classifier's classes
     softmax       whether a classifier's numbers are logits
+    file          the name of the operator's ONNX file
     scale         the norm that its training vectors were scaled to; None: the encoder's own units
     encode_power, ridge  of the relative vectors that a relative head reads
     """
@@ -45,6 +46,7 @@ class HeadDefinition:
     output: HeadOutput
     classes: Sequence[str] = ()
     architecture: Sequence[str] | None = None
+    file: str | None = None
     softmax: bool = True
     scale: float | None = None
     encode_power: float = 0.0
@@ -62,8 +64,7 @@ def create_head(
 
     make  builds the head for vectors of a dimension
 
-    Raises NotExactlyOne, NameTaken, InvalidHead, HeadTooLarge, HeadTooSlow, TooMuchAtOnce,
-    Overloaded, and the not-found errors.
+    Raises NotExactlyOne, NameTaken, InvalidHead, HeadTooLarge, and the not-found errors.
     """
     if (new.encoder is None) == (new.anchor_set is None):
         raise NotExactlyOne("Send exactly one of `encoder` and `anchor_set`.", field="encoder")
@@ -115,6 +116,7 @@ def _build_row(session: Session, project: str, new: HeadDefinition) -> tables.He
         settings={
             "output": str(new.output),
             "architecture": None if new.architecture is None else list(new.architecture),
+            "file": new.file,
             "softmax": new.softmax,
             "scale": new.scale,
             "encode_power": new.encode_power,
@@ -171,17 +173,17 @@ def output_of(row: tables.HeadRow) -> HeadOutput:
 
 
 def load_head(services: Services, row: tables.HeadRow) -> HeadModel:
-    """Return the head, ready to run. Raises StorageUnavailable, BlobMissing."""
-    architecture = row.settings.get("architecture")
+    """Return the head, ready to run. Raises StorageUnavailable, BlobMissing, InvalidHead."""
+    architecture, file = row.settings.get("architecture"), row.settings.get("file")
 
     def load() -> HeadModel:
         tensors = services.blobs.get(row.blob, of=f"head {row.name!r}")
         return heads.load(
-            row.kind, tensors, architecture, dim=row.dim, runner=services.onnx, owner=row.project
+            row.kind, tensors, architecture, dim=row.dim, folder=services.heads_dir, file=file
         )
 
     return services.cache.get_or_make(
-        ("head", row.project, row.blob, row.kind, row.dim, tuple(architecture or ())),
+        ("head", row.project, row.blob, row.kind, row.dim, tuple(architecture or ()), file),
         load,
         lambda head: head.nbytes,
     )

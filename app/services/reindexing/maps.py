@@ -25,10 +25,9 @@ from app.services.anchors import made_pairs, spaces
 from app.services.anchors.samples import SAMPLE_TENSOR
 from app.services.context import Services
 from app.services.request_context import RequestContext
+from app.services.serving.apply import ServedMap, serve_translator
 from app.services.serving.confidence import find_confidence
-from app.services.serving.maps import ServedMap
 from app.services.serving.placed_translator import PlacedTranslator
-from app.services.serving.products import TranslateProduct
 from app.services.translators import translators, warnings
 from app.services.translators.translators import FitRequest
 from app.services.translators.warnings import AnswerWarning
@@ -216,14 +215,7 @@ def build_maps(
     assert request.source is not None
     back = replace(request, source=request.target, target=request.source)
     backward = translators.fit(services, context, target, source, back)
-    served = ServedMap(
-        TranslateProduct(forward.translator),
-        method=forward.method,
-        options=forward.options,
-        id=forward.id,
-        translator=forward.translator,
-        pair=(source, target),
-    )
+    served = serve_translator(forward, (source, target))
     x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
     # A made place is no vector of an encoder, so no row of the store is known.
     known = 0 if made_pairs.estimate_of(source.anchor_set) is not None else len(x)

@@ -16,10 +16,9 @@ from app.services.context import Services
 from app.services.reindexing.maps import MappedPage, OneWayMap, ReindexingMaps, load_maps
 from app.services.reindexing.re_embedding import choose_rows, re_embed
 from app.services.request_context import RequestContext
-from app.services.stores.connections import location_of, open_row, safe_detail
 from app.storage import tables
 from app.stores.base import Beside, Changes, Store, StoreId, StoreVectors
-from app.stores.hidden_urls import fault_without_url
+from app.stores.hidden_urls import fault_without_url, hide_url
 from app.types import ReindexingState
 
 #: rows of a batch, where the plan names none
@@ -125,10 +124,10 @@ class Move:
 def open_move(services: Services, row: tables.ReindexingRow) -> Move:
     """Open the store and the maps of a reindexing, without connecting.
 
-    Raises the errors of `open_row`, StoreUnsupported, BlobMissing and StorageUnavailable.
+    Raises AddressNotListed, ConnectorMissing, StoreUnsupported, BlobMissing and StorageUnavailable.
     """
     maps = load_maps(services, row)
-    store = open_row(services, row.store)
+    store = services.stores.open(services.stores.location(row.store))
     beside = store.beside(tag_of(row), row.target.dim, row.plan.get("strategy"))
     context = RequestContext(row.project, origin=f"reindexing {row.id}")
     batch = int(row.plan.get("batch") or USUAL_BATCH)
@@ -146,14 +145,14 @@ def without_url(services: Services, row: tables.ReindexingRow) -> Iterator[None]
     except AddressNotListed:
         raise
     except AnchorageError as error:
-        error.detail = safe_detail(services, row.store, error)
+        error.detail = hide_url(error.detail, services.stores.location(row.store).url)
         raise
     except Exception as error:
         if is_device_failure(error):  # the queue must recognise it, and it names no store
             raise
         if type(error).__module__.partition(".")[0] == "app" or isinstance(error, MemoryError):
             raise
-        fault = fault_without_url(error, location_of(services, row.store).url)
+        fault = fault_without_url(error, services.stores.location(row.store).url)
     else:
         return
     raise fault

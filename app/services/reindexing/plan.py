@@ -32,12 +32,11 @@ from app.services.reindexing.plan_reading import (
     refuse_lengths,
 )
 from app.services.request_context import RequestContext
-from app.services.stores import connections, space_check, stores
+from app.services.stores import stores
 from app.services.translators import contracts, translator_reports, translators
 from app.services.translators.translators import FitRequest
 from app.storage import tables
 from app.storage.queries import stores as store_queries
-from app.stores.addresses import find_address
 from app.types import EncoderKind, ReindexingState
 
 #: how long the store may take to be read
@@ -54,7 +53,7 @@ def plan_reindexing(
     Overloaded.
     """
     with blaming("store", always=True):
-        store, active = stores.find_moving_store(services, context.project, task.store)
+        store, active = _find_store(services, context, task.store)
     if active is not None:
         raise _active_error(store, active)
     _refuse_shared(services, store)
@@ -74,18 +73,25 @@ def plan_reindexing(
     return _add_row(services, context, draft, plan_contents.make_plan(services, context, draft))
 
 
+def _find_store(
+    services: Services, context: RequestContext, name: str
+) -> tuple[tables.StoreRow, tables.ReindexingRow | None]:
+    with services.db.transaction() as session:
+        return store_queries.moving_store(session, context.project, name)
+
+
 def _refuse_shared(services: Services, store: tables.StoreRow) -> None:
     """Raises ReindexingActive while another store of the same collection is reindexed.
 
     A plan of another project does not count until it runs: its owner may forget it.
     """
-    url = find_address(services.store_addresses, store.address, store.project).url
+    url = services.stores.location(store).url
     with services.db.transaction() as session:
         others = store_queries.same_collection(session, store)
     for other, active in others:
         if active.state == ReindexingState.planned and other.project != store.project:
             continue
-        address = services.store_addresses.get(other.address)
+        address = services.stores.addresses.get(other.address)
         if address is None or address.url != url:
             continue
         if other.project == store.project:
@@ -101,8 +107,8 @@ def _read(
     services: Services, store: tables.StoreRow, batch: int, text_field: str | None
 ) -> StoreReading:
     """Read the store. One that does not answer at all is given up sooner than a slow one."""
-    connections.call_row(services, store, lambda opened: opened.facts())
-    return connections.call_row(
+    stores.call_row(services, store, lambda opened: opened.facts())
+    return stores.call_row(
         services,
         store,
         lambda opened: read_store(opened, batch=batch, text_field=text_field),
@@ -155,9 +161,7 @@ def _check_space(
     reading: StoreReading,
 ) -> dict[str, Any]:
     """Return what the check found. Raises WrongSpace for another encoder's vectors."""
-    match = space_check.check_space(
-        services, store.encoder, reading.sample, anchor_set=task.anchor_set
-    )
+    match = stores.check_space(services, store.encoder, reading.sample, anchor_set=task.anchor_set)
     found = {**asdict(match), "forced": task.force_space}
     if match.verdict != "another" or task.force_space:
         return found
@@ -240,7 +244,7 @@ def _add_row(
             record_audit(session, context, "create", "reindexing", row.id, row)
             session.refresh(row)
     except Conflict:
-        _, active = stores.find_moving_store(services, context.project, draft.store.name)
+        _, active = _find_store(services, context, draft.store.name)
         if active is not None:
             raise _active_error(draft.store, active) from None
         raise

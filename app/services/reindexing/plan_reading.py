@@ -127,7 +127,3 @@ def refuse_lengths(reading: StoreReading, method: str, keep_norms: bool) -> None
         raise InvalidOption(
             f"{reason}, and `keep_norms` needs them. Remove it.", field="options.keep_norms"
         )
-    if method == "affine":
-        raise InvalidOption(
-            f"{reason}, and the method `affine` needs them. Use `auto`.", field="method"
-        )

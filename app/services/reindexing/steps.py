@@ -26,7 +26,6 @@ from app.services.reindexing.reindexings import (
 )
 from app.services.reindexing.sync import drain_held
 from app.services.request_context import RequestContext
-from app.services.stores.connections import location_of
 from app.storage import tables
 from app.storage.queries.reindexings import STEP
 from app.storage.queries.statements import changed_rows
@@ -118,7 +117,7 @@ def _take_step(
         _record(services, context, held, step, after, news)
     services.names.forget()
     if after == ReindexingState.finished:  # the store may remember what it was
-        services.stores.forget(location_of(services, found.row.store))
+        services.stores.forget(services.stores.location(found.row.store))
     return find_reindexing(services, context.project, reindexing_id)
 
 

@@ -30,8 +30,8 @@ from app.services.relevance import judged_evaluation
 from app.services.relevance.default_weights import default_weight_of
 from app.services.relevance.judged_evaluation import JudgedTask, RowOrId
 from app.services.request_context import RequestContext
-from app.services.serving import confidence, plans
-from app.services.serving.maps import ServedMap, Translation
+from app.services.serving import apply, confidence
+from app.services.serving.apply import ServedMap, Translation
 from app.services.translators import translator_reports, translators
 from app.storage import tables
 from app.storage.queries import jobs, resources
@@ -95,7 +95,7 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
             field="target",
         )
     # A contract forbids to serve a bad translator, not to ask what to do about it.
-    served = plans.prepare_map(services, context, Translation(task.request, enforces=False))
+    served = apply.prepare_map(services, context, Translation(task.request, enforces=False))
     assert served.id is not None
     evaluation = _measure(services, context, task, served.id)
     measurements = _read_measurements(evaluation["results"])
@@ -278,7 +278,7 @@ def _rows_first(
     if task.sample is None:
         return (), None
     with blaming("documents", always=True):
-        answer = plans.apply_map(services, context, Translation(task.request), vectors=task.sample)
+        answer = apply.apply_map(services, context, Translation(task.request), vectors=task.sample)
     rows = confidence.confidence_of(services, context, answer, ORDER_LEVEL, field="documents")
     cosines = rows.expected.cosine
     if bool(cosines.isnan().all()):

@@ -11,14 +11,12 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from app.errors import InvalidRequest, MissingField, blaming
-from app.maths.quality.intervals import bootstrap_interval
-from app.maths.quality.metrics import cosine_blocks
+from app.maths.quality.metrics import bootstrap_interval, cosine_blocks
 from app.maths.relevance.fuse_weight import (
     WEIGHT_GRID,
     choose_weight,
     weights_with,
 )
-from app.maths.relevance.judgements import Judgements, collect
 from app.maths.relevance.options import (
     DEFAULT_CANDIDATES,
     NEEDED,
@@ -28,7 +26,7 @@ from app.maths.relevance.options import (
     SearchVectors,
     measure_options,
 )
-from app.maths.relevance.ranking_metrics import MEASURES
+from app.maths.relevance.ranking_metrics import MEASURES, Judgements, collect
 from app.maths.translators.translator import apply
 from app.services import incoming
 from app.services.anchors import spaces

@@ -21,7 +21,7 @@ from app.errors import (
     blaming,
 )
 from app.maths.geometry.space import check_vectors
-from app.maths.relevance import fusion, rescoring
+from app.maths.relevance import rescoring
 from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import ProductPrecision, no_flags
 from app.services.context import Services
@@ -29,9 +29,8 @@ from app.services.encoders import encoding
 from app.services.encoders.encoding import Inputs
 from app.services.relevance.default_weights import default_weight_of
 from app.services.request_context import RequestContext
-from app.services.serving import plans, products
-from app.services.serving.maps import ServedMap, Translation
-from app.services.serving.products import Running
+from app.services.serving import apply
+from app.services.serving.apply import MappedVectors, ServedMap, Translation
 from app.services.translators import translators
 from app.services.translators.translators import SpacePair
 from app.types import EncoderKind
@@ -108,7 +107,7 @@ async def rescore(services: Services, context: RequestContext, request: Rescorin
     served = (
         None
         if request.queries is None
-        else plans.find_map(services, context.project, request.translation)
+        else apply.find_map(services, context.project, request.translation)
     )
     if served is None or request.queries is None:
         return await to_thread.run_sync(_prepare_and_rescore, services, context, request)
@@ -131,7 +130,7 @@ async def rescore(services: Services, context: RequestContext, request: Rescorin
 
 def _begin(
     services: Services, context: RequestContext, request: Rescoring, served: ServedMap
-) -> tuple[Tensor | None, Running | None]:
+) -> tuple[Tensor | None, MappedVectors | None]:
     """Return the candidates of all queries and their translation. Raises as `_join`, NonFinite."""
     stored = _join(services, context, request, served.dims)
     return stored, None if stored is None else _translate(services, request, served, stored)
@@ -145,7 +144,7 @@ def _prepare_and_rescore(
     stored = _join(services, context, request, (dims[0], dims[1]))
     _blame_query(request)
     queries, old_queries, truncated = _encode(services, context, request, pair)
-    served = plans.prepare_map(services, context, request.translation)
+    served = apply.prepare_map(services, context, request.translation)
     running = None if stored is None else _translate(services, request, served, stored)
     weight = _weight(services, request, served)
     return _score(request, served, queries, old_queries, stored, running, weight, truncated)
@@ -265,11 +264,11 @@ def _join(
 
 def _translate(
     services: Services, request: Rescoring, served: ServedMap, stored: Tensor
-) -> Running:
+) -> MappedVectors:
     """Start the translation of the candidates. Raises NonFinite and OutOfRange."""
     out = torch.empty(len(stored), served.dims[1])
     try:
-        return products.begin(services, served.product, stored, out, request.precision)
+        return served.start(services, stored, out, request.precision)
     except AnchorageError:
         _blame_query(request)
         raise
@@ -289,7 +288,7 @@ def _score(
     queries: Tensor,
     old_queries: Tensor | None,
     stored: Tensor | None,
-    running: Running | None,
+    running: MappedVectors | None,
     weighting: tuple[float | None, WeightSource | None],
     truncated: Sequence[int] = (),
 ) -> Rescored:
@@ -307,7 +306,7 @@ def _score(
         if old_queries is not None and weight is not None:
             old = rescoring.cosines(old_queries, _at_least_float32(stored), counts)
             owners = rescoring.owners_of(counts)
-            [scores] = fusion.fuse(scores, old, owners, [weight])
+            [scores] = rescoring.fuse(scores, old, owners, [weight])
     orders = rescoring.rank(scores, counts, request.limit)
     results = [
         RescoredQuery(order, part[order])
@@ -316,7 +315,7 @@ def _score(
     return Rescored(results, served, counts, weight, chosen_by, translated, truncated)
 
 
-def _result(request: Rescoring, served: ServedMap, running: Running | None) -> TranslatedRows:
+def _result(request: Rescoring, served: ServedMap, running: MappedVectors | None) -> TranslatedRows:
     if running is None:
         return TranslatedRows(torch.empty(0, served.dims[1]), *no_flags(0))
     try:

@@ -22,8 +22,7 @@ from app.services import incoming
 from app.services.anchors import made_pairs, spaces
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.serving.maps import ServedMap
-from app.services.serving.plans import MappedVectors
+from app.services.serving.apply import MappedVectors, ServedMap
 from app.services.translators import weighting
 from app.services.translators.translator_ids import canonical_json
 from app.services.upkeep.cache_codecs import CONFIDENCE

@@ -29,12 +29,6 @@ def resolve_decoding(
                 "a source.",
                 field=name,
             )
-    if "centre" in overrides:
-        raise UnknownOption(
-            "`centre` does not apply to relative vectors: they are centred on the anchors' "
-            "mean. Remove it.",
-            field="options.centre",
-        )
     if "keep_norms" in overrides:
         raise UnknownOption(
             "`keep_norms` does not apply to relative vectors, because they have no norms. "

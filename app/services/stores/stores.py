@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from anyio import to_thread
+from torch import Tensor
 
 from app.errors import (
     AddressNotListed,
@@ -16,19 +18,24 @@ from app.errors import (
     StoreChanged,
     StoreUnsupported,
 )
-from app.maths.anchors.space_match import SpaceMatch
+from app.maths.anchors.space_match import SpaceMatch, match_space
 from app.services.access.audit import record_audit
+from app.services.anchors import spaces
 from app.services.context import Services
 from app.services.name_lookup import refuse_in_use
 from app.services.request_context import RequestContext
-from app.services.stores import space_check
-from app.services.stores.connections import ask_row, call_row, location_of
 from app.storage import tables
 from app.storage.queries import resources
 from app.storage.queries import stores as store_queries
-from app.stores.addresses import find_address
-from app.stores.base import Capabilities, Store, StoreFacts, StoreVectors
+from app.stores.base import Capabilities, Store, StoreFacts, StoreId, StoreVectors
+from app.stores.handles import STORE_ANSWER_S, find_address
 from app.stores.registry import CONNECTORS, require_known_options
+
+#: rows of a store that are compared
+CHECKED_ROWS = 256
+
+#: most encoders that a store is compared with
+MOST_CHECKED_ENCODERS = 32
 
 #: kinds whose collection is a name inside the database, which the connector quotes
 NAMED_COLLECTIONS = ("pgvector",)
@@ -48,6 +55,8 @@ class StoreDefinition:
     text_field: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
+
+Answer = TypeVar("Answer")
 
 _StoreContents = tuple[StoreFacts, Capabilities, StoreVectors]
 
@@ -72,7 +81,7 @@ def create_store(
     """
     _check_collection(definition)
     require_known_options(definition.kind, definition.options)
-    find_address(services.store_addresses, definition.address, context.project)
+    find_address(services.stores.addresses, definition.address, context.project)
     with services.db.transaction() as session:
         store_queries.require_free_store(session, context.project, definition.name)
         encoder = resources.by_name(
@@ -80,10 +89,20 @@ def create_store(
         )
     row = _row(context.project, definition, encoder)
     try:
-        report = _report(services, row, _read_first(services, row))
+        has_texts = definition.text_field is not None
+        found = call_row(services, row, lambda store: _read(store, texts=has_texts))
+        report = _report(services, row, found)
         _require_dim(report.facts.dim, row)
+    except StoreChanged as error:  # of the request: the store was never seen before
+        services.stores.forget(services.stores.location(row))
+        raise StoreUnsupported(
+            f"The address {row.address!r} has no collection {row.collection!r} of kind "
+            f"{row.kind!r} that can be read. Correct `collection`, or `address`. The store says: "
+            f"{error.detail}",
+            field=error.field or "collection",
+        ) from None
     except Exception:
-        services.stores.forget(location_of(services, row))
+        services.stores.forget(services.stores.location(row))
         raise
     _remember_field(services, row, report.facts)
     with services.db.transaction() as session:
@@ -99,68 +118,99 @@ def create_store(
     return report
 
 
-def examine_store(services: Services, row: tables.StoreRow) -> StoreReport:
+async def look_at_store(services: Services, project: str, name: str) -> StoreReport:
     """Read a store's facts and a sample, and compare the sample with the anchors.
 
-    Raises the errors of `call_row`.
-    """
-    return _report(services, row, call_row(services, row, _read))
-
-
-async def look_at_store(services: Services, project: str, name: str) -> StoreReport:
-    """Do the same for a store of that name. No thread that answers requests waits for the store.
-
-    Raises StoreNotFound, and as `examine_store`.
+    No thread that answers requests waits for the store. Raises StoreNotFound, and the errors of
+    `StoreHandles.ask`.
     """
     row = await to_thread.run_sync(find_store, services, project, name)
-    found = await ask_row(services, row, _read)
+    found = await services.stores.ask(row, _read)
     return await to_thread.run_sync(_report, services, row, found)
 
 
-def _read(store: Store) -> _StoreContents:
-    return store.facts(), store.capabilities, space_check.sample_store(store)
+def examine_store(services: Services, row: tables.StoreRow) -> StoreReport:
+    """Do the same in this thread. Raises the errors of `call_row`."""
+    return _report(services, row, call_row(services, row, _read))
 
 
-def _read_first(services: Services, row: tables.StoreRow) -> _StoreContents:
-    """Read a store that is not registered yet: a missing collection is an error of the request."""
+def _read(store: Store, *, texts: bool = False) -> _StoreContents:
+    """Read a store. Raises StoreUnsupported if `texts` are required, and none is found."""
+    facts, sample = store.facts(), store.sample(CHECKED_ROWS)
+    if texts:
+        _require_texts(store, sample.ids)
+    return facts, store.capabilities, sample.vectors
 
-    def read(store: Store) -> _StoreContents:
-        found = _read(store)
-        if row.options["text_field"] is not None:
-            space_check.require_texts(store)
-        return found
 
-    try:
-        return call_row(services, row, read)
-    except StoreChanged as error:
+def _require_texts(store: Store, ids: Sequence[StoreId]) -> None:
+    """Raises StoreUnsupported if no sampled row has a text in the store's `text_field`."""
+    if len(ids) and not any(isinstance(each, str) for each in store.texts(ids)):
         raise StoreUnsupported(
-            f"The address {row.address!r} has no collection {row.collection!r} of kind "
-            f"{row.kind!r} that can be read. Correct `collection`, or `address`. The store says: "
-            f"{error.detail}",
-            field=error.field or "collection",
-        ) from None
+            f"None of {len(ids)} sampled rows has text in `{store.location.text_field}`. Name the "
+            "field that holds the text in `text_field`, or leave it out.",
+            field="text_field",
+        )
 
 
 def _report(services: Services, row: tables.StoreRow, found: _StoreContents) -> StoreReport:
     facts, capabilities, vectors = found
-    return StoreReport(
-        row, facts, capabilities, space_check.check_space(services, row.encoder, vectors)
-    )
+    return StoreReport(row, facts, capabilities, check_space(services, row.encoder, vectors))
+
+
+def check_space(
+    services: Services,
+    encoder: tables.EncoderRow,
+    vectors: StoreVectors,
+    *,
+    anchor_set: str | None = None,
+) -> SpaceMatch:
+    """Find the registered encoder that a store's vectors (n, d) look most like.
+
+    encoder     the one that the store should hold
+    anchor_set  the set whose anchors are compared where it has them; None: the largest of each
+                encoder
+    Raises Overloaded, BlobMissing, StorageUnavailable.
+    """
+    rows = torch.from_numpy(vectors)
+    rows = rows[rows.isfinite().all(dim=1)]
+    anchors = _anchors(services, encoder, vectors.shape[1], anchor_set)
+    with services.evaluating():
+        return match_space(rows, anchors, encoder.name)
+
+
+def _anchors(
+    services: Services, encoder: tables.EncoderRow, dim: int, anchor_set: str | None
+) -> dict[str, Tensor]:
+    """Return the anchors of every encoder of this dimension, the expected one first."""
+    with services.db.transaction() as session:
+        rows = [row for row in resources.spaces(session, encoder.project) if row.encoder.dim == dim]
+    chosen: dict[str, tables.SpaceRow] = {}
+    for row in sorted(
+        rows, key=lambda row: (row.anchor_set.name != anchor_set, -row.anchor_set.size)
+    ):
+        chosen.setdefault(row.encoder.name, row)
+    names = sorted(chosen, key=lambda name: (name != encoder.name, name))
+    return {
+        name: spaces.raw_anchors(services, chosen[name]) for name in names[:MOST_CHECKED_ENCODERS]
+    }
+
+
+def call_row(
+    services: Services,
+    row: tables.StoreRow,
+    call: Callable[[Store], Answer],
+    *,
+    within_s: float = STORE_ANSWER_S,
+) -> Answer:
+    """Call a store, and wait in this thread, of which a few may. Raises as `StoreHandles.ask`."""
+    with services.calling_store():
+        return services.stores.wait(row, call, within_s=within_s)
 
 
 def find_store(services: Services, project: str, name: str) -> tables.StoreRow:
     """Return the row of a store, without connecting. Raises StoreNotFound."""
     with services.db.transaction() as session:
         return store_queries.store(session, project, name)
-
-
-def find_moving_store(
-    services: Services, project: str, name: str
-) -> tuple[tables.StoreRow, tables.ReindexingRow | None]:
-    """Return a store and its active reindexing, if it has one. Raises StoreNotFound."""
-    with services.db.transaction() as session:
-        row = store_queries.store(session, project, name)
-        return row, store_queries.active_reindexing(session, row)
 
 
 def list_stores(
@@ -184,13 +234,13 @@ def delete_store(services: Services, context: RequestContext, name: str) -> None
         session.delete(row)
         record_audit(session, context, "delete", "store", name)
     with suppress(AddressNotListed):
-        services.stores.forget(location_of(services, row))
+        services.stores.forget(services.stores.location(row))
 
 
 def _remember_field(services: Services, row: tables.StoreRow, facts: StoreFacts) -> None:
     """Name the field of the vectors, so that a second one in the collection changes nothing."""
     if row.options["vector_field"] is None and facts.vector_field is not None:
-        services.stores.forget(location_of(services, row))
+        services.stores.forget(services.stores.location(row))
         row.options = {**row.options, "vector_field": facts.vector_field}
 
 

@@ -13,9 +13,8 @@ from torch import Tensor
 from app.errors import InvalidRequest, MissingField, blaming
 from app.maths.quality import evaluation as maths
 from app.maths.quality import metrics
-from app.maths.quality.hubness import CosineBlockFunction
-from app.maths.quality.intervals import bootstrap_interval
-from app.maths.quality.similarity import Similarity, relative_similarity
+from app.maths.quality.evaluation import CosineBlockFunction, Similarity, relative_similarity
+from app.maths.quality.metrics import bootstrap_interval
 from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import Translator, apply
 from app.services import incoming

@@ -10,8 +10,12 @@ import numpy as np
 from app.errors import TooFewAnchors
 from app.maths.quality.crossfit import FEWEST_DISTINCT
 from app.maths.thresholds import calibration
-from app.maths.thresholds.calibration import Calibration, ExpectedScore
-from app.maths.thresholds.decisions import Agreement, threshold_agreement
+from app.maths.thresholds.calibration import (
+    Agreement,
+    Calibration,
+    ExpectedScore,
+    threshold_agreement,
+)
 from app.maths.thresholds.score_pairs import CalibrationItems, GivenSide, translate_held_out
 from app.services.anchors import made_pairs, spaces
 from app.services.context import Services

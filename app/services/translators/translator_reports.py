@@ -8,15 +8,17 @@ from typing import Any
 
 from torch import Tensor
 
+from app.maths.anchors.mismatch import influence
 from app.maths.quality import crossfit, metrics
 from app.maths.quality.evidence import Evidence, evidence
 from app.maths.quality.index_curves import IndexCurves, MeasuredCurve, measure_curves
-from app.maths.quality.influence import influence
-from app.maths.quality.learning_curve import IntervalEstimate, LearningCurve, learning_curve
 from app.maths.quality.promise import (
     DEFAULT_INDEX,
     SMALLEST_INDEX,
+    IntervalEstimate,
+    LearningCurve,
     PromiseBasis,
+    learning_curve,
     more_partitions,
     promise,
     promise_basis,

@@ -35,6 +35,9 @@ CACHED_ID_BYTES = 1024
 CACHED_CHOICE_BYTES = 64 * 1024
 CACHED_REPORT_BYTES = 32 * 1024
 
+#: the kind of name under which a pair of spaces is remembered
+PAIR = "spaces"
+
 #: how often the last use of a translator is written
 TOUCH_EVERY = timedelta(days=1)
 
@@ -80,14 +83,14 @@ class SpacePair:
     source, target  spaces of one anchor set; None if the request names none
     minimum         the least quality that the pair's contract accepts, by measure
     index           number of items of the index that the contract is for
-    recipes         of maps between these spaces, by the requests' keys
+    maps            between these spaces, by the requests' keys
     """
 
     source: tables.SpaceRow | None
     target: tables.SpaceRow | None
     minimum: Mapping[str, float] = field(default_factory=dict)
     index: int | None = None
-    recipes: dict[Key, Any] = field(default_factory=dict)
+    maps: dict[Key, Any] = field(default_factory=dict)
 
     @property
     def both(self) -> tuple[tables.SpaceRow, tables.SpaceRow]:
@@ -307,7 +310,7 @@ def find_pair(
 
 def pair_name(project: str, anchor_set: str, source: str | None, target: str | None) -> NameKey:
     """The name under which a pair is remembered."""
-    return NameKey(project, "spaces", (anchor_set, source, target))
+    return NameKey(project, PAIR, (anchor_set, source, target))
 
 
 def resolve(services: Services, name: NameKey) -> SpacePair:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from app.maths.anchors.row_weights import choose_weights
+from app.maths.anchors.foreign import choose_weights
 from app.maths.geometry.space import Space, fit_space
 from app.services.anchors import spaces
 from app.services.anchors.samples import compare_pair

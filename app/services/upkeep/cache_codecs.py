@@ -14,8 +14,7 @@ from torch import Tensor
 
 from app.maths.geometry.projection import PairPlane
 from app.maths.geometry.space import Space
-from app.maths.quality.confidence import Confidence
-from app.maths.quality.confidence_features import Reference
+from app.maths.quality.confidence import Confidence, Reference
 from app.maths.quality.selection import Choice, ScoredCandidate
 from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import Translator

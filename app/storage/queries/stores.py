@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import exists, select
-from sqlalchemy.orm import Session
+from sqlalchemy import and_, exists, select
+from sqlalchemy.orm import Session, aliased
 
 from app.errors import NameTaken, StoreNotFound
+from app.storage.queries.resources import by_name
 from app.storage.tables import AnchorSetRow, EncoderRow, ReindexingRow, StoreRow
 
 
@@ -49,6 +50,37 @@ def active_reindexing(session: Session, store_row: StoreRow) -> ReindexingRow | 
             ReindexingRow.store_id == store_row.id, ReindexingRow.ended_at.is_(None)
         )
     )
+
+
+def moving_store(
+    session: Session, project: str, name: str
+) -> tuple[StoreRow, ReindexingRow | None]:
+    """Return a store and its active reindexing, if it has one. Raises StoreNotFound."""
+    row = store(session, project, name)
+    return row, active_reindexing(session, row)
+
+
+def searched_store(
+    session: Session, project: str, name: str, target: str
+) -> tuple[StoreRow, ReindexingRow | None, EncoderRow]:
+    """Return a store, its active reindexing, and the encoder `target`, by one statement.
+
+    Raises StoreNotFound and EncoderNotFound.
+    """
+    owns = and_(ReindexingRow.store_id == StoreRow.id, ReindexingRow.ended_at.is_(None))
+    encoder = aliased(EncoderRow)
+    named = and_(encoder.project == StoreRow.project, encoder.name == target)
+    found = session.execute(
+        select(StoreRow, ReindexingRow, encoder)
+        .outerjoin(ReindexingRow, owns)
+        .outerjoin(encoder, named)
+        .where(StoreRow.project == project, StoreRow.name == name)
+    ).first()
+    if found is not None and found[2] is not None:
+        return found[0], found[1], found[2]
+    row = store(session, project, name)
+    encoder_row = by_name(session, EncoderRow, project, target, field="target")
+    return row, active_reindexing(session, row), encoder_row
 
 
 def same_collection(session: Session, store_row: StoreRow) -> list[tuple[StoreRow, ReindexingRow]]:

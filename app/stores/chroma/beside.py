@@ -10,7 +10,6 @@ import numpy as np
 
 from app.errors import ReindexingActive, StoreChanged
 from app.stores.base import Beside, Changes, Side, StoreId, StoreVectors, Switch, TranslateRows
-from app.stores.chroma.ledger import ChromaLedger
 from app.stores.chroma.rows import (
     ChromaRow,
     add_rows,
@@ -19,7 +18,7 @@ from app.stores.chroma.rows import (
     read_all,
     read_ids,
 )
-from app.stores.chroma.sides import ChromaNames, ChromaSides, find_tags, list_names
+from app.stores.chroma.sides import ChromaLedger, ChromaNames, ChromaSides, find_tags, list_names
 from app.stores.common import opposite, translate_changes
 
 if TYPE_CHECKING:

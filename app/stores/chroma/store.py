@@ -29,9 +29,9 @@ from app.stores.base import (
 from app.stores.chroma import rows as chroma_rows
 from app.stores.chroma.beside import ChromaBeside
 from app.stores.chroma.connection import ChromaConnection
-from app.stores.chroma.ranking import rank_exactly, rank_with_index
-from app.stores.chroma.rows import ChromaRow
+from app.stores.chroma.rows import ChromaRow, rank_exactly, rank_with_index
 from app.stores.chroma.sides import ChromaSides, find_sides
+from app.stores.common import rows_checksum
 
 #: spaces of Chroma
 SPACES: dict[str, Metric] = {"cosine": "cosine", "ip": "dot", "l2": "euclidean"}
@@ -189,20 +189,14 @@ class ChromaStore(Store):
 
     def checksum(self) -> RowsChecksum:
         visible = self.sides().visible
-        count = total = 0
         with self.connection.faults():
-            for page in chroma_rows.read_all(visible, vectors=False):
-                count += len(page)
-                total += sum(row.number() for row in page)
-        return RowsChecksum(count, f"{total % 2**128:032x}")
+            pages = chroma_rows.read_all(visible, vectors=False)
+            return rows_checksum(row.number() for page in pages for row in page)
 
     # --- a reindexing -------------------------------------------------------------------------
 
     def beside(self, tag: str, dim: int, strategy: str | None = None) -> ChromaBeside:
-        if strategy not in (None, *self.capabilities.strategies):
-            raise StoreUnsupported(
-                f"Chroma has no strategy {strategy!r}. It has `collection`.", field="strategy"
-            )
+        self.chosen_strategy(strategy)
         self._sides = None
         return ChromaBeside(self, tag, dim)
 

@@ -13,8 +13,7 @@ from app.errors import ReindexingActive, StoreChanged
 from app.stores.base import Beside, Changes, Side, StoreId, StoreVectors, Switch, TranslateRows
 from app.stores.common import translate_changes
 from app.stores.lancedb.changes import ChangeFinder, LanceToken
-from app.stores.lancedb.columns import quoted
-from app.stores.lancedb.indexes import build_like, find_index
+from app.stores.lancedb.columns import build_like, find_index, quoted
 from app.stores.lancedb.staging import Merge, StagedVectors, staged_schema
 
 if TYPE_CHECKING:

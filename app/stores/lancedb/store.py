@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,19 +25,22 @@ from app.stores.base import (
     StoreNote,
     StoreVectors,
 )
+from app.stores.common import as_json, row_number, rows_checksum
 from app.stores.lancedb.beside import LancedbBeside
 from app.stores.lancedb.columns import (
+    DISTANCES,
     FLOATS,
     OWN_NAME,
     LanceColumns,
     LancePhase,
+    distance_of,
     find_columns,
+    find_index,
     id_filter,
     quoted,
     to_numpy,
 )
 from app.stores.lancedb.connection import LanceConnection
-from app.stores.lancedb.indexes import DISTANCES, distance_of, find_index
 from app.stores.lancedb.staging import STAGED_ID, STAGED_VECTOR
 
 #: ids in one condition of `fetch`
@@ -256,22 +257,16 @@ class LancedbStore(Store):
 
     def checksum(self) -> RowsChecksum:
         view = self.view()
-        count = total = 0
         with self.connection.faults():
-            for batch in view.dataset.to_batches(columns=self._others(view)):
-                for row in batch.to_pylist():
-                    raw = json.dumps(row, sort_keys=True, default=repr).encode()
-                    total += int.from_bytes(hashlib.blake2b(raw, digest_size=16).digest())
-                count += batch.num_rows
-        return RowsChecksum(count, f"{total % 2**128:032x}")
+            batches = view.dataset.to_batches(columns=self._others(view))
+            return rows_checksum(
+                row_number(as_json(row)) for batch in batches for row in batch.to_pylist()
+            )
 
     # --- a reindexing -------------------------------------------------------------------------
 
     def beside(self, tag: str, dim: int, strategy: str | None = None) -> LancedbBeside:
-        if strategy not in (None, *self.capabilities.strategies):
-            raise StoreUnsupported(
-                f"LanceDB has no strategy {strategy!r}. It has `column`.", field="strategy"
-            )
+        self.chosen_strategy(strategy)
         return LancedbBeside(self, tag, dim)
 
     def close(self) -> None:

@@ -10,10 +10,8 @@ from psycopg import sql
 from app.errors import StoreChanged
 from app.stores.base import Changes, StoreId
 from app.stores.pgvector import reading
-from app.stores.pgvector.catalogue import PgRelation
-from app.stores.pgvector.connections import StoreConnection
-from app.stores.pgvector.layout import PgState, PgVectors, name_of
-from app.stores.pgvector.wire import KeyKind, key_type
+from app.stores.pgvector.connections import KeyKind, StoreConnection, key_type
+from app.stores.pgvector.layout import PgRelation, PgState, PgVectors, name_of
 
 _CAPTURE = """
 CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
@@ -59,19 +57,15 @@ def create_queue(
     """Create the queue and the function of the triggers, which runs as the owner of the table."""
     queue = sql.Identifier(schema, state.queue)
     function = sql.Identifier(schema, name_of(state.tag, "capture"))
-    connection.execute(
-        sql.SQL(
-            "CREATE TABLE {} (seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key {}, "
-            "rows_only boolean NOT NULL DEFAULT false)"
-        ).format(queue, key_type(kind))
+    connection.run(
+        "CREATE TABLE {} (seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key {}, "
+        "rows_only boolean NOT NULL DEFAULT false)",
+        queue,
+        key_type(kind),
     )
-    connection.execute(
-        sql.SQL(_CAPTURE).format(function=function, queue=queue, key=sql.Identifier(key))
-    )
-    connection.execute(sql.SQL("ALTER TABLE {} OWNER TO {}").format(queue, sql.Identifier(owner)))
-    connection.execute(
-        sql.SQL("ALTER FUNCTION {}() OWNER TO {}").format(function, sql.Identifier(owner))
-    )
+    connection.run(_CAPTURE, function=function, queue=queue, key=key)
+    connection.run("ALTER TABLE {} OWNER TO {}", queue, owner)
+    connection.run("ALTER FUNCTION {}() OWNER TO {}", function, owner)
 
 
 def drop_queue(connection: StoreConnection, state: PgState, schema: str) -> None:
@@ -80,11 +74,10 @@ def drop_queue(connection: StoreConnection, state: PgState, schema: str) -> None
         "DROP TABLE IF EXISTS {queue}",
         "DROP FUNCTION IF EXISTS {function}() CASCADE",
     ):
-        connection.execute(
-            sql.SQL(statement).format(
-                queue=sql.Identifier(schema, state.queue),
-                function=sql.Identifier(schema, name_of(state.tag, "capture")),
-            )
+        connection.run(
+            statement,
+            queue=sql.Identifier(schema, state.queue),
+            function=sql.Identifier(schema, name_of(state.tag, "capture")),
         )
 
 
@@ -104,17 +97,13 @@ def start_capture(
         "changed": changed,
     }
     for statement in _TRIGGERS + (_ROWS_TRIGGERS if whole_rows else ()):
-        connection.execute(sql.SQL(statement).format(**values))
+        connection.run(statement, **values)
 
 
 def stop_capture(connection: StoreConnection, vectors: PgVectors) -> None:
     for part in ("", "_update", "_truncate", "_rows"):
         name = f"anchorage_capture{part}"
-        connection.execute(
-            sql.SQL("DROP TRIGGER IF EXISTS {} ON {}").format(
-                sql.Identifier(name), vectors.relation.identifier
-            )
-        )
+        connection.run("DROP TRIGGER IF EXISTS {} ON {}", name, vectors.relation.identifier)
 
 
 def require_capture(
@@ -145,8 +134,8 @@ def read_changes(
     Numbers are not taken up to the largest: a transaction may commit a smaller one later.
     """
     queue = sql.Identifier(source.relation.schema, state.queue)
-    rows = connection.execute(
-        sql.SQL("SELECT seq, key::text FROM {} ORDER BY seq LIMIT %s").format(queue), [limit]
+    rows = connection.run(
+        "SELECT seq, key::text FROM {} ORDER BY seq LIMIT %s", queue, params=[limit]
     ).fetchall()
     texts = dict.fromkeys(key for _, key in rows if key is not None)
     ids: list[StoreId] = [int(key) if kind == "int" else key for key in texts]
@@ -166,11 +155,10 @@ def claim(connection: StoreConnection, state: PgState, schema: str, numbers: Seq
 
     An entry that another process has applied may be older than what that process wrote.
     """
-    rows = connection.execute(
-        sql.SQL("SELECT seq FROM {} WHERE seq = ANY(%s) ORDER BY seq FOR UPDATE").format(
-            sql.Identifier(schema, state.queue)
-        ),
-        [list(numbers)],
+    rows = connection.run(
+        "SELECT seq FROM {} WHERE seq = ANY(%s) ORDER BY seq FOR UPDATE",
+        sql.Identifier(schema, state.queue),
+        params=[list(numbers)],
     ).fetchall()
     return len(rows) == len(numbers)
 
@@ -178,9 +166,10 @@ def claim(connection: StoreConnection, state: PgState, schema: str, numbers: Seq
 def acknowledge(
     connection: StoreConnection, state: PgState, schema: str, numbers: Sequence[int]
 ) -> None:
-    connection.execute(
-        sql.SQL("DELETE FROM {} WHERE seq = ANY(%s)").format(sql.Identifier(schema, state.queue)),
-        [list(numbers)],
+    connection.run(
+        "DELETE FROM {} WHERE seq = ANY(%s)",
+        sql.Identifier(schema, state.queue),
+        params=[list(numbers)],
     )
 
 
@@ -196,17 +185,9 @@ def without_user_triggers(connection: StoreConnection, table: PgRelation) -> Ite
     """Disable triggers on UPDATE for this transaction: one would set `updated_at`, or refuse."""
     triggers = connection.execute(_ON_UPDATE, [table.oid]).fetchall()
     for name, _ in triggers:
-        connection.execute(
-            sql.SQL("ALTER TABLE {} DISABLE TRIGGER {}").format(
-                table.identifier, sql.Identifier(name)
-            )
-        )
+        connection.run("ALTER TABLE {} DISABLE TRIGGER {}", table.identifier, name)
     yield
     for name, mode in triggers:
-        connection.execute(
-            sql.SQL("ALTER TABLE {} {} TRIGGER {}").format(
-                table.identifier,
-                sql.SQL(_ENABLE[mode]),
-                sql.Identifier(name),
-            )
+        connection.run(
+            "ALTER TABLE {} {} TRIGGER {}", table.identifier, sql.SQL(_ENABLE[mode]), name
         )

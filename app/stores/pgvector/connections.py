@@ -1,23 +1,186 @@
-"""PgConnections to PostgreSQL: a few, made when needed, with deadlines for a silent server."""
+"""Connections to PostgreSQL: deadlines for a silent server, faults as errors of stores, and values.
+
+A store has a few connections, made when needed. Keys and vectors are read and written in binary
+form: numpy converts a whole page at once. No message contains the URL.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import select
+import struct
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, LiteralString, TypeVar
+from uuid import UUID
 
+import numpy as np
 import psycopg
+from psycopg import sql
 from psycopg.abc import Buffer, PQGen
 from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Format
 
-from app.errors import StoreUnavailable, StoreUnsupported
-from app.stores.pgvector.faults import store_faults
+from app.errors import (
+    AnchorageError,
+    DimensionMismatch,
+    InvalidFilter,
+    NonFinite,
+    StoreChanged,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUnsupported,
+)
+from app.stores.base import StoreId, StoreVectors
+
+_CHANGED = {"42P01", "42703", "42804", "42704", "42883", "22000", "2BP01", "3F000", "42P07"}
+_BUSY = {"57014", "55P03", "40P01", "40001", "53200"}
+#: what a server says when it refuses a login. libpq does not tell the code of the error
+_LOGIN = re.compile(
+    r'role ".*" does not exist|database ".*" does not exist|authentication failed'
+    r"|no pg_hba\.conf entry|pg_hba\.conf rejects|is not permitted to log in"
+    r"|permission denied for database|no password supplied"
+)
+_REFUSED = {"42501", "25006", "28000", "28P01", "3D000", "42P06"}
+
+
+@contextmanager
+def store_faults(action: str) -> Iterator[None]:
+    """Raise faults of the block as errors of stores. `action`: what it does, as "to read rows"."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise fault(error, action) from None
+
+
+def fault(error: psycopg.Error, action: str) -> AnchorageError:
+    """Return the error of stores for a fault of PostgreSQL."""
+    state = error.sqlstate or ""
+    if not state and _LOGIN.search(str(error)):
+        return StoreRefused(
+            "PostgreSQL refuses the login of this address: its role, password or database is "
+            "wrong, or has no right to connect. Ask the operator to correct the address in "
+            "ANCHORAGE_STORES."
+        )
+    if not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        return StoreUnavailable(
+            f"PostgreSQL does not answer, or dropped the connection, at the attempt {action}. "
+            "Try again; a reindexing continues where it stopped."
+        )
+    reason = f"PostgreSQL reports {state or type(error).__name__}: {_first_line(error)}"
+    if state in {"53100", "53400"}:
+        return StoreFull(
+            f"PostgreSQL has no space left at the attempt {action}. Free disk space, and try "
+            f"again. {reason}"
+        )
+    if state[:2] in {"08", "53", "57"} or state in _BUSY:
+        return StoreUnavailable(f"PostgreSQL cannot serve the attempt {action} now. {reason}")
+    if state in _CHANGED:
+        return StoreChanged(
+            f"The table no longer has the form that the attempt {action} needs. {reason}"
+        )
+    if state[:3] == "22P":
+        return InvalidFilter(f"PostgreSQL cannot read a value. {reason}", field="filter")
+    if state in _REFUSED:
+        return StoreRefused(f"PostgreSQL refuses the attempt {action}. {reason}")
+    return StoreRefused(f"PostgreSQL refuses the attempt {action}. {reason}")
+
+
+def _first_line(error: psycopg.Error) -> str:
+    # Only the server's own sentence: details quote rows, and texts of libpq quote the address.
+    return (error.diag.message_primary or "no message").splitlines()[0]
+
+
+KeyKind = Literal["int", "text", "uuid"]
+
+#: the type of a parameter, of an array of them, and of the keys in tables of ours
+KEY_TYPES: dict[str, str] = {"int": "bigint", "text": "text", "uuid": "uuid"}
+
+#: type of the stored numbers, as PostgreSQL sends them
+NUMBERS = {"vector": ">f4", "halfvec": ">f2"}
+
+_HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
+_END = struct.pack(">h", -1)
+
+
+def key_type(kind: KeyKind) -> sql.SQL:
+    return sql.SQL(KEY_TYPES[kind])
+
+
+def zero_vector(extension: str, type_name: str, dim: int | None) -> sql.Composed:
+    """Return the vector of zeros, which a row without a new vector has in a NOT NULL column."""
+    return sql.SQL("array_fill(0::real, ARRAY[{}])::{}").format(
+        sql.Literal(dim), sql.Identifier(extension, type_name)
+    )
+
+
+def stored_keys(ids: Sequence[StoreId], kind: KeyKind) -> list[Any]:
+    """Return the ids that a column of this kind can hold, as parameters."""
+    keys: list[Any] = []
+    for each in ids:
+        with suppress(ValueError):
+            if kind == "int" and not -(2**63) <= int(each) < 2**63:
+                continue
+            if kind == "text" and "\0" in str(each):
+                continue
+            keys.append({"int": int, "text": str, "uuid": UUID}[kind](each))
+    return keys
+
+
+def to_vectors(raw: Sequence[bytes], dim: int, type_name: str) -> StoreVectors:
+    """Return the vectors (n, d) that PostgreSQL sent."""
+    numbers = np.dtype(NUMBERS[type_name])
+    rows = np.frombuffer(b"".join(raw), dtype=np.uint8)
+    if rows.size != len(raw) * (4 + dim * numbers.itemsize):
+        raise DimensionMismatch(
+            f"The column holds vectors of different dimensions; at least one has not {dim}. "
+            "Declare the dimension of the column, as `vector(384)`."
+        )
+    body = rows.reshape(len(raw), 4 + dim * numbers.itemsize)[:, 4:]
+    return np.ascontiguousarray(
+        np.ascontiguousarray(body).view(numbers).astype(np.float32).reshape(len(raw), dim)
+    )
+
+
+def copy_bytes(
+    ids: Sequence[StoreId], vectors: StoreVectors, kind: KeyKind, type_name: str
+) -> bytes:
+    """Return rows of (key, vector) in the binary format of COPY."""
+    if not np.isfinite(vectors).all():
+        raise NonFinite("A new vector contains a number that is not finite.")
+    count, dim = vectors.shape
+    numbers = np.dtype(NUMBERS[type_name])
+    tail = np.dtype(
+        [("size", ">i4"), ("dim", ">u2"), ("unused", ">u2"), ("numbers", numbers, (dim,))]
+    )
+    if kind == "int":
+        whole = np.zeros(
+            count, np.dtype([("fields", ">i2"), ("size", ">i4"), ("key", ">i8"), ("tail", tail)])
+        )
+        whole["fields"], whole["size"], whole["key"] = 2, 8, np.array(ids, dtype=np.int64)
+        _fill(whole["tail"], vectors, numbers)
+        return _HEADER + whole.tobytes() + _END
+    ends = np.zeros(count, tail)
+    _fill(ends, vectors, numbers)
+    pieces = [_HEADER]
+    for each, end in zip(ids, ends, strict=True):
+        key = UUID(str(each)).bytes if kind == "uuid" else str(each).encode()
+        pieces += (struct.pack(">hi", 2, len(key)), key, end.tobytes())
+    return b"".join([*pieces, _END])
+
+
+def _fill(tail: np.ndarray[Any, Any], vectors: StoreVectors, numbers: np.dtype[Any]) -> None:
+    with np.errstate(over="ignore"):
+        tail["numbers"] = vectors
+    if not np.isfinite(tail["numbers"]).all():
+        raise NonFinite("A new vector contains a number that halfvec cannot hold.")
+    tail["size"], tail["dim"] = 4 + vectors.shape[1] * numbers.itemsize, vectors.shape[1]
+
 
 Step = TypeVar("Step")
 
@@ -61,6 +224,21 @@ class StoreConnection(psycopg.Connection[Any]):
     extension: str
     version: tuple[int, ...]
     long: bool = False
+
+    def run(
+        self,
+        template: LiteralString,
+        *values: str | sql.Composable,
+        params: Any = None,
+        **names: str | sql.Composable,
+    ) -> psycopg.Cursor[Any]:
+        """Execute a template with these values in its braces; texts are quoted as identifiers."""
+        quoted = [sql.Identifier(each) if isinstance(each, str) else each for each in values]
+        named = {
+            name: sql.Identifier(each) if isinstance(each, str) else each
+            for name, each in names.items()
+        }
+        return self.execute(sql.SQL(template).format(*quoted, **named), params)
 
     def wait(self, gen: PQGen[Step], *arguments: Any, **options: Any) -> Step:
         """Run a step of the protocol. psycopg waits nowhere else (decision 0027)."""

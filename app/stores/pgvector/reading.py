@@ -1,15 +1,16 @@
-"""Pages, samples, searches and the checksum of a collection."""
+"""Pages, samples, searches with filters, and the checksum of a collection."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from psycopg import sql
 
-from app.errors import DimensionMismatch, InvalidOption, StoreUnsupported
+from app.errors import DimensionMismatch, InvalidFilter, InvalidOption, StoreUnsupported
 from app.stores.base import (
     Cursor,
     Hits,
@@ -19,11 +20,96 @@ from app.stores.base import (
     StoreId,
     StoreVectors,
 )
-from app.stores.pgvector.catalogue import parse_number
-from app.stores.pgvector.connections import SHORT_STATEMENT_S, StoreConnection
-from app.stores.pgvector.filters import where
-from app.stores.pgvector.layout import PgLayout, PgVectors
-from app.stores.pgvector.wire import KeyKind, key_type, stored_keys, to_vectors
+from app.stores.pgvector.connections import (
+    SHORT_STATEMENT_S,
+    KeyKind,
+    StoreConnection,
+    key_type,
+    stored_keys,
+    to_vectors,
+)
+from app.stores.pgvector.layout import PgLayout, PgRelation, PgVectors, parse_number
+from app.types import is_unicode
+
+_COMPARISONS = {
+    "$eq": "=",
+    "$ne": "<>",
+    "$gt": ">",
+    "$gte": ">=",
+    "$lt": "<",
+    "$lte": "<=",
+    "$contains": "@>",
+}
+
+
+def where(filter: Any, rows: PgRelation, alias: str = "r") -> tuple[sql.Composable, list[Any]]:
+    """Return a condition on `rows` and its parameters.
+
+    filter  {column: value}, {column: [any of these]}, {column: null} or {column: {"$gt": value}};
+            the operators are $eq, $ne, $gt, $gte, $lt, $lte, $in and $contains. All must hold.
+    Raises InvalidFilter.
+    """
+    if not isinstance(filter, Mapping):
+        raise InvalidFilter(
+            'A filter is an object of columns, as {"year": {"$gte": 2020}}.', field="filter"
+        )
+    types = {each.name: each.type_text for each in rows.columns}
+    terms: list[sql.Composable] = [sql.SQL("TRUE")]
+    values: list[Any] = []
+    for name, condition in filter.items():
+        if name not in types:
+            raise InvalidFilter(
+                f"The table has no column `{name}`. It has {', '.join(types)}.", field="filter"
+            )
+        if not isinstance(condition, Mapping):
+            condition = {"$in" if isinstance(condition, list) else "$eq": condition}
+        for operator, value in condition.items():
+            term, more = _term(sql.Identifier(alias, name), types[name], operator, value)
+            terms.append(term)
+            values += more
+    return sql.SQL(" AND ").join(terms), values
+
+
+def _term(
+    column: sql.Identifier, type_text: str, operator: str, value: Any
+) -> tuple[sql.Composable, list[Any]]:
+    kind = sql.SQL(type_text)  # the catalogue writes it
+    if operator == "$in" and isinstance(value, list):
+        texts = [_text(each) for each in value if each is not None]
+        term = sql.SQL("{} = ANY(CAST(%s AS {}[]))").format(column, kind)
+        if None in value:
+            term = sql.SQL("({} OR {} IS NULL)").format(term, column)
+        return term, [texts]
+    if operator not in _COMPARISONS or operator == "$in":
+        raise InvalidFilter(
+            f"`{operator}` is no operator of filters, or its value has the wrong form. The "
+            f"operators are {', '.join(_COMPARISONS)} and $in with a list.",
+            field="filter",
+        )
+    if value is None:
+        negated = {"$eq": "IS NULL", "$ne": "IS NOT NULL"}.get(operator)
+        if negated is None:
+            raise InvalidFilter(f"`{operator}` does not apply to null.", field="filter")
+        return sql.SQL("{} {}").format(column, sql.SQL(negated)), []
+    sign = sql.SQL(_COMPARISONS[operator])
+    if operator == "$contains":
+        return sql.SQL("to_jsonb({}) @> CAST(%s AS jsonb)").format(column), [json.dumps(value)]
+    return sql.SQL("{} {} CAST(%s AS {})").format(column, sign, kind), [_text(value)]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if "\0" in value or not is_unicode(value):
+        raise InvalidFilter(
+            "A text of the filter contains the character U+0000 or half of a character, which "
+            "PostgreSQL does not store. Send the text without it.",
+            field="filter",
+        )
+    return value
+
 
 _DISTANCES: dict[Metric, sql.SQL] = {
     "cosine": sql.SQL("<=>"),
@@ -42,10 +128,10 @@ def dim_of(connection: StoreConnection, vectors: PgVectors) -> int:
     """Return the dimensions: declared, or of the first vector. Raises StoreUnsupported."""
     if vectors.dim is not None:
         return vectors.dim
-    row = connection.execute(
-        sql.SQL("SELECT vector_dims({0}) FROM {1} WHERE {0} IS NOT NULL LIMIT 1").format(
-            sql.Identifier(vectors.column), vectors.relation.identifier
-        )
+    row = connection.run(
+        "SELECT vector_dims({0}) FROM {1} WHERE {0} IS NOT NULL LIMIT 1",
+        vectors.column,
+        vectors.relation.identifier,
     ).fetchone()
     if row is None:
         raise StoreUnsupported(
@@ -270,15 +356,12 @@ def check_queries(queries: StoreVectors, dim: int) -> None:
 def checksum(connection: StoreConnection, layout: PgLayout) -> RowsChecksum:
     """Return sums of two hashes of each row's text: PostgreSQL streams, the order is free."""
     names = [layout.key.name, *sorted(layout.payload)]
-    row = connection.execute(
-        sql.SQL(
-            "SELECT count(*), coalesce(sum(hashtextextended(h, 0)::numeric), 0)::text, "
-            "coalesce(sum(hashtextextended(h, 1)::numeric), 0)::text "
-            "FROM (SELECT ROW({columns})::text AS h FROM {table} t) hashes"
-        ).format(
-            columns=sql.SQL(", ").join(sql.Identifier("t", name) for name in names),
-            table=layout.table.identifier,
-        )
+    row = connection.run(
+        "SELECT count(*), coalesce(sum(hashtextextended(h, 0)::numeric), 0)::text, "
+        "coalesce(sum(hashtextextended(h, 1)::numeric), 0)::text "
+        "FROM (SELECT ROW({columns})::text AS h FROM {table} t) hashes",
+        columns=sql.SQL(", ").join(sql.Identifier("t", name) for name in names),
+        table=layout.table.identifier,
     ).fetchone()
     assert row is not None
     digest = hashlib.sha256(f"{names}:{row[1]}:{row[2]}".encode()).hexdigest()

@@ -25,8 +25,8 @@ from app.stores.base import (
 )
 from app.stores.pgvector import reading
 from app.stores.pgvector.connections import SHORT_STATEMENT_S, PgConnections
-from app.stores.pgvector.facts import collection_facts, metric_of
-from app.stores.pgvector.layout import load_layout
+from app.stores.pgvector.facts import collection_facts
+from app.stores.pgvector.layout import load_layout, metric_of
 from app.stores.pgvector.strategies.side import SideTable
 from app.stores.pgvector.strategies.swap import SwapTable
 
@@ -124,14 +124,7 @@ class PgvectorStore(Store):
             return reading.checksum(connection, load_layout(connection, self.location))
 
     def beside(self, tag: str, dim: int, strategy: str | None = None) -> Beside:
-        strategy = strategy or self.capabilities.strategies[0]
-        if strategy not in self.capabilities.strategies:
-            raise StoreUnsupported(
-                f"pgvector has no strategy {strategy!r}. The strategies are "
-                f"{', '.join(self.capabilities.strategies)}.",
-                field="strategy",
-            )
-        make = {"side": SideTable, "swap": SwapTable}[strategy]
+        make = {"side": SideTable, "swap": SwapTable}[self.chosen_strategy(strategy)]
         return make(self.connections, self.location, tag, dim)
 
     def close(self) -> None:

@@ -16,12 +16,17 @@ import numpy as np
 from qdrant_client import models
 
 from app.stores.base import StoreId, TranslateRows
-from app.stores.qdrant.client import NUMBERS_PER_REQUEST, ClientEngine
-from app.stores.qdrant.engine import CollectionForm, StoredPoint, stack
-from app.stores.qdrant.layout import VectorPlace
+from app.stores.common import as_json, row_number
+from app.stores.qdrant.client import (
+    NUMBERS_PER_REQUEST,
+    POINTS_PER_READ,
+    CollectionForm,
+    QdrantEngine,
+    StoredPoint,
+    VectorPlace,
+    stack,
+)
 
-#: points of one request of a comparison, and ids of one request that deletes
-POINTS_PER_COMPARISON = 1000
 #: most points of one copy
 POINTS_PER_COPY = 500
 
@@ -34,7 +39,7 @@ class CatchUp:
 
     def __init__(
         self,
-        engine: ClientEngine,
+        engine: QdrantEngine,
         source: VectorPlace,
         target: VectorPlace,
         translate: TranslateRows,
@@ -50,8 +55,9 @@ class CatchUp:
         """Copy points that the target lacks or has otherwise; return ids that the source lacks."""
         gone: list[StoreId] = []
         stale: list[StoreId] = []
-        source = self._noted(self._points(self._source, True))
-        target = self._points(self._target, [self._target.vector, *self._others])
+        source = self._read_source()
+        names = [self._target.vector, *self._others]
+        target = self._engine.every_point(self._target.collection, vectors=names, payload=True)
         for here, there in _pairs(source, target):
             if here is None:
                 assert there is not None
@@ -72,7 +78,7 @@ class CatchUp:
         known, ids = np.sort(np.asarray(self._contents)), np.asarray(self._ids)
         stale: list[StoreId] = []
         self._ids, self._contents = array("Q"), array("Q")
-        for point in self._noted(self._points(self._source, True)):
+        for point in self._read_source():
             place = int(np.searchsorted(known, self._contents[-1]))
             if place == len(known) or known[place] != self._contents[-1]:
                 stale.append(point.id)
@@ -81,13 +87,13 @@ class CatchUp:
         lost = {int(each) for each in np.setdiff1d(ids, np.asarray(self._ids))}
         if not lost:
             return []
-        points = self._points(self._target, False, payload=False)
+        points = self._engine.every_point(self._target.collection)
         return [point.id for point in points if _id_number(point.id) in lost]
 
     def delete(self, ids: Sequence[StoreId]) -> None:
         """Delete points of the target."""
-        for first in range(0, len(ids), POINTS_PER_COMPARISON):
-            part = list(ids[first : first + POINTS_PER_COMPARISON])
+        for first in range(0, len(ids), POINTS_PER_READ):
+            part = list(ids[first : first + POINTS_PER_READ])
             with self._engine.session() as client:
                 client.delete(self._target.collection, models.PointIdsList(points=part))
 
@@ -109,9 +115,10 @@ class CatchUp:
             vectors.update(zip(keys, new, strict=True))
         copy_points(self._engine, self._source, self._target, vectors, replace=True)
 
-    def _noted(self, points: Iterator[StoredPoint]) -> Iterator[StoredPoint]:
-        """Note the id and the content of each point."""
-        for point in points:
+    def _read_source(self) -> Iterator[StoredPoint]:
+        """Yield the points that clients write, and note the id and the content of each."""
+        name = self._source.collection
+        for point in self._engine.every_point(name, vectors=True, payload=True):
             self._ids.append(_id_number(point.id))
             number = digest(point, self._others, self._form)
             vector = point.vectors.get(self._source.vector, ())
@@ -120,21 +127,9 @@ class CatchUp:
             self._contents.append(int.from_bytes(content.digest(), "big"))
             yield point
 
-    def _points(
-        self, place: VectorPlace, vectors: bool | Sequence[str], *, payload: bool = True
-    ) -> Iterator[StoredPoint]:
-        offset: StoreId | None = None
-        while True:
-            points, offset = self._engine.scroll(
-                place.collection, offset, POINTS_PER_COMPARISON, vectors=vectors, payload=payload
-            )
-            yield from points
-            if offset is None:
-                return
-
 
 def copy_points(
-    engine: ClientEngine,
+    engine: QdrantEngine,
     source: VectorPlace,
     target: VectorPlace,
     vectors: Mapping[StoreId, Any],
@@ -174,21 +169,18 @@ def digest(point: StoredPoint, others: Sequence[str], form: CollectionForm) -> i
     Of other Cosine vectors only the presence counts: a copy scales them to unit length again,
     which can change the last bit.
     """
-    hashed = hashlib.blake2b(digest_size=16)
-    hashed.update(json.dumps(point.id).encode())
-    hashed.update(json.dumps(point.payload, sort_keys=True, default=str).encode())
+    parts = [as_json(point.id), as_json(point.payload)]
     for name in sorted(set(others) & set(point.vectors)):
-        hashed.update(name.encode() + b"\0")
+        parts.append(name.encode() + b"\0")
         value = point.vectors[name]
         if name in form.sparse:
-            pairs = sorted(zip(value.indices, value.values, strict=True))
-            hashed.update(json.dumps(pairs).encode())
+            parts.append(as_json(sorted(zip(value.indices, value.values, strict=True))))
         elif form.dense[name].distance != "Cosine":
-            hashed.update(np.asarray(value, np.float32).tobytes())
-    return int.from_bytes(hashed.digest(), "big")
+            parts.append(np.asarray(value, np.float32).tobytes())
+    return row_number(*parts)
 
 
-def _upsert(engine: ClientEngine, name: str, points: list[Any], *, insert_only: bool) -> None:
+def _upsert(engine: QdrantEngine, name: str, points: list[Any], *, insert_only: bool) -> None:
     if not points:
         return
     # servers before 1.18 may not know the mode; they rely on the read before

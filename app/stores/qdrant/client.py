@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import sqlite3
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any
 from urllib.parse import unquote, urlsplit
+from uuid import UUID
 
+import httpx
+import numpy as np
 from pydantic import ValidationError
 from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from app.errors import InvalidFilter, StoreChanged, StoreUnavailable
-from app.stores.base import Hits, StoreId, StoreVectors
-from app.stores.qdrant.engine import (
-    CollectionForm,
-    DenseForm,
-    Having,
-    NearestQuery,
-    QdrantEngine,
-    StoredPoint,
-    named,
-    point_id,
-    stack,
+from app.errors import (
+    AnchorageError,
+    InvalidFilter,
+    StoreChanged,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUnsupported,
 )
-from app.stores.qdrant.faults import QdrantFault, qdrant_faults
-from app.stores.qdrant.pool import leave_folder, share_folder
+from app.stores.base import Hits, StoreId, StoreVectors
+from app.stores.common import raised_by
 
 #: most seconds of one call
 CALL_TIMEOUT_S = 60
@@ -37,11 +40,84 @@ CALL_TIMEOUT_S = 60
 INDEX_TIMEOUT_S = 24 * 3600
 #: first version of the server that adds named vectors to a collection
 ADDS_VECTORS = (1, 18)
+#: points of one request that reads a whole collection, and ids of one that deletes
+POINTS_PER_READ = 1000
 #: most numbers of one request: 10 bytes each in JSON, below the server's 32 MB
 NUMBERS_PER_REQUEST = 1_000_000
 
 
-class ClientEngine(QdrantEngine):
+FULL_SIGNS = ("no space left", "disk is full", "disk full", "not enough space", "out of disk")
+REFUSED_SIGNS = ("permission denied", "read-only", "readonly", "forbidden", "unauthorized")
+LOCKED_SIGNS = ("already accessed by another instance", "wouldblock", "database is locked")
+CHANGED_SIGNS = (
+    "not found",
+    "doesn't exist",
+    "does not exist",
+    "not existing vector name",
+    "no point with id",
+    "vector dimension error",
+    "is not initialized",
+    "vector inserting error",
+)
+
+#: packages whose ValueError and RuntimeError are faults of the store
+QDRANT_PACKAGES = ("qdrant_client", "portalocker")
+
+#: most characters of a fault that an error repeats
+FAULT_SHOWN = 200
+
+
+class QdrantFault(RuntimeError):
+    """What Qdrant said, where its own error cannot be raised again."""
+
+
+@dataclass(frozen=True)
+class DenseForm:
+    """One dense vector of a collection. plain: one vector of floats in each point."""
+
+    size: int
+    distance: str
+    dtype: str
+    plain: bool
+
+
+@dataclass(frozen=True)
+class CollectionForm:
+    """A collection as it is now.
+
+    name      its own name, where the location may have an alias
+    aliases   all aliases of the server, with their collections
+    metadata  what the collection notes of itself
+    config    configuration as the client reports it
+    """
+
+    name: str
+    dense: Mapping[str, DenseForm]
+    sparse: frozenset[str]
+    indexed: bool
+    metadata: Mapping[str, Any]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    config: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class StoredPoint:
+    """A point; vectors by name; the unnamed one has the name ''."""
+
+    id: StoreId
+    vectors: Mapping[str, Any] = field(default_factory=dict)
+    payload: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class VectorPlace:
+    """A named vector of a collection."""
+
+    collection: str
+    vector: str
+
+
+class QdrantEngine:
     """A server or a folder. `where` names the collection in errors, without the address."""
 
     def __init__(self, url: str, where: str) -> None:
@@ -150,20 +226,34 @@ class ClientEngine(QdrantEngine):
         offset: StoreId | None,
         limit: int,
         *,
-        having: Having | None = None,
+        having: models.Filter | None = None,
         vectors: bool | Sequence[str] = False,
         payload: bool = False,
     ) -> tuple[list[StoredPoint], StoreId | None]:
         with self.session() as client:
             records, following = client.scroll(
                 name,
-                scroll_filter=_having_filter(having),
+                scroll_filter=having,
                 limit=limit,
                 offset=offset,
                 with_payload=payload,
                 with_vectors=_selector(vectors),
             )
-        return [_stored(each) for each in records], _offset(following)
+        points = [_stored(each) for each in records]
+        return points, None if following is None else point_id(following)
+
+    def every_point(
+        self, name: str, *, vectors: bool | Sequence[str] = False, payload: bool = False
+    ) -> Iterator[StoredPoint]:
+        """Yield all points in the order of their ids."""
+        offset: StoreId | None = None
+        while True:
+            points, offset = self.scroll(
+                name, offset, POINTS_PER_READ, vectors=vectors, payload=payload
+            )
+            yield from points
+            if offset is None:
+                return
 
     def retrieve(
         self,
@@ -184,37 +274,61 @@ class ClientEngine(QdrantEngine):
             )
         return {point.id: point for point in map(_stored, records)}
 
-    def count(self, name: str, having: Having | None = None) -> int:
+    def count(self, name: str, having: models.Filter | None = None) -> int:
+        """Return the exact number of points."""
         with self.session() as client:
-            return int(client.count(name, count_filter=_having_filter(having), exact=True).count)
+            return int(client.count(name, count_filter=having, exact=True).count)
 
     def sample(self, name: str, using: str, count: int) -> list[StoredPoint]:
         with self.session() as client:
             answer = client.query_points(
                 name,
                 query=models.SampleQuery(sample=models.Sample.RANDOM),
-                query_filter=_having_filter(Having(present=using)),
+                query_filter=having(present=using),
                 limit=count,
                 with_payload=False,
                 with_vectors=_selector([using]),
             )
         return [_stored(each) for each in answer.points]
 
-    def nearest(self, name: str, queries: StoreVectors, query: NearestQuery) -> list[Hits]:
+    def nearest(
+        self,
+        name: str,
+        using: str,
+        queries: StoreVectors,
+        k: int,
+        *,
+        filter: Any,
+        exact: bool,
+        vectors: bool,
+        payload: bool,
+    ) -> list[Hits]:
+        """Return the results of each query, with the scores of Qdrant."""
         request: dict[str, Any] = {
-            "using": query.using,
-            "filter": read_filter(query.filter),
-            "limit": query.k,
-            "with_payload": query.payload,
-            "with_vector": _selector([query.using]) if query.vectors else False,
+            "using": using,
+            "filter": read_filter(filter),
+            "limit": k,
+            "with_payload": payload,
+            "with_vector": _selector([using]) if vectors else False,
         }
-        if self.remote and query.exact:
+        if self.remote and exact:
             # local mode is always exact
             request["params"] = models.SearchParams(exact=True)
         requests = [models.QueryRequest(query=each.tolist(), **request) for each in queries]
-        with self.session(filtered=query.filter is not None) as client:
+        with self.session(filtered=filter is not None) as client:
             answers = client.query_batch_points(name, requests)
-        return [hits_of(each.points, query, queries.shape[1]) for each in answers]
+        results = []
+        for answer in answers:
+            found = [_stored(each) for each in answer.points]
+            results.append(
+                Hits(
+                    ids=[each.id for each in found],
+                    scores=[float(each.score) for each in answer.points],
+                    vectors=stack(found, using, queries.shape[1]) if vectors else None,
+                    payloads=[dict(each.payload) for each in found] if payload else None,
+                )
+            )
+        return results
 
     def set_vectors(
         self,
@@ -237,7 +351,7 @@ class ClientEngine(QdrantEngine):
                 client.update_vectors(
                     name,
                     points,
-                    update_filter=None if replace else _having_filter(Having(absent=vector)),
+                    update_filter=None if replace else having(absent=vector),
                 )
 
 
@@ -291,25 +405,11 @@ def read_filter(filter: Any) -> models.Filter | None:
         ) from None
 
 
-def hits_of(points: Sequence[Any], query: NearestQuery, dim: int) -> Hits:
-    """Return results of one query; larger scores are nearer."""
-    found = [_stored(each) for each in points]
-    return Hits(
-        ids=[each.id for each in found],
-        scores=[float(each.score) for each in points],
-        vectors=stack(found, query.using, dim) if query.vectors else None,
-        payloads=[dict(each.payload) for each in found] if query.payload else None,
-    )
-
-
 def _stored(record: Any) -> StoredPoint:
     number = point_id(record.id)
     assert number is not None
-    return StoredPoint(number, named(record.vector), record.payload or {})
-
-
-def _offset(value: Any) -> StoreId | None:
-    return None if value is None else point_id(value)
+    vectors = record.vector if isinstance(record.vector, Mapping) else {"": record.vector}
+    return StoredPoint(number, vectors if record.vector is not None else {}, record.payload or {})
 
 
 def _selector(vectors: bool | Sequence[str]) -> bool | list[str]:
@@ -319,10 +419,9 @@ def _selector(vectors: bool | Sequence[str]) -> bool | list[str]:
     return True if "" in vectors else list(vectors)
 
 
-def _having_filter(having: Having | None) -> models.Filter | None:
-    if having is None:
-        return None
-    return models.Filter(must=_has(having.present), must_not=_has(having.absent))
+def having(present: str | None = None, absent: str | None = None) -> models.Filter:
+    """Return the filter of points that have one vector, and lack another."""
+    return models.Filter(must=_has(present), must_not=_has(absent))
 
 
 def _has(vector: str | None) -> list[Any] | None:
@@ -335,4 +434,151 @@ def _dense_form(params: models.VectorParams) -> DenseForm:
         distance=params.distance.value,
         dtype=params.datatype.value if params.datatype else "float32",
         plain=params.multivector_config is None,
+    )
+
+
+def point_id(value: Any) -> StoreId | None:
+    """Return an id as Qdrant writes it; None for one that no point can have."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, np.integer)):
+        return int(value) if 0 <= value < 2**64 else None
+    try:
+        return str(UUID(str(value)))
+    except ValueError:
+        return None
+
+
+def stack(points: Sequence[StoredPoint], vector: str, dim: int) -> StoreVectors:
+    """Return the vectors (n, dim) of points that all have the vector."""
+    if not points:
+        return np.empty((0, dim), np.float32)
+    return np.asarray([point.vectors[vector] for point in points], dtype=np.float32)
+
+
+@dataclass(eq=False)
+class OpenFolder:
+    """One handle on a folder. users: keys of the engines that use it; lock: serialises calls."""
+
+    handle: Any
+    users: set[int] = field(default_factory=set)
+    lock: RLock = field(default_factory=RLock)
+
+
+_FOLDERS: dict[str, OpenFolder] = {}
+_LOCK = RLock()
+
+
+def share_folder(path: str, user: int, load: Callable[[], Any]) -> OpenFolder:
+    """Return the handle of a folder; `load` opens it if this process has not."""
+    with _LOCK:
+        folder = _FOLDERS.get(path)
+        if folder is None:
+            folder = _FOLDERS[path] = OpenFolder(load())
+        folder.users.add(user)
+        return folder
+
+
+def leave_folder(path: str, user: int) -> None:
+    """Close the handle when its last user leaves."""
+    with _LOCK:
+        folder = _FOLDERS.get(path)
+        if folder is None:
+            return
+        folder.users.discard(user)
+        if not folder.users:
+            del _FOLDERS[path]
+            with folder.lock:
+                folder.handle.close()
+
+
+@contextmanager
+def qdrant_faults(where: str, *, filtered: bool = False) -> Iterator[None]:
+    """Raise errors of stores. where: the collection; filtered: the call has a client's filter."""
+    try:
+        yield
+    except AnchorageError:
+        raise
+    except UnexpectedResponse as error:
+        raise _of_status(where, error, filtered) from None
+    except (ResponseHandlingException, httpx.HTTPError) as error:
+        source = getattr(error, "source", error)
+        if isinstance(source, ValidationError):
+            raise StoreUnsupported(
+                f"The Qdrant server of {where} answered in a form that this client does not read. "
+                "Ask the operator to compare the versions of both.",
+            ) from None
+        raise StoreUnavailable(
+            f"The Qdrant server of {where} did not answer ({type(source).__name__}). Try again "
+            "when it is up."
+        ) from None
+    except OSError as error:
+        raise _of_text(where, f"{error.strerror or error}", filtered, error.errno) from None
+    except (sqlite3.Error, QdrantFault) as error:
+        raise _of_text(where, str(error), filtered) from None
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        # local mode raises these for names and filters that it does not know
+        if not raised_by(error, QDRANT_PACKAGES) or (isinstance(error, TypeError) and not filtered):
+            raise  # a mistake of ours
+        if isinstance(error, KeyError):
+            raise _changed(where, f"{error} is not there") from None
+        raise _of_text(where, str(error), filtered) from None
+
+
+def _of_status(where: str, error: UnexpectedResponse, filtered: bool) -> AnchorageError:
+    text = error.content.decode(errors="replace")[:FAULT_SHOWN]
+    status = error.status_code or 0
+    if any(sign in text.lower() for sign in FULL_SIGNS) or status == 507:
+        return _full(where)
+    if status in (401, 403):
+        return _refused(where, f"it answered {status}")
+    if status == 404:
+        return _changed(where, text)
+    if status == 400 or status == 422:
+        return _of_text(where, text, filtered)
+    return StoreUnavailable(
+        f"The Qdrant server of {where} answered {status}. Try again when it is healthy."
+    )
+
+
+def _of_text(where: str, text: str, filtered: bool, number: int | None = None) -> AnchorageError:
+    low = text.lower()
+    shown = text[:FAULT_SHOWN]
+    if number in (errno.ENOSPC, errno.EDQUOT) or any(sign in low for sign in FULL_SIGNS):
+        return _full(where)
+    if any(sign in low for sign in LOCKED_SIGNS):
+        return StoreUnavailable(
+            f"Another process has the folder of {where} open, and Qdrant lets one process in. "
+            "Close it there, or use a Qdrant server."
+        )
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS) or any(
+        sign in low for sign in REFUSED_SIGNS
+    ):
+        return _refused(where, shown)
+    if number is not None or any(sign in low for sign in CHANGED_SIGNS):
+        return _changed(where, shown)
+    if filtered:
+        return InvalidFilter(
+            f"Qdrant refuses the filter: {shown}. Send a filter of Qdrant's JSON.", field="filter"
+        )
+    return StoreUnavailable(
+        f"Qdrant failed at {where}: {shown}. Try again; if it fails again, "
+        "ask the operator to look at its log."
+    )
+
+
+def _full(where: str) -> StoreFull:
+    return StoreFull(f"The disk of {where} is full. Free space there, then continue.")
+
+
+def _refused(where: str, why: str) -> StoreRefused:
+    return StoreRefused(
+        f"Qdrant refuses access to {where} ({why}). Ask the operator for an API key, or for "
+        "permissions of the folder, that allow reads and writes."
+    )
+
+
+def _changed(where: str, why: str) -> StoreChanged:
+    return StoreChanged(
+        f"The collection {where} is not as it was: {why}. Look at it, then begin a new plan."
     )

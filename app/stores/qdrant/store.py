@@ -1,18 +1,28 @@
-"""A Qdrant collection: on a server, in a folder of local mode, or a shard of the edge engine."""
+"""A Qdrant collection as it is read: on a server, or in a folder of local mode.
+
+Where the old and the new vectors are, is found by what a reindexing left in the collection.
+Strategy `collection`: the aliases `anchorage-TAG-old` and `anchorage-TAG-new` name the
+collections.
+Strategy `named-vector`: the metadata `anchorage_TAG` names both vectors, and `anchorage_vectors`
+names the vector that clients pass as `using`.
+"""
 
 from __future__ import annotations
 
 import re
+from abc import ABC
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from app.errors import StoreUnsupported
+from qdrant_client import models
+
+from app.errors import InvalidRequest, StoreChanged, StoreUnsupported
 from app.stores.base import (
-    Beside,
     Capabilities,
     Cursor,
     Hits,
+    Metric,
     Page,
     RowsChecksum,
     Side,
@@ -23,30 +33,37 @@ from app.stores.base import (
     StoreNote,
     StoreVectors,
 )
+from app.stores.common import rows_checksum
 from app.stores.qdrant.catch_up import digest
-from app.stores.qdrant.client import ClientEngine
-from app.stores.qdrant.engine import (
+from app.stores.qdrant.client import (
+    POINTS_PER_READ,
     CollectionForm,
-    Having,
-    NearestQuery,
+    DenseForm,
     QdrantEngine,
     StoredPoint,
-    checked_name,
-    metric_of,
+    VectorPlace,
+    having,
     point_id,
     stack,
 )
-from app.stores.qdrant.layout import QdrantLayout, VectorPlace, find_layout
-from app.stores.qdrant.named_vector import NamedVectorBeside
-from app.stores.qdrant.second_collection import SecondCollectionBeside, copy_problem
 
-#: points of one request of a checksum
-POINTS_PER_READ = 1000
+#: name of the metric of each distance that the connector reads
+METRICS: dict[str, Metric] = {"Cosine": "cosine", "Dot": "dot", "Euclid": "euclidean"}
+
+#: characters that no Qdrant server allows in the name of a collection
+FORBIDDEN_IN_COLLECTIONS = frozenset('<>:"/\\|?*\0\x1f')
+
+#: member of the metadata that maps each replaced vector to the live one
+LIVE_VECTORS = "anchorage_vectors"
+
+TAGGED_ALIAS = re.compile(r"anchorage-([0-9a-f]{8})-(old|new)")
+TAGGED_METADATA = re.compile(r"anchorage_([0-9a-f]{8})")
+
 
 LENGTHS_LOST = StoreNote(
     "lengths-lost",
     "A Cosine collection stores unit vectors. The lengths of the vectors are lost, so `keep_norms` "
-    "and the method `affine` cannot be used.",
+    "cannot be used.",
 )
 
 
@@ -61,7 +78,43 @@ UNNAMED_LOCAL = StoreNote(
 PAYLOAD_PATH = re.compile(r"[\w-][\w .\[\]-]*")
 
 
-class QdrantStore(Store):
+@dataclass(frozen=True)
+class QdrantLayout:
+    """The collection of a store and the reindexing in it.
+
+    form      the collection that clients see
+    field     name of the vector in the location, or that of the first vector
+    tag       tag of the reindexing; None: there is none
+    old       the old vectors; None: they are deleted
+    new       the new vectors; None: there are none
+    """
+
+    form: CollectionForm
+    field: str
+    strategy: str | None
+    tag: str | None
+    old: VectorPlace | None
+    new: VectorPlace | None
+    cut_over: bool
+
+    @property
+    def live(self) -> VectorPlace:
+        """The vectors that clients see."""
+        place = self.new if self.cut_over else self.old
+        assert place is not None
+        return place
+
+    def side(self, side: Side) -> VectorPlace:
+        """Return one side. Raises StoreChanged if it is not there."""
+        place = self.old if side == "old" else self.new
+        if place is None:
+            raise StoreChanged(
+                f"{self.form.name!r} has no {side} vectors of a reindexing. Begin a new plan."
+            )
+        return place
+
+
+class QdrantCollection(Store, ABC):
     """A collection. keeps_lengths is False until `facts` finds that it is not a Cosine one."""
 
     capabilities = Capabilities(
@@ -73,10 +126,7 @@ class QdrantStore(Store):
 
     def __init__(self, location: StoreLocation) -> None:
         self.location = location
-        self.engine = self._engine(location)
-
-    def _engine(self, location: StoreLocation) -> QdrantEngine:
-        return ClientEngine(location.url, repr(checked_name(location.collection)))
+        self.engine = QdrantEngine(location.url, repr(checked_name(location.collection)))
 
     def layout(self) -> QdrantLayout:
         """Return where the vectors are now."""
@@ -94,11 +144,11 @@ class QdrantStore(Store):
         dense = form.dense[place.vector]
         metric = metric_of(dense, place.vector)
         self.capabilities = replace(type(self).capabilities, keeps_lengths=metric != "cosine")
-        rows = self.engine.count(place.collection, Having(present=place.vector))
+        rows = self.engine.count(place.collection, having(present=place.vector))
         strategies, notes = self._strategies(form)
         if metric == "cosine":
             notes.append(LENGTHS_LOST)
-        if not place.vector and isinstance(self.engine, ClientEngine) and not self.engine.remote:
+        if not place.vector and not self.engine.remote:
             notes.append(UNNAMED_LOCAL)
         return StoreFacts(
             rows=rows,
@@ -113,12 +163,11 @@ class QdrantStore(Store):
 
     def _strategies(self, form: CollectionForm) -> tuple[list[str], list[StoreNote]]:
         strategies, notes = [], []
-        if "collection" in self.capabilities.strategies:
-            problem = copy_problem(form, self.location)
-            if problem is None:
-                strategies.append("collection")
-            else:
-                notes.append(problem)
+        problem = copy_problem(form, self.location)
+        if problem is None:
+            strategies.append("collection")
+        else:
+            notes.append(problem)
         if self.engine.can_add_vectors():
             strategies.append("named-vector")
         else:
@@ -215,14 +264,18 @@ class QdrantStore(Store):
         vectors: bool = False,
         payload: bool = False,
     ) -> Sequence[Hits]:
-        if filter is not None and not self.capabilities.filters:
-            raise StoreUnsupported(
-                "This kind of store takes no filter. Remove `filter`.", field="filter"
-            )
         layout = self.layout()
         place = layout.side(side)
-        query = NearestQuery(place.vector, k, filter, exact, vectors, payload)
-        hits = self.engine.nearest(place.collection, queries, query)
+        hits = self.engine.nearest(
+            place.collection,
+            place.vector,
+            queries,
+            k,
+            filter=filter,
+            exact=exact,
+            vectors=vectors,
+            payload=payload,
+        )
         form = layout.form if place.collection == layout.form.name else None
         dense = (form or self.engine.form(place.collection)).dense[place.vector]
         if metric_of(dense, place.vector) != "euclidean":
@@ -238,29 +291,8 @@ class QdrantStore(Store):
         place = layout.live
         mine = {each.vector for each in (layout.old, layout.new) if each}
         others = [each for each in [*layout.form.dense, *layout.form.sparse] if each not in mine]
-        rows, total, offset = 0, 0, None
-        while True:
-            points, offset = self.engine.scroll(
-                place.collection, offset, POINTS_PER_READ, payload=True, vectors=others or False
-            )
-            for point in points:
-                total += digest(point, others, layout.form)
-            rows += len(points)
-            if offset is None:
-                return RowsChecksum(rows, f"{total % 2**128:032x}")
-
-    def beside(self, tag: str, dim: int, strategy: str | None = None) -> Beside:
-        strategy = strategy or self.capabilities.strategies[0]
-        if strategy not in self.capabilities.strategies:
-            raise StoreUnsupported(
-                f"Qdrant has no strategy {strategy!r}. It has "
-                f"{', '.join(self.capabilities.strategies)}.",
-                field="strategy",
-            )
-        if strategy == "named-vector":
-            return NamedVectorBeside(self.engine, self.location, tag, dim)
-        assert isinstance(self.engine, ClientEngine)
-        return SecondCollectionBeside(self.engine, self.location, tag, dim)
+        points = self.engine.every_point(place.collection, payload=True, vectors=others or False)
+        return rows_checksum(digest(point, others, layout.form) for point in points)
 
 
 def _page(
@@ -278,3 +310,137 @@ def _text(payload: Mapping[str, Any], field: str) -> str | None:
         for part in field.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
     return value if isinstance(value, str) else None
+
+
+def copy_problem(form: CollectionForm, location: StoreLocation) -> StoreNote | None:
+    """Return why a collection cannot be replaced by a second one; None if it can."""
+    if location.collection not in form.aliases:
+        return StoreNote(
+            "no-alias",
+            f"Clients use the collection {form.name!r} by its own name, which Qdrant cannot give "
+            "to another collection. For the strategy `collection`, create an alias, let all "
+            "clients use it, and register the store with the alias as `collection`.",
+        )
+    if form.config.config.params.sharding_method == models.ShardingMethod.CUSTOM:
+        return StoreNote(
+            "custom-sharding",
+            "The collection has shard keys, which the strategy `collection` does not copy. "
+            "Use `named-vector`.",
+        )
+    return None
+
+
+def alias_of(tag: str, side: Side) -> str:
+    """Return the alias that marks one side of a reindexing."""
+    return f"anchorage-{tag}-{side}"
+
+
+def metadata_of(tag: str) -> str:
+    """Return the member of the metadata that notes a reindexing."""
+    return f"anchorage_{tag}"
+
+
+def find_layout(engine: QdrantEngine, location: StoreLocation) -> QdrantLayout:
+    """Return the layout as it is now. Raises StoreChanged and StoreUnsupported."""
+    form = engine.form(location.collection)
+    return _by_aliases(form, location) or _by_metadata(form, location) or _plain(form, location)
+
+
+def _by_aliases(form: CollectionForm, location: StoreLocation) -> QdrantLayout | None:
+    places: dict[str, dict[str, str]] = {}
+    for alias, target in form.aliases.items():
+        if match := TAGGED_ALIAS.fullmatch(alias):
+            places.setdefault(match[1], {})[match[2]] = target
+    for tag, sides in places.items():
+        if form.name in sides.values():
+            field, vector = _vector(form, location)
+            old, new = (
+                VectorPlace(sides[side], vector) if side in sides else None
+                for side in ("old", "new")
+            )
+            return QdrantLayout(
+                form, field, "collection", tag, old, new, form.name == sides.get("new")
+            )
+    return None
+
+
+def _by_metadata(form: CollectionForm, location: StoreLocation) -> QdrantLayout | None:
+    live = form.metadata.get(LIVE_VECTORS) or {}
+    for member, entry in form.metadata.items():
+        match = TAGGED_METADATA.fullmatch(member)
+        if match is None or location.vector_field not in (None, entry["field"]):
+            continue
+        old, new = (
+            VectorPlace(form.name, entry[side]) if entry[side] in form.dense else None
+            for side in ("old", "new")
+        )
+        cut_over = live.get(entry["field"]) == entry["new"]
+        if (new if cut_over else old) is None:
+            raise StoreChanged(
+                f"{form.name!r} has lost a vector of the reindexing {match[1]}. Look at the "
+                "collection; its metadata names the vectors."
+            )
+        return QdrantLayout(form, entry["field"], "named-vector", match[1], old, new, cut_over)
+    return None
+
+
+def _plain(form: CollectionForm, location: StoreLocation) -> QdrantLayout:
+    field, vector = _vector(form, location)
+    return QdrantLayout(form, field, None, None, VectorPlace(form.name, vector), None, False)
+
+
+def _vector(form: CollectionForm, location: StoreLocation) -> tuple[str, str]:
+    """Return the name in the location and the name of the live vector."""
+    live: dict[str, Any] = form.metadata.get(LIVE_VECTORS) or {}
+    field = location.vector_field
+    if field is None:
+        if len(form.dense) != 1:
+            raise StoreUnsupported(
+                _choose(form, "has several dense vectors or none"), field="vector_field"
+            )
+        [vector] = form.dense
+        field = next((each for each, name in live.items() if name == vector), vector)
+        return field, vector
+    vector = live.get(field, field)
+    if vector not in form.dense:
+        raise StoreUnsupported(
+            _choose(form, f"has no dense vector {field!r}"), field="vector_field"
+        )
+    return field, vector
+
+
+def _choose(form: CollectionForm, problem: str) -> str:
+    names = ", ".join(repr(each) for each in sorted(form.dense)) or "none"
+    return f"{form.name!r} {problem}. Name one in `vector_field`; its dense vectors are: {names}."
+
+
+def checked_name(collection: str) -> str:
+    """Return the name of a collection. Raises InvalidRequest if it could leave the address."""
+    if (
+        collection in ("", ".", "..")
+        or len(collection) > 255
+        or FORBIDDEN_IN_COLLECTIONS & set(collection)
+    ):
+        raise InvalidRequest(
+            f"{collection!r} is not the name of a Qdrant collection. A name has 1 to 255 "
+            'characters, without any of < > : " / \\ | ? *. Send such a name.',
+            field="collection",
+        )
+    return collection
+
+
+def metric_of(form: DenseForm, vector: str) -> Metric:
+    """Return the metric. Raises StoreUnsupported for vectors that cannot be translated."""
+    if not form.plain:
+        problem = "holds several vectors per point (a multivector)"
+    elif form.dtype not in ("float32", "float16"):
+        problem = f"stores numbers of type {form.dtype}"
+    elif form.distance not in METRICS:
+        problem = f"has the distance {form.distance}"
+    else:
+        return METRICS[form.distance]
+    raise StoreUnsupported(
+        f"The vector {vector!r} {problem}. Anchorage reads single vectors of float32 or float16 "
+        "with the distances Cosine, Dot and Euclid. Choose another vector in `vector_field`.",
+        field="vector_field",
+    )

@@ -17,8 +17,6 @@ FORMS: list[tuple[str, dict[str, object]]] = [
     ("procrustes", {}),
     ("ridge", {"renormalise": True}),
     ("ridge", {"renormalise": False}),
-    ("affine", {}),
-    ("reduced-rank", {"rank": 8}),
     ("canonical", {}),
     ("procrustes", {"keep_norms": True}),
     ("kernel", {}),

@@ -13,20 +13,17 @@ SHAPE = {"renormalise": True, "keep_norms": False}
 METHODS = {
     "irp": {"delta": 0.6, "omega": 8, "seed": 0, **SHAPE},
     "irp-ridge": {"ridge": 1.0, **SHAPE},
-    "graded": {"encode_power": 1.0, "decode_power": 0.25, "ridge": None, "centre": True, **SHAPE},
-    "procrustes": {"centre": True, **SHAPE},
-    "ridge": {"ridge": None, "centre": True, **SHAPE},
-    "toward-procrustes": {"ridge": None, "centre": True, **SHAPE},
-    "reduced-rank": {"ridge": None, "rank": None, "centre": True, **SHAPE},
+    "graded": {"encode_power": 1.0, "decode_power": 0.25, "ridge": None, **SHAPE},
+    "procrustes": SHAPE,
+    "ridge": {"ridge": None, **SHAPE},
+    "toward-procrustes": {"ridge": None, **SHAPE},
     "canonical": {
         "ridge": None,
         "correlation_power": 0.5,
         "dewhiten": 0.5,
-        "centre": True,
         **SHAPE,
     },
-    "affine": {"ridge": None},
-    "kernel": {"ridge": None, "decode_power": 0.25, "landmarks": 2048, **SHAPE},
+    "kernel": {"ridge": None, "decode_power": 0.25, **SHAPE},
 }
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from pathlib import Path
 
+import lancedb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -76,10 +77,10 @@ def test_a_wrong_answer_is_asked_again_and_missing_ones_are_named(tmp_path: Path
 
 def test_a_store_with_texts_needs_no_vectors_of_the_new_encoder(tmp_path: Path):
     texts = PACK.sentences[:120]
-    pq.write_table(
-        pa.table({"id": range(120), "text": texts, "v": list(OLD)}), tmp_path / "rows.parquet"
-    )
-    stores = f'{{"disk": "file://{tmp_path}"}}'
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(OLD.ravel()), OLD.shape[1])
+    table = pa.table({"id": range(120), "text": texts, "v": vectors})
+    lancedb.connect(tmp_path / "lake").create_table("rows", table)
+    stores = f'{{"disk": "{tmp_path}/lake"}}'
     runner, env = CliRunner(), {"ANCHORAGE_DATA_DIR": str(tmp_path / "data")}
     np.save(tmp_path / "old.npy", OLD)
     np.save(tmp_path / "new.npy", NEW)
@@ -87,8 +88,18 @@ def test_a_store_with_texts_needs_no_vectors_of_the_new_encoder(tmp_path: Path):
     facts = ("--items", "120", "--old-encoder-runs", "--texts-exist")
     assert start(tmp_path, *pair, *facts).exit_code == 0
     connect = (
-        *("stores", "connect", "shop", "--kind", "files", "--address", "disk", "--encoder", "old"),
-        *("--collection", "rows.parquet", "--id-field", "id", "--text-field", "text"),
+        *(
+            "stores",
+            "connect",
+            "shop",
+            "--kind",
+            "lancedb",
+            "--address",
+            "disk",
+            "--encoder",
+            "old",
+        ),
+        *("--collection", "rows", "--encoder", "old", "--id-field", "id", "--text-field", "text"),
     )
     connected = runner.invoke(cli, connect, env={**env, "ANCHORAGE_STORES": stores})
     assert connected.exit_code == 0, connected.output

@@ -7,8 +7,7 @@ import torch
 from torch.nn.functional import normalize
 
 from app.maths.alignment import alignment
-from app.maths.alignment.alignment import AlignmentSettings, align_pools
-from app.maths.alignment.alignment_estimate import compare_maps
+from app.maths.alignment.alignment import AlignmentSettings, align_pools, compare_maps
 from tests.maths.alignment.clouds import mixing, orthonormal, two_pools, unit
 
 SETTINGS = AlignmentSettings(attempts=2, draws=1, size=500)

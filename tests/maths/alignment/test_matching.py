@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from app.maths.alignment.components import Components
-from app.maths.alignment.matching import SIGNATURE_WEIGHT, _signature_scores, match_components
+from app.maths.alignment.components import (
+    SIGNATURE_WEIGHT,
+    Components,
+    _signature_scores,
+    match_components,
+)
 
 
 def components(seed: int, r: int) -> Components:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from app.maths.alignment.rotation import Rounds, mean_rows, neighbours, orthogonal, refine
+from app.maths.alignment.alignment import Rounds, mean_rows, neighbours, orthogonal, refine
 from tests.maths.alignment.clouds import mixing, two_pools
 
 ROUNDS = Rounds(6, 800, 5)

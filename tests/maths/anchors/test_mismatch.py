@@ -12,6 +12,7 @@ from torch import Tensor
 
 from app.demo.pack import load_pack
 from app.maths.anchors import mismatch
+from app.maths.anchors.health import robust_scores
 from app.maths.anchors.mismatch import (
     RELATED_Z,
     compare_anchors,
@@ -22,7 +23,6 @@ from app.maths.anchors.mismatch import (
     ridge_predictions,
 )
 from app.maths.geometry import space
-from app.maths.geometry.robust import robust_scores
 from app.maths.geometry.space import fit_space
 from app.maths.quality.crossfit import FEWEST_DISTINCT
 from app.maths.quality.evidence import permutation_moments

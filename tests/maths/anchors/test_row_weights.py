@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from app.maths.anchors import row_weights
-from app.maths.anchors.row_weights import (
+from app.maths.anchors import foreign as foreign_anchors
+from app.maths.anchors.foreign import (
     FOREIGN_TOTALS,
     MOST_FOREIGN_WEIGHT,
     choose_weights,
@@ -54,6 +54,6 @@ def test_without_enough_anchors_of_the_store_nothing_is_weighed():
 
 
 def test_of_very_many_anchors_a_choice_reads_some(monkeypatch):
-    monkeypatch.setattr(row_weights, "MOST_WEIGHED_ANCHORS", 50)
+    monkeypatch.setattr(foreign_anchors, "MOST_WEIGHED_ANCHORS", 50)
     source, target, foreign = mixed(60, 200, OTHER_MAP)
     assert (choose_weights(source, target, foreign)[foreign] == 0).all()

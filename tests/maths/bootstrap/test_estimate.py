@@ -25,8 +25,7 @@ from app.maths.bootstrap.estimate import (
     rows_to_label,
     wrong_seeds,
 )
-from app.maths.bootstrap.neighbours import no_beat
-from app.maths.bootstrap.refinement import graded_map, learn_and_match, mutual_partners
+from app.maths.bootstrap.neighbours import graded_map, learn_and_match, mutual_partners, no_beat
 from tests.maths.bootstrap.clouds import WHOLE, every, interrupt, normal, views
 
 seeds = st.integers(0, 2**31)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from app.maths.bootstrap.exchange import EXCHANGED, learn
 from safetensors.torch import load, save
 
 from app.maths.bootstrap import self_learning
-from app.maths.bootstrap.exchange import EXCHANGED, learn
 from app.maths.bootstrap.pools import Pools, State, Step
 from tests.maths.bootstrap.clouds import states
 from tests.maths.bootstrap.test_self_learning import LONG, SHORT, check_result, hidden_order, same

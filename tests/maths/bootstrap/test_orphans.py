@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.maths.bootstrap import orphans
-from app.maths.bootstrap.estimate import CONFIRMATIONS
-from app.maths.bootstrap.neighbours import no_beat
-from app.maths.bootstrap.orphans import (
+from app.maths.bootstrap import estimate
+from app.maths.bootstrap.estimate import (
+    CONFIRMATIONS,
     DOUBTFUL_SHARE,
     ENOUGH_ORPHANS,
     FINDABLE_SHARE,
@@ -27,7 +26,7 @@ from app.maths.bootstrap.orphans import (
     run_trial,
     share_with_partner,
 )
-from app.maths.bootstrap.refinement import learn_and_match
+from app.maths.bootstrap.neighbours import learn_and_match, no_beat
 from tests.maths.bootstrap.clouds import WHOLE, every, interrupt, normal, views
 
 shares = st.floats(0, 1)
@@ -116,7 +115,7 @@ def test_an_orphan_counts_only_if_maps_of_half_of_the_pairs_confirm_its_pair(
         partner = learn_and_match(*arguments, **more)
         return partner if len(calls) == 1 else torch.full_like(partner, -1)
 
-    monkeypatch.setattr(orphans, "learn_and_match", only_the_first)
+    monkeypatch.setattr(estimate, "learn_and_match", only_the_first)
     assert (
         run_trial(x, y, every(120), OrphanTrials(), seed=0, memory=WHOLE, beat=no_beat).paired == 0
     )
@@ -183,8 +182,8 @@ def test_trials_differ_and_add_up(monkeypatch):
         made.append([set(map(tuple, some.tolist())) for some in arguments[2:5]])
         return found(*arguments)
 
-    found = orphans._paired_orphans
-    monkeypatch.setattr(orphans, "_paired_orphans", remembered)
+    found = estimate._paired_orphans
+    monkeypatch.setattr(estimate, "_paired_orphans", remembered)
     first = run_trial(x, y, every(100), OrphanTrials(), seed=0, memory=WHOLE, beat=no_beat)
     second = run_trial(x, y, every(100), first, seed=0, memory=WHOLE, beat=no_beat)
     again = run_trial(x, y, every(100), OrphanTrials(trials=1), seed=0, memory=WHOLE, beat=no_beat)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.maths.bootstrap.neighbours import no_beat
-from app.maths.bootstrap.refinement import (
+from app.maths.bootstrap.neighbours import (
     CSLS_NEIGHBOURS,
     DECODE_POWER,
     LEAST_RIDGE,
@@ -18,6 +17,7 @@ from app.maths.bootstrap.refinement import (
     graded_map,
     learn_and_match,
     mutual_partners,
+    no_beat,
     partner_pairs,
 )
 from tests.maths.bootstrap.clouds import WHOLE, every, interrupt, normal, rotation

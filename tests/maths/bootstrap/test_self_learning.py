@@ -15,12 +15,11 @@ from torch import Tensor
 
 from app.demo.pack import load_pack
 from app.errors import InvalidSeeds
-from app.maths.bootstrap.annealing import principal_directions
+from app.maths.bootstrap.annealing import CentroidSettings, principal_directions
 from app.maths.bootstrap.attempts import VARIANTS, SelfLearningSettings
-from app.maths.bootstrap.neighbours import no_beat
-from app.maths.bootstrap.orphans import MOST_TRIALS, USUAL_TRIALS
+from app.maths.bootstrap.estimate import MOST_TRIALS, USUAL_TRIALS
+from app.maths.bootstrap.neighbours import learn_and_match, no_beat, partner_pairs
 from app.maths.bootstrap.pools import Pools, State, Step, fit_pools
-from app.maths.bootstrap.refinement import learn_and_match, partner_pairs
 from app.maths.bootstrap.self_learning import (
     FEWEST_POOL_ITEMS,
     LEAST_ORPHAN_FACTOR,
@@ -28,7 +27,6 @@ from app.maths.bootstrap.self_learning import (
     SelfLearningResult,
     learn,
 )
-from app.maths.bootstrap.unseeded_start import CentroidSettings
 from tests.maths.bootstrap.clouds import normal, states
 
 Seeds = list[tuple[int, int]]

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from app.maths.bootstrap.annealing import CentroidSettings, centroid_overlap
 from app.maths.bootstrap.neighbours import no_beat
-from app.maths.bootstrap.unseeded_start import CentroidSettings, centroid_overlap
 from tests.maths.bootstrap.clouds import interrupt, normal, rotation
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from app.maths.geometry import projection, quantise, robust, sampling, space, spectrum
+from app.maths.anchors import health
+from app.maths.geometry import projection, quantise, sampling, space, spectrum
 from tests.maths.devices.common import Case, On, pair_of_clouds, raised
 
 X, Y = pair_of_clouds(40)
@@ -34,7 +35,7 @@ CASES: dict[str, Case] = {
     ),
     "geometry.quantise.quantise_in_place": quantised,
     "geometry.quantise.levels": lambda on: quantise.levels(on(torch.tanh(X)), 31),
-    "geometry.robust.robust_scores": lambda on: robust.robust_scores(
+    "anchors.health.robust_scores": lambda on: health.robust_scores(
         on(X[:, 0].double()), least=0.1
     ),
     "geometry.sampling.cluster_centres": lambda on: sampling.cluster_centres(
@@ -52,8 +53,6 @@ CASES: dict[str, Case] = {
         space.fit_space(on(X), on(WEIGHTS)),
         raised(lambda: space.fit_space(on(X[:1].expand(4, -1)))),
     ],
-    "geometry.space.uncentred": lambda on: space.uncentred(fitted(on)),
-    "geometry.space.unscaled": lambda on: space.unscaled(fitted(on)),
     "geometry.spectrum.kept_svd": lambda on: spectrum.kept_svd(on(X.double()), noise=0.1),
     "geometry.spectrum.kept_values": lambda on: spectrum.kept_values(on(X.double()), noise=0.1),
     "geometry.spectrum.pinv": lambda on: spectrum.pinv(on(X.double())),

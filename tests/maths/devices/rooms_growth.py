@@ -8,27 +8,17 @@ from typing import Any
 
 import torch
 
-from app.maths.alignment import (
-    alignment,
-    alignment_estimate,
-    anchored,
-    components,
-    matching,
-    rotation,
-)
+from app.maths.alignment import alignment, anchored, components
 from app.maths.bootstrap import (
     annealing,
     estimate,
     exchange,
     methods,
     neighbours,
-    orphans,
     paper,
     pools,
-    refinement,
     self_learning,
     sinkhorn,
-    unseeded_start,
 )
 from app.maths.bootstrap.attempts import SelfLearningSettings
 from app.maths.bootstrap.neighbours import no_beat
@@ -120,9 +110,9 @@ def squares(on: On) -> object:
 
 
 def trials(on: On) -> object:
-    done = orphans.OrphanTrials()
+    done = estimate.OrphanTrials()
     for _ in range(2):
-        done = orphans.run_trial(
+        done = estimate.run_trial(
             on(X), on(Y), on(every(150)), done, seed=0, memory=MEMORY, beat=no_beat
         )
     return done
@@ -191,17 +181,17 @@ CASES: dict[str, Case] = {
         ]
     ),
     "bootstrap.neighbours.product": lambda on: neighbours.product(on(X), on(Y).T, beat=no_beat),
-    "bootstrap.orphans.run_trial": trials,
+    "bootstrap.estimate.run_trial": trials,
     "bootstrap.paper.grow": partial(grown, paper.grow, PAPER),
     "bootstrap.paper.grow/rows": partial(grown, paper.grow, replace(PAPER, argmax="rows")),
     "bootstrap.pools.fit_pools": lambda on: pools.fit_pools(on(SOURCE), on(TARGET)),
     "bootstrap.pools.mean_and_distance": lambda on: pools.mean_and_distance(on(SOURCE)),
-    "bootstrap.refinement.partner_pairs": lambda on: refinement.partner_pairs(on(PARTNER)),
-    "bootstrap.refinement.graded_map": lambda on: refinement.graded_map(on(X), on(Y)),
-    "bootstrap.refinement.mutual_partners": lambda on: refinement.mutual_partners(
+    "bootstrap.neighbours.partner_pairs": lambda on: neighbours.partner_pairs(on(PARTNER)),
+    "bootstrap.neighbours.graded_map": lambda on: neighbours.graded_map(on(X), on(Y)),
+    "bootstrap.neighbours.mutual_partners": lambda on: neighbours.mutual_partners(
         on(X), on(Y), memory=MEMORY, beat=no_beat
     ),
-    "bootstrap.refinement.learn_and_match": lambda on: refinement.learn_and_match(
+    "bootstrap.neighbours.learn_and_match": lambda on: neighbours.learn_and_match(
         on(X), on(Y), on(every(50)), memory=MEMORY, beat=no_beat
     ),
     "bootstrap.self_learning.learn": partial(grown, self_learning.learn, LEARNING),
@@ -232,8 +222,8 @@ CASES: dict[str, Case] = {
             )
         ]
     ),
-    "bootstrap.unseeded_start.centroid_overlap": lambda on: unseeded_start.centroid_overlap(
-        on(X), on(Y), unseeded_start.CentroidSettings(8, 2), seed=0, beat=no_beat
+    "bootstrap.annealing.centroid_overlap": lambda on: annealing.centroid_overlap(
+        on(X), on(Y), annealing.CentroidSettings(8, 2), seed=0, beat=no_beat
     ),
     "alignment.alignment.align_pools": lambda on: alignment.align_pools(
         on(ALIGNED[0]),
@@ -241,7 +231,7 @@ CASES: dict[str, Case] = {
         settings=alignment.AlignmentSettings(attempts=2, components=8, draws=1, size=50),
         memory=WHOLE,
     ),
-    "alignment.alignment_estimate.compare_maps": lambda on: alignment_estimate.compare_maps(
+    "alignment.alignment.compare_maps": lambda on: alignment.compare_maps(
         on(ALIGNED[0]),
         on(ALIGNED[1]),
         (on(ALIGNED[2]), on(ALIGNED[2] + 0.1)),
@@ -266,20 +256,22 @@ CASES: dict[str, Case] = {
         on(X), on(Y), 5, memory=MEMORY
     ),
     "alignment.components.independent_components": parts,
-    "alignment.matching.match_components": lambda on: matching.match_components(
+    "alignment.components.match_components": lambda on: components.match_components(
         *parts(on), starts=2, seed=0
     ),
-    "alignment.rotation.orthogonal": lambda on: rotation.orthogonal(on(OVERLAP)),
-    "alignment.rotation.refine": lambda on: rotation.refine(
+    "alignment.alignment.orthogonal": lambda on: alignment.orthogonal(on(OVERLAP)),
+    "alignment.alignment.refine": lambda on: alignment.refine(
         on(X),
         on(Y),
-        on(rotation.orthogonal(OVERLAP)),
-        rotation.Rounds(2, 90, 4),
+        on(alignment.orthogonal(OVERLAP)),
+        alignment.Rounds(2, 90, 4),
         seed=0,
         memory=MEMORY,
     ),
-    "alignment.rotation.neighbours": lambda on: rotation.neighbours(on(X), on(Y), 4, memory=MEMORY),
-    "alignment.rotation.mean_rows": lambda on: rotation.mean_rows(
+    "alignment.alignment.neighbours": lambda on: alignment.neighbours(
+        on(X), on(Y), 4, memory=MEMORY
+    ),
+    "alignment.alignment.mean_rows": lambda on: alignment.mean_rows(
         on(X), on(torch.arange(60).reshape(20, 3))
     ),
 }

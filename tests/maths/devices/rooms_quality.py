@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from app.maths.anchors import mismatch
 from app.maths.geometry.space import fit_space
 from app.maths.quality import (
-    candidate_measures,
+    candidates,
     confidence,
-    confidence_features,
     crossfit,
     evaluation,
     evidence,
-    hubness,
     index_curves,
-    influence,
-    intervals,
-    learning_curve,
     metrics,
     promise,
     selection,
-    similarity,
 )
 from app.maths.quality.candidates import DEFAULT_CANDIDATE, Candidate
 from app.maths.translators.methods import resolve
@@ -36,7 +31,6 @@ OPTIONS = resolve("graded", {}, anchors=70)
 FEW = [
     DEFAULT_CANDIDATE["retrieval"],
     Candidate("procrustes", {}),
-    Candidate("affine", {}),
     Candidate("kernel", {"decode_power": 0.25}),
 ]
 
@@ -72,7 +66,7 @@ def choice_of_many(on: On) -> object:
 
 def judges_drawn(on: On) -> object:
     x, y = pair_of_clouds(3000)
-    return influence.influence(on(x), on(y))
+    return mismatch.influence(on(x), on(y))
 
 
 def expected(on: On) -> object:
@@ -82,7 +76,7 @@ def expected(on: On) -> object:
     return made, confidence.expected_cosines(made, on(rows))
 
 
-def reference(on: On) -> confidence_features.Reference:
+def reference(on: On) -> confidence.Reference:
     rest = on(torch.arange(70) > 9)
     return confidence.reference_and_translations("graded", *sides(on), OPTIONS, rest, ~rest, None)[
         0
@@ -100,7 +94,7 @@ def evaluated(on: On) -> object:
 def promised(on: On) -> object:
     both = sides(on)
     curves = index_curves.measure_curves([held(on)], both[1], on(NEW_Y.double()))
-    curve = learning_curve.learning_curve("graded", *both, OPTIONS)
+    curve = promise.learning_curve("graded", *both, OPTIONS)
     basis = promise.promise_basis(curves, crossfit.held_out_quality(held(on), *both), curve)
     return [curves, promise.promise(basis, 30), promise.promise(basis, 10_000)]
 
@@ -124,13 +118,11 @@ def compared(on: On) -> object:
 
 def measured_candidates(on: On) -> object:
     first, fold_of = crossfit.cut_into_folds(*sides(on), folds=5, seed=0)  # type: ignore[misc]
-    return candidate_measures.measure_candidates(
-        FEW, *sides(on), first, fold_of, on(WEIGHTS), folds=5
-    )
+    return candidates.measure_candidates(FEW, *sides(on), first, fold_of, on(WEIGHTS), folds=5)
 
 
 CASES: dict[str, Case] = {
-    "quality.candidate_measures.measure_candidates": measured_candidates,
+    "quality.candidates.measure_candidates": measured_candidates,
     "quality.confidence.fit_confidence": lambda on: confidence.fit_confidence(
         "graded", *sides(on), OPTIONS, **roles(on)
     ),
@@ -149,9 +141,7 @@ CASES: dict[str, Case] = {
     "quality.confidence.fit_validated_ridge": lambda on: confidence.fit_validated_ridge(
         on(X.double()), on(Y[:, 0].double())
     ),
-    "quality.confidence_features.features": lambda on: confidence_features.features(
-        reference(on), on(NEW_X)
-    ),
+    "quality.confidence.features": lambda on: confidence.features(reference(on), on(NEW_X)),
     "quality.crossfit.hold_out": lambda on: crossfit.hold_out(
         "irp", *sides(on), resolve("irp", {}, anchors=70), **roles(on)
     ),
@@ -181,13 +171,13 @@ CASES: dict[str, Case] = {
     "quality.evidence.cosine_moments": lambda on: evidence.cosine_moments(
         on(Y[:6].double()), on(Y[6:12].double())
     ),
-    "quality.hubness.csls": lambda on: hubness.csls(
+    "quality.evaluation.csls": lambda on: evaluation.csls(
         metrics.unit(on(Y[:9])), metrics.unit(on(Y)), 3
     ),
-    "quality.hubness.local_similarity": lambda on: hubness.local_similarity(
+    "quality.evaluation.local_similarity": lambda on: evaluation.local_similarity(
         metrics.unit(on(Y[:9])), metrics.unit(on(Y)), 3
     ),
-    "quality.hubness.skewness": lambda on: hubness.skewness(searched(on).near, 70),
+    "quality.evaluation.skewness": lambda on: evaluation.skewness(searched(on).near, 70),
     "quality.index_curves.overlap_to_y": lambda on: index_curves.overlap_to_y(
         on(torch.tensor([0.4, 0.7]).double()), on(torch.tensor([0.1, 0.2]).double())
     ),
@@ -198,15 +188,15 @@ CASES: dict[str, Case] = {
         on(torch.arange(1, 9)), 0.5
     ),
     "quality.index_curves.measure_curves": promised,
-    "quality.influence.influence": lambda on: influence.influence(on(X), on(Y)),
-    "quality.influence.influence/drawn judges": judges_drawn,
-    "quality.intervals.bootstrap_interval": lambda on: intervals.bootstrap_interval(
+    "anchors.mismatch.influence": lambda on: mismatch.influence(on(X), on(Y)),
+    "anchors.mismatch.influence/drawn judges": judges_drawn,
+    "quality.metrics.bootstrap_interval": lambda on: metrics.bootstrap_interval(
         on(X), resamples=50
     ),
-    "quality.learning_curve.learning_curve": lambda on: learning_curve.learning_curve(
+    "quality.promise.learning_curve": lambda on: promise.learning_curve(
         "graded", *sides(on), OPTIONS, **roles(on)
     ),
-    "quality.learning_curve.measure_curve": lambda on: learning_curve.measure_curve(
+    "quality.promise.measure_curve": lambda on: promise.measure_curve(
         "recall", on(X[:, :3].double()), on(torch.tensor([10.0, 20.0, 40.0]).double())
     ),
     "quality.metrics.unit": lambda on: metrics.unit(on(X)),
@@ -241,8 +231,8 @@ CASES: dict[str, Case] = {
     "quality.selection.held_out_scores": lambda on: selection.held_out_scores(
         *sides(on), FEW[0], **roles(on)
     ),
-    "quality.similarity.relative_similarity": lambda on: [
-        similarity.relative_similarity(
+    "quality.evaluation.relative_similarity": lambda on: [
+        evaluation.relative_similarity(
             fit_space(on(X)), fit_space(on(Y)), on(X), on(Y), of_anchors=of_anchors
         )
         for of_anchors in (False, True)

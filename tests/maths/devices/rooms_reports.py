@@ -6,28 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from app.maths.anchors import (
-    coverage,
-    drift,
-    foreign,
-    health,
-    known_rows,
-    mismatch,
-    row_weights,
-    space_match,
-    value_facts,
-)
+from app.maths.anchors import coverage, drift, foreign, health, known_rows, mismatch, space_match
 from app.maths.geometry.space import fit_space
-from app.maths.relevance import (
-    fuse_weight,
-    fusion,
-    judgements,
-    options,
-    ranking_metrics,
-    re_embedding,
-    rescoring,
-)
-from app.maths.thresholds import calibration, decisions, monotone_map, score_pairs
+from app.maths.relevance import fuse_weight, options, ranking_metrics, re_embedding, rescoring
+from app.maths.thresholds import calibration, score_pairs
 from app.maths.translators.methods import resolve
 from app.types import Scores
 from tests.maths.clouds import rotation
@@ -71,7 +53,7 @@ def known(on: On) -> object:
 
 
 def weighted(on: On) -> object:
-    return row_weights.choose_weights(on(X), on(Y), on(ODD))
+    return foreign.choose_weights(on(X), on(Y), on(ODD))
 
 
 def suggested(on: On) -> object:
@@ -101,13 +83,13 @@ def rows_of(on: On) -> score_pairs.ScorePairs:
 def in_bins(on: On) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     rows = rows_of(on)
     bins = score_pairs.stratum_of(rows.given) // 20
-    return monotone_map.bin_means(bins, 10, rows.weight, rows)
+    return calibration.bin_means(bins, 10, rows.weight, rows)
 
 
-def judged(on: On) -> judgements.Judgements:
+def judged(on: On) -> ranking_metrics.Judgements:
     queries, documents = torch.arange(30) % 10, (torch.arange(30) * 7) % 60
     grades = (torch.arange(30) % 3).double()
-    return judgements.collect(on(queries), on(documents), on(grades), size=60)
+    return ranking_metrics.collect(on(queries), on(documents), on(grades), size=60)
 
 
 def searched_options(on: On) -> object:
@@ -172,16 +154,15 @@ CASES: dict[str, Case] = {
         for x, y in [unit_pair(on)]
         for rows in (6, 80)
     ],
-    "anchors.row_weights.choose_weights": weighted,
+    "anchors.foreign.choose_weights": weighted,
     "anchors.space_match.match_space": lambda on: space_match.match_space(
         on(POOL_X), {"x": on(X), "turned": on(X @ TURN)}, "turned"
     ),
-    "anchors.value_facts.describe_values": lambda on: value_facts.describe_values(
+    "anchors.health.describe_values": lambda on: health.describe_values(
         on(torch.cat([X, 20 * X[:1]]))
     ),
-    "anchors.value_facts.value_precision": lambda on: [
-        value_facts.value_precision(on(each.repeat(10, 1)))
-        for each in (X, X.half().float(), X.round())
+    "anchors.health.value_precision": lambda on: [
+        health.value_precision(on(each.repeat(10, 1))) for each in (X, X.half().float(), X.round())
     ],
     "thresholds.score_pairs.translate_held_out": lambda on: [
         score_pairs.translate_held_out("graded", on(X[:40]), on(Y[:40]), OPTIONS, **roles).nbytes  # type: ignore[union-attr]
@@ -203,24 +184,24 @@ CASES: dict[str, Case] = {
     "thresholds.calibration.same_item_interval": lambda on: calibration.same_item_interval(
         calibrated(on), 0.9
     ),
-    "thresholds.decisions.threshold_agreement": lambda on: decisions.threshold_agreement(
+    "thresholds.calibration.threshold_agreement": lambda on: calibration.threshold_agreement(
         calibrated(on), 0.2
     ),
-    "thresholds.decisions.best_threshold": lambda on: decisions.best_threshold(
+    "thresholds.calibration.best_threshold": lambda on: calibration.best_threshold(
         (made := calibrated(on)).rows, made.rows.given > 0.2, made.by_answer
     ),
-    "thresholds.monotone_map.join_strata": lambda on: monotone_map.join_strata(
-        on(torch.arange(20))
-    ),
-    "thresholds.monotone_map.bin_means": in_bins,
-    "thresholds.monotone_map.fit_isotonic": lambda on: monotone_map.fit_isotonic(*in_bins(on)),
+    "thresholds.calibration.join_strata": lambda on: calibration.join_strata(on(torch.arange(20))),
+    "thresholds.calibration.bin_means": in_bins,
+    "thresholds.calibration.fit_isotonic": lambda on: calibration.fit_isotonic(*in_bins(on)),
     "relevance.fuse_weight.held_out_cosine": lambda on: fuse_weight.held_out_cosine(on(X), on(Y)),
     "relevance.fuse_weight.choose_weight": lambda on: fuse_weight.choose_weight(on(X.double())),
-    "relevance.fusion.standardise": lambda on: fusion.standardise(on(X[:, 0].double()), on(OWNERS)),
-    "relevance.fusion.fuse": lambda on: fusion.fuse(
+    "relevance.rescoring.standardise": lambda on: rescoring.standardise(
+        on(X[:, 0].double()), on(OWNERS)
+    ),
+    "relevance.rescoring.fuse": lambda on: rescoring.fuse(
         on(X[:, 0].double()), on(X[:, 1].double()), on(OWNERS), [0.2, 0.7]
     ),
-    "relevance.judgements.collect": judged,
+    "relevance.ranking_metrics.collect": judged,
     "relevance.options.measure_options": searched_options,
     "relevance.ranking_metrics.ideal_ranking": lambda on: ranking_metrics.ideal_ranking(judged(on)),
     "relevance.ranking_metrics.measure_ranking": measured_ranking,

@@ -6,11 +6,11 @@ from functools import partial
 
 import torch
 
-from app.maths.geometry.pair import Pair
 from app.maths.geometry.space import Space, fit_space
 from app.maths.geometry.space import normalise as normalise_rows
-from app.maths.translators import align, decoder, graded, inverse, kernel, methods, relative
+from app.maths.translators import decoder, inverse, kernel, linear, methods
 from app.maths.translators import translator as translators
+from app.maths.translators.linear import Pair
 from tests.maths.devices.common import Case, On, pair_of_clouds, raised
 
 X, Y = pair_of_clouds(40)
@@ -57,11 +57,6 @@ def fit_and_apply(name: str, on: On) -> object:
     ]
 
 
-def without_centre(name: str, on: On) -> object:
-    given: methods.Options = {"centre": False, "keep_norms": True, "renormalise": False}
-    return translators.apply(translator(on, name, **given), on(ROWS))
-
-
 def out_of_span(on: On) -> object:
     """Few anchors span few directions: most rows have parts outside, and one lies outside."""
     x, y = fit_space(on(FEW_X)), fit_space(on(FEW_Y))
@@ -89,7 +84,7 @@ def related(on: On) -> object:
     results = []
     for rows in (ROWS[:-2], ROWS):
         out = on(torch.empty(len(rows), x.size))
-        at_mean = relative.relate_into(x.unit.T.float(), x.mean.float(), on(rows), out)
+        at_mean = translator.relate_into(x.unit.T.float(), x.mean.float(), on(rows), out)
         results.append((out, at_mean))
     return results
 
@@ -108,19 +103,17 @@ def coordinates(on: On) -> object:
 
 PRECISIONS: tuple[translators.ProductPrecision, ...] = ("float32", "bfloat16")
 DECODING = [name for name, method in methods.METHODS.items() if method.decode is not None]
-CENTRED = [name for name, method in methods.METHODS.items() if "centre" in method.defaults]
 
 CASES: dict[str, Case] = {
-    "translators.align.procrustes": lambda on: align.procrustes(pair(on)),
-    "translators.align.regression": lambda on: align.regression(pair(on), ridge=None),
-    "translators.align.toward_procrustes": lambda on: align.toward_procrustes(pair(on), ridge=None),
-    "translators.align.reduced_rank": lambda on: align.reduced_rank(
-        pair(on), ridge=None, rank=None
+    "translators.linear.procrustes": lambda on: linear.procrustes(pair(on)),
+    "translators.linear.regression": lambda on: linear.regression(pair(on), ridge=None),
+    "translators.linear.toward_procrustes": lambda on: linear.toward_procrustes(
+        pair(on), ridge=None
     ),
-    "translators.align.canonical": lambda on: align.canonical(
+    "translators.linear.canonical": lambda on: linear.canonical(
         pair(on), ridge=None, correlation_power=0.5, dewhiten=0.5
     ),
-    "translators.align.cross_validated_ridge": lambda on: align.cross_validated_ridge(
+    "translators.linear.cross_validated_ridge": lambda on: linear.cross_validated_ridge(
         (p := pair(on)), p.overlap * p.y.values
     ),
     "translators.decoder.make_decoder": lambda on: decoder.make_decoder(
@@ -130,13 +123,13 @@ CASES: dict[str, Case] = {
     "translators.decoder.decode_coordinates": coordinates,
     "translators.decoder.decode": partial(decoded, "graded"),
     **{f"translators.methods.fit_decoder/{name}": partial(decoded, name) for name in DECODING},
-    "translators.graded.projector": lambda on: graded.projector(
+    "translators.linear.projector": lambda on: linear.projector(
         spaces(on)[0].unit, power=0.5, ridge=None
     ),
-    "translators.graded.decoder": lambda on: graded.decoder(
+    "translators.linear.graded_decoder": lambda on: linear.graded_decoder(
         spaces(on)[1].unit, power=0.5, ridge=None
     ),
-    "translators.graded.core": lambda on: graded.core(
+    "translators.linear.graded": lambda on: linear.graded(
         pair(on), encode_power=1.0, decode_power=0.25, ridge=None
     ),
     "translators.inverse.farthest_points": lambda on: inverse.farthest_points(
@@ -148,32 +141,15 @@ CASES: dict[str, Case] = {
     "translators.inverse.irp": lambda on: inverse.irp(
         spaces(on)[1].unit, delta=0.3, omega=3, seed=1
     ),
-    "translators.inverse.irp_ridge": lambda on: inverse.irp_ridge(spaces(on)[1].unit, ridge=1.0),
-    "translators.kernel.fit_kernel": lambda on: [
-        kernel.fit_kernel(*spaces(on), ridge=None, landmarks=landmarks) for landmarks in (9, 100)
-    ],
+    "translators.kernel.fit_kernel": lambda on: kernel.fit_kernel(*spaces(on), ridge=None),
     "translators.kernel.whiten": lambda on: kernel.whiten(
-        kernel.fit_kernel(*spaces(on), ridge=0.1, landmarks=9), spaces(on)[1], power=0.25
+        kernel.fit_kernel(*spaces(on), ridge=0.1), spaces(on)[1], power=0.25
     ),
     "translators.kernel.cross_validated_ridge": lambda on: kernel.cross_validated_ridge(
         *spaces(on), on(torch.arange(20))
     ),
     **{f"translators.methods.fit/{name}": partial(fit_and_apply, name) for name in methods.METHODS},
-    **{
-        f"translators.methods.fit/{name}, uncentred": partial(without_centre, name)
-        for name in CENTRED
-    },
-    "translators.methods.pair_for": lambda on: [
-        methods.pair_for(name, *spaces(on), methods.resolve(name, {}, anchors=40)).rotation
-        for name in ("graded", "affine")
-    ],
-    "translators.methods.translator_of_core": lambda on: methods.translator_of_core(
-        "graded",
-        (p := pair(on)),
-        p.overlap,
-        methods.resolve("graded", {}, anchors=40),
-    ),
-    "translators.relative.relate_into": related,
+    "translators.translator.relate_into": related,
     "translators.translator.least_distance": lambda on: translators.least_distance(on(X[0])),
     "translators.translator.make_translator": lambda on: translators.make_translator(
         *(p := spaces(on)), p[0].unit.T @ p[1].unit

@@ -22,8 +22,8 @@ from app.maths.geometry.quantise import (
     step_size,
 )
 from app.maths.geometry.space import fit_space
+from app.maths.translators import linear
 from app.maths.translators.decoder import decode, make_decoder
-from app.maths.translators.inverse import irp_ridge
 from research.definitions import codes, relative, values
 from research.quantisation import most_steps
 from tests.maths.clouds import normal, unit_rows
@@ -203,7 +203,7 @@ def test_decoded_quantised_vectors_are_within_the_stated_distance(seed, bits, re
     """
     anchors, vectors = normal(seed, 15, 6), normal(seed + 1, 8, 6)
     space = fit_space(anchors)
-    matrix = irp_ridge(space.unit, ridge=1.0)
+    matrix = linear.graded_decoder(space.unit, power=1.0, ridge=1.0)
     decoder = make_decoder(space, matrix, renormalise=renormalise)
     plain = relative(vectors, space).float()
     quantised = plain.clone()

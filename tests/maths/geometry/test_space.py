@@ -15,7 +15,6 @@ from app.maths.geometry.space import (
     fit_space,
     normalise,
     row_norms,
-    uncentred,
     unit_rows,
 )
 from research.definitions import relative
@@ -172,12 +171,9 @@ def test_float32_rows_of_any_accepted_magnitude_scale_to_length_one(seed, log_sc
     )
 
 
-@pytest.mark.parametrize("centred", [True, False])
-def test_a_weight_of_an_integer_counts_as_that_many_copies_and_zero_as_none(centred):
+def test_a_weight_of_an_integer_counts_as_that_many_copies_and_zero_as_none():
     anchors, copies = normal(30, 9, 5) + 2, torch.tensor([1, 3, 0, 2, 1, 0, 4, 1, 1])
     weighted, repeated = fit_space(anchors, copies), fit_space(anchors.repeat_interleave(copies, 0))
-    if not centred:
-        weighted, repeated = uncentred(weighted), uncentred(repeated)
     torch.testing.assert_close(weighted.mean, repeated.mean)
     assert weighted.scale == pytest.approx(repeated.scale, rel=1e-12)
     torch.testing.assert_close(

@@ -17,15 +17,16 @@ from app.errors import DimensionMismatch, NonFinite, OutOfRange
 from app.maths.geometry.space import fit_space
 from app.maths.quality import confidence
 from app.maths.quality.confidence import (
+    LENGTH,
     Confidence,
     ExpectedCosines,
     anchors_needed,
     error_interval,
     expected_cosines,
+    features,
     fit_confidence,
     p_values,
 )
-from app.maths.quality.confidence_features import LENGTH, features
 from app.maths.quality.metrics import unit
 from app.maths.translators import methods
 from app.maths.translators.translator import apply

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths.quality import metrics
-from app.maths.quality.evaluation import cosine_count, evaluate
-from app.maths.quality.hubness import csls
+from app.maths.quality.evaluation import cosine_count, csls, evaluate
 from app.maths.quality.metrics import cosine_blocks, item_metrics, mean_quality, unit
 from research.definitions import measure
 from tests.maths.clouds import normal

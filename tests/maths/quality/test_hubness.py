@@ -11,7 +11,7 @@ from torch import Tensor
 
 from app.maths.geometry import space
 from app.maths.quality import metrics
-from app.maths.quality.hubness import csls, skewness
+from app.maths.quality.evaluation import csls, skewness
 from app.maths.quality.metrics import cosine_blocks, search, unit
 from tests.maths.clouds import cos, normal
 

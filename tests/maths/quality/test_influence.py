@@ -10,11 +10,11 @@ from torch import Tensor
 
 from app.demo.pack import load_pack
 from app.errors import InvalidOption
+from app.maths.anchors import mismatch as influences
+from app.maths.anchors.mismatch import influence
 from app.maths.geometry.space import fit_space
 from app.maths.geometry.spectrum import usual_ridge
-from app.maths.quality import influence as influences
 from app.maths.quality.crossfit import FEWEST_DISTINCT
-from app.maths.quality.influence import influence
 from tests.maths.clouds import normal
 
 seeds = st.integers(0, 2**31)

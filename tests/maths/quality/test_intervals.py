@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import OutOfRange
-from app.maths.quality import intervals
-from app.maths.quality.intervals import bootstrap_interval
+from app.maths.quality import metrics
+from app.maths.quality.metrics import bootstrap_interval
 from tests.maths.clouds import normal
 
 seeds = st.integers(0, 2**31)
@@ -40,7 +40,7 @@ def test_plain_percentiles_of_few_items_would_cover_too_little():
     five.
     """
     values = normal(0, 5, 4_000)
-    plain = intervals._resampled_means(values, 1_000, 0).quantile(
+    plain = metrics._resampled_means(values, 1_000, 0).quantile(
         torch.tensor([0.025, 0.975]).double(), dim=0
     )
     low, high = bootstrap_interval(values)
@@ -102,7 +102,7 @@ def test_the_resampled_means_are_those_of_rows_drawn_one_by_one():
             for rows in drawn.tolist()
         ]
     )
-    np.testing.assert_allclose(intervals._resampled_means(table, 50, 5), expected, atol=1e-12)
+    np.testing.assert_allclose(metrics._resampled_means(table, 50, 5), expected, atol=1e-12)
 
 
 def test_columns_share_their_resamples_so_each_has_the_interval_that_it_has_alone():
@@ -121,7 +121,7 @@ def test_columns_share_their_resamples_so_each_has_the_interval_that_it_has_alon
 def test_the_interval_does_not_depend_on_how_many_counts_are_held_at_once(monkeypatch, counts):
     values = normal(5, 20)
     whole = bootstrap_interval(values, resamples=100)
-    monkeypatch.setattr(intervals, "MOST_COUNTS", counts)
+    monkeypatch.setattr(metrics, "MOST_COUNTS", counts)
     torch.testing.assert_close(
         torch.stack(bootstrap_interval(values, resamples=100)),
         torch.stack(whole),

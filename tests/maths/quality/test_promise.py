@@ -12,9 +12,14 @@ from app.errors import OutOfRange
 from app.maths.geometry.space import fit_space
 from app.maths.quality.crossfit import held_out_quality, hold_out
 from app.maths.quality.index_curves import MRR_PRIOR, RECALL_PRIOR, measure_curves
-from app.maths.quality.learning_curve import learning_curve
 from app.maths.quality.metrics import item_metrics
-from app.maths.quality.promise import PromiseBasis, more_partitions, promise, promise_basis
+from app.maths.quality.promise import (
+    PromiseBasis,
+    learning_curve,
+    more_partitions,
+    promise,
+    promise_basis,
+)
 from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import apply
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from app.maths.geometry import space
 from app.maths.geometry.space import fit_space
+from app.maths.quality.evaluation import FEWEST_FOR_CKA, relative_similarity
 from app.maths.quality.metrics import cka
-from app.maths.quality.similarity import FEWEST_FOR_CKA, relative_similarity
 from research.definitions import relative
 from tests.maths.clouds import cos, normal
 

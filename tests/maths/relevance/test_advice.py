@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.maths.quality.intervals import bootstrap_interval
+from app.maths.quality.metrics import bootstrap_interval
 from app.maths.relevance.advice import (
     ADVISED_OPTIONS,
     FEWEST_QUERIES,

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.maths.relevance.fusion import fuse, standardise
+from app.maths.relevance.rescoring import fuse, standardise
 
 #: queries with three candidates, none, five and one, in any order
 OWNERS = torch.tensor([2, 0, 2, 3, 0, 2, 2, 0, 2])

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from app.maths.relevance import options
-from app.maths.relevance.fusion import fuse
-from app.maths.relevance.judgements import Judgements, collect
 from app.maths.relevance.options import SearchMetrics, SearchVectors, measure_options
-from app.maths.relevance.ranking_metrics import ideal_ranking, measure_ranking
+from app.maths.relevance.ranking_metrics import Judgements, collect, ideal_ranking, measure_ranking
+from app.maths.relevance.rescoring import fuse
 from tests.maths.clouds import normal
 
 QUERIES, DOCUMENTS, OLD, NEW = 17, 60, 7, 5

@@ -8,8 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.maths.relevance.judgements import Judgements, collect
-from app.maths.relevance.ranking_metrics import RankingMetrics, ideal_ranking, measure_ranking
+from app.maths.relevance.ranking_metrics import (
+    Judgements,
+    RankingMetrics,
+    collect,
+    ideal_ranking,
+    measure_ranking,
+)
 
 QUERIES, DOCUMENTS = 40, 150
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from app.maths.geometry.space import fit_space
 from app.maths.quality.crossfit import FEWEST_DISTINCT, HELD_OUT_FOLDS
 from app.maths.quality.metrics import unit
+from app.maths.thresholds import calibration, score_pairs
 from app.maths.thresholds import calibration as c
-from app.maths.thresholds import decisions, monotone_map, score_pairs
 from app.maths.thresholds.calibration import Calibration, calibrate, covered_range, expected_score
 from app.maths.thresholds.score_pairs import CalibrationItems, GivenSide, translate_held_out
 from app.maths.translators.methods import fit, resolve
@@ -139,7 +139,7 @@ def test_the_map_has_the_least_squares_values(points):
     expected = [
         max(min(mean(low, high) for high in range(i, n)) for low in range(i + 1)) for i in range(n)
     ]
-    fitted = monotone_map.fit_isotonic(place, answer, weight)
+    fitted = calibration.fit_isotonic(place, answer, weight)
     assert bool((fitted.answer.diff() > 0).all())
     assert {round(value, 9) for value in fitted.answer.tolist()} == {
         round(value, 9) for value in expected
@@ -297,7 +297,7 @@ def test_of_shuffled_anchors_the_map_is_flat_the_interval_wide_and_the_decisions
             answers.append(found.answer)
             assert found.interval[1] - found.interval[0] > 0.6 * spread
         assert max(answers) - min(answers) < 0.15 * spread + 0.03
-        found = decisions.threshold_agreement(calibration, 0.5)
+        found = calibration.threshold_agreement(calibration, 0.5)
         share = expected_score(calibration, 0.5, level=0.9).share
         # Who accepts every pair has F1 = 2 s / (1 + s); who knows nothing has no more.
         assert found.best.f1 < 2 * share / (1 + share) + 0.05
@@ -350,7 +350,7 @@ def test_decisions_count_pairs_whose_items_did_not_choose_the_threshold():
         f1 = 2 * both / (taken + rows.weight[others & reached].sum())
         accepted[own] = rows.answer[own] >= candidates[int(f1.argmax())]
     both = float(rows.weight[accepted & reached].sum())
-    found = decisions.threshold_agreement(calibration, score)
+    found = calibration.threshold_agreement(calibration, score)
     assert found.best.precision == pytest.approx(
         both / float(rows.weight[accepted].sum()), abs=0.02
     )
@@ -381,14 +381,14 @@ def test_the_best_threshold_is_no_worse_than_any_other(pairs):
         )
 
     if bool(reached.any()):
-        found = decisions.best_threshold(rows, reached, answer.argsort(stable=True))
+        found = calibration.best_threshold(rows, reached, answer.argsort(stable=True))
         assert f1(found) == pytest.approx(max(f1(value / 8) for value in range(-8, 9)))
 
 
 def test_no_accepted_pair_leaves_the_precision_open():
     rows = noisy(NATIVE).rows
     nothing = torch.zeros_like(rows.fresh)
-    found = decisions._decide(0.99, nothing, rows.given >= 0.5, rows.weight)
+    found = calibration._decide(0.99, nothing, rows.given >= 0.5, rows.weight)
     assert (found.precision, found.recall, found.f1) == (None, 0.0, 0.0)
 
 
@@ -401,7 +401,7 @@ def test_beyond_the_anchors_scores_there_is_no_expectation(score):
         found = expected_score(noisy(scores), score, level=0.9)
         assert (found.answer, found.interval, found.map_interval, found.by_rate) == (None,) * 4
         assert found.extrapolated
-        assert decisions.threshold_agreement(noisy(scores), score) is None
+        assert calibration.threshold_agreement(noisy(scores), score) is None
 
 
 def test_the_covered_range_is_that_of_the_expectations():
@@ -410,7 +410,7 @@ def test_the_covered_range_is_that_of_the_expectations():
     lower = float(calibration.rows.given[calibration.rows.given < ends[0]].max())
     for score, known in ((ends[0], True), (ends[1], True), (lower, False), (ends[1] + 1e-9, False)):
         assert (expected_score(calibration, score, level=0.9).by_rate is not None) == known
-        assert (decisions.threshold_agreement(calibration, score) is not None) == known
+        assert (calibration.threshold_agreement(calibration, score) is not None) == known
 
 
 def test_pairs_above_are_pairs_of_anchors():
@@ -435,7 +435,7 @@ def test_in_a_gap_of_the_scores_the_rate_is_known_and_the_map_is_not():
     assert found.extrapolated
     assert found.answer is None
     assert found.by_rate is not None
-    agreed = decisions.threshold_agreement(calibration, 0.0)
+    agreed = calibration.threshold_agreement(calibration, 0.0)
     assert agreed.mapped is None
     assert (agreed.by_rate.f1, agreed.best.f1, agreed.unchanged.f1) == (1.0, 1.0, 1.0)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths.geometry.space import fit_space
-from app.maths.translators import align
+from app.maths.translators import linear
 from research.definitions import pair_of
 from tests.maths.clouds import normal
 
@@ -18,12 +18,12 @@ seeds = st.integers(0, 2**31)
 
 def procrustes(source: Tensor, target: Tensor) -> Tensor:
     pair = pair_of(source, target)
-    return pair.join(align.procrustes(pair))
+    return pair.join(linear.procrustes(pair))
 
 
 def ridge(source: Tensor, target: Tensor, *, ridge: float) -> Tensor:
     pair = pair_of(source, target)
-    return pair.join(align.regression(pair, ridge=ridge))
+    return pair.join(linear.regression(pair, ridge=ridge))
 
 
 @given(seed=seeds, k=st.integers(2, 15), dx=st.integers(2, 10), dy=st.integers(2, 10))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths.geometry.space import fit_space
-from app.maths.translators import align, graded, inverse
+from app.maths.translators import linear
 from research.definitions import pair_of
 
 sizes = pytest.mark.parametrize(("k", "dx", "dy"), [(6, 9, 11), (9, 9, 9), (30, 8, 12)])
@@ -29,8 +29,12 @@ def inverse_root(matrix: Tensor) -> Tensor:
 @sizes
 def test_powers_zero_and_one_are_irp_ridge(k, dx, dy):
     x, y = unit(0, k, dx), unit(1, k, dy)
-    found = graded.projector(x, power=0.0, ridge=0.3) @ graded.decoder(y, power=1.0, ridge=0.3)
-    torch.testing.assert_close(found, x.T @ inverse.irp_ridge(y, ridge=0.3), rtol=0, atol=1e-8)
+    found = linear.projector(x, power=0.0, ridge=0.3) @ linear.graded_decoder(
+        y, power=1.0, ridge=0.3
+    )
+    torch.testing.assert_close(
+        found, x.T @ linear.graded_decoder(y, power=1.0, ridge=0.3), rtol=0, atol=1e-8
+    )
     normal_equations = y.T @ y + 0.3 * torch.eye(dy, dtype=torch.float64)
     torch.testing.assert_close(
         found, torch.linalg.solve(normal_equations, y.T @ x).T, rtol=0, atol=1e-8
@@ -41,9 +45,11 @@ def test_powers_zero_and_one_are_irp_ridge(k, dx, dy):
 def test_powers_one_and_zero_are_ridge_regression(k, dx, dy):
     x, y = unit(2, k, dx), unit(3, k, dy)
     pair = pair_of(x, y)
-    found = graded.projector(x, power=1.0, ridge=0.3) @ graded.decoder(y, power=0.0, ridge=0.3)
+    found = linear.projector(x, power=1.0, ridge=0.3) @ linear.graded_decoder(
+        y, power=0.0, ridge=0.3
+    )
     torch.testing.assert_close(
-        found, pair.join(align.regression(pair, ridge=0.3)), rtol=0, atol=1e-8
+        found, pair.join(linear.regression(pair, ridge=0.3)), rtol=0, atol=1e-8
     )
     normal_equations = x.T @ x + 0.3 * torch.eye(dx, dtype=torch.float64)
     torch.testing.assert_close(
@@ -54,7 +60,9 @@ def test_powers_one_and_zero_are_ridge_regression(k, dx, dy):
 @sizes
 def test_powers_one_half_are_the_product_of_the_parseval_frames(k, dx, dy):
     x, y = unit(4, k, dx), unit(5, k, dy)
-    found = graded.projector(x, power=0.5, ridge=0.3) @ graded.decoder(y, power=0.5, ridge=0.3)
+    found = linear.projector(x, power=0.5, ridge=0.3) @ linear.graded_decoder(
+        y, power=0.5, ridge=0.3
+    )
     frame_x = x @ inverse_root(x.T @ x + 0.3 * torch.eye(dx, dtype=torch.float64))
     frame_y = y @ inverse_root(y.T @ y + 0.3 * torch.eye(dy, dtype=torch.float64))
     torch.testing.assert_close(found, frame_x.T @ frame_y, rtol=0, atol=1e-8)
@@ -66,9 +74,9 @@ def test_a_rotation_of_either_space_rotates_the_translator_and_nothing_else(seed
     rotation, _ = torch.linalg.qr(
         torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 2))
     )
-    decoder = graded.decoder(y, power=b, ridge=ridge)
-    plain = graded.projector(x, power=a, ridge=ridge) @ decoder
-    rotated = graded.projector(x @ rotation, power=a, ridge=ridge) @ decoder
+    decoder = linear.graded_decoder(y, power=b, ridge=ridge)
+    plain = linear.projector(x, power=a, ridge=ridge) @ decoder
+    rotated = linear.projector(x @ rotation, power=a, ridge=ridge) @ decoder
     torch.testing.assert_close(rotation @ rotated, plain, rtol=1e-6, atol=1e-7)
 
 
@@ -76,5 +84,6 @@ def test_a_rotation_of_either_space_rotates_the_translator_and_nothing_else(seed
 def test_the_projector_is_the_transpose_of_the_decoder_of_the_same_anchors(seed, power, ridge):
     x = unit(seed, 8, 5)
     assert torch.equal(
-        graded.projector(x, power=power, ridge=ridge), graded.decoder(x, power=power, ridge=ridge).T
+        linear.projector(x, power=power, ridge=ridge),
+        linear.graded_decoder(x, power=power, ridge=ridge).T,
     )

@@ -7,14 +7,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from app.maths.geometry.space import fit_space
 from app.maths.geometry.spectrum import pinv
-from app.maths.translators import inverse
-from app.maths.translators.inverse import farthest_points, irp, irp_ridge, subspaces
+from app.maths.translators import inverse, linear
+from app.maths.translators.inverse import farthest_points, irp, subspaces
 from app.maths.translators.translator import apply, make_translator
 from research.definitions import relative
 from tests.maths.clouds import normal
+
+
+def irp_ridge(unit: Tensor, ridge: float) -> Tensor:
+    return linear.graded_decoder(unit, power=1.0, ridge=ridge)
 
 
 def naive_farthest(unit: np.ndarray, delta: float, start: int) -> list[int]:
@@ -188,7 +193,7 @@ def test_a_ridge_bounds_the_decoder_by_half_its_inverse_root_however_collinear_t
 ):
     base = normal(seed, k, 6)
     unit = fit_space(torch.cat([base, base + noise * normal(seed + 1, k, 6)])).unit
-    assert float(torch.linalg.matrix_norm(irp_ridge(unit, ridge=ridge), 2)) <= 0.5 / ridge**0.5 * (
+    assert float(torch.linalg.matrix_norm(irp_ridge(unit, ridge), 2)) <= 0.5 / ridge**0.5 * (
         1 + 1e-9
     )
 
@@ -236,11 +241,14 @@ def test_without_pruning_seed_and_omega_make_no_difference():
 def test_irp_ridge_solves_its_normal_equations(seed, ridge):
     unit = fit_space(normal(seed, 9, 5)).unit
     covariance = unit.T @ unit + ridge * torch.eye(5, dtype=torch.float64)
-    torch.testing.assert_close(irp_ridge(unit, ridge=ridge) @ covariance, unit, rtol=0, atol=1e-10)
+    torch.testing.assert_close(irp_ridge(unit, ridge) @ covariance, unit, rtol=0, atol=1e-10)
 
 
 def test_irp_ridge_without_ridge_is_irp_without_pruning():
     unit = fit_space(normal(16, 7, 10)).unit
     torch.testing.assert_close(
-        irp_ridge(unit, ridge=0.0), irp(unit, delta=0.0, omega=1, seed=0), rtol=0, atol=1e-12
+        irp_ridge(unit, 0.0),
+        irp(unit, delta=0.0, omega=1, seed=0),
+        rtol=0,
+        atol=1e-12,
     )

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from app.errors import InvalidOption
 from app.maths.geometry.space import Space, fit_space
-from app.maths.translators import graded, kernel
+from app.maths.translators import kernel, linear
 from app.maths.translators.decoder import decode
 from app.maths.translators.kernel import (
     KERNEL_RIDGES,
-    MOST_LANDMARKS,
     cross_validated_ridge,
     fit_kernel,
     whiten,
@@ -47,7 +46,7 @@ def plain(cosines: Tensor) -> Tensor:
 @pytest.mark.parametrize("ridge", [0.01, 1.0])
 def test_with_all_anchors_as_landmarks_it_is_the_formula(k, dx, dy, ridge):
     source, target = (fit_space(each) for each in curved(0, k, dx, dy))
-    found = fit_kernel(source, target, ridge=ridge, landmarks=k)
+    found = fit_kernel(source, target, ridge=ridge)
     table = plain(source.unit @ source.unit.T)
     exact = torch.linalg.solve(table + ridge * torch.eye(k, dtype=torch.float64), target.unit)
     torch.testing.assert_close(table @ found.weights, table @ exact, rtol=0, atol=1e-5)
@@ -59,9 +58,10 @@ def test_with_all_anchors_as_landmarks_it_is_the_formula(k, dx, dy, ridge):
     torch.testing.assert_close(served.double(), expected, rtol=0, atol=1e-3 * target.scale)
 
 
-def test_with_fewer_landmarks_it_is_penalised_least_squares():
+def test_with_fewer_landmarks_it_is_penalised_least_squares(monkeypatch):
+    monkeypatch.setattr(kernel, "LANDMARKS", 20)
     source, target = (fit_space(each) for each in curved(5, 60, 9, 7))
-    found = fit_kernel(source, target, ridge=0.3, landmarks=20)
+    found = fit_kernel(source, target, ridge=0.3)
     assert len(found.rows) == 20
     landmarks = source.unit[found.rows]
     torch.testing.assert_close(found.landmarks, landmarks)
@@ -72,9 +72,9 @@ def test_with_fewer_landmarks_it_is_penalised_least_squares():
 
 def test_steps_over_the_anchors_change_nothing(monkeypatch):
     source, target = (fit_space(each) for each in curved(5, 60, 9, 7))
-    whole = fit_kernel(source, target, ridge=0.3, landmarks=20)
+    whole = fit_kernel(source, target, ridge=0.3)
     monkeypatch.setattr(kernel, "ANCHORS_PER_STEP", 7)
-    parts = fit_kernel(source, target, ridge=0.3, landmarks=20)
+    parts = fit_kernel(source, target, ridge=0.3)
     torch.testing.assert_close(parts.weights, whole.weights)
 
 
@@ -126,11 +126,11 @@ def test_the_order_of_the_anchors_does_not_matter(seed):
 
 def test_whitening_the_output_is_fitting_whitened_targets():
     source, target = (fit_space(each) for each in curved(13, 50, 6, 9))
-    whitened = whiten(fit_kernel(source, target, ridge=0.1, landmarks=50), target, power=0.25)
+    whitened = whiten(fit_kernel(source, target, ridge=0.1), target, power=0.25)
     table = plain(source.unit @ source.unit.T)
     outputs = table @ torch.linalg.solve(
         table + 0.1 * torch.eye(50, dtype=torch.float64),
-        graded.decoder(target.unit, power=0.25, ridge=None),
+        linear.graded_decoder(target.unit, power=0.25, ridge=None),
     )
     torch.testing.assert_close(
         torch.nn.functional.normalize(table @ whitened.weights, dim=1),
@@ -141,9 +141,10 @@ def test_whitening_the_output_is_fitting_whitened_targets():
 
 
 @pytest.mark.parametrize("landmarks", [40, 15])
-def test_decoding_relative_vectors_of_a_known_source_is_translating(landmarks):
+def test_decoding_relative_vectors_of_a_known_source_is_translating(landmarks, monkeypatch):
+    monkeypatch.setattr(kernel, "LANDMARKS", landmarks)
     source, target = (fit_space(each) for each in curved(17, 40, 6, 9))
-    options = resolve("kernel", {"landmarks": landmarks}, anchors=40)
+    options = resolve("kernel", {}, anchors=40)
     vectors = normal(18, 7, 6)
     decoder = fit_decoder("kernel", target, options, source=source)
     assert decoder.matrix.shape == (40, 9)
@@ -171,26 +172,18 @@ def test_a_relative_vector_of_zeros_becomes_the_mean_and_is_flagged():
 def test_anchors_without_a_direction_or_a_weight_are_no_landmarks():
     source, target = curved(21, 30, 6, 5)
     source[4] = source[torch.arange(30) != 4].mean(dim=0)  # then it is the mean of all
-    found = fit_kernel(fit_space(source), fit_space(target), ridge=0.1, landmarks=30)
+    found = fit_kernel(fit_space(source), fit_space(target), ridge=0.1)
     assert 4 not in found.rows.tolist()
     weights = torch.ones(30)
     weights[:10] = 0
     spaces = fit_space(source, weights), fit_space(target, weights)
-    assert min(fit_kernel(*spaces, ridge=0.1, landmarks=30).rows.tolist()) == 10
+    assert min(fit_kernel(*spaces, ridge=0.1).rows.tolist()) == 10
 
 
 def test_copies_of_an_anchor_are_no_obstacle():
     source, target = (each.repeat(3, 1) for each in curved(22, 20, 6, 5))
     served = fitted(fit_space(source), fit_space(target), ridge=0.0)
     assert bool(apply(served, source).vectors.isfinite().all())
-
-
-@pytest.mark.parametrize("landmarks", [-1, 0, MOST_LANDMARKS + 1])
-def test_a_number_of_landmarks_out_of_range_is_refused(landmarks):
-    space = fit_space(normal(23, 12, 6))
-    with pytest.raises(InvalidOption) as caught:
-        fitted(space, space, landmarks=landmarks)
-    assert caught.value.field == "options.landmarks"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import Tensor
 from app.demo.pack import load_pack
 from app.errors import DimensionMismatch, EmptyVectors, OutOfRange
 from app.maths.geometry.space import LARGEST_MAGNITUDE, fit_space, normalise
-from app.maths.translators import graded
+from app.maths.translators import linear
 from app.maths.translators.decoder import decode
 from app.maths.translators.methods import METHODS, Options, fit, fit_decoder, resolve
 from app.maths.translators.translator import Translator, apply, content_hash
@@ -24,9 +24,6 @@ from tests.maths.clouds import normal
 
 every_method = pytest.mark.parametrize("name", list(METHODS))
 UNPRUNED = {"delta": 0.0, "omega": 1}
-
-#: methods with options for lengths; the affine method is fitted to lengths
-SHAPED = [name for name, method in METHODS.items() if not method.affine]
 
 
 def fitted(name: str, source: Tensor, target: Tensor, given: Options | None = None) -> Translator:
@@ -52,7 +49,7 @@ def test_the_fused_matrix_equals_relative_vectors_decoded(k, dx, dy, name, optio
     vectors = normal(2, 9, dx)
     if name == "graded":
         unit, _ = normalise(vectors, source.mean)
-        coordinates = unit @ graded.projector(
+        coordinates = unit @ linear.projector(
             source.unit, power=options["encode_power"], ridge=options["ridge"]
         )
     else:
@@ -186,7 +183,9 @@ def test_rotating_and_scaling_the_source_space_changes_no_translation(seed, log_
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
 
 
-@given(seed=st.integers(0, 2**31), name=st.sampled_from(SHAPED), log_stretch=st.floats(-2, 3))
+@given(
+    seed=st.integers(0, 2**31), name=st.sampled_from(list(METHODS)), log_stretch=st.floats(-2, 3)
+)
 def test_kept_norms_keep_their_ratio_to_the_usual_norm(seed, name, log_stretch):
     source, target = normal(seed, 15, 6) + 2, normal(seed + 1, 15, 7) - 1
     translator = fit(

@@ -27,7 +27,7 @@ from app.services.anchors import anchor_sets, growth, samples, spaces
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs
 from app.services.heads import heads
-from app.services.serving import maps, plans
+from app.services.serving import apply
 from app.services.translators import contracts, translators
 from app.services.upkeep import blob_sweep, retention
 from app.storage import tables
@@ -315,6 +315,6 @@ def test_readers_see_the_old_or_the_new_version_whole(stocked):
         for thread in threads:
             thread.join()
     assert wrong == []
-    relative = plans.apply_map(stocked, CONTEXT, maps.Relation("a", "s"), vectors=some(2, 3))
+    relative = apply.apply_map(stocked, CONTEXT, apply.Relation("a", "s"), vectors=some(2, 3))
     assert relative.output.vectors.shape == (2, 24)
     assert relative.served.version == 7

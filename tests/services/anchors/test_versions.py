@@ -18,9 +18,9 @@ from app.services import name_lookup
 from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.services.encoders import encoders
-from app.services.heads import head_vectors, heads, stitching
+from app.services.heads import heads, stitching
 from app.services.request_context import RequestContext
-from app.services.serving import maps, plans
+from app.services.serving import apply
 from app.services.translators import contracts, translators
 from app.storage import name_cache, tables
 from app.types import HeadOutput
@@ -72,21 +72,21 @@ def delete(services: Services, project: str) -> None:
 
 
 def translated(services: Services, project: str) -> torch.Tensor:
-    return plans.apply_map(
-        services, RequestContext(project), maps.Translation(TRANSLATION), vectors=VECTORS
+    return apply.apply_map(
+        services, RequestContext(project), apply.Translation(TRANSLATION), vectors=VECTORS
     ).output.vectors
 
 
 def related(services: Services, project: str) -> torch.Tensor:
-    return plans.apply_map(
-        services, RequestContext(project), maps.Relation("a", "s"), vectors=VECTORS
+    return apply.apply_map(
+        services, RequestContext(project), apply.Relation("a", "s"), vectors=VECTORS
     ).output.vectors
 
 
 def decoded(services: Services, project: str) -> torch.Tensor:
     vectors = torch.randn(3, 12, generator=torch.Generator().manual_seed(9))
-    return plans.apply_map(
-        services, RequestContext(project), maps.Decoding(TRANSLATION, 1.0), vectors=vectors
+    return apply.apply_map(
+        services, RequestContext(project), apply.Decoding(TRANSLATION, 1.0), vectors=vectors
     ).output.vectors
 
 
@@ -99,7 +99,7 @@ def stitched(services: Services, project: str) -> torch.Tensor:
         anchor_set="s",
         vectors=VECTORS,
         inputs=None,
-        choice=head_vectors.TranslationChoice("graded"),
+        choice=stitching.TranslationChoice("graded"),
     ).values
 
 

@@ -18,10 +18,10 @@ from pyarrow import parquet
 from app.errors import AnchorageError
 from app.maths.translators.translator import apply
 from app.services.bulk import shards as shards_module
-from app.services.bulk.manifest import MANIFEST_FILE
 from app.services.bulk.pipeline import BulkWork
 from app.services.bulk.places import open_place
 from app.services.bulk.ray_engine import translate_on_ray
+from app.services.bulk.shards import MANIFEST_FILE
 from app.services.bulk.translation import BulkPlan, plan_translation, run_translation
 from tests.services.bulk.conftest import WriteParquet, vectors_of
 

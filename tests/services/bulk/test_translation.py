@@ -22,10 +22,10 @@ from pyarrow import parquet
 from app.errors import AnchorageError, BadColumn, Conflict, DimensionMismatch, InvalidRequest
 from app.maths.translators.translator import apply
 from app.services.bulk import shards as shards_module
-from app.services.bulk.manifest import MANIFEST_FILE
 from app.services.bulk.pipeline import BulkWork, ShardResult, translate_shards
 from app.services.bulk.places import Place, open_place
 from app.services.bulk.row_translator import RowTranslator
+from app.services.bulk.shards import MANIFEST_FILE
 from app.services.bulk.translation import plan_translation, run_translation
 from tests.services.bulk.conftest import (
     SOURCE_DIM,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -22,7 +22,7 @@ from app.services.reindexing import reindexings
 from app.services.reindexing.maps import ReindexingMaps, build_maps, load_maps
 from app.services.translators.translators import FitRequest
 from app.storage import tables
-from app.stores.addresses import StoreAddress
+from app.stores.handles import StoreAddress
 from app.types import ReindexingState
 from tests.pgvector_server import PgvectorServer
 from tests.services.helpers import CONTEXT, PROJECT, again, alter, create_encoder, some
@@ -170,8 +170,8 @@ def begin_moving(
 ) -> Moving:
     """Plan a reindexing of a new table, as `POST /reindexings` does, without its measurements."""
     vectors = old_vectors(ROWS) if vectors is None else vectors
-    addresses = {**services.store_addresses, "main": StoreAddress(url or server.url)}
-    services = replace(services, store_addresses=addresses)
+    addresses = {**services.stores.addresses, "main": StoreAddress(url or server.url)}
+    services.stores.addresses = addresses
     make_encoders(services)
     table = make_table(server, vectors)
     built = build_maps(services, CONTEXT, FitRequest("old", "new", "pairs", "ridge", {}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from app.services.reindexing.plan import plan_reindexing
 from app.services.reindexing.plan_contents import ReindexingTask
 from app.services.stores.stores import StoreDefinition, create_store
 from app.storage import tables
-from app.stores.addresses import StoreAddress
+from app.stores.handles import StoreAddress
 from tests.pgvector_server import PgvectorServer
 from tests.services.helpers import CONTEXT, create_encoder, some
 from tests.services.reindexing.moving import make_table
@@ -76,7 +76,7 @@ def begin_planning(
     encoder: str = "old",
     roles: list[str] | None = None,
 ) -> Planning:
-    services = replace(services, store_addresses={"main": StoreAddress(server.url)})
+    services.stores.addresses = {"main": StoreAddress(server.url)}
     factors = items(anchors, 5)
     embeddings = {"old": old(factors), "new": new(factors), "other": encode(factors, OLD_DIM, 7)}
     for name, rows in embeddings.items():

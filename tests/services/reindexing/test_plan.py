@@ -35,10 +35,10 @@ from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.services.reindexing import re_embedding, steps
 from app.services.reindexing.maps import load_maps
-from app.services.stores.connections import STORE_ANSWER_S
 from app.services.stores.stores import StoreDefinition, create_store
 from app.services.translators import contracts, translators
 from app.services.translators.translators import FitRequest
+from app.stores.handles import STORE_ANSWER_S
 from tests.pgvector_server import PgvectorServer
 from tests.services.helpers import CONTEXT, create_encoder, some
 from tests.services.reindexing.planning import (

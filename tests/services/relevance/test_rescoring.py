@@ -14,7 +14,7 @@ from torch import Tensor
 from app.services.context import Services
 from app.services.relevance import rescoring
 from app.services.relevance.rescoring import Rescoring
-from app.services.serving.maps import Translation
+from app.services.serving.apply import Translation
 from app.services.translators.translators import FitRequest
 from tests.services.helpers import CONTEXT
 

@@ -6,9 +6,9 @@ import torch
 
 from app.maths.quality.confidence import expected_cosines, fit_confidence
 from app.maths.translators import methods
-from app.services.serving import plans
+from app.services.serving import apply
+from app.services.serving.apply import Translation
 from app.services.serving.confidence import confidence_of
-from app.services.serving.maps import Translation
 from app.services.translators import translators
 from app.services.upkeep.cache_codecs import CONFIDENCE
 from app.storage.cache import pack, unpack
@@ -44,7 +44,7 @@ def test_it_is_learnt_once_for_each_translator(
     asked = torch.ones(2, 3)
     for method in ("graded", "ridge", "graded"):
         request = translators.FitRequest("a", "b", "s", method, {})
-        answer = plans.apply_map(stocked, CONTEXT, Translation(request), vectors=asked)
+        answer = apply.apply_map(stocked, CONTEXT, Translation(request), vectors=asked)
         told = confidence_of(stocked, CONTEXT, answer, 0.9, field="vectors")
         assert (told.held_out, told.threshold) == (0, None)
         assert told.reason is not None

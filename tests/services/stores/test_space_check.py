@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from app.services.anchors import anchor_sets
-from app.services.stores.space_check import check_space
+from app.services.stores.stores import check_space
 from tests.maths.anchors.test_space_match import encode, items
 from tests.services.helpers import CONTEXT, create_encoder
 

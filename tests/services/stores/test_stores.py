@@ -6,24 +6,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import psycopg
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from app.errors import InvalidOption, StoreUnsupported
 from app.services.context import Services
 from app.services.stores import stores
 from app.services.stores.stores import StoreDefinition
-from app.stores.addresses import StoreAddress
 from app.stores.base import StoreLocation
+from app.stores.handles import StoreAddress
 from tests.services.helpers import CONTEXT, create_encoder
 from tests.stores.cases.base import StoreCase
 from tests.stores.cases.chroma import ChromaFolderCase
 from tests.stores.cases.lancedb import LancedbCase, open_table
 from tests.stores.cases.pgvector import PgvectorCase
-from tests.stores.cases.qdrant import EdgeCase, LocalQdrantCase
+from tests.stores.cases.qdrant import LocalQdrantCase
 from tests.stores.moving import OLD_DIM, rows
 
 ROWS = 50
@@ -44,15 +42,15 @@ def connect(services: Services) -> Connect:
             "old",
             vector_field=location.vector_field,
         )
-        own = replace(services, store_addresses=listed)
-        return stores.create_store(own, CONTEXT, replace(definition, **changes))
+        services.stores.addresses = listed
+        return stores.create_store(services, CONTEXT, replace(definition, **changes))
 
     return connect
 
 
 @pytest.mark.parametrize(
     "case",
-    [ChromaFolderCase(), LancedbCase(), EdgeCase(), LocalQdrantCase()],
+    [ChromaFolderCase(), LancedbCase(), LocalQdrantCase()],
     ids=lambda case: case.kind,
 )
 def test_a_collection_that_is_missing(connect: Connect, tmp_path: Path, case: StoreCase) -> None:
@@ -75,20 +73,13 @@ def test_a_second_column_of_vectors_changes_nothing(
     else:
         with psycopg.connect(location.url, autocommit=True) as connection:
             connection.execute(f"ALTER TABLE {location.collection} ADD COLUMN second vector(3)")
-    own = replace(services, store_addresses={"main": StoreAddress(location.url)})
-    assert stores.examine_store(own, row).facts.rows == ROWS
+    assert stores.examine_store(services, row).facts.rows == ROWS
     case.remove(location)
 
 
-def test_what_a_file_does_not_have(connect: Connect, tmp_path: Path) -> None:
-    vectors = np.random.default_rng(0).normal(size=(ROWS, OLD_DIM)).astype(np.float32)
-    column = pa.array(vectors.tolist(), pa.list_(pa.float32(), OLD_DIM))
-    content = {"id": range(ROWS), "year": range(ROWS), "text": ["x"] * ROWS, "vector": column}
-    parquet.write_table(pa.table(content), tmp_path / "items.parquet")
-    location = StoreLocation("files", str(tmp_path), "items.parquet")
-    with pytest.raises(StoreUnsupported, match=r"has no collection .other\.parquet."):
-        connect(location, collection="other.parquet")
-    for field in ("year", "nope"):
+def test_what_a_table_does_not_have(connect: Connect, tmp_path: Path) -> None:
+    location = LancedbCase().fill(tmp_path, rows(LancedbCase(), ROWS))
+    for field in ("number", "nope"):
         with pytest.raises(StoreUnsupported) as caught:
             connect(location, text_field=field)
         assert caught.value.field == "text_field"

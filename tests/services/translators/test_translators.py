@@ -17,7 +17,7 @@ from app.errors import (
 from app.services.anchors import anchor_sets
 from app.services.encoders import encoders
 from app.services.request_context import RequestContext
-from app.services.serving import maps, plans
+from app.services.serving import apply
 from app.services.translators import translators
 from app.storage import tables
 from app.storage.cache import Cache
@@ -49,7 +49,7 @@ def test_a_fit_from_an_encoder_to_itself_travels_between_processes(
     same = translators.FitRequest("a", "a", "s", "procrustes", {})
     vectors = some(3, 3)
     answers = [
-        plans.apply_map(each, CONTEXT, maps.Translation(same), vectors=vectors) for each in both
+        apply.apply_map(each, CONTEXT, apply.Translation(same), vectors=vectors) for each in both
     ]
     assert torch.equal(answers[0].output.vectors, answers[1].output.vectors)
     for each in both:
@@ -112,10 +112,12 @@ def test_two_processes_that_first_fit_one_translator_at_once_both_answer(on_post
 
 def test_without_any_cache_answers_are_the_same(stocked):
     vectors = some(4, 3, seed=9)
-    warm = plans.apply_map(stocked, CONTEXT, maps.Translation(request()), vectors=vectors)
+    warm = apply.apply_map(stocked, CONTEXT, apply.Translation(request()), vectors=vectors)
     cold_services = another_process(stocked, cache_bytes=0)
     for _ in range(2):
-        cold = plans.apply_map(cold_services, CONTEXT, maps.Translation(request()), vectors=vectors)
+        cold = apply.apply_map(
+            cold_services, CONTEXT, apply.Translation(request()), vectors=vectors
+        )
         assert torch.equal(cold.output.vectors, warm.output.vectors)
         assert cold.served.id == warm.served.id
     cold_services.close()
@@ -125,8 +127,8 @@ def test_without_any_cache_answers_are_the_same(stocked):
 
 def test_auto_never_takes_a_joint_method_for_relative_vectors(stocked):
     for power in (0.0, 0.25, 1.0):
-        answer = plans.apply_map(
-            stocked, CONTEXT, maps.Decoding(request("auto"), power), vectors=some(2, 12)
+        answer = apply.apply_map(
+            stocked, CONTEXT, apply.Decoding(request("auto"), power), vectors=some(2, 12)
         )
         assert answer.output.vectors.shape == (2, 2)
         assert answer.served.id is None
@@ -143,4 +145,4 @@ def test_a_damaged_blob_is_noticed_and_nothing_wrong_is_served(stocked):
     path = stocked.blobs.root / digest[:2] / digest
     path.write_bytes(path.read_bytes()[:-1] + b"\7")
     with pytest.raises(BlobMissing, match="anchor set 's' is damaged"):
-        plans.apply_map(stocked, CONTEXT, maps.Translation(request()), vectors=some(2, 3))
+        apply.apply_map(stocked, CONTEXT, apply.Translation(request()), vectors=some(2, 3))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from app.services.anchors import anchor_reports, anchor_sets, samples
-from app.services.serving import maps, plans
+from app.services.serving import apply
 from app.services.serving.confidence import confidence_of
 from app.services.translators import translators, weighting
 from app.services.translators.warnings import warnings_about_pair
@@ -52,7 +52,7 @@ def put_sample(services, vectors=SAMPLE, name="mixed", encoder="x"):
 
 def translate(services, request=REQUEST):
     vectors = corpus(20, 0, 4)["x"]
-    return plans.apply_map(services, CONTEXT, maps.Translation(request), vectors=vectors)
+    return apply.apply_map(services, CONTEXT, apply.Translation(request), vectors=vectors)
 
 
 def row_of(services, answer) -> tables.TranslatorRow:

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, event, select
 from app.errors import AnchorSetNotFound, BlobMissing
 from app.services.anchors import anchor_sets
 from app.services.context import Services
-from app.services.serving import maps, plans
+from app.services.serving import apply
 from app.services.translators import translators
 from app.services.upkeep import blob_sweep
 from app.services.upkeep.backup import ROWS_FILE, BackupError, back_up, restore
@@ -26,9 +26,9 @@ VECTORS = torch.tensor([[1.0, 2.0, 3.0], [0.5, -1.0, 0.0]])
 
 
 def translated(services: Services, name: str) -> bytes:
-    asked = maps.Translation(translators.FitRequest("a", "b", name, "graded", {}))
+    asked = apply.Translation(translators.FitRequest("a", "b", name, "graded", {}))
     return (
-        plans.apply_map(services, CONTEXT, asked, vectors=VECTORS).output.vectors.numpy().tobytes()
+        apply.apply_map(services, CONTEXT, asked, vectors=VECTORS).output.vectors.numpy().tobytes()
     )
 
 

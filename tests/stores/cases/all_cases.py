@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from tests.stores.cases.base import StoreCase
 from tests.stores.cases.chroma import ChromaFolderCase, ChromaServerCase
-from tests.stores.cases.files import ArrowCase, ParquetCase
 from tests.stores.cases.lancedb import LancedbCase
 from tests.stores.cases.pgvector import PgvectorCase
-from tests.stores.cases.qdrant import EdgeCase, LocalQdrantCase
+from tests.stores.cases.qdrant import LocalQdrantCase
 
 #: each connector adds its case here
 CASES: list[StoreCase] = [
     PgvectorCase(),
     LocalQdrantCase(),
-    EdgeCase(),
     ChromaServerCase(),
     ChromaFolderCase(),
-    ParquetCase(),
-    ArrowCase(),
     LancedbCase(),
 ]

@@ -1,23 +1,20 @@
-"""Qdrant in local mode and Qdrant Edge, written to by their own clients.
+"""Qdrant in local mode, written to by its own client.
 
-Both let one handle into a folder, so the clients of this process share the connector's.
+It lets one handle into a folder, so the clients of this process share the connector's.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import qdrant_edge as edge
 from qdrant_client import QdrantClient, models
 
 from app.stores.base import StoreId, StoreLocation
 from app.stores.qdrant.client import load_local
-from app.stores.qdrant.edge import EDGE_METADATA, load_shard
-from app.stores.qdrant.layout import LIVE_VECTORS
+from app.stores.qdrant.store import LIVE_VECTORS
 from tests.stores.cases.base import Rows, StoreCase
 from tests.stores.qdrant.visits import visit_folder
 
@@ -73,57 +70,3 @@ class LocalQdrantCase(StoreCase):
                 location.collection, limit=10_000, with_vectors=[name], with_payload=True
             )
         return {each.id: (np.float32(each.vector[name]), each.payload) for each in records}
-
-
-class EdgeCase(StoreCase):
-    """A shard whose only vector has no name. Clients read the file beside the segments."""
-
-    kind = "qdrant-edge"
-    strategies = ("named-vector",)
-
-    def path(self, location: StoreLocation) -> Path:
-        return Path(location.url).resolve() / location.collection
-
-    def visit(self, location: StoreLocation):
-        folder = str(self.path(location))
-        return visit_folder(folder, lambda: load_shard(folder))
-
-    def live(self, location: StoreLocation) -> str:
-        notes = self.path(location) / EDGE_METADATA
-        metadata = json.loads(notes.read_text()) if notes.exists() else {}
-        return str(metadata.get(LIVE_VECTORS, {}).get("", ""))
-
-    def fill(self, folder: Path, rows: Rows) -> StoreLocation:
-        (folder / "shards" / "items").mkdir(parents=True)
-        params = edge.EdgeVectorParams(size=rows.vectors.shape[1], distance=edge.Distance.Cosine)
-        path = str(folder / "shards" / "items")
-        edge.EdgeShard.create(path, edge.EdgeConfig(vectors=params)).close()
-        location = StoreLocation(self.kind, str(folder / "shards"), "items", text_field="text")
-        self.insert(location, rows)
-        return location
-
-    def insert(self, location: StoreLocation, rows: Rows) -> None:
-        name = self.live(location)
-        points = [
-            edge.Point(each, {name: vector.tolist()}, dict(payload))
-            for each, vector, payload in zip(rows.ids, rows.vectors, rows.payloads, strict=True)
-        ]
-        with self.visit(location) as shard:
-            shard.update(edge.UpdateOperation.upsert_points(points))
-
-    def delete(self, location: StoreLocation, ids: Sequence[StoreId]) -> None:
-        with self.visit(location) as shard:
-            shard.update(edge.UpdateOperation.delete_points(list(ids)))
-
-    def read(self, location: StoreLocation) -> dict[StoreId, tuple[np.ndarray, dict[str, Any]]]:
-        name = self.live(location)
-        with self.visit(location) as shard:
-            request = edge.ScrollRequest(limit=10_000, with_payload=True, with_vector=[name])
-            records, _ = shard.scroll(request)
-        return {
-            each.id: (
-                np.float32(each.vector[name] if isinstance(each.vector, dict) else each.vector),
-                each.payload,
-            )
-            for each in records
-        }

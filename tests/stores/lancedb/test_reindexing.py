@@ -13,7 +13,7 @@ from lancedb.index import BTree, HnswSq, IvfPq, IvfSq
 
 from app.stores.base import StoreLocation
 from app.stores.lancedb import LancedbStore
-from app.stores.lancedb.indexes import nearest_divisor
+from app.stores.lancedb.columns import nearest_divisor
 from tests.stores.cases.base import Rows
 from tests.stores.cases.lancedb import LancedbCase, as_table, open_table
 from tests.stores.moving import (

@@ -9,7 +9,7 @@ import pytest
 from qdrant_client import models
 
 from app.stores.base import StoreLocation
-from app.stores.qdrant import catch_up
+from app.stores.qdrant import catch_up, client
 from app.stores.registry import open_store
 from tests.stores.qdrant.test_qdrant import (
     DIM,
@@ -115,7 +115,7 @@ def test_two_cutovers_at_once_delete_no_new_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catch_up, "POINTS_PER_COPY", 1)
-    monkeypatch.setattr(catch_up, "POINTS_PER_COMPARISON", 2)
+    monkeypatch.setattr(client, "POINTS_PER_READ", 2)
     location, store, beside = prepared(tmp_path, "collection")
     put(location, 0, CHANGED[0], n=100)
     others = []

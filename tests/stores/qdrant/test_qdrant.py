@@ -9,11 +9,11 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import FunctionType
 from uuid import UUID, uuid4
 
 import numpy as np
 import pytest
-import qdrant_edge as edge
 from qdrant_client import QdrantClient, models
 
 from app.errors import (
@@ -28,12 +28,17 @@ from app.errors import (
     WrongState,
 )
 from app.stores.base import StoreLocation
-from app.stores.qdrant.client import ClientEngine, load_local
-from app.stores.qdrant.edge import load_shard
-from app.stores.qdrant.engine import StoredPoint, stack
-from app.stores.qdrant.faults import qdrant_faults
-from app.stores.qdrant.layout import find_layout
-from app.stores.qdrant.second_collection import copied_config
+from app.stores.qdrant.client import (
+    CollectionForm,
+    DenseForm,
+    QdrantEngine,
+    StoredPoint,
+    load_local,
+    qdrant_faults,
+    stack,
+)
+from app.stores.qdrant.store import QdrantLayout, VectorPlace, find_layout
+from app.stores.qdrant.strategies import copied_config
 from app.stores.registry import open_store
 from tests.stores.qdrant.visits import visit_folder
 
@@ -235,16 +240,6 @@ def test_cosine_collections_say_that_lengths_are_lost(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_shard_says_who_builds_its_index(tmp_path: Path) -> None:
-    store = open_store(shard(tmp_path))
-    facts = store.facts()
-    assert [note.code for note in facts.notes] == ["edge-index"]
-    assert (facts.rows, facts.metric, facts.strategies) == (12, "dot", ("named-vector",))
-    with pytest.raises(StoreUnsupported, match="filter"):
-        store.search(VECTORS[:1], 3, filter={"must": []})
-    store.close()
-
-
 def test_without_an_alias_only_named_vectors_are_possible(tmp_path: Path) -> None:
     params = models.VectorParams(size=DIM, distance=DOT)
     store = open_store(local(tmp_path, params, plain_points(), alias=None))
@@ -318,9 +313,6 @@ def test_the_copied_configuration_is_that_of_the_server() -> None:
         config=config,
         payload_schema={},
     )
-    from app.stores.qdrant.engine import CollectionForm, DenseForm
-    from app.stores.qdrant.layout import QdrantLayout, VectorPlace
-
     form = CollectionForm(
         "base", {"": DenseForm(DIM, "Cosine", "float32", True)}, frozenset(), True, {}, config=info
     )
@@ -389,58 +381,31 @@ def test_a_collection_that_changed_stops_the_cutover(tmp_path: Path) -> None:
 
 
 def test_names_that_leave_the_address_are_refused(tmp_path: Path) -> None:
-    for kind in ("qdrant", "qdrant-edge"):
-        for name in ("../other", "/etc", "..", ".", "", "a/b", "a\\b", "a\0", "http://x/y"):
-            with pytest.raises(InvalidRequest):
-                open_store(StoreLocation(kind, str(tmp_path), name)).facts()
-    (tmp_path / "inside").mkdir()
-    (tmp_path / "inside" / "link").symlink_to(tmp_path)
-    with pytest.raises(InvalidRequest, match="link"):
-        open_store(StoreLocation("qdrant-edge", str(tmp_path / "inside"), "link"))
+    for name in ("../other", "/etc", "..", ".", "", "a/b", "a\\b", "a\0", "http://x/y"):
+        with pytest.raises(InvalidRequest):
+            open_store(StoreLocation("qdrant", str(tmp_path), name)).facts()
 
 
 def test_a_wrong_folder_is_not_created(tmp_path: Path) -> None:
     store = open_store(StoreLocation("qdrant", str(tmp_path / "no"), "items"))
     with pytest.raises(StoreChanged, match=r"meta\.json"):
         store.facts()
-    store = open_store(StoreLocation("qdrant-edge", str(tmp_path), "no"))
-    with pytest.raises(StoreChanged, match="not a shard"):
-        store.facts()
     assert list(tmp_path.iterdir()) == []
 
 
 HOLDER = """
     import sys
-    if sys.argv[1] == "qdrant":
-        from qdrant_client import QdrantClient
-        held = QdrantClient(path=sys.argv[2])
-    else:
-        import qdrant_edge
-        held = qdrant_edge.EdgeShard.load(sys.argv[2] + "/items")
+    from qdrant_client import QdrantClient
+    held = QdrantClient(path=sys.argv[1])
     print("held", flush=True)
     sys.stdin.read()
     held.close()
 """
 
 
-def shard(folder: Path) -> StoreLocation:
-    path = folder / "shards" / "items"
-    path.mkdir(parents=True)
-    params = edge.EdgeVectorParams(size=DIM, distance=edge.Distance.Dot)
-    made = edge.EdgeShard.create(str(path), edge.EdgeConfig(vectors=params))
-    points = [edge.Point(row, VECTORS[row].tolist(), {"n": row}) for row in range(12)]
-    made.update(edge.UpdateOperation.upsert_points(points))
-    made.close()
-    return StoreLocation("qdrant-edge", str(folder / "shards"), "items")
-
-
-@pytest.mark.parametrize("kind", ["qdrant", "qdrant-edge"])
-def test_a_folder_that_another_process_has_open(tmp_path: Path, kind: str) -> None:
-    if kind == "qdrant":
-        location = local(tmp_path, models.VectorParams(size=DIM, distance=DOT), plain_points())
-    else:
-        location = shard(tmp_path)
-    command = [sys.executable, "-c", textwrap.dedent(HOLDER), kind, location.url]
+def test_a_folder_that_another_process_has_open(tmp_path: Path) -> None:
+    location = local(tmp_path, models.VectorParams(size=DIM, distance=DOT), plain_points())
+    command = [sys.executable, "-c", textwrap.dedent(HOLDER), location.url]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
@@ -478,14 +443,20 @@ def test_a_server_that_does_not_answer_is_unavailable_and_its_key_is_not_shown()
         (OSError(errno.ENOSPC, "No space left on device"), StoreFull),
         (PermissionError(errno.EACCES, "Permission denied"), StoreRefused),
         (OSError(errno.EROFS, "Read-only file system"), StoreRefused),
-        (Exception("Service runtime error: IO Error: No space left on device"), StoreFull),
         (ValueError("Collection x not found"), StoreChanged),
         (RuntimeError("something else"), StoreUnavailable),
     ],
 )
 def test_faults_of_the_engine_have_names(raised: Exception, expected: type[Exception]) -> None:
-    with pytest.raises(expected), qdrant_faults("'items'"):
+    def fail() -> None:
         raise raised
+
+    # as code of the client
+    call = FunctionType(
+        fail.__code__, {"__name__": "qdrant_client.local"}, closure=fail.__closure__
+    )
+    with pytest.raises(expected), qdrant_faults("'items'"):
+        call()
 
 
 @pytest.mark.parametrize(
@@ -506,8 +477,8 @@ WRITER = """
     import numpy as np
     from app.stores.base import StoreLocation
     from app.stores.registry import open_store
-    kind, url, collection, strategy = sys.argv[1:]
-    store = open_store(StoreLocation(kind, url, collection))
+    url, collection, strategy = sys.argv[1:]
+    store = open_store(StoreLocation("qdrant", url, collection))
     beside = store.beside("0badcafe", 5, strategy)
     beside.prepare()
     cursor = None
@@ -523,16 +494,11 @@ WRITER = """
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "strategy"),
-    [("qdrant", "collection"), ("qdrant", "named-vector"), ("qdrant-edge", "named-vector")],
-)
-def test_a_killed_run_continues_with_the_same_rows(
-    tmp_path: Path, kind: str, strategy: str
-) -> None:
+@pytest.mark.parametrize("strategy", ["collection", "named-vector"])
+def test_a_killed_run_continues_with_the_same_rows(tmp_path: Path, strategy: str) -> None:
     params = models.VectorParams(size=DIM, distance=DOT)
-    location = local(tmp_path, params, plain_points()) if kind == "qdrant" else shard(tmp_path)
-    arguments = [kind, location.url, location.collection, strategy]
+    location = local(tmp_path, params, plain_points())
+    arguments = [location.url, location.collection, strategy]
     command = [sys.executable, "-c", textwrap.dedent(WRITER), *arguments]
     for pages in (1, 4, 7):
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
@@ -557,6 +523,5 @@ def test_a_killed_run_continues_with_the_same_rows(
 
 
 def test_local_mode_is_recognised_by_the_address() -> None:
-    assert ClientEngine("https://example.org:6333", "x").remote
-    assert not ClientEngine("file:///tmp/x", "x").remote
-    assert load_shard is not load_local
+    assert QdrantEngine("https://example.org:6333", "x").remote
+    assert not QdrantEngine("file:///tmp/x", "x").remote

@@ -1,4 +1,4 @@
-"""Full and read-only disks under Qdrant's local mode and its edge engine."""
+"""Full and read-only disks under Qdrant's local mode."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import qdrant_edge as edge
 from qdrant_client import QdrantClient, models
 
 from app.errors import StoreFull, StoreRefused
@@ -28,16 +27,6 @@ def local(disk: Path) -> StoreLocation:
     return StoreLocation("qdrant", str(disk / "q"), "items")
 
 
-def shard(disk: Path) -> StoreLocation:
-    (disk / "items").mkdir()
-    params = edge.EdgeVectorParams(size=64, distance=edge.Distance.Dot)
-    made = edge.EdgeShard.create(str(disk / "items"), edge.EdgeConfig(vectors=params))
-    points = [edge.Point(row, VECTORS[row].tolist(), {}) for row in range(40)]
-    made.update(edge.UpdateOperation.upsert_points(points))
-    made.close()
-    return StoreLocation("qdrant-edge", str(disk), "items")
-
-
 def test_a_full_disk_of_local_mode(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 2048) as disk:
         store = open_store(local(disk))
@@ -55,10 +44,9 @@ def test_a_full_disk_of_local_mode(tmp_path: Path) -> None:
         store.close()
 
 
-@pytest.mark.parametrize("fill", [local, shard])
-def test_a_read_only_disk_refuses(tmp_path: Path, fill) -> None:
+def test_a_read_only_disk_refuses(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 200_000) as disk:
-        location = fill(disk)
+        location = local(disk)
         remount(disk, "ro")
         with pytest.raises(StoreRefused):
             open_store(location).facts()

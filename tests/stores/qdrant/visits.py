@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from app.stores.qdrant.pool import leave_folder, share_folder
+from app.stores.qdrant.client import leave_folder, share_folder
 
 
 @contextmanager

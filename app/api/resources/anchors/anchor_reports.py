@@ -12,7 +12,7 @@ from app.api.http.deps import PathName, ReadContext, Reads, Svc
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, InputsBody, Name, Vectors
 from app.api.schemas.quality import StoreCoverageOut
-from app.maths.anchors import mismatch, value_facts
+from app.maths.anchors import health, mismatch
 from app.services.anchors import anchor_findings, anchor_reports, drift
 from app.services.anchors.anchor_reports import MOST_SUGGESTED
 from app.services.anchors.drift import DEFAULT_REEMBEDDED, MOST_REEMBEDDED, DriftReport
@@ -72,7 +72,7 @@ class SpaceReportOut(BaseModel):
     outlier_count: int = Field(description="Number of unusual rows.")
     length: float = Field(description="Median norm of the vectors.")
     normalised: bool = Field(description="Whether every vector has norm 1.")
-    precision: value_facts.ValuePrecision = Field(
+    precision: health.ValuePrecision = Field(
         description="Precision of the numbers: `float32`, `half` for float16 or bfloat16, or "
         "`quantised` for at most 256 different values."
     )

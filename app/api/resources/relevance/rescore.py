@@ -48,7 +48,7 @@ from app.services.relevance.rescoring import (
     Rescoring,
     WeightSource,
 )
-from app.services.serving import maps
+from app.services.serving import apply
 from app.types import InputRole
 
 router = APIRouter(tags=["search"])
@@ -206,7 +206,7 @@ class RescoreRequest(PairRequest):
             else encoding.Inputs(self.inputs, InputRole(self.input_type))
         )
         return Rescoring(
-            maps.Translation(self.translator_request()),
+            apply.Translation(self.translator_request()),
             self.queries,
             inputs,
             self.blocks.vectors,

@@ -27,8 +27,7 @@ from app.api.schemas.translation import (
 from app.services.encoders import encoding
 from app.services.relevance.rescoring import WeightSource
 from app.services.stores import search
-from app.services.stores.search import StoreAnswer
-from app.services.stores.search_preparation import StoreSearch, StoreSearchMode
+from app.services.stores.search import StoreAnswer, StoreSearch, StoreSearchMode
 from app.types import InputRole
 
 router = APIRouter(prefix="/stores", tags=["stores"])

@@ -35,7 +35,7 @@ router = APIRouter(prefix="/stores", tags=["stores"])
 #: longest JSON of a store's options
 MOST_OPTION_BYTES = 4_096
 
-StoreKind = Literal["pgvector", "qdrant", "qdrant-edge", "chroma", "lancedb", "files"]
+StoreKind = Literal["pgvector", "qdrant", "chroma", "lancedb"]
 
 
 def _plain(text: str) -> str:

@@ -12,22 +12,28 @@ from app.stores.pgvector.capture import (
     stop_capture,
     without_user_triggers,
 )
-from app.stores.pgvector.catalogue import relation_named
-from app.stores.pgvector.checks import require_phase, require_same
-from app.stores.pgvector.connections import StoreConnection
-from app.stores.pgvector.dependents import create_views, dependent_views, drop_views, grants
+from app.stores.pgvector.connections import StoreConnection, key_type, zero_vector
+from app.stores.pgvector.facts import (
+    create_views,
+    dependent_views,
+    drop_views,
+    grants,
+    require_phase,
+    require_same,
+)
 from app.stores.pgvector.layout import (
     PgLayout,
+    PgRelation,
     PgState,
     comment,
     load_layout,
+    load_relation,
     mark_text,
     name_of,
+    relation_named,
 )
-from app.stores.pgvector.strategies.indexes import free_names, rename_tagged
 from app.stores.pgvector.strategies.steps import PgBeside
 from app.stores.pgvector.strategies.view import JoinedView
-from app.stores.pgvector.wire import key_type, zero_vector
 
 
 class SideTable(PgBeside):
@@ -43,19 +49,18 @@ class SideTable(PgBeside):
         new = sql.Identifier(layout.table.schema, state.new)
         key, column = sql.Identifier(layout.key.name), sql.Identifier(layout.old.column)
         rows, owner = layout.rows, sql.Identifier(layout.rows.owner)
-        connection.execute(
-            sql.SQL("CREATE {} TABLE {} ({} {} PRIMARY KEY, {} {}({}){})").format(
-                sql.SQL("UNLOGGED" if rows.persistence == "u" else ""),
-                new,
-                key,
-                key_type(layout.kind),
-                column,
-                sql.Identifier(connection.extension, state.type_name),
-                sql.SQL(str(self.dim)),
-                sql.SQL(" NOT NULL" if state.details["not_null"] else ""),
-            )
+        connection.run(
+            "CREATE {} TABLE {} ({} {} PRIMARY KEY, {} {}({}){})",
+            sql.SQL("UNLOGGED" if rows.persistence == "u" else ""),
+            new,
+            key,
+            key_type(layout.kind),
+            column,
+            sql.Identifier(connection.extension, state.type_name),
+            sql.SQL(str(self.dim)),
+            sql.SQL(" NOT NULL" if state.details["not_null"] else ""),
         )
-        connection.execute(sql.SQL("ALTER TABLE {} OWNER TO {}").format(new, owner))
+        connection.run("ALTER TABLE {} OWNER TO {}", new, owner)
         for statement in grants(connection, rows.oid, new):
             connection.execute(statement)
         if rows.row_security:
@@ -64,27 +69,24 @@ class SideTable(PgBeside):
                 "CREATE POLICY anchorage_rows ON {new} USING (EXISTS (SELECT FROM {rows} r "
                 "WHERE r.{key} = {new}.{key}))",
             ):
-                connection.execute(sql.SQL(template).format(new=new, rows=rows.identifier, key=key))
+                connection.run(template, new=new, rows=rows.identifier, key=key)
 
     def _store(
         self, connection: StoreConnection, layout: PgLayout, incoming: sql.Identifier, replace: bool
     ) -> None:
         new = layout.vectors("new")
-        connection.execute(
-            sql.SQL(
-                "INSERT INTO {new} ({key}, {column}) SELECT i.key, i.vector FROM {incoming} i "
-                "WHERE EXISTS (SELECT FROM {rows} r WHERE r.{key} = i.key) ORDER BY i.key "
-                "ON CONFLICT ({key}) DO {conflict}"
-            ).format(
-                new=new.relation.identifier,
-                key=sql.Identifier(new.key),
-                column=sql.Identifier(new.column),
-                incoming=incoming,
-                rows=layout.rows.identifier,
-                conflict=sql.SQL("UPDATE SET {0} = EXCLUDED.{0}").format(sql.Identifier(new.column))
-                if replace
-                else sql.SQL("NOTHING"),
-            )
+        connection.run(
+            "INSERT INTO {new} ({key}, {column}) SELECT i.key, i.vector FROM {incoming} i "
+            "WHERE EXISTS (SELECT FROM {rows} r WHERE r.{key} = i.key) ORDER BY i.key "
+            "ON CONFLICT ({key}) DO {conflict}",
+            new=new.relation.identifier,
+            key=new.key,
+            column=new.column,
+            incoming=incoming,
+            rows=layout.rows.identifier,
+            conflict=sql.SQL("UPDATE SET {0} = EXCLUDED.{0}").format(sql.Identifier(new.column))
+            if replace
+            else sql.SQL("NOTHING"),
         )
 
     def _store_back(
@@ -102,18 +104,16 @@ class SideTable(PgBeside):
             "incoming": incoming,
         }
         if old.relation.oid != layout.rows.oid:
-            connection.execute(
-                sql.SQL(
-                    "INSERT INTO {old} ({key}, {column}) SELECT key, vector FROM {incoming} "
-                    "ON CONFLICT ({key}) DO UPDATE SET {column} = EXCLUDED.{column}"
-                ).format(**values)
+            connection.run(
+                "INSERT INTO {old} ({key}, {column}) SELECT key, vector FROM {incoming} "
+                "ON CONFLICT ({key}) DO UPDATE SET {column} = EXCLUDED.{column}",
+                **values,
             )
             return
         with without_user_triggers(connection, old.relation):
-            connection.execute(
-                sql.SQL(
-                    "UPDATE {old} o SET {column} = i.vector FROM {incoming} i WHERE o.{key} = i.key"
-                ).format(**values)
+            connection.run(
+                "UPDATE {old} o SET {column} = i.vector FROM {incoming} i WHERE o.{key} = i.key",
+                **values,
             )
 
     def _forget(
@@ -134,34 +134,30 @@ class SideTable(PgBeside):
         if other.relation.oid == layout.rows.oid:
             if not state.details["not_null"]:
                 with without_user_triggers(connection, other.relation):
-                    connection.execute(
-                        sql.SQL(
-                            "UPDATE {other} o SET {column} = NULL WHERE o.{key} = "
-                            "ANY(%s::{type}[]) AND EXISTS (SELECT FROM {seen} s "
-                            "WHERE s.{key} = o.{key} AND s.{column} IS NULL)"
-                        ).format(**keys),
-                        [gone],
+                    connection.run(
+                        "UPDATE {other} o SET {column} = NULL WHERE o.{key} = "
+                        "ANY(%s::{type}[]) AND EXISTS (SELECT FROM {seen} s "
+                        "WHERE s.{key} = o.{key} AND s.{column} IS NULL)",
+                        params=[gone],
+                        **keys,
                     )
             return
         if truncated:
-            connection.execute(
-                sql.SQL(
-                    "DELETE FROM {other} o WHERE NOT EXISTS "
-                    "(SELECT FROM {rows} r WHERE r.{key} = o.{key})"
-                ).format(**keys)
+            connection.run(
+                "DELETE FROM {other} o WHERE NOT EXISTS "
+                "(SELECT FROM {rows} r WHERE r.{key} = o.{key})",
+                **keys,
             )
-        connection.execute(
-            sql.SQL("DELETE FROM {other} o WHERE o.{key} = ANY(%s::{type}[])").format(**keys),
-            [gone],
+        connection.run(
+            "DELETE FROM {other} o WHERE o.{key} = ANY(%s::{type}[])", params=[gone], **keys
         )
         if not state.details["not_null"]:
-            connection.execute(
-                sql.SQL(
-                    "INSERT INTO {other} ({key}, {column}) SELECT s.{key}, NULL FROM {seen} s "
-                    "WHERE s.{key} = ANY(%s::{type}[]) AND s.{column} IS NULL "
-                    "ON CONFLICT ({key}) DO NOTHING"
-                ).format(**keys),
-                [gone],
+            connection.run(
+                "INSERT INTO {other} ({key}, {column}) SELECT s.{key}, NULL FROM {seen} s "
+                "WHERE s.{key} = ANY(%s::{type}[]) AND s.{column} IS NULL "
+                "ON CONFLICT ({key}) DO NOTHING",
+                params=[gone],
+                **keys,
             )
 
     def _before_switch(self, layout: PgLayout) -> None:
@@ -182,12 +178,11 @@ class SideTable(PgBeside):
             }
             if state.details["not_null"]:
                 values["empty"] = zero_vector(connection.extension, state.type_name, self.dim)
-            connection.execute(
-                sql.SQL(
-                    "INSERT INTO {new} ({key}, {column}) SELECT o.{key}, {empty} FROM {old} o "
-                    "WHERE NOT EXISTS (SELECT FROM {new} n WHERE n.{key} = o.{key}) "
-                    "ON CONFLICT ({key}) DO NOTHING"
-                ).format(**values)
+            connection.run(
+                "INSERT INTO {new} ({key}, {column}) SELECT o.{key}, {empty} FROM {old} o "
+                "WHERE NOT EXISTS (SELECT FROM {new} n WHERE n.{key} = o.{key}) "
+                "ON CONFLICT ({key}) DO NOTHING",
+                **values,
             )
 
     def _switch(self, connection: StoreConnection, layout: PgLayout) -> None:
@@ -205,12 +200,11 @@ class SideTable(PgBeside):
                 "ALTER TABLE {table} ALTER COLUMN {column} DROP NOT NULL",
                 "ALTER TABLE {table} RENAME TO {rows}",
             ):
-                connection.execute(
-                    sql.SQL(statement).format(
-                        table=layout.table.identifier,
-                        column=sql.Identifier(layout.old.column),
-                        rows=sql.Identifier(rows_name),
-                    )
+                connection.run(
+                    statement,
+                    table=layout.table.identifier,
+                    column=layout.old.column,
+                    rows=rows_name,
                 )
         old_name = rows_name if not layout.is_view else state.details["old"]
         state = state.moved("cut-over", rows=rows_name, old=old_name)
@@ -271,21 +265,19 @@ class SideTable(PgBeside):
             # A row without a direction was not translated back.
             empty = zero_vector(connection.extension, layout.old.type_name, layout.old.dim)
             with connection.transaction(), without_user_triggers(connection, layout.old.relation):
-                connection.execute(
-                    sql.SQL("UPDATE {table} SET {column} = {empty} WHERE {column} IS NULL").format(
-                        empty=empty, **values
-                    )
+                connection.run(
+                    "UPDATE {table} SET {column} = {empty} WHERE {column} IS NULL",
+                    empty=empty,
+                    **values,
                 )
-            connection.execute(
-                sql.SQL("ALTER TABLE {table} VALIDATE CONSTRAINT {check}").format(**values)
-            )
+            connection.run("ALTER TABLE {table} VALIDATE CONSTRAINT {check}", **values)
 
         def step(connection: StoreConnection) -> None:
             for statement in (
                 "ALTER TABLE {table} ALTER COLUMN {column} SET NOT NULL",
                 "ALTER TABLE {table} DROP CONSTRAINT {check}",
             ):
-                connection.execute(sql.SQL(statement).format(**values))
+                connection.run(statement, **values)
 
         self._with_lock("to restore NOT NULL", step)
 
@@ -311,16 +303,12 @@ class SideTable(PgBeside):
         rows_name, vectors_name = state.details["rows"], f"{name}_vectors"
         old = layout.old
         if old.relation.oid == layout.rows.oid:
-            connection.execute(
-                sql.SQL("ALTER TABLE {} DROP COLUMN {}").format(
-                    old.relation.identifier, sql.Identifier(old.column)
-                )
-            )
+            connection.run("ALTER TABLE {} DROP COLUMN {}", old.relation.identifier, old.column)
             rows_name, vectors_name = free_names(connection, schema, name, self.tag)
             rename_tagged(connection, self.tag, layout.rows, rows_name)
         else:
             vectors_name = old.relation.name
-            connection.execute(sql.SQL("DROP TABLE {}").format(old.relation.identifier))
+            connection.run("DROP TABLE {}", old.relation.identifier)
         rename_tagged(connection, self.tag, new.relation, vectors_name)
         drop_queue(connection, state, schema)
         rows = relation_named(connection, schema, rows_name)
@@ -366,4 +354,44 @@ class SideTable(PgBeside):
             details["column"],
             details["rows"],
             order,
+        )
+
+
+def free_names(connection: StoreConnection, schema: str, name: str, tag: str) -> tuple[str, str]:
+    """Return names for the rows and the vectors that no relation of the schema has."""
+    short = name.encode()[:48].decode(errors="ignore")
+    for number in range(100):
+        names = [f"{short}_{part}{number or ''}" for part in ("rows", "vectors")]
+        row = connection.execute(
+            "SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = %s AND c.relname = ANY(%s)",
+            [schema, names],
+        ).fetchone()
+        if row is not None and not row[0]:
+            return names[0], names[1]
+    return name_of(tag, "rows"), name_of(tag, "vectors")
+
+
+def rename_tagged(connection: StoreConnection, tag: str, table: PgRelation, name: str) -> None:
+    """Rename a table, and its indexes and constraints whose names have the tag."""
+    prefix = f"anchorage_{tag}"
+    connection.run("ALTER TABLE {} RENAME TO {}", table.identifier, name)
+    present = load_relation(connection, table.oid).identifier
+    rows = connection.execute(
+        "SELECT conname FROM pg_constraint WHERE conrelid = %s AND starts_with(conname, %s)",
+        [table.oid, prefix],
+    ).fetchall()
+    for [each] in rows:
+        new = sql.Identifier(name + each.removeprefix(prefix).removeprefix("_new"))
+        connection.run("ALTER TABLE {} RENAME CONSTRAINT {} TO {}", present, each, new)
+    rows = connection.execute(
+        "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
+        "WHERE i.indrelid = %s AND starts_with(c.relname, %s)",
+        [table.oid, prefix],
+    ).fetchall()
+    for [each] in rows:
+        connection.run(
+            "ALTER INDEX {} RENAME TO {}",
+            sql.Identifier(table.schema, each),
+            name + each.removeprefix(prefix),
         )

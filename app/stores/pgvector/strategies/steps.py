@@ -5,14 +5,21 @@ from __future__ import annotations
 import random
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
 import psycopg
 from psycopg import sql
 
-from app.errors import DimensionMismatch, StoreChanged, StoreUnavailable
+from app.errors import (
+    DimensionMismatch,
+    StoreChanged,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUnsupported,
+)
 from app.stores.base import (
     Beside,
     Changes,
@@ -32,27 +39,68 @@ from app.stores.pgvector.capture import (
     start_capture,
     stop_capture,
 )
-from app.stores.pgvector.checks import (
+from app.stores.pgvector.connections import (
+    PgConnections,
+    StoreConnection,
+    copy_bytes,
+    key_type,
+    zero_vector,
+)
+from app.stores.pgvector.facts import (
     first_state,
+    require_no_obstacles,
     require_phase,
     require_rights,
     require_same,
 )
-from app.stores.pgvector.connections import PgConnections, StoreConnection
-from app.stores.pgvector.facts import require_no_obstacles
 from app.stores.pgvector.layout import (
     PgLayout,
+    PgRelation,
     PgState,
+    PgVectors,
     comment,
     load_layout,
     name_of,
     states_of_tag,
 )
-from app.stores.pgvector.strategies.autovacuum import stop_autovacuum
-from app.stores.pgvector.strategies.indexes import build_vector_index
-from app.stores.pgvector.wire import copy_bytes, key_type, zero_vector
+
+#: how much longer than deadlock_timeout to wait: then the server cancels the autovacuum
+GRACE_MS = 2_000
+
+
+def stop_autovacuum(connection: StoreConnection, location: StoreLocation) -> None:
+    """Stop autovacuums of all tables of a collection.
+
+    Missing tables and rights are for the next step to name, or, to abandon, no obstacle.
+    """
+    lacking = (StoreChanged, StoreRefused, StoreUnsupported)
+    with suppress(*lacking, psycopg.errors.InsufficientPrivilege), connection.transaction():
+        layout = load_layout(connection, location)
+        used = [layout.rows, layout.old.relation]
+        used += [] if layout.new is None else [layout.new.relation]
+        _wait_for(connection, used)
+
+
+def _wait_for(connection: StoreConnection, tables: Iterable[PgRelation]) -> None:
+    """Wait for autovacuums of these tables, and keep new ones away until the transaction ends.
+
+    The server cancels an autovacuum once somebody has waited deadlock_timeout for its lock. An
+    autovacuum of a table with an HNSW index takes minutes. Clients do not wait meanwhile: SHARE
+    UPDATE EXCLUSIVE conflicts with none of their statements. Raises psycopg's LockNotAvailable.
+    """
+    connection.execute(
+        "SELECT set_config('lock_timeout', (%s + 1000 * extract(epoch FROM "
+        "current_setting('deadlock_timeout')::interval))::int::text, true)",
+        [GRACE_MS],
+    )
+    for table in {each.oid: each for each in tables}.values():
+        connection.run("LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE", table.identifier)
+
 
 Result = TypeVar("Result")
+
+#: how often to look whether another build has ended
+BUILD_POLL_S = 0.5
 
 #: longest wait for one lock, during which others queue behind; and for how long to try again
 LOCK_MS, LOCK_PATIENCE_S = 100, 60.0
@@ -183,13 +231,12 @@ class PgBeside(Beside):
             layout = load_layout(connection, self.location)
             if layout.state is None or layout.new is None:
                 return 0
-            row = connection.execute(
-                sql.SQL("SELECT count(*) FROM {} WHERE {} OPERATOR({}.<>) {}").format(
-                    layout.new.relation.identifier,
-                    sql.Identifier(layout.new.column),
-                    sql.Identifier(connection.extension),
-                    zero_vector(connection.extension, layout.new.type_name, self.dim),
-                )
+            row = connection.run(
+                "SELECT count(*) FROM {} WHERE {} OPERATOR({}.<>) {}",
+                layout.new.relation.identifier,
+                layout.new.column,
+                connection.extension,
+                zero_vector(connection.extension, layout.new.type_name, self.dim),
             ).fetchone()
             return 0 if row is None else int(row[0])
 
@@ -200,7 +247,7 @@ class PgBeside(Beside):
             for number, index in enumerate(state.details["indexes"]):
                 name = f"{name_of(self.tag, 'index')}_{number}"
                 build_vector_index(connection, new, name, index, state.type_name)
-            connection.execute(sql.SQL("ANALYZE {}").format(new.relation.identifier))
+            connection.run("ANALYZE {}", new.relation.identifier)
 
     def changes(self, limit: int) -> Changes:
         with self.connections.use("to read captured writes") as connection:
@@ -240,9 +287,7 @@ class PgBeside(Beside):
             for schema, state in states_of_tag(connection, self.location, self.tag):
                 require_phase(state, cut_over=False, action="be abandoned")
                 drop_queue(connection, state, schema)  # and with its function the triggers
-                connection.execute(
-                    sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(schema, state.new))
-                )
+                connection.run("DROP TABLE IF EXISTS {}", sql.Identifier(schema, state.new))
 
         self._with_lock("to abandon", step)
 
@@ -259,9 +304,7 @@ class PgBeside(Beside):
             tables = {e.oid: e for e in (layout.table, layout.rows, layout.old.relation)}
             tables[layout.vectors("new").relation.oid] = layout.vectors("new").relation
             for table in tables.values():
-                connection.execute(
-                    sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(table.identifier)
-                )
+                connection.run("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE", table.identifier)
             layout, _ = self._load(connection)  # nothing can change it from here on
             changes = read_changes(connection, state, layout.seen, layout.kind, most + 1)
             if len(changes.token) > most:
@@ -340,12 +383,11 @@ class PgBeside(Beside):
                 "dimensions. Translate them to the target encoder."
             )
         incoming = sql.Identifier("pg_temp", name_of(self.tag, "incoming"))
-        connection.execute(
-            sql.SQL("CREATE TEMPORARY TABLE {} (key {}, vector {}) ON COMMIT DROP").format(
-                sql.Identifier(name_of(self.tag, "incoming")),
-                key_type(layout.kind),
-                sql.Identifier(connection.extension, type_name),
-            )
+        connection.run(
+            "CREATE TEMPORARY TABLE {} (key {}, vector {}) ON COMMIT DROP",
+            name_of(self.tag, "incoming"),
+            key_type(layout.kind),
+            sql.Identifier(connection.extension, type_name),
         )
         with connection.cursor().copy(
             sql.SQL("COPY {} FROM STDIN BINARY").format(incoming)
@@ -397,3 +439,45 @@ class PgBeside(Beside):
     def _save(self, connection: StoreConnection, layout: PgLayout, state: PgState) -> None:
         queue = sql.Identifier(layout.table.schema, state.queue)
         connection.execute(comment(queue, state.text()))
+
+
+def build_vector_index(
+    connection: StoreConnection,
+    new: PgVectors,
+    name: str,
+    index: Sequence[Any],
+    type_name: str,
+) -> None:
+    """Build an index concurrently, like the one of the old vectors, unless it exists.
+
+    The server continues a build whose client was killed: this waits for it, and uses the index.
+    """
+    _wait_for_build(connection, new)
+    method, schema, operators, options = index
+    identifier = sql.Identifier(new.relation.schema, name)
+    row = connection.execute(
+        "SELECT i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
+        "WHERE i.indrelid = %s AND c.relname = %s",
+        [new.relation.oid, name],
+    ).fetchone()
+    if row is not None and row[0]:
+        return
+    if row is not None:  # a build that was interrupted
+        connection.run("DROP INDEX CONCURRENTLY {}", identifier)
+    operators = type_name + "_" + operators.split("_", 1)[1]
+    connection.run(
+        "CREATE INDEX CONCURRENTLY {} ON {} USING {} ({} {}){}",
+        name,
+        new.relation.identifier,
+        method,
+        new.column,
+        sql.Identifier(schema, operators),
+        sql.SQL(f" WITH ({', '.join(options)})" if options else ""),
+    )
+
+
+def _wait_for_build(connection: StoreConnection, new: PgVectors) -> None:
+    while connection.execute(
+        "SELECT 1 FROM pg_stat_progress_create_index WHERE relid = %s", [new.relation.oid]
+    ).fetchone():
+        time.sleep(BUILD_POLL_S)

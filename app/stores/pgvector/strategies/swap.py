@@ -9,21 +9,34 @@ from psycopg import sql
 
 from app.errors import StoreChanged, StoreUnavailable
 from app.stores.pgvector.capture import drop_queue, start_capture, stop_capture
-from app.stores.pgvector.catalogue import PgRelation, load_relation, relation_named
-from app.stores.pgvector.checks import require_phase, require_same
-from app.stores.pgvector.connections import StoreConnection
-from app.stores.pgvector.dependents import create_views, dependent_views, drop_views
-from app.stores.pgvector.layout import PgLayout, PgState, PgVectors, load_layout, name_of
-from app.stores.pgvector.strategies.belongings import (
+from app.stores.pgvector.connections import StoreConnection, key_type, zero_vector
+from app.stores.pgvector.facts import (
+    create_views,
+    dependent_views,
+    drop_views,
+    require_phase,
+    require_same,
+)
+from app.stores.pgvector.layout import (
+    PgLayout,
+    PgRelation,
+    PgState,
+    PgVectors,
+    load_layout,
+    load_relation,
+    name_of,
+    relation_named,
+)
+from app.stores.pgvector.strategies.attachments import (
+    build_twins,
     copy_rights,
+    exchange_names,
     give,
     move_sequences,
     take,
     validate,
 )
 from app.stores.pgvector.strategies.steps import PgBeside
-from app.stores.pgvector.strategies.twins import build_twins, exchange_names
-from app.stores.pgvector.wire import key_type, zero_vector
 
 #: how often rows are written again when a unique value has moved to another row meanwhile
 WRITE_ATTEMPTS = 5
@@ -49,29 +62,22 @@ class SwapTable(PgBeside):
         assert row is not None
         options, space = row
         new = sql.Identifier(front.schema, state.new)
-        connection.execute(
-            sql.SQL(
-                "CREATE {} TABLE {} (LIKE {} INCLUDING ALL EXCLUDING INDEXES EXCLUDING "
-                "STATISTICS){}{}"
-            ).format(
-                sql.SQL("UNLOGGED" if front.persistence == "u" else ""),
-                new,
-                front.identifier,
-                sql.SQL(f" WITH ({', '.join(options)})" if options else ""),
-                sql.SQL(" TABLESPACE {}").format(sql.Identifier(space)) if space else sql.SQL(""),
-            )
+        connection.run(
+            "CREATE {} TABLE {} (LIKE {} INCLUDING ALL EXCLUDING INDEXES EXCLUDING STATISTICS){}{}",
+            sql.SQL("UNLOGGED" if front.persistence == "u" else ""),
+            new,
+            front.identifier,
+            sql.SQL(f" WITH ({', '.join(options)})" if options else ""),
+            sql.SQL(" TABLESPACE {}").format(sql.Identifier(space)) if space else sql.SQL(""),
         )
-        connection.execute(
-            sql.SQL("ALTER TABLE {} ALTER COLUMN {} TYPE {}({})").format(
-                new,
-                sql.Identifier(column),
-                sql.Identifier(connection.extension, state.type_name),
-                sql.SQL(str(self.dim)),
-            )
+        connection.run(
+            "ALTER TABLE {} ALTER COLUMN {} TYPE {}({})",
+            new,
+            column,
+            sql.Identifier(connection.extension, state.type_name),
+            sql.SQL(str(self.dim)),
         )
-        connection.execute(
-            sql.SQL("ALTER TABLE {} OWNER TO {}").format(new, sql.Identifier(front.owner))
-        )
+        connection.run("ALTER TABLE {} OWNER TO {}", new, front.owner)
         back = relation_named(connection, front.schema, state.new)
         build_twins(
             connection, self.tag, front, back, state.type_name, layout.key.name, lambda: None
@@ -124,15 +130,13 @@ class SwapTable(PgBeside):
             "column": sql.Identifier(other.column),
         }
         if truncated:
-            connection.execute(
-                sql.SQL(
-                    "DELETE FROM {other} o WHERE NOT EXISTS "
-                    "(SELECT FROM {seen} s WHERE s.{key} = o.{key})"
-                ).format(**names)
+            connection.run(
+                "DELETE FROM {other} o WHERE NOT EXISTS "
+                "(SELECT FROM {seen} s WHERE s.{key} = o.{key})",
+                **names,
             )
-        connection.execute(
-            sql.SQL("DELETE FROM {other} o WHERE o.{key} = ANY(%s::{type}[])").format(**names),
-            [gone],
+        connection.run(
+            "DELETE FROM {other} o WHERE o.{key} = ANY(%s::{type}[])", params=[gone], **names
         )
         # Rows that exist, and have no vector that can be translated, stay visible.
         tail = sql.SQL("WHERE r.{key} = ANY(%s::{type}[])").format(**names)
@@ -191,12 +195,11 @@ class SwapTable(PgBeside):
         """Delete rows of the other table with an entry in the queue: `apply` brings them back."""
         other, state = self._other(layout), layout.state
         assert state is not None
-        connection.execute(
-            sql.SQL("DELETE FROM {} o USING {} q WHERE q.key = o.{}").format(
-                other.relation.identifier,
-                sql.Identifier(other.relation.schema, state.queue),
-                sql.Identifier(other.key),
-            )
+        connection.run(
+            "DELETE FROM {} o USING {} q WHERE q.key = o.{}",
+            other.relation.identifier,
+            sql.Identifier(other.relation.schema, state.queue),
+            other.key,
         )
 
     def _other(self, layout: PgLayout) -> PgVectors:
@@ -218,7 +221,7 @@ class SwapTable(PgBeside):
                 None,
                 lambda: self._drop_waiting(connection, layout),
             )
-            connection.execute(sql.SQL("ANALYZE {}").format(other.relation.identifier))
+            connection.run("ANALYZE {}", other.relation.identifier)
 
     def _before_switch(self, layout: PgLayout) -> None:
         self._require_columns(layout)
@@ -275,11 +278,7 @@ class SwapTable(PgBeside):
         drop_views(connection, views)
         belongings = take(connection, front)
         for table, name in ((front, hidden), (back, front.name)):
-            connection.execute(
-                sql.SQL("ALTER TABLE {} RENAME TO {}").format(
-                    table.identifier, sql.Identifier(name)
-                )
-            )
+            connection.run("ALTER TABLE {} RENAME TO {}", table.identifier, name)
         now = load_relation(connection, back.oid)
         exchange_names(connection, self.tag, load_relation(connection, front.oid), now)
         copy_rights(connection, front, now)
@@ -326,4 +325,4 @@ class SwapTable(PgBeside):
         self._with_lock("to finish", step)
 
     def _drop_old(self, connection: StoreConnection, old: PgRelation) -> None:
-        connection.execute(sql.SQL("DROP TABLE {}").format(old.identifier))
+        connection.run("DROP TABLE {}", old.identifier)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from app.stores.pgvector.catalogue import PgColumn, PgRelation
 from app.stores.pgvector.connections import StoreConnection
-from app.stores.pgvector.dependents import grants
+from app.stores.pgvector.facts import grants
+from app.stores.pgvector.layout import PgColumn, PgRelation
 
 _WRITE = """
 CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $anchorage$
@@ -87,41 +87,33 @@ class JoinedView:
 
     def create(self, connection: StoreConnection, rows: PgRelation) -> None:
         """Create it like the table `rows`, which has its new name: with its rights and comment."""
-        connection.execute(
+        connection.run(
+            "CREATE VIEW {} {} AS SELECT {} FROM {} r JOIN {} v ON v.{key} = r.{key}",
+            self.view,
             sql.SQL(
-                "CREATE VIEW {} {} AS SELECT {} FROM {} r JOIN {} v ON v.{key} = r.{key}"
-            ).format(
-                self.view,
-                sql.SQL(
-                    "WITH (security_invoker = true)"
-                    if connection.info.server_version >= 150000
-                    else ""
-                ),
-                sql.SQL(", ").join(
-                    sql.Identifier("v" if name == self.vector else "r", name) for name in self.order
-                ),
-                self.identifier(self.rows),
-                self.identifier(self.vectors),
-                key=sql.Identifier(self.key),
-            )
+                "WITH (security_invoker = true)" if connection.info.server_version >= 150000 else ""
+            ),
+            sql.SQL(", ").join(
+                sql.Identifier("v" if name == self.vector else "r", name) for name in self.order
+            ),
+            self.identifier(self.rows),
+            self.identifier(self.vectors),
+            key=self.key,
         )
         for column in rows.columns:
             if column.default is not None and not column.generated and column.name in self.order:
-                connection.execute(
-                    sql.SQL("ALTER VIEW {} ALTER COLUMN {} SET DEFAULT {}").format(
-                        self.view,
-                        sql.Identifier(column.name),
-                        sql.SQL(column.default),
-                    )
+                connection.run(
+                    "ALTER VIEW {} ALTER COLUMN {} SET DEFAULT {}",
+                    self.view,
+                    column.name,
+                    sql.SQL(column.default),
                 )
         self._create_functions(connection, rows)
         owner = sql.Identifier(rows.owner)
-        connection.execute(sql.SQL("ALTER VIEW {} OWNER TO {}").format(self.view, owner))
+        connection.run("ALTER VIEW {} OWNER TO {}", self.view, owner)
         for statement in grants(connection, rows.oid, self.view):
             connection.execute(statement)
-        connection.execute(
-            sql.SQL("COMMENT ON VIEW {} IS {}").format(self.view, self._comment(connection, rows))
-        )
+        connection.run("COMMENT ON VIEW {} IS {}", self.view, self._comment(connection, rows))
 
     def _comment(self, connection: StoreConnection, rows: PgRelation) -> sql.Literal:
         row = connection.execute("SELECT obj_description(%s, 'pg_class')", [rows.oid]).fetchone()
@@ -130,12 +122,8 @@ class JoinedView:
     def _create_functions(self, connection: StoreConnection, rows: PgRelation) -> None:
         write, follow = (self.identifier(f"{self.prefix}_{part}") for part in ("write", "follow"))
         connection.execute(self._write_function(write, rows))
-        connection.execute(
-            sql.SQL(_FOLLOW).format(
-                function=follow,
-                vectors=self.identifier(self.vectors),
-                key=sql.Identifier(self.key),
-            )
+        connection.run(
+            _FOLLOW, function=follow, vectors=self.identifier(self.vectors), key=self.key
         )
         values = {
             "write": write,
@@ -160,7 +148,7 @@ class JoinedView:
             "ALTER FUNCTION {follow}() OWNER TO {owner}",
             "ALTER FUNCTION {write}() OWNER TO {owner}",
         ):
-            connection.execute(sql.SQL(statement).format(**values))
+            connection.run(statement, **values)
 
     def _write_function(self, function: sql.Identifier, rows: PgRelation) -> sql.Composed:
         payload = [each for each in rows.columns if each.name in self.order]
@@ -204,12 +192,10 @@ class JoinedView:
 
     def drop(self, connection: StoreConnection) -> None:
         """Drop the view and its functions and triggers."""
-        connection.execute(sql.SQL("DROP VIEW IF EXISTS {}").format(self.view))
+        connection.run("DROP VIEW IF EXISTS {}", self.view)
         for part in ("write", "follow"):
-            connection.execute(
-                sql.SQL("DROP FUNCTION IF EXISTS {}() CASCADE").format(
-                    self.identifier(f"{self.prefix}_{part}")
-                )
+            connection.run(
+                "DROP FUNCTION IF EXISTS {}() CASCADE", self.identifier(f"{self.prefix}_{part}")
             )
 
 

@@ -100,9 +100,11 @@ class Heads(Resource):
         bias: Sequence[float] | None = None,
         architecture: Mapping[str, Any] | None = None,
         safetensors: bytes | None = None,
-        onnx: bytes | None = None,
+        file: str | None = None,
     ) -> Json:
-        """Upload a head: `weight` (classes, d) and `bias`, or a safetensors or ONNX file."""
+        """Register a head: `weight` (classes, d) and `bias`, a safetensors file, or the name of an
+        ONNX `file` that the server has.
+        """
         from anchorage_client.vectors import as_array
 
         body = {
@@ -120,7 +122,7 @@ class Heads(Resource):
             "bias": None if bias is None else [float(each) for each in bias],
             "architecture": architecture,
             "safetensors": None if safetensors is None else b64encode(safetensors).decode(),
-            "onnx": None if onnx is None else b64encode(onnx).decode(),
+            "file": file,
         }
         return self._transport.post("/heads", body, creates=True)
 

@@ -35,14 +35,6 @@ rows = [[row["embedding"] for row in each.data] for each in (answer, query, late
 print(json.dumps([*rows, answer.usage.prompt_tokens, missing]))
 """
 
-DSPY_SCRIPT = """
-import json, sys
-import dspy
-
-names, texts = json.load(sys.stdin)
-print(json.dumps(dspy.Embedder(**names, caching=False)(texts).tolist()))
-"""
-
 
 def run(script: str, *about: Any) -> Any:
     """What a script prints last, as JSON."""
@@ -83,11 +75,3 @@ def test_litellm_embeds_with_an_alias(texts, names):
     np.testing.assert_allclose(query, expected, rtol=0, atol=1e-5)
     assert tokens > 0
     assert "missing" in missing
-
-
-def test_dspy_embeds_with_an_alias_through_litellm(texts, names):
-    if not find_spec("dspy"):
-        pytest.skip("dspy is not installed")
-    few = texts.sentences[:2]
-    expected = texts.client.embed(few, model=texts.translated)
-    np.testing.assert_allclose(run(DSPY_SCRIPT, names, few), expected, rtol=0, atol=1e-5)

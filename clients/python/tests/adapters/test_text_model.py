@@ -12,7 +12,7 @@ from anchorage_client import AsyncClient, Client, InvalidRequestError, Unavailab
 from anchorage_client.adapters.encode import Encoder
 from anchorage_client.adapters.text_model import TextModel
 
-FRAMEWORKS = ("dspy", "haystack", "langchain_core", "llama_index", "sklearn")
+FRAMEWORKS = ("haystack", "langchain_core", "llama_index", "sklearn")
 OTHERS = ("psycopg", "qdrant_client", "torch")
 
 

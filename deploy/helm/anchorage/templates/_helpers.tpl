@@ -59,18 +59,6 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 
-{{- /* The addresses of the model hosts, by their names in the headless Service */ -}}
-{{- define "anchorage.modelHosts" -}}
-{{- $name := printf "%s-gpu" (include "anchorage.fullname" .) -}}
-{{- $addresses := list -}}
-{{- range $pod := until (int .Values.gpuWorker.replicas) -}}
-{{- range $gpu := until (int $.Values.gpuWorker.gpus) -}}
-{{- $addresses = append $addresses (printf "tcp://%s-%d.%s:%d" $name $pod $name (add 8091 $gpu)) -}}
-{{- end -}}
-{{- end -}}
-{{- join "," $addresses -}}
-{{- end -}}
-
 {{- /* The number of metrics ports of a worker: one for each device */ -}}
 {{- define "anchorage.devices" -}}
 {{- ternary .Values.gpuWorker.gpus 1 .Values.gpuWorker.enabled -}}

@@ -17,7 +17,7 @@ from app.stores.base import StoreLocation
 from tests.maths.anchors.test_space_match import encode, items
 from tests.stores.cases.base import Rows, StoreCase
 from tests.stores.cases.pgvector import PgvectorCase
-from tests.stores.cases.qdrant import EdgeCase, LocalQdrantCase
+from tests.stores.cases.qdrant import LocalQdrantCase
 
 #: the encoders' numbers in `encode`; `new` has fewer dimensions
 ENCODERS = {"old": 0, "same-dim": 1, "new": 2}
@@ -72,7 +72,7 @@ def documents(encoder: str = "old") -> Rows:
     return Rows(list(range(200)), embed(DOCUMENTS, encoder), payloads)
 
 
-@pytest.fixture(params=[PgvectorCase(), EdgeCase(), LocalQdrantCase()], ids=lambda case: case.kind)
+@pytest.fixture(params=[PgvectorCase(), LocalQdrantCase()], ids=lambda case: case.kind)
 def case(request) -> StoreCase:
     return request.param
 

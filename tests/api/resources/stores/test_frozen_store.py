@@ -10,8 +10,8 @@ import psycopg
 from starlette.testclient import TestClient
 
 from app.main import create_app
-from app.services.stores.connections import STORE_ANSWER_S
 from app.settings import Settings
+from app.stores.handles import STORE_ANSWER_S
 from tests.api.resources.stores.conftest import DOCUMENTS, QUERIES, embed, fill
 
 #: more than the threads and the queue of an address, so that some are refused at once

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.services.stores.connections import open_row
 from app.storage import tables
 from app.storage.queries import resources, stores
 from app.types import ReindexingState
@@ -185,7 +184,7 @@ def moving(connected):
             maps="0" * 64,
         )
         session.add(moved)
-    beside = open_row(services, row).beside(moved.id[:8], encoder.dim)
+    beside = services.stores.open(services.stores.location(row)).beside(moved.id[:8], encoder.dim)
     beside.prepare()
 
     def change(state: ReindexingState) -> None:

@@ -1,0 +1,236 @@
+"""Two spaces of one anchor set, in coordinates in which every method is a small matrix.
+
+With the kept spectra U_x = W_x diag(s_x) V_x^T and U_y = W_y diag(s_y) V_y^T, each T that is fitted
+to unit anchors is T = V_x F V_y^T, because a fit is undefined outside the span of its anchors. The
+methods differ in the *core* F (r_x, r_y) alone. All methods share the two spectra, and a core costs
+little in comparison, which allows many cores to be compared.
+
+The graded family: each side is whitened by a separate power, computed from its own anchors
+alone.
+
+With C = U^T U + ridge I: projector E = C^-a U^T (d x k), decoder D = U C^-b (k x d), T = E_x D_y.
+(a, b) = (0, 1) is the paper's inverse with a ridge, (1, 0) ridge regression of unit anchors on unit
+anchors, (1/2, 1/2) the product of the two Parseval frames. No part is fitted to a pair of spaces,
+so N spaces need N projectors and N decoders. Our own family; `benchmarks/quality` measures it,
+and docs/explanation/methods.md explains it.
+
+Joint methods: the map is fitted to the anchors of both spaces at once. Serving uses the same
+single matrix.
+
+Each method is a core F (r_x, r_y) of a pair (`app/maths/geometry/pair.py`), with T = V_x F V_y^T.
+Unit anchors U_x (k, d_x) and U_y (k, d_y) are dimensionless, row i the same item in both; M is
+their `overlap`, R their `rotation`.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from app.maths.geometry.space import Space
+from app.maths.geometry.spectrum import (
+    check_power,
+    check_ridge,
+    rank_tolerance,
+    usual_ridge,
+    whitened,
+    whitened_values,
+)
+
+Core = Float64[Tensor, "rx ry"]
+
+
+class Pair:
+    """Two spaces with the same items as anchors.
+
+    source, target  row i of both is the same item
+    """
+
+    def __init__(self, source: Space, target: Space) -> None:
+        self.source, self.target = source, target
+        self.x, self.y = source.spectrum, target.spectrum
+
+    @cached_property
+    def overlap(self) -> Core:
+        """M = W_x^T W_y (r_x, r_y), so that U_x^T U_y = V_x diag(s_x) M diag(s_y) V_y^T."""
+        return self.x.left.T @ self.y.left
+
+    @cached_property
+    def cross_product(self) -> Core:
+        """diag(s_x) M diag(s_y) (r_x, r_y): the product U_x^T U_y in the coordinates of the two
+        kept spans.
+        """
+        return self.x.values[:, None] * self.overlap * self.y.values
+
+    @cached_property
+    def rotation(self) -> tuple[Core, float]:
+        """The partial isometry R (r_x, r_y) nearest to `cross_product`, and the sum of its kept
+        singular values.
+        """
+        left, values, right = torch.linalg.svd(self.cross_product, full_matrices=False)
+        # The product squares the anchors' spectrum, so its rounding is relative to |U_x| |U_y| and
+        # not to its own largest singular value.
+        sizes = (self.source.dim, self.target.dim, self.source.size)
+        keep = values > rank_tolerance(sizes, float(self.x.values[0] * self.y.values[0]))
+        return left[:, keep] @ right[keep], float(values[keep].sum())
+
+    def join(self, core: Core) -> Float64[Tensor, "dx dy"]:
+        """The full matrix T = V_x F V_y^T (d_x, d_y) of a core F."""
+        matrix: Tensor = (self.x.right.T @ core) @ self.y.right
+        return matrix
+
+
+def projector(
+    unit: Float64[Tensor, "k d"], *, power: float, ridge: float | None, noise: float = 0.0
+) -> Float64[Tensor, "d k"]:
+    """E = (U^T U + ridge I)^-power U^T, into relative coordinates: n(x) E. Power 0 gives the
+    paper's cosines.
+
+    unit   (k, d_x), the source's unit anchors
+    power  in [0, 1]
+    ridge  >= 0, or None for `spectrum.usual_ridge` of these anchors
+    noise  as in `kept_svd`
+    Returns (d_x, k). Raises InvalidOption.
+    """
+    return whitened(unit, power=power, ridge=ridge, noise=noise, field="options.encode_power").T
+
+
+def graded_decoder(
+    unit: Float64[Tensor, "k d"], *, power: float, ridge: float | None, noise: float = 0.0
+) -> Float64[Tensor, "k d"]:
+    """D = U (U^T U + ridge I)^-power, from relative coordinates r: r D. Power 1 is `irp-ridge`.
+
+    unit   (k, d_y), the target's unit anchors
+    power  in [0, 1]
+    ridge  >= 0, or None for `spectrum.usual_ridge` of these anchors
+    noise  as in `kept_svd`
+    Returns (k, d_y). Raises InvalidOption.
+    """
+    return whitened(unit, power=power, ridge=ridge, noise=noise, field="options.decode_power")
+
+
+def graded(pair: Pair, *, encode_power: float, decode_power: float, ridge: float | None) -> Core:
+    """F = diag(s_x (s_x^2 + ridge)^-a) M diag(s_y (s_y^2 + ridge)^-b) (r_x, r_y): T = V_x F V_y^T =
+    E_x D_y.
+
+    encode_power, decode_power  a and b, each in [0, 1]
+    ridge                       as above; None: each space uses its own
+    Raises InvalidOption.
+    """
+    check_power(encode_power, "options.encode_power")
+    check_power(decode_power, "options.decode_power")
+    check_ridge(ridge)
+    left = whitened_values(pair.x, dim=pair.source.dim, power=encode_power, ridge=ridge)
+    right = whitened_values(pair.y, dim=pair.target.dim, power=decode_power, ridge=ridge)
+    return left[:, None] * pair.overlap * right
+
+
+#: Candidates of cross-validation, on the scale of squared singular values of unit anchors.
+GCV_RIDGES = tuple(10.0 ** (exponent / 4) for exponent in range(-12, 9))
+
+
+def procrustes(pair: Pair) -> Core:
+    """The partial isometry nearest to the anchors: F = R, which maximises trace(T^T U_x^T U_y).
+
+    With U_x^T U_y = P diag(sigma) Q^T, only the r directions with sigma above rounding noise are
+    used: T = P_r Q_r^T. For k < d the full polar factor is not unique and would depend on the SVD
+    routine; the rank-r one is unique, and has the least norm. T has r singular values equal to 1
+    and the rest 0.
+    Source: Schoenemann 1966; rectangular and rank-deficient case: the canonical polar decomposition
+    (Higham 2010).
+    """
+    return pair.rotation[0]
+
+
+def regression(pair: Pair, *, ridge: float | None) -> Core:
+    """T = (U_x^T U_x + ridge I)^-1 U_x^T U_y, which minimises |U_x T - U_y|^2 + ridge |T|^2.
+
+    ridge  >= 0 (0: least squares of least norm), or None: by `cross_validated_ridge`
+    Raises InvalidOption. With a fixed ridge it is the graded family at (1, 0); the choice of the
+    ridge uses both spaces.
+    """
+    if ridge is None:
+        ridge = cross_validated_ridge(pair, pair.overlap * pair.y.values)
+    return graded(pair, encode_power=1.0, decode_power=0.0, ridge=ridge)
+
+
+def toward_procrustes(pair: Pair, *, ridge: float | None) -> Core:
+    """Ridge regression that shrinks towards a rotation and not towards zero.
+
+    T = c R + (C_x + ridge I)^-1 U_x^T (U_y - c U_x R), with c = (sum of sigma) / |U_x|^2, the
+    least-squares scale of the rotation.
+    ridge  >= 0, or None: by `cross_validated_ridge` of the second part. 0 gives least squares, a
+           large one the scaled rotation
+    Raises InvalidOption. Our own method, as generalised ridge regression towards a target (van
+    Wieringen 2015, chapter 4).
+    """
+    check_ridge(ridge)
+    rotation, trace = pair.rotation
+    nearest = trace / float(pair.x.values.square().sum()) * rotation
+    rest = pair.overlap * pair.y.values - pair.x.values[:, None] * nearest
+    if ridge is None:
+        ridge = cross_validated_ridge(pair, rest)
+    return nearest + (pair.x.values / (pair.x.values.square() + ridge))[:, None] * rest
+
+
+def canonical(
+    pair: Pair, *, ridge: float | None, correlation_power: float, dewhiten: float
+) -> Core:
+    """Canonical correlations: whiten both sides, rotate one onto the other, and restore part of the
+    target's spectrum.
+
+    With C = s^2 + ridge on each side and diag(s_x C_x^-1/2) M diag(s_y C_y^-1/2) = A diag(rho) B^T:
+    F = diag(C_x^-1/2) A diag(rho^c) B^T diag(C_y^(w/2)).
+
+    correlation_power  c in [0, 1]: 0 is whitened Procrustes; 1 keeps the correlations, which makes
+                       it graded (1, (1 - w) / 2)
+    dewhiten           w in [0, 1]: 1 restores the whole spectrum
+    ridge              >= 0, or None: `usual_ridge` of each space
+    Raises InvalidOption. Sources: Hotelling 1936; whitening, rotation and de-whitening as in
+    Artetxe et al. 2018.
+    """
+    check_power(correlation_power, "options.correlation_power")
+    check_power(dewhiten, "options.dewhiten")
+    check_ridge(ridge)
+    sides = ((pair.x, pair.source.dim), (pair.y, pair.target.dim))
+    x, y = (
+        side.values.square() + (usual_ridge(side, dim=dim) if ridge is None else ridge)
+        for side, dim in sides
+    )
+    whitened = (pair.x.values * x.rsqrt())[:, None] * pair.overlap * (pair.y.values * y.rsqrt())
+    left, values, right = torch.linalg.svd(whitened, full_matrices=False)
+    # Leave out directions whose correlation is rounding noise; for power 0 they would count in
+    # full, because 0^0 = 1.
+    keep = values > torch.finfo(torch.float64).eps * max(whitened.shape)
+    rotated = (left[:, keep] * values[keep].pow(correlation_power)) @ right[keep]
+    core: Core = x.rsqrt()[:, None] * rotated * y.pow(dewhiten / 2)
+    return core
+
+
+def cross_validated_ridge(pair: Pair, rest: Core) -> float:
+    """The ridge in GCV_RIDGES with the least generalised cross-validation error of a regression on
+    the source's anchors.
+
+    rest  (r_x, r_y): W_x^T times the values to predict, in the target's kept coordinates
+    GCV = |residual|^2 / (1 - (1 + sum of f_i) / k)^2 with f_i = s_i^2 / (s_i^2 + ridge); the 1
+    stands for the mean.
+    |residual|^2 = sum_i (1 - f_i)^2 |rest_i|^2 + |U_y - W_x W_x^T U_y|^2; the second term does not
+    depend on the ridge.
+    Source: Golub, Heath and Wahba 1979.
+    """
+    size = pair.x.size
+    reached = rest.square().sum(dim=1)
+    beyond = max(
+        0.0, float(pair.y.values.square().sum() - (pair.overlap * pair.y.values).square().sum())
+    )
+    errors = []
+    for ridge in GCV_RIDGES:
+        kept = pair.x.values.square() / (pair.x.values.square() + ridge)
+        residual = beyond + float(((1.0 - kept).square() * reached).sum())
+        free = max(1e-9, 1.0 - (1.0 + float(kept.sum())) / size)
+        errors.append(residual / free**2)
+    best: float = GCV_RIDGES[errors.index(min(errors))]
+    return best

@@ -1,0 +1,318 @@
+"""What belongs to a table besides its rows, and moves to the table that replaces it.
+
+The second table gets copies of the indexes under hidden names, until both names are exchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from app.errors import StoreChanged, StoreUnsupported
+from app.stores.pgvector.connections import StoreConnection
+from app.stores.pgvector.facts import grants
+from app.stores.pgvector.layout import PgRelation, name_of
+
+_TABLE_INDEXES = """
+SELECT x.relname, pg_get_indexdef(i.indexrelid), format('CREATE %%sINDEX %%I ON %%I.%%I USING ',
+  CASE WHEN i.indisunique THEN 'UNIQUE ' ELSE '' END, x.relname, n.nspname, c.relname),
+  i.indisunique, coalesce(k.contype::text, ''), coalesce(k.condeferrable, false),
+  coalesce(k.condeferred, false), array(SELECT a.attname::text FROM pg_attribute a
+    WHERE a.attrelid = c.oid AND a.attnum = ANY(i.indkey[0:i.indnkeyatts - 1])),
+  i.indpred IS NULL AND i.indexprs IS NULL AND i.indimmediate
+FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid JOIN pg_class c ON c.oid = i.indrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_constraint k ON k.conindid = x.oid AND k.conrelid = c.oid AND k.contype IN ('p', 'u')
+WHERE i.indrelid = %s AND i.indisvalid ORDER BY i.indexrelid"""
+
+
+@dataclass(frozen=True)
+class TwinIndex:
+    """An index of the table that clients see. tail: its definition from USING on."""
+
+    name: str
+    tail: str
+    unique: bool
+    constraint: str
+    deferrable: bool
+    deferred: bool
+    columns: tuple[str, ...]
+    plain: bool
+
+    def hidden(self, tag: str) -> str:
+        """The name of the same index of the other table."""
+        digest = hashlib.sha256(self.name.encode()).hexdigest()[:16]
+        return name_of(tag, f"twin_{digest}")
+
+    def is_of_key(self, key: str) -> bool:
+        return self.unique and self.plain and self.columns == (key,)
+
+
+def twin_indexes(connection: StoreConnection, table: PgRelation) -> list[TwinIndex]:
+    found = []
+    for row in connection.execute(_TABLE_INDEXES, [table.oid]).fetchall():
+        name, definition, beginning = row[:3]
+        if not definition.startswith(beginning):
+            raise StoreUnsupported(f"The index {name!r} cannot be copied. Choose `side`.")
+        tail = definition.removeprefix(beginning)
+        found.append(TwinIndex(*[name, tail, *row[3:7], tuple(row[7]), row[8]]))
+    return found
+
+
+def build_twins(
+    connection: StoreConnection,
+    tag: str,
+    front: PgRelation,
+    back: PgRelation,
+    type_name: str,
+    only_key: str | None,
+    resolve: Callable[[], object],
+) -> None:
+    """Build what `back` lacks of the indexes of `front`, and drop what it has too much.
+
+    only_key  only the unique index of this column
+    resolve   deletes rows of `back` that are older than those of `front`
+    """
+    present = {each.name for each in twin_indexes(connection, back)}
+    wanted = twin_indexes(connection, front)
+    if only_key is not None:
+        wanted = [each for each in wanted if each.is_of_key(only_key)][:1]
+    for each in wanted:
+        hidden = each.hidden(tag)
+        if hidden in present:
+            present.remove(hidden)
+            continue
+        with connection.transaction():
+            try:
+                with connection.transaction():
+                    _build(connection, each, hidden, back, type_name)
+            except psycopg.errors.UniqueViolation:
+                resolve()
+                _build(connection, each, hidden, back, type_name)
+    for name in present if only_key is None else ():
+        _drop(connection, back, name)
+
+
+def _build(
+    connection: StoreConnection, index: TwinIndex, hidden: str, back: PgRelation, type_name: str
+) -> None:
+    tail = re.sub(r"\b(?:vector|halfvec)_(\w+_ops)\b", type_name + r"_\1", index.tail)
+    name = sql.Identifier(hidden)
+    connection.run(
+        "CREATE {} INDEX {} ON {} USING {}",
+        sql.SQL("UNIQUE" if index.unique else ""),
+        name,
+        back.identifier,
+        sql.SQL(tail),
+    )
+    if index.constraint:
+        connection.run(
+            "ALTER TABLE {} ADD CONSTRAINT {} {} USING INDEX {} {}",
+            back.identifier,
+            name,
+            sql.SQL("PRIMARY KEY" if index.constraint == "p" else "UNIQUE"),
+            name,
+            sql.SQL(
+                ("DEFERRABLE" if index.deferrable else "")
+                + (" INITIALLY DEFERRED" if index.deferred else "")
+            ),
+        )
+
+
+def _drop(connection: StoreConnection, table: PgRelation, name: str) -> None:
+    for statement in (
+        sql.SQL("ALTER TABLE {} DROP CONSTRAINT IF EXISTS {}").format(
+            table.identifier, sql.Identifier(name)
+        ),
+        sql.SQL("DROP INDEX IF EXISTS {}").format(sql.Identifier(table.schema, name)),
+    ):
+        connection.execute(statement)
+
+
+def exchange_names(
+    connection: StoreConnection, tag: str, front: PgRelation, back: PgRelation
+) -> None:
+    """Exchange the names of the indexes of both tables. Raises StoreChanged."""
+    wanted = twin_indexes(connection, front)
+    present = {each.name for each in twin_indexes(connection, back)}
+    if {each.hidden(tag) for each in wanted} != present:
+        raise StoreChanged(
+            f"The indexes of {front.name!r} changed while the tables were to be exchanged. Try "
+            "again."
+        )
+    for each in wanted:
+        exchange(connection, "INDEX", front.schema, (each.name, each.hidden(tag)), tag)
+
+
+def exchange(
+    connection: StoreConnection, kind: str, schema: str, names: tuple[str, str], tag: str
+) -> None:
+    """Exchange two names of relations of one kind."""
+    between = name_of(tag, "between")
+    for old, new in ((names[0], between), (names[1], names[0]), (between, names[1])):
+        connection.run("ALTER {} {} RENAME TO {}", sql.SQL(kind), sql.Identifier(schema, old), new)
+
+
+_POLICIES = """
+SELECT p.polname, format('CREATE POLICY %%I ON %%I.%%I AS %%s FOR %%s TO %%s', p.polname, n.nspname,
+    c.relname, CASE WHEN p.polpermissive THEN 'PERMISSIVE' ELSE 'RESTRICTIVE' END,
+    CASE p.polcmd WHEN 'r' THEN 'SELECT' WHEN 'a' THEN 'INSERT' WHEN 'w' THEN 'UPDATE'
+      WHEN 'd' THEN 'DELETE' ELSE 'ALL' END,
+    (SELECT string_agg(CASE WHEN r = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(r)) END, ', ')
+      FROM unnest(p.polroles) r))
+  || coalesce(' USING (' || pg_get_expr(p.polqual, p.polrelid) || ')', '')
+  || coalesce(' WITH CHECK (' || pg_get_expr(p.polwithcheck, p.polrelid) || ')', '')
+FROM pg_policy p JOIN pg_class c ON c.oid = p.polrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE p.polrelid = %s"""
+
+_TRIGGERS_OF = """
+SELECT tgname, pg_get_triggerdef(oid), tgenabled::text FROM pg_trigger
+WHERE tgrelid = %s AND NOT tgisinternal ORDER BY oid"""
+
+_MODES = {"R": "ENABLE REPLICA", "A": "ENABLE ALWAYS", "D": "DISABLE"}
+
+_FOREIGN_KEYS = """
+SELECT n.nspname, c.relname, k.conname, pg_get_constraintdef(k.oid), k.convalidated
+FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE k.contype = 'f' AND %s IN (k.conrelid, k.confrelid) AND k.conparentid = 0 ORDER BY k.oid"""
+
+_SEQUENCES = """
+SELECT a.attname, n.nspname, s.relname, d.deptype = 'i', s.oid::bigint
+FROM pg_depend d JOIN pg_class s ON s.oid = d.objid AND s.relkind = 'S'
+JOIN pg_namespace n ON n.oid = s.relnamespace
+JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass
+  AND d.refobjid = %s AND d.deptype IN ('a', 'i') ORDER BY a.attnum"""
+
+
+@dataclass(frozen=True)
+class Belongings:
+    """Statements that create again what was taken from a table, for a table of its name.
+
+    foreign_keys  (schema, table, name) of those that were valid
+    """
+
+    statements: Sequence[sql.SQL | sql.Composed]
+    foreign_keys: Sequence[Sequence[str]]
+
+
+def take(connection: StoreConnection, table: PgRelation) -> Belongings:
+    """Drop the table's foreign keys in both directions, policies and triggers, and return them."""
+    statements: list[sql.SQL | sql.Composed] = []
+    valid = []
+    for name, text in connection.execute(_POLICIES, [table.oid]).fetchall():
+        statements.append(sql.SQL(text))
+        connection.run("DROP POLICY {} ON {}", name, table.identifier)
+    for name, text, mode in connection.execute(_TRIGGERS_OF, [table.oid]).fetchall():
+        names = {"trigger": sql.Identifier(name), "table": table.identifier}
+        statements.append(sql.SQL(text))
+        if mode in _MODES:
+            statements.append(
+                sql.SQL("ALTER TABLE {table} {mode} TRIGGER {trigger}").format(
+                    mode=sql.SQL(_MODES[mode]), **names
+                )
+            )
+        connection.run("DROP TRIGGER {trigger} ON {table}", **names)
+    keys = connection.execute(_FOREIGN_KEYS, [table.oid]).fetchall()
+    for schema, name, key, text, validated in keys:
+        names = {"table": sql.Identifier(schema, name), "key": sql.Identifier(key)}
+        wait = "" if text.endswith(("NOT VALID", "NOT ENFORCED")) else " NOT VALID"
+        statements.append(
+            sql.SQL("ALTER TABLE {table} ADD CONSTRAINT {key} {text}").format(
+                text=sql.SQL(text + wait), **names
+            )
+        )
+        if validated:
+            valid.append((schema, name, key))
+        connection.run("ALTER TABLE {table} DROP CONSTRAINT {key}", **names)
+    return Belongings(statements, valid)
+
+
+def copy_rights(connection: StoreConnection, front: PgRelation, back: PgRelation) -> None:
+    """Give `back` the owner, the rights, the switches of row security and the comment."""
+    target = back.identifier
+    row = connection.execute("SELECT obj_description(%s, 'pg_class')", [front.oid]).fetchone()
+    remark = sql.Literal(None if row is None else row[0])
+    row_security = "ENABLE" if front.row_security else "DISABLE"
+    forced = "FORCE" if front.force_row_security else "NO FORCE"
+    connection.run("ALTER TABLE {} OWNER TO {}", target, front.owner)
+    _copy_grants(connection, front.oid, back.oid, target)
+    for statement in (
+        sql.SQL("ALTER TABLE {} {} ROW LEVEL SECURITY").format(target, sql.SQL(row_security)),
+        sql.SQL("ALTER TABLE {} {} ROW LEVEL SECURITY").format(target, sql.SQL(forced)),
+        sql.SQL("COMMENT ON TABLE {} IS {}").format(target, remark),
+    ):
+        connection.execute(statement)
+
+
+def _copy_grants(
+    connection: StoreConnection, front: int, back: int, target: sql.Composable
+) -> None:
+    others = connection.execute(
+        "SELECT DISTINCT CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE "
+        "quote_ident(pg_get_userbyid(a.grantee)) END FROM pg_class c, aclexplode(c.relacl) a "
+        "WHERE c.oid = %s AND a.grantee <> c.relowner",
+        [back],
+    ).fetchall()
+    for [role] in others:
+        connection.run("REVOKE ALL ON {} FROM {}", target, sql.SQL(role))
+    for statement in grants(connection, front, target):
+        connection.execute(statement)
+
+
+def move_sequences(
+    connection: StoreConnection, tag: str, front: PgRelation, back: PgRelation, back_now: PgRelation
+) -> None:
+    """Make the sequences of `front` continue in `back`, which has the name `back_now`.
+
+    A serial's sequence changes its owner. An identity has its own sequence in each table.
+    """
+    hidden: dict[str, Any] = {
+        row[0]: row[1:] for row in connection.execute(_SEQUENCES, [back.oid]).fetchall() if row[3]
+    }
+    for column, schema, name, identity, oid in connection.execute(
+        _SEQUENCES, [front.oid]
+    ).fetchall():
+        sequence = sql.Identifier(schema, name)
+        if not identity:
+            connection.run(
+                "ALTER SEQUENCE {} OWNED BY {}",
+                sequence,
+                sql.Identifier(back_now.schema, back_now.name, column),
+            )
+            continue
+        other = sql.Identifier(hidden[column][0], hidden[column][1])
+        connection.run(
+            "SELECT setval({}::regclass, last_value, is_called) FROM {}",
+            sql.Literal(other.as_string(connection)),
+            sequence,
+        )
+        _copy_grants(connection, oid, hidden[column][3], sql.SQL("SEQUENCE {}").format(other))
+        exchange(connection, "SEQUENCE", schema, (name, hidden[column][1]), tag)
+
+
+def give(connection: StoreConnection, belongings: Belongings) -> None:
+    for each in belongings.statements:
+        connection.execute(each)
+
+
+def validate(connection: StoreConnection, keys: Sequence[Sequence[str]]) -> None:
+    """Validate foreign keys, while clients write."""
+    for schema, table, key in keys:
+        row = connection.execute(
+            "SELECT k.convalidated FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = %s AND c.relname = %s AND k.conname = %s",
+            [schema, table, key],
+        ).fetchone()
+        if row is not None and not row[0]:
+            connection.run(
+                "ALTER TABLE {} VALIDATE CONSTRAINT {}", sql.Identifier(schema, table), key
+            )

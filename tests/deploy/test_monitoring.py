@@ -1,0 +1,149 @@
+"""Probes, alerts and the dashboard: promtool reads every query, and every metric exists."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import Counter, Gauge, Histogram
+
+from app.observability import metrics
+from tests.deploy.charts import CASES, CHART, ROOT, container, named, render, templates
+from tests.deploy.conftest import Pods
+
+RULES = CHART / "monitoring" / "rules.yml"
+CASES_FILE = Path(__file__).with_name("rules_test.yml")
+ALERTS = {
+    rule["alert"]: rule
+    for group in yaml.safe_load(RULES.read_text())["groups"]
+    for rule in group["rules"]
+}
+BOARD = json.loads((CHART / "monitoring" / "dashboard.json").read_text())
+PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+
+#: what Grafana puts in
+VARIABLES = {"$__rate_interval": "1m", "$namespace": ".*"}
+
+#: families that the API reads from the database
+OF_THE_DATABASE = {
+    "anchorage_jobs",
+    "anchorage_queue_oldest_seconds",
+    "anchorage_translator_quality",
+}
+
+
+def expressions() -> list[str]:
+    """The queries of the dashboard."""
+    found = [target["expr"] for panel in PANELS for target in panel["targets"]]
+    for name, value in VARIABLES.items():
+        found = [expression.replace(name, value) for expression in found]
+    return found
+
+
+def metrics_in(expression: str) -> set[str]:
+    """Return the families that an expression reads."""
+    names = set(re.findall(r"\b(?:anchorage|process)_\w+(?=[{\[) ]|$)", expression))
+    return {re.sub(r"_(bucket|count|sum)$", "", name) for name in names}
+
+
+def promtool(*arguments: str) -> str:
+    """Run promtool; skips without it."""
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("no promtool: apt-get install prometheus")
+    answer = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return answer.stdout
+
+
+def test_the_rules_are_valid_and_each_alert_fires_when_it_should_and_only_then():
+    checked = promtool("check", "rules", "--lint=all", "--lint-fatal", str(RULES))
+    assert f"{len(ALERTS)} rules found" in checked
+    promtool("test", "rules", str(CASES_FILE))
+    fired = {
+        re.search(r'alertname="(\w+)"', sample["labels"])[1]
+        for case in yaml.safe_load(CASES_FILE.read_text())["tests"]
+        for check in case["promql_expr_test"]
+        for sample in check["exp_samples"]
+    }
+    assert fired == ALERTS.keys()
+
+
+def test_every_alert_says_what_it_means_and_what_to_do():
+    for rule in ALERTS.values():
+        assert rule["labels"].keys() == {"severity"}
+        assert rule["labels"]["severity"] in {"critical", "warning"}
+        assert rule["annotations"].keys() == {"summary", "description", "action", "runbook"}
+        page, _, anchor = rule["annotations"]["runbook"].partition("#")
+        headings = re.findall(r"^#+ (.+)$", (ROOT / page).read_text(), re.MULTILINE)
+        assert anchor in {
+            re.sub(r"[^\w\s-]", "", heading).strip().lower().replace(" ", "-")
+            for heading in headings
+        }
+    page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text()
+    listed = dict(re.findall(r"^\| `(Anchorage\w+)` \| (\w+) \|", page, re.MULTILINE))
+    assert listed == {name: rule["labels"]["severity"] for name, rule in ALERTS.items()}
+
+
+def test_the_dashboard_asks_valid_queries_and_shows_every_metric(tmp_path):
+    rules = [{"record": f"q{n}", "expr": each} for n, each in enumerate(expressions())]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "a", "rules": rules}]}))
+    promtool("check", "rules", str(tmp_path / "rules.yml"))
+    ours = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for each in vars(metrics).values()
+        if isinstance(each, Counter | Gauge | Histogram)
+        for family in each.describe()
+    }
+    shown = {name for each in expressions() for name in metrics_in(each)}
+    assert ours | OF_THE_DATABASE <= shown
+    for panel in PANELS:
+        assert panel["title"]
+        assert panel["description"]
+        assert panel["fieldConfig"]["defaults"]["unit"]
+    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
+
+    def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
+        a, b = one["gridPos"], other["gridPos"]
+        return (
+            a["x"] < b["x"] + b["w"]
+            and b["x"] < a["x"] + a["w"]
+            and a["y"] < b["y"] + b["h"]
+            and b["y"] < a["y"] + a["h"]
+        )
+
+    assert not any(overlap(*pair) for pair in combinations(BOARD["panels"], 2))
+
+
+@pytest.mark.timeout(300)
+def test_what_the_chart_starts_answers_its_probes_and_has_the_metrics(pods: Pods) -> None:
+    for component in ("api", "worker"):
+        only = container(templates(render())[component])
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert pods.answers(component, only[probe]["httpGet"]["path"])
+    assert pods.get("api", "/encoders", key=True).status_code == 200
+    assert pods.get("api", "/metrics").status_code == 401
+    exported = "".join(
+        pods.get(component, "/metrics", key=True).text for component in ("api", "worker")
+    )
+    families = set(re.findall(r"^# TYPE (\w+) ", exported, re.MULTILINE))
+    queries = [*expressions(), *(rule["expr"] for rule in ALERTS.values())]
+    assert {name for each in queries for name in metrics_in(each)} <= families
+
+
+def test_workers_scale_by_the_unfinished_jobs_of_the_api():
+    scaled = named(render(CASES["keda"]), "ScaledObject", "rel-anchorage-worker")
+    assert "anchorage_jobs" in scaled["spec"]["triggers"][0]["metadata"]["query"]
+    page = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
+    [block] = re.findall(r"^```yaml\n(rules:\n.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    [rule] = yaml.safe_load(block)["rules"]["external"]
+    hpa = render("worker: {autoscaling: {enabled: true}}")
+    [metric] = named(hpa, "HorizontalPodAutoscaler", "rel-anchorage-worker")["spec"]["metrics"]
+    assert metric["external"]["metric"]["name"] == rule["name"]["as"]

@@ -1,0 +1,231 @@
+"""Maps and their products, here and in lanes, and names that stand for what they stand for now."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from app.errors import AnchorageError, NonFinite, OutOfRange
+from app.main import create_app
+from app.maths.geometry.space import fit_space
+from app.maths.translators import translator as maths
+from app.maths.translators.decoder import decode as decode_plainly
+from app.maths.translators.methods import fit, fit_decoder, resolve
+from app.maths.translators.translator import ROWS_PER_STEP
+from app.services.serving import apply
+from app.services.serving.apply import ServedMap, serve_translator
+from app.services.translators.translators import FittedTranslator
+from app.settings import Settings
+from research.definitions import relative
+
+# --- products -------------------------------------------------------------------------------------
+
+
+def normal(seed, *shape):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def translator(dx=8, dy=6, name="ridge", **options):
+    source, target = fit_space(normal(0, 40, dx) + 1), fit_space(3 * normal(1, 40, dy) - 2)
+    return fit(name, source, target, resolve(name, options, anchors=40))
+
+
+def serve(translator) -> ServedMap:
+    return serve_translator(FittedTranslator("t", translator, "ridge", {}, ()), (None, None), None)
+
+
+@pytest.fixture(params=["here", "in lanes"])
+def lanes(request, on_sqlite, monkeypatch):
+    """The services, which compute small products in one of the two places."""
+    if request.param == "in lanes":
+        monkeypatch.setattr(apply, "INLINE_MULTIPLICATIONS", 0)
+    yield on_sqlite
+    on_sqlite.lanes.close()
+
+
+@pytest.mark.parametrize("count", [1, ROWS_PER_STEP, 5 * ROWS_PER_STEP + 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("method", ["graded", "kernel"])
+def test_wherever_it_is_computed_a_product_is_the_plain_one_with_its_flags(
+    lanes, count, dtype, method
+):
+    served = translator(name=method)
+    vectors = normal(2, count, 8).float()
+    vectors[count // 2] = served.source_mean
+    out = torch.empty(count, 6, dtype=dtype)
+    made = serve(served).start(lanes, vectors, out).result()
+    plain = maths.apply(served, vectors)
+    assert made.vectors is out
+    torch.testing.assert_close(
+        out.float(), plain.vectors, rtol=0, atol=1e-5 if dtype is torch.float32 else 2e-2
+    )
+    assert made.at_mean.tolist() == plain.at_mean.tolist()
+    assert made.outside.tolist() == plain.outside.tolist()
+    assert made.at_mean.nonzero().flatten().tolist() == [count // 2]
+
+
+@pytest.mark.parametrize("count", [1, ROWS_PER_STEP + 1])
+def test_wherever_they_are_computed_relative_and_decoded_vectors_are_the_plain_ones(lanes, count):
+    space = fit_space(normal(3, 20, 8) + 1)
+    vectors = normal(4, count, 8).float()
+    vectors[0] = space.mean
+    relation = ServedMap(
+        partial(apply._relate_rows, None), (8, 20), parts=(space.unit.T.float().contiguous(), space)
+    )
+    made = relation.start(lanes, vectors).result()
+    expected = relative(vectors, space)
+    expected[0] = 0
+    torch.testing.assert_close(made.vectors.double(), expected, rtol=0, atol=1e-5)
+    assert (made.at_mean.nonzero().flatten().tolist(), made.outside.tolist()) == (
+        [0],
+        [False] * count,
+    )
+    decoder = fit_decoder("irp-ridge", space, resolve("irp-ridge", {}, anchors=20))
+    back, plain = (
+        ServedMap(apply._decode_rows, (20, 8), parts=(decoder,))
+        .start(lanes, made.vectors)
+        .result(),
+        decode_plainly(decoder, made.vectors),
+    )
+    torch.testing.assert_close(back.vectors, plain.vectors, rtol=0, atol=1e-5)
+    assert back.at_mean.tolist() == plain.at_mean.tolist()
+
+
+def test_a_kernel_counts_both_of_its_products(on_sqlite, monkeypatch):
+    """Ten rows of a 16 x 16 map are a small product; of a kernel with 40 landmarks they are not."""
+    monkeypatch.setattr(apply, "INLINE_MULTIPLICATIONS", 10 * 16 * 16)
+    for method, small in (("graded", True), ("kernel", False)):
+        served = translator(16, 16, method)
+        running = serve(served).start(on_sqlite, normal(7, 10, 16).float())
+        assert (running.future is None) == small
+        running.result()
+    on_sqlite.lanes.close()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), 1e31])
+def test_wherever_it_is_computed_all_wrong_rows_are_named(lanes, bad):
+    vectors = normal(2, 4 * ROWS_PER_STEP, 8).float()
+    wrong = [3, ROWS_PER_STEP, ROWS_PER_STEP + 1, 4 * ROWS_PER_STEP - 1]
+    vectors[wrong, 5] = bad
+    with pytest.raises(AnchorageError) as caught:
+        serve(translator()).start(lanes, vectors).result()
+    assert isinstance(caught.value, OutOfRange if bad == 1e31 else NonFinite)
+    assert (caught.value.rows, caught.value.row_count) == (wrong, 4)
+    assert f"4 of {4 * ROWS_PER_STEP}" in caught.value.detail
+
+
+@pytest.mark.parametrize("count", [1, 3 * ROWS_PER_STEP])
+def test_a_translation_that_float16_cannot_hold_is_refused_by_its_row(lanes, count):
+    served = translator(keep_norms=True)
+    vectors = normal(2, count, 8).float()
+    vectors[-1] *= 1e6
+    assert bool(serve(served).start(lanes, vectors).result().vectors.isfinite().all())
+    with pytest.raises(OutOfRange, match="float16") as caught:
+        serve(served).start(lanes, vectors, torch.empty(count, 6, dtype=torch.float16)).result()
+    assert caught.value.rows == [count - 1]
+
+
+def test_the_error_of_bfloat16_is_what_it_is(lanes):
+    served = translator(64, 48, "procrustes")
+    vectors = normal(5, 3 * ROWS_PER_STEP, 64).float()
+    made = serve(served).start(lanes, vectors, precision="bfloat16").result().vectors
+    found = apply.precision_error(served, vectors, made)
+    exact = maths.apply(served, vectors).vectors.double()
+    errors = (made.double() - exact).norm(dim=1) / (exact - served.decoder.mean).norm(dim=1)
+    places = np.linspace(0, len(vectors) - 1, apply.COMPARED_ROWS).astype(int)
+    assert found["rows"] == apply.COMPARED_ROWS
+    assert found["largest"] == pytest.approx(float(errors[places].max()), rel=1e-2)
+    assert found["mean"] == pytest.approx(float(errors[places].mean()), rel=1e-2)
+    assert 1e-4 < found["mean"] <= found["largest"] < 0.02
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_a_product_raised_is_raised_once_and_not_logged_as_if_nobody_had_looked(
+    on_sqlite, monkeypatch, caplog
+):
+    monkeypatch.setattr(apply, "INLINE_MULTIPLICATIONS", 0)
+
+    async def ask():
+        running = serve(translator()).start(on_sqlite, torch.full((2, 8), float("nan")))
+        await running.wait()
+        with pytest.raises(NonFinite):
+            running.result()
+
+    asyncio.run(ask())
+    gc.collect()
+    assert caplog.records == []
+    on_sqlite.lanes.close()
+
+
+def test_a_product_that_nobody_waits_for_any_more_is_not_computed_to_its_end(
+    on_sqlite, monkeypatch
+):
+    monkeypatch.setattr(apply, "INLINE_MULTIPLICATIONS", 0)
+    held, begun = threading.Event(), threading.Semaphore(0)
+    count = on_sqlite.lanes._count
+    lanes = [
+        on_sqlite.lanes.submit(lambda *_: (begun.release(), held.wait(20)), 1, 1)
+        for _ in range(count)
+    ]
+    for _ in lanes:
+        assert begun.acquire(timeout=20)
+    out = torch.zeros(3 * ROWS_PER_STEP, 6)
+
+    async def ask():
+        running = serve(translator()).start(on_sqlite, normal(2, 3 * ROWS_PER_STEP, 8).float(), out)
+        waiting = asyncio.ensure_future(running.wait())
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(ask())
+    held.set()
+    on_sqlite.lanes.close()
+    assert not bool(out.any())
+
+
+# --- names, over HTTP -----------------------------------------------------------------------------
+
+
+ANCHORS = np.random.default_rng(1).normal(size=(12, 3))
+TRANSLATE = {
+    "source": "first",
+    "target": "second",
+    "anchor_set": "x",
+    "vectors": ANCHORS[:2].tolist(),
+}
+
+
+def version_of(answer) -> int:
+    """Which set x of many an answer is by: the targets of set v lie around 1000 v."""
+    return round(float(np.mean(answer.json()["vectors"])) / 1000)
+
+
+def create(client, version):
+    embeddings = {"first": ANCHORS.tolist(), "second": (ANCHORS[:, :2] + 1000 * version).tolist()}
+    return client.post("/anchor-sets", json={"name": "x", "embeddings": embeddings})
+
+
+def test_after_a_deletion_the_name_is_unknown_and_a_new_set_is_never_mixed_with_the_old_one(
+    tmp_path,
+):
+    app = create_app(Settings(data_dir=tmp_path, threads=1))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        for name, dim in (("first", 3), ("second", 2)):
+            assert client.post("/encoders", json={"name": name, "dim": dim}).status_code == 201
+        for version in range(1, 4):
+            assert create(client, version).status_code == 201
+            for _ in range(2):  # looked up, then remembered
+                assert version_of(client.post("/translate", json=TRANSLATE)) == version
+            assert client.delete("/anchor-sets/x").status_code == 204
+            answer = client.post("/translate", json=TRANSLATE)
+            assert (answer.status_code, answer.json()["code"]) == (404, "anchor-set-not-found")
