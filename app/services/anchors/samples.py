@@ -88,20 +88,13 @@ class StoreCoverage:
 
 
 def sample_of(services: Services, space: tables.SpaceRow) -> Tensor | None:
-    """Return the store's sample (n, d), float32, or None. Raises BlobMissing, StorageUnavailable.
-
-    The space is read from the database or the name cache; only its blob is cached here.
+    """Return the sample (n, d), float32, of the store; None without one. Raises BlobMissing,
+    StorageUnavailable.
     """
-    digest = space.sample
-    if digest is None:
+    if space.sample is None:
         return None
-    return services.cache.get_or_make(
-        ("sample", digest),
-        lambda: services.blobs.get(digest, of=f"anchor set {space.anchor_set.name!r}")[
-            SAMPLE_TENSOR
-        ],
-        lambda tensor: tensor.nbytes,
-    )
+    stored = services.blobs.get(space.sample, of=f"anchor set {space.anchor_set.name!r}")
+    return stored[SAMPLE_TENSOR]
 
 
 def put_sample(
@@ -173,12 +166,12 @@ def compare_space(services: Services, space: tables.SpaceRow) -> StoreCoverage |
 
     Raises BlobMissing, StorageUnavailable, Overloaded.
     """
-    sample = sample_of(services, space)
-    if sample is None:
+    if space.sample is None:
         return None
 
     def compare() -> StoreCoverage:
-        anchors = spaces.raw_anchors(services, space)
+        anchors, sample = spaces.raw_anchors(services, space), sample_of(services, space)
+        assert sample is not None
         queries = _queries(services, space, len(anchors))
         with services.fitting():
             # Queries are unlike every store of documents.

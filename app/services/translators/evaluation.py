@@ -57,25 +57,6 @@ NOTHING_TRANSLATED: Mapping[str, None] = dict.fromkeys(
 )
 
 
-@dataclass(frozen=True, eq=False)
-class EvaluationItems:
-    """The vectors that a client sends.
-
-    vectors  (n, d_x) by the source
-    native   (n, d_y) by the target, of the same items
-    corpus   (m, d_y) by the target: the index to search; None: `native`
-    """
-
-    vectors: Tensor
-    native: Tensor
-    corpus: Tensor | None = None
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        number = {"vectors": self.vectors, "native": self.native, "corpus": self.corpus}
-        return {name: tensor for name, tensor in number.items() if tensor is not None}
-
-
 @dataclass(frozen=True)
 class EvaluationSettings:
     """The neighbours to compare, and those of CSLS; None: 10, or fewer if there are fewer."""
@@ -89,11 +70,14 @@ class EvaluationSettings:
 class EvaluationTask:
     """A checked evaluation; without items, of the anchors alone.
 
+    items  vectors (n, d_x) by the source, native (n, d_y) by the target of the same items, and,
+           unless `native` is the index to search, corpus (m, d_y) by the target
+
     With items, no setting is None.
     """
 
     request: translators.FitRequest
-    items: EvaluationItems | None
+    items: Mapping[str, Tensor]
     settings: EvaluationSettings
     source: tables.SpaceRow
     target: tables.SpaceRow
@@ -101,13 +85,14 @@ class EvaluationTask:
     @property
     def cosines(self) -> int:
         """The number of cosines to compute."""
-        n = self.source.anchor_set.size if self.items is None else len(self.items.vectors)
-        within = 2 * n * n
-        if self.items is None:
-            return within
-        corpus = None if self.items.corpus is None else len(self.items.corpus)
-        return within + maths.cosine_count(
-            len(QUERY_KINDS), n, corpus, corrected=self.settings.csls
+        if not self.items:
+            return 2 * self.source.anchor_set.size**2
+        n, corpus = len(self.items["vectors"]), self.items.get("corpus")
+        return 2 * n * n + maths.cosine_count(
+            len(QUERY_KINDS),
+            n,
+            None if corpus is None else len(corpus),
+            corrected=self.settings.csls,
         )
 
     @property
@@ -139,7 +124,7 @@ def check_evaluation(
     source, target = translators.find_pair(services, project, request)
     if vectors is None and native is None:
         _refuse_without_items(request, corpus, settings)
-        return EvaluationTask(request, None, settings, source, target)
+        return EvaluationTask(request, {}, settings, source, target)
     if vectors is None or native is None:
         field = "vectors" if vectors is None else "native"
         raise MissingField(
@@ -150,16 +135,14 @@ def check_evaluation(
         if getattr(request, name):
             raise InvalidRequest(f"`{name}` does not apply to /evaluate. Remove it.", field=name)
     translators.check_options(request, anchors=source.anchor_set.size)
-    limits = services.limits
-    items = EvaluationItems(
-        incoming.checked_vectors(vectors, field="vectors", limits=limits, dim=source.encoder.dim),
-        incoming.checked_vectors(native, field="native", limits=limits, dim=target.encoder.dim),
-        None
-        if corpus is None
-        else incoming.checked_vectors(
-            corpus, field="corpus", limits=limits, dim=target.encoder.dim
-        ),
-    )
+    sent = {"vectors": (vectors, source), "native": (native, target), "corpus": (corpus, target)}
+    items = {
+        field: incoming.checked_vectors(
+            rows, field=field, limits=services.limits, dim=space.encoder.dim
+        )
+        for field, (rows, space) in sent.items()
+        if rows is not None
+    }
     return EvaluationTask(request, items, _fill_settings(items, settings), source, target)
 
 
@@ -180,7 +163,7 @@ def evaluate(
     request, items = task.request, task.items
     about = {"source": request.source, "target": request.target, "anchor_set": request.anchor_set}
     cosines = _report_cosines(on_progress, task.cosines)
-    if items is None:
+    if not items:
         first, second = (
             spaces.raw_anchors(services, task.source),
             spaces.raw_anchors(services, task.target),
@@ -190,20 +173,20 @@ def evaluate(
         return {**about, **NOTHING_TRANSLATED, "similarity": _describe_similarity(similarity)}
     fitted = translators.fit(services, context, task.source, task.target, request)
     with services.evaluating():
-        translation = _translate(fitted.translator, items.vectors)
-        settings, n = task.settings, len(items.vectors)
+        translation = _translate(fitted.translator, items["vectors"])
+        settings, n = task.settings, len(items["vectors"])
         assert settings.k is not None
         similarity = relative_similarity(
-            x, y, items.vectors, items.native, min(settings.k, n - 1), cosines=cosines
+            x, y, items["vectors"], items["native"], min(settings.k, n - 1), cosines=cosines
         )
-        measures = _measure(task, items, translation, y.mean, cosines)
+        measures = _measure(task, translation, y.mean, cosines)
         return {
             **about,
             "translator": fitted.id,
             "method": fitted.method,
             "options": dict(fitted.options),
             "n": n,
-            "index": n if items.corpus is None else len(items.corpus),
+            "index": len(items.get("corpus", items["vectors"])),
             "k": settings.k,
             "csls_neighbours": settings.csls_neighbours,
             "at_mean": int(translation.at_mean.sum()),
@@ -218,22 +201,22 @@ def request_evaluation(
 ) -> tables.JobRow:
     """Store the items, and queue a job. Raises StorageUnavailable, TooManyJobs, QueueFull."""
     arguments = {"request": asdict(task.request), "settings": asdict(task.settings)}
-    if task.items is not None:
-        arguments["blobs"] = {"items": services.blobs.put(task.items.tensors)}
+    if task.items:
+        arguments["blobs"] = {"items": services.blobs.put(dict(task.items))}
     return submit_job(services, context, JobKind.evaluate, arguments)
 
 
 def run_evaluation(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
     """Run the job. Its result is the answer of a request."""
     arguments, context = job.arguments, RequestContext.of_job(job)
-    number = services.blobs.get(arguments["blobs"]["items"]) if "blobs" in arguments else {}
+    items = services.blobs.get(arguments["blobs"]["items"]) if "blobs" in arguments else {}
     task = check_evaluation(
         services,
         job.project,
         translators.FitRequest(**arguments["request"]),
-        vectors=number.get("vectors"),
-        native=number.get("native"),
-        corpus=number.get("corpus"),
+        vectors=items.get("vectors"),
+        native=items.get("native"),
+        corpus=items.get("corpus"),
         settings=EvaluationSettings(**arguments["settings"]),
     )
     result = evaluate(services, context, task, progress)
@@ -264,12 +247,12 @@ def _refuse_without_items(
             )
 
 
-def _fill_settings(items: EvaluationItems, settings: EvaluationSettings) -> EvaluationSettings:
+def _fill_settings(items: Mapping[str, Tensor], settings: EvaluationSettings) -> EvaluationSettings:
     """Fill in the missing settings. Raises InvalidRequest for counts that do not match."""
-    n = len(items.vectors)
-    if n != len(items.native):
+    n, natives, corpus = len(items["vectors"]), len(items["native"]), items.get("corpus")
+    if n != natives:
         raise InvalidRequest(
-            f"There are {n} `vectors` and {len(items.native)} `native`. Send as many of both: row "
+            f"There are {n} `vectors` and {natives} `native`. Send as many of both: row "
             "i is the same item.",
             field="native",
         )
@@ -278,8 +261,8 @@ def _fill_settings(items: EvaluationItems, settings: EvaluationSettings) -> Eval
             f"Expected at least {FEWEST_EVALUATED} items: a single one has no neighbours.",
             field="vectors",
         )
-    others = n - 1 if items.corpus is None else len(items.corpus)
-    rows = n if items.corpus is None else len(items.corpus)
+    others = n - 1 if corpus is None else len(corpus)
+    rows = n if corpus is None else len(corpus)
     k = _limit_neighbours(settings.k, others, "k", "other rows in the index")
     if settings.csls:
         most = min(n, rows)
@@ -313,25 +296,24 @@ def _translate(translator: Translator, vectors: Tensor) -> TranslatedRows:
 
 def _measure(
     task: EvaluationTask,
-    items: EvaluationItems,
     translation: TranslatedRows,
     mean: Float64[Tensor, " dy"],
     cosines: CosineBlockFunction,
 ) -> dict[str, dict[str, Any]]:
     """Measure each kind of queries, centred on the target's anchors."""
-    native = items.native.double() - mean
+    items, settings, corpus = task.items, task.settings, task.items.get("corpus")
+    native = items["native"].double() - mean
     queries = {
         "translated": translation.vectors.double() - mean,
-        "do_nothing": metrics.do_nothing(items.vectors.double(), len(mean)) - mean,
+        "do_nothing": metrics.do_nothing(items["vectors"].double(), len(mean)) - mean,
         "native": native,
     }
-    settings = task.settings
     assert settings.k is not None
     measures = maths.evaluate(
         queries,
         native,
         settings.k,
-        corpus=None if items.corpus is None else items.corpus.double() - mean,
+        corpus=None if corpus is None else corpus.double() - mean,
         csls_neighbours=settings.csls_neighbours,
         cosines=cosines,
     )

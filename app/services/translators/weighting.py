@@ -79,15 +79,10 @@ def store_weights(services: Services, fit_weights: FitWeights) -> str | None:
 
 def stored_weights(services: Services, row: tables.TranslatorRow) -> FitWeights:
     """Return the weights that a translator was fitted with. Raises BlobMissing."""
-    digest = row.weights
-    if digest is None:
+    if row.weights is None:
         return NO_WEIGHTS
-    weights = services.cache.get_or_make(
-        ("stored weights", digest),
-        lambda: services.blobs.get(digest, of=f"translator {row.content}")[WEIGHTS_TENSOR].double(),
-        lambda tensor: tensor.nbytes,
-    )
-    return FitWeights(weights, (digest,))
+    stored = services.blobs.get(row.weights, of=f"translator {row.content}")
+    return FitWeights(stored[WEIGHTS_TENSOR].double(), (row.weights,))
 
 
 def fitted_spaces(

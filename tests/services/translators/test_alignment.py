@@ -13,7 +13,7 @@ from app import errors
 from app.errors import InvalidRequest, TooManyVectors, UnknownOption
 from app.maths.alignment import alignment as maths
 from app.maths.translators.translator import apply
-from app.services.anchors import anchor_sets, made_pairs, pools, spaces
+from app.services.anchors import anchor_reports, anchor_sets, made_pairs, pools, spaces
 from app.services.context import Limits, Services
 from app.services.reindexing import maps
 from app.services.translators import (
@@ -142,6 +142,8 @@ def test_everything_that_is_said_about_made_pairs_is_the_stored_estimate(made):
     assert warned[0].code == "made-pairs"
     with pytest.raises(errors.QualityBelowMinimum, match="POST /evaluate"):
         contracts.require_promise(row, {"recall": 0.1})
+    found = anchor_reports.report_anchor_set(services, PROJECT, "made")
+    assert "made-pairs" in [each["code"] for each in found["lint"]]
     question = thresholds.ThresholdQuestion(fitted.id, Scores.native_native, "source", 0.9)
     with pytest.raises(errors.TooFewAnchors, match="known pairs"):
         thresholds._find_calibration(services, PROJECT, question)
@@ -221,6 +223,7 @@ def test_a_reindexing_takes_no_made_place_for_a_native_vector(made, clouds):
     built = maps.build_maps(services, CONTEXT, request)
     page = built.maps.forward.map_rows(clouds[0][:50].numpy())
     assert not page.known.any()
+    assert built.maps.confidence is None
     native = built.served.translator
     expected = apply(native, clouds[0][:50]).vectors
     assert torch.allclose(torch.from_numpy(page.vectors), expected, atol=1e-6)

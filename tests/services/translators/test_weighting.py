@@ -122,22 +122,6 @@ def test_anchors_of_the_store_are_not_weighed_and_nothing_is_warned_of(mixed):
     assert row.report["weights"]["store"]["verdict"] == "no-foreign-anchors"
 
 
-def test_the_identity_compares_no_anchors_with_the_store(mixed):
-    put_sample(mixed)
-    answer = translate(mixed, replace(REQUEST, target="x", method="auto", options={}))
-    assert [each.code for each in answer.served.warnings] == ["same-encoder"]
-    assert "store coverage" not in {key[0] for key in mixed.cache.memory._entries}
-    translate(mixed)
-    assert "store coverage" in {key[0] for key in mixed.cache.memory._entries}
-
-
-def test_a_small_sample_is_reported_as_too_small(mixed):
-    put_sample(mixed, SAMPLE[:10])
-    found = row_of(mixed, translate(mixed)).report["weights"]["store"]
-    assert found["verdict"] == "unknown"
-    assert "at least 50" in found["detail"]
-
-
 def test_the_report_of_a_set_lists_foreign_anchors(mixed):
     put_sample(mixed)
     report = anchor_reports.report_anchor_set(mixed, PROJECT, "mixed")

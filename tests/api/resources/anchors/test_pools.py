@@ -265,27 +265,6 @@ def ask(stocked, embeddings):
     return post
 
 
-def test_a_named_pool_finds_what_its_vectors_find(ask, stocked, finished, embeddings, packed):
-    inline = {
-        "source_pool": embeddings["first"].tolist(),
-        "target_pool": packed(embeddings["second"], "float64"),
-    }
-    results = []
-    for name, change in (
-        ("both", {}),
-        ("one", {"target_pool": inline["target_pool"]}),
-        ("none", inline),
-    ):
-        answer = ask(name=name, **change)
-        assert answer.status_code == 202, answer.text
-        job = finished(stocked, answer.json()["id"])
-        assert job["state"] == "succeeded", job
-        pairs = stocked.get(f"/anchor-sets/{name}/pairs").json()
-        results.append((pairs, stocked.get(f"/anchor-sets/{name}").json()["spaces"]))
-    assert results[0] == results[1] == results[2]
-    assert len(results[0][0]["pairs"]) == stocked.get("/anchor-sets/both").json()["size"]
-
-
 @pytest.mark.parametrize(
     ("change", "status", "code", "field"),
     [

@@ -172,18 +172,6 @@ def test_flags_name_query_and_candidate(ask, embeddings, cloud):
     assert flags == [{"query": 2, "candidate": 5, "code": "equals-anchor-mean"}]
 
 
-def test_many_candidates_have_the_scores_of_few(stocked, cloud):
-    block = np.random.default_rng(5).normal(size=(1_999, 8)).astype(np.float32)
-    queries = cloud[0][:1].astype(np.float32)
-    whole = post(stocked, files(queries, block[None]), NPY)
-    places, scores = arrays_of(whole.content, 2)
-    part = post(stocked, files(queries, block[None, :10]), NPY)
-    few_places, few_scores = arrays_of(part.content, 2)
-    by_place = dict(zip(places[0].tolist(), scores[0].tolist(), strict=True))
-    for place, score in zip(few_places[0].tolist(), few_scores[0].tolist(), strict=True):
-        assert by_place[place] == pytest.approx(score, abs=1e-6)
-
-
 # --- formats --------------------------------------------------------------------------------------
 
 
