@@ -28,8 +28,8 @@ from app.services.anchors.nearest_anchors import FoundAnchor, find_nearest
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode
 from app.services.request_context import RequestContext
-from app.services.serving.apply import MappedVectors, Translation
 from app.services.serving import apply, confidence
+from app.services.serving.apply import MappedVectors, Translation
 from app.services.serving.confidence import RowConfidence
 from app.services.translators.translators import FitRequest
 from app.services.translators.warnings import AnswerWarning

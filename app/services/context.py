@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partialmethod
 from pathlib import Path
-from typing import Protocol
-
-from torch import Tensor
 
 from app.encoders.pool import EncoderPool
-from app.maths.translators.translator import RowFlags, Translator
 from app.services.image_lanes import ImageLanes
 from app.services.lanes import Lanes
 from app.services.work_slots import WorkSlots
@@ -27,28 +24,24 @@ LEASE_S = 30.0
 #: most requests answered in threads at once; most of them wait for a slot or a database
 ANSWER_THREADS = 128
 
-#: most fits, evaluations and model loads that run at once in one process, and that wait for a slot:
-#: each occupies one of the threads that answer requests
-FITS, FITS_WAITING = 2, 6
-EVALUATIONS, EVALUATIONS_WAITING = 2, 6
-LOADS, LOADS_WAITING = 2, 14
 #: how long a request waits for a slot
 TURN_WAIT_S = 30.0
 
 #: numbers that an answer may have for each vector that a request may have
 ANSWER_NUMBERS_A_VECTOR = 2_048
 
-#: most requests that wait for their inputs' vectors: three quarters of the threads
-ENCODINGS = ANSWER_THREADS * 3 // 4
-
-#: most requests that wait in a thread for a store
-STORE_REQUESTS = ANSWER_THREADS // 4
-
-#: most steps of reindexings that requests wait for: a step has no deadline, and holds a thread
-STEPS = 8
-
-#: most requests that wait to create a resource under a name deleted less than a second ago
-MOST_WAITING_FOR_NAMES = 16
+#: work of which a process runs a limited number at once: its name in errors, the number, and how
+#: many more wait. Each occupies one of the threads that answer requests
+SLOTS = {
+    "fits": (2, 6),
+    "evaluations": (2, 6),
+    "encoder loads": (2, 14),
+    "encoder verifications": (1, 2),
+    "requests with inputs": (ANSWER_THREADS * 3 // 4, 0),
+    "requests to stores": (ANSWER_THREADS // 4, 0),
+    "steps of reindexings": (8, 0),  # a step has no deadline
+    "requests for a deleted name": (16, 0),
+}
 
 
 @dataclass(frozen=True)
@@ -87,33 +80,6 @@ class Retention:
     translators_days: int = 90
 
 
-class DeviceAway(Exception):
-    """The device cannot translate now. The CPU can."""
-
-
-class TranslationDevice(Protocol):
-    """A device that translates many vectors faster than the CPU. `lanes` wait for it."""
-
-    lanes: Lanes
-
-    def pays(self, translator: Translator, vectors: Tensor) -> bool:
-        """Return whether the device is the faster way for these vectors."""
-        ...
-
-    def translate(
-        self, id: str, translator: Translator, vectors: Tensor, out: Tensor
-    ) -> RowFlags | None:
-        """Translate vectors (n, d_x) into `out` (n, d_y), both on the CPU, and return the flags.
-
-        Raises NonFinite, OutOfRange and DeviceAway.
-        """
-        ...
-
-    def close(self) -> None:
-        """Stop the lanes."""
-        ...
-
-
 @dataclass(frozen=True)
 class Services:
     db: Database
@@ -126,8 +92,6 @@ class Services:
     lease_s: float = LEASE_S
     #: the torch device of jobs
     device: str = "cpu"
-    #: translates many vectors; None: the CPU does
-    translation_device: TranslationDevice | None = None
     #: wakes idle workers when a job has been queued; never waits and never raises
     notify_workers: Callable[[], None] = lambda: None
     retention: Retention = field(default_factory=Retention)
@@ -136,73 +100,38 @@ class Services:
     stores: StoreHandles = field(default_factory=StoreHandles)
     #: how long to wait for a slot; None, in workers: without a limit
     turn_wait_s: float | None = TURN_WAIT_S
-    _fits: WorkSlots = field(default_factory=lambda: WorkSlots("fits", FITS, FITS_WAITING))
-    _evaluations: WorkSlots = field(
-        default_factory=lambda: WorkSlots("evaluations", EVALUATIONS, EVALUATIONS_WAITING)
-    )
-    _loads: WorkSlots = field(
-        default_factory=lambda: WorkSlots("encoder loads", LOADS, LOADS_WAITING)
+    _slots: Mapping[str, WorkSlots] = field(
+        default_factory=lambda: {work: WorkSlots(work, *sizes) for work, sizes in SLOTS.items()}
     )
     #: the operator's folder of ONNX heads
     heads_dir: Path | None = None
     #: decodes images
     images: ImageLanes = field(default_factory=ImageLanes)
-    _settling: WorkSlots = field(
-        default_factory=lambda: WorkSlots("requests for a deleted name", MOST_WAITING_FOR_NAMES, 0)
-    )
-    _verifications: WorkSlots = field(
-        default_factory=lambda: WorkSlots("encoder verifications", 1, 2)
-    )
-    _encodings: WorkSlots = field(
-        default_factory=lambda: WorkSlots("requests with inputs", ENCODINGS, 0)
-    )
-    _store_calls: WorkSlots = field(
-        default_factory=lambda: WorkSlots("requests to stores", STORE_REQUESTS, 0)
-    )
-    _steps: WorkSlots = field(default_factory=lambda: WorkSlots("steps of reindexings", STEPS, 0))
 
     def close(self) -> None:
         """Close connections, threads and processes. Later calls reconnect or fail."""
         self.stores.close()
         self.lanes.close()
-        if self.translation_device is not None:
-            self.translation_device.close()
         self.images.close()
         self.encoders.close()
         self.db.close()
         self.cache.close()
 
-    def fitting(self) -> AbstractContextManager[None]:
-        """A slot for fitting a translator. Raises Overloaded when none becomes free."""
-        return self._fits.take(self.turn_wait_s)
+    def take_slot(self, work: str) -> AbstractContextManager[None]:
+        """A slot for work that SLOTS names. Raises Overloaded when none becomes free."""
+        return self._slots[work].take(self.turn_wait_s)
 
-    def evaluating(self) -> AbstractContextManager[None]:
-        """A slot for measuring a translation. Raises Overloaded when none becomes free."""
-        return self._evaluations.take(self.turn_wait_s)
-
-    def loading(self) -> AbstractContextManager[None]:
-        """A slot for loading an encoder. Raises Overloaded when none becomes free."""
-        return self._loads.take(self.turn_wait_s)
-
-    def verifying(self) -> AbstractContextManager[None]:
-        """A slot for comparing two encoders. Raises Overloaded when none becomes free."""
-        return self._verifications.take(self.turn_wait_s)
-
-    def settling(self) -> AbstractContextManager[None]:
-        """A slot for waiting until a deleted name is free. Raises Overloaded when all are taken."""
-        return self._settling.take(self.turn_wait_s)
-
-    def encoding(self) -> AbstractContextManager[None]:
-        """A slot for waiting for inputs' vectors. Raises Overloaded when all are taken."""
-        return self._encodings.take(self.turn_wait_s)
-
-    def calling_store(self) -> AbstractContextManager[None]:
-        """A slot for waiting in a thread for a store. Raises Overloaded when all are taken."""
-        return self._store_calls.take(self.turn_wait_s)
-
-    def stepping(self) -> AbstractContextManager[None]:
-        """A slot for a step of a reindexing. Raises Overloaded when all are taken."""
-        return self._steps.take(self.turn_wait_s)
+    #: slots for fitting or measuring a translator, and for loading or comparing encoders
+    fitting = partialmethod(take_slot, "fits")
+    evaluating = partialmethod(take_slot, "evaluations")
+    loading = partialmethod(take_slot, "encoder loads")
+    verifying = partialmethod(take_slot, "encoder verifications")
+    #: slots for waiting for inputs' vectors, for a store in a thread, for a step of a reindexing,
+    #: and until a deleted name is free
+    encoding = partialmethod(take_slot, "requests with inputs")
+    calling_store = partialmethod(take_slot, "requests to stores")
+    stepping = partialmethod(take_slot, "steps of reindexings")
+    settling = partialmethod(take_slot, "requests for a deleted name")
 
     @property
     def patient(self) -> bool:

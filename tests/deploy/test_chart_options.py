@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from app.encoders.hosting.addresses import HostAddress
 
 from app.api import health
-from app.encoders.hosting.addresses import HostAddress
 from tests.deploy.charts import (
     CASES,
     CHART,

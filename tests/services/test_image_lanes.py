@@ -15,7 +15,7 @@ from app.encoders.preprocessing import ImagePreparer, preprocessing_of
 from app.encoders.torchvision_ops import make_importable
 from app.errors import ImageTooLarge, InvalidImage, InvalidInput
 from app.services import image_lanes
-from app.services.image_lanes import LARGE_IMAGES_PIXELS, ImageLanes, PixelBudget
+from app.services.image_lanes import LARGE_LANES, ImageLanes
 from app.types import InputRole
 
 make_importable()
@@ -87,31 +87,14 @@ def test_errors_are_those_of_one_thread(lanes, files, error):
 
 
 def test_small_images_do_not_wait_for_large_ones(lanes):
-    """Large images of more requests than there are threads wait for memory meanwhile."""
+    """Large images of more requests than there are threads wait meanwhile."""
+    free = threading.Event()
+    held = lanes._large.submit(lambda *_: free.wait(SOON_S), LARGE_LANES, 1)
     with ThreadPoolExecutor(6) as clients:
-        with lanes._memory.take(LARGE_IMAGES_PIXELS):
-            large = [clients.submit(lanes.prepare, Model(), LARGE, ROLE) for _ in range(5)]
-            small = clients.submit(lanes.prepare, Model(), SMALL, ROLE)
-            assert len(small.result(timeout=SOON_S)) == len(SMALL)
-            assert not any(waiting.done() for waiting in large)
+        large = [clients.submit(lanes.prepare, Model(), LARGE, ROLE) for _ in range(5)]
+        small = clients.submit(lanes.prepare, Model(), SMALL, ROLE)
+        assert len(small.result(timeout=SOON_S)) == len(SMALL)
+        assert not any(waiting.done() for waiting in large)
+        free.set()
         assert [len(each.result(timeout=SOON_S)) for each in large] == [len(LARGE)] * 5
-
-
-def test_a_budget_is_never_exceeded_and_serves_the_largest():
-    budget, lock, taken, most = PixelBudget(10), threading.Lock(), 0, 0
-
-    def decode(pixels: int) -> None:
-        nonlocal taken, most
-        with budget.take(pixels):
-            with lock:
-                taken += min(pixels, 10)
-                most = max(most, taken)
-            with lock:
-                taken -= min(pixels, 10)
-
-    with ThreadPoolExecutor(8) as threads:
-        for each in [threads.submit(decode, 1 + place % 12) for place in range(400)]:
-            each.result(timeout=SOON_S)
-    assert (taken, most <= 10) == (0, True)
-    with budget.take(10):
-        pass
+    held.result(timeout=SOON_S)

@@ -241,8 +241,6 @@ def _describe(
     if precision != "float32" and served.translator is not None:
         about["precision"] = {
             "name": precision,
-            "error": apply.precision_error(
-                served.translator, answer.vectors, translated.vectors
-            ),
+            "error": apply.precision_error(served.translator, answer.vectors, translated.vectors),
         }
     return about

@@ -31,8 +31,8 @@ from app.services.relevance.default_weights import default_weight_of
 from app.services.relevance.judged_evaluation import JudgedTask
 from app.services.relevance.judgement_rows import RowOrId
 from app.services.request_context import RequestContext
-from app.services.serving.apply import ServedMap, Translation
 from app.services.serving import apply, confidence
+from app.services.serving.apply import ServedMap, Translation
 from app.services.translators import translator_reports, translators
 from app.services.translators.warnings import AnswerWarning
 from app.storage import tables

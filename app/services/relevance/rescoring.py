@@ -29,8 +29,8 @@ from app.services.encoders import encoding
 from app.services.encoders.encoding import Inputs
 from app.services.relevance.default_weights import default_weight_of
 from app.services.request_context import RequestContext
-from app.services.serving.apply import MappedVectors, ServedMap, Translation
 from app.services.serving import apply
+from app.services.serving.apply import MappedVectors, ServedMap, Translation
 from app.services.translators import translators
 from app.services.translators.translators import SpacePair
 from app.types import EncoderKind

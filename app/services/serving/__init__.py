@@ -1,1 +1,1 @@
-"""The serving path: maps between spaces, plans to apply them, and matrix products."""
+"""The serving path: maps between spaces, and their application to the vectors of requests."""

@@ -29,7 +29,7 @@ from app.maths.translators.translator import ProductPrecision, RowFlags, Transla
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.anchors.store_coverage import SearchRole
-from app.services.context import Services
+from app.services.context import Limits, Services
 from app.services.encoders import vectors_or_inputs
 from app.services.encoders.encoding import Inputs
 from app.services.request_context import RequestContext
@@ -239,9 +239,7 @@ MapRequest = Translation | Relation | Decoding
 
 
 def _pair_name(project: str, request: translators.FitRequest) -> NameKey:
-    return NameKey(
-        project, translators.PAIR, (request.anchor_set, request.source, request.target)
-    )
+    return NameKey(project, translators.PAIR, (request.anchor_set, request.source, request.target))
 
 
 # --- the map, and its product ---------------------------------------------------------------------
@@ -547,12 +545,12 @@ async def serve_map(
     form: AnswerForm = FLOAT32_ANSWER,
     precision: ProductPrecision = "float32",
 ) -> MappedVectors:
-    """Apply the map: at once if it is in memory, else in a thread.
+    """Apply the map: at once if it is in memory and the vectors fit, else in a thread.
 
     Raises the errors of `apply_map`.
     """
     served = None if inputs is not None else find_map(services, context.project, request)
-    if served is None or vectors is None:
+    if served is None or vectors is None or not _fits(vectors, served, services.limits):
         work = partial(
             apply_map,
             services,
@@ -564,13 +562,17 @@ async def serve_map(
             precision=precision,
         )
         return await to_thread.run_sync(work)
-    field, count, (reads, makes) = served.reads, len(vectors), served.dims
-    incoming.check_count(vectors, field=field, limits=services.limits, dim=reads)
-    incoming.reserve_answer(
-        services, context, field, count, dim=makes, number_bytes=form.number_bytes
-    )
-    with blaming(field):
+    count, (_, makes) = len(vectors), served.dims
+    context.reserve_bytes(count * makes * form.number_bytes)
+    with blaming(served.reads):
         mapped = served.start(services, vectors, form.empty(count, makes), precision)
         await mapped.wait()
         mapped.result()
     return mapped
+
+
+def _fits(vectors: Tensor, served: ServedMap, limits: Limits) -> bool:
+    """Whether neither the vectors' shape nor the size of the answer is refused."""
+    count, (reads, makes) = vectors.shape[0], served.dims
+    most = min(limits.vectors, limits.numbers // makes)
+    return 0 < count <= most and vectors.shape[1] == reads

@@ -6,8 +6,8 @@ import torch
 
 from app.maths.quality.confidence import expected_cosines, fit_confidence
 from app.maths.translators import methods
-from app.services.serving.apply import Translation
 from app.services.serving import apply
+from app.services.serving.apply import Translation
 from app.services.serving.confidence import confidence_of
 from app.services.translators import translators
 from app.services.upkeep.cache_codecs import CONFIDENCE

@@ -115,7 +115,9 @@ def test_without_any_cache_answers_are_the_same(stocked):
     warm = apply.apply_map(stocked, CONTEXT, apply.Translation(request()), vectors=vectors)
     cold_services = another_process(stocked, cache_bytes=0)
     for _ in range(2):
-        cold = apply.apply_map(cold_services, CONTEXT, apply.Translation(request()), vectors=vectors)
+        cold = apply.apply_map(
+            cold_services, CONTEXT, apply.Translation(request()), vectors=vectors
+        )
         assert torch.equal(cold.output.vectors, warm.output.vectors)
         assert cold.served.id == warm.served.id
     cold_services.close()

@@ -1,14 +1,12 @@
-"""What serves requests: products in lanes, and names that stand for what they stand for now, in
-every process.
-"""
+"""Maps and their products, here and in lanes, and names that stand for what they stand for now."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,13 +16,14 @@ from starlette.testclient import TestClient
 from app.errors import AnchorageError, NonFinite, OutOfRange
 from app.main import create_app
 from app.maths.geometry.space import fit_space
+from app.maths.translators import translator as maths
 from app.maths.translators.decoder import decode as decode_plainly
 from app.maths.translators.methods import fit, fit_decoder, resolve
-from app.maths.translators.translator import ROWS_PER_STEP, apply
-from app.services.serving.apply import DecodeProduct, RelateProduct, TranslateProduct
+from app.maths.translators.translator import ROWS_PER_STEP
 from app.services.serving import apply
+from app.services.serving.apply import ServedMap, serve_translator
+from app.services.translators.translators import FittedTranslator
 from app.settings import Settings
-from app.storage import name_cache
 from research.definitions import relative
 
 # --- products -------------------------------------------------------------------------------------
@@ -39,16 +38,20 @@ def translator(dx=8, dy=6, name="ridge", **options):
     return fit(name, source, target, resolve(name, options, anchors=40))
 
 
+def serve(translator) -> ServedMap:
+    return serve_translator(FittedTranslator("t", translator, "ridge", {}, ()), (None, None), None)
+
+
 @pytest.fixture(params=["here", "in lanes"])
 def lanes(request, on_sqlite, monkeypatch):
     """The services, which compute small products in one of the two places."""
     if request.param == "in lanes":
-        monkeypatch.setattr(products, "INLINE_MULTIPLICATIONS", 0)
+        monkeypatch.setattr(apply, "INLINE_MULTIPLICATIONS", 0)
     yield on_sqlite
     on_sqlite.lanes.close()
 
 
-@pytest.mark.parametrize("count", [1, 2, ROWS_PER_STEP, ROWS_PER_STEP + 1, 5 * ROWS_PER_STEP + 3])
+@pytest.mark.parametrize("count", [1, ROWS_PER_STEP, 5 * ROWS_PER_STEP + 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("method", ["graded", "kernel"])
 def test_wherever_it_is_computed_a_product_is_the_plain_one_with_its_flags(
@@ -58,8 +61,8 @@ def test_wherever_it_is_computed_a_product_is_the_plain_one_with_its_flags(
     vectors = normal(2, count, 8).float()
     vectors[count // 2] = served.source_mean
     out = torch.empty(count, 6, dtype=dtype)
-    made = apply.begin(lanes, TranslateProduct(served), vectors, out=out).result()
-    plain = apply(served, vectors)
+    made = serve(served).start(lanes, vectors, out).result()
+    plain = maths.apply(served, vectors)
     assert made.vectors is out
     torch.testing.assert_close(
         out.float(), plain.vectors, rtol=0, atol=1e-5 if dtype is torch.float32 else 2e-2
@@ -74,9 +77,10 @@ def test_wherever_they_are_computed_relative_and_decoded_vectors_are_the_plain_o
     space = fit_space(normal(3, 20, 8) + 1)
     vectors = normal(4, count, 8).float()
     vectors[0] = space.mean
-    made = apply.begin(
-        lanes, RelateProduct(space.unit.T.float().contiguous(), space.mean.float()), vectors
-    ).result()
+    relation = ServedMap(
+        partial(apply._relate_rows, None), (8, 20), parts=(space.unit.T.float().contiguous(), space)
+    )
+    made = relation.start(lanes, vectors).result()
     expected = relative(vectors, space)
     expected[0] = 0
     torch.testing.assert_close(made.vectors.double(), expected, rtol=0, atol=1e-5)
@@ -86,7 +90,9 @@ def test_wherever_they_are_computed_relative_and_decoded_vectors_are_the_plain_o
     )
     decoder = fit_decoder("irp-ridge", space, resolve("irp-ridge", {}, anchors=20))
     back, plain = (
-        apply.begin(lanes, DecodeProduct(decoder), made.vectors).result(),
+        ServedMap(apply._decode_rows, (20, 8), parts=(decoder,))
+        .start(lanes, made.vectors)
+        .result(),
         decode_plainly(decoder, made.vectors),
     )
     torch.testing.assert_close(back.vectors, plain.vectors, rtol=0, atol=1e-5)
@@ -95,10 +101,10 @@ def test_wherever_they_are_computed_relative_and_decoded_vectors_are_the_plain_o
 
 def test_a_kernel_counts_both_of_its_products(on_sqlite, monkeypatch):
     """Ten rows of a 16 x 16 map are a small product; of a kernel with 40 landmarks they are not."""
-    monkeypatch.setattr(products, "INLINE_MULTIPLICATIONS", 10 * 16 * 16)
+    monkeypatch.setattr(apply, "INLINE_MULTIPLICATIONS", 10 * 16 * 16)
     for method, small in (("graded", True), ("kernel", False)):
         served = translator(16, 16, method)
-        running = apply.begin(on_sqlite, TranslateProduct(served), normal(7, 10, 16).float())
+        running = serve(served).start(on_sqlite, normal(7, 10, 16).float())
         assert (running.future is None) == small
         running.result()
     on_sqlite.lanes.close()
@@ -110,37 +116,29 @@ def test_wherever_it_is_computed_all_wrong_rows_are_named(lanes, bad):
     wrong = [3, ROWS_PER_STEP, ROWS_PER_STEP + 1, 4 * ROWS_PER_STEP - 1]
     vectors[wrong, 5] = bad
     with pytest.raises(AnchorageError) as caught:
-        apply.begin(lanes, TranslateProduct(translator()), vectors).result()
+        serve(translator()).start(lanes, vectors).result()
     assert isinstance(caught.value, OutOfRange if bad == 1e31 else NonFinite)
     assert (caught.value.rows, caught.value.row_count) == (wrong, 4)
     assert f"4 of {4 * ROWS_PER_STEP}" in caught.value.detail
 
 
-@pytest.mark.parametrize("count", [1, 3, ROWS_PER_STEP, 3 * ROWS_PER_STEP])
+@pytest.mark.parametrize("count", [1, 3 * ROWS_PER_STEP])
 def test_a_translation_that_float16_cannot_hold_is_refused_by_its_row(lanes, count):
     served = translator(keep_norms=True)
     vectors = normal(2, count, 8).float()
     vectors[-1] *= 1e6
-    assert bool(
-        apply.begin(lanes, TranslateProduct(served), vectors).result().vectors.isfinite().all()
-    )
+    assert bool(serve(served).start(lanes, vectors).result().vectors.isfinite().all())
     with pytest.raises(OutOfRange, match="float16") as caught:
-        apply.begin(
-            lanes, TranslateProduct(served), vectors, out=torch.empty(count, 6, dtype=torch.float16)
-        ).result()
+        serve(served).start(lanes, vectors, torch.empty(count, 6, dtype=torch.float16)).result()
     assert caught.value.rows == [count - 1]
 
 
 def test_the_error_of_bfloat16_is_what_it_is(lanes):
     served = translator(64, 48, "procrustes")
     vectors = normal(5, 3 * ROWS_PER_STEP, 64).float()
-    made = (
-        apply.begin(lanes, TranslateProduct(served), vectors, precision="bfloat16")
-        .result()
-        .vectors
-    )
+    made = serve(served).start(lanes, vectors, precision="bfloat16").result().vectors
     found = apply.precision_error(served, vectors, made)
-    exact = apply(served, vectors).vectors.double()
+    exact = maths.apply(served, vectors).vectors.double()
     errors = (made.double() - exact).norm(dim=1) / (exact - served.decoder.mean).norm(dim=1)
     places = np.linspace(0, len(vectors) - 1, apply.COMPARED_ROWS).astype(int)
     assert found["rows"] == apply.COMPARED_ROWS
@@ -153,12 +151,10 @@ def test_the_error_of_bfloat16_is_what_it_is(lanes):
 def test_what_a_product_raised_is_raised_once_and_not_logged_as_if_nobody_had_looked(
     on_sqlite, monkeypatch, caplog
 ):
-    monkeypatch.setattr(products, "INLINE_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(apply, "INLINE_MULTIPLICATIONS", 0)
 
     async def ask():
-        running = apply.begin(
-            on_sqlite, TranslateProduct(translator()), torch.full((2, 8), float("nan"))
-        )
+        running = serve(translator()).start(on_sqlite, torch.full((2, 8), float("nan")))
         await running.wait()
         with pytest.raises(NonFinite):
             running.result()
@@ -172,7 +168,7 @@ def test_what_a_product_raised_is_raised_once_and_not_logged_as_if_nobody_had_lo
 def test_a_product_that_nobody_waits_for_any_more_is_not_computed_to_its_end(
     on_sqlite, monkeypatch
 ):
-    monkeypatch.setattr(products, "INLINE_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(apply, "INLINE_MULTIPLICATIONS", 0)
     held, begun = threading.Event(), threading.Semaphore(0)
     count = on_sqlite.lanes._count
     lanes = [
@@ -184,9 +180,7 @@ def test_a_product_that_nobody_waits_for_any_more_is_not_computed_to_its_end(
     out = torch.zeros(3 * ROWS_PER_STEP, 6)
 
     async def ask():
-        running = apply.begin(
-            on_sqlite, TranslateProduct(translator()), normal(2, 3 * ROWS_PER_STEP, 8).float(), out
-        )
+        running = serve(translator()).start(on_sqlite, normal(2, 3 * ROWS_PER_STEP, 8).float(), out)
         waiting = asyncio.ensure_future(running.wait())
         await asyncio.sleep(0.01)
         waiting.cancel()
@@ -221,47 +215,17 @@ def create(client, version):
     return client.post("/anchor-sets", json={"name": "x", "embeddings": embeddings})
 
 
-@pytest.fixture(params=["alone", "two, SQLite", "two, PostgreSQL"])
-def clients(request, tmp_path, monkeypatch) -> Iterator[list[TestClient]]:
-    """One service, or two with one database, as two processes see it."""
-    monkeypatch.setattr(name_cache, "MEMORY_S", 0.1)
-    monkeypatch.setattr(name_cache, "SETTLE_S", 0.15)
-    with ExitStack() as stack:
-        settings = Settings(data_dir=tmp_path, threads=1)
-        if request.param != "alone":
-            redis_url, redis_prefix = (
-                request.getfixturevalue("redis_url"),
-                request.getfixturevalue("redis_prefix"),
-            )
-            settings = settings.model_copy(
-                update={"redis_url": redis_url, "redis_prefix": redis_prefix[:50]}
-            )
-        if request.param == "two, PostgreSQL":
-            settings = settings.model_copy(
-                update={"database_url": request.getfixturevalue("postgres_url")}
-            )
-        made = [
-            stack.enter_context(
-                TestClient(
-                    create_app(settings), base_url="http://127.0.0.1", raise_server_exceptions=False
-                )
-            )
-            for _ in range(1 if request.param == "alone" else 2)
-        ]
-        for name, dim in (("first", 3), ("second", 2)):
-            assert made[0].post("/encoders", json={"name": name, "dim": dim}).status_code == 201
-        yield made
-
-
-def test_after_a_deletion_no_process_knows_the_name_and_after_a_new_one_all_know_it(
-    clients,
+def test_after_a_deletion_the_name_is_unknown_and_a_new_set_is_never_mixed_with_the_old_one(
+    tmp_path,
 ):
-    for version in range(1, 8):
-        assert create(clients[version % len(clients)], version).status_code == 201
-        for _ in range(2):  # looked up, then remembered
-            for client in clients:
+    app = create_app(Settings(data_dir=tmp_path, threads=1))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        for name, dim in (("first", 3), ("second", 2)):
+            assert client.post("/encoders", json={"name": name, "dim": dim}).status_code == 201
+        for version in range(1, 4):
+            assert create(client, version).status_code == 201
+            for _ in range(2):  # looked up, then remembered
                 assert version_of(client.post("/translate", json=TRANSLATE)) == version
-        assert clients[version // 2 % len(clients)].delete("/anchor-sets/x").status_code == 204
-        for client in clients:
+            assert client.delete("/anchor-sets/x").status_code == 204
             answer = client.post("/translate", json=TRANSLATE)
             assert (answer.status_code, answer.json()["code"]) == (404, "anchor-set-not-found")
