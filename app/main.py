@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from threading import Event
 
 from anyio import to_thread
 from fastapi import FastAPI
@@ -17,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 
 from app import __version__, console
 from app.api import docs, health
-from app.api.compat import open_inference, openai, tei
+from app.api.compat import openai
 from app.api.http import admission, openapi_bodies, problems
 from app.api.http.admission import Admission, AdmissionMiddleware
 from app.api.http.limits.in_flight import InFlight
@@ -52,7 +53,7 @@ from app.observability import tracing
 from app.services.access.api_keys import KeyRing
 from app.services.context import ANSWER_THREADS, Services
 from app.settings import Settings
-from app.wiring import make_services, make_wakeup
+from app.wiring import make_services
 from workers.main import Worker
 
 log = logging.getLogger("anchorage")
@@ -63,9 +64,7 @@ RESOURCES = (
     relative,
     rescore,
     openai,
-    tei,
     stitch,
-    open_inference,
     aliases,
     heads,
     encoders,
@@ -99,8 +98,7 @@ embedded by each encoder.
 3. Translate with `POST /translate`, `/relative` or `/stitch`. `POST /translators` reports the
    quality.
 
-Clients of OpenAI use `/v1`, clients of text-embeddings-inference `/tei/{model}`, and clients of the
-Open Inference Protocol `/v2`.
+Clients of OpenAI use `/v1`.
 
 Errors are `application/problem+json` with a stable `code`. [This page](/docs/errors) explains
 each code.
@@ -109,8 +107,8 @@ each code.
 
 def create_app(settings: Settings) -> FastAPI:
     """Returns the service. Without Redis, a worker in this process runs the jobs."""
-    wakeup = make_wakeup(settings)
-    services = replace(make_services(settings), notify_workers=wakeup.notify)
+    wakeup = Event()
+    services = replace(make_services(settings), notify_workers=wakeup.set)
     worker = (
         Worker(services, wakeup, threads=settings.worker_threads)
         if settings.redis_url is None
@@ -128,7 +126,6 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.admission.stopping = True
         if worker is not None:
             await run_in_threadpool(worker.stop)
-        await run_in_threadpool(wakeup.close)
         services.close()
 
     app = FastAPI(

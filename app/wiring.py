@@ -19,10 +19,9 @@ from app.services.lanes import Lanes
 from app.settings import Settings
 from app.storage.blobs import BlobStore
 from app.storage.cache import Cache, RedisStore
-from app.storage.db import Database, is_sqlite, sqlite_url
+from app.storage.db import Database, sqlite_url
 from app.storage.name_cache import NameCache
-from app.storage.redis import OptionalRedis, redis_client
-from app.storage.wakeup import LocalWakeup, RedisWakeup
+from app.storage.redis import OptionalRedis
 from app.stores.handles import StoreAddress, StoreHandles
 
 
@@ -53,9 +52,7 @@ def make_services(
             limit_bytes=settings.model_bytes,
             cores=settings.encode_cores or settings.threads,
         ),
-        names=NameCache(
-            alone=settings.redis_url is None and is_sqlite(db.url), away=lambda: db.away
-        ),
+        names=NameCache(away=lambda: db.away),
         lanes=Lanes(),
         limits=Limits(
             vectors=settings.max_vectors,
@@ -103,10 +100,3 @@ def _split(text: str) -> list[str]:
 
 def make_database(settings: Settings) -> Database:
     return Database(settings.database_url or sqlite_url(settings.data_dir / "anchorage.db"))
-
-
-def make_wakeup(settings: Settings) -> LocalWakeup:
-    """Returns what wakes idle workers: in all processes with Redis, otherwise in this one."""
-    if settings.redis_url is None:
-        return LocalWakeup()
-    return RedisWakeup(redis_client(settings.redis_url), settings.redis_prefix)

@@ -22,21 +22,23 @@ def render_item(kind, item, _context):
 
 url = context.config.attributes.get("url") or context.get_x_argument(as_dictionary=True)["url"]
 engine = make_engine(with_driver(url))
-with engine.connect() as connection:
-    if connection.dialect.name == "sqlite":
-        # SQLite changes a constraint by a copy of the table; dropping the original would delete
-        # the rows that refer to it.
-        connection.execute(text("PRAGMA foreign_keys=OFF"))
-        connection.commit()
-    context.configure(
-        connection=connection,
-        target_metadata=Base.metadata,
-        render_as_batch=True,
-        render_item=render_item,
-    )
-    with context.begin_transaction():
-        if connection.dialect.name == "postgresql":
-            connection.execute(text("SET lock_timeout = 0"))  # however long the other one takes
-            connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK})"))
-        context.run_migrations()
-engine.dispose()
+try:
+    with engine.connect() as connection:
+        if connection.dialect.name == "sqlite":
+            # SQLite changes a constraint by a copy of the table; dropping the original would delete
+            # the rows that refer to it.
+            connection.execute(text("PRAGMA foreign_keys=OFF"))
+            connection.commit()
+        context.configure(
+            connection=connection,
+            target_metadata=Base.metadata,
+            render_as_batch=True,
+            render_item=render_item,
+        )
+        with context.begin_transaction():
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("SET lock_timeout = 0"))  # however long the other one takes
+                connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK})"))
+            context.run_migrations()
+finally:
+    engine.dispose()

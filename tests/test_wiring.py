@@ -9,8 +9,7 @@ from app.services.incoming import reserve_answer
 from app.services.request_context import RequestContext
 from app.settings import Settings
 from app.storage.db import is_sqlite
-from app.storage.wakeup import RedisWakeup
-from app.wiring import make_database, make_services, make_wakeup
+from app.wiring import make_database, make_services
 
 
 def test_without_settings_everything_is_in_the_data_folder_and_this_process(tmp_path):
@@ -20,7 +19,6 @@ def test_without_settings_everything_is_in_the_data_folder_and_this_process(tmp_
     services.db.close()
     assert (tmp_path / "made" / "now" / "anchorage.db").is_file()
     assert services.cache.store is None
-    assert not isinstance(make_wakeup(settings), RedisWakeup)
 
 
 def test_nothing_is_connected_before_it_is_needed(tmp_path):
@@ -33,7 +31,6 @@ def test_nothing_is_connected_before_it_is_needed(tmp_path):
     services = make_services(settings)
     assert not is_sqlite(services.db.url)
     assert services.cache.store is not None
-    assert isinstance(make_wakeup(settings), RedisWakeup)
     services.db.close()
 
 
@@ -78,4 +75,4 @@ def test_an_answer_may_have_2048_numbers_for_each_vector_and_never_fewer_than_by
 @pytest.mark.parametrize("url", ["nonsense", "http://127.0.0.1"])
 def test_what_is_no_redis_url_is_refused_at_once(tmp_path, url):
     with pytest.raises(ValueError, match="redis_url"):
-        make_wakeup(Settings(data_dir=tmp_path, redis_url=url))
+        make_services(Settings(data_dir=tmp_path, redis_url=url))

@@ -21,13 +21,12 @@ from app.services.jobs import runner
 from app.services.jobs.leases import Leases
 from app.services.reindexing.sync import sync_all
 from app.services.upkeep import retention
-from app.storage.wakeup import LocalWakeup
 from workers.runners import RUNNERS
 
 log = logging.getLogger("anchorage.worker")
 
-#: how often an idle thread queries for a job, unless it is woken
-IDLE_POLL_S = 0.5
+#: how often an idle thread queries for a job that another process has queued
+IDLE_POLL_S = 0.25
 
 #: how long a stop waits for running jobs, which are handed back at their next step
 STOP_TIMEOUT_S = 5.0
@@ -46,10 +45,10 @@ SYNC_STOP_S = 0.5
 
 
 class Worker:
-    """Runs jobs in threads of this process."""
+    """Runs jobs in threads of this process. `wakeup` is set when this process queues a job."""
 
-    def __init__(self, services: Services, wakeup: LocalWakeup, *, threads: int = 1) -> None:
-        self.services = replace(services, notify_workers=wakeup.notify, turn_wait_s=None)
+    def __init__(self, services: Services, wakeup: Event, *, threads: int = 1) -> None:
+        self.services = replace(services, notify_workers=wakeup.set, turn_wait_s=None)
         self._wakeup = wakeup
         self._stopping = Event()
         self._leases = Leases(self.services)
@@ -81,7 +80,7 @@ class Worker:
     def stop(self) -> None:
         """Hand running jobs back, at their next step or after STOP_TIMEOUT_S, and stop."""
         self._stopping.set()
-        self._wakeup.close()
+        self._wakeup.set()
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for thread in self._threads:
             if thread.is_alive():
@@ -122,6 +121,7 @@ class Worker:
                 log.exception("cannot take a job")
             if not found:
                 self._wakeup.wait(IDLE_POLL_S)
+                self._wakeup.clear()
 
     def _renew(self) -> None:
         metrics.LEASES_RENEWED.set_to_current_time()

@@ -1,15 +1,13 @@
-"""`python -m workers`: one process for each device, and one that restarts them."""
+"""`anchorage worker`: one process for each device, and one that restarts them."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
-import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
 
-from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.observability import logs
@@ -101,7 +99,7 @@ def work(settings: Settings, device: str, number: int) -> int:
     """
     from prometheus_client import start_http_server
 
-    from app.wiring import make_services, make_wakeup
+    from app.wiring import make_services
     from workers.main import Worker
 
     logs.configure(settings.log_format)
@@ -110,7 +108,7 @@ def work(settings: Settings, device: str, number: int) -> int:
     services.db.require_schema()
     if settings.worker_metrics_port is not None:
         start_http_server(settings.worker_metrics_port + number, addr=settings.worker_metrics_host)
-    worker = Worker(services, make_wakeup(settings), threads=settings.worker_threads)
+    worker = Worker(services, threading.Event(), threads=settings.worker_threads)
     ended = threading.Event()
     for number_of_signal in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number_of_signal, lambda *_: ended.set())
@@ -147,18 +145,3 @@ def _work_and_exit(settings: Settings, device: str, number: int) -> None:
         status = CANNOT_START
     logging.shutdown()
     os._exit(status)
-
-
-def command() -> None:
-    """Run `python -m workers`."""
-    try:
-        settings = Settings()
-    except ValidationError as error:  # its text shows the values, and a URL may hold a password
-        sys.exit("; ".join(f"{item['loc'][0]}: {item['msg']}" for item in error.errors()))
-    try:
-        logs.configure(settings.log_format)
-        sys.exit(main(settings))
-    except (NotShared, SchemaOutdated, ValueError, OSError) as error:
-        sys.exit(str(error))
-    except SQLAlchemyError as error:
-        sys.exit(f"cannot use the database: {error}")

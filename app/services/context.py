@@ -40,7 +40,6 @@ SLOTS = {
     "requests with inputs": (ANSWER_THREADS * 3 // 4, 0),
     "requests to stores": (ANSWER_THREADS // 4, 0),
     "steps of reindexings": (8, 0),  # a step has no deadline
-    "requests for a deleted name": (16, 0),
 }
 
 
@@ -126,12 +125,10 @@ class Services:
     evaluating = partialmethod(take_slot, "evaluations")
     loading = partialmethod(take_slot, "encoder loads")
     verifying = partialmethod(take_slot, "encoder verifications")
-    #: slots for waiting for inputs' vectors, for a store in a thread, for a step of a reindexing,
-    #: and until a deleted name is free
+    #: slots for waiting for inputs' vectors, for a store in a thread, for a step of a reindexing
     encoding = partialmethod(take_slot, "requests with inputs")
     calling_store = partialmethod(take_slot, "requests to stores")
     stepping = partialmethod(take_slot, "steps of reindexings")
-    settling = partialmethod(take_slot, "requests for a deleted name")
 
     @property
     def patient(self) -> bool:

@@ -1,16 +1,13 @@
-"""Finds resources by name, and waits until a deleted name is free."""
+"""Finds resources by name, and refuses names that are taken or in use."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from datetime import timedelta
 
 from app.errors import (
     InUse,
 )
 from app.services.context import Services
-from app.storage import tables
 from app.storage.name_cache import NameKey
 from app.storage.queries import resources
 
@@ -28,20 +25,9 @@ def find_by_name(
 
 
 def require_free(services: Services, table: type[resources.Named], project: str, name: str) -> None:
-    """Wait until no process remembers a deleted row of that name.
-
-    The deletion may be so recent that its client has no answer yet. Raises NameTaken, and
-    Overloaded when too many requests wait.
-    """
-    # A minute covers any difference between the clocks of two machines.
-    since = tables.now() - timedelta(seconds=60)
+    """Refuse a name that is in use, before any work for it. Raises NameTaken."""
     with services.db.transaction() as session:
         resources.require_free(session, table, project, name)
-        deleted_at = resources.deleted_at(session, table, project, name, since=since)
-    wait_s = 0.0 if deleted_at is None else services.names.still_settling_s(deleted_at)
-    if wait_s:
-        with services.settling():
-            time.sleep(wait_s)
 
 
 def refuse_in_use(what: str, users: Sequence[str], advice: str = "Delete those first.") -> None:

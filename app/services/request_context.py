@@ -18,7 +18,7 @@ class RequestContext:
     key_id          the caller's API key; None without one
     origin          the source of a write in the audit log: the request's id, `job <id>`, or the
                     command line
-    claim           row id and claim of this try in `idempotent_requests`, while it runs
+    claim           row id and lease of this try in `idempotent_requests`, while it runs
     reserve_bytes   reserves memory for an answer, until the request ends. Raises Overloaded and
                     TooMuchAtOnce. A job's answer has no reader that could be slow: it reserves none
     on_departure    registers a function to call when the client leaves before its answer

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch import Tensor
 from app import __version__
 from app.observability import metrics
 from app.storage.redis import OptionalRedis, RedisAway
+from app.storage.single_flight import SingleFlight
 
 log = logging.getLogger("anchorage.cache")
 
@@ -36,11 +36,6 @@ LARGEST_ENTRY = 256 * 1024 * 1024
 
 #: Redis drops an entry this long after it was written: a week
 ENTRY_S = 7 * 24 * 3600
-
-#: how long other processes wait for the one that makes a value, before they make it themselves
-MAKING_S = 10
-#: how often they check
-MAKING_POLL_S = 0.05
 
 Key = tuple[Hashable, ...]
 
@@ -85,7 +80,7 @@ class Cache:
     """A bounded memory cache, backed by Redis where Redis is configured.
 
     A process makes each value once, however many threads ask for it. A value with a `shared` codec
-    is looked up in Redis first, and one process makes it while the others wait.
+    is looked up in Redis first.
     """
 
     def __init__(self, limit_bytes: int, store: RedisStore | None = None) -> None:
@@ -155,26 +150,14 @@ class RedisStore:
     def get_or_make(
         self, kind: str, key: bytes, make: Callable[[], Value], shared: TensorCodec[Value]
     ) -> Value:
-        """Return the entry's value, or call `make` and store its result.
-
-        One process makes the value while the others wait, MAKING_S at most.
-        """
+        """Return the entry's value, or call `make` and store its result."""
         name = f"{kind}:{hashlib.blake2b(key, digest_size=20).hexdigest()}"
         value = self._find(kind, name, key, shared)
-        if value is not None:
-            return value
-        claimed = self._claim(kind, name)
-        try:
-            value = self._find(kind, name, key, shared)
-            if value is not None:
-                return value
+        if value is None:
             metrics.cache_outcome(kind, "made").inc()
-            made = make()
-            self._store(kind, name, pack(key, shared.dump(made)))
-            return made
-        finally:
-            if claimed:
-                self._ask(kind, lambda client: client.delete(self._claim_of(name)))
+            value = make()
+            self._store(kind, name, pack(key, shared.dump(value)))
+        return value
 
     def _find(self, kind: str, name: str, key: bytes, shared: TensorCodec[Value]) -> Value | None:
         data = self._ask(kind, lambda client: _bytes(client.get(self._entry_of(name))))
@@ -194,29 +177,6 @@ class RedisStore:
         if len(data) <= LARGEST_ENTRY:
             self._ask(kind, lambda client: client.set(self._entry_of(name), data, ex=ENTRY_S))
 
-    def _claim(self, kind: str, name: str) -> bool:
-        """Claim the making of an entry. Returns True if this process holds the claim.
-
-        Otherwise waits until the claim of the other process ends and returns False. If that process
-        failed, or Redis is away, every process makes the entry itself, which only costs time.
-        """
-        deadline = time.monotonic() + MAKING_S
-        claim = self._claim_of(name)
-        try:
-            if (
-                self._redis.ask(lambda client: client.set(claim, b"", nx=True, px=1000 * MAKING_S))
-                is True
-            ):
-                return True
-            while (
-                time.monotonic() < deadline
-                and self._redis.ask(lambda client: client.exists(claim)) == 1
-            ):
-                time.sleep(MAKING_POLL_S)
-        except RedisAway:
-            metrics.cache_outcome(kind, "away").inc()
-        return False
-
     def _ask(self, kind: str, question: Callable[[Redis], Value]) -> Value | None:
         """Return what Redis answers, or None when it is away."""
         try:
@@ -227,9 +187,6 @@ class RedisStore:
 
     def _entry_of(self, name: str) -> str:
         return f"{self._prefix}:cache:{name}"
-
-    def _claim_of(self, name: str) -> str:
-        return f"{self._prefix}:making:{name}"
 
 
 def _bytes(answer: object) -> bytes | None:
@@ -249,7 +206,7 @@ class MemoryCache:
         self.misses = 0
         self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
-        self._makings: dict[Hashable, _Making] = {}
+        self._flight = SingleFlight()
 
     def get_or_make(
         self, key: Hashable, make: Callable[[], Value], size: Callable[[Value], int]
@@ -257,25 +214,20 @@ class MemoryCache:
         """Return the cached value, or call `make` and cache its result if its `size` fits."""
         with self._lock:
             found, value = self._look_up(key)
-            if found:
-                self.hits += 1
-                return value  # type: ignore[no-any-return]
-            self.misses += 1
-            making = self._makings.setdefault(key, _Making())
-            making.users += 1
-        try:
-            with making.lock:
-                with self._lock:
-                    found, value = self._look_up(key)
-                if not found:
-                    value = make()
-                    self._store(key, value, size(value))
-                return value  # type: ignore[no-any-return]
-        finally:
+            self.hits += found
+            self.misses += not found
+        if found:
+            return value  # type: ignore[no-any-return]
+
+        def make_and_store() -> Value:
             with self._lock:
-                making.users -= 1
-                if making.users == 0:
-                    del self._makings[key]
+                found, value = self._look_up(key)
+            if not found:
+                value = make()
+                self._store(key, value, size(value))
+            return value  # type: ignore[no-any-return]
+
+        return self._flight.run(key, make_and_store)
 
     def find(self, key: Hashable) -> Any | None:
         """Return the cached value, or None."""
@@ -300,11 +252,3 @@ class MemoryCache:
             while self.used_bytes > self.limit_bytes:
                 _, (_, freed) = self._entries.popitem(last=False)
                 self.used_bytes -= freed
-
-
-class _Making:
-    """A lock held while one missing value is made, and the number of threads that use it."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.users = 0

@@ -50,6 +50,15 @@ class Base(DeclarativeBase):
     )
 
 
+class Leased:
+    """Columns of rows that one process at a time works on: see `queries.leases`."""
+
+    #: the token of the process that works on the row; None: none does
+    lease: Mapped[str | None] = mapped_column(String(32))
+    #: when the lease ends, by the database's clock, unless it is renewed
+    lease_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
 class Owned:
     """Columns of every table: id, project and creation time."""
 

@@ -103,12 +103,12 @@ class Database:
             connection.execute(text("SELECT 1"))
 
     def migrate(self) -> None:
-        """Upgrade the schema to the newest revision. Raises SchemaOutdated if it is even newer."""
+        """Upgrade the schema to the newest revision. Raises SchemaOutdated if it is unknown."""
         try:
             command.upgrade(alembic_config(self.url), "head")
         except CommandError as error:
             raise SchemaOutdated(
-                f"a newer version of the service has upgraded the database: {error}"
+                f"another version of the service made the database's schema: {error}"
             ) from error
 
     def require_schema(self) -> None:

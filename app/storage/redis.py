@@ -1,7 +1,7 @@
-"""Redis as an optional dependency: every call returns within a bounded time or raises RedisAway.
+"""Redis as an optional dependency: a call returns an answer, or raises RedisAway soon.
 
 A server that is overloaded, misconfigured or not Redis at all makes redis-py raise almost any
-exception, or hang. `OptionalRedis.ask` hides this: its callers see an answer or RedisAway.
+exception. `OptionalRedis.ask` hides this: its callers see an answer or RedisAway.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from redis import Redis
@@ -26,17 +25,11 @@ Answer = TypeVar("Answer")
 REDIS_CONNECT_S = 1.0
 REDIS_READ_S = 1.0
 
-#: timeout of a whole call: the largest cache entry has 256 MiB
+#: how long one call may take before another caller tries Redis again
 REDIS_CALL_S = 3.0
-
-#: timeout of the check for /readyz
-READY_S = 1.0
 
 #: how long a process sends no calls after one has failed
 AWAY_S = 2.0
-
-#: concurrent calls of one client; further calls wait within their own timeout
-REDIS_CALLS = 16
 
 
 class RedisAway(Exception):
@@ -77,27 +70,19 @@ class OptionalRedis:
     def __init__(self, url: str) -> None:
         self._client = redis_client(url)
         self._circuit = Circuit()
-        self._threads = ThreadPoolExecutor(REDIS_CALLS, thread_name_prefix="redis")
 
-    def ask(
-        self, question: Callable[[Redis], Answer], *, timeout_s: float = REDIS_CALL_S
-    ) -> Answer:
-        """Run `question` in a thread and return its result. Raises RedisAway for any failure.
+    def ask(self, question: Callable[[Redis], Answer]) -> Answer:
+        """Return the result of `question`. Raises RedisAway for any failure.
 
         `question` makes one or a few calls of the client and checks the type of their answers.
         """
         if not self._circuit.admits():
             raise RedisAway("Redis failed a moment ago")
-        call: Future[Answer] | None = None
         try:
-            call = self._threads.submit(question, self._client)
-            answer = call.result(timeout_s)
+            answer = question(self._client)
         except Exception as error:
             self._circuit.failed()
-            if call is not None:
-                call.cancel()
-            # Ends a call that still waits, and discards a late answer.
-            self._client.connection_pool.disconnect()
+            self._client.connection_pool.disconnect()  # what is left of an answer is not read
             log.warning(
                 "Redis failed and is not called for %.0f s: %s %.200r",
                 AWAY_S,
@@ -111,7 +96,7 @@ class OptionalRedis:
     def takes_writes(self, key: str) -> bool:
         """Return whether Redis accepts writes: not when it is full, read-only or something else."""
         try:
-            self.ask(lambda client: _write(client, key), timeout_s=READY_S)
+            self.ask(lambda client: _write(client, key))
         except RedisAway:
             return False
         return True
@@ -119,7 +104,6 @@ class OptionalRedis:
     def close(self) -> None:
         self._client.close()
         self._client.connection_pool.disconnect()
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _write(client: Redis, key: str) -> None:

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from app.storage.columns import NAME_LENGTH as NAME_LENGTH
 from app.storage.columns import Base as Base
+from app.storage.columns import Leased
 from app.storage.columns import Owned as Owned
 from app.storage.columns import UtcDateTime as UtcDateTime
 from app.storage.columns import new_id as new_id
@@ -207,7 +208,7 @@ class AliasRow(Owned, Base):
     anchor_set_id: Mapped[str | None] = mapped_column(ForeignKey("anchor_sets.id"), index=True)
 
 
-#: conditions of partial indexes: workers query unfinished jobs twice a second; most are finished
+#: conditions of partial indexes: workers query unfinished jobs all the time; most are finished
 _UNFINISHED: dict[str, Any] = dict.fromkeys(
     ("sqlite_where", "postgresql_where"), text("finished_at IS NULL")
 )
@@ -216,7 +217,7 @@ _FINISHED: dict[str, Any] = dict.fromkeys(
 )
 
 
-class JobRow(Owned, Base):
+class JobRow(Leased, Owned, Base):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_project_created_at", "project", "created_at"),
@@ -237,10 +238,7 @@ class JobRow(Owned, Base):
     checkpoint: Mapped[str | None] = mapped_column(String(64))
     #: the last step that any checkpoint has recorded
     furthest: Mapped[int] = mapped_column(default=0)
-    #: a token of the worker that runs it, valid until `lease_until` unless renewed
-    lease: Mapped[str | None] = mapped_column(String(32))
-    lease_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    #: when a queued job may be claimed; the job that has been due longest comes first
+    #: when a queued job may be claimed, by the database's clock; the longest due comes first
     due_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now)
     cancel_requested: Mapped[bool] = mapped_column(default=False)
     #: {"done": steps, "total": steps, ...}
@@ -277,7 +275,7 @@ _ACTIVE: dict[str, Any] = dict.fromkeys(
 )
 
 
-class ReindexingRow(Owned, Base):
+class ReindexingRow(Leased, Owned, Base):
     """A move of a store to another encoder, next to the old vectors until it is finished."""
 
     __tablename__ = "reindexings"
@@ -348,8 +346,8 @@ class AuditRow(Owned, Base):
     origin: Mapped[str] = mapped_column(String(NAME_LENGTH))
 
 
-class IdempotentRequestRow(Owned, Base):
-    """A request with an Idempotency-Key and the resource that it created."""
+class IdempotentRequestRow(Leased, Owned, Base):
+    """A request with an Idempotency-Key and the resource that it created. A try leases it."""
 
     __tablename__ = "idempotent_requests"
     __table_args__ = (
@@ -360,8 +358,5 @@ class IdempotentRequestRow(Owned, Base):
     key: Mapped[str] = mapped_column(String(255))
     #: SHA-256 of method, path and body; another request with the same key is an error
     fingerprint: Mapped[str] = mapped_column(String(64))
-    #: the try that works on it; another one may take over after `claimed_until`
-    claim: Mapped[str] = mapped_column(String(32))
-    claimed_until: Mapped[datetime] = mapped_column(UtcDateTime)
     #: the row id of what it created; None until then
     made: Mapped[str | None] = mapped_column(String(32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -12,9 +13,7 @@ import pytest
 from sqlalchemy import func, select
 
 from app.services.access.idempotency import CLAIM_S
-from app.settings import Settings
 from app.storage import tables
-from app.wiring import make_wakeup
 from tests.services.reindexing.moving import make_table
 from tests.waiting import until
 from workers.main import Worker
@@ -35,12 +34,9 @@ def client(serve, postgres_url, redis_url, redis_prefix, models, pgvector_url):
 
 
 @pytest.fixture
-def worker(client, redis_url, redis_prefix):
+def worker(client):
     """A worker beside it."""
-    worker = Worker(
-        client.app.state.services,
-        make_wakeup(Settings(redis_url=redis_url, redis_prefix=redis_prefix)),
-    )
+    worker = Worker(client.app.state.services, threading.Event())
     worker.start()
     yield
     worker.stop()

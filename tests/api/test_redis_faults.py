@@ -24,7 +24,6 @@ from app.maths.geometry.space import fit_space
 from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import apply
 from app.settings import Settings
-from app.storage import name_cache
 from app.storage import redis as connect
 
 GREETING = b"%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n"
@@ -178,11 +177,10 @@ def service(gateway, migrated_sqlite: Path, tmp_path_factory) -> Iterator[TestCl
 
 @pytest.fixture(scope="module", autouse=True)
 def soon() -> Iterator[None]:
-    """Redis is given up, and asked again, and a deletion is answered, sooner than in operation."""
+    """Redis is given up, and asked again, sooner than in operation."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connect, "REDIS_READ_S", 0.3)
         patch.setattr(connect, "AWAY_S", 0.5)
-        patch.setattr(name_cache, "SETTLE_S", 0.0)
         yield
 
 

@@ -1,8 +1,7 @@
-"""The in-process cache; the one in Redis is in test_redis_store.py."""
+"""The in-process cache; the one in Redis is in test_redis.py."""
 
 from __future__ import annotations
 
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -78,36 +77,6 @@ def test_a_value_above_the_limit_is_served_but_not_kept():
     assert (cache.used_bytes, nothing.used_bytes) == (10, 0)
 
 
-def test_eight_threads_that_miss_one_key_make_it_once():
-    cache, made = MemoryCache(1000), []
-    together = threading.Barrier(8)
-
-    def make():
-        made.append(1)
-        time.sleep(0.05)
-        return object()
-
-    def ask(_):
-        together.wait()
-        return cache.get_or_make("a", make, lambda value: 10)
-
-    with ThreadPoolExecutor(8) as pool:
-        values = list(pool.map(ask, range(8)))
-    assert len(made) == 1
-    assert len({id(value) for value in values}) == 1
-    assert cache.used_bytes == 10
-
-
-def test_making_one_key_does_not_hold_up_another():
-    cache, go = MemoryCache(100), threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(cache.get_or_make, "slow", lambda: go.wait(10), lambda value: 1)
-        assert load(cache, "quick") == "value of quick"
-        assert not slow.done()
-        go.set()
-        assert slow.result() is True
-
-
 @pytest.mark.parametrize(
     ("make", "size"), [(lambda: 1 / 0, lambda _: 10), (lambda: 1, lambda value: value // 0)]
 )
@@ -119,35 +88,15 @@ def test_what_fails_or_has_no_size_is_not_kept_and_the_next_one_may_make_it(make
     assert load(cache, "a") == "value of a"
 
 
-def test_those_who_waited_for_a_failure_make_it_themselves_and_bytes_are_counted_once():
-    cache = MemoryCache(15)
-    failing, fail, making, make_it = (threading.Event() for _ in range(4))
-    calls = []
+def test_threads_that_miss_one_key_make_it_once_and_its_bytes_are_counted_once():
+    cache, made = MemoryCache(100), []
 
-    def first():
-        failing.set()
-        fail.wait(10)
-        raise ZeroDivisionError
-
-    def second():
-        calls.append(1)
-        making.set()
-        make_it.wait(10)
-        return "made"
-
-    with ThreadPoolExecutor(3) as pool:
-        a = pool.submit(cache.get_or_make, "k", first, lambda value: 10)
-        assert failing.wait(10)
-        b = pool.submit(cache.get_or_make, "k", second, lambda value: 10)
-        time.sleep(0.05)  # b waits for a
-        fail.set()
-        assert making.wait(10)  # a has failed, b makes it
-        c = pool.submit(cache.get_or_make, "k", second, lambda value: 10)
+    def make():
+        made.append(1)
         time.sleep(0.05)
-        make_it.set()
-        assert isinstance(a.exception(), ZeroDivisionError)
-        assert (b.result(), c.result()) == ("made", "made")
-    assert len(calls) == 1  # c came while b was making it
+        return object()
+
+    with ThreadPoolExecutor(8) as pool:
+        values = list(pool.map(lambda _: cache.get_or_make("a", make, lambda _: 10), range(8)))
+    assert len(made) == len({id(value) for value in values}) == 1
     assert cache.used_bytes == 10
-    assert load(cache, "other", size=5) == "value of other"
-    assert cache.used_bytes == 15

@@ -1,4 +1,4 @@
-"""`python -m workers` with a kind of job that breaks the device of its process, and short pauses.
+"""`anchorage worker` with a kind of job that breaks the device of its process, and short pauses.
 
 Worker processes run the top of this file too, as they do that of every main module.
 """
@@ -13,6 +13,7 @@ import torch
 
 from app.services.context import Services
 from app.services.jobs import progress, runner
+from app.settings import Settings
 from app.storage import tables
 from workers import processes, supervisor
 from workers.runners import RUNNERS
@@ -39,4 +40,4 @@ runner.JOB_BACKOFF_S = 0.01
 processes.THREAD_CHECK_S = supervisor.RESTART_S = 0.05
 
 if __name__ == "__main__":
-    sys.exit(processes.command())
+    sys.exit(processes.main(Settings()))

@@ -1,11 +1,11 @@
-"""Workers on a real PostgreSQL, with a real Redis or without, and jobs small enough to be many."""
+"""Workers on a real PostgreSQL, and jobs small enough to be many."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from app.services.request_context import RequestContext
 from app.settings import Settings
 from app.storage import tables
 from app.types import EncoderKind
-from app.wiring import make_services, make_wakeup
+from app.wiring import make_services
 from workers.main import Worker
 
 PROJECT = "default"
@@ -33,15 +33,14 @@ class Deployment:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.wakeup = make_wakeup(settings)
-        self.services = replace(make_services(settings), notify_workers=self.wakeup.notify)
+        self.services = make_services(settings)
         self._workers: list[tuple[Worker, Services]] = []
 
     def worker(self, threads: int = 1, **changes: Any) -> Worker:
         """Another worker with its own connections, not started yet."""
         settings = self.settings.model_copy(update=changes)
         services = make_services(settings)
-        worker = Worker(services, make_wakeup(settings), threads=threads)
+        worker = Worker(services, threading.Event(), threads=threads)
         self._workers.append((worker, services))
         return worker
 
@@ -94,29 +93,13 @@ class Deployment:
         for worker, services in self._workers:
             worker.stop()
             services.close()
-        self.wakeup.close()
         self.services.close()
 
 
-def deployed(settings: Settings) -> Iterator[Deployment]:
+@pytest.fixture
+def deployment(postgres_url: str, tmp_path: Path) -> Iterator[Deployment]:
+    settings = Settings(data_dir=tmp_path, database_url=postgres_url, lease_s=2, devices="cpu")
     found = Deployment(settings)
     found.services.db.migrate()
     yield found
     found.close()
-
-
-@pytest.fixture
-def deployment(
-    postgres_url: str, redis_url: str, redis_prefix: str, tmp_path: Path
-) -> Iterator[Deployment]:
-    by_redis = {"redis_url": redis_url, "redis_prefix": redis_prefix}
-    yield from deployed(
-        Settings(data_dir=tmp_path, database_url=postgres_url, lease_s=2, devices="cpu", **by_redis)
-    )
-
-
-@pytest.fixture
-def without_redis(postgres_url: str, tmp_path: Path) -> Iterator[Deployment]:
-    yield from deployed(
-        Settings(data_dir=tmp_path, database_url=postgres_url, lease_s=2, devices="cpu")
-    )

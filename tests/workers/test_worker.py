@@ -1,13 +1,10 @@
-"""Workers on one PostgreSQL, with Redis and without: nothing lost, nothing done twice."""
+"""Workers on one PostgreSQL: nothing lost, nothing done twice."""
 
 from __future__ import annotations
 
-import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -19,7 +16,6 @@ from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import access, resources
 from app.types import JobState
-from app.wiring import make_wakeup
 from tests.waiting import until
 from workers import main as worker_main
 from workers.runners import RUNNERS
@@ -43,13 +39,6 @@ def submit(deployment, kind: str) -> str:
 
 def ended(deployment, job_id: str) -> tables.JobRow:
     return deployment.wait(job_id, lambda row: row.finished_at is not None)
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A kind of job that only ends."""
-    monkeypatch.setitem(RUNNERS, "quick", lambda *_: JobResult({}))
-    return "quick"
 
 
 def test_twenty_jobs_of_two_workers_all_succeed_once(deployment):
@@ -82,44 +71,18 @@ def test_a_job_longer_than_a_lease_runs_once(deployment, monkeypatch):
     assert (row.state, row.attempts, ran) == (JobState.succeeded, 1, [1])
 
 
-def test_a_queued_job_wakes_an_idle_worker_of_another_process(deployment, quick, monkeypatch):
+def test_a_job_of_the_same_process_wakes_an_idle_thread(deployment, monkeypatch):
     monkeypatch.setattr(worker_main, "IDLE_POLL_S", 3600)
-    deployment.worker().start()
-    for _ in range(30):  # at first, nobody may be listening yet
-        job_id = submit(deployment, quick)
-        time.sleep(0.2)
-        if deployment.row(job_id).finished_at is not None:
-            break
-    assert ended(deployment, submit(deployment, quick)).attempts == 1
+    monkeypatch.setitem(RUNNERS, "quick", lambda *_: JobResult({}))
+    worker = deployment.worker()
+    worker.start()
+    for _ in range(2):
+        job = submission.submit_job(worker.services, CONTEXT, "quick", {})
+        assert ended(deployment, job.id).attempts == 1
 
 
-@pytest.fixture(params=["away", "frozen"])
-def broken_redis(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The address of a Redis that refuses connections, or takes them and answers nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-        if request.param == "away":
-            listening.close()
-        yield f"redis://127.0.0.1:{port}/0"
-
-
-def test_jobs_are_run_while_redis_is_away_and_a_submission_does_not_wait_for_it(
-    without_redis, quick, broken_redis
-):
-    api = make_wakeup(without_redis.settings.model_copy(update={"redis_url": broken_redis}))
-    services = replace(without_redis.services, notify_workers=api.notify)
-    without_redis.worker(redis_url=broken_redis).start()
-    begun = time.monotonic()
-    ids = [submission.submit_job(services, CONTEXT, quick, {}).id for _ in range(5)]
-    submitted_s = time.monotonic() - begun
-    for job_id in ids:
-        assert ended(without_redis, job_id).attempts == 1
-    api.close()
-    assert submitted_s < 5, "one second is what a client of Redis waits for an answer"
-
-
-def test_an_idle_thread_looks_for_a_job_twice_a_second(without_redis):
-    worker = without_redis.worker(threads=2)
+def test_an_idle_thread_looks_for_a_job_four_times_a_second(deployment):
+    worker = deployment.worker(threads=2)
     looks: list[float] = []
 
     def note(connection, cursor, statement, *_) -> None:
@@ -134,29 +97,29 @@ def test_an_idle_thread_looks_for_a_job_twice_a_second(without_redis):
     worker.start()
     time.sleep(3)
     worker.stop()
-    assert 4 <= len(looks) <= 16  # about 12 of two threads
+    assert 4 <= len(looks) <= 32  # about 24 of two threads
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_worker_one_of_whose_threads_has_died_says_so(without_redis, monkeypatch):
+def test_a_worker_one_of_whose_threads_has_died_says_so(deployment, monkeypatch):
     def die(*_) -> JobResult:
         sys.exit()
 
     monkeypatch.setitem(RUNNERS, "deadly", die)
-    worker = without_redis.worker(threads=2)
+    worker = deployment.worker(threads=2)
     worker.start()
     assert worker.alive
-    submit(without_redis, "deadly")
+    submit(deployment, "deadly")
     until(lambda: not worker.alive)
 
 
-def test_a_worker_deletes_old_rows(without_redis):
+def test_a_worker_deletes_old_rows(deployment):
     old = tables.now() - timedelta(days=31)
     row = tables.JobRow(project=PROJECT, kind="k", state="succeeded", arguments={}, finished_at=old)
-    with without_redis.services.db.transaction() as session:
+    with deployment.services.db.transaction() as session:
         session.add(row)
-    without_redis.worker().start()
-    with without_redis.services.db.engine.connect().execution_options(
+    deployment.worker().start()
+    with deployment.services.db.engine.connect().execution_options(
         isolation_level="AUTOCOMMIT"
     ) as connection:
         until(lambda: connection.scalar(select(tables.JobRow.id)) is None)
@@ -188,7 +151,7 @@ def test_a_stop_hands_back_even_what_is_in_a_long_step_and_its_late_end_has_no_e
     assert encoders(deployment) == []
 
 
-def test_a_worker_runs_as_many_jobs_at_once_as_it_has_threads(without_redis, monkeypatch):
+def test_a_worker_runs_as_many_jobs_at_once_as_it_has_threads(deployment, monkeypatch):
     together = threading.Barrier(3)
 
     def work(*_) -> JobResult:
@@ -196,6 +159,6 @@ def test_a_worker_runs_as_many_jobs_at_once_as_it_has_threads(without_redis, mon
         return JobResult({})
 
     monkeypatch.setitem(RUNNERS, "together", work)
-    without_redis.worker(threads=3).start()
-    for job_id in [submit(without_redis, "together") for _ in range(3)]:
-        assert ended(without_redis, job_id).state == JobState.succeeded
+    deployment.worker(threads=3).start()
+    for job_id in [submit(deployment, "together") for _ in range(3)]:
+        assert ended(deployment, job_id).state == JobState.succeeded

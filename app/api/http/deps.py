@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Header, Path, Query, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 from pydantic import AfterValidator, AwareDatetime
-from starlette.concurrency import run_in_threadpool
 
 from app.api.schemas.fields import NAME_PATTERN
 from app.errors import ScopeMissing
@@ -87,16 +84,6 @@ ReadContext = Annotated[RequestContext, Security(_context, scopes=[Scope.read])]
 WriteContext = Annotated[RequestContext, Security(_context, scopes=[Scope.write])]
 AdminContext = Annotated[RequestContext, Security(_context, scopes=[Scope.admin])]
 IdempotencyKey = Annotated[Repeat | None, Depends(_repeat)]
-
-
-async def settle(change: Callable[..., Changed], services: Services, *arguments: Any) -> Changed:
-    """Returns what `change` returns, after all processes have forgotten the names it replaced.
-
-    The wait occupies no thread.
-    """
-    done = await run_in_threadpool(change, services, *arguments)
-    await asyncio.sleep(services.names.settle_s)
-    return done
 
 
 def _utc(moment: datetime) -> datetime:

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import After, Limit, PathName, Reads, Svc, WriteContext, settle
+from app.api.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, RowModel
 from app.services.models import aliases
@@ -45,7 +45,7 @@ class AliasPage(BaseModel):
 
 
 @router.put("/{name}", summary="Set an alias", responses=documented(400, 404, 409, 413, 415, 422))
-async def put_alias(
+def put_alias(
     name: PathName,
     context: WriteContext,
     body: Annotated[NewAlias, json_body(NewAlias)],
@@ -53,11 +53,11 @@ async def put_alias(
 ) -> Alias:
     """Creates an alias, or points it to another model.
 
-    Its name then works as `model` in `/v1`, `/tei/{model}` and `/v2/models/{model}`.
+    Its name then works as `model` in `/v1`.
     When this call has answered, every process of the service uses the new model.
     Fails with `name-taken` if an encoder or a head has the name.
     """
-    row = await settle(aliases.put_alias, services, context, name, body.model)
+    row = aliases.put_alias(services, context, name, body.model)
     return Alias.model_validate(row)
 
 
@@ -79,6 +79,6 @@ def get_alias(name: PathName, services: Svc, project: Reads) -> Alias:
 @router.delete(
     "/{name}", status_code=204, summary="Delete an alias", responses=documented(404, 422)
 )
-async def delete_alias(name: PathName, services: Svc, context: WriteContext) -> None:
+def delete_alias(name: PathName, services: Svc, context: WriteContext) -> None:
     """Deletes an alias. Its model stays."""
-    await settle(aliases.delete_alias, services, context, name)
+    aliases.delete_alias(services, context, name)

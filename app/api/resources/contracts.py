@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import PathName, Reads, Svc, WriteContext, settle
+from app.api.http.deps import PathName, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, RowModel
 from app.api.schemas.translation import INDEX_DESCRIPTION, IndexSize, MinQuality
@@ -69,7 +69,7 @@ class ContractList(BaseModel):
     summary="Set a contract",
     responses=documented(400, 404, 409, 415, 422),
 )
-async def put_contract(
+def put_contract(
     name: PathName,
     source: PathName,
     target: PathName,
@@ -89,16 +89,14 @@ async def put_contract(
             "`min_quality` needs at least one measure, such as `recall`.", field="min_quality"
         )
 
-    def agree(services: Services) -> tables.ContractRow:
-        return contracts.agree_contract(
-            services,
-            context,
-            *_pair(services, context.project, name, source, target),
-            minimum,
-            body.index,
-        )
-
-    return Contract.model_validate(await settle(agree, services))
+    row = contracts.agree_contract(
+        services,
+        context,
+        *_pair(services, context.project, name, source, target),
+        minimum,
+        body.index,
+    )
+    return Contract.model_validate(row)
 
 
 @router.get("", summary="List contracts", responses=documented(404, 422))
@@ -118,15 +116,12 @@ def list_contracts(name: PathName, services: Svc, project: Reads) -> ContractLis
     summary="Delete a contract",
     responses=documented(404, 422),
 )
-async def delete_contract(
+def delete_contract(
     name: PathName, source: PathName, target: PathName, services: Svc, context: WriteContext
 ) -> None:
     """Deletes a pair's contract, so that its translators have no minimum."""
-    await settle(
-        lambda services: contracts.end_contract(
-            services, context, *_pair(services, context.project, name, source, target)
-        ),
-        services,
+    contracts.end_contract(
+        services, context, *_pair(services, context.project, name, source, target)
     )
 
 

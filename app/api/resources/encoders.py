@@ -28,7 +28,6 @@ from app.api.http.deps import (
     Reads,
     Svc,
     WriteContext,
-    settle,
 )
 from app.api.http.field_errors import located
 from app.api.http.problems import documented
@@ -251,9 +250,9 @@ def get_encoder(name: PathName, services: Svc, project: Reads) -> Encoder:
 @router.delete(
     "/{name}", status_code=204, summary="Delete an encoder", responses=documented(404, 409, 422)
 )
-async def delete_encoder(name: PathName, services: Svc, context: WriteContext) -> None:
+def delete_encoder(name: PathName, services: Svc, context: WriteContext) -> None:
     """Deletes an encoder. Fails with `in-use` if a set, head, pool, store or alias uses it."""
-    await settle(encoders.delete_encoder, services, context, name)
+    encoders.delete_encoder(services, context, name)
 
 
 @router.post(

@@ -19,7 +19,6 @@ from app.api.http.deps import (
     Reads,
     Svc,
     WriteContext,
-    settle,
 )
 from app.api.http.problems import documented
 from app.api.schemas import fields
@@ -311,6 +310,6 @@ def get_head(name: PathName, services: Svc, project: Reads) -> Head:
 @router.delete(
     "/{name}", status_code=204, summary="Delete a head", responses=documented(404, 409, 422)
 )
-async def delete_head(name: PathName, services: Svc, context: WriteContext) -> None:
+def delete_head(name: PathName, services: Svc, context: WriteContext) -> None:
     """Deletes a head and its weights. Fails with `in-use` if an alias names it."""
-    await settle(heads.delete_head, services, context, name)
+    heads.delete_head(services, context, name)

@@ -33,7 +33,7 @@ from app.errors import NotExactlyOne
 from app.maths.quality.candidates import Preference
 from app.observability import metrics
 from app.services.context import Services
-from app.services.heads import head_vectors, stitching
+from app.services.heads import stitching
 from app.services.heads.stitching import StitchQuality
 from app.services.request_context import RequestContext
 from app.types import HeadOutput
@@ -92,11 +92,11 @@ class StitchRequest(InputsBody):
     encoding: Encoding = "float"
     dtype: Dtype = "float32"
 
-    def translation_choice(self) -> head_vectors.TranslationChoice:
+    def translation_choice(self) -> stitching.TranslationChoice:
         """Raises InvalidRequest."""
         if self.prefer is not None:
             refuse_prefer(self.method)
-        return head_vectors.TranslationChoice(
+        return stitching.TranslationChoice(
             self.method,
             self.options.as_dict(),
             self.prefer,
@@ -173,11 +173,12 @@ def _stitch(
         truth=body.truth(),
     )
     metrics.BATCH_VECTORS.labels("stitch").observe(len(answer.values))
+    read = answer.read
     about = {
-        "method": answer.method,
-        "translator": answer.translator,
-        "flags": answers.flags(answer.at_mean, answer.outside, truncated=answer.truncated),
-        "warnings": answers.warning_members(answer.warnings),
+        "method": read.method,
+        "translator": read.translator,
+        "flags": answers.flags(read.at_mean, read.outside, truncated=read.truncated),
+        "warnings": answers.warning_members(read.warnings),
         "quality": None if answer.quality is None else answer.quality.model_dump(),
     }
     if answer.output is HeadOutput.classes:
@@ -188,6 +189,6 @@ def _stitch(
     if answer.output is HeadOutput.image and writer.media == JSON:
         images = [b64encode(image).decode() for image in answer.images]
         response = fields.respond_json({"images": images, **about})
-        answers.add_warnings(response, answer.warnings)
+        answers.add_warnings(response, read.warnings)
         return response
     return writer.respond(answer.values, about, name="outputs")

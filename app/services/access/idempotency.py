@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from typing import TypeVar
 
 from sqlalchemy.exc import IntegrityError
@@ -20,12 +19,12 @@ from app.errors import (
 from app.services.context import Services
 from app.services.request_context import Repeat, RequestContext
 from app.storage import tables
-from app.storage.queries import access
+from app.storage.queries import access, leases
 
 log = logging.getLogger("anchorage.idempotency")
 
 #: a try that takes longer was lost with its process, and another try may take over
-CLAIM_S = 60
+REQUEST_LEASE_S = 60
 
 CreatedRow = TypeVar("CreatedRow", bound=tables.Owned)
 
@@ -39,7 +38,7 @@ def idempotent(
 ) -> CreatedRow:
     """Return the row that `make` creates, or that an earlier request with the same key created.
 
-    `make` gets the context to write with: its claim lets only one try of a request commit, so a
+    `make` gets the context to write with: its lease lets only one try of a request commit, so a
     lost process cannot create a row twice. Without a key every request is carried out.
     Raises IdempotencyKeyReused, RequestInProgress, ResourceGone, and what `make` raises.
     """
@@ -51,7 +50,7 @@ def idempotent(
     try:
         row = make(replace(context, claim=claim))
     except Exception:
-        _release(services, claim)
+        _forget(services, claim)
         raise
     with services.db.transaction() as session:  # where `make` found an existing row
         access.settle_request(session, *claim, made=row.id)
@@ -59,9 +58,8 @@ def idempotent(
 
 
 def _claim(services: Services, project: str, repeat: Repeat) -> tuple[str, str] | str:
-    """Return the claim of this try, or the id of the row that an earlier try created."""
-    claim = tables.new_id()
-    until = tables.now() + timedelta(seconds=CLAIM_S)
+    """Return the lease of this try, or the id of the row that an earlier try created."""
+    lease = tables.new_id()
     busy = RequestInProgress(
         "An earlier try of this request is still running. Try again in 1 s.", retry_after_s=1
     )
@@ -72,15 +70,15 @@ def _claim(services: Services, project: str, repeat: Repeat) -> tuple[str, str] 
                 project=project,
                 key=repeat.key,
                 fingerprint=repeat.fingerprint,
-                claim=claim,
-                claimed_until=until,
+                lease=lease,
+                lease_until=leases.end_of_lease(session, REQUEST_LEASE_S),
             )
             session.add(row)
             try:
                 session.flush()
             except IntegrityError:  # another try was faster
                 raise busy from None
-            return row.id, claim
+            return row.id, lease
         if row.fingerprint != repeat.fingerprint:
             raise IdempotencyKeyReused(
                 "This Idempotency-Key belongs to another request. Use a new key.",
@@ -88,20 +86,26 @@ def _claim(services: Services, project: str, repeat: Repeat) -> tuple[str, str] 
             )
         if row.made is not None:
             return row.made
-        if not access.take_over_request(
-            session, row.id, now=tables.now(), claim=claim, until=until
+        unsettled = tables.IdempotentRequestRow.made.is_(None)
+        if not leases.claim(
+            session,
+            tables.IdempotentRequestRow,
+            row.id,
+            lease,
+            unsettled,
+            seconds=REQUEST_LEASE_S,
         ):
             raise busy
-        return row.id, claim
+        return row.id, lease
 
 
-def _release(services: Services, claim: tuple[str, str]) -> None:
-    """Forget a request that failed. While the database is away, its claim has to run out."""
+def _forget(services: Services, claim: tuple[str, str]) -> None:
+    """Forget a request that failed. While the database is away, its lease has to run out."""
     try:
         with services.db.transaction() as session:
-            access.release_request(session, *claim)
+            access.forget_request(session, *claim)
     except DatabaseUnavailable as error:
-        log.warning("a failed request stays claimed for %d s: %s", CLAIM_S, error.detail)
+        log.warning("a failed request is leased for %d s: %s", REQUEST_LEASE_S, error.detail)
 
 
 def _recall(services: Services, table: type[CreatedRow], row_id: str) -> CreatedRow:

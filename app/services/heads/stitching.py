@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from pydantic import BaseModel, Field
@@ -12,25 +12,71 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.errors import (
+    Conflict,
     EncoderChanged,
     EncoderFailed,
     EncoderUnavailable,
+    InvalidHead,
     InvalidInput,
     InvalidRequest,
+    MissingField,
 )
 from app.heads.base import probabilities
+from app.maths.quality.candidates import Preference
+from app.maths.translators.methods import Options
 from app.services import incoming, name_lookup
 from app.services.context import Services
 from app.services.encoders import vectors_or_inputs
 from app.services.encoders.encoding import Inputs
-from app.services.heads.head_vectors import TranslationChoice, reach_head
 from app.services.heads.heads import draw_images, load_head, output_of
 from app.services.request_context import RequestContext
+from app.services.serving.apply import (
+    MappedVectors,
+    MapRequest,
+    Relation,
+    Translation,
+    apply_map,
+)
+from app.services.translators import translators
 from app.services.translators.warnings import AnswerWarning
 from app.storage import tables
 from app.types import EncoderKind, HeadOutput
 
 log = logging.getLogger("anchorage.stitching")
+
+
+@dataclass(frozen=True)
+class TranslationChoice:
+    """How vectors are translated into a head's space; see `translators.FitRequest`.
+
+    prefer  None: retrieval for a classifier, where it is at least as good as classification, and
+            cosine for numbers
+    """
+
+    method: str = "auto"
+    options: Options = field(default_factory=dict)
+    prefer: Preference | None = None
+    min_quality: Mapping[str, float] = field(default_factory=dict)
+    index: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class HeadVectors:
+    """Vectors in the head's space, and the map that put them there.
+
+    truncated   rows of inputs that were cut
+    at_mean, outside  the flags (n,) of `TranslatedRows`, or None where nothing was translated
+    method, translator  None for a native or relative head
+    warnings    about the translation
+    """
+
+    vectors: Tensor
+    truncated: Sequence[int] = ()
+    at_mean: Tensor | None = None
+    outside: Tensor | None = None
+    method: str | None = None
+    translator: str | None = None
+    warnings: Sequence[AnswerWarning] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +124,7 @@ class Prediction:
     values      (n, m): probabilities, or a decoder's numbers
     labels      (n,) indices into classes, of a classifier
     images      PNG files, of a head that answers images
-    at_mean, outside  the flags (n,) of `TranslatedRows`, or None where nothing was translated
-    truncated   rows of inputs that were cut
-    method, translator  None for a native or relative head
-    warnings    about the translation
+    read        the vectors that the head read
     """
 
     output: HeadOutput
@@ -89,12 +132,7 @@ class Prediction:
     labels: Sequence[int]
     images: Sequence[bytes]
     classes: Sequence[str]
-    at_mean: Tensor | None
-    outside: Tensor | None
-    truncated: Sequence[int]
-    method: str | None
-    translator: str | None
-    warnings: Sequence[AnswerWarning]
+    read: HeadVectors
     quality: StitchQuality | None
 
 
@@ -124,7 +162,7 @@ def stitch(
     field, count = vectors_or_inputs.exactly_one(vectors, inputs)
     incoming.reserve_answer(services, context, field, count, dim=row.outputs)
     truth_values = _read_truth(services, row, truth, count)
-    ready = reach_head(
+    ready = _reach_head(
         services, context, row, source, anchor_set, choice or TranslationChoice(), vectors, inputs
     )
     values = _predict(services, row, ready.vectors)
@@ -138,14 +176,103 @@ def stitch(
         labels=values.argmax(dim=1).tolist() if output is HeadOutput.classes else [],
         images=draw_images(row.settings["image"], values) if output is HeadOutput.image else [],
         classes=row.classes,
-        at_mean=ready.at_mean,
-        outside=ready.outside,
-        truncated=ready.truncated,
-        method=ready.method,
-        translator=ready.translator,
-        warnings=ready.warnings,
+        read=ready,
         quality=_measure_quality(output, values, native, truth_values),
     )
+
+
+def _reach_head(
+    services: Services,
+    context: RequestContext,
+    row: tables.HeadRow,
+    source: tables.EncoderRow,
+    anchor_set: str | None,
+    choice: TranslationChoice,
+    vectors: Tensor | None,
+    inputs: Inputs | None,
+) -> HeadVectors:
+    """Map vectors or inputs of the source encoder into the space that the head reads."""
+    if row.anchor_set is not None:
+        _refuse_translation(choice, "this head reads relative vectors")
+        if anchor_set not in (None, row.anchor_set.name):
+            raise InvalidHead(
+                f"Head {row.name!r} belongs to anchor set {row.anchor_set.name!r}. Name that set, "
+                "or none.",
+                field="anchor_set",
+            )
+        power, ridge = row.settings.get("encode_power", 0.0), row.settings.get("ridge")
+        relation = Relation(source.name, row.anchor_set.name, power, ridge)
+        mapped = _apply(services, context, row, relation, source, vectors, inputs)
+        return HeadVectors(mapped.output.vectors, mapped.truncated, mapped.output.at_mean)
+    assert row.encoder is not None
+    if row.encoder_id == source.id:
+        _refuse_translation(choice, f"head {row.name!r} reads vectors of {source.name!r}")
+        encoded = vectors_or_inputs.vectors_or_encoded(services, context, source, vectors, inputs)
+        return HeadVectors(encoded.vectors, encoded.truncated)
+    if anchor_set is None:
+        raise MissingField(
+            f"Head {row.name!r} reads vectors of {row.encoder.name!r}. Name the `anchor_set` to "
+            "translate with.",
+            field="anchor_set",
+        )
+    usual: Preference = "retrieval" if output_of(row) is HeadOutput.classes else "cosine"
+    request = translators.FitRequest(
+        source.name,
+        row.encoder.name,
+        anchor_set,
+        choice.method,
+        choice.options,
+        choice.prefer or usual,
+        choice.min_quality,
+        index=choice.index,
+    )
+    mapped = _apply(services, context, row, Translation(request), source, vectors, inputs)
+    output, served = mapped.output, mapped.served
+    return HeadVectors(
+        output.vectors,
+        mapped.truncated,
+        output.at_mean,
+        output.outside,
+        served.method,
+        served.id,
+        served.warnings,
+    )
+
+
+def _apply(
+    services: Services,
+    context: RequestContext,
+    row: tables.HeadRow,
+    request: MapRequest,
+    source: tables.EncoderRow,
+    vectors: Tensor | None,
+    inputs: Inputs | None,
+) -> MappedVectors:
+    """Apply the map from the source encoder to what the head reads.
+
+    Raises Conflict when an encoder, the set or the head was replaced after its look-up.
+    """
+    pair = translators.resolve(services, request.name(context.project))
+    assert pair.source is not None
+    encoders = [None if space is None else space.encoder_id for space in (pair.source, pair.target)]
+    same_set = row.anchor_set_id in (None, pair.source.anchor_set_id)
+    if encoders != [source.id, row.encoder_id] or not same_set:
+        raise Conflict(
+            "An encoder or the head was replaced by another of that name. Try again.",
+            field="head",
+        )
+    return apply_map(services, context, request, vectors=vectors, inputs=inputs, pair=pair)
+
+
+def _refuse_translation(choice: TranslationChoice, reason: str) -> None:
+    """Raises InvalidHead for options that would have no effect."""
+    if choice.method != "auto" or choice.options:
+        raise InvalidHead(
+            f"{reason}: `method` and `options` do not apply. Remove them.", field="method"
+        )
+    for name in ("prefer", "min_quality", "index"):
+        if getattr(choice, name):
+            raise InvalidHead(f"{reason}: `{name}` does not apply. Remove it.", field=name)
 
 
 def _predict(services: Services, row: tables.HeadRow, vectors: Tensor) -> Tensor:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
 from typing import Any
 
 from app.services.context import Services
-from app.storage import tables
-from app.storage.queries import jobs
+from app.storage.queries import jobs, leases
 from app.types import JobState
 
 
@@ -21,10 +19,6 @@ class Leases:
         self._services = services
         self._held: set[str] = set()
         self._lock = threading.Lock()
-
-    def until(self) -> datetime:
-        """When a lease taken or renewed now ends."""
-        return tables.now() + timedelta(seconds=self._services.lease_s)
 
     @contextmanager
     def hold(self, lease: str) -> Iterator[None]:
@@ -46,7 +40,7 @@ class Leases:
         """Extend all leases. Raises DatabaseUnavailable."""
         if held := self.held():
             with self._services.db.transaction() as session:
-                jobs.renew_leases(session, held, until=self.until())
+                jobs.renew_leases(session, held, seconds=self._services.lease_s)
 
     def hand_back(self) -> None:
         """Return all running jobs to the queue: this process stops."""
@@ -66,6 +60,6 @@ def hand_back(services: Services, lease: str, *, to_the_end: bool = False) -> No
             "attempts": row.attempts - 1,
         }
         if to_the_end:
-            back["due_at"] = tables.now()
+            back["due_at"] = leases.database_now(session)
         jobs.change_leased(session, lease, **back)
     services.notify_workers()

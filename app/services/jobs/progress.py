@@ -115,7 +115,7 @@ class Progress:
             return
         try:
             with self._services.db.transaction() as session:
-                others_wait = jobs.others_wait(session, self._job_id, now=tables.now())
+                others_wait = jobs.others_wait(session, self._job_id)
         except DatabaseUnavailable as error:
             log.warning("cannot see whether other jobs wait: %s", error.detail)
             others_wait = False

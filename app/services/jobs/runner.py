@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import structlog
@@ -34,6 +34,7 @@ from app.services.jobs.progress import (
 )
 from app.storage import tables
 from app.storage.queries import jobs
+from app.storage.queries.leases import database_now
 from app.types import JobState
 
 log = logging.getLogger("anchorage.jobs")
@@ -92,7 +93,7 @@ def run_next(
     lease = tables.new_id()
     with leases.hold(lease):
         with services.db.transaction() as session:
-            row = _claim(session, lease, leases.until(), only)
+            row = _claim(session, lease, services.lease_s, only)
         if row is None:
             return False
         if row.state == JobState.running:
@@ -101,17 +102,16 @@ def run_next(
         return True
 
 
-def _claim(session: Session, lease: str, until: datetime, only: str | None) -> tables.JobRow | None:
+def _claim(session: Session, lease: str, seconds: float, only: str | None) -> tables.JobRow | None:
     """Claim the next job. The job ends at once if it was cancelled or has had too many attempts."""
-    now = tables.now()
-    claimed = jobs.claim_next(session, lease=lease, now=now, until=until, only=only)
+    claimed = jobs.claim_next(session, lease=lease, seconds=seconds, only=only)
     if claimed is None:
         return None
     row, was_lost = claimed
     if was_lost:
         metrics.REQUEUED_JOBS.inc()
         log.warning("job %s starts again: its worker stopped renewing the lease", row.id)
-    end: dict[str, Any] = {"finished_at": now, "checkpoint": None}
+    end: dict[str, Any] = {"finished_at": tables.now(), "checkpoint": None}
     if row.cancel_requested:
         jobs.change_leased(session, lease, **end, state=JobState.cancelled)
         session.refresh(row)
@@ -282,10 +282,9 @@ def _try_again(
         _finish(services, lease, JobState.failed, error=error)
         return "failed"
     pause_s = max(JOB_BACKOFF_S, wait_s) * 2 ** (row.attempts - 1)
-    due_at = tables.now() + timedelta(seconds=pause_s)
-    changes = {"state": JobState.queued, "lease": None, "due_at": due_at, "error": error}
+    changes = {"state": JobState.queued, "lease": None, "error": error}
     with services.db.transaction() as session:
-        jobs.change_leased(
-            session, lease, **changes, checkpoint=None if start_over else row.checkpoint
-        )
+        due_at = database_now(session) + timedelta(seconds=pause_s)
+        checkpoint = None if start_over else row.checkpoint
+        jobs.change_leased(session, lease, **changes, due_at=due_at, checkpoint=checkpoint)
     return "to be tried again"

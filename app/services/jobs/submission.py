@@ -16,7 +16,7 @@ from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.storage.queries import jobs, resources
+from app.storage.queries import jobs, leases, resources
 from app.types import JobKind, JobState
 
 
@@ -52,6 +52,7 @@ def submit_job(
                 retry_after_s=10,
                 limit=limits.jobs,
             )
+        row.due_at = leases.database_now(session)
         session.add(row)
         session.flush()
         begin(session, row)

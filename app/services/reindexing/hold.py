@@ -1,7 +1,7 @@
 """The hold of a reindexing: one job, step or synchronisation at a time works on its store.
 
-The hold is in the row, ends HOLD_S after it was last renewed, and so outlives no process for long.
-Only its holder writes `position` and `found`.
+The hold is a lease of the row, which ends HOLD_S after it was last renewed. Only its holder writes
+`position` and `found`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -19,6 +18,7 @@ from sqlalchemy.orm import Session
 from app.errors import DatabaseUnavailable, ReindexingActive
 from app.services.context import Services
 from app.storage import tables
+from app.storage.queries import leases
 from app.storage.queries import reindexings as queries
 
 log = logging.getLogger("anchorage.reindexing")
@@ -30,12 +30,6 @@ HOLD_RENEWED_S = 4.0
 #: the pause before a hold, or a database that is away, is tried again
 HOLD_PAUSE_S = 0.1
 AWAY_PAUSE_S = 0.5
-
-#: what the owner of a job's hold begins with: the queue runs one attempt of a job at a time
-JOB_OWNER = "job "
-
-#: the member of `position` that holds the hold
-HELD = "held"
 
 
 class Hold:
@@ -51,8 +45,8 @@ class Hold:
 
     @property
     def position(self) -> dict[str, Any]:
-        """Return a copy of the position, without the hold."""
-        return {name: each for name, each in self.row.position.items() if name != HELD}
+        """Return a copy of the position."""
+        return dict(self.row.position)
 
     def save(
         self,
@@ -86,8 +80,7 @@ class Hold:
         ends = time.monotonic() + HOLD_S
         with self._services.db.transaction() as session:
             row = session.get(tables.ReindexingRow, self.row.id, populate_existing=True)
-            held = None if row is None else row.position.get(HELD)
-            if row is None or held is None or held["token"] != self._token:
+            if row is None or row.lease != self._token:
                 raise ReindexingActive(
                     "Another step of the reindexing took over, because this one did not renew its "
                     "hold. Read the reindexing, and repeat the call if it is still needed."
@@ -98,10 +91,9 @@ class Hold:
                     "is still possible.",
                     retry_after_s=1,
                 )
-            position = values.get("position", row.position)
-            renewed = {**position, HELD: {**held, "until": _until().isoformat()}}
-            changes = {**values, "position": renewed}
-            if not queries.change(session, row, **changes):
+            until = leases.end_of_lease(session, HOLD_S)
+            own = tables.ReindexingRow.lease == self._token
+            if not queries.change(session, row, own, **values, lease_until=until):
                 return False
             within(session)
             session.expire(row)
@@ -124,27 +116,18 @@ class Hold:
         self._ended.set()
         try:
             with self._lock, self._services.db.transaction() as session:
-                row = session.get(tables.ReindexingRow, self.row.id, populate_existing=True)
-                while row is not None and row.position.get(HELD, {}).get("token") == self._token:
-                    rest = {name: each for name, each in row.position.items() if name != HELD}
-                    if queries.change(session, row, position=rest):
-                        return
-                    session.expire(row)
+                leases.release(session, tables.ReindexingRow, self._token)
         except DatabaseUnavailable as error:
             log.warning("the hold of reindexing %s ends by itself: %s", self.row.id, error.detail)
 
 
 @contextmanager
-def hold(
-    services: Services, reindexing_id: str, owner: str, *, wait_s: float = 0.0
-) -> Iterator[Hold]:
-    """Hold a reindexing inside this context.
+def hold(services: Services, reindexing_id: str, *, wait_s: float = 0.0) -> Iterator[Hold]:
+    """Hold a reindexing inside this context, after waiting up to `wait_s` for another holder.
 
-    owner   who holds it; only the same job takes its own hold over, after its worker was lost
-    wait_s  how long to wait for another holder
-    Raises ReindexingActive when another owner holds it.
+    Raises ReindexingActive when another one still holds it.
     """
-    held = _take(services, reindexing_id, owner, time.monotonic() + wait_s)
+    held = _take(services, reindexing_id, time.monotonic() + wait_s)
     renewal = threading.Thread(target=held.renew_until_ended, name="renew a hold", daemon=True)
     renewal.start()
     try:
@@ -153,36 +136,20 @@ def hold(
         held.end()
 
 
-def _take(services: Services, reindexing_id: str, owner: str, deadline: float) -> Hold:
+def _take(services: Services, reindexing_id: str, deadline: float) -> Hold:
     token = tables.new_id()
     while True:
         with services.db.transaction() as session:
+            taken = leases.claim(
+                session, tables.ReindexingRow, reindexing_id, token, seconds=HOLD_S
+            )
             row = session.get_one(tables.ReindexingRow, reindexing_id, populate_existing=True)
-            held: dict[str, Any] | None = row.position.get(HELD)
-            free = held is None or _is_own_job(held, owner) or _has_ended(held)
-            mine = {"token": token, "owner": owner, "until": _until().isoformat()}
-            taken = free and queries.change(session, row, position={**row.position, HELD: mine})
-            if taken:
-                session.expire(row)
-                session.refresh(row)
         if taken:
             return Hold(services, row, token)
-        if held is not None and not free and time.monotonic() >= deadline:
+        if time.monotonic() >= deadline:
             raise ReindexingActive(
-                f"The {held['owner']} works on this reindexing now. Wait until it ends.",
+                "A job, a step or a synchronisation works on this reindexing now. Wait until it "
+                "ends.",
                 retry_after_s=5,
             )
         time.sleep(HOLD_PAUSE_S)
-
-
-def _is_own_job(held: dict[str, Any], owner: str) -> bool:
-    """Return whether an attempt of the same job holds it. Steps and workers share their names."""
-    return held["owner"] == owner and owner.startswith(JOB_OWNER)
-
-
-def _has_ended(held: dict[str, Any]) -> bool:
-    return datetime.fromisoformat(held["until"]) < tables.now()
-
-
-def _until() -> datetime:
-    return tables.now() + timedelta(seconds=HOLD_S)

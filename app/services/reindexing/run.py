@@ -17,7 +17,7 @@ from app.services.context import Services
 from app.services.jobs.progress import Cancelled, HandedBack, LeaseLost, Progress
 from app.services.jobs.runner import MOST_ATTEMPTS, JobResult, NoFurtherAttempt, problem_of
 from app.services.reindexing import sync, verify
-from app.services.reindexing.hold import HOLD_S, JOB_OWNER, Hold, hold
+from app.services.reindexing.hold import HOLD_S, Hold, hold
 from app.services.reindexing.moves import Move, open_move, without_url
 from app.services.reindexing.pace import Pace
 from app.services.reindexing.reindexings import wrong_state
@@ -47,9 +47,8 @@ def run_reindex(services: Services, job: tables.JobRow, progress: Progress) -> J
     Raises the errors of the store, ReindexingActive, BlobMissing, and those of Progress.
     """
     action = job.arguments["action"]
-    owner = f"{JOB_OWNER}{job.id}"
     with (
-        hold(services, job.arguments["reindexing"], owner, wait_s=2 * HOLD_S) as held,
+        hold(services, job.arguments["reindexing"], wait_s=2 * HOLD_S) as held,
         without_url(services, held.row),
     ):
         if action == "run":

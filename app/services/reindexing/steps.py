@@ -95,7 +95,7 @@ def _take_step(
     refuse_unless_possible(found.row, step, busy=found.is_busy)
     with (
         services.stepping(),
-        hold(services, reindexing_id, step, wait_s=STEP_WAIT_S) as held,
+        hold(services, reindexing_id, wait_s=STEP_WAIT_S) as held,
         without_url(services, held.row),
     ):
         found = find_reindexing(services, context.project, reindexing_id)

@@ -84,7 +84,7 @@ def sync_all(
 
 
 def _sync_idle(services: Services, move: Move, stopping: Callable[[], bool]) -> int:
-    with hold(services, move.row.id, "synchronisation") as held:
+    with hold(services, move.row.id) as held:
         if held.row.state not in SYNCED_STATES or held.row.position.get(queries.STEP):
             return 0
         ends = time.monotonic() + ROUND_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import delete, exists, or_, select, update
+from sqlalchemy import ColumnElement, delete, exists, or_, select, update
 from sqlalchemy.orm import Session
 
 from app.errors import (
@@ -87,39 +87,17 @@ def idempotent_request(session: Session, project: str, key: str) -> IdempotentRe
     )
 
 
-def take_over_request(
-    session: Session, row_id: str, *, now: datetime, claim: str, until: datetime
-) -> bool:
-    """Claim a request whose last try was lost. Returns whether it was free."""
-    free = (
-        IdempotentRequestRow.id == row_id,
-        IdempotentRequestRow.made.is_(None),
-        IdempotentRequestRow.claimed_until < now,
-    )
-    return (
-        changed_rows(
-            session,
-            update(IdempotentRequestRow).where(*free).values(claim=claim, claimed_until=until),
-        )
-        == 1
-    )
-
-
-def settle_request(session: Session, row_id: str, claim: str, *, made: str) -> bool:
+def settle_request(session: Session, row_id: str, lease: str, *, made: str) -> bool:
     """Record what a request created. Returns False if another try was faster."""
-    ours = (
-        IdempotentRequestRow.id == row_id,
-        IdempotentRequestRow.claim == claim,
-        IdempotentRequestRow.made.is_(None),
-    )
-    return changed_rows(session, update(IdempotentRequestRow).where(*ours).values(made=made)) == 1
+    done = update(IdempotentRequestRow).where(*_unsettled(row_id, lease)).values(made=made)
+    return changed_rows(session, done) == 1
 
 
-def release_request(session: Session, row_id: str, claim: str) -> None:
+def forget_request(session: Session, row_id: str, lease: str) -> None:
     """Forget a request that created nothing, so that its next try starts anew."""
-    ours = (
-        IdempotentRequestRow.id == row_id,
-        IdempotentRequestRow.claim == claim,
-        IdempotentRequestRow.made.is_(None),
-    )
-    changed_rows(session, delete(IdempotentRequestRow).where(*ours))
+    changed_rows(session, delete(IdempotentRequestRow).where(*_unsettled(row_id, lease)))
+
+
+def _unsettled(row_id: str, lease: str) -> tuple[ColumnElement[bool], ...]:
+    row = IdempotentRequestRow
+    return row.id == row_id, row.lease == lease, row.made.is_(None)

@@ -7,12 +7,13 @@ finished jobs do not slow these queries down.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, case, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
+from app.storage.queries import leases
 from app.storage.queries.statements import changed_rows
 from app.storage.tables import JobRow
 from app.types import JobKind, JobState
@@ -24,9 +25,9 @@ MOST_EVALUATIONS = 20
 
 
 def claim_next(
-    session: Session, *, lease: str, now: datetime, until: datetime, only: str | None = None
+    session: Session, *, lease: str, seconds: float, only: str | None = None
 ) -> tuple[JobRow, bool] | None:
-    """Claim the job that has been due longest, under `lease` until `until`. None if no job is due.
+    """Claim the job that has been due longest, under `lease`. None if no job is due.
 
     only  claim this job or none
     Returns the job and whether its last worker was lost. A job is due when it waits and its pause
@@ -34,6 +35,7 @@ def claim_next(
     is claiming. SQLite has no row locks: the update repeats the conditions, and the slower of two
     workers tries another job.
     """
+    now = leases.database_now(session)
     queued = JobRow.state == JobState.queued
     lost = (JobRow.state == JobState.running) & (JobRow.lease_until < now)
     due = [UNFINISHED, JobRow.due_at <= now, or_(queued, lost)]
@@ -48,7 +50,7 @@ def claim_next(
             *due,
             state=JobState.running,
             lease=lease,
-            lease_until=until,
+            lease_until=now + timedelta(seconds=seconds),
             attempts=JobRow.attempts + 1,
             started_at=now,
         )
@@ -94,16 +96,18 @@ def asked_to_stop(session: Session, lease: str) -> bool | None:
     return session.scalar(select(JobRow.cancel_requested).where(*_under(lease)))
 
 
-def others_wait(session: Session, job_id: str, *, now: datetime) -> bool:
+def others_wait(session: Session, job_id: str) -> bool:
     """Return whether another job could be claimed now."""
+    now = leases.database_now(session)
     waits = (UNFINISHED, JobRow.state == JobState.queued, JobRow.due_at <= now)
     return bool(session.scalar(select(exists().where(*waits, JobRow.id != job_id))))
 
 
-def renew_leases(session: Session, leases: Collection[str], *, until: datetime) -> None:
+def renew_leases(session: Session, held: Collection[str], *, seconds: float) -> None:
     """Extend these leases. The version does not change, so clients get no event."""
-    running = (UNFINISHED, JobRow.lease.in_(leases), JobRow.state == JobState.running)
-    changed_rows(session, update(JobRow).where(*running).values(lease_until=until))
+    leases.renew(
+        session, JobRow, held, UNFINISHED, JobRow.state == JobState.running, seconds=seconds
+    )
 
 
 def cancel(session: Session, job_id: str, *, now: datetime) -> None:

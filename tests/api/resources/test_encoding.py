@@ -131,26 +131,6 @@ def test_what_was_registered_of_a_hub_is_one_commit_of_it():
     assert encoding_service.spec_of(row).revision is None
 
 
-@pytest.mark.parametrize(
-    ("kind", "model", "code"),
-    [
-        ("sentence-transformers", "../../etc/passwd", "invalid-request"),
-        ("sentence-transformers", "/etc/passwd", "invalid-request"),
-        ("sentence-transformers", "a/../../b", "invalid-request"),
-        ("sentence-transformers", "a/b/c", "invalid-request"),
-        ("timm", "x:latest", "invalid-request"),
-        ("timm", "C:\\x", "invalid-request"),
-        ("openai", "nomic-embed-text:latest", "missing-field"),
-        ("openai", "@cf/baai/bge-base-en-v1.5", "missing-field"),
-    ],
-)
-def test_a_models_name_is_no_path_and_may_be_what_endpoints_use(
-    encoding, refused, fresh, kind, model, code
-):
-    answer = encoding.http.post("/encoders", json={"name": fresh(), "kind": kind, "model": model})
-    refused(answer, 422, code, "options.url" if kind == "openai" else "model")
-
-
 def test_inputs_of_another_count_are_refused_before_a_job_is_made(encoding, refused):
     answer = encoding.http.put(
         "/anchor-sets/texts/embeddings/toy",

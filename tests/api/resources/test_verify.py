@@ -118,11 +118,6 @@ def test_texts_cut_shorter_are_explained_so(verify, library):
     assert (found["likely_cause"], found["detail"]) == ("truncation", "texts cut to 64 tokens")
 
 
-def test_half_precision_is_the_same_or_named(verify, encoding, own):
-    half = own.astype(np.float16)
-    assert verify("minilm", encoding.texts, half)["likely_cause"] in (None, "precision")
-
-
 def test_a_model_of_the_same_family_is_another_revision(verify, encoding, own):
     noise = np.random.default_rng(0).normal(size=own.shape) * 0.02
     found = verify("minilm", encoding.texts, own + noise)
@@ -156,15 +151,9 @@ def test_images_are_verified_too(encoding, verify):
     assert verify("eye", files, vectors[::-1])["likely_cause"] == "order"
 
 
-def test_a_model_of_few_positions_is_not_asked_for_more(encoding, library, verify):
-    """The texts are longer than the model's 64 positions. It reads 32."""
-    found = verify("toy", LONG, library["toy"].encode(LONG) + 0.3)
-    assert found["matches"] is False
-
-
 @pytest.mark.parametrize(
     "vectors",
-    [[[0.0] * 384], [[1e30] * 384], [[1e-30] * 384], [[1.0]], [[1.0] * 8192]],
+    [[[0.0] * 384], [[1e30] * 384], [[1.0] * 8192]],
     ids=lambda v: f"{v[0][0]}x{len(v[0])}",
 )
 def test_vectors_at_the_ends_of_the_range_are_a_difference_and_no_fault(verify, vectors):
@@ -179,7 +168,6 @@ def test_vectors_at_the_ends_of_the_range_are_a_difference_and_no_fault(verify, 
         ("unknown", {}, 404, "encoder-not-found", "name"),
         ("own", {}, 422, "encoder-needs-vectors", "inputs"),
         ("minilm", {"inputs": ["a", "b"]}, 422, "dimension-mismatch", "vectors"),
-        ("minilm", {"inputs": []}, 422, "dimension-mismatch", "vectors"),
         (
             "minilm",
             {"inputs": ["a"] * 257, "vectors": [[1.0]] * 257},
@@ -188,11 +176,7 @@ def test_vectors_at_the_ends_of_the_range_are_a_difference_and_no_fault(verify, 
             "inputs",
         ),
         ("minilm", {"inputs": [1]}, 422, "invalid-request", "inputs.0"),
-        ("minilm", {"inputs": ...}, 422, "missing-field", "inputs"),
-        ("minilm", {"vectors": ...}, 422, "missing-field", "vectors"),
         ("minilm", {"vectors": []}, 422, "empty-vectors", "vectors"),
-        ("minilm", {"input_type": "passage"}, 422, "invalid-request", "input_type"),
-        ("minilm", {"colour": "red"}, 422, "unknown-field", "colour"),
         ("eye", {"inputs": ["text"]}, 422, "invalid-image", "inputs"),
     ],
     ids=lambda value: str(value)[:40],

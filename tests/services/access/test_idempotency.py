@@ -89,7 +89,7 @@ def end_claims(services: Services) -> None:
     """As if every try at work had been silent for longer than a claim holds."""
     with services.db.transaction() as session:
         for row in session.scalars(select(tables.IdempotentRequestRow)):
-            row.claimed_until = tables.now() - timedelta(seconds=1)
+            row.lease_until = tables.now() - timedelta(seconds=1)
 
 
 # --- once -----------------------------------------------------------------------------------------

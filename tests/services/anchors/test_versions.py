@@ -4,7 +4,7 @@ versions, whole.
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -14,15 +14,14 @@ from sqlalchemy import event
 
 from app.errors import AnchorSetNotFound, Conflict, EncoderNotFound, QualityBelowMinimum
 from app.heads.linear import make_linear_head
-from app.services import name_lookup
 from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.services.encoders import encoders
-from app.services.heads import head_vectors, heads, stitching
+from app.services.heads import heads, stitching
 from app.services.request_context import RequestContext
 from app.services.serving import apply
 from app.services.translators import contracts, translators
-from app.storage import name_cache, tables
+from app.storage import name_cache
 from app.types import HeadOutput
 from tests.services.helpers import CONTEXT, PROJECT, another_process, create_encoder
 
@@ -99,7 +98,7 @@ def stitched(services: Services, project: str) -> torch.Tensor:
         anchor_set="s",
         vectors=VECTORS,
         inputs=None,
-        choice=head_vectors.TranslationChoice("graded"),
+        choice=stitching.TranslationChoice("graded"),
     ).values
 
 
@@ -152,8 +151,6 @@ def test_whenever_all_is_made_anew_during_a_request_its_answer_is_by_one_version
     reader, other, monkeypatch, ask
 ):
     """By another process, before each of the request's statements in turn."""
-    # Deletions do not wait: this request began before them.
-    monkeypatch.setattr(name_cache, "SETTLE_S", 0.0)
     monkeypatch.setattr(name_cache, "MEMORY_S", 3600.0)
     right = []
     for version in (1, 2):
@@ -182,42 +179,50 @@ def test_whenever_all_is_made_anew_during_a_request_its_answer_is_by_one_version
     assert all(any(each) for each in answered), answered
 
 
-def test_a_name_that_was_just_deleted_is_given_again_when_no_process_remembers_it(reader, other):
-    """Whoever deleted it may have hung up, and does not wait for its answer."""
-
-    def dim() -> int:
-        return name_lookup.find_by_name(
-            reader, tables.EncoderRow, PROJECT, "x", field="encoder"
-        ).dim
-
-    for version in (1, 2, 3):
-        create_encoder(other, "x", version)
-        assert dim() == version
-        encoders.delete_encoder(other, CONTEXT, "x")
-        # Without a remembered name the test would show nothing.
-        assert reader.names.find(name_cache.NameKey(PROJECT, "encoders", ("x",))) is not None
-    assert other.names.settle_s > name_cache.MEMORY_S
-
-
-def test_a_name_that_was_never_deleted_is_given_at_once(reader, other, monkeypatch):
-    monkeypatch.setattr(name_cache, "SETTLE_S", 3600.0)
-    for name in ("x", "y"):
-        create_encoder(other, name, 1)
-        with pytest.raises(EncoderNotFound):
-            name_lookup.find_by_name(
-                reader, tables.EncoderRow, "somebody else's", name, field="encoder"
-            )
-
-
-def test_a_contract_counts_for_every_process_from_its_answer_on(reader, other, monkeypatch):
+def test_what_another_process_changes_counts_when_names_are_looked_up_again(
+    reader, other, monkeypatch
+):
     monkeypatch.setattr(name_cache, "MEMORY_S", 0.05)
     make(other, PROJECT, 1)
     pair = translators.find_pair(other, PROJECT, TRANSLATION)
     translated(reader, PROJECT)
     contracts.agree_contract(other, CONTEXT, *pair, {"recall": 0.999}, None)
-    threading.Event().wait(other.names.settle_s)
+    time.sleep(0.06)
     with pytest.raises(QualityBelowMinimum):
         translated(reader, PROJECT)
     contracts.end_contract(other, CONTEXT, *pair)
-    threading.Event().wait(other.names.settle_s)
+    time.sleep(0.06)
     translated(reader, PROJECT)
+
+
+@pytest.mark.parametrize("ask", [translated, stitched, stitched_relative])
+def test_while_names_are_remembered_an_answer_is_by_one_version(reader, other, monkeypatch, ask):
+    """Whichever of the names the other process remembers from before."""
+    monkeypatch.setattr(name_cache, "MEMORY_S", 3600.0)
+    right = []
+    for version in (1, 2):
+        make(other, f"quiet {version}", version)
+        right.append(ask(other, f"quiet {version}"))
+    make(other, PROJECT, 1)
+    assert torch.allclose(ask(reader, PROJECT), right[0], atol=1e-5)
+    remembered = dict(reader.names._known)
+    delete(other, PROJECT)
+    make(other, PROJECT, 2)
+    for forgotten in remembered:
+        reader.names.forget()
+        reader.names._known.update(remembered)
+        del reader.names._known[forgotten]
+        with suppress(Conflict, AnchorSetNotFound, EncoderNotFound):
+            found = ask(reader, PROJECT)
+            assert any(torch.allclose(found, each, atol=1e-5) for each in right)
+
+
+def test_what_a_process_changes_itself_counts_at_once(reader, monkeypatch):
+    monkeypatch.setattr(name_cache, "MEMORY_S", 3600.0)
+    for version in (1, 2):
+        make(reader, PROJECT, version)
+        expected = translated(reader, PROJECT)
+        assert torch.equal(translated(reader, PROJECT), expected)
+        delete(reader, PROJECT)
+        with pytest.raises(AnchorSetNotFound):
+            translated(reader, PROJECT)

@@ -234,8 +234,9 @@ def test_a_worker_killed_five_times_gives_row_for_row_what_an_undisturbed_run_gi
             assert begun < rows < count
             assert len(moving.beside()) - rows in (0, 50)  # at most one batch is repeated
             begun = rows
-            # as after the lease, for which a worker waits otherwise
-            alter(moving.services, job, lease_until=tables.now() - timedelta(seconds=1))
+            # as after the leases, for which a worker waits otherwise
+            for leased in (job, moving.row):
+                alter(moving.services, leased, lease_until=tables.now() - timedelta(seconds=1))
         workers.stdin.close()
     while again(moving.services, job).finished_at is None:
         alter(moving.services, job, due_at=job.created_at)

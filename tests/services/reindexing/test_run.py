@@ -283,11 +283,8 @@ def test_a_second_run_compares_payloads_with_its_own_begin(
 def test_a_job_whose_worker_was_lost_in_the_middle_is_taken_over(moving: Moving) -> None:
     job = moving.queue("run")
     moving.work(stopping=lambda: moving.now.row.position.get("rows", 0) >= 300)
-    # as a killed worker leaves it: under a lease and a hold that have not ended
-    held = {"token": "lost", "owner": f"job {job.id}"}
-    held["until"] = (tables.now() + timedelta(seconds=60)).isoformat()
-    position = {**moving.now.row.position, "held": held}
-    alter(moving.services, moving.row, position=position)
+    # as a killed worker leaves it: under leases, of which the store's has not ended yet
+    alter(moving.services, moving.row, lease="l", lease_until=tables.now() + timedelta(seconds=1))
     lease = {"lease": "lost", "lease_until": tables.now() - timedelta(seconds=1)}
     alter(moving.services, job, state=JobState.running, attempts=1, **lease)
     moving.work()

@@ -218,9 +218,8 @@ def test_a_process_killed_in_a_step_leaves_it_to_be_repeated(
 
 def release(moving: Moving) -> None:
     """End the hold of the killed process now, for which a step waits otherwise."""
-    position = dict(moving.now.row.position)
-    assert position.pop("held")["owner"] in ("cutover", "rollback", "finish", "abandon")
-    alter(moving.services, moving.row, position=position)
+    assert moving.now.row.lease is not None
+    alter(moving.services, moving.row, lease=None)
 
 
 def test_a_step_that_the_store_refuses_leaves_every_other_call_possible(verified: Moving) -> None:
@@ -241,7 +240,7 @@ def test_steps_that_wait_leave_threads_for_other_requests(moving: Moving) -> Non
             return error.code
 
     with ThreadPoolExecutor(2 * STEPS) as pool:
-        with hold(moving.services, moving.id, "synchronisation"):
+        with hold(moving.services, moving.id):
             calls = [pool.submit(abandon, each) for each in range(2 * STEPS)]
             until(lambda: sum(each.done() for each in calls) == STEPS)
             refused = [each.result() for each in calls if each.done()]

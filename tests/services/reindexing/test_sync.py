@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -11,7 +12,6 @@ from app.services.reindexing import steps, sync
 from app.services.reindexing.hold import hold
 from app.services.reindexing.moves import open_move
 from app.stores.base import Store
-from app.wiring import make_wakeup
 from tests.services.helpers import CONTEXT, alter
 from tests.services.reindexing.moving import NEW_DIM, ROWS, Moving, expected, old_vectors
 from tests.waiting import until
@@ -71,7 +71,7 @@ def test_a_row_that_lost_its_direction_loses_its_new_vector(filled: Moving) -> N
 
 def test_a_reindexing_that_another_process_works_on_is_left_alone(filled: Moving) -> None:
     filled.insert(3, old_vectors(1, 60))
-    with hold(filled.services, filled.id, "cutover"):
+    with hold(filled.services, filled.id):
         assert sync.sync_all(filled.services) == 0
     assert sync.sync_all(filled.services) == 1
 
@@ -151,7 +151,7 @@ def test_a_fault_of_the_service_in_one_reindexing_does_not_keep_the_others_waiti
 
 def test_a_worker_synchronises_by_itself(verified: Moving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.main.SYNC_S", 0.05)
-    worker = Worker(verified.services, make_wakeup_of(verified))
+    worker = Worker(verified.services, threading.Event())
     worker.start()
     try:
         verified.insert(7, old_vectors(1, 90))
@@ -164,9 +164,3 @@ def test_a_worker_synchronises_by_itself(verified: Moving, monkeypatch: pytest.M
         worker.stop()
     assert worker.alive is False
     assert {len(vector) for vector, _ in verified.read().values()} == {NEW_DIM}
-
-
-def make_wakeup_of(moving: Moving):
-    from app.settings import Settings
-
-    return make_wakeup(Settings(data_dir=moving.services.blobs.root.parent))

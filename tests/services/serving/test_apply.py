@@ -11,10 +11,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from starlette.testclient import TestClient
 
 from app.errors import AnchorageError, NonFinite, OutOfRange
-from app.main import create_app
 from app.maths.geometry.space import fit_space
 from app.maths.translators import translator as maths
 from app.maths.translators.decoder import decode as decode_plainly
@@ -23,7 +21,6 @@ from app.maths.translators.translator import ROWS_PER_STEP
 from app.services.serving import apply
 from app.services.serving.apply import ServedMap, serve_translator
 from app.services.translators.translators import FittedTranslator
-from app.settings import Settings
 from research.definitions import relative
 
 # --- products -------------------------------------------------------------------------------------
@@ -191,41 +188,3 @@ def test_a_product_that_nobody_waits_for_any_more_is_not_computed_to_its_end(
     held.set()
     on_sqlite.lanes.close()
     assert not bool(out.any())
-
-
-# --- names, over HTTP -----------------------------------------------------------------------------
-
-
-ANCHORS = np.random.default_rng(1).normal(size=(12, 3))
-TRANSLATE = {
-    "source": "first",
-    "target": "second",
-    "anchor_set": "x",
-    "vectors": ANCHORS[:2].tolist(),
-}
-
-
-def version_of(answer) -> int:
-    """Which set x of many an answer is by: the targets of set v lie around 1000 v."""
-    return round(float(np.mean(answer.json()["vectors"])) / 1000)
-
-
-def create(client, version):
-    embeddings = {"first": ANCHORS.tolist(), "second": (ANCHORS[:, :2] + 1000 * version).tolist()}
-    return client.post("/anchor-sets", json={"name": "x", "embeddings": embeddings})
-
-
-def test_after_a_deletion_the_name_is_unknown_and_a_new_set_is_never_mixed_with_the_old_one(
-    tmp_path,
-):
-    app = create_app(Settings(data_dir=tmp_path, threads=1))
-    with TestClient(app, base_url="http://127.0.0.1") as client:
-        for name, dim in (("first", 3), ("second", 2)):
-            assert client.post("/encoders", json={"name": name, "dim": dim}).status_code == 201
-        for version in range(1, 4):
-            assert create(client, version).status_code == 201
-            for _ in range(2):  # looked up, then remembered
-                assert version_of(client.post("/translate", json=TRANSLATE)) == version
-            assert client.delete("/anchor-sets/x").status_code == 204
-            answer = client.post("/translate", json=TRANSLATE)
-            assert (answer.status_code, answer.json()["code"]) == (404, "anchor-set-not-found")

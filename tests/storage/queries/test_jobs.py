@@ -11,7 +11,7 @@ from sqlalchemy import event, text
 
 from app.storage import tables
 from app.storage.db import Database
-from app.storage.queries import jobs
+from app.storage.queries import jobs, leases
 from tests.storage.helpers import change
 
 DAY = datetime(2026, 1, 1, tzinfo=UTC)
@@ -42,10 +42,16 @@ def read(db: Database, job_id: str) -> tables.JobRow:
 
 def claim(db: Database, lease: str, at: int = 0, *, lease_minutes: float = 0.5) -> str | None:
     """The id of the job claimed so many minutes after DAY."""
-    now = DAY + at * MINUTE
-    until = now + lease_minutes * MINUTE
-    found = change(db, jobs.claim_next, lease=lease, now=now, until=until)
+    found = claimed(db, lease, at, lease_minutes)
     return None if found is None else found[0].id
+
+
+def claimed(
+    db: Database, lease: str, at: int = 0, lease_minutes: float = 0.5
+) -> tuple[tables.JobRow, bool] | None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leases, "database_now", lambda session: DAY + at * MINUTE)
+        return change(db, jobs.claim_next, lease=lease, seconds=60 * lease_minutes)
 
 
 def test_the_job_that_is_due_for_longest_is_claimed_first_and_none_that_is_not_due_yet(db):
@@ -57,7 +63,7 @@ def test_the_job_that_is_due_for_longest_is_claimed_first_and_none_that_is_not_d
 
 def test_a_claimed_job_runs_under_its_lease(db):
     job_id = put(db, "queued")
-    row, was_lost = change(db, jobs.claim_next, lease="a", now=DAY, until=DAY + MINUTE)
+    row, was_lost = claimed(db, "a", lease_minutes=1)
     assert (row.id, was_lost) == (job_id, False)
     for each in (row, read(db, job_id)):
         assert (each.state, each.lease, each.attempts) == ("running", "a", 1)
@@ -68,7 +74,7 @@ def test_a_job_whose_lease_has_ended_is_claimed_again_and_one_whose_lease_holds_
     job_id = put(db, "queued")
     claim(db, "first", lease_minutes=2)
     assert claim(db, "second", at=2) is None
-    row, was_lost = change(db, jobs.claim_next, lease="b", now=DAY + 3 * MINUTE, until=DAY)
+    row, was_lost = claimed(db, "b", at=3)
     assert (row.id, row.attempts, was_lost) == (job_id, 2, True)
 
 
@@ -86,14 +92,16 @@ def test_a_finished_job_is_claimed_by_nobody_and_never_changes(db, state):
 def test_of_many_claims_at_once_each_gets_a_job_of_its_own(db):
     ids = {put(db, "queued", number) for number in range(12)}
     with ThreadPoolExecutor(6) as pool:
-        claimed = list(pool.map(lambda lease: claim(db, str(lease), at=99), range(15)))
-    assert sorted(filter(None, claimed)) == sorted(ids)
+        found = list(
+            pool.map(lambda n: change(db, jobs.claim_next, lease=str(n), seconds=60), range(15))
+        )
+    assert sorted(row.id for row, _ in filter(None, found)) == sorted(ids)
 
 
 def test_on_postgresql_a_row_that_another_worker_is_taking_is_skipped_without_waiting(postgres):
     first, second = (put(postgres, "queued", due) for due in (0, 1))
     with postgres.transaction() as session:
-        row, _ = jobs.claim_next(session, lease="a", now=DAY + 5 * MINUTE, until=DAY + 9 * MINUTE)
+        row, _ = jobs.claim_next(session, lease="a", seconds=60)
         assert row.id == first
         assert claim(postgres, "b", at=5) == second
         assert claim(postgres, "c", at=5) is None
@@ -147,8 +155,8 @@ def test_a_renewed_lease_holds_longer_and_clients_see_no_event(db):
     job_id = put(db, "queued")
     claim(db, "first")
     version = read(db, job_id).version
-    change(db, jobs.renew_leases, ["first", "unknown"], until=DAY + 5 * MINUTE)
-    assert claim(db, "second", at=4) is None
+    change(db, jobs.renew_leases, ["first", "unknown"], seconds=60)
+    assert change(db, jobs.claim_next, lease="second", seconds=60) is None
     assert read(db, job_id).version == version
 
 

@@ -338,48 +338,24 @@ def test_the_audit_log_comes_newest_first_and_is_its_projects_own(db):
 
 
 def request(**columns) -> tables.IdempotentRequestRow:
-    values = {
-        "project": "p",
-        "key": "k",
-        "fingerprint": "f" * 64,
-        "claim": "first",
-        "claimed_until": DAY,
-    }
+    values = {"project": "p", "key": "k", "fingerprint": "f" * 64, "lease": "first"}
     return tables.IdempotentRequestRow(**{**values, **columns})
 
 
-def test_a_request_is_taken_over_once_its_claim_ended_and_while_nothing_was_made(db):
+def test_a_request_is_settled_once_by_the_try_that_leases_it(db):
     row = put(db, request())
-    until = DAY + timedelta(minutes=2)
-    assert not change(db, access.take_over_request, row, now=DAY, claim="second", until=until)
-    assert change(
-        db,
-        access.take_over_request,
-        row,
-        now=DAY + timedelta(minutes=1),
-        claim="second",
-        until=until,
-    )
-    assert not change(db, access.settle_request, row, "first", made="a")
-    assert change(db, access.settle_request, row, "second", made="b")
-    assert not change(db, access.settle_request, row, "second", made="c")
-    assert not change(
-        db,
-        access.take_over_request,
-        row,
-        now=DAY + timedelta(days=1),
-        claim="third",
-        until=until,
-    )
-    assert change(db, access.idempotent_request, "p", "k").made == "b"
+    assert not change(db, access.settle_request, row, "second", made="b")
+    assert change(db, access.settle_request, row, "first", made="a")
+    assert not change(db, access.settle_request, row, "first", made="c")
+    assert change(db, access.idempotent_request, "p", "k").made == "a"
     assert change(db, access.idempotent_request, "q", "k") is None
 
 
-def test_a_request_is_released_by_its_own_claim_and_only_if_it_made_nothing(db):
+def test_a_request_is_forgotten_by_the_try_that_leases_it_and_only_if_it_made_nothing(db):
     row, settled = put(db, request()), put(db, request(key="other", made="a"))
-    change(db, access.release_request, row, "second")
+    change(db, access.forget_request, row, "second")
     assert change(db, access.idempotent_request, "p", "k") is not None
-    change(db, access.release_request, row, "first")
+    change(db, access.forget_request, row, "first")
     assert change(db, access.idempotent_request, "p", "k") is None
-    change(db, access.release_request, settled, "first")
+    change(db, access.forget_request, settled, "first")
     assert change(db, access.idempotent_request, "p", "other") is not None

@@ -9,13 +9,12 @@ from fastapi import APIRouter
 from pydantic import ConfigDict
 
 from app.api.http.bodies import ITEM_COLUMNS, json_body
-from app.api.http.deps import IdempotencyKey, PathName, Svc, WriteContext, settle
+from app.api.http.deps import IdempotencyKey, PathName, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.anchor_sets import AnchorSet, ItemsBody
 from app.errors import MissingField
 from app.services.access.idempotency import idempotent
 from app.services.anchors import growth
-from app.services.context import Services
 from app.storage import tables
 
 router = APIRouter(prefix="/anchor-sets/{name}/items", tags=["anchor sets"])
@@ -39,7 +38,7 @@ class NewItems(ItemsBody):
     summary="Append items",
     responses=documented(400, 404, 409, 413, 415, 422),
 )
-async def append_items(
+def append_items(
     name: PathName,
     context: WriteContext,
     body: Annotated[NewItems, json_body(NewItems, vectors=True, query=True, readers=ITEM_COLUMNS)],
@@ -54,20 +53,17 @@ async def append_items(
     """
     inputs = body.items()
 
-    def append(services: Services) -> AnchorSet:
-        embeddings = body.by_encoder() or {}
-        if not embeddings and inputs is None:
-            raise MissingField("Send `embeddings`, `inputs` or both.", field="embeddings")
-        make = partial(
-            growth.append_items,
-            services,
-            anchor_set=name,
-            embeddings=embeddings,
-            inputs=inputs,
-            roles=body.roles,
-        )
-        return AnchorSet.model_validate(
-            idempotent(services, context, repeat, tables.AnchorSetRow, make)
-        )
-
-    return await settle(append, services)
+    embeddings = body.by_encoder() or {}
+    if not embeddings and inputs is None:
+        raise MissingField("Send `embeddings`, `inputs` or both.", field="embeddings")
+    make = partial(
+        growth.append_items,
+        services,
+        anchor_set=name,
+        embeddings=embeddings,
+        inputs=inputs,
+        roles=body.roles,
+    )
+    return AnchorSet.model_validate(
+        idempotent(services, context, repeat, tables.AnchorSetRow, make)
+    )

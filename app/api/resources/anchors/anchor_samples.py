@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import ConfigDict, Field
 
 from app.api.http.bodies import json_body
-from app.api.http.deps import PathName, Svc, WriteContext, settle
+from app.api.http.deps import PathName, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.anchor_sets import AnchorSet
 from app.api.schemas.fields import Body, Vectors
@@ -16,7 +16,6 @@ from app.api.schemas.quality import StoreCoverageOut
 from app.errors import InvalidRequest, MissingField
 from app.services.anchors import samples
 from app.services.anchors.store_coverage import StoreCoverage, compare_space
-from app.services.context import Services
 
 #: largest number of vectors of a store
 MOST_STORE_SIZE = 10**12
@@ -52,7 +51,7 @@ class SampledAnchorSet(AnchorSet):
     summary="Set the sample of a store",
     responses=documented(400, 404, 409, 413, 415, 422),
 )
-async def put_sample(
+def put_sample(
     name: PathName,
     encoder: PathName,
     context: WriteContext,
@@ -73,24 +72,21 @@ async def put_sample(
             field="store_size",
         )
 
-    def put(services: Services) -> SampledAnchorSet:
-        compared: list[StoreCoverage | None] = []
-        row = samples.put_sample(
-            services,
-            context,
-            anchor_set=name,
-            encoder=encoder,
-            vectors=body.vectors,
-            store_size=body.store_size,
-            before=lambda space: compared.append(compare_space(services, space)),
-        )
-        [found] = compared
-        coverage = None if found is None else StoreCoverageOut(**found.as_json())
-        answer = SampledAnchorSet.model_validate(row)
-        answer.coverage = coverage
-        return answer
-
-    return await settle(put, services)
+    compared: list[StoreCoverage | None] = []
+    row = samples.put_sample(
+        services,
+        context,
+        anchor_set=name,
+        encoder=encoder,
+        vectors=body.vectors,
+        store_size=body.store_size,
+        before=lambda space: compared.append(compare_space(services, space)),
+    )
+    [found] = compared
+    coverage = None if found is None else StoreCoverageOut(**found.as_json())
+    answer = SampledAnchorSet.model_validate(row)
+    answer.coverage = coverage
+    return answer
 
 
 @router.delete(
@@ -99,11 +95,6 @@ async def put_sample(
     summary="Delete the sample of a store",
     responses=documented(404, 409, 422),
 )
-async def delete_sample(
-    name: PathName, encoder: PathName, services: Svc, context: WriteContext
-) -> None:
+def delete_sample(name: PathName, encoder: PathName, services: Svc, context: WriteContext) -> None:
     """Deletes the sample and the size of the store."""
-    await settle(
-        lambda services: samples.delete_sample(services, context, anchor_set=name, encoder=encoder),
-        services,
-    )
+    samples.delete_sample(services, context, anchor_set=name, encoder=encoder)

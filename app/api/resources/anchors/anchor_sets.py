@@ -18,7 +18,6 @@ from app.api.http.deps import (
     Reads,
     Svc,
     WriteContext,
-    settle,
 )
 from app.api.http.problems import documented
 from app.api.schemas.anchor_sets import AnchorSet, ItemsBody, ListedAnchorSet
@@ -217,9 +216,9 @@ def get_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSet:
     summary="Delete an anchor set",
     responses=documented(404, 409, 422),
 )
-async def delete_anchor_set(name: PathName, services: Svc, context: WriteContext) -> None:
+def delete_anchor_set(name: PathName, services: Svc, context: WriteContext) -> None:
     """Deletes a set with its embeddings and translators.
 
     Fails with `in-use` if a head, a reindexing or an alias uses it.
     """
-    await settle(anchor_sets.delete_anchor_set, services, context, name)
+    anchor_sets.delete_anchor_set(services, context, name)

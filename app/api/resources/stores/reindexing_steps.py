@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Response
 
 from app.api.http.bodies import read_no_body
-from app.api.http.deps import IdempotencyKey, Svc, WriteContext, settle
+from app.api.http.deps import IdempotencyKey, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.jobs import Job
 from app.api.schemas.reindexings import ReindexingAnswer
@@ -91,7 +91,7 @@ def pause_reindexing(
 
 
 @router.post("/cutover", summary="Cut a store over", responses=PROBLEMS)
-async def cut_over(
+def cut_over(
     id: ReindexingId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
 ) -> ReindexingAnswer:
     """Makes the store's clients see the new vectors. `rollback` undoes it until `finish`.
@@ -99,11 +99,11 @@ async def cut_over(
     Refuses while `verify` has not passed since the last run.
     If the server stops in the middle, the same call completes it.
     """
-    return ReindexingAnswer.of(await settle(_take, services, steps.cutover, id, context, repeat))
+    return ReindexingAnswer.of(_take(services, steps.cutover, id, context, repeat))
 
 
 @router.post("/rollback", summary="Roll a store back", responses=PROBLEMS)
-async def roll_back(
+def roll_back(
     id: ReindexingId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
 ) -> ReindexingAnswer:
     """Makes the store's clients see the old vectors again.
@@ -111,26 +111,26 @@ async def roll_back(
     Rows that they wrote since the cutover have translated vectors. The new vectors stay, so that
     `cutover` is possible again.
     """
-    return ReindexingAnswer.of(await settle(_take, services, steps.rollback, id, context, repeat))
+    return ReindexingAnswer.of(_take(services, steps.rollback, id, context, repeat))
 
 
 @router.post("/finish", summary="Finish a reindexing", responses=PROBLEMS)
-async def finish_reindexing(
+def finish_reindexing(
     id: ReindexingId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
 ) -> ReindexingAnswer:
     """Deletes the old vectors. The store then belongs to the target encoder.
 
     A rollback is no longer possible.
     """
-    return ReindexingAnswer.of(await settle(_take, services, steps.finish, id, context, repeat))
+    return ReindexingAnswer.of(_take(services, steps.finish, id, context, repeat))
 
 
 @router.post("/abandon", summary="Abandon a reindexing", responses=PROBLEMS)
-async def abandon_reindexing(
+def abandon_reindexing(
     id: ReindexingId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
 ) -> ReindexingAnswer:
     """Deletes the new vectors and all traces in the store. The old vectors stay as they are."""
-    return ReindexingAnswer.of(await settle(_take, services, steps.abandon, id, context, repeat))
+    return ReindexingAnswer.of(_take(services, steps.abandon, id, context, repeat))
 
 
 def _queue(
