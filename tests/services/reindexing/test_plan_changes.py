@@ -17,7 +17,7 @@ from app.errors import (
     WrongState,
 )
 from app.services.context import Services
-from app.services.reindexing.plan_changes import change_plan, plan_document
+from app.services.reindexing.plan import change_plan, plan_document
 from app.storage import tables
 from app.types import ReindexingState
 from tests.services.helpers import CONTEXT, PROJECT, again, alter, create_encoder
