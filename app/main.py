@@ -46,7 +46,7 @@ from app.api.resources.anchors import (
     pools,
 )
 from app.api.resources.relevance import advice, rescore
-from app.api.resources.stores import reindexing_steps, reindexings, store_search, stores
+from app.api.resources.stores import reindexings, store_search, stores
 from app.encoders.threads import use_threads
 from app.observability import tracing
 from app.services.access.api_keys import KeyRing
@@ -82,7 +82,6 @@ RESOURCES = (
     translators,
     thresholds,
     reindexings,
-    reindexing_steps,
     jobs,
     api_keys,
     health,

@@ -84,8 +84,7 @@ def plan(
 ) -> None:
     """Read a store, check it, and say what each option is worth. Writes nothing to the store."""
     from app.api.resources.stores.reindexings import NewReindexing
-    from app.services.reindexing.plan import plan_reindexing
-    from app.services.reindexing.plan_changes import plan_document
+    from app.services.reindexing.plan import plan_document, plan_reindexing
 
     if out is not None and out.exists():
         raise typer.BadParameter(f"{out} exists. Choose another file, or delete it.")
@@ -136,7 +135,7 @@ def run(
     In a plan file, `strategy`, `rows_per_second`, `most_latency_ms`, `re_embed`, `min_recall` and
     `batch` may be changed before. The options change the file too.
     """
-    from app.services.reindexing.plan_changes import change_plan, plan_document
+    from app.services.reindexing.plan import change_plan, plan_document
 
     document = _read_document(which)
     changes = dict(document or {})

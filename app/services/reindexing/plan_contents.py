@@ -1,12 +1,28 @@
-"""What a plan says: what `run` obeys, what it promises, and what else can be done."""
+"""What a plan reads of a store, and what it says: what `run` obeys, its estimates, and its costs.
+
+Costs are measured where that needs no write, and otherwise left open.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
+from app.errors import (
+    AnchorageError,
+    DimensionMismatch,
+    InvalidOption,
+    InvalidRequest,
+    NonFinite,
+    StoreUnsupported,
+)
 from app.maths.quality.candidates import Preference
+from app.maths.relevance.advice import UNIT_COSTS, AdvisedOption
 from app.maths.relevance.re_embedding import (
     DEFAULT_ROW_CHOICE,
     ReEmbeddedShare,
@@ -18,9 +34,9 @@ from app.maths.relevance.re_embedding import (
 from app.maths.translators.methods import Options
 from app.services.anchors import made_pairs, spaces
 from app.services.context import Services
-from app.services.reindexing import plan_estimates, re_embedding
-from app.services.reindexing.maps import BuiltMaps
-from app.services.reindexing.plan_reading import StoreReading
+from app.services.encoders import encoding
+from app.services.reindexing import re_embedding
+from app.services.reindexing.maps import BuiltMaps, ReindexingMaps
 from app.services.relevance import advice
 from app.services.relevance.advice import AdviceTask, Prices
 from app.services.request_context import RequestContext
@@ -29,6 +45,258 @@ from app.services.translators.translator_ids import canonical_json
 from app.services.translators.translators import FitRequest
 from app.storage import tables
 from app.storage.cache import Key
+from app.stores.base import Capabilities, Store, StoreFacts, StoreId, StoreVectors
+from app.types import EncoderKind, InputRole
+
+#: rows of the sample, and pages that are read to measure the speed
+PLAN_SAMPLE, TIMED_PAGES = 2_000, 3
+
+#: texts that are encoded to measure the speed
+TIMED_TEXTS = 32
+
+
+@dataclass(frozen=True, eq=False)
+class StoreReading:
+    """A store, as a plan finds it.
+
+    sample           (n, d) the sampled vectors that have a direction, with their ids
+    undirected       sampled rows without one: zero or not finite
+    read_per_second  rows that scrolling reads in a second; None: too few rows to tell
+    texts            of some sampled rows; empty without a text field
+    has_texts        whether at least one of them has a text
+    """
+
+    facts: StoreFacts
+    capabilities: Capabilities
+    sample: StoreVectors
+    sample_ids: list[StoreId]
+    undirected: list[StoreId]
+    read_per_second: float | None
+    texts: list[str]
+
+    @property
+    def has_texts(self) -> bool:
+        return bool(self.texts)
+
+
+def read_store(store: Store, *, batch: int, text_field: str | None) -> StoreReading:
+    """Read a store without a write. Raises the errors of the store."""
+    facts = store.facts()
+    page = store.sample(PLAN_SAMPLE)
+    vectors = np.asarray(page.vectors, dtype=np.float32).reshape(len(page.ids), facts.dim)
+    largest = np.abs(vectors).max(axis=1, initial=0.0)
+    directed = np.isfinite(largest) & (largest > 0)
+    ids = list(page.ids)
+    texts: list[str] = []
+    if text_field is not None and ids:
+        texts = [text for text in store.texts(ids[:TIMED_TEXTS]) if text and text.strip()]
+    return StoreReading(
+        facts=facts,
+        capabilities=store.capabilities,
+        sample=np.ascontiguousarray(vectors[directed]),
+        sample_ids=[ids[i] for i in np.flatnonzero(directed)],
+        undirected=[ids[i] for i in np.flatnonzero(~directed)],
+        read_per_second=_time_pages(store, batch),
+        texts=texts,
+    )
+
+
+def _time_pages(store: Store, batch: int) -> float | None:
+    """Return the rows a second of TIMED_PAGES pages; None without a row."""
+    cursor, rows, begun = None, 0, time.perf_counter()
+    for _ in range(TIMED_PAGES):
+        page = store.scroll(cursor, batch)
+        rows, cursor = rows + len(page.ids), page.cursor
+        if cursor is None:
+            break
+    return rows / max(time.perf_counter() - begun, 1e-9) if rows else None
+
+
+def check_reading(reading: StoreReading, *, store: str, encoder: str, dim: int) -> None:
+    """Raises InvalidRequest for an empty store, DimensionMismatch, and NonFinite where no sampled
+    vector has a direction.
+    """
+    if reading.facts.rows == 0 or not (len(reading.sample) or reading.undirected):
+        raise InvalidRequest(
+            f"The store {store!r} has no row with a vector, so there is nothing to reindex. Fill "
+            "it by the new encoder.",
+            field="store",
+        )
+    if reading.facts.dim != dim:
+        raise DimensionMismatch(
+            f"The store {store!r} has vectors of {reading.facts.dim} dimensions, and its encoder "
+            f"{encoder!r} has {dim}. Register the store with the encoder that made its vectors.",
+            field="store",
+        )
+    if not len(reading.sample):
+        raise NonFinite(
+            f"All {len(reading.undirected)} sampled vectors of the store {store!r} are zero or "
+            "not finite. Check its `vector_field`.",
+            field="store",
+        )
+
+
+def choose_strategy(reading: StoreReading, wanted: str | None) -> str:
+    """Return the strategy. Raises StoreUnsupported for one that the collection does not allow."""
+    allowed = reading.facts.strategies or reading.capabilities.strategies
+    if not allowed:
+        raise StoreUnsupported(
+            "This collection allows no way to keep new vectors next to the old ones. Search it "
+            "with POST /stores/{name}/search, which writes nothing.",
+            field="store",
+        )
+    if wanted is None:
+        return allowed[0]
+    if wanted not in allowed:
+        raise StoreUnsupported(
+            f"The collection does not allow the strategy {wanted!r}. Use one of: "
+            f"{', '.join(allowed)}.",
+            field="strategy",
+        )
+    return wanted
+
+
+def refuse_lengths(reading: StoreReading, method: str, keep_norms: bool) -> None:
+    """Raises InvalidOption for maps that need lengths, where the store keeps none."""
+    if reading.capabilities.keeps_lengths:
+        return
+    reason = "The store scales vectors to unit length, so their lengths are lost"
+    if keep_norms:
+        raise InvalidOption(
+            f"{reason}, and `keep_norms` needs them. Remove it.", field="options.keep_norms"
+        )
+
+
+log = logging.getLogger("anchorage.reindexing")
+
+#: bytes of a number by the dtype that a store names; others count as float32
+NUMBER_SIZES = {"float16": 2, "bfloat16": 2, "float64": 8, "int8": 1, "uint8": 1}
+
+#: rows that are translated to measure the speed
+TIMED_TRANSLATIONS = 1_000
+
+
+def translate_speed(maps: ReindexingMaps, reading: StoreReading) -> float:
+    """Return the rows a second of a page, after a first one that warms caches."""
+    rows = reading.sample[:TIMED_TRANSLATIONS]
+    maps.translate(rows)
+    begun = time.perf_counter()
+    maps.translate(rows)
+    return len(rows) / max(time.perf_counter() - begun, 1e-9)
+
+
+def encode_speed(
+    services: Services, context: RequestContext, target: tables.EncoderRow, texts: Sequence[str]
+) -> float | None:
+    """Return the texts a second that the target encodes; None where it cannot."""
+    if not texts or target.kind == EncoderKind.external:
+        return None
+    most = services.limits.input_characters
+    cut = [text[:most] for text in texts]
+    try:
+        encoding.encode(services, context, target, cut[:1], role=InputRole.document)
+        begun = time.perf_counter()
+        encoding.encode(services, context, target, cut, role=InputRole.document)
+    except AnchorageError as error:
+        log.info("the speed of encoder %s is unknown: %s", target.name, error.detail)
+        return None
+    return len(cut) / max(time.perf_counter() - begun, 1e-9)
+
+
+def estimate(
+    reading: StoreReading,
+    target_dim: int,
+    *,
+    translates: float,
+    encodes: float | None,
+    re_embed: float,
+    rows_per_second: float | None,
+) -> dict[str, Any]:
+    """Return seconds, writes and disk_bytes of the reindexing, and what they rest on."""
+    rows = reading.facts.rows
+    seconds = rows / translates
+    speeds: dict[str, float | None] = {
+        "read_rows_per_second": reading.read_per_second,
+        "translate_rows_per_second": translates,
+        "encode_rows_per_second": encodes,
+        "most_rows_per_second": rows_per_second,
+    }
+    if reading.read_per_second is not None:
+        seconds += rows / reading.read_per_second
+    if rows_per_second is not None:
+        seconds = max(seconds, rows / rows_per_second)
+    unknown = ["writes", "index"]
+    if re_embed > 0:
+        if encodes is None:
+            unknown.append("encoding")
+        else:
+            seconds += re_embed * rows / encodes
+    return {
+        "seconds": round(seconds, 3),
+        "writes": rows,
+        "disk_bytes": disk_bytes(reading, target_dim),
+        "seconds_from": {
+            **{name: None if speed is None else round(speed, 1) for name, speed in speeds.items()},
+            "not_included": unknown,
+        },
+    }
+
+
+def disk_bytes(reading: StoreReading, target_dim: int) -> int:
+    """Return the bytes of the new vectors, with an index as large as that of the old ones.
+
+    Without the store's word on the present size, the index counts as nothing.
+    """
+    facts = reading.facts
+    size = NUMBER_SIZES.get(facts.dtype, 4)
+    plain = facts.rows * facts.dim * size
+    ratio = 1.0 if facts.vector_bytes is None else max(1.0, facts.vector_bytes / max(plain, 1))
+    return round(facts.rows * target_dim * size * ratio)
+
+
+def advice_document(
+    found: Mapping[str, Any],
+    promise: Mapping[str, Any] | None,
+    estimates: Mapping[str, Any],
+    reading: StoreReading,
+    encodes: float | None,
+) -> list[dict[str, Any]]:
+    """Return the options of an advice with their costs in this store, best first."""
+    rows = reading.facts.rows
+    translate_s = sum(
+        rows / speed
+        for name in ("read_rows_per_second", "translate_rows_per_second")
+        if (speed := estimates["seconds_from"][name])
+    )
+    seconds: dict[AdvisedOption, float | None] = {
+        "translate": round(translate_s, 3),
+        "re-embed": None if encodes is None else round(rows / encodes, 3),
+    }
+
+    def describe(option: Mapping[str, Any]) -> dict[str, Any]:
+        same = ("name", "possible", "reason", "certainty", "ndcg_10", "over_keep")
+        writes, encodings, per_query = UNIT_COSTS[option["name"]]
+        return {
+            **{name: option[name] for name in same},
+            "fidelity": fidelity(option["name"], promise),
+            "writes": writes * rows,
+            "encodings": encodings * rows,
+            "encodings_per_query": per_query,
+            "seconds": seconds.get(option["name"], 0.0),
+            "disk_bytes": writes * int(estimates["disk_bytes"]),
+        }
+
+    return [describe(option) for option in found["options"]]
+
+
+def fidelity(name: AdvisedOption, promise: Mapping[str, Any] | None) -> float | None:
+    """Return the recall of the target's own results that an option has; None: not known."""
+    if name == "re-embed":
+        return 1.0
+    if name != "translate" or promise is None:
+        return None
+    return float(promise["recall"])
+
 
 #: rows of a batch, and the recall that `verify` must find of the new index, unless a plan says
 DEFAULT_BATCH, DEFAULT_MIN_RECALL = 4_000, 0.95
@@ -73,7 +341,7 @@ class ReindexingTask:
 
 
 @dataclass(frozen=True, eq=False)
-class Draft:
+class PlanInputs:
     """What the steps of a plan have found. space: what the check of the vectors says."""
 
     task: ReindexingTask
@@ -91,24 +359,24 @@ class Draft:
         return self.built.served.pair
 
 
-def make_plan(services: Services, context: RequestContext, draft: Draft) -> dict[str, Any]:
+def make_plan(services: Services, context: RequestContext, inputs: PlanInputs) -> dict[str, Any]:
     """Return the plan as JSON. Raises the errors of `advise`, InvalidRequest and Overloaded."""
-    task, reading, served = draft.task, draft.reading, draft.built.served
-    source, target = draft.pair
-    maps = draft.built.maps
-    encodes = plan_estimates.encode_speed(services, context, target.encoder, reading.texts)
-    estimates = plan_estimates.estimate(
+    task, reading, served = inputs.task, inputs.reading, inputs.built.served
+    source, target = inputs.pair
+    maps = inputs.built.maps
+    encodes = encode_speed(services, context, target.encoder, reading.texts)
+    estimates = estimate(
         reading,
         target.encoder.dim,
-        translates=plan_estimates.translate_speed(maps, reading),
+        translates=translate_speed(maps, reading),
         encodes=encodes,
         re_embed=task.re_embed,
         rows_per_second=task.rows_per_second,
     )
-    chosen = _re_embedding(services, draft)
-    advised = _advise(services, context, draft, encodes)
+    chosen = _re_embedding(services, inputs)
+    advised = _advise(services, context, inputs, encodes)
     return {
-        "store": draft.store.name,
+        "store": inputs.store.name,
         "source": source.encoder.name,
         "target": target.encoder.name,
         "anchor_set": source.anchor_set.name,
@@ -116,35 +384,33 @@ def make_plan(services: Services, context: RequestContext, draft: Draft) -> dict
         "method": served.method,
         "options": dict(served.options or {}),
         "translator": served.id,
-        "strategy": draft.strategy,
+        "strategy": inputs.strategy,
         "strategies": list(reading.facts.strategies or reading.capabilities.strategies),
         "rows": reading.facts.rows,
         "dim": target.encoder.dim,
-        "promise": draft.promise,
+        "promise": inputs.promise,
         "min_recall": task.min_recall,
         **chosen,
         "rows_per_second": task.rows_per_second,
         "most_latency_ms": task.most_latency_ms,
         "batch": task.batch,
-        "advice": plan_estimates.advice_document(
-            advised, draft.promise, estimates, reading, encodes
-        ),
+        "advice": advice_document(advised, inputs.promise, estimates, reading, encodes),
         "estimates": estimates,
-        "space": dict(draft.space),
-        "notes": _notes(draft),
+        "space": dict(inputs.space),
+        "notes": _notes(inputs),
     }
 
 
-def _re_embedding(services: Services, draft: Draft) -> dict[str, Any]:
+def _re_embedding(services: Services, inputs: PlanInputs) -> dict[str, Any]:
     """Return the members about encoding rows again.
 
     Raises InvalidRequest where the wanted choice of rows is not possible.
     """
-    task = draft.task
-    quantiles = re_embedding.sample_quantiles(draft.built.maps, draft.reading.sample)
+    task = inputs.task
+    quantiles = re_embedding.sample_quantiles(inputs.built.maps, inputs.reading.sample)
     if task.re_embed > 0:
         re_embedding.require_choice(quantiles, task.re_embed_by)
-    curve = _curve(services, draft)
+    curve = _curve(services, inputs)
     return {
         "re_embed": task.re_embed,
         "re_embed_by": task.re_embed_by,
@@ -166,12 +432,12 @@ def _share_json(each: ReEmbeddedShare) -> dict[str, Any]:
 
 
 def _advise(
-    services: Services, context: RequestContext, draft: Draft, encodes: float | None
+    services: Services, context: RequestContext, inputs: PlanInputs, encodes: float | None
 ) -> dict[str, Any]:
-    task, rows = draft.task, draft.reading.facts.rows
+    task, rows = inputs.task, inputs.reading.facts.rows
     has_text = task.text_exists
-    if has_text is None and draft.store.options.get("text_field") is not None:
-        has_text = draft.reading.has_texts
+    if has_text is None and inputs.store.options.get("text_field") is not None:
+        has_text = inputs.reading.has_texts
     prices = task.prices
     if prices.items_per_second is None:
         prices = replace(prices, items_per_second=encodes)
@@ -179,7 +445,7 @@ def _advise(
         services,
         context,
         AdviceTask(
-            draft.request,
+            inputs.request,
             evaluation=task.evaluation,
             corpus_size=rows,
             old_encoder_runs=task.old_encoder_runs,
@@ -189,26 +455,26 @@ def _advise(
     )
 
 
-def _notes(draft: Draft) -> list[dict[str, str]]:
+def _notes(inputs: PlanInputs) -> list[dict[str, str]]:
     """Return what a person must know before the reindexing, with codes."""
-    reading = draft.reading
+    reading = inputs.reading
     notes = [{"code": note.code, "detail": note.detail} for note in reading.facts.notes]
-    notes += [{"code": warning.code, "detail": warning.detail} for warning in draft.built.warnings]
+    notes += [{"code": warning.code, "detail": warning.detail} for warning in inputs.built.warnings]
     notes.append(
         {
             "code": "search-works",
-            "detail": f"POST /stores/{draft.store.name}/search answers queries of the new encoder "
+            "detail": f"POST /stores/{inputs.store.name}/search answers queries of the new encoder "
             "now, and writes nothing. A run is not needed for it.",
         }
     )
-    if draft.promise is None:
+    if inputs.promise is None:
         notes.append(
             {
                 "code": "no-promise",
                 "detail": "There are too few anchors to promise a recall. Add anchors to the set.",
             }
         )
-    if draft.space.get("verdict") == "unknown":
+    if inputs.space.get("verdict") == "unknown":
         notes.append(
             {
                 "code": "space-unknown",
@@ -236,12 +502,12 @@ def _notes(draft: Draft) -> list[dict[str, str]]:
     return notes
 
 
-def _curve(services: Services, draft: Draft) -> ReEmbeddingCurve | None:
+def _curve(services: Services, inputs: PlanInputs) -> ReEmbeddingCurve | None:
     """Return what encoding rows again is worth in the store; None with too few anchors, and where
     an alignment made them.
     """
-    served = draft.built.served
-    source, target = draft.pair
+    served = inputs.built.served
+    source, target = inputs.pair
     if made_pairs.estimate_of(source.anchor_set) is not None:
         return None
     fit_weights = weighting.find_weights(services, source, target)
@@ -265,6 +531,6 @@ def _curve(services: Services, draft: Draft) -> ReEmbeddingCurve | None:
         measure,
         lambda _: CACHED_CURVE_BYTES,
     )
-    if curve is None or draft.promise is None:
+    if curve is None or inputs.promise is None:
         return curve
-    return at_size(curve, draft.promise["recall"], draft.promise["index"])
+    return at_size(curve, inputs.promise["recall"], inputs.promise["index"])

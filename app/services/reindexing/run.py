@@ -2,6 +2,7 @@
 
 The sweep reads pages of old vectors, translates and writes them, and commits its cursor after the
 write. A worker that is killed at any point repeats at most one batch, and the result is the same.
+The pace is a limit of rows a second, and slower while the store answers slowly.
 """
 
 from __future__ import annotations
@@ -17,13 +18,54 @@ from app.services.context import Services
 from app.services.jobs.progress import Cancelled, HandedBack, LeaseLost, Progress
 from app.services.jobs.runner import MOST_ATTEMPTS, JobResult, NoFurtherAttempt, problem_of
 from app.services.reindexing import sync, verify
-from app.services.reindexing.hold import HOLD_S, Hold, hold
-from app.services.reindexing.moves import Move, open_move, without_url
-from app.services.reindexing.pace import Pace
+from app.services.reindexing.lease import LEASE_S, Lease, take_lease
+from app.services.reindexing.migration import MigrationContext, open_migration, without_url
 from app.services.reindexing.reindexings import wrong_state
 from app.storage import tables
 from app.stores.base import Page, StoreVectors
 from app.types import ReindexingState
+
+#: the share of its time that a run works: halved by a slow answer of the store, and raised by a
+#: quick one
+LEAST_SHARE = 1 / 64
+SHARE_STEP = 0.05
+
+
+class Pace:
+    """Says how long a run waits after each batch.
+
+    rows_per_second  most rows a second; None: without a limit
+    most_latency_ms  time of a search above which the run slows down; None: it never does
+    """
+
+    def __init__(
+        self, rows_per_second: float | None = None, most_latency_ms: float | None = None
+    ) -> None:
+        self._rows_per_second = rows_per_second
+        self._most_latency_ms = most_latency_ms
+        self.share = 1.0
+
+    @property
+    def measures_latency(self) -> bool:
+        """Return whether the latency of the store matters."""
+        return self._most_latency_ms is not None
+
+    def record_latency(self, latency_ms: float) -> None:
+        """Slow down or speed up by the time that a search took."""
+        if self._most_latency_ms is None:
+            return
+        if latency_ms > self._most_latency_ms:
+            self.share = max(LEAST_SHARE, self.share / 2)
+        else:
+            self.share = min(1.0, self.share + SHARE_STEP)
+
+    def pause_s(self, rows: int, seconds: float) -> float:
+        """Return how long to wait after a batch of `rows` that took `seconds`."""
+        pause = seconds * (1 / self.share - 1)
+        if self._rows_per_second is not None:
+            pause = max(pause, rows / self._rows_per_second - seconds)
+        return pause
+
 
 #: how often captured changes are applied during a sweep, and the store's latency is measured
 DRAINED_EVERY_S = 1.0
@@ -48,7 +90,7 @@ def run_reindex(services: Services, job: tables.JobRow, progress: Progress) -> J
     """
     action = job.arguments["action"]
     with (
-        hold(services, job.arguments["reindexing"], wait_s=2 * HOLD_S) as held,
+        take_lease(services, job.arguments["reindexing"], wait_s=2 * LEASE_S) as held,
         without_url(services, held.row),
     ):
         if action == "run":
@@ -59,7 +101,7 @@ def run_reindex(services: Services, job: tables.JobRow, progress: Progress) -> J
 
 
 def _run_or_pause(
-    services: Services, job: tables.JobRow, progress: Progress, held: Hold
+    services: Services, job: tables.JobRow, progress: Progress, held: Lease
 ) -> JobResult:
     """Run, and leave the state `paused` where no attempt will continue."""
     try:
@@ -96,11 +138,11 @@ def _is_last_attempt(services: Services, job: tables.JobRow) -> bool:
 class Run:
     """One attempt of a run."""
 
-    def __init__(self, services: Services, progress: Progress, held: Hold) -> None:
+    def __init__(self, services: Services, progress: Progress, held: Lease) -> None:
         self._services = services
         self._progress = progress
         self._held = held
-        self._move: Move = open_move(services, held.row)
+        self._move: MigrationContext = open_migration(services, held.row)
         plan = held.row.plan
         self._pace = Pace(plan.get("rows_per_second"), plan.get("most_latency_ms"))
         self._position = held.position

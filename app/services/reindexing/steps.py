@@ -17,8 +17,8 @@ from sqlalchemy.orm import Session
 from app.errors import AnchorageError, BelowPromise, StoreUnavailable, Unavailable
 from app.services.access.audit import record_audit
 from app.services.context import Services
-from app.services.reindexing.hold import HOLD_S, Hold, hold
-from app.services.reindexing.moves import Move, open_move, without_url
+from app.services.reindexing.lease import LEASE_S, Lease, take_lease
+from app.services.reindexing.migration import MigrationContext, open_migration, without_url
 from app.services.reindexing.reindexings import (
     Reindexing,
     find_reindexing,
@@ -32,10 +32,10 @@ from app.storage.queries.statements import changed_rows
 from app.types import ReindexingState
 
 #: what a step does to the store; it returns what it found
-Act = Callable[[Move, Hold], dict[str, Any]]
+Act = Callable[[MigrationContext, Lease], dict[str, Any]]
 
-#: how long a step waits for a synchronisation, or for the hold of a lost process
-STEP_WAIT_S = HOLD_S + 5.0
+#: how long a step waits for a synchronisation, or for the lease of a lost process
+STEP_WAIT_S = LEASE_S + 5.0
 
 
 def cutover(services: Services, context: RequestContext, reindexing_id: str) -> Reindexing:
@@ -45,7 +45,7 @@ def cutover(services: Services, context: RequestContext, reindexing_id: str) -> 
     store's errors.
     """
 
-    def act(move: Move, held: Hold) -> dict[str, Any]:
+    def act(move: MigrationContext, held: Lease) -> dict[str, Any]:
         return {"cutover": {"pause_s": move.beside.cutover(move.forward).pause_s}}
 
     return _take_step(services, context, reindexing_id, "cutover", ReindexingState.cut_over, act)
@@ -54,7 +54,7 @@ def cutover(services: Services, context: RequestContext, reindexing_id: str) -> 
 def rollback(services: Services, context: RequestContext, reindexing_id: str) -> Reindexing:
     """Make clients see the old vectors again. The new ones stay. Raises as `cutover`."""
 
-    def act(move: Move, held: Hold) -> dict[str, Any]:
+    def act(move: MigrationContext, held: Lease) -> dict[str, Any]:
         return {"rollback": {"pause_s": move.beside.rollback(move.backward).pause_s}}
 
     return _take_step(
@@ -65,7 +65,7 @@ def rollback(services: Services, context: RequestContext, reindexing_id: str) ->
 def finish(services: Services, context: RequestContext, reindexing_id: str) -> Reindexing:
     """Delete the old vectors: the store now belongs to the target encoder. Raises as `cutover`."""
 
-    def act(move: Move, held: Hold) -> dict[str, Any]:
+    def act(move: MigrationContext, held: Lease) -> dict[str, Any]:
         move.beside.finish()
         return {}
 
@@ -75,7 +75,7 @@ def finish(services: Services, context: RequestContext, reindexing_id: str) -> R
 def abandon(services: Services, context: RequestContext, reindexing_id: str) -> Reindexing:
     """Delete the new vectors. Raises as `cutover`."""
 
-    def act(move: Move, held: Hold) -> dict[str, Any]:
+    def act(move: MigrationContext, held: Lease) -> dict[str, Any]:
         move.beside.abandon()
         return {}
 
@@ -95,14 +95,14 @@ def _take_step(
     refuse_unless_possible(found.row, step, busy=found.is_busy)
     with (
         services.stepping(),
-        hold(services, reindexing_id, wait_s=STEP_WAIT_S) as held,
+        take_lease(services, reindexing_id, wait_s=STEP_WAIT_S) as held,
         without_url(services, held.row),
     ):
         found = find_reindexing(services, context.project, reindexing_id)
         refuse_unless_possible(found.row, step, busy=found.is_busy)
         if step == "cutover":
             refuse_below_promise(held.row)
-        move = open_move(services, held.row)
+        move = open_migration(services, held.row)
         if step in ("cutover", "rollback") and STEP not in held.position:
             # Most changes are applied before the store locks anything.
             drain_held(move, held)
@@ -124,7 +124,7 @@ def _take_step(
 def _record(
     services: Services,
     context: RequestContext,
-    held: Hold,
+    held: Lease,
     step: str,
     after: ReindexingState,
     news: dict[str, Any],
@@ -157,7 +157,7 @@ def is_unchanged(error: AnchorageError) -> bool:
     return isinstance(error, StoreUnavailable) and error.is_unchanged
 
 
-def _without_step(held: Hold) -> dict[str, Any]:
+def _without_step(held: Lease) -> dict[str, Any]:
     return {name: each for name, each in held.position.items() if name != STEP}
 
 

@@ -16,8 +16,13 @@ from app.errors import AnchorageError, DatabaseUnavailable, ReindexingActive, Un
 from app.services.context import Services
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult, problem_of
-from app.services.reindexing.hold import Hold, hold
-from app.services.reindexing.moves import Move, is_after_cutover, open_move, without_url
+from app.services.reindexing.lease import Lease, take_lease
+from app.services.reindexing.migration import (
+    MigrationContext,
+    is_after_cutover,
+    open_migration,
+    without_url,
+)
 from app.storage.queries import reindexings as queries
 from app.types import ReindexingState
 
@@ -62,7 +67,7 @@ def sync_all(
             continue
         try:
             with without_url(services, row):
-                move = open_move(services, row)
+                move = open_migration(services, row)
                 has_changes = move.store.capabilities.captures_writes and move.beside.changes(1)
                 looked = time.monotonic()
                 if has_changes:
@@ -83,17 +88,17 @@ def sync_all(
     return total
 
 
-def _sync_idle(services: Services, move: Move, stopping: Callable[[], bool]) -> int:
-    with hold(services, move.row.id) as held:
+def _sync_idle(services: Services, move: MigrationContext, stopping: Callable[[], bool]) -> int:
+    with take_lease(services, move.row.id) as held:
         if held.row.state not in SYNCED_STATES or held.row.position.get(queries.STEP):
             return 0
         ends = time.monotonic() + ROUND_S
         return drain_held(move, held, stop=lambda count: stopping() or time.monotonic() >= ends)
 
 
-def run_sync(services: Services, held: Hold, progress: Progress) -> JobResult:
+def run_sync(services: Services, held: Lease, progress: Progress) -> JobResult:
     """Apply all changes that wait now. Raises the errors of the store, and those of Progress."""
-    move = open_move(services, held.row)
+    move = open_migration(services, held.row)
     applied = 0
 
     def report(count: int) -> bool:
@@ -105,8 +110,10 @@ def run_sync(services: Services, held: Hold, progress: Progress) -> JobResult:
     return JobResult({"applied": drain_held(move, held, stop=report)})
 
 
-def drain_held(move: Move, held: Hold, *, stop: Callable[[int], bool] = lambda count: False) -> int:
-    """Apply waiting changes under a hold, count them in the row, and return their number.
+def drain_held(
+    move: MigrationContext, held: Lease, *, stop: Callable[[int], bool] = lambda count: False
+) -> int:
+    """Apply waiting changes under a lease, count them in the row, and return their number.
 
     `stop` hears the number of each batch, and says whether it was the last. An error that waiting
     does not help is recorded in the row until a later call applies changes.

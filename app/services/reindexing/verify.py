@@ -13,8 +13,8 @@ from app.errors import StoreUnsupported
 from app.services.context import Services
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
-from app.services.reindexing.hold import Hold
-from app.services.reindexing.moves import Move, open_move
+from app.services.reindexing.lease import Lease
+from app.services.reindexing.migration import MigrationContext, open_migration
 from app.services.reindexing.re_embedding import choose_rows
 from app.services.reindexing.sync import drain_held
 from app.storage import tables
@@ -60,12 +60,12 @@ class Check:
         return {"passed": self.passed, "detail": self.detail, **self.found}
 
 
-def run_verify(services: Services, held: Hold, progress: Progress) -> JobResult:
+def run_verify(services: Services, held: Lease, progress: Progress) -> JobResult:
     """Compare both sides of the store, and record what was found in the row.
 
     Raises the errors of the store, and those of Progress.
     """
-    move = open_move(services, held.row)
+    move = open_migration(services, held.row)
     done = 0
 
     def report(phase: str) -> None:
@@ -91,7 +91,7 @@ def run_verify(services: Services, held: Hold, progress: Progress) -> JobResult:
     return JobResult(found)
 
 
-def check_rows(move: Move, row: tables.ReindexingRow) -> Check:
+def check_rows(move: MigrationContext, row: tables.ReindexingRow) -> Check:
     """Compare the numbers of rows with a vector on both sides."""
     total, new = move.store.facts().rows, move.beside.count()
     skipped = int(row.position.get("skipped", 0))
@@ -109,7 +109,7 @@ def check_rows(move: Move, row: tables.ReindexingRow) -> Check:
     return Check("rows", missing <= allowed, detail, found)
 
 
-def check_payloads(move: Move, row: tables.ReindexingRow) -> Check:
+def check_payloads(move: MigrationContext, row: tables.ReindexingRow) -> Check:
     """Compare everything that is not the vector with its state before the run."""
     before, now = row.found.get("before", {}), move.store.checksum()
     found = {"before": before.get("checksum"), "now": now.digest}
@@ -129,7 +129,7 @@ def check_payloads(move: Move, row: tables.ReindexingRow) -> Check:
     return Check("payloads", False, detail, found)
 
 
-def check_sample(move: Move, held: Hold) -> Check:
+def check_sample(move: MigrationContext, held: Lease) -> Check:
     """Compare new vectors of sampled rows with translations of their old ones.
 
     Rows that the plan encodes again are left out.
@@ -152,7 +152,7 @@ def check_sample(move: Move, held: Hold) -> Check:
     return Check("sample", True, "The new vectors are those that the maps give.", found)
 
 
-def find_different(move: Move, ids: Sequence[StoreId]) -> list[StoreId]:
+def find_different(move: MigrationContext, ids: Sequence[StoreId]) -> list[StoreId]:
     """Return the rows whose vectors are no translations of each other in either direction."""
     old, new = move.store.fetch(ids), move.store.fetch(ids, "new")
     place = {each: number for number, each in enumerate(new.ids)}
@@ -168,7 +168,7 @@ def find_different(move: Move, ids: Sequence[StoreId]) -> list[StoreId]:
     return [each for number, each in enumerate(old.ids) if not same[number]]
 
 
-def check_index(move: Move, least: float, report: Any) -> Check:
+def check_index(move: MigrationContext, least: float, report: Any) -> Check:
     """Measure recall@10 of both indexes against exact searches of the same side.
 
     The new index must find `least`, or lose at most EQUAL_RECALL against the old one.
@@ -199,7 +199,7 @@ def check_index(move: Move, least: float, report: Any) -> Check:
 
 
 def measure_recall(
-    move: Move, ids: Sequence[StoreId], queries: StoreVectors, side: Side, report: Any
+    move: MigrationContext, ids: Sequence[StoreId], queries: StoreVectors, side: Side, report: Any
 ) -> list[float]:
     """Return the recall@10 of the index of one side, by query. Raises StoreUnsupported.
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from app.services.jobs import runner
-from app.services.reindexing.moves import without_url
+from app.services.reindexing.migration import without_url
 from app.storage import tables
 from app.types import JobState
 from tests.services.helpers import again

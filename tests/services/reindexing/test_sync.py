@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from app.services.reindexing import steps, sync
-from app.services.reindexing.hold import hold
-from app.services.reindexing.moves import open_move
+from app.services.reindexing.lease import take_lease
+from app.services.reindexing.migration import open_migration
 from app.stores.base import Store
 from tests.services.helpers import CONTEXT, alter
 from tests.services.reindexing.moving import NEW_DIM, ROWS, Moving, expected, old_vectors
@@ -19,7 +19,7 @@ from workers.main import Worker
 
 
 def store_of(moving: Moving) -> Store:
-    return open_move(moving.services, moving.now.row).store
+    return open_migration(moving.services, moving.now.row).store
 
 
 def test_writes_before_a_cutover_are_translated(filled: Moving) -> None:
@@ -71,7 +71,7 @@ def test_a_row_that_lost_its_direction_loses_its_new_vector(filled: Moving) -> N
 
 def test_a_reindexing_that_another_process_works_on_is_left_alone(filled: Moving) -> None:
     filled.insert(3, old_vectors(1, 60))
-    with hold(filled.services, filled.id):
+    with take_lease(filled.services, filled.id):
         assert sync.sync_all(filled.services) == 0
     assert sync.sync_all(filled.services) == 1
 
@@ -145,7 +145,7 @@ def test_a_fault_of_the_service_in_one_reindexing_does_not_keep_the_others_waiti
     assert set(due) == {filled.id, broken.id, others[0].id}
     assert np.allclose(others[0].beside()[3], expected(filled, old_vectors(1, 80))[0], atol=1e-5)
     assert f"cannot synchronise reindexing {broken.id}" in caplog.text
-    assert "in open_move" in caplog.text
+    assert "in open_migration" in caplog.text
     assert broken.server.url not in caplog.text
 
 

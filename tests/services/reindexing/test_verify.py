@@ -12,7 +12,7 @@ import pytest
 from lancedb.index import IvfPq
 
 from app.services.reindexing import steps
-from app.services.reindexing.moves import open_move
+from app.services.reindexing.migration import open_migration
 from app.services.reindexing.verify import measure_recall
 from app.stores.registry import open_store
 from tests.services.helpers import CONTEXT
@@ -62,7 +62,7 @@ def test_an_index_that_finds_as_little_as_the_old_one_passes(moving: Moving) -> 
 
 
 def test_new_vectors_that_are_no_translations_are_found(filled: Moving) -> None:
-    beside = open_move(filled.services, filled.now.row).beside
+    beside = open_migration(filled.services, filled.now.row).beside
     wrong = np.ones((30, 8), dtype=np.float32)
     beside.write(list(range(30)), wrong, replace=True)
     result = found(filled)

@@ -1,16 +1,19 @@
-"""/reindexings: plans that move a store to another encoder."""
+"""/reindexings: plans that move a store to another encoder, and the jobs and steps of each."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.http.bodies import body_docs, json_body
+from app.api.http.bodies import body_docs, json_body, read_no_body
 from app.api.http.deps import IdempotencyKey, Limit, Moment, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import NAME_PATTERN, Body, Name
+from app.api.schemas.jobs import Job
 from app.api.schemas.reindexings import ReindexingAnswer
 from app.api.schemas.translation import (
     NO_MINIMUM,
@@ -25,14 +28,15 @@ from app.api.schemas.translation import (
 from app.maths.quality.candidates import Preference
 from app.maths.relevance.re_embedding import RowChoice
 from app.services.access.idempotency import idempotent
-from app.services.reindexing import plan, plan_changes, reindexings
+from app.services.context import Services
+from app.services.reindexing import plan, reindexings, steps
 from app.services.reindexing.plan_contents import (
     DEFAULT_BATCH,
     DEFAULT_MIN_RECALL,
     ReindexingTask,
 )
 from app.services.relevance.advice import Prices
-from app.services.request_context import RequestContext
+from app.services.request_context import Repeat, RequestContext
 from app.storage import tables
 
 router = APIRouter(prefix="/reindexings", tags=["reindexings"])
@@ -130,24 +134,8 @@ class NewReindexing(Body):
         """Raises InvalidRequest for `prefer` with a method other than `auto`."""
         if "prefer" in self.model_fields_set:
             refuse_prefer(self.method)
-        same = (
-            "store",
-            "target",
-            "anchor_set",
-            "method",
-            "prefer",
-            "strategy",
-            "force_space",
-            "min_recall",
-            "re_embed",
-            "re_embed_by",
-            "rows_per_second",
-            "most_latency_ms",
-            "batch",
-            "evaluation",
-            "old_encoder_runs",
-            "text_exists",
-        )
+        same = {each.name for each in fields(ReindexingTask)} & set(NewReindexing.model_fields)
+        same -= {"options", "min_quality"}
         return ReindexingTask(
             **{name: getattr(self, name) for name in same},
             options=self.options.as_dict(),
@@ -257,5 +245,147 @@ def change_plan(
     Other changes are refused. `strategy` and the rows to encode again only change before the first
     run.
     """
-    plan_changes.change_plan(services, context, id, body.model_dump(exclude_none=False))
+    plan.change_plan(services, context, id, body.model_dump(exclude_none=False))
     return ReindexingAnswer.of(reindexings.find_reindexing(services, context.project, id))
+
+
+NoBody = Annotated[None, Depends(read_no_body)]
+
+#: what takes a step, and returns the reindexing after it
+Step = Callable[[Services, RequestContext, str], reindexings.Reindexing]
+
+PROBLEMS = documented(400, 404, 409, 413, 422)
+
+
+@router.post("/{id}/run", status_code=202, summary="Run a reindexing", responses=PROBLEMS)
+def run_reindexing(
+    id: ReindexingId,
+    context: WriteContext,
+    _body: NoBody,
+    response: Response,
+    services: Svc,
+    repeat: IdempotencyKey,
+) -> Job:
+    """Queues the job that gives every row a new vector and keeps the old one.
+
+    The job continues where an earlier one was paused or stopped. Clients of the store see no
+    difference until `cutover`.
+    """
+    return _queue("run", id, context, response, services, repeat)
+
+
+@router.post("/{id}/verify", status_code=202, summary="Verify a reindexing", responses=PROBLEMS)
+def verify_reindexing(
+    id: ReindexingId,
+    context: WriteContext,
+    _body: NoBody,
+    response: Response,
+    services: Svc,
+    repeat: IdempotencyKey,
+) -> Job:
+    """Queues the job that checks a filled reindexing. `cutover` needs one that passed.
+
+    It compares the numbers of rows, a checksum of everything that is not the vector, and the new
+    vectors of sampled rows. It measures the recall of the index before and after.
+    """
+    return _queue("verify", id, context, response, services, repeat)
+
+
+@router.post("/{id}/sync", status_code=202, summary="Synchronise a store", responses=PROBLEMS)
+def synchronise_store(
+    id: ReindexingId,
+    context: WriteContext,
+    _body: NoBody,
+    response: Response,
+    services: Svc,
+    repeat: IdempotencyKey,
+) -> Job:
+    """Queues a job that brings writes of the store's clients to the other side now.
+
+    Workers do this by themselves every few seconds, for stores that capture writes.
+    """
+    return _queue("sync", id, context, response, services, repeat)
+
+
+@router.post("/{id}/pause", summary="Pause a reindexing", responses=PROBLEMS)
+def pause_reindexing(
+    id: ReindexingId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
+) -> ReindexingAnswer:
+    """Asks the run to stop after its present batch. `run` continues from there.
+
+    The answer may still have the state `running`.
+    """
+    return ReindexingAnswer.of(_take(services, reindexings.pause, id, context, repeat))
+
+
+@router.post("/{id}/cutover", summary="Cut a store over", responses=PROBLEMS)
+def cut_over(
+    id: ReindexingId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
+) -> ReindexingAnswer:
+    """Makes the store's clients see the new vectors. `rollback` undoes it until `finish`.
+
+    Refuses while `verify` has not passed since the last run.
+    If the server stops in the middle, the same call completes it.
+    """
+    return ReindexingAnswer.of(_take(services, steps.cutover, id, context, repeat))
+
+
+@router.post("/{id}/rollback", summary="Roll a store back", responses=PROBLEMS)
+def roll_back(
+    id: ReindexingId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
+) -> ReindexingAnswer:
+    """Makes the store's clients see the old vectors again.
+
+    Rows that they wrote since the cutover have translated vectors. The new vectors stay, so that
+    `cutover` is possible again.
+    """
+    return ReindexingAnswer.of(_take(services, steps.rollback, id, context, repeat))
+
+
+@router.post("/{id}/finish", summary="Finish a reindexing", responses=PROBLEMS)
+def finish_reindexing(
+    id: ReindexingId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
+) -> ReindexingAnswer:
+    """Deletes the old vectors. The store then belongs to the target encoder.
+
+    A rollback is no longer possible.
+    """
+    return ReindexingAnswer.of(_take(services, steps.finish, id, context, repeat))
+
+
+@router.post("/{id}/abandon", summary="Abandon a reindexing", responses=PROBLEMS)
+def abandon_reindexing(
+    id: ReindexingId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
+) -> ReindexingAnswer:
+    """Deletes the new vectors and all traces in the store. The old vectors stay as they are."""
+    return ReindexingAnswer.of(_take(services, steps.abandon, id, context, repeat))
+
+
+def _queue(
+    action: str,
+    id_: str,
+    context: RequestContext,
+    response: Response,
+    services: Services,
+    repeat: Repeat | None,
+) -> Job:
+    """Queues a job, and names it in the header `Location`."""
+
+    def queue(context: RequestContext) -> tables.JobRow:
+        return reindexings.queue_action(services, context, id_, action)
+
+    row = idempotent(services, context, repeat, tables.JobRow, queue)
+    response.headers["Location"] = f"/jobs/{row.id}"
+    return Job.model_validate(row)
+
+
+def _take(
+    services: Services, step: Step, id_: str, context: RequestContext, repeat: Repeat | None
+) -> reindexings.Reindexing:
+    """Takes a step, once for each Idempotency-Key, and returns the reindexing as it is now."""
+
+    def take(context: RequestContext) -> tables.ReindexingRow:
+        return step(services, context, id_).row
+
+    idempotent(services, context, repeat, tables.ReindexingRow, take)
+    return reindexings.find_reindexing(services, context.project, id_)

@@ -8,7 +8,7 @@ import pytest
 from app.storage import tables
 from app.storage.queries import resources, stores
 from app.types import ReindexingState
-from tests.api.resources.stores.conftest import DOCUMENTS, QUERIES, embed
+from tests.api.resources.stores.conftest import DOCUMENTS, EVERY_CASE, QUERIES, embed
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -38,6 +38,7 @@ def rescored(shop, k: int, **more) -> list[dict]:
     return answer.json()["results"]
 
 
+@EVERY_CASE
 def test_a_cascade_over_all_rows_equals_rescore(connected) -> None:
     found = connected.search(k=20, candidates=200, exact=True)
     assert (found["mode"], found["side"], found["candidates"]) == ("cascade", "old", 200)
@@ -87,13 +88,6 @@ def test_a_target_that_the_store_holds_needs_no_translation(connected) -> None:
     scores = embed(DOCUMENTS, "old") @ queries.T
     for query, each in enumerate(found["results"]):
         assert each["ids"][0] == int(scores[:, query].argmax())
-
-
-def test_payloads_follow_the_order_of_the_results(connected) -> None:
-    for each in connected.search(payload=True, k=7)["results"]:
-        assert [one["text"] for one in each["payloads"]] == [
-            f"document {one}" for one in each["ids"]
-        ]
 
 
 def test_timings_say_where_the_time_went(connected) -> None:
@@ -155,6 +149,7 @@ def test_wrong_searches_are_refused(connected) -> None:
     assert wrong == []
 
 
+@EVERY_CASE
 def test_hostile_filters_change_nothing(connected) -> None:
     wrong = []
     for hostile in FILTERS:
@@ -194,6 +189,7 @@ def moving(connected):
     return connected, beside, change
 
 
+@EVERY_CASE
 def test_on_the_way_and_after_a_cutover_new_vectors_are_used(moving) -> None:
     shop, beside, change = moving
     native = embed(DOCUMENTS, "new")

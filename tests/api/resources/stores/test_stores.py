@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.api.resources.stores.conftest import documents
+from tests.api.resources.stores.conftest import EVERY_CASE, documents
 
 NEW = {
     "name": "docs",
@@ -32,6 +32,7 @@ def test_an_address_that_no_operator_lists_is_refused(stocked) -> None:
         assert "correct-horse" not in answer.text
 
 
+@EVERY_CASE
 def test_a_store_is_described(shop) -> None:
     answer = shop.client.post("/stores", json=shop.definition())
     assert answer.status_code == 201, answer.text
@@ -112,6 +113,7 @@ HOSTILE = [
 ]
 
 
+@EVERY_CASE
 def test_hostile_stores_are_refused_and_change_nothing(shop) -> None:
     wrong = []
     for changes in HOSTILE:

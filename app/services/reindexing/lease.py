@@ -1,7 +1,6 @@
-"""The hold of a reindexing: one job, step or synchronisation at a time works on its store.
+"""The lease of a reindexing: one job, step or synchronisation at a time works on its store.
 
-The hold is a lease of the row, which ends HOLD_S after it was last renewed. Only its holder writes
-`position` and `found`.
+It ends LEASE_S after it was last renewed. Only its holder writes `position` and `found`.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from app.storage.queries import reindexings as queries
 
 log = logging.getLogger("anchorage.reindexing")
 
-#: how long a hold lasts without a renewal, and how often it is renewed
-HOLD_S = 15.0
-HOLD_RENEWED_S = 4.0
+#: how long a lease lasts without a renewal, and how often it is renewed
+LEASE_S = 15.0
+LEASE_RENEWED_S = 4.0
 
-#: the pause before a hold, or a database that is away, is tried again
-HOLD_PAUSE_S = 0.1
+#: the pause before a lease, or a database that is away, is tried again
+LEASE_PAUSE_S = 0.1
 AWAY_PAUSE_S = 0.5
 
 
-class Hold:
-    """A hold, which its context renews. `row` is the reindexing as last read or written."""
+class Lease:
+    """A lease, which its context renews. `row` is the reindexing as last read or written."""
 
     def __init__(self, services: Services, row: tables.ReindexingRow, token: str) -> None:
         self.row = row
@@ -41,7 +40,7 @@ class Hold:
         self._token = token
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._ends = time.monotonic() + HOLD_S
+        self._ends = time.monotonic() + LEASE_S
 
     @property
     def position(self) -> dict[str, Any]:
@@ -55,10 +54,10 @@ class Hold:
         within: Callable[[Session], object] = lambda session: None,
         **values: Any,
     ) -> None:
-        """Write columns of the row, and what `within` adds, in one transaction under the hold.
+        """Write columns of the row, and what `within` adds, in one transaction under the lease.
 
-        Tries again while the database is away, until the hold may have ended.
-        Raises ReindexingActive when the hold is lost, or when state or job are no longer those of
+        Tries again while the database is away, until the lease may have ended.
+        Raises ReindexingActive when the lease is lost, or when state or job are no longer those of
         `unchanged`, and DatabaseUnavailable.
         """
         with self._lock:
@@ -77,13 +76,13 @@ class Hold:
         unchanged: tables.ReindexingRow | None,
         within: Callable[[Session], object],
     ) -> bool:
-        ends = time.monotonic() + HOLD_S
+        ends = time.monotonic() + LEASE_S
         with self._services.db.transaction() as session:
             row = session.get(tables.ReindexingRow, self.row.id, populate_existing=True)
             if row is None or row.lease != self._token:
                 raise ReindexingActive(
                     "Another step of the reindexing took over, because this one did not renew its "
-                    "hold. Read the reindexing, and repeat the call if it is still needed."
+                    "lease. Read the reindexing, and repeat the call if it is still needed."
                 )
             if unchanged and (row.state, row.job_id) != (unchanged.state, unchanged.job_id):
                 raise ReindexingActive(
@@ -91,7 +90,7 @@ class Hold:
                     "is still possible.",
                     retry_after_s=1,
                 )
-            until = leases.end_of_lease(session, HOLD_S)
+            until = leases.end_of_lease(session, LEASE_S)
             own = tables.ReindexingRow.lease == self._token
             if not queries.change(session, row, own, **values, lease_until=until):
                 return False
@@ -102,33 +101,33 @@ class Hold:
         return True
 
     def renew_until_ended(self) -> None:
-        """Renew the hold again and again, in a separate thread."""
-        while not self._ended.wait(HOLD_RENEWED_S):
+        """Renew the lease again and again, in a separate thread."""
+        while not self._ended.wait(LEASE_RENEWED_S):
             try:
                 self.save()
             except ReindexingActive:
                 return
             except DatabaseUnavailable as error:
-                log.warning("the hold of reindexing %s is not renewed: %s", self.row.id, error)
+                log.warning("the lease of reindexing %s is not renewed: %s", self.row.id, error)
 
     def end(self) -> None:
-        """Give the hold up. Without the database, it ends by itself."""
+        """Give the lease up. Without the database, it ends by itself."""
         self._ended.set()
         try:
             with self._lock, self._services.db.transaction() as session:
                 leases.release(session, tables.ReindexingRow, self._token)
         except DatabaseUnavailable as error:
-            log.warning("the hold of reindexing %s ends by itself: %s", self.row.id, error.detail)
+            log.warning("the lease of reindexing %s ends by itself: %s", self.row.id, error.detail)
 
 
 @contextmanager
-def hold(services: Services, reindexing_id: str, *, wait_s: float = 0.0) -> Iterator[Hold]:
-    """Hold a reindexing inside this context, after waiting up to `wait_s` for another holder.
+def take_lease(services: Services, reindexing_id: str, *, wait_s: float = 0.0) -> Iterator[Lease]:
+    """Lease a reindexing inside this context, after waiting up to `wait_s` for another holder.
 
     Raises ReindexingActive when another one still holds it.
     """
     held = _take(services, reindexing_id, time.monotonic() + wait_s)
-    renewal = threading.Thread(target=held.renew_until_ended, name="renew a hold", daemon=True)
+    renewal = threading.Thread(target=held.renew_until_ended, name="renew a lease", daemon=True)
     renewal.start()
     try:
         yield held
@@ -136,20 +135,20 @@ def hold(services: Services, reindexing_id: str, *, wait_s: float = 0.0) -> Iter
         held.end()
 
 
-def _take(services: Services, reindexing_id: str, deadline: float) -> Hold:
+def _take(services: Services, reindexing_id: str, deadline: float) -> Lease:
     token = tables.new_id()
     while True:
         with services.db.transaction() as session:
             taken = leases.claim(
-                session, tables.ReindexingRow, reindexing_id, token, seconds=HOLD_S
+                session, tables.ReindexingRow, reindexing_id, token, seconds=LEASE_S
             )
             row = session.get_one(tables.ReindexingRow, reindexing_id, populate_existing=True)
         if taken:
-            return Hold(services, row, token)
+            return Lease(services, row, token)
         if time.monotonic() >= deadline:
             raise ReindexingActive(
                 "A job, a step or a synchronisation works on this reindexing now. Wait until it "
                 "ends.",
                 retry_after_s=5,
             )
-        time.sleep(HOLD_PAUSE_S)
+        time.sleep(LEASE_PAUSE_S)

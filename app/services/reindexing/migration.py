@@ -46,7 +46,7 @@ class NewRows:
 
 
 @dataclass(frozen=True, eq=False)
-class Move:
+class MigrationContext:
     """A reindexing at work. `batch` is the number of rows that are read and written at a time."""
 
     services: Services
@@ -121,7 +121,7 @@ class Move:
         self.beside.apply(usable, vectors[kept])
 
 
-def open_move(services: Services, row: tables.ReindexingRow) -> Move:
+def open_migration(services: Services, row: tables.ReindexingRow) -> MigrationContext:
     """Open the store and the maps of a reindexing, without connecting.
 
     Raises AddressNotListed, ConnectorMissing, StoreUnsupported, BlobMissing and StorageUnavailable.
@@ -131,7 +131,7 @@ def open_move(services: Services, row: tables.ReindexingRow) -> Move:
     beside = store.beside(tag_of(row), row.target.dim, row.plan.get("strategy"))
     context = RequestContext(row.project, origin=f"reindexing {row.id}")
     batch = int(row.plan.get("batch") or USUAL_BATCH)
-    return Move(services, context, row, store, beside, maps, batch)
+    return MigrationContext(services, context, row, store, beside, maps, batch)
 
 
 @contextmanager

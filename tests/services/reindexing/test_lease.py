@@ -1,4 +1,4 @@
-"""The hold of a reindexing, on both databases: one process at a time works on a store."""
+"""The lease of a reindexing, on both databases: one process at a time works on a store."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from app.errors import ReindexingActive
 from app.services.context import Services
-from app.services.reindexing import hold as holding
-from app.services.reindexing.hold import hold
+from app.services.reindexing import lease as holding
+from app.services.reindexing.lease import take_lease
 from tests.pgvector_server import PgvectorServer
 from tests.services.helpers import again
 from tests.services.reindexing.moving import Moving, begin_moving
@@ -22,24 +22,24 @@ def moving(services: Services, pgvector_server: PgvectorServer) -> Moving:
 
 
 def test_another_holder_is_refused_until_the_hold_ends(moving: Moving) -> None:
-    with hold(moving.services, moving.id) as held:
-        with pytest.raises(ReindexingActive), hold(moving.services, moving.id):
+    with take_lease(moving.services, moving.id) as held:
+        with pytest.raises(ReindexingActive), take_lease(moving.services, moving.id):
             pass
         held.save(position={"rows": 7}, found={"a": 1})
         assert held.position == {"rows": 7}
     row = again(moving.services, moving.row)
     assert (row.position, row.found, row.lease) == ({"rows": 7}, {"a": 1}, None)
-    with hold(moving.services, moving.id) as held:
+    with take_lease(moving.services, moving.id) as held:
         assert held.position == {"rows": 7}
 
 
 def test_the_hold_of_a_lost_process_ends_and_it_writes_nothing_more(
     moving: Moving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holding, "HOLD_S", -1.0)
-    with hold(moving.services, moving.id) as lost:
+    monkeypatch.setattr(holding, "LEASE_S", -1.0)
+    with take_lease(moving.services, moving.id) as lost:
         monkeypatch.undo()
-        with hold(moving.services, moving.id) as held:
+        with take_lease(moving.services, moving.id) as held:
             held.save(position={"rows": 2})
             with pytest.raises(ReindexingActive):
                 lost.save(position={"rows": 1})
@@ -47,8 +47,8 @@ def test_the_hold_of_a_lost_process_ends_and_it_writes_nothing_more(
 
 
 def test_a_hold_is_renewed(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "HOLD_RENEWED_S", 0.05)
-    with hold(moving.services, moving.id):
+    monkeypatch.setattr(holding, "LEASE_RENEWED_S", 0.05)
+    with take_lease(moving.services, moving.id):
         first = again(moving.services, moving.row).lease_until
         until(lambda: again(moving.services, moving.row).lease_until > first)
 
@@ -59,7 +59,7 @@ def test_of_many_that_ask_at_once_one_holds_at_a_time(moving: Moving) -> None:
 
     def count(number: int) -> None:
         nonlocal most
-        with hold(moving.services, moving.id, wait_s=60) as held:
+        with take_lease(moving.services, moving.id, wait_s=60) as held:
             inside.append(number)
             most = max(most, len(inside))
             held.save(position={"count": held.position.get("count", 0) + 1})
