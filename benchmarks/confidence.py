@@ -1,7 +1,7 @@
 """Are the intervals and p-values of `confidence: true` right on real encoders?
 
     python -m benchmarks.confidence              # 4 minutes of one core
-    python -m benchmarks.confidence --only trec  # some tasks; the results of the others stay
+    python -m benchmarks.confidence --only trec  # some tasks
 
 Writes benchmarks/results/confidence.json.
 
@@ -32,13 +32,12 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from app.demo.run import new_table
 from app.maths.geometry.space import fit_space
 from app.maths.quality.confidence import ExpectedCosines, expected_cosines, fit_confidence
 from app.maths.quality.metrics import unit
 from app.maths.translators import methods
 from app.maths.translators.translator import Translator, apply
-from benchmarks.common import RESULTS, Missing, merged, parser, read, rounded, write
+from benchmarks.common import RESULTS, Missing, Table, parser, show, write
 from benchmarks.quality.data import SHARED_ENCODERS, TASKS, Task, other_domain, split
 from research.definitions import ranks
 
@@ -51,6 +50,14 @@ LEVELS = (0.8, 0.9, 0.95)
 
 #: how many items of another domain, and of each kind of garbage
 OTHERS, GARBAGE = 500, 100
+GARBAGE_KINDS = (
+    "random",
+    "another encoder",
+    "negated",
+    "mirrored",
+    "next to zero",
+    "constant",
+)
 
 #: numbers of one pair and split, by name
 Cell = dict[str, float]
@@ -64,7 +71,7 @@ def main() -> None:
     options = arguments.parse_args()
     torch.set_num_threads(1)
     console = Console(stderr=True)
-    tasks: dict[str, dict[str, Cell]] = read(options.json).get("tasks", {})
+    tasks: dict[str, dict[str, Cell]] = {}
     for name in options.only:
         began = time.process_time()
         try:
@@ -76,16 +83,11 @@ def main() -> None:
         measured = {
             str(anchors): _means(list(_cells(task, anchors, others))) for anchors in ANCHORS
         }
-        tasks = merged(tasks, name, measured, NAMES)
+        tasks[name] = measured
         console.print(f"{name}: {time.process_time() - began:.0f} s")
-    report = {
-        "method": METHOD,
-        "splits": SEEDS,
-        "what": "means over pairs and splits",
-        "tasks": tasks,
-    }
-    write(options.json, rounded(report, 4))
-    _print(tasks)
+    tables = {"numbers": _numbers(tasks), "flagged": _flagged(tasks)}
+    show(Console(), tables)
+    write(options.json, tables, {"tasks": tasks})
 
 
 def _cells(task: Task, anchors: int, others: Mapping[str, Mapping[str, Tensor]]) -> Iterator[Cell]:
@@ -111,19 +113,14 @@ def _cell(
     items of other tasks.
     """
     options = methods.resolve(METHOD, {}, anchors=len(x))
-    begun = time.process_time()
     model = fit_confidence(METHOD, x, y, options)
     assert model is not None
-    taken = time.process_time() - begun
     translator = methods.fit(METHOD, fit_space(x), fit_space(y), options)
     middle = y.mean(dim=0)
     found, translated = _cosines(translator, asked, native, middle)
     usual = expected_cosines(model, asked)
     cell = {
-        "fit_seconds": taken,
-        "cosine": float(found.mean()),
         "correlation": float(torch.corrcoef(torch.stack([usual.cosine, found]))[0, 1]),
-        "bias": float((usual.cosine - found).mean()),
         "flagged": _share(usual.strange),
     }
     for level in LEVELS:
@@ -132,7 +129,6 @@ def _cell(
             for name, value in _covered(expected_cosines(model, asked, level=level), found).items()
         }
     lost = ranks(translated - middle, native - middle) > 1
-    cell["lost"] = _share(lost)
     if 0 < int(lost.sum()) < len(lost):
         cell["auroc_lost"] = _auroc(-usual.cosine[lost], -usual.cosine[~lost])
     draw = torch.Generator().manual_seed(seed)
@@ -199,38 +195,39 @@ def _means(cells: list[Cell]) -> Cell:
     for cell in cells:
         for name, value in cell.items():
             values[name].append(value)
-    return {name: mean(each) for name, each in values.items()} | {"pairs": len(cells) // SEEDS}
+    return {name: mean(each) for name, each in values.items()}
 
 
-def _print(tasks: Mapping[str, Mapping[str, Cell]]) -> None:
-    console = Console()
-    columns = (
-        "coverage 80/90/95 %",
-        "width of 90 %",
-        "correlation",
-        "flagged",
-        "AUROC of other domains",
-        "AUROC of lost",
-    )
-    table = new_table("confidence", ("task", "anchors"), columns)
+def _numbers(tasks: Mapping[str, Mapping[str, Cell]]) -> Table:
+    """Coverage, correlation and p-values, by task and number of anchors."""
+    columns = ["task", "anchors", "in 80 / 90 / 95 %", "width of 90 %"]
+    columns += ["correlation with the found cosine", "flagged", "AUROC of other domains"]
+    table = [[*columns, "flagged there", "in 90 % there", "AUROC of items not found first"]]
     for name, sized in tasks.items():
         for anchors, found in sized.items():
-            domains = [
-                f"{key[6:]} {value:.3f}"
-                for key, value in found.items()
-                if key[6:] in SHARED_ENCODERS and key[:5] == "auroc"
-            ]
-            table.add_row(
-                name,
-                anchors,
-                " ".join(f"{found[f'coverage_{level}']:.3f}" for level in LEVELS),
-                f"{found['width_0.9']:.3f}",
-                f"{found['correlation']:.3f}",
-                f"{found['flagged']:.3f}",
-                ", ".join(domains),
-                f"{found.get('auroc_lost', float('nan')):.3f}",
-            )
-    console.print(table)
+            row = [name, f"{int(anchors):,}"]
+            row += [" / ".join(f"{found[f'coverage_{level}']:.3f}" for level in LEVELS)]
+            row += [f"{found['width_0.9']:.3f}", f"{found['correlation']:.2f}"]
+            row += [f"{found['flagged']:.3f}"]
+            for key, decimals in (("auroc", 3), ("flagged", 2), ("covered", 2)):
+                values = (
+                    f"{other} {found[f'{key}_{other}']:.{decimals}f}"
+                    for other in SHARED_ENCODERS
+                    if f"{key}_{other}" in found
+                )
+                row.append(", ".join(values) or "-")
+            table.append([*row, f"{found.get('auroc_lost', float('nan')):.2f}"])
+    return table
+
+
+def _flagged(tasks: Mapping[str, Mapping[str, Cell]]) -> Table:
+    """The shares of garbage that is flagged."""
+    table = [["task", "anchors", *GARBAGE_KINDS]]
+    for name, sized in tasks.items():
+        for anchors, found in sized.items():
+            shares = (f"{found[f'flagged_{kind}']:.2f}" for kind in GARBAGE_KINDS)
+            table.append([name, f"{int(anchors):,}", *shares])
+    return table
 
 
 if __name__ == "__main__":

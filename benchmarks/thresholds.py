@@ -30,8 +30,8 @@ import csv
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -40,7 +40,6 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from app.demo.run import new_table
 from app.encoders.base import EncoderSpec, ModelSources
 from app.encoders.text import load
 from app.maths.geometry.space import fit_space
@@ -51,7 +50,7 @@ from app.maths.thresholds.score_pairs import translate_held_out
 from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import apply
 from app.types import Scores
-from benchmarks.common import DATA, RESULTS, parser, write
+from benchmarks.common import DATA, RESULTS, Table, parser, show, write
 
 ANCHORS, OTHERS = 300, 1_000
 SEEDS = (0, 1, 2)
@@ -77,19 +76,8 @@ class Data:
 
 def main() -> None:
     """Measure, print and write."""
-    reader = parser(__doc__, RESULTS / "thresholds.json")
-    reader.add_argument(
-        "--losses",
-        type=Path,
-        metavar="PATH",
-        help="measure Cranfield and Banking77 only, and write how far `by_rate` is behind the best "
-        "choice in single runs",
-    )
-    options = reader.parse_args()
+    options = parser(__doc__, RESULTS / "thresholds.json").parse_args()
     torch.set_num_threads(1)
-    if options.losses is not None:
-        write(options.losses, losses())
-        return
     began = time.monotonic()
     summary = {}
     for name, data in (("Banking77", banking()), ("CIFAR-10", cifar()), ("STS-B", stsb())):
@@ -103,43 +91,9 @@ def main() -> None:
             scores.value: summarise(found[scores], decided[scores]) for scores in Scores
         }
         print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
-    show(summary)
-    report = {
-        "about": __doc__.split("\n\n")[2],
-        "anchors": ANCHORS,
-        "others": OTHERS,
-        "seeds": len(SEEDS),
-        "summary": summary,
-    }
-    write(options.json, report)
-
-
-def losses() -> dict[str, Any]:
-    """How far `by_rate` is behind the best of the other choices, in F1, run by run."""
-    summary: dict[str, dict[str, dict[str, float]]] = {}
-    for name, data in (("Cranfield", cranfield()), ("Banking77", banking())):
-        decided: dict[str, list[dict[str, float]]] = defaultdict(list)
-        encoders = list(data.vectors)
-        for source, target in zip(encoders, encoders[1:] + encoders[:1], strict=True):
-            for seed in SEEDS:
-                one(data, source, target, seed, defaultdict(list), decided)
-        summary[name] = {}
-        for scores in Scores:
-            behind = np.array(
-                [
-                    max(row[choice] for choice in CHOICES if choice != "by_rate") - row["by_rate"]
-                    for row in decided[scores]
-                    if not np.isnan(row["mapped"])
-                ]
-            )
-            summary[name][scores.value] = {
-                "runs": len(behind),
-                "mean": float(behind.mean()),
-                "percentile_95": float(np.quantile(behind, 0.95)),
-                "largest": float(behind.max()),
-            }
-            print(name, scores.value, summary[name][scores.value], flush=True)
-    return {"anchors": ANCHORS, "others": OTHERS, "seeds": len(SEEDS), "behind": summary}
+    tables = {"summary": by_scores(summary), "losses": by_threshold(summary)}
+    show(Console(width=150), tables)
+    write(options.json, tables, {"summary": summary})
 
 
 def one(
@@ -198,9 +152,7 @@ def intervals(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> dic
         "coverage": float(hit.mean()),
         "coverage_top": float(hit[top].mean()),
         "mae": float(off.mean()),
-        "mae_top": float(off[top].mean()),
         "mae_unchanged": float(np.abs(old - new).mean()),
-        "mae_unchanged_top": float(np.abs(old - new)[top].mean()),
     }
 
 
@@ -229,7 +181,6 @@ def decisions(calibration: Calibration, old: np.ndarray, new: np.ndarray) -> lis
         row["error"] = (
             np.nan if expected.answer is None else abs(expected.answer - float(new[near].mean()))
         )
-        row["estimated"] = np.nan if agreed is None else agreed.by_rate.f1
         rows.append(row)
     return rows
 
@@ -247,15 +198,11 @@ def summarise(found: list[dict[str, float]], decided: list[dict[str, float]]) ->
     answered = [row for row in decided if not np.isnan(row["mapped"])]
     return {
         **{name: mean(row[name] for row in found) for name in found[0]},
-        "thresholds": len(decided),
-        "answered": len(answered),
         "error": mean(row["error"] for row in answered),
         "f1": {name: mean(row[name] for row in answered) for name in CHOICES},
-        "f1_estimated_by_rate": mean(row["estimated"] for row in answered),
         "by_threshold": {
             str(threshold): {
                 "runs": len(rows),
-                "error": mean(row["error"] for row in rows),
                 **{name: mean(row[name] for row in rows) for name in CHOICES},
             }
             for threshold in THRESHOLDS
@@ -264,31 +211,26 @@ def summarise(found: list[dict[str, float]], decided: list[dict[str, float]]) ->
     }
 
 
-def show(summary: dict[str, dict[str, dict[str, Any]]]) -> None:
-    """Print one row for each data set and kind of score."""
-    figures = (
-        "coverage",
-        "of the top",
-        "error",
-        "mae",
-        "unchanged",
-        "F1 unchanged",
-        "mapped",
-        "by rate",
-        "best",
-        "answered",
-    )
-    table = new_table("90 % interval, expected score, and decisions", ("data", "scores"), figures)
+def by_scores(summary: Mapping[str, Mapping[str, Any]]) -> Table:
+    """One row for each data set and kind of score."""
+    columns = ["coverage", "of the top", "error", "mae", "mae unchanged", "F1 unchanged"]
+    table = [["data", "scores", *columns, "mapped", "by rate", "best"]]
     for name, kinds in summary.items():
         for kind, row in kinds.items():
-            numbers = [
-                row[key] for key in ("coverage", "coverage_top", "error", "mae", "mae_unchanged")
-            ]
-            cells = [
-                f"{number:.3f}" for number in (*numbers, *(row["f1"][choice] for choice in CHOICES))
-            ]
-            table.add_row(name, kind, *cells, f"{row['answered']} of {row['thresholds']}")
-    Console(width=150).print(table)
+            keys = ("coverage", "coverage_top", "error", "mae", "mae_unchanged")
+            numbers = [*(row[key] for key in keys), *(row["f1"][choice] for choice in CHOICES)]
+            table.append([name, kind, *(f"{number:.3f}" for number in numbers)])
+    return table
+
+
+def by_threshold(summary: Mapping[str, Mapping[str, Any]]) -> Table:
+    """F1 of translated and native vectors, for each data set and threshold."""
+    table = [["data", "threshold", "runs", "unchanged", "mapped", "by rate", "best"]]
+    for name, kinds in summary.items():
+        for threshold, row in kinds[Scores.translated_native.value]["by_threshold"].items():
+            figures = (f"{row[choice]:.3f}" for choice in CHOICES)
+            table.append([name, threshold, str(row["runs"]), *figures])
+    return table
 
 
 # --- data ---
@@ -310,12 +252,6 @@ def banking() -> Data:
     return alone(
         {file.name.split(".")[1]: np.load(file, allow_pickle=False)["train"] for file in files}
     )
-
-
-def cranfield() -> Data:
-    """1,400 abstracts by three encoders of different families."""
-    names = ("use", "e5", "minilm")
-    return alone({name: np.load(DATA / "cranfield" / f"{name}-docs.npy") for name in names})
 
 
 def cifar() -> Data:

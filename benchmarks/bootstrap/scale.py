@@ -45,9 +45,9 @@ def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
     """One for each method and size."""
     for size in (QUICK,) if quick else SIZES:
         for method in growers.METHODS:
-            yield Cell((NAME, method, size), measure, method, alone=True)
+            yield Cell((NAME, method, size), measure, alone=True)
     if not quick:
-        yield Cell((NAME, SERVED, LARGEST), measure, SERVED, alone=True)
+        yield Cell((NAME, SERVED, LARGEST), measure, alone=True)
 
 
 def measure(method: str, size: int) -> Measured:

@@ -2,7 +2,6 @@
 
     python -m benchmarks.frontier.few                     # everything
     python -m benchmarks.frontier.few --only cranfield    # one section; the other stays
-    python -m benchmarks.frontier.few --resume            # keep the cells that are measured already
 
 Writes benchmarks/results/few.json.
 
@@ -22,14 +21,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from app.maths.alignment.anchored import (
@@ -43,7 +40,7 @@ from app.maths.quality.metrics import item_metrics
 from app.maths.relevance.judgements import collect
 from app.maths.relevance.options import SearchVectors, measure_options
 from app.maths.translators.translator import Translator, apply
-from benchmarks.common import RESULTS, machine, parser, read, rounded, write
+from benchmarks.common import RESULTS, Table, parser, show, write
 from benchmarks.frontier.texts import parts
 from benchmarks.reindex.vectors import embedded
 from benchmarks.relevance.collection import JudgedCollection, cranfield
@@ -83,28 +80,17 @@ def main() -> None:
     command = parser(__doc__, RESULTS / "few.json")
     command.add_argument("--only", choices=list(SECTIONS), help="measure one section")
     command.add_argument("--pair", help="only one pair of encoders, as `use-minilm`")
-    command.add_argument("--resume", action="store_true", help="keep what is measured already")
     options = command.parse_args()
     console = Console(width=max(140, Console().width))
     for name in [options.only] if options.only else SECTIONS:
-        kept = read(options.json).get(name, {}).get("cells", {}) if options.resume else {}
+        found = {}
         for cell in cells(SECTIONS[name].columns):
-            if cell.name in kept or options.pair not in (None, f"{cell.source}-{cell.target}"):
-                continue
-            kept[cell.name] = SECTIONS[name].measure(cell)
-            console.print(cell.name, kept[cell.name])
-            section = {**SECTIONS[name].facts(), "cells": rounded(kept, 4)}
-            about = (__doc__ or "").split("\n\n")[3].replace("\n", " ")
-            write(
-                options.json,
-                {"about": about, "machine": machine(), **_other(options.json, name), name: section},
-            )
-        show(console, name, kept)
-
-
-def _other(path: Path, name: str) -> dict[str, Any]:
-    """The report's other sections."""
-    return {key: value for key, value in read(path).items() if key in SECTIONS and key != name}
+            if options.pair in (None, f"{cell.source}-{cell.target}"):
+                found[cell.name] = SECTIONS[name].measure(cell)
+                console.print(cell.name, found[cell.name])
+        tables = {name: table(SECTIONS[name].columns, found)}
+        show(console, tables)
+        write(options.json, tables, {name: {**SECTIONS[name].facts(), "cells": found}})
 
 
 def cells(columns: tuple[str, ...]) -> Iterator[FewCell]:
@@ -274,22 +260,27 @@ SECTIONS = {
 }
 
 
-def show(console: Console, name: str, found: Mapping[str, Measured]) -> None:
+def table(columns: tuple[str, ...], found: Mapping[str, Measured]) -> Table:
     """One line for each pair and number of anchors."""
-    columns = SECTIONS[name].columns
-    table = Table("pair, anchors", *columns, title=name)
+    rows = [["encoders", "anchors", *(TITLES[column] for column in columns)]]
     for source, target in PAIRS:
         for anchors in (*ANCHORS, GOAL):
             row = [found.get(FewCell(source, target, anchors, each).name) for each in columns]
             shown = [
-                "-" if each is None else " / ".join(f"{each[m]:.3f}" for m in MEASURES if m in each)
+                "" if each is None else " / ".join(f"{each[m]:.3f}" for m in MEASURES if m in each)
                 for each in row
             ]
-            table.add_row(f"{source} -> {target}, {anchors}", *shown)
-    console.print(table)
+            rows.append([f"{source} -> {target}", f"{anchors:,}", *shown])
+    return rows
 
 
 MEASURES = ("ndcg_10", "recall", "mrr")
+TITLES = {
+    NONE: "none",
+    OWN: "other documents",
+    FEW: "2,000 a side",
+    MANY: "20,000 a side",
+}
 
 
 if __name__ == "__main__":

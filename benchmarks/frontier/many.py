@@ -25,22 +25,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
 
-from app.demo.run import new_table
 from app.maths.geometry.space import fit_space
 from app.maths.quality import selection
 from app.maths.quality.candidates import LINEAR_CANDIDATES
 from app.maths.translators import methods
 from app.maths.translators.translator import Translator, apply
-from benchmarks.common import RESULTS, machine, parser, rounded, significant, write
+from benchmarks.common import DATA, RESULTS, Missing, Table, parser, show, significant, write
 from benchmarks.frontier import mlp
-from benchmarks.frontier.chains import embeddings
 from benchmarks.frontier.texts import parts, passages
 from benchmarks.quality.measure import Index
 from benchmarks.reindex.vectors import embedded
@@ -57,6 +57,7 @@ FEW_ANCHORS, TESTED = (300, 1_000, 2_000, 4_000), 1_000
 #: sentences that anchors are drawn from; draws, and draws of more than MANY anchors
 SENTENCES, DRAWS, MANY, DRAWS_OF_MANY = 30_000, 2, 2_000, 1
 METHODS_SHOWN = ("best linear", "kernel", "auto", "mlp")
+SERVED = ("graded", "kernel")
 MEASURES = ("recall", "mrr", "cosine")
 #: rows of one call, and calls, of the serving times
 BATCHES, CALLS = (1, 64, 1_024), 25
@@ -82,7 +83,6 @@ def main() -> None:
     options = arguments.parse_args()
     torch.set_num_threads(1)
     cells: list[dict[str, Any]] = []
-    report = {"machine": machine(), "cells": cells}
     for items in chain(sentences(), longer_texts(), images()):
         for size in items.sizes:
             if options.quick and size > MANY:
@@ -100,10 +100,10 @@ def main() -> None:
                     "best_linear": [row["best linear"]["method"] for row in rows],
                 }
             )
-            show(cells[-1])
-            write(options.json, rounded(report, 4))
-    report["serving"] = list(serving())
-    write(options.json, significant(rounded(report, 4)))
+            Console().print(cells[-1])
+    report = {"cells": cells, "serving": list(serving())}
+    show(Console(width=160), tables(report))
+    write(options.json, tables(report), significant(report))
 
 
 def sentences() -> Iterator[Items]:
@@ -134,6 +134,20 @@ def longer_texts() -> Iterator[Items]:
 def images() -> Iterator[Items]:
     """The pairs of image encoders."""
     yield from _cut("images", IMAGE_PAIRS, embeddings())
+
+
+def embeddings() -> dict[str, Tensor]:
+    """The vectors (n, d) of the same images by every encoder. Raises Missing."""
+    folder = DATA / "cifar10-embeddings"
+    paths = [path for path in sorted(folder.glob("*.npz")) if path.stem != "labels"]
+    if not paths:
+        raise Missing(f"{folder}: CIFAR-10 (Krizhevsky 2009) by ten public encoders.")
+    return {path.stem: _read(path) for path in paths}
+
+
+def _read(path: Path) -> Tensor:
+    with np.load(path, allow_pickle=False) as file:
+        return torch.from_numpy(np.concatenate([file["train"], file["test"]])).double()
 
 
 def _cut(
@@ -215,54 +229,45 @@ def averaged(rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[
     return found
 
 
-def show(cell: Mapping[str, Any]) -> None:
-    """One table for each cell."""
-    table = new_table(
-        f"{cell['pair']}, {cell['anchors']:,} anchors; auto: {', '.join(cell['chosen'])}",
-        ("",),
-        ("recall@10", "MRR", "cosine", "fit s", "ratio"),
+def tables(report: Mapping[str, Any]) -> dict[str, Table]:
+    """Quality, time to fit over that of the best linear method, and time to serve over that of the
+    bare product.
+    """
+    cells = report["cells"]
+    quality = [
+        [
+            cell["collection"],
+            cell["pair"],
+            f"{cell['anchors']:,}",
+            *(
+                " / ".join(f"{cell['methods'][name][key]:.3f}" for key in MEASURES)
+                for name in METHODS_SHOWN
+            ),
+            ", ".join(dict.fromkeys(cell["chosen"])),
+        ]
+        for cell in cells
+    ]
+    others = METHODS_SHOWN[1:]
+    fit = [
+        [f"{size:,}", *(f"{_fit_ratio(cells, name, size):.0f}" for name in others)]
+        for size in dict.fromkeys(cell["anchors"] for cell in cells)
+    ]
+    serve = [
+        [f"{each['anchors']:,}", f"{each['batch']:,}", *(f"{each[n]:.1f}" for n in SERVED)]
+        for each in report["serving"]
+    ]
+    titles = ["best linear", "kernel", "auto", "MLP"]
+    return {
+        "quality": [["items", "pair", "anchors", *titles, "auto chose"], *quality],
+        "fit": [["anchors", *titles[1:]], *fit],
+        "serving": [["anchors", "rows of a call", *SERVED], *serve],
+    }
+
+
+def _fit_ratio(cells: Sequence[Mapping[str, Any]], name: str, size: int) -> float:
+    return median(
+        float(cell["methods"][name]["fit_ratio"]) for cell in cells if cell["anchors"] == size
     )
-    for name, row in cell["methods"].items():
-        figures = (f"{row[key]:.3f}" for key in MEASURES)
-        table.add_row(name, *figures, f"{row['fit_seconds']:.2f}", f"{row['fit_ratio']:.1f}")
-    Console().print(table)
-
-
-def page_rows(report: Mapping[str, Any]) -> list[str]:
-    """The rows of the first table of docs/results/many-pairs.md."""
-    return [
-        f"| {cell['collection']} | {cell['pair']} | {cell['anchors']:,} | "
-        + " | ".join(
-            " / ".join(f"{cell['methods'][name][key]:.3f}" for key in MEASURES)
-            for name in METHODS_SHOWN
-        )
-        + f" | {', '.join(dict.fromkeys(cell['chosen']))} |"
-        for cell in report["cells"]
-    ]
-
-
-def time_rows(report: Mapping[str, Any]) -> list[str]:
-    """The rows of its second table: the time to fit, over that of the best linear method."""
-    sizes = dict.fromkeys(cell["anchors"] for cell in report["cells"])
-    return [
-        f"| {size:,} | "
-        + " | ".join(f"{_fit_ratio(report, name, size):.0f}" for name in METHODS_SHOWN[1:])
-        + " |"
-        for size in sizes
-    ]
-
-
-def _fit_ratio(report: Mapping[str, Any], name: str, size: int) -> float:
-    cells = (cell["methods"] for cell in report["cells"] if cell["anchors"] == size)
-    return median(float(cell[name]["fit_ratio"]) for cell in cells)
-
-
-def serving_rows(report: Mapping[str, Any]) -> list[str]:
-    """The rows of its third table: the time to serve, over that of the bare product."""
-    return [
-        f"| {cell['anchors']:,} | {cell['batch']:,} | {cell['graded']:.1f} | {cell['kernel']:.1f} |"
-        for cell in report["serving"]
-    ]
 
 
 def serving() -> Iterator[dict[str, Any]]:
@@ -272,9 +277,7 @@ def serving() -> Iterator[dict[str, Any]]:
     items = next(sentences())
     for size in (1_000, 4_000, 16_000):
         source, target = (side[:size].double() for side in items.known)
-        translators = {
-            name: of(fitted(name, {}, source, target)[0]) for name in ("graded", "kernel")
-        }
+        translators = {name: of(fitted(name, {}, source, target)[0]) for name in SERVED}
         matrix = torch.randn(source.shape[1], target.shape[1])
         contestants: dict[str, Translate] = {
             "bare product": lambda rows, matrix=matrix: rows @ matrix,  # type: ignore[misc]
@@ -292,7 +295,6 @@ def serving() -> Iterator[dict[str, Any]]:
             cell = {
                 "anchors": size,
                 "batch": batch,
-                "bare_us_a_row": bare / batch * 1e6,
                 **{name: median(times[name]) / bare for name in translators},
             }
             Console().print(cell)

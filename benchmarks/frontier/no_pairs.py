@@ -1,12 +1,12 @@
-"""Pools with nothing known in common: `pairs: none` beside mini-vec2vec.
+"""Pools with nothing known in common: what `pairs: none` finds.
 
     python -m benchmarks.frontier.no_pairs [--only WORD ...]
 
-Both get the same pools: `same` are the same sentences in another order, `disjoint` share none.
+The pools: `same` are the same sentences in another order, `disjoint` share none.
 Compared on 2,000 held-out sentences by both encoders: the share whose translation is nearest to its
-own vector among all 2,000 (top-1), and its mean rank. mini-vec2vec is `mini_vec2vec.py`, written
-from the paper. `refused` pools are wrong on purpose: too small, scrambled, noise.
-Cells that the report has already are not run again. Prints the table.
+own vector among all 2,000 (top-1), and its mean rank. `wrong` pools are wrong on purpose: too
+small, scrambled, noise.
+Prints the table, and writes benchmarks/results/no_pairs.json.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -28,14 +28,12 @@ from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from app.services.anchors.made_pairs import made_method
 from app.services.translators.alignment import DEFAULT_MADE_PAIRS, place
-from benchmarks.common import RESULTS, machine, parser, read, rounded, write
-from benchmarks.frontier import mini_vec2vec
+from benchmarks.common import RESULTS, Table, parser, show, write
 from benchmarks.frontier.texts import Parts, parts
 from benchmarks.quality.data import embedded as related
 from benchmarks.reindex.corpus import sentences
 from benchmarks.reindex.vectors import CHUNK, ENCODERS, embedded
 
-REPORT = RESULTS / "no_pairs.json"
 SIZES = (5_000, 20_000, 60_000)
 #: two unrelated pairs, and static-256, which learnt from minilm
 PAIRS = (("use", "minilm"), ("e5", "minilm"), ("static-256", "minilm"))
@@ -50,8 +48,6 @@ WRONG_RUNS, WRONG_ROWS = 2, 4_000
 FILMS, FILM_ROWS = ("movie_reviews", "sentence_polarity", "subjectivity"), 12_000
 #: the service's default for `min_right`
 LEAST_RIGHT = 0.5
-#: a translator is bad below this top-1
-BAD = 0.5
 
 
 def vectors(encoder: str, texts: list[str]) -> Tensor:
@@ -87,23 +83,9 @@ def ours(x: Tensor, y: Tensor, held: tuple[Tensor, Tensor], *, seed: int = 0) ->
     return {
         **quality(apply(translator, held[0]).vectors, held[1], y.mean(dim=0)),
         "estimate": found.estimate.right,
-        "found_again": found.estimate.found_again,
-        "agreement": found.estimate.agreement,
-        "attempts": found.attempts,
         "called_good": found.estimate.right >= LEAST_RIGHT,
         "seconds": seconds,
     }
-
-
-def paper(x: Tensor, y: Tensor, held: tuple[Tensor, Tensor]) -> dict[str, Any]:
-    """mini-vec2vec's orthogonal map."""
-    began = time.process_time()
-    pools = fit_pools(x, y, memory=MEMORY)
-    rotation = mini_vec2vec.align(pools.x, pools.y)
-    seconds = time.process_time() - began
-    mean = y.mean(dim=0)
-    translated = normalize(held[0] - x.mean(dim=0)) @ rotation + mean
-    return {**quality(translated, held[1], mean), "seconds": seconds}
 
 
 def cells(texts: Parts) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
@@ -119,7 +101,7 @@ def cells(texts: Parts) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     def cell(source: str, target: str, size: int, kind: str) -> dict[str, Any]:
         x, y = sides(source, target, size, kind)
         held = vectors(source, texts.held_out), vectors(target, texts.held_out)
-        return {"ours": ours(x, y, held), "paper": paper(x, y, held)}
+        return ours(x, y, held)
 
     for size in (20_000, 5_000, 60_000):
         for kind in KINDS:
@@ -137,7 +119,7 @@ def wrong_cells(texts: Parts) -> Iterator[tuple[str, Callable[[], dict[str, Any]
         x = vectors("use", texts.left[start : start + WRONG_ROWS])
         y = vectors(target, texts.right[start : start + WRONG_ROWS])
         held = vectors("use", texts.held_out), vectors(target, texts.held_out)
-        return {"ours": ours(x, change(y, seed), held, seed=seed)}
+        return ours(x, change(y, seed), held, seed=seed)
 
     for seed in range(WRONG_RUNS):
         for name, change in (
@@ -162,7 +144,7 @@ def other_contents(texts: Parts, source: str, target: str) -> dict[str, Any]:
     x = vectors(source, texts.left[:most])[films[:FILM_ROWS]]
     y = vectors(target, texts.right)[others[:FILM_ROWS]]
     held = vectors(source, texts.held_out), vectors(target, texts.held_out)
-    return {"ours": ours(x, y, held)}
+    return ours(x, y, held)
 
 
 def scrambled(y: Tensor, seed: int) -> Tensor:
@@ -184,35 +166,35 @@ def noise(y: Tensor, seed: int) -> Tensor:
     ) + y.mean(dim=0)
 
 
-def false_alarms(report: dict[str, Any]) -> dict[str, int]:
-    """Runs, and how many bad ones were called good."""
-    runs = [cell["ours"] for part in ("cells", "wrong") for cell in report.get(part, {}).values()]
-    return {
-        "runs": len(runs),
-        "bad": sum(run["top_1"] < BAD for run in runs),
-        "called_good": sum(run["called_good"] for run in runs),
-        "bad_called_good": sum(run["called_good"] and run["top_1"] < BAD for run in runs),
-    }
+def table(report: dict[str, Any]) -> Table:
+    """A row for each pair of pools, and for all that are wrong on purpose."""
+    rows = [["pools", "top-1", "mean rank", "estimated", "verdict", "CPU seconds"]]
+    for name, run in report["cells"].items():
+        figures = [f"{run['top_1']:.3f}", f"{run['mean_rank']:.1f}", f"{run['estimate']:.2f}"]
+        good = "good" if run["called_good"] else "refused"
+        rows.append([name, *figures, good, f"{run['seconds']:.0f}"])
+    wrong = report["wrong"].values()
+    called = sum(run["called_good"] for run in wrong)
+    return [
+        *rows,
+        [f"{len(wrong)} that are wrong on purpose", "", "", "", f"{called} called good", ""],
+    ]
 
 
 def main() -> None:
-    arguments = parser(__doc__, REPORT)
+    arguments = parser(__doc__, RESULTS / "no_pairs.json")
     arguments.add_argument("--only", nargs="*", default=[], help="cells with all of these words")
     given = arguments.parse_args()
-    path: Path = given.json
     texts = parts()
+    report: dict[str, Any] = {"cells": {}, "wrong": {}}
     for part, made in (("cells", cells(texts)), ("wrong", wrong_cells(texts))):
         for name, measure in made:
-            report = read(path)
-            if name in report.get(part, {}) or not all(word in name for word in given.only):
-                continue
-            found = rounded(measure(), 4)
-            report = read(path)
-            report.setdefault(part, {})[name] = found
-            report.update(machine=machine(), honesty=false_alarms(report))
-            write(path, report)
-            print(name, found, flush=True)
-    print(false_alarms(read(path)))
+            if all(word in name for word in given.only):
+                report[part][name] = measure()
+                print(name, report[part][name], flush=True)
+    tables = {"found": table(report)}
+    show(Console(), tables)
+    write(given.json, tables, report)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reindex import latencies, peer, recall, truth
+from benchmarks.reindex import latencies, recall, truth
 from benchmarks.reindex.postgres import Database, MemoryWatch, disk, lsn
 from benchmarks.reindex.rows import Collection, Numbers
 from benchmarks.reindex.service import Service
@@ -35,8 +35,6 @@ class Options:
     rows: int
     quiet_s: float
     kills: bool
-    isotrieve: Path | None
-    isotrieve_s: float
 
 
 @dataclass
@@ -121,15 +119,6 @@ def _play(scene: Scene, anchors: Numbers, vectors: dict[str, Vectors]) -> None:
     with scene.phase("after rollback"):
         scene.quiet()
     _compare(scene, 0, anchors, None)
-    if scene.options.isotrieve is not None:
-        with scene.phase("isotrieve"):
-            scene.report["isotrieve"] = peer.measure(
-                scene.options.isotrieve,
-                scene.database,
-                (vectors[OLD], vectors[NEW]),
-                scene.options.isotrieve_s,
-                scene.folder,
-            )
 
 
 def _connect(scene: Scene) -> None:

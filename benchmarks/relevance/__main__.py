@@ -24,24 +24,18 @@ from __future__ import annotations
 
 import sys
 from itertools import permutations
-from statistics import mean
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.common import RESULTS, Missing, merged, parser, read, rounded, write
+from benchmarks.common import RESULTS, Missing, parser, rounded, show, write
 from benchmarks.relevance import report
-from benchmarks.relevance.cells import (
-    anchor_rows,
-    average,
-    find_by_bridge,
-    measure_cell,
-    measure_fuse,
-)
+from benchmarks.relevance.cells import anchor_rows, average, measure_cell
 from benchmarks.relevance.client import Direction
 from benchmarks.relevance.collection import COLLECTIONS, JudgedCollection
-from benchmarks.service import Connection, make_set, register, serve
+from benchmarks.service import Connection, make_set, register
+from scripts.servers import serve
 
 ANCHORS = (100, 300, 1_000)
 #: draws of anchors, and random halves of the queries for each of them
@@ -55,28 +49,18 @@ def main() -> None:
     command.add_argument("--collection", choices=list(COLLECTIONS), action="append")
     command.add_argument("--draws", type=int, help="draws of anchors; default 5 and 3")
     command.add_argument("--method", default="graded", help="how translators are fitted")
-    command.add_argument(
-        "--fuse-only",
-        action="store_true",
-        help="measure fuse without judgements anew, and keep the report's other numbers",
-    )
     options = command.parse_args()
     console = Console(width=max(140, Console().width))
+    sections: dict[str, Any] = {}
     for name in options.collection or COLLECTIONS:
         try:
             data = COLLECTIONS[name]()
         except Missing as error:
             sys.exit(f"{name}: {error}")
-        section = (
-            measure_fuse_again(data, read(options.json)["sections"][name])
-            if options.fuse_only
-            else measure(data, options.draws or DRAWS[name], options.method)
-        )
-        report.show(console, name, section)
-        sections = read(options.json).get("sections", {})
-        whole = merged(sections, name, rounded(section, 4), list(COLLECTIONS))
-        about = (__doc__ or "").split("\n\n")[3]
-        write(options.json, {"about": about, "sections": whole})
+        sections[name] = rounded(measure(data, options.draws or DRAWS[name], options.method), 4)
+        tables = report.tables(name, sections[name])
+        show(console, tables)
+        write(options.json, tables, {"sections": sections})
 
 
 def measure(data: JudgedCollection, draws: int, method: str) -> dict[str, Any]:
@@ -119,26 +103,6 @@ def measure(data: JudgedCollection, draws: int, method: str) -> dict[str, Any]:
             for anchors in ANCHORS
         ],
     }
-
-
-def measure_fuse_again(data: JudgedCollection, section: dict[str, Any]) -> dict[str, Any]:
-    """The section with new numbers of fuse and its weight."""
-    with serve() as server:
-        connection = Connection(server.port)
-        register(connection, section["encoders"])
-        for anchors in ANCHORS:
-            for draw in range(section["draws"]):
-                rows, name = anchor_rows(data, anchors, draw), f"a{anchors}-{draw}"
-                vectors = {each: data.documents[each][rows].copy() for each in data.documents}
-                make_set(connection, name, vectors)
-                for cell in (each for each in section["cells"] if each["anchors"] == anchors):
-                    pair = Direction(cell["source"], cell["target"], name, section["method"])
-                    found = find_by_bridge(connection, data, pair)
-                    cell["draws"][draw] |= measure_fuse(connection, data, pair, found)
-    for cell in section["cells"]:
-        for figure in ("fuse", "weight"):
-            cell[figure] = mean(draw[figure] for draw in cell["draws"])
-    return section
 
 
 if __name__ == "__main__":

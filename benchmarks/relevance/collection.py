@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.common import DATA, Missing
 from benchmarks.relevance import debtags, encoders
-from benchmarks.scaling.data import Matrix
+from benchmarks.synthetic import Matrix
 
 CRANFIELD = DATA / "cranfield"
 CRANFIELD_ENCODERS = ("use", "e5", "minilm")

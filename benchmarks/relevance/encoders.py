@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common import Missing
 from benchmarks.quality.data import embedded
 from benchmarks.relevance.debtags import Texts
-from benchmarks.scaling.data import Matrix
+from benchmarks.synthetic import Matrix
+from scripts.servers import Missing
 
 DIMENSIONS = 256
 

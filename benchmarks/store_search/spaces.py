@@ -13,7 +13,7 @@ import torch
 from app.maths.anchors.space_match import match_space
 from benchmarks.common import DATA
 from benchmarks.relevance.collection import JudgedCollection
-from benchmarks.scaling.data import Matrix
+from benchmarks.synthetic import Matrix
 
 SAMPLED, ANCHORS, DRAWS = 50, 150, 3
 

@@ -45,13 +45,13 @@ def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
             for method in (TRUE, SEED, *growers.METHODS):
                 if number < SLOW.get(method, ((), DRAWS))[1]:
                     for count in (0,) if method == TRUE else COUNTS:
-                        yield Cell((NAME, place, method, count, number), measure, method)
+                        yield Cell((NAME, place, method, count, number), measure)
 
 
 def measure(place: str, method: str, count: int, number: int) -> Measured:
     """All rows of one set of anchors, from the source to the target (forth) and back."""
     drawn = draw(PLACES[place], number)
-    sets, told = retrieval.anchors(PLACES[place], method, drawn, count, number)
+    sets, told = retrieval.anchors(method, drawn, count, number)
     rows: dict[str, dict[str, dict[str, float]]] = {}
     for way, side in (("forth", drawn), ("back", drawn.flipped)):
         native = _native(place, number, way)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from benchmarks.common import Missing
 from benchmarks.faults.deployment import Deployment, deployment, wait_until
-from benchmarks.faults.postgres import binary
 from benchmarks.faults.row import Row, Stage
 from benchmarks.faults.traffic import Balancer, Client
 from benchmarks.faults.truth import World, growth, items
+from scripts.servers import binary
 
 SIZE = "4m"
 CREATIONS = 12

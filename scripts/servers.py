@@ -1,21 +1,127 @@
-"""A PostgreSQL cluster that a benchmark or a test owns, and may stop, restart or freeze."""
+"""Real servers in processes of their own, for tests and benchmarks: `anchorage serve`, and a
+PostgreSQL cluster that its owner may stop, restart or freeze.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
-from contextlib import suppress
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
 from psycopg.rows import TupleRow
 
-from app.demo.client import free_port
-from benchmarks.common import Missing
+SETTLE_S = 0.2
+#: longest wait for a server to listen, generous because importing torch is slow on busy cores
+START_S = 180
+
+
+class Missing(Exception):
+    """Data, a library or a program is not on this machine; the message says where to get it."""
+
+
+@dataclass
+class Server:
+    """A process that listens on `port`."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """Stop the process within this block, so that it uses no CPU there."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.process.pid, signal.SIGCONT)
+            time.sleep(SETTLE_S)
+
+    def forget_peak(self) -> None:
+        """Reset the peak of its memory."""
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
+    def memory(self) -> tuple[float, float]:
+        """MiB that it holds, and the most that it has held since `forget_peak`."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        values = {name: text for name, _, text in (line.partition(":") for line in lines)}
+        return tuple(int(values[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
+
+
+@contextmanager
+def serve(**settings: object) -> Iterator[Server]:
+    """`anchorage serve` with its own data folder, on a free port."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(Path(sys.executable).with_name("anchorage")), "serve"]
+        own = {"data_dir": folder, "log_format": "json", **settings}
+        with started(
+            command,
+            {f"ANCHORAGE_{name.upper()}": str(value) for name, value in own.items()},
+            Path(folder),
+        ) as server:
+            yield server
+
+
+@contextmanager
+def started(command: list[str], settings: Mapping[str, str], folder: Path) -> Iterator[Server]:
+    """Run a command that listens on $ANCHORAGE_PORT."""
+    port = free_port()
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")
+    }
+    log = folder / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            env={**environment, **settings, "ANCHORAGE_PORT": str(port)},
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    try:
+        for _ in range(10 * START_S):
+            if process.poll() is not None:
+                sys.exit(f"{command} ended with {process.returncode}:\n{log.read_text()[-2000:]}")
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        else:
+            sys.exit(f"{command} does not listen:\n{log.read_text()[-2000:]}")
+        yield Server(port, process)
+    finally:
+        if process.poll() is not None:
+            print(
+                f"{command} had ended with {process.returncode}:\n{log.read_text()[-2000:]}",
+                file=sys.stderr,
+            )
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        process.wait()
+
+
+def free_port() -> int:
+    """A free port outside the range that the system assigns, so that no neighbour takes it
+    meanwhile.
+    """
+    for port in itertools.count(20_000 + os.getpid() % 10_000):
+        with suppress(OSError):
+            socket.create_server(("127.0.0.1", port)).close()
+            return port
+    raise AssertionError
 
 
 def binary(*names: str) -> str:
