@@ -288,19 +288,19 @@ def table(report: dict[str, Any]) -> Table:
         ],
         [
             "of a program that reads, multiplies and writes one after the other in one thread",
-            f"{share['of_the_sum']:.0%}",
+            f"{share['of_the_sum']:.0%}".replace("%", " %"),
         ],
         [
             "the same with the start of the command and the fit of the translator",
-            f"{share['of_the_sum_with_start']:.0%}",
+            f"{share['of_the_sum_with_start']:.0%}".replace("%", " %"),
         ],
         [
             "of the three stages perfectly spread over both cores",
-            f"{share['of_both_cores']:.0%}",
+            f"{share['of_both_cores']:.0%}".replace("%", " %"),
         ],
         [
             "processor time of the three stages, of that of the command",
-            f"{share['cpu']:.0%}",
+            f"{share['cpu']:.0%}".replace("%", " %"),
         ],
         ["processor time for a million rows", f"{million:.1f} s"],
         [

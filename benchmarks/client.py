@@ -17,7 +17,7 @@ from rich.console import Console
 
 from anchorage_client import Client, Translator
 from app.demo.pack import ANCHOR_COUNT, load_pack
-from benchmarks.common import RESULTS, Table, parser, show, significant, write
+from benchmarks.common import RESULTS, Table, parser, show, write
 from scripts.servers import serve
 
 SOURCE, TARGET = "static-256", "minilm6-384"
@@ -89,7 +89,7 @@ def main() -> None:
     """Measure, print and write."""
     arguments = parser(__doc__, RESULTS / "client.json").parse_args()
     with serve() as server:
-        rows = significant(at_home(f"http://127.0.0.1:{server.port}"))
+        rows = at_home(f"http://127.0.0.1:{server.port}")
     tables = {"methods": table(rows)}
     show(Console(width=140), tables)
     write(arguments.json, tables, {"at_home": rows})

@@ -113,12 +113,3 @@ def rounded(value: Any, decimals: int) -> Any:
     if isinstance(value, list | tuple):
         return [rounded(item, decimals) for item in value]
     return round(value, decimals) if isinstance(value, float) else value
-
-
-def significant(value: Any, digits: int = 4) -> Any:
-    """`value` with every float in it rounded to `digits` significant digits."""
-    if isinstance(value, Mapping):
-        return {key: significant(item, digits) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [significant(item, digits) for item in value]
-    return float(f"{value:.{digits}g}") if isinstance(value, float) else value

@@ -23,7 +23,6 @@ from typing import Any
 import psycopg
 from psycopg.rows import TupleRow
 
-SETTLE_S = 0.2
 #: longest wait for a server to listen, generous because importing torch is slow on busy cores
 START_S = 180
 
@@ -38,26 +37,6 @@ class Server:
 
     port: int
     process: subprocess.Popen[bytes]
-
-    @contextmanager
-    def asleep(self) -> Iterator[None]:
-        """Stop the process within this block, so that it uses no CPU there."""
-        os.kill(self.process.pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(self.process.pid, signal.SIGCONT)
-            time.sleep(SETTLE_S)
-
-    def forget_peak(self) -> None:
-        """Reset the peak of its memory."""
-        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
-
-    def memory(self) -> tuple[float, float]:
-        """MiB that it holds, and the most that it has held since `forget_peak`."""
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        values = {name: text for name, _, text in (line.partition(":") for line in lines)}
-        return tuple(int(values[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
 
 
 @contextmanager

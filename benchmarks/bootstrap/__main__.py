@@ -2,26 +2,25 @@
 it?
 
     python -m benchmarks.bootstrap                      # everything
-    python -m benchmarks.bootstrap --only counts scale  # some sections; the others stay
+    python -m benchmarks.bootstrap --only counts swapped  # some sections; the others stay
     python -m benchmarks.bootstrap --quick              # few draws; writes bootstrap-quick.json
 
 Writes benchmarks/results/bootstrap.json.
 
 Items embedded by two encoders, one side in another order; some true pairs are the seeds. Means and
 standard deviations over draws of items, order and seeds; methods that take minutes have fewer
-draws. Data: see benchmarks/quality/data.py; for `scale`, corpora of film reviews. The tables of the
+draws. Data: see benchmarks/quality/data.py. The tables of the
 paper are in research/bootstrap.
 """
 
 from __future__ import annotations
 
-from benchmarks.bootstrap import counts, scale, strangers, summaries, swapped, tables
+from benchmarks.bootstrap import counts, strangers, summaries, swapped, tables
 from benchmarks.bootstrap.cells import Section, command
 from benchmarks.common import RESULTS
 
 SECTIONS = {
     counts.NAME: Section(counts.cells, summaries.of_counts),
-    scale.NAME: Section(scale.cells, summaries.of_scale),
     strangers.NAME: Section(strangers.cells, summaries.of_strangers),
     swapped.NAME: Section(swapped.cells, summaries.of_swapped),
 }

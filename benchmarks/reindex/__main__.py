@@ -41,20 +41,14 @@ def main() -> None:
     arguments.add_argument("--rows", type=int, default=1_000_000)
     arguments.add_argument("--sentences", type=int, default=SENTENCES, help="that are embedded")
     arguments.add_argument("--quiet-s", type=float, default=60, help="seconds of each quiet phase")
-    arguments.add_argument("--no-kills", action="store_true")
     arguments.add_argument("--postgres", type=Path, default=CACHE / "reindex" / "postgres")
-    arguments.add_argument("--keep", action="store_true", help="keep logs of clients and service")
-    arguments.add_argument("--fresh-copy", action="store_true", help="use a copy made beforehand")
-    arguments.add_argument("--load-only", action="store_true", help="stop once the table is loaded")
     options = arguments.parse_args()
     try:
         rows = load_rows(options.sentences, options.rows)
         with server(options.postgres) as postgres:
             name = f"rows_{options.rows}_{options.sentences}"
             loaded = load(postgres.database(name), rows, options.rows)
-            if options.load_only:
-                return
-            copy = postgres.database(f"{name}_copy", template=name, anew=not options.fresh_copy)
+            copy = postgres.database(f"{name}_copy", template=name, anew=True)
             found = course(copy, rows, options)
     except Missing as missing:
         sys.exit(str(missing))
@@ -97,12 +91,11 @@ def course(database: Database, rows: Collection, options: Any) -> dict[str, Any]
         return run(
             database,
             rows,
-            Options(options.rows, options.quiet_s, not options.no_kills),
+            Options(options.rows, options.quiet_s),
             folder,
         )
     finally:
-        if not options.keep:
-            shutil.rmtree(folder)
+        shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def tables(found: Found) -> dict[str, Table]:
         name: [["what", "found"], *map(list, _facts(found).items())],
         f"{name}-phases": [PHASE_HEAD, *_phases(found)],
         f"{name}-resources": [
-            ["phase", "WAL", "database", "PostgreSQL", "service"],
+            ["phase", "WAL", "database"],
             *_resources(found),
         ],
     }
@@ -42,15 +42,11 @@ def _phases(found: Found) -> Table:
 
 
 def _resources(found: Found) -> Table:
-    """WAL that a phase wrote, the database after it, and the peaks of memory, in GB."""
+    """WAL that a phase wrote, and the database after it, in GB."""
     return [
         [
             name,
             *(f"{each[key] / 1e9:,.2f}" for key in ("wal_bytes", "disk_bytes")),
-            *(
-                f"{each['peak_memory_bytes'].get(process, 0) / 1e9:,.2f}"
-                for process in ("postgres", "service")
-            ),
         ]
         for name, each in found["resources"].items()
     ]

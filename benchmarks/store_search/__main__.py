@@ -28,18 +28,15 @@ from rich.console import Console
 
 from benchmarks.common import RESULTS, Missing, parser, show, write
 from benchmarks.relevance.collection import cranfield
-from benchmarks.store_search import filling, report, spaces
+from benchmarks.store_search import filling, report
 from benchmarks.store_search.before import PAIRS, measure_before
 from scripts.servers import serve
-
-SECTIONS = ("before", "spaces")
 
 
 def main() -> None:
     """Measure, print and write."""
     command = parser(__doc__, RESULTS / "store_search.json")
     command.add_argument("--pgvector", help="URL of a PostgreSQL with the extension vector")
-    command.add_argument("--section", choices=SECTIONS, action="append")
     command.add_argument("--draws", type=int, default=3, help="draws of anchors")
     command.add_argument("--anchors", type=int, default=300)
     options = command.parse_args()
@@ -48,11 +45,10 @@ def main() -> None:
     except Missing as error:
         sys.exit(str(error))
     console = Console(width=max(140, Console().width))
-    for section in options.section or SECTIONS:
-        found = spaces.measure(data) if section == "spaces" else before(data, options)
-        tables = report.tables(section, found)
-        show(console, tables)
-        write(options.json, tables, {section: found})
+    found = before(data, options)
+    tables = report.tables(found)
+    show(console, tables)
+    write(options.json, tables, found)
     if options.pgvector is not None:
         filling.drop_pgvector(options.pgvector)
 

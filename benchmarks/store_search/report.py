@@ -8,22 +8,9 @@ from typing import Any
 
 from benchmarks.common import Table
 
-OUTCOMES = [
-    "true: accepted",
-    "true: unknown",
-    "true: misnamed",
-    "other: found",
-    "other: misnamed",
-    "other: unknown",
-    "other: accepted",
-]
 
-
-def tables(section: str, found: Any) -> dict[str, Table]:
-    """The tables of a section."""
-    if section == "spaces":
-        rows = [[row["data"], *(str(row.get(each, 0)) for each in OUTCOMES)] for row in found]
-        return {"spaces": [["data", *OUTCOMES], *rows]}
+def tables(found: Any) -> dict[str, Table]:
+    """nDCG@10 of each store and pair, and times of single queries."""
     return {"before": _before(found["cells"]), "times": _times(found["times"])}
 
 

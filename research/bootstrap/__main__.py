@@ -1,7 +1,6 @@
 """Cannistraci et al. 2023 on real data: are anchors that grew from 15 seeds as good as true ones?
 
     python -m research.bootstrap                   # everything
-    python -m research.bootstrap --only stitching  # one section; the other stays
     python -m research.bootstrap --quick           # few draws; writes bootstrap-quick.json
 
 Writes research/results/bootstrap.json.
@@ -16,12 +15,10 @@ from __future__ import annotations
 
 from benchmarks.bootstrap import summaries
 from benchmarks.bootstrap.cells import Section, command
-from research.bootstrap import retrieval, stitching, tables
+from research.bootstrap import retrieval, tables
 from research.common import RESULTS
 
-SECTIONS = {
-    module.NAME: Section(module.cells, summaries.of_rows) for module in (retrieval, stitching)
-}
+SECTIONS = {retrieval.NAME: Section(retrieval.cells, summaries.of_rows)}
 
 
 def main() -> None:
