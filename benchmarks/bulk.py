@@ -1,5 +1,5 @@
 """How fast does `anchorage translate` translate Parquet files, compared with reading, multiplying
-and writing the same rows alone? Does its memory stay flat, and is an interrupted run complete?
+and writing the same rows alone? Does its memory stay flat?
 
     python -m benchmarks.bulk --gigabytes 5
 
@@ -15,26 +15,17 @@ command: it reads batches, translates batches in memory, and writes translated b
 before and after the command, and the faster of both counts. "The sum" is the time of a program that
 does one stage after the other in one thread. "CPU": processor time instead, which other programs on
 the machine change less.
-
-Interrupted: the command is killed (SIGKILL) when half of the shards are complete, and started
-again. The shards are compared with those of the undisturbed run, byte for byte.
-
-Ray: a local cluster of a head without work and two nodes of one core; one node is killed when half
-of the shards are complete.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -46,7 +37,6 @@ import pyarrow as pa
 import torch
 from pyarrow import parquet
 from rich.console import Console
-from rich.table import Table
 
 from app.demo.pack import load_pack
 from app.services.anchors import anchor_sets
@@ -62,7 +52,7 @@ from app.services.translators.translators import FitRequest
 from app.settings import Settings
 from app.types import EncoderKind
 from app.wiring import make_services
-from benchmarks.common import RESULTS, machine, parser, significant, write
+from benchmarks.common import RESULTS, Table, parser, show, write
 
 SOURCE, TARGET, ANCHORS = "minilm6-384", "minilm3-512", "demo"
 DIM = 384
@@ -72,7 +62,6 @@ FILE_BYTES, GROUP_ROWS = GIGABYTE // 2, 65_536
 #: batches of each stage alone
 ALONE_BATCHES = 24
 RSS_EVERY_S = 0.25
-TIMEOUT_S = 3_600
 
 console = Console(width=130)
 
@@ -82,19 +71,19 @@ def main() -> None:
     arguments = parser(__doc__, RESULTS / "bulk.json")
     arguments.add_argument("--gigabytes", type=float, default=0.25, help="of vectors (default .25)")
     arguments.add_argument("--folder", type=Path, help="where to work; it is deleted afterwards")
-    arguments.add_argument("--no-ray", action="store_true", help="leave Ray out")
     options = arguments.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="anchorage-bulk-", dir=options.folder))
     try:
-        for report in measure(folder, options.gigabytes, with_ray=not options.no_ray):
-            write(options.json, significant(report))
+        report = measure(folder, options.gigabytes)
     finally:
         shutil.rmtree(folder)
-    show(report)
+    tables = {"found": table(report)}
+    show(console, tables)
+    write(options.json, tables, report)
 
 
-def measure(folder: Path, gigabytes: float, *, with_ray: bool) -> Iterator[dict[str, Any]]:
-    """Measure everything in `folder`, and yield the report after each part."""
+def measure(folder: Path, gigabytes: float) -> dict[str, Any]:
+    """Measure everything in `folder`."""
     work = prepare(folder)
     rows = make_input(folder / "in", gigabytes)
     before = stages_alone(work, folder)
@@ -102,7 +91,6 @@ def measure(folder: Path, gigabytes: float, *, with_ray: bool) -> Iterator[dict[
     after = stages_alone(work, folder)
     alone = {name: faster(before[name], after[name]) for name in before}
     report: dict[str, Any] = {
-        "machine": {**machine(), "load_average": os.getloadavg()[0]},
         "input": {
             "rows": rows,
             "dim": DIM,
@@ -114,15 +102,7 @@ def measure(folder: Path, gigabytes: float, *, with_ray: bool) -> Iterator[dict[
         "command": whole,
         "share": shares(alone, whole, rows),
     }
-    yield report
-    digests = digests_of(folder / "out")
-    shutil.rmtree(folder / "out")
-    report["interrupted"] = interrupt(folder, digests)
-    yield report
-    shutil.rmtree(folder / "out")
-    if with_ray:
-        report["ray"] = run_on_ray(folder, digests)
-        yield report
+    return report
 
 
 def prepare(folder: Path) -> BulkWork:
@@ -295,95 +275,39 @@ def shares(alone: dict[str, Any], whole: dict[str, Any], rows: int) -> dict[str,
     }
 
 
-def digests_of(folder: Path) -> dict[str, str]:
-    """SHA-256 of each shard."""
-    found = {}
-    for path in sorted(folder.glob("*.parquet")):
-        with path.open("rb") as file:
-            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
-
-
-def interrupt(folder: Path, digests: dict[str, str]) -> dict[str, Any]:
-    """Kill the command when half of the shards are complete, and run it again."""
-    half = len(digests) // 2
-    process = command(folder, "out")
-    wait_for(lambda: len(list((folder / "out").glob("*.parquet"))) >= half, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    kept = len(list((folder / "out").glob("*.parquet")))
-    again = run_command(folder, "out")
-    return {
-        "shards": len(digests),
-        "kept": kept,
-        "seconds_of_the_second_run": again["s"] - again["start_s"],
-        "equal_to_undisturbed": digests_of(folder / "out") == digests,
-    }
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError("the command ended before it was interrupted")
-        time.sleep(0.01)
-
-
-def run_on_ray(folder: Path, digests: dict[str, str]) -> dict[str, Any]:
-    """Run on two nodes, and kill one of them halfway."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    from ray.cluster_utils import Cluster
-
-    node: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 2 * 10**8}
-    cluster = Cluster(initialize_head=True, head_node_args={**node, "num_cpus": 0})
-    cluster.add_node(**node)
-    lost = cluster.add_node(**node)
-    output = folder / "out"
-
-    def kill() -> None:
-        half = len(digests) // 2
-        while len(list(output.glob("*.parquet"))) < half:
-            if ended.wait(0.05):
-                return
-        cluster.remove_node(lost, allow_graceful=False)
-        killed.set()
-
-    ended, killed = threading.Event(), threading.Event()
-    killer = threading.Thread(target=kill)
-    killer.start()
-    call = [sys.executable, "-m", "app.cli", "translate", str(folder / "in"), str(output)]
-    call += ["--from", SOURCE, "--to", TARGET, "--anchors", ANCHORS, "--engine", "ray"]
-    call += ["--ray-address", cluster.address]
-    environment = {**os.environ, "ANCHORAGE_DATA_DIR": str(folder / "data")}
-    try:
-        with timed() as times:
-            done = subprocess.run(call, env=environment, capture_output=True, text=True)
-    finally:
-        ended.set()
-        killer.join()
-        cluster.shutdown()  # type: ignore[no-untyped-call]
-    return {
-        "s": times["s"],
-        "exit_code": done.returncode,
-        "a_node_was_killed": killed.is_set(),
-        "equal_to_undisturbed": digests_of(output) == digests,
-        "error": done.stderr[-500:] if done.returncode else None,
-    }
-
-
-def show(report: dict[str, Any]) -> None:
-    """Print the report as a table."""
-    table = Table(title=f"{report['input']['rows']:,} rows of {DIM} float32 numbers")
-    for name in ("", "rows/s", "GB/s of vectors"):
-        table.add_column(name, justify="right" if name else "left")
-    paces = {f"{name} alone": 1 / stage["s"] for name, stage in report["alone"].items()}
-    paces["one after the other"] = 1 / sum(stage["s"] for stage in report["alone"].values())
-    paces["anchorage translate"] = report["share"]["rows_per_s"]
-    for name, pace in paces.items():
-        table.add_row(name, f"{pace:,.0f}", f"{pace * DIM * 4 / GIGABYTE:.3f}")
-    console.print(table)
-    console.print({name: report[name] for name in ("share", "command", "interrupted")})
-    console.print(report.get("ray", {}))
+def table(report: dict[str, Any]) -> Table:
+    """The table of docs/results/speed.md."""
+    share, whole = report["share"], report["command"]
+    million = whole["cpu_s"] / report["input"]["rows"] * 1e6
+    memory = [f"{peak / 1e6:,.0f}" for peak in whole["rss_by_quarter_bytes"]]
+    return [
+        ["", "found"],
+        [
+            "rows/s, once the command has started and fitted its translator",
+            f"{share['rows_per_s']:,.0f}",
+        ],
+        [
+            "of a program that reads, multiplies and writes one after the other in one thread",
+            f"{share['of_the_sum']:.0%}".replace("%", " %"),
+        ],
+        [
+            "the same with the start of the command and the fit of the translator",
+            f"{share['of_the_sum_with_start']:.0%}".replace("%", " %"),
+        ],
+        [
+            "of the three stages perfectly spread over both cores",
+            f"{share['of_both_cores']:.0%}".replace("%", " %"),
+        ],
+        [
+            "processor time of the three stages, of that of the command",
+            f"{share['cpu']:.0%}".replace("%", " %"),
+        ],
+        ["processor time for a million rows", f"{million:.1f} s"],
+        [
+            "most memory of the process, in each quarter of the run",
+            f"{', '.join(memory[:-1])} and {memory[-1]} MB",
+        ],
+    ]
 
 
 if __name__ == "__main__":

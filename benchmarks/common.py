@@ -10,10 +10,15 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from scripts.servers import Missing as Missing
 
 #: embeddings and texts that the repository does not contain; each script's help says which it reads
 DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
@@ -24,10 +29,12 @@ CACHE = Path(
     )
 )
 RESULTS = Path(__file__).parent / "results"
+#: columns of a record in a report
+WIDTH = 300
 
-
-class Missing(Exception):
-    """Data, a library or a program is not on this machine; the message says where to get it."""
+#: a table of a page: its columns, then its rows
+Table = list[list[str]]
+EMPTY: Mapping[str, Any] = {}
 
 
 def parser(about: str | None, results: Path) -> argparse.ArgumentParser:
@@ -52,18 +59,42 @@ def read(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
-def write(path: Path, report: Mapping[str, Any]) -> None:
-    """Write a report as JSON."""
+def write(path: Path, tables: Mapping[str, Table], report: Mapping[str, Any] = EMPTY) -> None:
+    """Write the tables that pages quote, and keep other tables of that file. A file beside the
+    repository's own results also gets the report: every number measured.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    known = read(path)
+    whole: dict[str, Any] = {
+        **({} if path.parent.name == "results" else {**known, **report}),
+        "machine": machine(),
+        "tables": {**known.get("tables", {}), **tables},
+    }
+    path.write_text(records(whole) + "\n", encoding="utf-8")
 
 
-def merged(
-    sections: Mapping[str, Any], name: str, section: object, order: Sequence[str]
-) -> dict[str, Any]:
-    """`sections` with one of them replaced: those in `order` first, then any others."""
-    new = {**sections, name: section}
-    return {key: new[key] for key in (*order, *new) if key in new}
+def show(console: Console, tables: Mapping[str, Table]) -> None:
+    """Print tables, which are also those of the pages."""
+    for name, (columns, *rows) in tables.items():
+        shown = RichTable(title=name, title_justify="left")
+        for place, column in enumerate(columns):
+            shown.add_column(column, justify="right" if place else "left")
+        for row in rows:
+            shown.add_row(*row)
+        console.print(shown)
+
+
+def records(value: Any, indent: int = 0) -> str:
+    """`value` as JSON, with each mapping or list that fits into WIDTH columns in one line."""
+    line = json.dumps(value, ensure_ascii=False)
+    if indent + len(line) <= WIDTH or not isinstance(value, dict | list):
+        return line
+    start = " " * (indent + 1)
+    if isinstance(value, dict):
+        items = [f"{start}{json.dumps(k)}: {records(v, indent + 1)}" for k, v in value.items()]
+        return "{\n" + ",\n".join(items) + "\n" + " " * indent + "}"
+    items = [start + records(item, indent + 1) for item in value]
+    return "[\n" + ",\n".join(items) + "\n" + " " * indent + "]"
 
 
 def machine() -> dict[str, Any]:
@@ -82,12 +113,3 @@ def rounded(value: Any, decimals: int) -> Any:
     if isinstance(value, list | tuple):
         return [rounded(item, decimals) for item in value]
     return round(value, decimals) if isinstance(value, float) else value
-
-
-def significant(value: Any, digits: int = 4) -> Any:
-    """`value` with every float in it rounded to `digits` significant digits."""
-    if isinstance(value, Mapping):
-        return {key: significant(item, digits) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [significant(item, digits) for item in value]
-    return float(f"{value:.{digits}g}") if isinstance(value, float) else value

@@ -30,7 +30,6 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from app.demo.run import new_table
 from app.maths.geometry.space import fit_space
 from app.maths.quality import crossfit
 from app.maths.quality.index_curves import measure_curves
@@ -47,6 +46,7 @@ SEEDS = (11, 12)
 #: random indexes of at most 1,000 items, whose numbers vary
 SMALL_INDEXES = 8
 METHOD = "graded"
+TITLES = ["recall@10", "MRR", "recall@10 with a sample", "MRR with a sample"]
 
 PAIRS = {
     "banking77": [
@@ -78,19 +78,17 @@ def main() -> None:
     chosen = arguments.parse_args()
     torch.set_num_threads(1)
     console = Console()
-    cases = list(common.read(chosen.json).get("cases", []))
-    cases = [each for each in cases if each["data"] not in chosen.data]
+    cases: list[dict[str, Any]] = []
     for name in chosen.data:
         encoders = load(name)
         for seed, anchors, pair in itertools.product(SEEDS, ANCHORS, PAIRS[name]):
             if len(next(iter(encoders.values()))) < anchors + QUERIES + INDEXES[0] * 0.6:
                 continue
             cases += measure(name, encoders[pair[0]], encoders[pair[1]], pair, anchors, seed)
-        rows = summary(cases)
-        common.write(
-            chosen.json, common.rounded({"about": __doc__, "rows": rows, "cases": cases}, 4)
-        )
-    show(console, summary(cases))
+    rows = summary(cases)
+    tables = {"summary": by_index(cases), "rows": by_data(rows)}
+    common.show(console, tables)
+    common.write(chosen.json, tables, common.rounded({"rows": rows, "cases": cases}, 4))
 
 
 def measure(
@@ -197,30 +195,43 @@ def compare(cases: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
             "promised": mean(value for value, _, _, _ in numbers),
             "found": mean(found for _, _, _, found in numbers),
             "absolute": mean(abs(value - found) for value, _, _, found in numbers),
-            "interval_holds": mean(float(low <= found <= high) for _, low, high, found in numbers),
-            "width": mean(high - low for _, low, high, _ in numbers),
         }
     return figures
 
 
-def show(console: Console, rows: list[dict[str, Any]]) -> None:
-    names = tuple(f"{name}{kind}" for kind in ("", ", sample") for name in ("recall@10", "MRR"))
-    table = new_table(
-        "promised / found (mean absolute difference; share of intervals that hold)",
-        ("data", "index", "anchors"),
-        names,
-    )
+def by_data(rows: list[dict[str, Any]]) -> common.Table:
+    """Promised and found, and their mean absolute difference, without and with a sample."""
+    table = [["data", "index", "anchors", *TITLES]]
     for row in rows:
         cells = []
         for kind in ("none", "sample"):
             for name in ("recall", "mrr"):
                 each = row[kind][name]
                 cells.append(
-                    f"{each['promised']:.3f} / {each['found']:.3f} "
-                    f"({each['absolute']:.3f}; {each['interval_holds']:.0%})"
+                    f"{each['promised']:.3f} / {each['found']:.3f} ({each['absolute']:.3f})"
                 )
-        table.add_row(row["data"], f"{row['index']:,}", f"{row['anchors']:,}", *cells)
-    console.print(table)
+        table.append([row["data"], f"{row['index']:,}", f"{row['anchors']:,}", *cells])
+    return table
+
+
+def by_index(cases: list[dict[str, Any]]) -> common.Table:
+    """Mean absolute differences in all cases of an index, and how many intervals hold."""
+    table = [["index", *TITLES]]
+    for index in INDEXES:
+        row = [f"{index:,}"]
+        for sampled in (False, True):
+            some = [
+                each
+                for each in cases
+                if abs(each["index"] / index - 1) < 0.5 and bool(each["sample"]) == sampled
+            ]
+            for name in ("recall", "mrr"):
+                numbers = [each["measures"][name] for each in some]
+                held = sum(low <= found <= high for _, low, high, found in numbers)
+                apart = mean(abs(value - found) for value, _, _, found in numbers) if some else 0
+                row.append(f"{apart:.3f}, {held} of {len(numbers)}")
+        table.append(row)
+    return table
 
 
 # --- data -----------------------------------------------------------------------------------------

@@ -1,134 +1,27 @@
-"""A real server in a separate process, and clients that add little to what is measured: sockets,
-streams, its memory.
-"""
+"""A client that adds little to what is measured: one socket, and memory for its answers."""
 
 from __future__ import annotations
 
 import base64
 import io
-import itertools
-import os
-import signal
 import socket
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from http.client import HTTPResponse
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 import orjson
 
-from benchmarks.scaling.data import Matrix
+from benchmarks.synthetic import Matrix
 
 Found = TypeVar("Found")
 
 JSON, NPY, ARROW = "application/json", "application/x-npy", "application/vnd.apache.arrow.stream"
-SETTLE_S = 0.2
-#: longest wait for a server to listen, generous because importing torch is slow on busy cores
-START_S = 180
 TIMEOUT_S = 120
 
 #: after this idle time a connection is renewed, because servers close idle ones
 IDLE_S = 30
-
-
-@dataclass
-class Server:
-    """A process that listens on `port`."""
-
-    port: int
-    process: subprocess.Popen[bytes]
-
-    @contextmanager
-    def asleep(self) -> Iterator[None]:
-        """Stop the process within this block, so that it uses no CPU there."""
-        os.kill(self.process.pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.kill(self.process.pid, signal.SIGCONT)
-            time.sleep(SETTLE_S)
-
-    def forget_peak(self) -> None:
-        """Reset the peak of its memory."""
-        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
-
-    def memory(self) -> tuple[float, float]:
-        """MiB that it holds, and the most that it has held since `forget_peak`."""
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        values = {name: text for name, _, text in (line.partition(":") for line in lines)}
-        return tuple(int(values[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
-
-
-@contextmanager
-def serve(**settings: object) -> Iterator[Server]:
-    """`anchorage serve` with its own data folder, on a free port."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [str(Path(sys.executable).with_name("anchorage")), "serve"]
-        own = {"data_dir": folder, "log_format": "json", **settings}
-        with started(
-            command,
-            {f"ANCHORAGE_{name.upper()}": str(value) for name, value in own.items()},
-            Path(folder),
-        ) as server:
-            yield server
-
-
-@contextmanager
-def started(command: list[str], settings: Mapping[str, str], folder: Path) -> Iterator[Server]:
-    """Run a command that listens on $ANCHORAGE_PORT."""
-    port = free_port()
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")
-    }
-    log = folder / "log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command,
-            env={**environment, **settings, "ANCHORAGE_PORT": str(port)},
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-        )
-    try:
-        for _ in range(10 * START_S):
-            if process.poll() is not None:
-                sys.exit(f"{command} ended with {process.returncode}:\n{log.read_text()[-2000:]}")
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        else:
-            sys.exit(f"{command} does not listen:\n{log.read_text()[-2000:]}")
-        yield Server(port, process)
-    finally:
-        if process.poll() is not None:
-            print(
-                f"{command} had ended with {process.returncode}:\n{log.read_text()[-2000:]}",
-                file=sys.stderr,
-            )
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
-        process.wait()
-
-
-def free_port() -> int:
-    """A free port outside the range that the system assigns, so that no neighbour takes it
-    meanwhile.
-    """
-    for port in itertools.count(20_000 + os.getpid() % 10_000):
-        with suppress(OSError):
-            socket.create_server(("127.0.0.1", port)).close()
-            return port
-    raise AssertionError
 
 
 class Connection:
@@ -188,38 +81,6 @@ def request_head(verb: str, path: str, media: str, length: int) -> bytes:
         f"{verb} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {media}\r\n"
         f"Content-Length: {length}\r\n\r\n"
     ).encode()
-
-
-def stream(
-    port: int,
-    path: str,
-    media: str,
-    parts: Callable[[], Iterator[bytes]],
-    length: int,
-    read: Callable[[HTTPResponse], Found],
-) -> Found:
-    """Send the parts of a body while reading the answer. Ends the benchmark if the status is an
-    error.
-    """
-    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as line:
-
-        def send() -> None:
-            try:
-                line.sendall(request_head("POST", path, media, length))
-                for part in parts():
-                    line.sendall(part)
-            except OSError as error:  # the reader prints what the server answered
-                print(f"sending broke off: {error}", file=sys.stderr)
-
-        sender = threading.Thread(target=send)
-        sender.start()
-        answer = HTTPResponse(line, method="POST")
-        answer.begin()
-        if answer.status != 200:
-            sys.exit(f"{path}: {answer.status} {answer.read(1000).decode()}")
-        found = read(answer)
-        sender.join()
-    return found
 
 
 def npy(matrix: Matrix) -> bytes:

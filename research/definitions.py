@@ -4,6 +4,9 @@ compare with them.
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import torch
 from jaxtyping import Float, Float32, Float64, Int16, Int64
 from torch import Tensor
@@ -133,3 +136,11 @@ def measure(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> Q
     module.
     """
     return mean_quality(item_metrics(translated, native))
+
+
+def most_steps(distortion: float, *, bits: int) -> int:
+    """ceil(e / D), exactly: the largest difference between the codes of cosines that differ by e.
+
+    e is `distortion` >= 0. Raises InvalidOption.
+    """
+    return math.ceil(Fraction(distortion) * largest_code(bits))

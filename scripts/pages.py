@@ -9,22 +9,16 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"<!-- (?P<name>[a-z-]+) -->\n.*?<!-- /(?P=name) -->", re.DOTALL)
+#: "<!-- settings -->", or a table of results: "<!-- relevance/cranfield -->"
+BLOCK = re.compile(r"<!-- (?P<name>[a-z_]+[\w/-]*) -->\n.*?<!-- /(?P=name) -->", re.DOTALL)
+RESULTS = (ROOT / "benchmarks" / "results", ROOT / "research" / "results")
 
-#: the columns of the demo's table in demo.json
-DEMO_COLUMNS = ("plain_cosine", "plain_recall", "cosine", "recall", "mrr")
-#: the rows of the README's table, and what the README calls them
-README_ROWS = {
-    "do nothing": "do nothing",
-    "irp": "irp (Maiorca et al. 2024)",
-    "procrustes": "procrustes",
-    "auto": "auto (default)",
-}
+
 MIB = 2**20
 
 
@@ -40,13 +34,31 @@ def filled(text: str) -> str:
 
     def block(match: re.Match[str]) -> str:
         name = match["name"]
-        return (
-            f"<!-- {name} -->\n{BLOCKS[name]().strip()}\n<!-- /{name} -->"
-            if name in BLOCKS
-            else match[0]
-        )
+        if name in BLOCKS:
+            content = BLOCKS[name]()
+        elif "/" in name:
+            content = results(*name.split("/"))
+        else:
+            return match[0]
+        return f"<!-- {name} -->\n{content.strip()}\n<!-- /{name} -->"
 
     return BLOCK.sub(block, text)
+
+
+def results(file: str, name: str) -> str:
+    """A table that a benchmark or a reproduction wrote. Raises KeyError without it."""
+    for folder in RESULTS:
+        path = folder / f"{file}.json"
+        if path.exists():
+            return table(json.loads(path.read_text(encoding="utf-8"))["tables"][name])
+    raise KeyError(f"no results of {file}")
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; the first row has the columns."""
+    columns, *others = rows
+    lines = (columns, ["---"] * len(columns), *others)
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def settings() -> str:
@@ -132,6 +144,23 @@ def _value(parameter: Any) -> str:
     )
 
 
+#: the columns of the demo's table in demo.json, and their titles
+DEMO_COLUMNS = {
+    "plain_cosine": "plain cosine",
+    "plain_recall": "plain recall@10",
+    "cosine": "centred cosine",
+    "recall": "centred recall@10",
+    "mrr": "centred MRR",
+}
+#: the rows of the README's table, and what the README calls them
+README_ROWS = {
+    "do nothing": "do nothing",
+    "irp": "irp (Maiorca et al. 2024)",
+    "procrustes": "procrustes",
+    "auto": "auto (default)",
+}
+
+
 def demo() -> str:
     """The demo's table: the means over all pairs."""
     return _demo_table({name: name for name in _demo()["mean"]})
@@ -144,21 +173,11 @@ def readme_demo() -> str:
 
 def _demo_table(names: Mapping[str, str]) -> str:
     mean = _demo()["mean"]
-    columns = (
-        "method",
-        "plain cosine",
-        "plain recall@10",
-        "centred cosine",
-        "centred recall@10",
-        "centred MRR",
-    )
     rows = [
         [title, *(f"{mean[name][key]:.3f}" for key in DEMO_COLUMNS)]
         for name, title in names.items()
     ]
-    return "\n".join(
-        "| " + " | ".join(line) + " |" for line in (columns, ["---"] * len(columns), *rows)
-    )
+    return table([["method", *DEMO_COLUMNS.values()], *rows])
 
 
 def demo_words() -> str:
@@ -196,7 +215,14 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "demo-words": demo_words,
     "readme-demo": readme_demo,
 }
-PAGES = ("README.md", "docs/reference/settings.md", "docs/reference/cli.md", "docs/results/demo.md")
+PAGES = (
+    "README.md",
+    *sorted(
+        str(path.relative_to(ROOT))
+        for path in ROOT.glob("docs/**/*.md")
+        if BLOCK.search(path.read_text(encoding="utf-8"))
+    ),
+)
 
 
 if __name__ == "__main__":

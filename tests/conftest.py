@@ -21,8 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from app.main import create_app
 from app.settings import Settings
 from app.storage.db import Database, sqlite_url
-from benchmarks.common import Missing
-from benchmarks.faults.postgres import Postgres
+from scripts.servers import Missing, Postgres
 from tests.pgvector_server import own_pgvector as own_pgvector
 from tests.pgvector_server import own_pgvector_server as own_pgvector_server
 from tests.pgvector_server import pgvector_server as pgvector_server

@@ -21,8 +21,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import Missing
-from benchmarks.faults.postgres import Postgres
+from scripts.servers import Missing, Postgres
 
 #: fast, and safe enough for data that a test has just made up
 OPTIONS = "-c fsync=off -c full_page_writes=off -c max_connections=60 -c shared_buffers=64MB"

@@ -1,25 +1,26 @@
-"""A cell: one thing to measure, in a separate process, under a key that names everything that it
-depends on.
+"""A cell is one thing to measure in a process of its own; a section is many cells and their
+summary.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import Progress, TimeElapsedColumn
 
-from benchmarks.bootstrap import store
-from benchmarks.bootstrap.store import Key
+from benchmarks.common import Missing, Table, parser, rounded, show, write
 
+#: the section's name first, then the arguments of the function that measures
+Key = tuple[str | int, ...]
 Measured = dict[str, Any]
 #: measured cells of a section, by key
 Found = Mapping[Key, Measured]
@@ -29,74 +30,68 @@ Found = Mapping[Key, Measured]
 class Cell:
     """key      the section's name first, then the arguments
     measure  a function of a module, called with the key's arguments
-    group    the name under which its seconds are reported
-    alone    whether nothing else may run in its process, before or after
-    fresh    whether to measure it each time, because it depends on more than `store.version` covers
     """
 
     key: Key
     measure: Callable[..., Measured]
-    group: str
-    alone: bool = False
-    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """cells      yields what to measure, for `quick` and `draws`
+    summarise  makes the section of the report from the measured cells
+    """
+
+    cells: Callable[..., Iterable[Cell]]
+    summarise: Callable[[Found], dict[str, Any]]
+
+
+def command(
+    doc: str | None,
+    sections: Mapping[str, Section],
+    results: Path,
+    tables: Callable[[Mapping[str, Any]], dict[str, Table]],
+) -> None:
+    """Run the command line over these sections: measure, print and write."""
+    arguments = parser(doc, results)
+    every = list(sections)
+    arguments.add_argument(
+        "--only", nargs="+", choices=every, default=every, help="measure only these sections"
+    )
+    arguments.add_argument("--draws", type=int, help="draws of each cell at most")
+    arguments.add_argument("--quick", action="store_true", help="one draw, few seeds and pairs")
+    arguments.add_argument("--jobs", type=int, default=1, help="processes at once, a core each")
+    chosen = arguments.parse_args()
+    console = Console(width=max(200, Console().width))
+    path = Path(results.name.replace(".json", "-quick.json")) if chosen.quick else chosen.json
+    report: dict[str, Any] = {}
+    for name in chosen.only:
+        try:
+            cells = list(sections[name].cells(quick=chosen.quick, draws=chosen.draws))
+            found = run(cells, console, jobs=chosen.jobs)
+        except Missing as error:
+            console.print(f"[red]{name} is left out.[/red] {error}", highlight=False)
+            continue
+        report[name] = rounded(sections[name].summarise(found), 4)
+        show(console, tables({name: report[name]}))
+        write(path, tables(report), {"sections": report})
+    console.print(f"Written to {path}")
 
 
 def run(cells: Sequence[Cell], console: Console, *, jobs: int) -> dict[Key, Measured]:
-    """Measure the cells, or take them from the store. Each has its seconds of one core next to its
-    figures.
-    """
-    found = {
-        cell.key: known
-        for cell in cells
-        if not cell.fresh and (known := store.cell(cell.key)) is not None
-    }
-    missing = [cell for cell in cells if cell.key not in found]
-    if found:
-        console.print(f"{len(found)} of {len(cells)} cells are known already.")
-    for alone in (False, True):
-        found |= _measured(
-            [cell for cell in missing if cell.alone == alone],
-            console,
-            jobs=1 if alone else jobs,
-            alone=alone,
-        )
-    return {cell.key: found[cell.key] for cell in cells if cell.key in found}
-
-
-def _measured(
-    cells: Sequence[Cell], console: Console, *, jobs: int, alone: bool
-) -> dict[Key, Measured]:
-    """Measure each in a worker process; print and leave out those that fail."""
-    if not cells:
-        return {}
+    """Measure the cells in worker processes; print and leave out those that fail."""
     found: dict[Key, Measured] = {}
-    columns = (*Progress.get_default_columns(), TimeElapsedColumn())
-    with (
-        ProcessPoolExecutor(
-            jobs, get_context("spawn"), _begin, max_tasks_per_child=1 if alone else None
-        ) as pool,
-        Progress(*columns, console=console, transient=True) as progress,
-    ):
-        bar = progress.add_task(str(cells[0].key[0]), total=len(cells))
-        asked: dict[Future[Measured], Cell] = {pool.submit(_one, cell): cell for cell in cells}
-        try:
-            for future in as_completed(asked):
-                cell = asked[future]
-                name = " · ".join(map(str, cell.key))
-                if error := future.exception():
-                    console.print(f"[red]{name} failed:[/red] {error!r}", highlight=False)
-                else:
-                    found[cell.key] = future.result()
-                    if not console.is_terminal:
-                        # A progress bar is invisible there, so print a line for each.
-                        console.print(
-                            f"{name}: {found[cell.key]['seconds']:.1f} s", highlight=False
-                        )
-                progress.update(bar, advance=1, description=f"{cell.key[0]}: {cell.group}")
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return found
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin) as pool:
+        work = {pool.submit(_one, cell): cell for cell in cells}
+        for future in as_completed(work):
+            key = work[future].key
+            name = " · ".join(map(str, key))
+            if error := future.exception():
+                console.print(f"[red]{name} failed:[/red] {error!r}", highlight=False)
+            else:
+                found[key] = future.result()
+                console.print(f"{name}: {found[key]['seconds']:.1f} s", highlight=False)
+    return {cell.key: found[cell.key] for cell in cells if cell.key in found}
 
 
 def _begin() -> None:
@@ -115,8 +110,5 @@ def _begin() -> None:
 
 
 def _one(cell: Cell) -> Measured:
-    begun, clock = time.process_time(), time.monotonic()
-    measured = cell.measure(*cell.key[1:])
-    measured |= {"seconds": time.process_time() - begun, "wall": time.monotonic() - clock}
-    store.keep(cell.key, measured)
-    return measured
+    begun = time.process_time()
+    return {**cell.measure(*cell.key[1:]), "seconds": time.process_time() - begun}

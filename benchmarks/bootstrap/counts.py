@@ -7,7 +7,6 @@ and it found at least ten pairs; the service refuses fewer, because they are too
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from app.services.anchors.bootstrap import FEWEST_JUDGED
@@ -28,9 +27,8 @@ UNSEEDED, UNSEEDED_DRAWS = 0, 3
 SLOW: dict[str, tuple[tuple[int, ...], int]] = {
     "vecmap": ((5, 15), 1),
     "paper": ((15, 50), 1),
-    "soft-plan": ((15, 50), 1),
 }
-SLOW_TEXTS = {"paper": 5, "soft-plan": 5}
+SLOW_TEXTS = {"paper": 5}
 
 
 def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
@@ -49,55 +47,28 @@ def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
                 )
                 if number < most:
                     for count in [count for count in counts if count in QUICK] if quick else counts:
-                        yield Cell((NAME, name, method, count, number), measure, method)
+                        yield Cell((NAME, name, method, count, number), measure)
             if not quick and number < UNSEEDED_DRAWS:
-                yield Cell(
-                    (NAME, name, "self-learning", UNSEEDED, number), measure, "self-learning"
-                )
+                yield Cell((NAME, name, "self-learning", UNSEEDED, number), measure)
 
 
 def measure(name: str, method: str, count: int, number: int) -> Measured:
     """One run: what it found, what is right, and what the estimate says of it."""
-    return judged(name, method, count, number, growers.UNCHANGED)
-
-
-def judged(name: str, method: str, count: int, number: int, changes: growers.Changes) -> Measured:
-    """One run with changed settings."""
     drawn = draw(CASES[name], number)
-    found, seconds = growers.grown(method, CASES[name], count, number, changes)
+    found = growers.grow(method, drawn.pools, drawn.seeds(count), number)
     new = growers.beside_seeds(found, drawn.seeds(count))
-    right, confidence = drawn.right(found.pairs[new]), found.confidence[new]
+    right = drawn.right(found.pairs[new])
     measured: Measured = {
-        "grow_seconds": seconds,
         "found": len(found.pairs),
         "pairs": len(right),
         "right": int(right.sum()),
-        "seeds_kept": int((~new).sum()),
-        "facts": {
-            name: None if math.isnan(value) else value for name, value in found.facts.items()
-        },
     }
-    if len(right) and not bool(confidence.isnan().any()):
-        measured["expected"] = float(confidence.double().mean())
-        measured["brier"] = float((confidence - right.float()).square().double().mean())
-        # Of the pairs with such a confidence: how many there are, how many are right, how many
-        # should be.
-        within = [
-            (confidence >= low) & (confidence < high)
-            for low, high in zip(LEVELS, (*LEVELS[1:], 2.0), strict=True)
-        ]
-        measured["levels"] = [
-            [int(some.sum()), int((some & right).sum()), float(confidence[some].double().sum())]
-            for some in within
-        ]
     if growers.SAID in found.facts:
         said = found.facts[growers.SAID]
         measured |= {"said_share": said, "said_good": believed(len(found.pairs), said)}
     return measured
 
 
-#: lower bounds of the intervals of confidence that are reported
-LEVELS = (0.0, 0.5, 0.8, 0.95)
 #: a run is called good if at least this share of its pairs is expected to be right: the default
 #: `min_right` of POST /bootstrap
 LEAST = 0.5

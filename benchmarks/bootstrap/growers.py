@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from app.maths.bootstrap import attempts, methods, paper
-from app.maths.bootstrap.pools import GrownPairs, OnStep, Pools, ignore_step
-from benchmarks.bootstrap import store
-from benchmarks.bootstrap.draws import GT, Case, draw
+from app.maths.bootstrap.pools import GrownPairs, Pools
+from benchmarks.bootstrap.draws import GT
 from research import baselines
 
 Seeds = list[tuple[int, int]]
-#: settings that differ from the method's own
-Changes = Mapping[str, object]
-UNCHANGED: Changes = {}
 
-#: (pools, seeds, settings, on_step=...) -> the pairs that grew
+#: (pools, seeds, settings) -> the pairs that grew
 Grow = Callable[..., GrownPairs]
 #: (pools, the draw's number) -> settings, a dataclass
 Settings = Callable[[Pools, int], Any]
@@ -30,17 +23,11 @@ Settings = Callable[[Pools, int], Any]
 SAID = "said"
 
 
-def served(
-    pools: Pools, seeds: Seeds, settings: methods.MethodSettings, *, on_step: OnStep
-) -> GrownPairs:
+def served(pools: Pools, seeds: Seeds, settings: methods.MethodSettings) -> GrownPairs:
     """A method that the service offers, with the service's estimate of its share of right pairs."""
-    found = methods.run(pools, seeds, settings, on_step=on_step)
-    told = {
-        SAID: found.estimate.right,
-        "agreement": found.estimate.agreement,
-        "wrong_seeds": float(len(found.wrong_seeds)),
-    }
-    return GrownPairs(found.pairs, found.confidence, {**found.facts, **told})
+    found = methods.run(pools, seeds, settings)
+    facts = {**found.facts, SAID: found.estimate.right}
+    return GrownPairs(found.pairs, found.confidence, facts)
 
 
 def _size(pools: Pools) -> int:
@@ -61,40 +48,10 @@ def grow(
     pools: Pools,
     seeds: Seeds,
     number: int,
-    *,
-    changes: Changes = UNCHANGED,
-    on_step: OnStep = ignore_step,
 ) -> GrownPairs:
     """Grow with the named method. The draw's number seeds whatever it draws at random."""
     make, settings = METHODS[method]
-    return make(pools, seeds, changed(settings(pools, number), changes), on_step=on_step)
-
-
-def changed(settings: Any, changes: Changes) -> Any:
-    """Settings with some fields replaced; "schedule.power" names a field of a field."""
-    for name, value in changes.items():
-        field, _, inner = name.partition(".")
-        new = replace(getattr(settings, field), **{inner: value}) if inner else value
-        settings = replace(settings, **{field: new})
-    return settings
-
-
-def grown(
-    method: str, case: Case, count: int, number: int, changes: Changes = UNCHANGED
-) -> tuple[GrownPairs, float]:
-    """What a method makes of the first `count` seeds of a draw, and the seconds of one core that it
-    took.
-    """
-
-    def made() -> tuple[GrownPairs, float]:
-        drawn = draw(case, number)
-        begun = time.process_time()
-        found = grow(method, drawn.pools, drawn.seeds(count), number, changes=changes)
-        return found, time.process_time() - begun
-
-    return store.grown(
-        (method, case.name, count, number, json.dumps(changes, sort_keys=True)), made
-    )
+    return make(pools, seeds, settings(pools, number))
 
 
 def beside_seeds(found: GrownPairs, seeds: Seeds) -> torch.Tensor:

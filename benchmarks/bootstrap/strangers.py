@@ -48,7 +48,7 @@ def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
     """By kind and draw."""
     for number in range(1 if quick else min(draws or DRAWS, DRAWS)):
         for kind in list(KINDS)[:: 12 if quick else 1]:
-            yield Cell((NAME, kind, "self-learning", SEEDS, number), measure, "self-learning")
+            yield Cell((NAME, kind, "self-learning", SEEDS, number), measure)
 
 
 def measure(kind: str, method: str, count: int, number: int) -> Measured:

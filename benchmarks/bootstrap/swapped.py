@@ -27,7 +27,7 @@ def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
     """By place and draw."""
     for name, count in PLACES[:1] if quick else PLACES:
         for number in range(1 if quick else min(draws or DRAWS, DRAWS)):
-            yield Cell((NAME, name, "self-learning", count, number), measure, "self-learning")
+            yield Cell((NAME, name, "self-learning", count, number), measure)
 
 
 def measure(name: str, method: str, count: int, number: int) -> Measured:

@@ -20,7 +20,7 @@ import redis
 
 from app.demo.client import free_port
 from app.storage.db import Database
-from benchmarks.faults.postgres import Postgres, binary
+from scripts.servers import Postgres, binary
 
 #: a worker that is silent for this time loses its jobs
 LEASE_S = 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from benchmarks.faults.traffic import Tally
 
@@ -15,19 +14,17 @@ NEVER = ("broken", "dropped", "lost", "twice", "wrong")
 
 @dataclass
 class Row:
-    """`done` says what was done to the service, with counts; `skipped` says why nothing was."""
+    """`done` says what was done to the service, with counts."""
 
     tally: Tally = field(default_factory=Tally)
     done: str = ""
-    skipped: str | None = None
-    seconds: float = 0.0
-    #: further numbers for the report
-    more: dict[str, Any] = field(default_factory=dict)
+    #: jobs of the run
+    jobs: int = 0
 
     @property
     def good(self) -> bool:
         """Whether all counts are 0 that must be."""
-        return self.skipped is not None or not any(getattr(self.tally, name) for name in NEVER)
+        return not any(getattr(self.tally, name) for name in NEVER)
 
 
 @dataclass(frozen=True)

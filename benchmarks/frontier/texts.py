@@ -12,8 +12,6 @@ from benchmarks.common import Missing
 from benchmarks.reindex.corpus import sentences
 
 HELD_OUT, SIDE = 2_000, 60_000
-#: passages, and the words of one at least
-PASSAGES, PASSAGE_WORDS = 6_000, 60
 
 
 @dataclass(frozen=True)
@@ -34,18 +32,3 @@ def parts() -> Parts:
     lines = lines[:count]
     random.Random(0).shuffle(lines)  # noqa: S311 - a fixed order, no secret
     return Parts(lines[:HELD_OUT], lines[HELD_OUT : HELD_OUT + SIDE], lines[HELD_OUT + SIDE :])
-
-
-def passages() -> list[str]:
-    """PASSAGES of neighbouring sentences of one text each, always the same. Raises Missing."""
-    found, open_text, words = [], "", list[str]()
-    for each in sentences():
-        text = f"{each.corpus} {each.text}"
-        if text != open_text:
-            open_text, words = text, []
-        words += each.line.split()
-        if len(words) >= PASSAGE_WORDS:
-            found.append(" ".join(words))
-            words = []
-    random.Random(0).shuffle(found)  # noqa: S311 - a fixed order, no secret
-    return found[:PASSAGES]

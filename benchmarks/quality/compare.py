@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
 from functools import cache
 
 import torch
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from app.maths.geometry.space import Space, fit_space
 from app.maths.quality import selection
-from app.maths.quality.candidates import Candidate
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from benchmarks.quality import data, peers
@@ -34,26 +32,12 @@ FIXED: dict[str, tuple[str, methods.Options]] = {
     "canonical": ("canonical", {}),
 }
 
-#: the paper's method with a delta that is chosen on the anchors as auto chooses. Each fit prunes
-#: anew, so only on the first draw, up to MOST_TUNED anchors, and in tasks of at most MOST_PAIRS
-#: pairs
-TUNED = "irp, tuned"
-MOST_TUNED, MOST_PAIRS = 300, 30
-DELTAS = tuple(Candidate("irp", {"delta": delta}) for delta in (0.6, 0.5, 0.7, 0.8))
-
 #: what neither shuffles nor prunes, and so is quick enough for every seed
 SLOW = ("irp", "irp-ridge")
 
 
-@dataclass
-class Cell:
-    """One pair, split and number of anchors: what each method reached and how long it took, and
-    what auto chose.
-    """
-
-    reached: dict[str, Measured] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    chosen: tuple[str, Mapping[str, object]] = ("", {})
+#: one pair, split and number of anchors: what each method reached
+Cell = dict[str, Measured]
 
 
 @cache
@@ -79,11 +63,10 @@ def cells(
     }
     indexes: dict[str, Index] = {}
     found = {}
-    tuned = seed == 0 and anchors <= MOST_TUNED and len(task.pairs) <= MOST_PAIRS
     for pair in pairs:
         x, y = (task.encoders[encoder] for encoder in pair)
         if pair[1] not in indexes:
-            indexes[pair[1]] = Index(y[held] - y[known].mean(dim=0), (anchors,))
+            indexes[pair[1]] = Index(y[held] - y[known].mean(dim=0))
         found[pair] = _cell(
             x,
             y,
@@ -93,7 +76,6 @@ def cells(
             held,
             indexes[pair[1]],
             first=seed == 0,
-            tuned=tuned,
         )
     return found
 
@@ -108,43 +90,22 @@ def _cell(
     index: Index,
     *,
     first: bool,
-    tuned: bool,
 ) -> Cell:
     cell, mean = Cell(), y[known].mean(dim=0)
 
-    def note(name: str, started: float, translated: Tensor) -> None:
-        cell.seconds[name] = time.perf_counter() - started
-        cell.reached[name] = index.measure(translated.double() - mean)
+    def note(name: str, translated: Tensor) -> None:
+        cell[name] = index.measure(translated.double() - mean)
 
-    anchors, answers = (
-        x[known],
-        y[known],
-    )  # the same objects for every peer, because one of them fits once for two rows
+    # The same objects for every peer, because one of them fits once for two rows.
+    anchors, answers = x[known], y[known]
     for name, fit in others().items():
-        started = time.perf_counter()
-        try:
-            note(name, started, fit(anchors, answers)(x[held]))
-        except peers.NotApplicable:
-            continue
+        with suppress(peers.NotApplicable):
+            note(name, fit(anchors, answers)(x[held]))
     for name, (method, given) in FIXED.items():
         if first or name not in SLOW:
-            started = time.perf_counter()
-            note(name, started, _translated(method, given, source, target, x[held]))
-    if tuned:
-        started = time.perf_counter()
-        chosen = selection.choose_method(x[known], y[known], candidates=DELTAS, usual=DELTAS[0])
-        note(TUNED, started, _translated(chosen.method, chosen.options, source, target, x[held]))
-    started = time.perf_counter()
+            note(name, _translated(method, given, source, target, x[held]))
     choice = selection.choose_method(x[known], y[known])
-    note(AUTO, started, _translated(choice.method, choice.options, source, target, x[held]))
-    cell.chosen = (
-        choice.method,
-        {
-            name: value
-            for name, value in choice.options.items()
-            if name not in methods.OUTPUT_OPTIONS
-        },
-    )
+    note(AUTO, _translated(choice.method, choice.options, source, target, x[held]))
     return cell
 
 

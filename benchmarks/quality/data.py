@@ -171,22 +171,6 @@ def tasks(names: Sequence[str], console: Console) -> Iterator[Task]:
             console.print(f"[red]{name} is left out.[/red] {error}", highlight=False)
 
 
-def other_domain(task: Task) -> dict[str, Mapping[str, Tensor]]:
-    """Items of other tasks by the same encoders, as `Task.encoders` has them, by the other task's
-    name.
-
-    Empty if no other task has these encoders. Leaves out tasks whose data is missing.
-    """
-    found = {}
-    for name in SHARED_ENCODERS if task.name in SHARED_ENCODERS else ():
-        if name != task.name:
-            try:
-                found[name] = TASKS[name]().encoders
-            except Missing:
-                continue
-    return found
-
-
 def stsb_sentences() -> list[str]:
     """Distinct sentences, in the same order every time."""
     sentences: set[str] = set()

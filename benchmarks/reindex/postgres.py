@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 from benchmarks.common import Missing
@@ -91,58 +90,3 @@ def lsn(connection: Any) -> int:
 def disk(connection: Any) -> int:
     """Bytes of the database."""
     return int(connection.execute("SELECT pg_database_size(current_database())").fetchone()[0])
-
-
-class MemoryWatch:
-    """The peak of the memory (PSS, bytes) of all processes of a server, and of one other."""
-
-    def __init__(self, folder: Path, every_s: float = 2.0) -> None:
-        self.peak: dict[str, int] = {}
-        self.other: int | None = None
-        self._folder, self._every_s = folder, every_s
-        self._end = Event()
-        self._thread = Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> MemoryWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def restart(self) -> dict[str, int]:
-        """Return the peaks since the last call, and forget them."""
-        peaks, self.peak = self.peak, {}
-        return peaks
-
-    def _watch(self) -> None:
-        while not self._end.wait(self._every_s):
-            self._note("postgres", sum(map(_pss, _family(self._folder))))
-            if self.other is not None:
-                self._note("service", _pss(self.other))
-
-    def _note(self, name: str, value: int) -> None:
-        self.peak[name] = max(self.peak.get(name, 0), value)
-
-
-def _family(folder: Path) -> list[int]:
-    """The postmaster and its children."""
-    try:
-        head = int((folder / "postmaster.pid").read_text().split()[0])
-        children = Path(f"/proc/{head}/task/{head}/children").read_text().split()
-    except (OSError, ValueError, IndexError):
-        return []
-    return [head, *map(int, children)]
-
-
-def _pss(process: int) -> int:
-    """The process's share of memory in bytes; 0 if it has ended."""
-    try:
-        text = Path(f"/proc/{process}/smaps_rollup").read_text()
-    except OSError:
-        return 0
-    for line in text.splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return 0

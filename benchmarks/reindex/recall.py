@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.reindex.rows import Collection, Numbers
 from benchmarks.reindex.truth import Expected
-from benchmarks.reindex.vectors import DIM, Vectors
+from benchmarks.reindex.vectors import Vectors
 from benchmarks.reindex.workload import EF_SEARCH, NEAREST
 
 BLOCK = 20_000
@@ -68,28 +68,6 @@ def measure(
         "found_exact": overlap(exact, native),
         "index_of_exact": overlap(found, exact),
     }
-
-
-def neighbours(rows: Collection, encoder: str, count: int, queries: int) -> dict[str, Any]:
-    """How near the 1st and 10th neighbours of held-out sentences are: among the first `count` rows,
-    and among the single sentences of all rows.
-    """
-    questions = rows.vectors[encoder][rows.queries[:queries]]
-    single = np.flatnonzero(rows.members[:, 1] < 0)
-    report = {}
-    for name, ids in (("rows", np.arange(count)), ("sentences", single)):
-
-        def block(some: slice, ids: Numbers = ids) -> Vectors:
-            return rows.embed(encoder, ids[some])
-
-        found = nearest(questions, ids, block)
-        near = rows.embed(encoder, found.ravel()).reshape(*found.shape, DIM)
-        cosines = np.einsum("qnd,qd->qn", near, questions)
-        report[name] = {
-            place: np.percentile(cosines[:, number], (10, 50, 90)).tolist()
-            for place, number in (("first", 0), ("tenth", NEAREST - 1))
-        }
-    return report
 
 
 def _unit(vectors: Vectors) -> Vectors:

@@ -12,8 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reindex import latencies, peer, recall, truth
-from benchmarks.reindex.postgres import Database, MemoryWatch, disk, lsn
+from benchmarks.reindex import latencies, recall, truth
+from benchmarks.reindex.postgres import Database, disk, lsn
 from benchmarks.reindex.rows import Collection, Numbers
 from benchmarks.reindex.service import Service
 from benchmarks.reindex.table import TABLE
@@ -34,9 +34,6 @@ class Options:
 
     rows: int
     quiet_s: float
-    kills: bool
-    isotrieve: Path | None
-    isotrieve_s: float
 
 
 @dataclass
@@ -48,7 +45,6 @@ class Scene:
     rows: Collection
     options: Options
     folder: Path
-    memory: MemoryWatch
     workload: Workload
     admin: Any
     report: dict[str, Any] = field(default_factory=dict)
@@ -58,9 +54,8 @@ class Scene:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure time, WAL and memory of a part of the course."""
+        """Measure time, WAL and disk of a part of the course."""
         print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
-        self.memory.restart()
         wal, began = lsn(self.admin), time.time()
         yield
         self.phases[name] = (began, time.time())
@@ -68,7 +63,6 @@ class Scene:
             "seconds": time.time() - began,
             "wal_bytes": lsn(self.admin) - wal,
             "disk_bytes": disk(self.admin),
-            "peak_memory_bytes": self.memory.restart(),
         }
 
     def quiet(self) -> None:
@@ -87,11 +81,10 @@ def run(database: Database, rows: Collection, options: Options, folder: Path) ->
     load = Load(database, rows, options.rows, folder / "workload.jsonl", ENCODERS)
     with (
         Service(folder / "service", database.url) as service,
-        MemoryWatch(database.folder) as memory,
         database.connect() as admin,
         Workload(load) as workload,
     ):
-        scene = Scene(database, service, rows, options, folder, memory, workload, admin)
+        scene = Scene(database, service, rows, options, folder, workload, admin)
         try:
             _play(scene, anchors, vectors)
         except Exception as error:  # what was measured until then is worth keeping
@@ -121,15 +114,6 @@ def _play(scene: Scene, anchors: Numbers, vectors: dict[str, Vectors]) -> None:
     with scene.phase("after rollback"):
         scene.quiet()
     _compare(scene, 0, anchors, None)
-    if scene.options.isotrieve is not None:
-        with scene.phase("isotrieve"):
-            scene.report["isotrieve"] = peer.measure(
-                scene.options.isotrieve,
-                scene.database,
-                (vectors[OLD], vectors[NEW]),
-                scene.options.isotrieve_s,
-                scene.folder,
-            )
 
 
 def _connect(scene: Scene) -> None:
@@ -154,15 +138,13 @@ def _fill(scene: Scene) -> None:
     """Run the reindexing, and kill its process now and then."""
     service, reindexing = scene.service, scene.reindexing
     draw = random.Random(0)  # noqa: S311 - moments of kills, no secret
-    marks = [share * scene.options.rows for share in KILLS] if scene.options.kills else []
+    marks = [share * scene.options.rows for share in KILLS]
     samples: list[tuple[float, int, int]] = []
     kills: list[dict[str, Any]] = []
 
     def kill(at: str) -> None:
         time.sleep(draw.random() * 0.5)
         back_s = service.kill()
-        assert service.process is not None
-        scene.memory.other = service.process.pid
         kills.append({"at": at, "restart_s": back_s})
         print(f"{time.strftime('%H:%M:%S')} killed at {at}", flush=True)
 
@@ -178,8 +160,6 @@ def _fill(scene: Scene) -> None:
             time.sleep(min(10.0, scene.options.rows / 20_000))
             kill("the index build")
 
-    assert service.process is not None
-    scene.memory.other = service.process.pid
     with scene.phase("run"):
         job, _ = service.step(reindexing, "run")
         service.wait(job["id"], watch)

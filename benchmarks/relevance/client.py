@@ -15,8 +15,8 @@ import torch
 from app.maths.relevance.options import DEFAULT_CANDIDATES
 from app.maths.relevance.ranking_metrics import collect, ideal_ranking, measure_ranking
 from benchmarks.relevance.collection import JudgedCollection
-from benchmarks.scaling.data import Matrix
 from benchmarks.service import JSON, Connection
+from benchmarks.synthetic import Matrix
 
 #: rows of documents, as a store finds them
 Rows = npt.NDArray[np.int64]

@@ -1,20 +1,15 @@
-"""Judged collections: queries and documents by several unrelated encoders, and what people judged.
-
-cranfield  1,400 abstracts and 225 queries by `use`, `e5` and `minilm`
-debtags    5,000 packages and 247 tags (`debtags`) by `wordllama`, `lsa` and `minilm`
-"""
+"""Cranfield: 1,400 abstracts and 225 queries by three encoders, and what people judged."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.common import DATA, Missing
-from benchmarks.relevance import debtags, encoders
-from benchmarks.scaling.data import Matrix
+from benchmarks.synthetic import Matrix
 
 CRANFIELD = DATA / "cranfield"
 CRANFIELD_ENCODERS = ("use", "e5", "minilm")
@@ -63,24 +58,6 @@ def cranfield() -> JudgedCollection:
     )
 
 
-def debian() -> JudgedCollection:
-    """Raises Missing."""
-    texts = debtags.load()
-    embedded = {name: embed(texts) for name, embed in encoders.ENCODERS.items()}
-    return JudgedCollection(
-        "debtags",
-        {name: queries for name, (queries, _) in embedded.items()},
-        {name: documents for name, (_, documents) in embedded.items()},
-        texts.relevance,
-    )
-
-
 def _load(name: str) -> Matrix:
     vectors: Matrix = np.load(CRANFIELD / f"{name}.npy", allow_pickle=False).astype("float32")
     return vectors
-
-
-COLLECTIONS: dict[str, Callable[[], JudgedCollection]] = {
-    "cranfield": cranfield,
-    "debtags": debian,
-}

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
-from rich.console import Console
+from benchmarks.common import Table
 
-from app.demo.run import new_table
-
+TITLES = {"isotrieve": "isotrieve 0.4.0"}
 COLUMNS = ("keep", "re-embed", "bridge", "translate", "isotrieve", "cascade", "fuse")
 
 #: largest distance of cascade from translate, and of a judged choice from the best option
@@ -18,8 +17,8 @@ CASCADE, CHOSEN = 0.005, 0.01
 LOSS, GAIN = 0.005, 0.02
 
 
-def rows(section: Mapping[str, Any]) -> list[list[str]]:
-    """The cells of the table, in text."""
+def cells(section: Mapping[str, Any]) -> list[list[str]]:
+    """The rows of the table of a collection."""
     return [
         [
             f"{cell['source']} -> {cell['target']}",
@@ -31,11 +30,6 @@ def rows(section: Mapping[str, Any]) -> list[list[str]]:
         ]
         for cell in section["cells"]
     ]
-
-
-def page_rows(section: Mapping[str, Any]) -> list[str]:
-    """The rows of the page's table."""
-    return ["| " + " | ".join(row) + " |" for row in rows(section)]
 
 
 def targets(section: Mapping[str, Any]) -> list[tuple[str, float, bool]]:
@@ -62,24 +56,15 @@ def targets(section: Mapping[str, Any]) -> list[tuple[str, float, bool]]:
     ]
 
 
-def target_rows(section: Mapping[str, Any]) -> list[str]:
-    """The rows of the page's table of targets."""
-    return [
-        f"| {target} | {found:+.4f} | {'yes' if holds else '**no**'} |"
+def tables(name: str, section: Mapping[str, Any]) -> dict[str, Table]:
+    """The tables of a collection on docs/results/relevance.md."""
+    columns = ["old -> new", "anchors", *(TITLES.get(each, each) for each in COLUMNS)]
+    more = ["its weight", "fuse, judged (weight)", "chosen on half (best)"]
+    rows = [
+        [target, f"{found:+.4f}", "yes" if holds else "**no**"]
         for target, found, holds in targets(section)
     ]
-
-
-def show(console: Console, name: str, section: Mapping[str, Any]) -> None:
-    """Print the table and the targets."""
-    title = (
-        f"{name}: nDCG@10 of {section['queries']} queries, {section['documents']:,} documents, "
-        f"{section['draws']} draws"
-    )
-    columns = (*COLUMNS, "weight", "fuse, judged (weight)", "chosen on half (best)")
-    table = new_table(title, ("pair", "anchors"), columns)
-    for row in rows(section):
-        table.add_row(*row)
-    console.print(table)
-    for target, found, holds in targets(section):
-        console.print(f"{'PASS' if holds else 'MISS'}  {target}: {found:+.4f}", highlight=False)
+    return {
+        name: [[*columns, *more], *cells(section)],
+        f"{name}-targets": [["target", "found", "met"], *rows],
+    }

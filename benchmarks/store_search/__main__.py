@@ -6,12 +6,8 @@
 Writes benchmarks/results/store_search.json.
 
 nDCG@10 by human judgements on Cranfield. Section `before`: POST /stores/{name}/search, its cascade
-with 100 candidates, over unchanged stores; with it /rescore's cascade, fed with the
-100 exactly nearest rows, for which this script computes every cosine. Times of single queries over
-HTTP, with those of the store's own search by the old encoder's query, for the same k. Section
-`half`: pgvector, where 10, 50 and 90 % of the rows have native vectors of the new encoder next to
-the old ones; with it the raw merge, which sorts the scores of the bridged query in the old index
-and of the new query among the new vectors as if they were of one space. Section `spaces`: which
+with 100 candidates, over unchanged stores. Times of single queries over HTTP, with those of the
+store's own search by the old encoder's query, for the same k. Section `spaces`: which
 encoder a sample of 50 rows comes from.
 
 Anchors are documents drawn at random, translators graded with their defaults. Data: `cranfield`
@@ -30,20 +26,17 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.common import RESULTS, Missing, machine, parser, read, rounded, write
+from benchmarks.common import RESULTS, Missing, parser, show, write
 from benchmarks.relevance.collection import cranfield
-from benchmarks.service import serve
-from benchmarks.store_search import filling, half, report, spaces
+from benchmarks.store_search import filling, report
 from benchmarks.store_search.before import PAIRS, measure_before
-
-SECTIONS = ("before", "half", "spaces")
+from scripts.servers import serve
 
 
 def main() -> None:
     """Measure, print and write."""
     command = parser(__doc__, RESULTS / "store_search.json")
     command.add_argument("--pgvector", help="URL of a PostgreSQL with the extension vector")
-    command.add_argument("--section", choices=SECTIONS, action="append")
     command.add_argument("--draws", type=int, default=3, help="draws of anchors")
     command.add_argument("--anchors", type=int, default=300)
     options = command.parse_args()
@@ -51,16 +44,11 @@ def main() -> None:
         data = cranfield()
     except Missing as error:
         sys.exit(str(error))
-    found: dict[str, Any] = read(options.json).get("sections", {})
-    for section in options.section or SECTIONS:
-        if section == "spaces":
-            found[section] = spaces.measure(data)
-        elif section == "half" and options.pgvector is not None:
-            found[section] = half.measure(data, options.pgvector, options.anchors, options.draws)
-        elif section == "before":
-            found[section] = before(data, options)
-        report.show(Console(width=max(140, Console().width)), section, found.get(section))
-        write(options.json, {"machine": machine(), "sections": rounded(found, 4)})
+    console = Console(width=max(140, Console().width))
+    found = before(data, options)
+    tables = report.tables(found)
+    show(console, tables)
+    write(options.json, tables, found)
     if options.pgvector is not None:
         filling.drop_pgvector(options.pgvector)
 
@@ -69,24 +57,15 @@ def before(data: Any, options: Any) -> dict[str, Any]:
     """Every pair of encoders in every kind of store."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        addresses = {"edge": str(folder / "edge"), "local": str(folder / "local")}
+        addresses = {"local": str(folder)}
         stores = {}
         for encoder in {source for source, _ in PAIRS}:
             vectors = data.documents[encoder]
-            stores[f"edge-{encoder}"] = (
-                "edge",
-                filling.fill_edge(folder / "edge", encoder, vectors),
-            )
-            stores[f"local-{encoder}"] = (
-                "local",
-                filling.fill_local(folder / "local", encoder, vectors),
-            )
+            stores[f"local-{encoder}"] = ("local", filling.fill_local(folder, encoder, vectors))
             if options.pgvector is not None:
                 addresses["pgvector"] = options.pgvector
-                stores[f"pgvector-{encoder}"] = (
-                    "pgvector",
-                    filling.fill_pgvector(options.pgvector, encoder, vectors),
-                )
+                definition = filling.fill_pgvector(options.pgvector, encoder, vectors)
+                stores[f"pgvector-{encoder}"] = ("pgvector", definition)
         with serve(stores=json.dumps(addresses)) as server:
             return measure_before(server, data, stores, options.anchors, options.draws)
 

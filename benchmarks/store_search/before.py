@@ -14,13 +14,13 @@ from rich.progress import track
 from benchmarks.relevance.cells import anchor_rows
 from benchmarks.relevance.client import mean_ndcg
 from benchmarks.relevance.collection import JudgedCollection
-from benchmarks.scaling.data import Matrix
-from benchmarks.service import Server
+from benchmarks.synthetic import Matrix
+from scripts.servers import Server
 
 #: old and new encoder
 PAIRS = (("use", "minilm"), ("use", "e5"), ("e5", "minilm"))
 
-CANDIDATES, RESULTS_OF_A_QUERY = 100, 10
+RESULTS_OF_A_QUERY = 10
 
 #: queries of one request: all must be answered within the deadline of a store
 QUERIES_AT_ONCE = 15
@@ -86,7 +86,7 @@ def measure_before(
 def cell(
     service: Service, data: JudgedCollection, store: str, pair: tuple[str, str], anchor_set: str
 ) -> dict[str, Any]:
-    """nDCG@10 of one store, pair and draw: by the store's index, exactly, and by /rescore."""
+    """nDCG@10 of one store, pair and draw: by the store's index, and exactly."""
     source, target = pair
     common = {"anchor_set": anchor_set, "method": "graded"}
     queries = data.queries[target]
@@ -94,7 +94,6 @@ def cell(
     path = f"/stores/{store}/search"
     by_index = search_all(service.post, path, body, queries)
     exact = search_all(service.post, path, {**body, "exact": True}, queries)
-    by_rescore = rescored(service, data, pair, common)
     return {
         "store": store.partition("-")[0],
         "source": source,
@@ -102,9 +101,6 @@ def cell(
         "draw": anchor_set,
         "search": ndcg(data, by_index),
         "search, exact": ndcg(data, exact),
-        "rescore": ndcg(data, by_rescore),
-        "equal": sum(a["ids"] == b["ids"] for a, b in zip(exact, by_rescore, strict=True)),
-        "queries": len(queries),
     }
 
 
@@ -116,31 +112,6 @@ def search_all(
     for start in range(0, len(queries), QUERIES_AT_ONCE):
         part = queries[start : start + QUERIES_AT_ONCE]
         results += post(path, {**body, "queries": part})["results"]
-    return results
-
-
-def rescored(
-    service: Service, data: JudgedCollection, pair: tuple[str, str], common: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """The results of /rescore for the rows that are exactly nearest to the bridged queries."""
-    source, target = pair
-    stored = data.documents[source]
-    back = {**common, "source": target, "target": source, "vectors": data.queries[target]}
-    bridged = np.array(service.post("/translate", back)["vectors"], dtype=np.float32)
-    nearest = np.argsort(-(unit(bridged) @ unit(stored).T), axis=1, kind="stable")
-    results: list[dict[str, Any]] = []
-    for start in range(0, len(bridged), QUERIES_AT_ONCE):
-        rows = nearest[start : start + QUERIES_AT_ONCE, :CANDIDATES]
-        candidates = [{"ids": each.tolist(), "vectors": stored[each]} for each in rows]
-        body = {
-            **common,
-            "source": source,
-            "target": target,
-            "queries": data.queries[target][start : start + QUERIES_AT_ONCE],
-            "candidates": candidates,
-            "limit": RESULTS_OF_A_QUERY,
-        }
-        results += service.post("/rescore", body)["results"]
     return results
 
 
@@ -190,9 +161,3 @@ def split(header: str) -> dict[str, float]:
 def ndcg(data: JudgedCollection, results: list[dict[str, Any]]) -> float:
     """nDCG@10 of results whose ids are rows of the documents."""
     return mean_ndcg(data, [each["ids"] for each in results])
-
-
-def unit(vectors: Matrix) -> Matrix:
-    """Vectors of length 1."""
-    scaled: Matrix = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    return scaled

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import qdrant_edge as edge
 from pgvector.psycopg import register_vector
 from psycopg import sql
 from qdrant_client import QdrantClient, models
 
-from benchmarks.scaling.data import Matrix
+from benchmarks.synthetic import Matrix
 
 #: the schema that the benchmark deletes and creates in the PostgreSQL that it is given
 SCHEMA = "anchorage_store_search"
@@ -52,22 +51,6 @@ def drop_pgvector(url: str) -> None:
         connection.execute(
             sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(SCHEMA))
         )
-
-
-def fill_edge(folder: Path, collection: str, vectors: Matrix) -> dict[str, Any]:
-    """Create a shard of Qdrant Edge, and return the store's definition."""
-    path = folder / collection
-    path.mkdir(parents=True)
-    params = edge.EdgeVectorParams(size=vectors.shape[1], distance=edge.Distance.Cosine)
-    shard = edge.EdgeShard.create(str(path), edge.EdgeConfig(vectors=params))
-    for start in range(0, len(vectors), FILL_ROWS):
-        points = [
-            edge.Point(row, {"": vectors[row].tolist()}, {})
-            for row in range(start, min(start + FILL_ROWS, len(vectors)))
-        ]
-        shard.update(edge.UpdateOperation.upsert_points(points))
-    shard.close()
-    return {"kind": "qdrant-edge", "collection": collection}
 
 
 def fill_local(folder: Path, collection: str, vectors: Matrix) -> dict[str, Any]:

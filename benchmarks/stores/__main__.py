@@ -28,13 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from app.errors import ConnectorMissing
-from benchmarks.common import RESULTS, Missing, machine, parser, read, significant, write
+from benchmarks.common import RESULTS, Missing, parser, show, write
 from benchmarks.stores import report
 from benchmarks.stores.clients import CLIENTS
-from benchmarks.stores.data import ANCHORS, NEW, OLD, ROWS, World, load
+from benchmarks.stores.data import ROWS, World, load
 from benchmarks.stores.measure import measure
 
 
@@ -49,34 +48,23 @@ def main() -> None:
         world = load(options.rows)
     except Missing as error:
         sys.exit(f"{error}. `--help` describes the data.")
-    known = read(options.json).get("stores", {})
+    rows = []
     for client in CLIENTS:
         if options.store and client.kind not in options.store:
             continue
         try:
-            known[client.label] = significant(run(client, world))
+            rows.append(report.cells(run(client, world)))
         except (ConnectorMissing, Missing, ModuleNotFoundError) as error:
             console.print(f"[red]{client.label} is left out.[/red] {error}", highlight=False)
-            continue
-        console.print(report.page_row(known[client.label]), highlight=False)
-        results = {each.label: known[each.label] for each in CLIENTS if each.label in known}
-        facts = {"rows": options.rows, "anchors": ANCHORS, "old": OLD, "new": NEW}
-        write(options.json, {**facts, "machine": machine(), "stores": results})
-    console.print(show({each.label: known[each.label] for each in CLIENTS if each.label in known}))
+    tables = {"sweeps": [report.COLUMNS, *rows]}
+    show(console, tables)
+    write(options.json, tables)
 
 
 def run(client: Any, world: World) -> dict[str, Any]:
     """Measure one store in an empty folder."""
     with tempfile.TemporaryDirectory(prefix="anchorage-stores-") as folder:
         return measure(client, Path(folder), world)
-
-
-def show(results: dict[str, dict[str, Any]]) -> Table:
-    """Return the table to print."""
-    table = Table(*report.COLUMNS, title="rows/s, unless the column says another unit")
-    for result in results.values():
-        table.add_row(*report.cells(result))
-    return table
 
 
 if __name__ == "__main__":

@@ -4,10 +4,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -144,48 +140,6 @@ class QdrantClientLocal(StoreClient):
         }
 
 
-class EdgeClient(StoreClient):
-    """A shard of Qdrant's engine in this process."""
-
-    kind, label, insert = "qdrant-edge", "Qdrant Edge", "upsert_points, 1,000 points a call"
-
-    def fill(self, url: str, rows: StoredRows) -> StoreLocation:
-        import qdrant_edge as edge
-
-        folder = Path(url) / "items"
-        folder.mkdir(parents=True)
-        params = edge.EdgeVectorParams(size=rows.vectors.shape[1], distance=edge.Distance.Cosine)
-        shard = edge.EdgeShard.create(str(folder), edge.EdgeConfig(vectors=params))
-        for start in range(0, len(rows.ids), BATCH):
-            part = slice(start, start + BATCH)
-            points = [
-                edge.Point(id, {"": vector.tolist()}, dict(payload))
-                for id, vector, payload in zip(
-                    rows.ids[part], rows.vectors[part], rows.payloads[part], strict=True
-                )
-            ]
-            shard.update(edge.UpdateOperation.upsert_points(points))
-        shard.close()
-        return StoreLocation(self.kind, url, "items", text_field="text")
-
-    def read(self, location: StoreLocation) -> Read:
-        import qdrant_edge as edge
-
-        shard = edge.EdgeShard.load(str(Path(location.url) / "items"))
-        request = edge.ScrollRequest(limit=10**6, with_payload=True, with_vector=True)
-        found, _ = shard.scroll(request)
-        shard.close()
-        return {
-            int(each.id): (
-                np.asarray(
-                    each.vector[""] if isinstance(each.vector, dict) else each.vector, np.float32
-                ),
-                each.payload,
-            )
-            for each in found
-        }
-
-
 class ChromaFolderClient(StoreClient):
     """A collection in a folder."""
 
@@ -235,38 +189,6 @@ class ChromaFolderClient(StoreClient):
                     found[int(id)] = (np.asarray(vector, np.float32), [document, metadata])
 
 
-class ChromaServerClient(ChromaFolderClient):
-    """A collection on a server on this machine."""
-
-    label = "Chroma, server over HTTP"
-
-    @contextmanager
-    def running(self, folder: Path) -> Iterator[str]:
-        import httpx
-
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        program = str(Path(sys.executable).with_name("chroma"))
-        place = ["--path", str(folder / "data"), "--host", "127.0.0.1", "--port", str(port)]
-        with (folder / "server.log").open("wb") as log:
-            process = subprocess.Popen([program, "run", *place], stdout=log, stderr=log)
-        url = f"http://127.0.0.1:{port}"
-        try:
-            end = time.monotonic() + 60
-            while time.monotonic() < end:
-                try:
-                    httpx.get(f"{url}/api/v2/heartbeat", timeout=1).raise_for_status()
-                    break
-                except httpx.HTTPError:
-                    if process.poll() is not None:
-                        raise
-            yield url
-        finally:
-            process.kill()
-            process.wait()
-
-
 class LancedbClient(StoreClient):
     """A table in a folder."""
 
@@ -303,43 +225,9 @@ class LancedbClient(StoreClient):
         return dict(zip(found["id"].to_pylist(), both, strict=True))
 
 
-class ParquetClient(StoreClient):
-    """A Parquet file."""
-
-    kind, label, insert = "files", "Parquet file", "write_table"
-
-    def fill(self, url: str, rows: StoredRows) -> StoreLocation:
-        import pyarrow as pa
-        from pyarrow import parquet
-
-        flat = pa.array(rows.vectors.reshape(-1))
-        columns = {
-            "id": pa.array(rows.ids),
-            **{name: [each[name] for each in rows.payloads] for name in rows.payloads[0]},
-            "vector": pa.FixedSizeListArray.from_arrays(flat, rows.vectors.shape[1]),
-        }
-        parquet.write_table(pa.table(columns), Path(url) / "items.parquet", row_group_size=4096)
-        return StoreLocation(self.kind, url, "items.parquet", text_field="text")
-
-    def read(self, location: StoreLocation) -> Read:
-        from pyarrow import parquet
-
-        path = Path(location.url) / location.collection
-        pointer = path.with_name(f"{path.name}.live.json")
-        if pointer.exists():
-            path = path.with_name(json.loads(pointer.read_text())["file"])
-        found = parquet.read_table(path)
-        payloads = found.drop_columns(["id", "vector"]).to_pylist()
-        vectors = np.asarray(found["vector"].to_pylist(), np.float32)
-        return dict(zip(found["id"].to_pylist(), zip(vectors, payloads, strict=True), strict=True))
-
-
 CLIENTS: list[StoreClient] = [
     PgvectorClient(),
     QdrantClientLocal(),
-    EdgeClient(),
-    ChromaServerClient(),
     ChromaFolderClient(),
     LancedbClient(),
-    ParquetClient(),
 ]

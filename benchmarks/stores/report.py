@@ -1,11 +1,11 @@
-"""Rows of the printed table and of the page."""
+"""The table of the page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-COLUMNS = (
+COLUMNS = [
     "store",
     "own bulk insert",
     "sweep",
@@ -21,7 +21,7 @@ COLUMNS = (
     "pause, ms",
     "recall@10",
     "rows changed",
-)
+]
 
 
 def cells(result: Mapping[str, Any]) -> list[str]:
@@ -51,8 +51,3 @@ def cells(result: Mapping[str, Any]) -> list[str]:
         f"{result['recall']:.3f}",
         f"{sum(changed)}" if result["checksums_equal"] else "checksums differ",
     ]
-
-
-def page_row(result: Mapping[str, Any]) -> str:
-    """Return the row in Markdown."""
-    return "| " + " | ".join(cells(result)) + " |"

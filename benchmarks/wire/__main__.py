@@ -1,11 +1,9 @@
 """What does a translation cost over HTTP, compared with its matrix product? And a single vector,
 compared with an empty request?
 
-    python -m benchmarks.wire            # about 3 minutes on 2 cores
-    python -m benchmarks.wire --profile  # also where the server's time goes
+    python -m benchmarks.wire  # about 3 minutes on 2 cores
 
-Writes benchmarks/results/wire.json and wire.png. The profile needs py-spy (pip install py-spy), and
-maybe root.
+Writes benchmarks/results/wire.json.
 
 One running service (`anchorage serve`), 768 -> 768 dimensions, the client on the same machine with
 one connection and no library between it and the socket. All contestants take turns in every round
@@ -38,13 +36,13 @@ import orjson
 import torch
 from rich.console import Console
 
-from benchmarks.common import RESULTS, machine, parser, write
-from benchmarks.service import JSON, make_set, register, serve, started
+from benchmarks.common import RESULTS, parser, show, write
+from benchmarks.service import JSON, make_set, register
 from benchmarks.service import Connection as Plain
 from benchmarks.wire.bodies import DIM, NAMES, formats
 from benchmarks.wire.connection import Connection
-from benchmarks.wire.profiler import profile, shown
-from benchmarks.wire.report import COUNT, bulk_table, one_table, plot
+from benchmarks.wire.report import COUNT, bulk_results, bulk_table, one_results, one_table
+from scripts.servers import serve, started
 
 ANCHORS = 1_000
 
@@ -58,7 +56,6 @@ def main() -> None:
         "--rounds", type=int, default=45, help="of 4,096 vectors in every format"
     )
     arguments.add_argument("--requests", type=int, default=6_000, help="of one vector")
-    arguments.add_argument("--profile", action="store_true", help="sample the server with py-spy")
     options = arguments.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -67,15 +64,11 @@ def main() -> None:
     ):
         vectors, matrix = set_up(Plain(server.port))
         service, empty = Connection(server.port), Connection(routes.port)
-        one, one_results = one_table(measure_one(service, empty, vectors, options.requests))
-        bulk, bulk_results = bulk_table(measure_bulk(service, vectors, matrix, options.rounds))
-        console.print(bulk)
-        console.print(one)
-        results = {"machine": machine(), "bulk": bulk_results, "one": one_results}
-        if options.profile:
-            results["profile"] = _profiles(service, server.process.pid, vectors)
-    write(options.json, results)
-    plot(bulk_results, options.json.with_suffix(".png"))
+        one = one_results(measure_one(service, empty, vectors, options.requests))
+        bulk = bulk_results(measure_bulk(service, vectors, matrix, options.rounds))
+    tables = {"formats": bulk_table(bulk), "one": one_table(one)}
+    show(console, tables)
+    write(options.json, tables, {"bulk": bulk, "one": one})
 
 
 def set_up(connection: Plain) -> tuple[np.ndarray[Any, Any], torch.Tensor]:
@@ -160,18 +153,6 @@ def measure_one(
             if turn >= 0:
                 found[name].append(seconds * 1e3)
     return found
-
-
-def _profiles(service: Connection, pid: int, vectors: np.ndarray[Any, Any]) -> dict[str, Any]:
-    body = orjson.dumps({**NAMES, "vectors": vectors[:1]}, option=orjson.OPT_SERIALIZE_NUMPY)
-    path, many, media, _ = formats(vectors)["npy"]
-    profiles = {
-        "one vector, JSON": profile(pid, lambda: service.ask("/translate", body, JSON) and None),
-        f"{COUNT} vectors, npy": profile(pid, lambda: service.ask(path, many, media) and None),
-    }
-    for name, shares in profiles.items():
-        console.print(shown(name, shares))
-    return profiles
 
 
 if __name__ == "__main__":

@@ -1,15 +1,12 @@
-"""Which items should be anchors, where should they come from, and how coarse may relative vectors
-be?
+"""Which items should be anchors?
 
-    python -m research.anchor_strategies                   # about 5 minutes
-    python -m research.anchor_strategies --only quantised  # some sections; the others stay
+    python -m research.anchor_strategies                     # about 5 minutes
+    python -m research.anchor_strategies --only translation  # one section; the other stays
 
 Writes research/results/anchor_strategies.json.
 
-tables       how similar relative spaces are: Moschella et al. 2023, Tables 7 and 8, next to theirs
+paper        how similar relative spaces are: Moschella et al. 2023, Tables 7 and 8, next to theirs
 translation  the same strategies, by how well their anchors translate
-domains      anchors from another data set than the items
-quantised    relative vectors on a grid (`bits` of /relative), and the paper's clusters, Figure 7
 
 Data: $ANCHORAGE_DATA/encoders (word spaces and text encoders made for this project) and
 $ANCHORAGE_DATA/cifar10-embeddings.
@@ -18,36 +15,29 @@ $ANCHORAGE_DATA/cifar10-embeddings.
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from app.demo.run import new_table
-from benchmarks.common import DATA, merged, parser, read, significant, write
-from research.anchor_strategies import domains, grids, strategies
+from benchmarks.common import DATA, Table, parser, show, write
+from research.anchor_strategies import strategies
 from research.common import RESULTS
 
 SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
-    "tables": strategies.tables,
+    "paper": strategies.tables,
     "translation": strategies.translation,
-    "domains": domains.measure,
-    "quantised": grids.measure,
 }
+STRATEGIES = ("uniform", "fps", "kmeans", "top1000", "top5000")
+#: the measures of the paper's tables
+MEASURES = ("jaccard", "mrr", "cosine")
 
 
 def main() -> None:
-    """Measure the chosen sections; print and write each as it is done."""
+    """Measure the chosen sections, print and write."""
     arguments = parser(__doc__, RESULTS / "anchor_strategies.json")
-    arguments.add_argument(
-        "--only",
-        nargs="+",
-        choices=SECTIONS,
-        default=list(SECTIONS),
-        help="measure only these sections",
-    )
+    arguments.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     options = arguments.parse_args()
     if not (DATA / "encoders").is_dir():
         sys.exit(
@@ -55,45 +45,39 @@ def main() -> None:
         )
     torch.set_num_threads(1)
     console = Console(width=max(140, Console().width))
-    for name in SECTIONS:
-        if name in options.only:
-            began = time.monotonic()
-            section = significant(SECTIONS[name]())
-            section["seconds"] = round(time.monotonic() - began)
-            show(console, name, section)
-            write(options.json, merged(read(options.json), name, section, list(SECTIONS)))
+    for name in options.only:
+        found = SECTIONS[name]()
+        tables = {name: of_paper(found) if name == "paper" else of_translation(found)}
+        show(console, tables)
+        write(options.json, tables, {name: found})
 
 
-def show(console: Console, name: str, section: Mapping[str, Any]) -> None:
-    for title, rows in _tables(section["tables"]):
-        columns = [column for column in next(iter(rows.values())) if column != "paper"]
-        table = new_table(
-            f"{name}: {title}",
-            ("",),
-            tuple(column.replace("translated ", "moved ") for column in columns),
-        )
-        for row, numbers in rows.items():
-            paper = numbers.get("paper", {})
-            table.add_row(row, *(_shown(numbers[column], paper.get(column)) for column in columns))
-        console.print(table)
-    for bits, row in section.get("guarantee", {}).get("table", {}).items():
-        console.print(bits, row, highlight=False)
-    console.print(f"{section['note']}\n{name}: {section['seconds']} s\n", highlight=False)
+def of_paper(found: Mapping[str, Any]) -> Table:
+    """Jaccard, MRR and cosine of each direction, and the paper's where it has one."""
+    table = [["data, direction", "anchors", "Jaccard / MRR / cosine", "the paper"]]
+    for data, directions in found.items():
+        for direction, rows in directions.items():
+            for name, row in rows.items():
+                paper = row.get("paper")
+                printed = " / ".join(f"{paper[each]:.2f}" for each in MEASURES) if paper else "-"
+                table.append([f"{data}, {direction}", name, _shown(row, *MEASURES), printed])
+    return table
 
 
-def _tables(found: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each table of nested tables, by its full name."""
-    for name, inner in found.items():
-        deeper = next(iter(next(iter(inner.values())).values()))
-        if "mean" in deeper:
-            yield above + name, inner
-        else:
-            yield from _tables(inner, f"{above}{name}, ")
+def of_translation(found: Mapping[str, Any]) -> Table:
+    """Recall and MRR of each strategy."""
+    return [["data, anchors", *STRATEGIES]] + [
+        [
+            f"{data}, {size}",
+            *(_shown(rows[name], "recall", "mrr") if name in rows else "-" for name in STRATEGIES),
+        ]
+        for data, sizes in found.items()
+        for size, rows in sizes.items()
+    ]
 
 
-def _shown(number: Mapping[str, float], paper: float | None) -> str:
-    shown = f"{number['mean']:.3f} ± {number['std']:.3f}"
-    return shown if paper is None else f"{shown} (paper {paper:.2f})"
+def _shown(row: Mapping[str, Any], *names: str) -> str:
+    return " / ".join(f"{row[name]['mean']:.3f}" for name in names)
 
 
 if __name__ == "__main__":

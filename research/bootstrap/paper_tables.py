@@ -62,34 +62,8 @@ IMAGES = {
     },
 }
 
-#: Tables 2 and 6: five stars of Amazon reviews, a decoder of one language on the encoder of
-#: another; weighted F1 and MAE
-STITCHING = {
-    "en decoder, en encoder": {
-        "GT": {"f1": (0.64, 0.01), "mae": (0.43, 0.01)},
-        "Seed, 15": {"f1": (0.50, 0.01), "mae": (0.69, 0.01)},
-        "AO, 15": {"f1": (0.62, 0.01), "mae": (0.44, 0.01)},
-    },
-    "en decoder, es encoder": {
-        "GT": {"f1": (0.51, 0.01), "mae": (0.67, 0.02)},
-        "Seed, 15": {"f1": (0.44, 0.01), "mae": (0.80, 0.01)},
-        "AO, 15": {"f1": (0.48, 0.01), "mae": (0.70, 0.02)},
-    },
-    "es decoder, en encoder": {
-        "GT": {"f1": (0.50, 0.02), "mae": (0.72, 0.04)},
-        "Seed, 15": {"f1": (0.41, 0.01), "mae": (0.92, 0.02)},
-        "AO, 15": {"f1": (0.46, 0.01), "mae": (0.76, 0.02)},
-    },
-    "es decoder, es encoder": {
-        "GT": {"f1": (0.60, 0.01), "mae": (0.45, 0.01)},
-        "Seed, 15": {"f1": (0.48, 0.01), "mae": (0.70, 0.01)},
-        "AO, 15": {"f1": (0.61, 0.01), "mae": (0.44, 0.01)},
-    },
-}
-
 TABLES: dict[str, dict[str, Any]] = {
     "1 and 4": {"what": "words, the anchors of Word2Vec optimised", "rows": WORDS},
     "5": {"what": "words, the anchors of FastText optimised", "rows": WORDS_OTHER_WAY},
-    "2 and 6": {"what": "star ratings of Amazon reviews: weighted F1 and MAE", "rows": STITCHING},
     "7": {"what": "CIFAR-10 by two ViTs", "rows": IMAGES},
 }

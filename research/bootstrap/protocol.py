@@ -101,13 +101,6 @@ def graded(anchors_x: Tensor, anchors_y: Tensor) -> Translator:
     return methods.fit("graded", fit_space(anchors_x), fit_space(anchors_y), options)
 
 
-def macro_f1(predicted: Tensor, labels: Tensor, classes: int) -> float:
-    """The mean over classes of 2 TP / (predicted + true), without classes that occur in neither."""
-    both = torch.bincount(labels[predicted == labels], minlength=classes).double()
-    named = torch.bincount(predicted, minlength=classes) + torch.bincount(labels, minlength=classes)
-    return float((2 * both[named > 0] / named[named > 0]).mean())
-
-
 def _nearest(queries: Tensor, index: Tensor, k: int) -> Tensor:
     return torch.cat(
         [(rows @ index.T).topk(k, dim=1).indices for rows in torch.split(queries, ROWS)]

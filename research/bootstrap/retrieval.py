@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.bootstrap import growers
 from benchmarks.bootstrap.cells import Cell, Measured
-from benchmarks.bootstrap.draws import ALL_WORDS, CASES, GT, OTHERS, Case, Draw, draw
+from benchmarks.bootstrap.draws import ALL_WORDS, CASES, GT, OTHERS, Draw, draw
 from research.bootstrap.protocol import Retrieved, graded, relative, retrieved, translated, unit
 
 NAME = "retrieval"
@@ -36,8 +36,8 @@ COUNTS = (15, 25, 50)
 #: methods that take a minute or more, and minutes with all words: fewer numbers of seeds, fewer
 #: draws
 Asked = dict[str, tuple[tuple[int, ...], int]]
-SLOW: Asked = {"vecmap": ((15,), 2), "paper": ((15,), 2), "soft-plan": ((15,), 2)}
-SLOW_WORDS: Asked = {"vecmap": ((15,), 1), "paper": ((15,), 1), "soft-plan": ((15,), 1)}
+SLOW: Asked = {"vecmap": ((15,), 2), "paper": ((15,), 2)}
+SLOW_WORDS: Asked = {"vecmap": ((15,), 1), "paper": ((15,), 1)}
 #: self-learning with all words takes four minutes where it fails
 LEARNT_WORDS: Asked = {
     "all words, w2v -> fasttext": ((25,), 2),
@@ -45,7 +45,7 @@ LEARNT_WORDS: Asked = {
     "all words, googlenews -> fasttext": ((25,), 1),
 }
 #: with all words, these run only between the paper's two kinds of encoders
-SLOWEST = ("vecmap", "paper", "soft-plan")
+SLOWEST = ("vecmap", "paper")
 DRAWS, WORDS_DRAWS = 5, 2
 
 #: which pairs are the anchors, and who uses them
@@ -71,7 +71,7 @@ def cells(*, quick: bool, draws: int | None) -> Iterator[Cell]:
         for number in range(1 if quick else min(draws or most, most)):
             for method, counts in _asked(place, number, quick=quick).items():
                 for count in counts[:1] if quick else counts:
-                    yield Cell((NAME, place, method, count, number), measure, method)
+                    yield Cell((NAME, place, method, count, number), measure)
 
 
 def _asked(place: str, number: int, *, quick: bool) -> dict[str, tuple[int, ...]]:
@@ -91,7 +91,7 @@ def measure(place: str, method: str, count: int, number: int) -> Measured:
     """All rows of one set of anchors, from the source to the target (forth) and back."""
     case = PLACES[place]
     drawn = draw(case, number)
-    sets, told = anchors(case, method, drawn, count, number)
+    sets, told = anchors(method, drawn, count, number)
     rows = {}
     for name, pairs in sets.items():
         # All true pairs serve to compare the translator only, because no method is expected to find
@@ -102,27 +102,24 @@ def measure(place: str, method: str, count: int, number: int) -> Measured:
 
 
 def anchors(
-    case: Case, method: str, drawn: Draw, count: int, number: int
+    method: str, drawn: Draw, count: int, number: int
 ) -> tuple[dict[str, Tensor], Measured]:
     """The sets of pairs (p, 2) that a method stands for, by name, and facts of its run."""
     if method == TRUE:
         return {SOME_TRUE: drawn.true(GT), ALL_TRUE: drawn.true()}, {}
     if method == SEED:
         return {ALONE: drawn.true(count)}, {}
-    return _grown(method, case, drawn, count, number)
+    return _grown(method, drawn, count, number)
 
 
-def _grown(
-    method: str, case: Case, drawn: Draw, count: int, number: int
-) -> tuple[dict[str, Tensor], Measured]:
-    found, seconds = growers.grown(method, case, count, number)
+def _grown(method: str, drawn: Draw, count: int, number: int) -> tuple[dict[str, Tensor], Measured]:
+    found = growers.grow(method, drawn.pools, drawn.seeds(count), number)
     # A method that finds nothing to fit to still has the seeds.
     sets = {BEST: growers.most_confident(found, GT) if len(found.pairs) > 1 else drawn.true(count)}
     if len(found.pairs) > GT:
         sets[EVERY] = found.pairs
     new = found.pairs[growers.beside_seeds(found, drawn.seeds(count))]
     told = {
-        "grow_seconds": seconds,
         "pairs": len(found.pairs),
         "right": float(drawn.right(new).double().mean()) if len(new) else None,
     }

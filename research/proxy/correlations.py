@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from statistics import correlation, mean, stdev
 from typing import Any
 
-from research.proxy.networks import LOOKS
 from research.proxy.yardstick import Look
 
 #: the paper leaves out models whose best validation accuracy is below FLOOR; GOOD is what counts as
 #: good here
 FLOOR, GOOD = 0.5, 0.7
 
-SIMILARITIES = ("similarity", "plain_similarity", "cka")
+SIMILARITIES = ("similarity", "cka")
 
 
 def over_time(histories: Sequence[Sequence[Look]]) -> dict[str, Any]:
@@ -28,7 +27,7 @@ def over_time(histories: Sequence[Sequence[Look]]) -> dict[str, Any]:
             if len({look.named(name) for look in looks}) > 1
             and len({look.validation for look in looks}) > 1
         ]
-        found[name] = {"mean": mean(each), "std": stdev(each), "lowest": min(each)}
+        found[name] = {"mean": mean(each), "std": stdev(each)}
     return found
 
 
@@ -43,19 +42,6 @@ def across(histories: Sequence[Sequence[Look]]) -> dict[str, Any]:
             "test": correlation(values, [look.test for look in ends]),
         }
     return found
-
-
-def curves(histories: Sequence[Sequence[Look]]) -> dict[str, dict[str, float]]:
-    """Means over the models that were trained longest, at each measured epoch."""
-    longest = [looks for looks in histories if looks[-1].epoch == max(LOOKS)]
-    return {
-        str(epoch): {"models": len(longest)}
-        | {
-            name: mean(looks[place].named(name) for looks in longest)
-            for name in (*SIMILARITIES, "validation", "test")
-        }
-        for place, epoch in enumerate(LOOKS)
-    }
 
 
 def best(looks: Sequence[Look]) -> float:

@@ -28,7 +28,6 @@ class Look:
     validation: float
     test: float
     similarity: float
-    plain_similarity: float
     cka: float
 
     def named(self, name: str) -> float:
@@ -56,20 +55,15 @@ class Yardstick:
         return Look(epoch, validation, test, *compared(self.vectors, vectors, self.anchors))
 
 
-def compared(reference: Tensor, vectors: Tensor, anchors: list[int]) -> tuple[float, float, float]:
-    """Similarity, plain similarity and CKA of two models' vectors of the same nodes."""
+def compared(reference: Tensor, vectors: Tensor, anchors: list[int]) -> tuple[float, float]:
+    """Similarity and CKA of two models' vectors of the same nodes."""
     try:
         centred = metrics.cosine(
             *(relative(each, fit_space(each[anchors])) for each in (reference, vectors))
         )
     except DegenerateAnchors:
-        return 0.0, 0.0, 0.0
-    units = [metrics.unit(each) for each in (reference, vectors)]
-    return (
-        centred,
-        metrics.cosine(*(each @ each[anchors].T for each in units)),
-        metrics.cka(reference, vectors),
-    )
+        return 0.0, 0.0
+    return centred, metrics.cka(reference, vectors)
 
 
 def yardstick() -> tuple[Yardstick, Look]:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,6 @@ from benchmarks.faults.attacks.bystander import LIVEZ, TRANSLATE, Bystander, bys
 from benchmarks.faults.deployment import Api, Deployment, deployment, wait_until
 from benchmarks.faults.resources import cpu_seconds, join, memory_limit, watching
 from benchmarks.faults.row import Stage
-
-#: how long the well-behaved client is measured before the attack, for comparison
-QUIET_S = 5
 
 #: how long an outsider may delay /livez
 LIVEZ_S = 1.0
@@ -62,7 +59,6 @@ class Outcome:
     killed: bool = False
     statuses: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
-    more: dict[str, Any] = field(default_factory=dict)
 
     @property
     def good(self) -> bool:
@@ -91,14 +87,6 @@ class Outcome:
             "; ".join(self.broken) or "nothing",
         ]
 
-    def described(self) -> dict[str, Any]:
-        """For the report."""
-        own = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {
-            name: round(value, 3) if isinstance(value, float) else value
-            for name, value in own.items()
-        }
-
 
 @dataclass
 class Scene:
@@ -111,7 +99,6 @@ class Scene:
     good: str = ""
     #: the attackers' keys, from two projects, so that a limit on one project is not enough
     reads: tuple[str, ...] = ()
-    writes: str = ""
 
     @contextmanager
     def attacked(
@@ -124,10 +111,6 @@ class Scene:
             watching(self.api.pid) as watch,
         ):
             wait_until(lambda: len(asking.answers) > 4, "the well-behaved client to get answers")
-            began = time.monotonic()
-            time.sleep(QUIET_S)
-            outcome.more["quiet_livez_s"] = round(max(asking.since(began, LIVEZ)), 3)
-            outcome.more["quiet_translate_s"] = round(max(asking.since(began, TRANSLATE)), 3)
             began, watch.most_bytes, watch.most_processes = time.monotonic(), 0, 0
             spent = cpu_seconds(self.api.pid)
             yield outcome, asking
@@ -142,7 +125,6 @@ class Scene:
         outcome.must(not outcome.killed, "killed")
         outcome.must(outcome.livez_s < allowed_s, "/livez late")
         outcome.must(not outcome.statuses["500"], "a 500")
-        outcome.more["memory_limited"] = self.group is not None
         self.stage.say(
             f"{what}: /livez {outcome.livez_s:.2f} s, {outcome.peak_mib} MiB, "
             f"{dict(outcome.statuses)}"
@@ -174,7 +156,6 @@ def scene(
             for key in admins:
                 _stock(api.url, key)
             found.reads = tuple(_key(api.url, admin, "read") for admin in admins[1:])
-            found.writes = _key(api.url, admins[1], "write")
             yield found
         finally:
             api.kill()

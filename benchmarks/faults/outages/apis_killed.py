@@ -48,12 +48,6 @@ def killed(stage: Stage) -> Row:
         f"SIGKILL between blob and commit, between commit and answer, and {KILLS} times during "
         f"{len(cut)} creations: {lost_answers} cut, {kept - answered} of them after their commit"
     )
-    row.more = {
-        "kills": KILLS + 2,
-        "creations": len(cut),
-        "cut": lost_answers,
-        "cut_after_commit": kept - answered,
-    }
     return row
 
 

@@ -60,10 +60,9 @@ def redis_lost(stage: Stage) -> Row:
 
         _during_requests(made, row, REDIS_LOSSES, lose)
     row.done = (
-        f"{REQUESTS} requests, {row.more['jobs']} jobs, Redis killed and emptied "
+        f"{REQUESTS} requests, {row.jobs} jobs, Redis killed and emptied "
         f"{REDIS_LOSSES} times, {REDIS_AWAY_S} s each"
     )
-    row.more.update(requests_of_the_mix=REQUESTS, losses=REDIS_LOSSES, away_s=REDIS_AWAY_S)
     return row
 
 
@@ -90,10 +89,8 @@ def postgres_restarted(stage: Stage) -> Row:
         _during_requests(made, row, len(ways), restart)
     ways_said = f"immediate, fast, {POSTGRES_AWAY_S} s away"
     row.done = (
-        f"{REQUESTS} requests, {row.more['jobs']} jobs, PostgreSQL restarted "
-        f"{len(ways)} times: {ways_said}"
+        f"{REQUESTS} requests, {row.jobs} jobs, PostgreSQL restarted {len(ways)} times: {ways_said}"
     )
-    row.more.update(requests_of_the_mix=REQUESTS, restarts=[way for way, _ in ways])
     return row
 
 
@@ -126,11 +123,10 @@ def postgres_silent(stage: Stage) -> Row:
         if longest["/translate"] > WARM_WITHIN_S:
             row.tally.add("dropped", f"a warm translation took {longest['/translate']:.2f} s")
     row.done = (
-        f"{REQUESTS} requests, {row.more['jobs']} jobs, PostgreSQL stopped by SIGSTOP for "
+        f"{REQUESTS} requests, {row.jobs} jobs, PostgreSQL stopped by SIGSTOP for "
         f"{POSTGRES_SILENT_S} s: /readyz answered within {longest['/readyz']:.1f} s, warm "
         f"translations within {longest['/translate'] * 1000:.0f} ms"
     )
-    row.more.update(requests_of_the_mix=REQUESTS, silent_s=POSTGRES_SILENT_S, longest_s=longest)
     return row
 
 
@@ -204,7 +200,6 @@ def commits_lost(stage: Stage) -> Row:
         f"PostgreSQL killed {LOST_COMMITS} times, "
         "each during the COMMITs of a job and of a creation"
     )
-    row.more = {"restarts": LOST_COMMITS}
     return row
 
 
@@ -221,5 +216,5 @@ def _during_requests(
         load.wait_for((2 * number + 1) * REQUESTS // (2 * faults))
         fault(number, world, client)
     load.join()
-    waited = world.settle(made, client)
-    row.more.update(jobs=len(world.jobs), sets=len(world.sets), jobs_ended_after_s=round(waited, 1))
+    world.settle(made, client)
+    row.jobs = len(world.jobs)

@@ -42,7 +42,6 @@ def killed(stage: Stage) -> Row:
         # Tries under way at a kill, without those that ended well.
         cut = len(running - _leases(made, "succeeded"))
     row.done = f"{JOBS} jobs, 2 workers, {KILLS} SIGKILLs: {cut} tries cut short"
-    row.more = {"jobs": JOBS, "kills": KILLS, "tries_cut_short": cut}
     return row
 
 
@@ -79,7 +78,6 @@ def paused(stage: Stage) -> Row:
         f"{len(world.jobs)} jobs, 2 workers, {PAUSES} SIGSTOPs until the other worker did the job: "
         f"{late} late ends refused"
     )
-    row.more = {"jobs": len(world.jobs), "stops": PAUSES, "late_ends_refused": late}
     return row
 
 

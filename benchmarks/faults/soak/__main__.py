@@ -31,8 +31,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from app.demo.run import new_table
-from benchmarks.common import RESULTS, Missing, parser, write
+from benchmarks.common import RESULTS, Missing, Table, parser, show, write
 from benchmarks.faults.deployment import Deployment, Process, deployment, end_on_sigterm, wait_until
 from benchmarks.faults.soak.clients import Book, Remaker, cancel_jobs, hang_up, translate
 from benchmarks.faults.soak.samples import Sample, Samples
@@ -63,8 +62,10 @@ def main() -> None:
             report = soak(folder / "soak", options.minutes * 60, console)
         except Missing as error:
             sys.exit(f"{error}: this needs Redis (or Valkey) and PostgreSQL installed")
-    show(report, console)
-    write(options.json, report)
+    tables = tables_of(report)
+    show(console, tables)
+    console.print(*report["faults"], sep="\n", style="red", highlight=False)
+    write(options.json, tables)
     sys.exit(any(report["must_be_0"].values()))
 
 
@@ -88,7 +89,7 @@ def soak(folder: Path, seconds: float, console: Console) -> dict[str, Any]:
         stuck = sum(thread.is_alive() for thread in threads)
         unfinished = _settle(made)
         samples.take()
-        return _report(made, book, samples, seconds, stuck, unfinished)
+        return _report(made, book, samples, stuck, unfinished)
 
 
 def _work(book: Book) -> list[Any]:
@@ -117,21 +118,16 @@ def _settle(made: Deployment, timeout_s: float = 180) -> int:
 
 
 def _report(
-    made: Deployment, book: Book, samples: Samples, seconds: float, stuck: int, unfinished: int
+    made: Deployment, book: Book, samples: Samples, stuck: int, unfinished: int
 ) -> dict[str, Any]:
     processes: list[Process] = [*made.apis, *made.workers]
     first, last = samples.all[0], samples.all[-1]
     return {
-        "about": __doc__.split("\n\n", 2)[2],
-        "seconds": round(seconds),
         "requests": sum(book.statuses.values()),
-        "statuses": dict(sorted(book.statuses.items())),
         "compared": book.compared,
         "versions": book.versions,
-        "jobs": _states(made),
         "must_be_0": {
             "wrong": book.counts["wrong"],
-            "mixtures": book.counts["mixture"],
             "stale": book.counts["stale"],
             "5xx but 503": book.counts["broken"],
             "broken connections": book.counts["cut"],
@@ -143,13 +139,7 @@ def _report(
         "processes": {name: samples.of(name, WARM_UP) for name in samples.names},
         "rows": _from_to(first, last, "rows"),
         "blobs": [first.blobs, last.blobs],
-        "redis_mib": [first.redis_mib, last.redis_mib],
     }
-
-
-def _states(made: Deployment) -> dict[str, int]:
-    rows = made.postgres.rows("SELECT state::text, count(*) FROM jobs GROUP BY state")
-    return {str(state): int(count) for state, count in rows}
 
 
 def _from_to(first: Sample, last: Sample, name: str) -> dict[str, list[int]]:
@@ -157,37 +147,22 @@ def _from_to(first: Sample, last: Sample, name: str) -> dict[str, list[int]]:
     return {each: [before.get(each, 0), after[each]] for each in sorted(after)}
 
 
-def show(report: dict[str, Any], console: Console) -> None:
-    """Print a summary of the report."""
-    console.print(
-        f"{report['requests']:,} requests, {report['compared']:,} translations compared, "
-        f"statuses {report['statuses']}"
-    )
-    console.print(f"{report['versions']:,} versions of {SETS} sets; jobs {report['jobs']}")
-    table = new_table(
-        "Processes",
-        ("process",),
-        ("RSS first", "RSS last, MiB", "slope, MiB/h", "files first", "files last"),
-    )
+def tables_of(report: dict[str, Any]) -> dict[str, Table]:
+    """What must be 0, and how the processes and tables grew."""
+    columns = ["process", "RSS first", "RSS last, MiB", "slope, MiB/h", "files first", "files last"]
+    processes = [columns]
     for name, each in report["processes"].items():
         rss, files = each["rss_mib"], each["files"]
-        table.add_row(
-            name,
-            str(rss[0]),
-            str(rss[-1]),
-            f"{each['slope_mib_per_hour']:.1f}",
-            str(files[0]),
-            str(files[-1]),
-        )
-    console.print(table)
-    table = new_table("Rows", ("table",), ("before", "after"))
-    for name, (before, after) in {**report["rows"], "blobs (files)": report["blobs"]}.items():
-        table.add_row(name, f"{before:,}", f"{after:,}")
-    console.print(table)
-    for name, count in report["must_be_0"].items():
-        console.print(f"{name}: {count}", style="bold red" if count else "green", highlight=False)
-    for fault in report["faults"]:
-        console.print(f"    {fault}", style="red", highlight=False)
+        slope = f"{each['slope_mib_per_hour']:.1f}"
+        processes.append([name, *map(str, (rss[0], rss[-1], slope, files[0], files[-1]))])
+    rows = {**report["rows"], "blobs (files)": report["blobs"]}
+    counts = {"requests": report["requests"], "compared": report["compared"]}
+    counts |= {"versions of the sets": report["versions"], **report["must_be_0"]}
+    return {
+        "counts": [["what", "count"], *([name, f"{each:,}"] for name, each in counts.items())],
+        "processes": processes,
+        "rows": [["table", "before", "after"], *([n, *map(str, each)] for n, each in rows.items())],
+    }
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import permutations
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -127,21 +125,11 @@ class Book:
         elif any(deviation(got, right) <= ALLOWED for _, right in self.contents):
             self.fault("stale", f"{name}: by a version deleted long ago")
         else:
-            kind = (
-                "mixture"
-                if any(deviation(got, right) < 1e-4 for right in self._mixtures())
-                else "wrong"
-            )
             self.fault(
-                kind,
+                "wrong",
                 f"{name}: {min(deviation(got, right) for _, right in self.contents):.2g} "
                 "from the nearest version",
             )
-
-    def _mixtures(self) -> Iterator[Tensor]:
-        """Translations from the `old` anchors of one content to the `new` anchors of another."""
-        for old, new in permutations(self.contents, 2):
-            yield Anchors(old[0].old, new[0].new).translate(self.probes, 1.0)
 
     def said(self) -> str:
         """The counts in one line."""

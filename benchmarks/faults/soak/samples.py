@@ -26,7 +26,6 @@ class Sample:
     files: dict[str, int]
     rows: dict[str, int]
     blobs: int
-    redis_mib: float
 
     def said(self) -> str:
         """The sample in one line."""
@@ -59,7 +58,6 @@ class Samples:
             files={name: sum(map(open_files, pids)) for name, pids in trees.items()},
             rows={str(name): self._rows(str(name)) for (name,) in self._made.postgres.rows(TABLES)},
             blobs=len(self._made.blobs),
-            redis_mib=round(int(self._made.redis.client.info("memory")["used_memory"]) / 2**20, 1),
         )
         self.all.append(sample)
         return sample

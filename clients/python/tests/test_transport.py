@@ -32,7 +32,7 @@ from anchorage_client._sync.transport import (
     retry_after,
     to_bytes,
 )
-from benchmarks.service import free_port, serve
+from scripts.servers import free_port, serve
 
 
 @contextmanager

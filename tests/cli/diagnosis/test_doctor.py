@@ -18,7 +18,7 @@ from app.cli.diagnosis import backend_checks
 from app.storage import tables
 from app.storage.db import Database
 from app.storage.tables import now
-from benchmarks.service import free_port, serve
+from scripts.servers import free_port, serve
 from tests.storage.conftest import RedisServer
 
 

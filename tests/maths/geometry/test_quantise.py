@@ -24,8 +24,7 @@ from app.maths.geometry.quantise import (
 from app.maths.geometry.space import fit_space
 from app.maths.translators import linear
 from app.maths.translators.decoder import decode, make_decoder
-from research.definitions import codes, relative, values
-from research.quantisation import most_steps
+from research.definitions import codes, most_steps, relative, values
 from tests.maths.clouds import normal, unit_rows
 
 seeds = st.integers(0, 2**31)

@@ -25,7 +25,7 @@ from app.settings import Settings
 from app.storage import tables
 from app.types import JobState
 from app.wiring import make_services
-from benchmarks.faults.postgres import Postgres
+from scripts.servers import Postgres
 from tests.disks import remount, small_disk
 from tests.pgvector_server import PgvectorServer
 from tests.services.helpers import CONTEXT, again, alter

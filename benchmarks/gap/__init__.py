@@ -1,1 +1,0 @@
-"""How much of the gap between keeping an old index and re-embedding it 300 anchors can recover."""
