@@ -16,7 +16,7 @@ from app.services.anchors import bootstrap
 from app.services.context import Services
 from app.services.jobs import progress, runner, submission
 from app.services.jobs.runner import JobResult
-from app.services.upkeep import blob_sweep
+from app.services.upkeep import retention
 from app.storage import tables
 from app.types import JobKind, JobState
 from tests.services.helpers import CONTEXT, again, age, files
@@ -171,9 +171,9 @@ def test_a_sweep_spares_the_checkpoint_of_an_unfinished_job_and_takes_an_ended_o
 ):
     going(services, job, 1)
     age(services)
-    assert blob_sweep.sweep_blobs(services) == 0
+    assert retention.sweep_blobs(services) == 0
     assert resumed(services, job) == 1
-    assert blob_sweep.sweep_blobs(services) == 1
+    assert retention.sweep_blobs(services) == 1
     assert files(services) == set()
 
 
