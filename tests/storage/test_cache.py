@@ -50,17 +50,6 @@ def test_bytes_are_bounded_and_the_least_recently_used_goes_first():
     assert cache.used_bytes == 30
 
 
-def test_a_large_value_pushes_out_as_many_as_it_needs():
-    cache, made = MemoryCache(30), []
-    for key in "abc":
-        load(cache, key)
-    load(cache, "big", size=25)
-    assert cache.used_bytes == 25
-    for key in "abc":
-        load(cache, key, size=1, made=made)
-    assert made == ["a", "b", "c"]
-
-
 def test_a_value_above_the_limit_is_served_but_not_kept():
     cache, nothing, made = MemoryCache(30), MemoryCache(0), []
     load(cache, "a", made=made)

@@ -13,7 +13,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from app.errors import Conflict, DatabaseUnavailable, InvalidRequest
 from app.storage import tables
 from app.storage.db import Database, sqlite_url
-from app.storage.queries import resources
 from tests.storage.helpers import closed, end_connections
 
 
@@ -65,12 +64,6 @@ def test_a_broken_constraint_is_a_conflict_and_leaves_nothing(db):
     assert names(db) == ["taken"]
 
 
-def test_a_name_is_taken_within_its_project_only(db):
-    with db.transaction() as session:
-        session.add_all([encoder("e", project="a"), encoder("e", project="b")])
-    assert names(db) == ["e", "e"]
-
-
 def test_foreign_keys_are_kept(db):
     with pytest.raises(Conflict), db.transaction() as session:
         session.add(
@@ -117,15 +110,7 @@ def test_moments_come_back_aware_and_in_utc(db):
     assert given == elsewhere
 
 
-def test_ping_raises_when_there_is_no_database(tmp_path):
-    db = Database(f"sqlite:///{tmp_path / 'no' / 'such' / 'folder.db'}")
-    with pytest.raises(SQLAlchemyError):
-        db.ping()
-
-
-@pytest.mark.parametrize(
-    "folder", ["plain", "a b", "é", "a#b", "a@b:c", "a%20b", "100%", "a?b", "a?mode=memory"]
-)
+@pytest.mark.parametrize("folder", ["a b", "é@:#", "100%", "a?mode=memory"])
 def test_the_data_folder_may_have_any_name(tmp_path, folder):
     (tmp_path / folder).mkdir()
     db = Database(sqlite_url(tmp_path / folder / "anchorage.db"))
@@ -142,7 +127,7 @@ def test_write_ahead_log_is_on(tmp_path):
     db.close()
 
 
-@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql"])
 def test_the_urls_that_people_paste_all_mean_psycopg_3(scheme, postgres_url):
     db = Database(f"{scheme}://{postgres_url.partition('://')[2]}")
     assert db.engine.driver == "psycopg"
@@ -171,11 +156,6 @@ def test_what_postgresql_cannot_hold_is_an_invalid_request_and_leaves_nothing(po
     with pytest.raises(InvalidRequest), postgres.transaction() as session:
         session.add_all([encoder("good"), encoder(**row)])
     assert names(postgres) == []
-
-
-def test_a_name_that_postgresql_cannot_hold_is_not_found_either(postgres):
-    with pytest.raises(InvalidRequest), postgres.transaction() as session:
-        resources.by_name(session, tables.EncoderRow, "default", "a\0b")
 
 
 # --- a database that goes away --------------------------------------------------------------------
@@ -207,15 +187,6 @@ def test_a_connection_lost_within_a_transaction_is_said_and_nothing_of_it_is_com
         add_and_lose(postgres, encoder("first"), *(encoder(name) for name in more))
     assert caught.value.retry_after_s > 0
     assert names(postgres) == []
-
-
-def test_rows_of_a_commit_that_was_lost_can_be_added_again(postgres):
-    row = encoder()
-    with pytest.raises(DatabaseUnavailable):
-        add_and_lose(postgres, row)
-    with postgres.transaction() as session:
-        session.add(row)
-    assert names(postgres) == ["e"]
 
 
 def test_a_server_that_is_not_there_is_unavailable_and_says_when_to_ask_again(monkeypatch):

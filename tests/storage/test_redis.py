@@ -22,7 +22,6 @@ from app.services.upkeep.cache_codecs import DECODER, MATRIX, SPACE, TRANSLATOR
 from app.storage import cache as cache_module
 from app.storage import redis as connect_module
 from app.storage.cache import (
-    DIGEST_BYTES,
     MAGIC,
     Cache,
     CorruptEntry,
@@ -176,12 +175,8 @@ def test_nothing_is_ever_unpickled(store, client, redis_prefix, tmp_path):
 
 DAMAGES = {
     "empty": lambda data: b"",
-    "only its head": lambda data: data[: len(MAGIC) + DIGEST_BYTES],
-    "a byte long": lambda data: data + b"\0",
-    "another magic": lambda data: b"ANCHOR2\n" + data[len(MAGIC) :],
     "a bit of the payload": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
     "no safetensors": lambda data: MAGIC + cache_module._digest(b"a", b"rubbish") + b"rubbish",
-    "other tensors": lambda data: pack(b"a", {"other": torch.ones(3)}),
     "another key's": lambda data: pack(b"b", {"matrix": torch.zeros(3)}),
 }
 
@@ -194,6 +189,7 @@ def test_a_damaged_entry_is_made_anew_and_overwritten_with_a_good_one(
     made: list[str] = []
     ask(store, "a", torch.ones(3), made, kind)
     (name,) = entries(client, redis_prefix)
+    assert 0 < client.ttl(name) <= cache_module.ENTRY_S
     client.set(name, DAMAGES[damage](client.get(name)))
     before = counted(kind)
     assert torch.equal(ask(store, "a", torch.ones(3), made, kind), torch.ones(3))
@@ -212,34 +208,7 @@ def test_no_flipped_byte_goes_unnoticed(place, flip):
         unpack(b"key", bytes(data))
 
 
-@given(st.binary(max_size=300))
-def test_no_bytes_of_a_stranger_are_taken_for_an_entry(data):
-    for candidate in (data, MAGIC + data):
-        with pytest.raises(CorruptEntry):
-            unpack(b"key", candidate)
-
-
 # --- bounded --------------------------------------------------------------------------------------
-
-
-def test_a_full_redis_makes_room_by_what_was_not_used_for_long_and_every_entry_ends(
-    store_at, redis_server
-):
-    with Redis.from_url(redis_server.url) as admin:
-        admin.config_set("maxmemory", str(admin.info("memory")["used_memory"] + 4_000_000))
-        admin.config_set("maxmemory-policy", "allkeys-lru")
-        store, made = store_at(redis_server.url), []
-        for number in range(100):
-            value = ask(store, f"entry {number}", torch.full((25_000,), float(number)), made)
-            assert value[0] == number
-        there = entries(admin, "p")
-        assert 10 < len(there) < 100  # which ones: Redis counts idle time in seconds
-        assert all(0 < admin.ttl(name) <= cache_module.ENTRY_S for name in there)
-    made.clear()
-    for number in reversed(range(100)):
-        ask(store, f"entry {number}", torch.zeros(1), made)
-    assert made
-    assert "entry 99" not in made
 
 
 def test_an_entry_above_the_limit_is_served_and_not_kept(store, client, redis_prefix, monkeypatch):
@@ -322,27 +291,6 @@ def test_a_server_that_is_away_is_left_alone_by_all_but_one_caller_at_a_time_and
         made.clear()
         time.sleep(0.01)
     assert made == []
-
-
-def test_a_server_killed_while_a_value_is_made_costs_nothing_but_the_entry(store_at, redis_server):
-    store = store_at(redis_server.url)
-
-    def make() -> Tensor:
-        redis_server.kill()
-        return torch.ones(2)
-
-    assert torch.equal(store.get_or_make("test", b"a", make, MATRIX), torch.ones(2))
-
-
-def test_a_server_that_takes_no_writes_only_means_slower(store_at, redis_server):
-    """Full, and told never to forget anything."""
-    with Redis.from_url(redis_server.url) as admin:
-        admin.config_set("maxmemory", "1")
-        admin.config_set("maxmemory-policy", "noeviction")
-    store, made = store_at(redis_server.url), []
-    for _ in range(2):
-        assert torch.equal(ask(store, "a", torch.ones(2), made), torch.ones(2))
-    assert made == ["a", "a"]
 
 
 @pytest.mark.parametrize("why", ["full", "a replica"])

@@ -6,14 +6,18 @@ import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, delete, exists, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from app.services.context import Services
-from app.services.upkeep import blob_sweep
 from app.storage import tables
-from app.storage.queries import retention
+from app.storage.queries import resources, set_versions
+from app.storage.queries.statements import changed_rows
 
 log = logging.getLogger("anchorage.retention")
+
+#: most rows of one statement, so that no other process waits long for their locks
+DELETE_BATCH = 500
 
 #: how long a repeated idempotent request is recognised
 REQUESTS_DAYS = 1
@@ -24,37 +28,54 @@ REPLACED_DAYS = 1
 #: the last use of a translator is written once a day, so its days count from the next one
 TOUCH_DAYS = 1
 
+Moment = InstrumentedAttribute[datetime] | InstrumentedAttribute[datetime | None]
+
 
 def delete_old(services: Services, *, stopping: Callable[[], bool] = lambda: False) -> None:
     """Delete old rows, each batch in its own transaction, and then blobs that no row names.
 
+    A translator whose spaces have a contract is kept; the next use of another one fits it again.
     Stops after the current batch when `stopping()` turns true. Raises DatabaseUnavailable.
     """
+
+    def clear(what: str, moment: Moment, days: int, *where: ColumnElement[bool]) -> None:
+        before = tables.now() - timedelta(days=days)
+        total, batch = 0, DELETE_BATCH if days else 0  # 0 days: indefinitely
+        while batch == DELETE_BATCH and not stopping():
+            with services.db.transaction() as session:
+                batch = _delete_batch(session, moment, before, *where)
+            total += batch
+        if total:
+            log.info("deleted %d %s older than %d days", total, what, days)
+
     days = services.retention
+    translator, contract = tables.TranslatorRow, tables.ContractRow
     unused_days = days.translators_days and days.translators_days + TOUCH_DAYS
-    _delete(services, "jobs", retention.delete_jobs, days.jobs_days, stopping)
-    _delete(services, "audit rows", retention.delete_audit, days.audit_days, stopping)
-    _delete(services, "translators", retention.delete_translators, unused_days, stopping)
-    _delete(services, "replaced spaces", retention.delete_replaced_spaces, REPLACED_DAYS, stopping)
-    _delete(services, "requests", retention.delete_requests, REQUESTS_DAYS, stopping)
-    if not stopping() and (deleted := blob_sweep.sweep_blobs(services)):
+    promised = exists().where(
+        contract.source_id == translator.source_id, contract.target_id == translator.target_id
+    )
+    replaced = set_versions.replaced_before(tables.now() - timedelta(days=REPLACED_DAYS))
+    clear("jobs", tables.JobRow.finished_at, days.jobs_days)
+    clear("audit rows", tables.AuditRow.created_at, days.audit_days)
+    clear("translators", translator.used_at, unused_days, ~promised)
+    clear("replaced spaces", tables.SpaceRow.created_at, REPLACED_DAYS, replaced)
+    clear("requests", tables.IdempotentRequestRow.created_at, REQUESTS_DAYS)
+    if not stopping() and (deleted := sweep_blobs(services)):
         log.info("deleted %d blobs that no row names", deleted)
 
 
-def _delete(
-    services: Services,
-    what: str,
-    delete_batch: Callable[[Session, datetime], int],
-    days: int,
-    stopping: Callable[[], bool],
-) -> None:
-    if days == 0:
-        return
-    before = tables.now() - timedelta(days=days)
-    total, batch = 0, retention.DELETE_BATCH
-    while batch == retention.DELETE_BATCH and not stopping():
-        with services.db.transaction() as session:
-            batch = delete_batch(session, before)
-        total += batch
-    if total:
-        log.info("deleted %d %s older than %d days", total, what, days)
+def sweep_blobs(services: Services) -> int:
+    """Delete old blobs that no row names, and return their number. Raises DatabaseUnavailable."""
+    with services.db.transaction() as session:
+        names = resources.named_blobs(session)
+    return services.blobs.sweep(names)
+
+
+def _delete_batch(
+    session: Session, moment: Moment, before: datetime, *where: ColumnElement[bool]
+) -> int:
+    """Delete the oldest rows, at most DELETE_BATCH. Skips rows that another process deletes."""
+    table = moment.class_
+    old = select(table.id).where(moment < before, *where).order_by(moment).limit(DELETE_BATCH)
+    found = session.scalars(old.with_for_update(skip_locked=True)).all()
+    return changed_rows(session, delete(table).where(table.id.in_(found))) if found else 0

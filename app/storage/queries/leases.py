@@ -23,7 +23,8 @@ def database_now(session: Session) -> datetime:
     """Return the time by the clock of the database. One machine alone uses a SQLite file."""
     if session.get_bind().dialect.name == "sqlite":
         return now()
-    return session.execute(select(func.clock_timestamp())).scalar_one()
+    found: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+    return found
 
 
 def end_of_lease(session: Session, seconds: float) -> datetime:

@@ -116,11 +116,6 @@ def test_requests_without_a_key_are_all_carried_out(services):
     assert count(services, tables.IdempotentRequestRow) == 0
 
 
-def test_the_same_key_of_two_projects_is_two_keys(services):
-    rows = [ask(services, project=project) for project in ("p", "q")]
-    assert [row.project for row in rows] == ["p", "q"]
-
-
 def test_many_tries_at_once_make_one_row(services):
     together = threading.Barrier(6)
 
@@ -241,24 +236,6 @@ def test_what_was_deleted_since_is_gone(services):
 # --- note -----------------------------------------------------------------------------------------
 
 
-def test_an_audit_row_goes_the_way_of_its_transaction(services):
-    def half() -> None:
-        with services.db.transaction() as session:
-            session.add(
-                tables.EncoderRow(
-                    project=PROJECT, name="e", kind="external", dim=2, modality="text"
-                )
-            )
-            audit.record_audit(session, CONTEXT, "create", "encoder", "e")
-            session.flush()
-            raise Killed
-
-    with pytest.raises(Killed):
-        half()
-    assert audit_rows(services) == []
-    assert count(services, tables.EncoderRow) == 0
-
-
 def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked):
     services = stocked
     three = torch.eye(3)
@@ -303,32 +280,6 @@ def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked):
     with services.db.transaction() as session:
         rows = access.audit(session, PROJECT, before=None, limit=len(noted) - before)
     assert {(row.key_id, row.origin) for row in rows} == {(KEY_ID, "request 1")}
-
-
-def test_what_changes_nothing_is_not_noted(stocked):
-    services = stocked
-    key, _ = api_keys.create_key(services, CONTEXT, name="k", scopes=[Scope.read])
-    api_keys.revoke_key(services, CONTEXT, key.id)
-    before = audit_rows(services)
-    pair = translators.FitRequest("a", "b", "s", "procrustes", {})
-    api_keys.revoke_key(services, CONTEXT, key.id)
-    for call in (
-        lambda: create(services, name="a"),
-        lambda: encoders.delete_encoder(services, CONTEXT, "a"),
-        lambda: anchor_sets.create_anchor_set(
-            services, CONTEXT, name="s", embeddings={"a": torch.randn(5, 3)}
-        ),
-        lambda: anchor_sets.delete_anchor_set(services, RequestContext("q"), "s"),
-        lambda: heads.delete_head(services, CONTEXT, "nothing"),
-        lambda: submission.cancel_job(services, CONTEXT, "0" * 32),
-        lambda: api_keys.rotate_key(services, CONTEXT, key.id, grace_s=0),
-    ):
-        with pytest.raises(Exception, match=r"exists|used by|There is no|revoked"):
-            call()
-    assert audit_rows(services) == before
-    for _ in range(2):
-        translators.fit(services, CONTEXT, *translators.find_pair(services, PROJECT, pair), pair)
-    assert len(audit_rows(services)) == len(before) + 1
 
 
 def test_what_a_job_makes_is_noted_in_the_jobs_name(services):

@@ -29,7 +29,7 @@ from app.services.encoders.encoding import Inputs
 from app.services.heads import heads
 from app.services.serving import apply
 from app.services.translators import contracts, translators
-from app.services.upkeep import blob_sweep, retention
+from app.services.upkeep import retention
 from app.storage import tables
 from app.types import HeadOutput
 from tests.services.helpers import CONTEXT, PROJECT, age, alter, create_encoder, some
@@ -241,7 +241,7 @@ def test_the_old_version_is_deleted_when_nothing_refers_to_it_any_more(stocked):
     retention.delete_old(stocked)
     assert ids() == {space.id for space in current}
     age(stocked)
-    assert blob_sweep.sweep_blobs(stocked) == 2
+    assert retention.sweep_blobs(stocked) == 2
     with pytest.raises(TranslatorNotFound):
         translators.find_translator(stocked, PROJECT, content)
 

@@ -12,7 +12,7 @@ from app.errors import Conflict, OffsetMismatch, PoolNotFound, PoolTooLarge, Sto
 from app.services.anchors import anchor_sets, bootstrap, pools, spaces
 from app.services.context import Limits
 from app.services.encoders import encoders, vectors_or_inputs
-from app.services.upkeep import blob_sweep
+from app.services.upkeep import retention
 from app.storage import tables
 from app.storage.queries import access, resources
 from tests.services.helpers import CONTEXT, PROJECT, age, create_encoder, files, run, some
@@ -125,11 +125,11 @@ def test_a_sweep_takes_what_deleted_pools_and_sets_left_and_nothing_in_use(stock
         anchor_sets.add_anchor_set(session, CONTEXT, row)
     assert len(files(stocked) - before) == 4
     age(stocked)
-    assert blob_sweep.sweep_blobs(stocked) == 0
+    assert retention.sweep_blobs(stocked) == 0
     assert torch.equal(anchor_sets.load_pairs(stocked, PROJECT, "grown")[0], pairs["pairs"])
     pools.delete_pool(stocked, CONTEXT, "pool")
     anchor_sets.delete_anchor_set(stocked, CONTEXT, "grown")
-    assert blob_sweep.sweep_blobs(stocked) == 4
+    assert retention.sweep_blobs(stocked) == 4
     assert files(stocked) == before
 
 
@@ -170,7 +170,7 @@ def test_a_waiting_job_outlives_its_pools_and_a_sweep(pooled):
     for name in "xy":
         pools.delete_pool(pooled, CONTEXT, name)
     age(pooled)
-    assert blob_sweep.sweep_blobs(pooled) == 0
+    assert retention.sweep_blobs(pooled) == 0
     row = run(pooled, job)
     assert (row.state, row.error) == ("succeeded", None)
     pairs, confidence = anchor_sets.load_pairs(pooled, PROJECT, "grown")
@@ -189,7 +189,7 @@ def test_a_waiting_job_outlives_its_pools_and_a_sweep(pooled):
     assert torch.equal(spaces.raw_anchors(pooled, grown["b"]), y[pairs[:, 1]])
     age(pooled)
     # The pieces and the last checkpoint: the job has ended.
-    assert blob_sweep.sweep_blobs(pooled) == 4
+    assert retention.sweep_blobs(pooled) == 4
 
 
 def test_a_pools_files_are_young_again_before_a_job_names_them(pooled):

@@ -12,7 +12,7 @@ from app.errors import Overloaded
 from app.services.anchors import samples
 from app.services.context import Services
 from app.services.translators import translators
-from app.services.upkeep import blob_sweep
+from app.services.upkeep import retention
 from app.services.upkeep.backup import back_up, restore
 from tests.services.helpers import CONTEXT, PROJECT, age, alter, another_process, some
 from tests.storage.helpers import delete_all
@@ -41,7 +41,7 @@ def test_a_sweep_deletes_replaced_samples_only_and_no_weights_of_translators(sto
     weights = stocked.blobs.put({"weights": torch.rand(12)})
     alter(stocked, translators.find_translator(stocked, PROJECT, content), weights=weights)
     age(stocked)
-    assert blob_sweep.sweep_blobs(stocked) == 1
+    assert retention.sweep_blobs(stocked) == 1
     other = another_process(stocked)
     assert torch.equal(found(other), vectors)
     assert list(stocked.blobs.get(weights)) == ["weights"]

@@ -22,9 +22,6 @@ from tests.services.helpers import PROJECT, again, alter
 LONG_AGO = timedelta(hours=-1)
 
 
-LONG_AGO = timedelta(hours=-1)
-
-
 #: each turn takes the job that a test means: nothing else has been due for as long
 _days_due = itertools.count(1)
 

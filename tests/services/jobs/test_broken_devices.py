@@ -26,16 +26,6 @@ def test_the_job_waits_for_another_process_and_this_attempt_counts(services, job
     assert (row.state, row.attempts, row.error) == (JobState.succeeded, 2, None)
 
 
-def test_a_job_that_always_breaks_the_device_fails_in_the_end(services, job):
-    for _ in range(runner.MOST_ATTEMPTS):
-        assert again(services, job).finished_at is None
-        with pytest.raises(runner.DeviceBroken):
-            run(services, job, failing(RuntimeError(ILLEGAL)))
-    row = again(services, job)
-    assert (row.state, row.attempts) == (JobState.failed, runner.MOST_ATTEMPTS)
-    assert row.error["code"] == "device-failed"
-
-
 def test_an_attempt_that_broke_the_device_from_a_checkpoint_is_the_last_from_it(services, job):
     def stop_after_a_checkpoint(services, row, progress):
         progress.checkpoint(5, {"x": torch.zeros(2)})

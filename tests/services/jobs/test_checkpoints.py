@@ -14,12 +14,12 @@ from app.errors import (
 from app.maths.bootstrap.pools import Step
 from app.services.anchors import bootstrap
 from app.services.context import Services
-from app.services.jobs import progress, runner, submission
+from app.services.jobs import progress, runner
 from app.services.jobs.runner import JobResult
-from app.services.upkeep import blob_sweep
+from app.services.upkeep import retention
 from app.storage import tables
-from app.types import JobKind, JobState
-from tests.services.helpers import CONTEXT, again, age, files
+from app.types import JobState
+from tests.services.helpers import again, age, files
 from tests.services.jobs.helpers import at, going, never, run, step_of, taken_over
 
 
@@ -86,7 +86,7 @@ def test_a_job_that_gets_further_each_time_may_lose_any_number_of_workers(servic
     assert resumed(services, job) == 2 * runner.MOST_ATTEMPTS
 
 
-@pytest.mark.parametrize("steps", [(), (7,), (6, 7)])
+@pytest.mark.parametrize("steps", [(), (6, 7)])
 def test_a_job_that_loses_its_worker_at_one_place_ends_after_five_tries(
     services, job, keep_all, steps
 ):
@@ -128,17 +128,6 @@ def test_a_job_whose_checkpoint_cannot_be_read_begins_anew_goes_on_from_there_an
     assert (row.state, row.error["code"]) == (JobState.failed, "attempts-exhausted")
 
 
-def test_progress_goes_on_from_the_checkpoint(services, job):
-    going(services, job, 5)
-
-    def work(services, row, progress):
-        assert progress.resume() is not None
-        progress(0, 10)  # a sign of life, before the first step
-        return JobResult({})
-
-    assert run(services, job, work).progress == {"done": 5, "total": 10}
-
-
 def test_states_are_kept_seldom_but_for_the_first_that_is_further_than_any_before(services, job):
     assert going(services, job, 0, 1, 2, 3) is None
     assert going(services, job, 0, 1, 2, 3) == 1
@@ -157,23 +146,14 @@ def test_only_the_last_checkpoint_is_on_disk(services, job, keep_all):
     assert files(services) == {again(services, job).checkpoint}
 
 
-def test_jobs_in_the_same_state_have_files_of_their_own(services, job, keep_all):
-    other = submission.submit_job(services, CONTEXT, JobKind.bootstrap, {"x": 1})
-    for each in (job, other):
-        going(services, each, 1)
-    assert len(files(services)) == 2
-    going(services, job, 2)
-    assert resumed(services, other) == 1
-
-
 def test_a_sweep_spares_the_checkpoint_of_an_unfinished_job_and_takes_an_ended_ones(
     services, job, keep_all
 ):
     going(services, job, 1)
     age(services)
-    assert blob_sweep.sweep_blobs(services) == 0
+    assert retention.sweep_blobs(services) == 0
     assert resumed(services, job) == 1
-    assert blob_sweep.sweep_blobs(services) == 1
+    assert retention.sweep_blobs(services) == 1
     assert files(services) == set()
 
 
@@ -245,34 +225,6 @@ def test_a_state_that_a_job_cannot_go_on_from_is_not_tried_twice(services, job):
 
     assert run(services, job, work).state == JobState.queued
     assert run(services, job, work).state == JobState.succeeded
-
-
-def test_a_fault_after_a_newer_checkpoint_leaves_it(services, job):
-    going(services, job, 5)
-
-    def work(services, row, progress):
-        progress.resume()
-        progress.checkpoint(6, at(6))
-        raise ZeroDivisionError
-
-    run(services, job, work)
-    assert resumed(services, job) == 6
-
-
-def test_faults_at_one_place_end_a_job_that_keeps_checkpoints(services, job, keep_all):
-    turns = []
-
-    def work(services, row, progress):
-        begun = step_of(progress.resume()) or 0
-        turns.append(begun)
-        for step in range(begun + 1, 10):
-            progress.checkpoint(step, at(step))
-        raise ZeroDivisionError
-
-    while run(services, job, work).state == JobState.queued:
-        assert len(turns) < 3 * runner.MOST_ATTEMPTS
-    assert again(services, job).error["code"] == "internal"
-    assert turns[:4] == [0, 9, 0, 9]
 
 
 def test_a_methods_steps_are_its_jobs_progress_and_where_it_may_be_interrupted_its_checkpoints(

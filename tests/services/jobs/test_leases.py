@@ -26,10 +26,8 @@ from tests.services.jobs.helpers import (
     encoders,
     failing,
     lose,
-    never,
     run,
     taken_over,
-    turn,
     well,
 )
 
@@ -104,20 +102,6 @@ def test_a_process_renews_the_leases_of_its_running_jobs_only(services, job):
     assert run(services, job, work, leases).state == JobState.succeeded
     assert again(services, other).lease_until < tables.now()
     assert leases.held() == []
-
-
-def test_a_lost_worker_is_replaced_until_the_tries_are_used_up(services, job):
-    for _ in range(runner.MOST_ATTEMPTS):
-        lose(services, job)
-    assert turn(services, never)
-    row = again(services, job)
-    assert (row.state, row.result, row.error["code"]) == (
-        JobState.failed,
-        None,
-        "attempts-exhausted",
-    )
-    assert row.attempts == runner.MOST_ATTEMPTS
-    assert not turn(services, never)
 
 
 def test_a_stopping_worker_hands_its_job_back_and_the_try_does_not_count(services, job):

@@ -8,7 +8,7 @@ from app.services.anchors import anchor_sets
 from app.services.encoders import encoders
 from app.services.translators import evaluation, translators
 from app.services.translators.evaluation import EvaluationSettings
-from app.services.upkeep import blob_sweep
+from app.services.upkeep import retention
 from tests.services.helpers import CONTEXT, PROJECT, age, create_encoder, run, some
 
 
@@ -27,7 +27,7 @@ def test_a_job_answers_what_a_request_does_and_keeps_its_items_until_then(stocke
     job, asked = queued
     [blob] = job.arguments["blobs"].values()
     age(stocked)
-    assert blob_sweep.sweep_blobs(stocked) == 0
+    assert retention.sweep_blobs(stocked) == 0
     row = run(stocked, job)
     assert (row.state, row.result) == ("succeeded", evaluation.evaluate(stocked, CONTEXT, asked))
     assert (
@@ -36,7 +36,7 @@ def test_a_job_answers_what_a_request_does_and_keeps_its_items_until_then(stocke
         row.result["k"],
         row.result["csls_neighbours"],
     ) == (8, 9, 9, 8)
-    assert blob_sweep.sweep_blobs(stocked) == 1
+    assert retention.sweep_blobs(stocked) == 1
     assert not (stocked.blobs.root / blob[:2] / blob).exists()
 
 

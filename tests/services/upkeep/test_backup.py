@@ -15,7 +15,7 @@ from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.services.serving import apply
 from app.services.translators import translators
-from app.services.upkeep import blob_sweep
+from app.services.upkeep import retention
 from app.services.upkeep.backup import ROWS_FILE, BackupError, back_up, restore
 from app.storage import tables
 from app.storage.db import Database
@@ -74,14 +74,14 @@ def test_what_was_deleted_and_swept_during_a_backup_is_in_it_and_translates_to_t
     def delete_and_sweep() -> None:
         anchor_sets.delete_anchor_set(stocked, CONTEXT, "doomed")
         age(stocked)
-        assert blob_sweep.sweep_blobs(stocked) == 0
+        assert retention.sweep_blobs(stocked) == 0
 
     with in_the_middle(delete_and_sweep) as done:
         copied = back_up(stocked, tmp_path / "backup")
     assert done
     assert (copied.blobs, copied.lacking) == (4, [])
     assert sorted(path.name for path in (tmp_path / "backup").iterdir()) == [ROWS_FILE, "blobs"]
-    assert blob_sweep.sweep_blobs(stocked) == 2  # once the backup is made
+    assert retention.sweep_blobs(stocked) == 2  # once the backup is made
     with pytest.raises(AnchorSetNotFound):
         translated(stocked, "doomed")
     restored = empty(stocked)
@@ -152,7 +152,7 @@ def test_a_killed_backup_is_none_and_a_folder_is_used_once(stocked, tmp_path):
     age(stocked)
     with stocked.db.transaction() as session:
         session.delete(session.scalars(select(tables.AnchorSetRow)).one())
-    assert blob_sweep.sweep_blobs(stocked) == 2  # the blobs are not locked any more
+    assert retention.sweep_blobs(stocked) == 2  # the blobs are not locked any more
 
 
 def test_a_restore_replaces_rows_only_if_it_is_told_to(stocked, tmp_path):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from app.errors import DatabaseUnavailable
 from app.services.translators import translators
 from app.services.upkeep.database_metrics import (
     DatabaseMetrics,
@@ -15,7 +13,6 @@ from app.services.upkeep.database_metrics import (
     read_metrics,
 )
 from app.storage import tables
-from app.storage.db import Database
 from tests.services.helpers import CONTEXT
 
 PROJECT = "p"
@@ -67,7 +64,7 @@ def test_a_measured_translator_shows_its_held_out_quality(stocked):
     assert quality == TranslatorQuality(fitted.id, "procrustes", measures)
 
 
-@pytest.mark.parametrize("report", [None, {}, {"held_out": None}])
+@pytest.mark.parametrize("report", [None, {"held_out": None}])
 def test_a_translator_without_numbers_is_left_out(stocked, report):
     request = translators.FitRequest("a", "b", "s", "irp", {})
     source, target = translators.find_pair(stocked, PROJECT, request)
@@ -84,24 +81,3 @@ def test_a_translator_without_numbers_is_left_out(stocked, report):
             )
         )
     assert not any(each.measures for each in read_metrics(stocked, PROJECT).qualities)
-
-
-def test_no_name_that_a_client_gave_is_shown(services):
-    with services.db.transaction() as session:
-        session.add(
-            tables.JobRow(
-                project="secret-project",
-                kind="bootstrap",
-                state="queued",
-                arguments={"name": "secret-set"},
-            )
-        )
-    assert "secret" not in str(read_metrics(services, PROJECT))
-
-
-def test_without_a_database_there_are_no_figures(services, monkeypatch):
-    monkeypatch.setattr("app.storage.db.CONNECT_FOR_S", 0.1)
-    away = Database("postgresql://nobody@127.0.0.1:1/nothing")
-    with pytest.raises(DatabaseUnavailable):
-        read_metrics(replace(services, db=away), PROJECT)
-    away.close()

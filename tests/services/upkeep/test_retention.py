@@ -15,7 +15,6 @@ from app.services.translators import contracts, translators
 from app.services.upkeep import retention
 from app.storage import tables
 from app.storage.cache import Cache
-from app.storage.queries import retention as queries
 from app.types import JobState
 from tests.services.helpers import CONTEXT
 
@@ -64,8 +63,8 @@ def audit(name: str, days: float) -> tables.AuditRow:
 
 
 def request(key: str, days: float) -> tables.IdempotentRequestRow:
-    claim = {"claim": "c", "claimed_until": days_ago(days), "created_at": days_ago(days)}
-    return tables.IdempotentRequestRow(project=PROJECT, key=key, fingerprint="f", **claim)
+    moment = days_ago(days)
+    return tables.IdempotentRequestRow(project=PROJECT, key=key, fingerprint="f", created_at=moment)
 
 
 def test_jobs_are_deleted_so_many_days_after_their_end(services):
@@ -104,7 +103,7 @@ def test_zero_days_mean_for_ever(stocked):
 
 
 def test_many_rows_are_deleted_in_statements_of_bounded_size(services, monkeypatch):
-    monkeypatch.setattr(queries, "DELETE_BATCH", 10)
+    monkeypatch.setattr(retention, "DELETE_BATCH", 10)
     put(services, *(audit(str(number), 9) for number in range(25)))
     deleted: list[int] = []
 
@@ -118,7 +117,7 @@ def test_many_rows_are_deleted_in_statements_of_bounded_size(services, monkeypat
 
 
 def test_a_stop_is_heard_between_two_batches(services, monkeypatch):
-    monkeypatch.setattr(queries, "DELETE_BATCH", 10)
+    monkeypatch.setattr(retention, "DELETE_BATCH", 10)
     put(services, *(audit(str(number), 9) for number in range(25)))
     retention.delete_old(
         keeping(services, audit_days=7), stopping=iter([False, True, True, True, True]).__next__

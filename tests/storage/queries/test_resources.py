@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import inspect
 
 from app import errors
 from app.errors import (
@@ -90,16 +89,6 @@ def test_a_free_name_is_free_and_a_taken_one_is_not(db):
             resources.require_free(session, tables.AnchorSetRow, "p", "s")
         with pytest.raises(NameTaken, match="A head named 'h'"):
             resources.require_free(session, tables.HeadRow, "p", "h")
-
-
-def test_pages_are_confined_to_the_project(db):
-    with db.transaction() as session:
-        assert [
-            row.name for row in resources.page(session, tables.EncoderRow, "p", after="", limit=9)
-        ] == ["a", "b"]
-        assert [
-            row.dim for row in resources.page(session, tables.EncoderRow, "q", after="", limit=9)
-        ] == [3]
 
 
 def test_pages_show_every_name_once_whatever_order_the_database_has(db):
@@ -209,35 +198,6 @@ def test_translators_are_found_by_content_the_oldest_first(db):
         for project, content in (("q", "tr_1"), ("p", "tr_2")):
             with pytest.raises(errors.TranslatorNotFound):
                 resources.translator(session, project, content)
-
-
-def test_the_same_translator_of_two_projects_is_in_the_list_of_each(db):
-    with db.transaction() as session:
-        other = tables.AnchorSetRow(project="q", name="s", size=4)
-        encoder = resources.by_name(session, tables.EncoderRow, "q", "a")
-        other.spaces = [tables.SpaceRow(project="q", encoder=encoder, blob="4" * 64, health={})]
-        session.add(other)
-        session.flush()
-        ours = resources.by_name(session, tables.AnchorSetRow, "p", "s")
-        for days, (project, anchor_set) in enumerate((("p", ours), ("q", other))):
-            space = anchor_set.spaces[0].id
-            session.add(
-                tables.TranslatorRow(
-                    project=project,
-                    content="tr_1",
-                    source_id=space,
-                    target_id=space,
-                    method="irp",
-                    options={},
-                    created_at=DAY + timedelta(days),
-                )
-            )
-    with db.transaction() as session:
-        for project in ("p", "q"):
-            rows = resources.translators(session, project, after="", limit=9)
-            assert [(row.project, row.content) for row in rows] == [(project, "tr_1")]
-            # a list of translators reads the set twice for each row
-            assert "roles" in inspect(rows[0].source.anchor_set).unloaded
 
 
 def test_deleting_a_set_deletes_its_spaces_and_translators(db):
