@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import weakref
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 
@@ -30,17 +29,6 @@ from tests.encoders.squares import (
 from tests.waiting import until
 
 # The choice of a batch
-
-
-def test_an_idle_lane_takes_a_single_input_at_once():
-    model = Squares()
-    model.gate.clear()
-    with lanes(budget=10**6) as batcher:
-        work = batcher.submit(model, [item(3)], "a")
-        assert model.entered.acquire(timeout=LONG_S)  # no other request comes that could end a wait
-        model.gate.set()
-        torch.testing.assert_close(result(work), squares([3]))
-        assert len(model.batches) == 1
 
 
 def test_short_inputs_are_not_padded_to_the_length_of_long_ones():
@@ -147,14 +135,6 @@ def test_one_input_does_not_wait_for_a_thousand_of_another_owner_or_its_own(leng
     assert order(model)[5000] <= 1
 
 
-def test_one_long_input_does_not_starve_among_many_short_ones_of_others():
-    model = Squares()
-    short = [(model, [item(100 * o + n) for n in range(100)], f"owner {o}") for o in range(5)]
-    for work in run_together(*short, (model, [item(5000, length=30)], "long")):
-        result(work)
-    assert order(model)[5000] <= 5
-
-
 @pytest.mark.parametrize("pads", [True, False])
 def test_owners_share_a_batch_evenly(pads):
     model = Squares()
@@ -259,6 +239,16 @@ def test_a_task_cancelled_while_it_runs_loses_only_its_own_rest():
         work.future.result(0)
 
 
+def test_a_bad_input_fails_only_its_own_request():
+    model = Failing()
+    good = [(model, [item(n), item(n + 0.5)], f"owner {n}") for n in range(3)]
+    *works, bad = run_together(*good, (model, [item(1), item(InvalidInput("no", rows=[1]))], "bad"))
+    for n, work in enumerate(works):
+        torch.testing.assert_close(result(work), squares([n, n + 0.5]))
+    with pytest.raises(InvalidInput):
+        result(bad)
+
+
 def test_inputs_of_a_cancelled_task_are_dropped_and_counted():
     model = Squares()
     dropped = metric("encode_dropped_total")
@@ -272,16 +262,6 @@ def test_inputs_of_a_cancelled_task_are_dropped_and_counted():
         assert metric("encode_dropped_total") == dropped + 5
 
 
-def test_a_bad_input_fails_only_its_own_request():
-    model = Failing()
-    good = [(model, [item(n), item(n + 0.5)], f"owner {n}") for n in range(3)]
-    *works, bad = run_together(*good, (model, [item(1), item(InvalidInput("no", rows=[1]))], "bad"))
-    for n, work in enumerate(works):
-        torch.testing.assert_close(result(work), squares([n, n + 0.5]))
-    with pytest.raises(InvalidInput):
-        result(bad)
-
-
 def test_a_task_fails_as_a_whole_and_its_rest_is_dropped():
     model = Failing()
     with lanes(budget=2) as batcher:
@@ -293,6 +273,16 @@ def test_a_task_fails_as_a_whole_and_its_rest_is_dropped():
             result(work)
         result(batcher.submit(model, [item(1)], "a"))
     assert len(order(model)) <= 1 + 2 + 1
+
+
+def test_an_idle_lane_holds_no_reference_to_its_last_batch():
+    model = Squares()
+    gone = weakref.ref(model)
+    with lanes() as batcher:
+        work = batcher.submit(model, [item(1)], "a")
+        result(work)
+        del work, model
+        until(lambda: gc.collect() is not None and gone() is None)
 
 
 @pytest.mark.parametrize(
@@ -390,16 +380,6 @@ def test_closing_waits_for_lanes_that_compute():
     torch.testing.assert_close(work.future.result(0), squares([1]))
 
 
-def test_an_idle_lane_holds_no_reference_to_its_last_batch():
-    model = Squares()
-    gone = weakref.ref(model)
-    with lanes() as batcher:
-        work = batcher.submit(model, [item(1)], "a")
-        result(work)
-        del work, model
-        until(lambda: gc.collect() is not None and gone() is None)
-
-
 def test_lanes_change_only_their_own_number_of_threads():
     seen = []
     model = Squares()
@@ -416,30 +396,6 @@ def test_lanes_change_only_their_own_number_of_threads():
         batcher.close()
     assert seen == [before + 2]
     assert torch.get_num_threads() == before
-
-
-def test_no_request_is_lost_when_clients_come_leave_and_fail_at_once():
-    models = [Failing(), Failing()]
-
-    def client(seed):
-        chance = random.Random(seed)
-        for _ in range(40):
-            numbers = [chance.randrange(1000) for _ in range(chance.randrange(1, 9))]
-            items = [item(number, length=1 + number % 20) for number in numbers]
-            if chance.random() < 0.2:
-                items[0] = item(RuntimeError(), length=chance.randrange(1, 20))
-            work = batcher.submit(
-                models[seed % 2], items, f"owner {seed % 3}", patient=seed % 4 == 0
-            )
-            if chance.random() < 0.3 and work.future.cancel():
-                continue
-            if isinstance(items[0].features, RuntimeError):
-                assert isinstance(work.future.exception(LONG_S), EncoderFailed)
-            else:
-                torch.testing.assert_close(result(work), squares(numbers))
-
-    with lanes(count=3, budget=40) as batcher, ThreadPoolExecutor(8) as pool:
-        list(pool.map(client, range(8)))
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,7 @@ def pixels(data: bytes, mode="RGB") -> np.ndarray:
     ("kind", "options", "tolerance"),
     [
         ("PNG", {}, 0),
-        ("PNG", {"compress_level": 0}, 0),
         ("WEBP", {"lossless": True}, 0),
-        ("WEBP", {"quality": 95}, 12),
         ("JPEG", {"quality": 95}, 8),
         ("JPEG", {"quality": 95, "progressive": True, "restart_marker_blocks": 1}, 8),
     ],
@@ -130,14 +128,7 @@ def test_sixteen_bits_are_not_clipped_at_255():
     assert pixels(encoded(Image.fromarray(values)))[0, 3].tolist() == [117] * 3
 
 
-def test_one_bit_and_cmyk_are_converted():
-    assert pixels(encoded(Image.fromarray(PIXELS[..., 0] > 90))).max() == 255
-    inks = encoded(PICTURE.convert("CMYK"), "JPEG", quality=95)
-    assert np.abs(pixels(inks) - PIXELS).max() <= 12
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(("kind", "orientation"), [("JPEG", 6), ("PNG", 3), ("WEBP", 5)])
 def test_photographs_stand_upright(kind, orientation):
     from PIL import ImageOps
 

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from prometheus_client import REGISTRY
 
 from app.encoders import pool as registry
 from app.encoders.base import EncoderSpec, Item, ModelIdentity
 from app.encoders.pool import EncoderPool
 from app.errors import EncoderFailed, EncoderNeedsVectors, EncoderUnavailable
 from app.types import InputRole, Modality
+from tests.encoders.squares import metric
 
 LONG_S = 30.0
 
@@ -79,19 +79,6 @@ def spec(model, **options):
     return EncoderSpec("ones", model, options=options)
 
 
-def metric(name, **labels):
-    families = REGISTRY.restricted_registry([f"anchorage_{name}"]).collect()
-    return next(
-        (
-            sample.value
-            for family in families
-            for sample in family.samples
-            if sample.labels == labels
-        ),
-        0.0,
-    )
-
-
 def test_an_external_encoder_cannot_encode(pool):
     with pytest.raises(EncoderNeedsVectors, match="Send `vectors`") as caught:
         pool.get(EncoderSpec("external", ""))
@@ -131,17 +118,6 @@ def test_different_models_load_at_once(pool, loader):
         assert [each.result(LONG_S).identity.model for each in wanted] == ["m-0", "n-0"]
 
 
-def test_a_loaded_model_is_found_while_another_loads(pool, loader):
-    first = pool.get(spec("m-0"))
-    assert loader.started.acquire(timeout=LONG_S)
-    loader.gate.clear()
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(pool.get, spec("n-0"))
-        assert loader.started.acquire(timeout=LONG_S)
-        assert pool.get(spec("m-0")) is first
-        loader.gate.set()
-
-
 def test_all_requests_that_wait_for_a_load_get_its_error_and_the_next_retries(pool, loader):
     loader.gate.clear()
     refused = metric("model_loads_total", outcome="refused")
@@ -160,18 +136,6 @@ def test_all_requests_that_wait_for_a_load_get_its_error_and_the_next_retries(po
     assert len(loader.loads) == before + 1
     assert pool._loading._running == {}
     assert pool.get(spec("m-0")).identity.model == "m-0"
-
-
-def test_a_broken_loader_blocks_no_request(pool, loader, monkeypatch):
-    def broken(spec, shelf, device):
-        raise ZeroDivisionError
-
-    monkeypatch.setitem(registry.LOADERS, "ones", broken)
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            pool.get(spec("m-0"))
-    monkeypatch.setitem(registry.LOADERS, "ones", loader)
-    assert pool.get(spec("m-0")).nbytes == 0
 
 
 def test_the_least_recently_used_model_is_unloaded_when_bytes_run_out(pool, loader):

@@ -84,13 +84,6 @@ def test_tokens_are_counted_and_truncated_texts_are_named(minilm, library):
     ]
 
 
-def test_autograd_accepts_the_vectors(minilm):
-    vectors = encode(minilm, ["x"])
-    weight = torch.ones(384, requires_grad=True)
-    (vectors @ weight).sum().backward()
-    assert torch.equal(weight.grad, vectors[0])
-
-
 @pytest.mark.parametrize("name", ["minilm", "static"])
 def test_threads_may_share_a_model(name, minilm, tmp_path):
     model = minilm if name == "minilm" else load("static", static(tmp_path))

@@ -6,7 +6,6 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -25,7 +24,7 @@ from transformers import (  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
 logging.disable_progress_bar()
-from tests.encoders.sentence_models import KIND, PACKAGED, SENTENCES, STRANGE, encode, load, tiny  # noqa: E402
+from tests.encoders.sentence_models import KIND, PACKAGED, SENTENCES, encode, load, tiny  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -81,18 +80,6 @@ def test_changed_files_change_the_revision(tmp_path):
     assert caught.value.field == "encoder"
 
 
-def test_other_options_make_another_identity(tmp_path):
-    tiny(tmp_path)
-    row = make_row(load("tiny", tmp_path))
-    with pytest.raises(EncoderChanged, match=": dim differ"):
-        require_unchanged(row, load("tiny", tmp_path, dim=3))
-    prints = [
-        load("tiny", tmp_path, **options).identity.fingerprint
-        for options in ({}, {"dim": 3}, {"normalise": True}, {})
-    ]
-    assert (prints[0] == prints[3], len(set(prints))) == (True, 3)
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -145,13 +132,6 @@ def test_no_module_of_a_model_is_unpickled(tmp_path, name):
     assert not (tmp_path / "sprung").exists()
 
 
-def test_an_openvino_export_is_accepted(tmp_path):
-    tiny(tmp_path)
-    (tmp_path / "tiny" / "openvino").mkdir()
-    (tmp_path / "tiny" / "openvino" / "openvino_model.bin").write_bytes(b"\0" * 8)
-    assert load("tiny", tmp_path).dim == 16
-
-
 def test_code_in_a_models_folder_never_runs(tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -172,31 +152,3 @@ def test_code_in_a_models_folder_never_runs(tmp_path):
     with pytest.raises(EncoderUnavailable):
         load("mine", tmp_path)
     assert not (tmp_path / "sprung").exists()
-
-
-# Over HTTP
-
-
-def test_inputs_give_the_same_result_as_the_clients_vectors(client, minilm):
-    client.post("/encoders", json={"name": "minilm", "kind": KIND, "model": "all-MiniLM-L6-v2"})
-    client.post("/encoders", json={"name": "own", "dim": 5})
-    own = np.random.default_rng(0).normal(size=(len(STRANGE), 5)).tolist()
-    client.post(
-        "/anchor-sets",
-        json={
-            "name": "texts",
-            "embeddings": {"minilm": encode(minilm, STRANGE).tolist(), "own": own},
-        },
-    )
-    translation = {"source": "minilm", "target": "own", "anchor_set": "texts"}
-    for path, body in (
-        ("/relative", {"encoder": "minilm", "anchor_set": "texts"}),
-        ("/translate", translation),
-    ):
-        by_inputs = client.post(path, json={**body, "inputs": SENTENCES}).json()
-        by_vectors = client.post(
-            path, json={**body, "vectors": encode(minilm, SENTENCES).tolist()}
-        ).json()
-        ours, theirs = by_inputs.pop("vectors"), by_vectors.pop("vectors")
-        assert np.abs(np.array(ours) - np.array(theirs)).max() < 1e-4
-        assert by_inputs == by_vectors

@@ -15,7 +15,6 @@ from app.encoders.images import ImageLimits
 from app.encoders.torchvision_ops import make_importable
 from app.errors import (
     EncoderFailed,
-    EncoderUnavailable,
     ImageTooLarge,
     InvalidImage,
     InvalidInput,
@@ -26,7 +25,7 @@ from app.types import Modality
 make_importable()
 timm = pytest.importorskip("timm")
 Image = pytest.importorskip("PIL.Image")
-from safetensors.torch import load_file, save_file  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
 from timm.data import create_transform, resolve_model_data_config  # noqa: E402
 
 from tests.encoders.timm_models import (  # noqa: E402
@@ -97,13 +96,6 @@ def test_one_channel_uses_the_mean_of_three_channels_statistics(folder, mine):
     torch.testing.assert_close(vectors, encode(load(folder, "grey"), IMAGES), atol=1e-5, rtol=1e-5)
 
 
-def test_autograd_accepts_the_vectors(folder):
-    vectors = encode(load(folder, "vit"), IMAGES)
-    weight = torch.ones(vectors.shape[1], requires_grad=True)
-    (vectors @ weight).sum().backward()
-    assert torch.equal(weight.grad, vectors.sum(0))
-
-
 def test_an_item_has_its_cost(folder):
     item = load(folder, "no-classifier").prepare(IMAGES[:1], ROLE)[0]
     assert (item.length, item.cost, item.tokens, item.truncated) == (64, 12, 0, False)
@@ -139,24 +131,6 @@ def test_more_dimensions_than_the_model_has_are_refused(folder):
     with pytest.raises(InvalidOption) as caught:
         load(folder, "vit", dim=25)
     assert caught.value.field == "options.dim"
-
-
-def test_the_revision_is_the_files_digest(folder, mine):
-    root = mine()
-    (root / "mine" / "README.md").write_text("for people")
-    revision = load(root, "mine").identity.revision
-    assert revision == load(folder, "vit").identity.revision
-    pinned = EncoderSpec("timm", "mine", revision)
-    assert vision.load(pinned, ModelSources(folder=root), "cpu").identity.revision == revision
-    weights = load_file(root / "mine" / "model.safetensors")
-    save_file(
-        {name: tensor + 1e-3 for name, tensor in weights.items()},
-        root / "mine" / "model.safetensors",
-    )
-    assert load(root, "mine").identity.revision != revision
-    with pytest.raises(EncoderUnavailable, match="revision") as caught:
-        vision.load(pinned, ModelSources(folder=root), "cpu")
-    assert caught.value.field == "revision"
 
 
 # Bad inputs

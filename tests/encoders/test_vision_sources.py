@@ -100,15 +100,10 @@ def changed(config, path, value):
     [
         (["architecture"], "no_such_model"),
         (["architecture"], "hf-hub:timm/resnet18.a1_in1k"),
-        (["architecture"], None),
         (["model_args"], [1]),
-        (["model_args", "no_such_argument"], 1),
         (["model_args", "depth"], 3),
         (["model_args", "num_classes"], 9),
         (["model_args", "global_pool"], ""),
-        (["num_classes"], -1),
-        (["pretrained_cfg", "no_such_setting"], 1),
-        (["pretrained_cfg"], "x"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(folder, mine, path, value):
@@ -135,14 +130,11 @@ def test_arguments_that_would_load_other_files_are_rejected(folder, mine, argume
     [
         (["timm_model"], "no_such_model"),
         (["create_model_kwargs", "pretrained"], True),
-        (["create_model_kwargs", "stem_width"], 16),
         (["create_model_kwargs", "in_chans"], 3),
         (["preprocessing", "channels"], 2),
         (["preprocessing", "pixels"], "float"),
         (["preprocessing", "zero_pad_to"], 31),
         (["preprocessing", "zero_pad_to"], 20),
-        (["preprocessing", "mean"], "x"),
-        (["preprocessing"], {}),
     ],
 )
 def test_a_pair_that_does_not_fit_is_refused(folder, tmp_path, path, value):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -48,16 +47,6 @@ def test_items_are_sent_in_pieces_over_one_connection(endpoint):
 def test_pieces_are_as_large_as_the_api_allows_by_default(endpoint, api, name, most):
     embed(load(endpoint.url, api=api), ["x"] * 65)
     assert max(len(body[name]) for _, _, body in endpoint.seen if body) == most
-
-
-def test_threads_share_a_model(endpoint):
-    model = load(endpoint.url, batch=2)
-    lists = [[f"{thread} {number}" for number in range(5)] for thread in range(8)]
-    with ThreadPoolExecutor(8) as pool:
-        for texts, vectors in zip(
-            lists, pool.map(lambda texts: embed(model, texts), lists), strict=True
-        ):
-            assert torch.equal(vectors, expected_vectors(texts))
 
 
 def test_an_unloaded_model_closes_its_connections(endpoint):
@@ -131,11 +120,6 @@ def test_another_model_at_the_endpoint_is_an_error(endpoint):
     endpoint.model = "truth-2026-02"
     with pytest.raises(EncoderFailed, match="another model"):
         embed(model, TEXTS)
-
-
-def test_tokens_are_estimated_from_characters(endpoint):
-    items = load(endpoint.url).prepare(["", "x" * 99], DOCUMENT)
-    assert [(item.length, item.cost, item.tokens) for item in items] == [(1, 1, 1), (25, 25, 25)]
 
 
 @pytest.mark.parametrize(
