@@ -102,7 +102,18 @@ def recorded(answer: Any) -> Any:
         }
     elif kind == ARROW:
         body = pa.ipc.open_stream(answer.content).read_all().to_pydict()
+    if isinstance(body, dict):
+        _order(body)
     return {"status": answer.status_code, "type": kind, "body": body}
+
+
+def _order(body: dict[str, Any]) -> None:
+    """Order what is ordered by hashes, and leave out explanations that are equally far away."""
+    if "translators" in body:
+        names = ("source", "target", "anchor_set", "method")
+        body["translators"].sort(key=lambda each: [each[name] for name in names])
+    if "explanations" in body:
+        del body["explanations"][7:]
 
 
 def _places(places: dict[str, Any]) -> dict[str, Any]:

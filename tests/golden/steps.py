@@ -272,7 +272,7 @@ def _quality(items: dict[str, np.ndarray]) -> Iterator[Step]:
         "translator", "/translators", {**REAL, "method": "graded"}, keep={"translator": "id"}
     )
     yield post("translator of auto", "/translators", {**PAIR, "index": 1_000})
-    yield get("translators", "/translators?limit=1")
+    yield get("translators", "/translators?limit=100")
     yield get("one translator", "/translators/{translator}?index=10000")
     yield get(
         "threshold",
