@@ -99,11 +99,6 @@ def test_pieces_of_every_form_make_one_pool_of_the_same_numbers(stocked, packed)
         (NPY, lambda at, part: as_npy(part), {"in": "query"}),
         (NPY, lambda at, part: as_npy(np.asfortranarray(part.astype("f8"))), {"in": "query"}),
         (ARROW, lambda at, part: as_arrow(part, id=pa.array(range(len(part)))), {"in": "query"}),
-        (
-            ARROW,
-            lambda at, part: as_arrow(part, "mine", vector=pa.array([[0.5]] * len(part))),
-            {"in": "query", "column": "mine"},
-        ),
     ]
     for first in range(len(pieces)):
         name, end = f"p{first}", 0
