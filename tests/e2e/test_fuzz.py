@@ -45,7 +45,7 @@ KNOWN = {
     "encoder": "first",
 }
 KNOWN |= {"source_pool": "items", "target_pool": "others", "offset": 4}
-#: the same of paths; what is below /v2 are heads
+#: the same of paths
 PATHS = {"name": "items", "encoder": "second", "model": "minilm"}
 
 
@@ -126,11 +126,8 @@ def check_operations(url: str, headers: dict[str, str], examples: int, seed: int
             if case.method.upper() in {"POST", "PUT"}:
                 case.body = steer(case.body)
             if case.method.upper() != "DELETE" and len(repr(case.path_parameters)) % 2:
-                known = PATHS
-                if case.path.startswith("/v2"):
-                    known = {**PATHS, "model": "first->head@items"}
                 names = case.path_parameters or {}
-                exist = {field: name for field, name in known.items() if field in names}
+                exist = {field: name for field, name in PATHS.items() if field in names}
                 case.path_parameters = {**names, **exist}
             response = case.call(headers=headers)
             sent[response.status_code] += 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 from fastapi import Request
+from pydantic import BaseModel
 
 from app.api.schemas.fields import BODY_ROWS, Body
 from app.errors import InvalidRequest
@@ -73,7 +74,7 @@ def join(fields: Any, query: dict[str, Any], *, only_vectors: bool) -> Any:
     return {**fields, **query}
 
 
-def parameters(model: type[Body]) -> list[dict[str, Any]]:
+def parameters(model: type[BaseModel]) -> list[dict[str, Any]]:
     """Returns OpenAPI's parameters for the fields that the query string may hold."""
     _, options = _texts_and_options(model)
     schema = model.model_json_schema()
@@ -121,7 +122,7 @@ def _parse_value(text: str) -> Any:
 
 
 @cache
-def _texts_and_options(model: type[Body]) -> tuple[frozenset[str], frozenset[str]]:
+def _texts_and_options(model: type[BaseModel]) -> tuple[frozenset[str], frozenset[str]]:
     """Returns the fields of a request that are texts, and the options of its method."""
     schema = model.model_json_schema()
     texts = {name for name, each in schema["properties"].items() if _is_text(each)}
