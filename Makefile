@@ -69,20 +69,16 @@ format: $(INSTALLED) ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED) ## run all benchmarks, for hours, into benchmarks/results (some need ANCHORAGE_DATA)
+bench: $(INSTALLED) ## run the benchmarks, for hours, into benchmarks/results (some need ANCHORAGE_DATA)
 	$(BIN)/anchorage demo --json benchmarks/results/demo.json
 	cp demo-output/map.png docs/assets/demo-map.png
 	$(BIN)/python -m benchmarks.quality
-	$(BIN)/python -m benchmarks.confidence
-	$(BIN)/python -m benchmarks.thresholds
-	$(BIN)/python -m benchmarks.hubness
-	$(BIN)/python -m benchmarks.suggestions
-	$(BIN)/python -m benchmarks.gap
+	$(BIN)/python -m benchmarks.relevance
+	$(BIN)/python -m benchmarks.promises
 	$(BIN)/python -m benchmarks.wire
 	$(BIN)/python -m benchmarks.bulk --gigabytes 5
-	$(BIN)/python -m benchmarks.gpu
-	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.client
+	$(BIN)/python -m benchmarks.stores
 	$(BIN)/python -m benchmarks.bootstrap
 
 papers: $(INSTALLED) ## reproduce the papers, for hours, into research/results (needs ANCHORAGE_DATA)
@@ -93,7 +89,6 @@ papers: $(INSTALLED) ## reproduce the papers, for hours, into research/results (
 
 faults: $(INSTALLED) ## kill, restart and attack real processes, and count losses (needs PostgreSQL and Redis binaries)
 	$(BIN)/python -m benchmarks.faults
-	$(BIN)/python -m benchmarks.faults.shared_cache
 
 soak: $(INSTALLED) ## run a mixed load for MINUTES=10, and count errors and leaks (needs PostgreSQL and Redis binaries)
 	$(BIN)/python -m benchmarks.faults.soak --minutes $(or $(MINUTES),10)

@@ -1,3 +1,1 @@
-"""Measurements of what the product promises; each writes the results that the
-documentation quotes.
-"""
+"""Measurements of what the product promises; each writes the tables that pages quote."""

@@ -92,49 +92,18 @@ def test_every_link_in_the_documents_leads_somewhere() -> None:
                 assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
-def test_the_operators_page_quotes_the_fault_table() -> None:
-    text = (ROOT / "docs" / "results" / "faults.md").read_text()
-    faults = json.loads((ROOT / "benchmarks" / "results" / "faults.json").read_text())["faults"]
-    counts = ("requests", "ok", "busy", "broken", "dropped", "lost", "twice", "wrong")
-    for name, row in faults.items():
-        assert (
-            f"| {name} | {row['done']} | " + " | ".join(str(row[key]) for key in counts) + " |"
-            in text
-        )
+def test_nothing_was_lost_in_the_fault_table() -> None:
+    faults = json.loads((ROOT / "benchmarks" / "results" / "faults.json").read_text())
+    columns, *rows = faults["tables"]["faults"]
+    never = [columns.index(name) for name in ("other 5xx", "dropped", "lost", "twice", "wrong")]
+    assert [row[0] for row in rows if {row[place] for place in never} != {"0"}] == []
 
 
-def test_the_page_on_evaluations_quotes_the_benchmark() -> None:
-    text = (ROOT / "docs" / "how-to" / "evaluate.md").read_text()
-    results = json.loads((ROOT / "benchmarks" / "results" / "hubness.json").read_text())["results"]
-    for name, searches in results.items():
-        for search, kinds in searches.items():
-            for kind, row in kinds.items():
-                figures = [
-                    f"{row[key]:.3f}" for key in ("mrr", "mrr_csls", "recall", "recall_csls")
-                ]
-                figures += [f"{row[key]:.2f}" for key in ("skewness", "skewness_csls")]
-                assert f"| {name} | {search} | {kind} | " + " | ".join(figures) + " |" in text
-
-
-def test_the_page_on_thresholds_quotes_the_benchmark() -> None:
-    text = (ROOT / "docs" / "how-to" / "thresholds.md").read_text()
-    summary = json.loads((ROOT / "benchmarks" / "results" / "thresholds.json").read_text())[
-        "summary"
-    ]
-    choices = ("unchanged", "mapped", "by_rate", "best")
-    for data, kinds in summary.items():
-        for scores, row in kinds.items():
-            figures = [
-                row[key] for key in ("coverage", "coverage_top", "error", "mae", "mae_unchanged")
-            ]
-            figures += [row["f1"][choice] for choice in choices]
-            assert (
-                f"| {data} | {scores} | " + " | ".join(f"{figure:.3f}" for figure in figures) + " |"
-                in text
-            )
-        for threshold, row in kinds["translated-native"]["by_threshold"].items():
-            figures = [f"{row[choice]:.3f}" for choice in choices]
-            assert f"| {data} | {threshold} | {row['runs']} | " + " | ".join(figures) + " |" in text
+def test_there_are_at_most_sixty_pages_and_decisions_are_short() -> None:
+    assert len(list(ROOT.glob("docs/**/*.md"))) <= 60
+    decisions = list(ROOT.glob("docs/decisions/0*.md"))
+    assert len(decisions) <= 25
+    assert [page.name for page in decisions if len(page.read_text().split()) > 200] == []
 
 
 def test_every_page_is_in_the_navigation() -> None:

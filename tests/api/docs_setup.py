@@ -127,19 +127,23 @@ def folders(http: httpx2.Client, folder: Path) -> None:
 
 SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "clients/python/README.md": folders,
-    "docs/how-to/command-line.md": folders,
+    "docs/how-to/clients.md#command-line": folders,
     "docs/explanation/anchors.md": tutorial,
     "docs/how-to/anchor-sets.md": lambda http, folder: texts(
         http, folder, running=("minilm", "hosted"), old=2, **{"ada-002": 2}
     ),
     "docs/how-to/bootstrap.md": bootstrap,
     "docs/how-to/bulk.md": bulk,
-    "docs/how-to/confidence.md": lambda http, folder: unrelated(http, "faq", 300, old=2, new=3),
+    "docs/how-to/quality.md#confidence": lambda http, folder: unrelated(
+        http, "faq", 300, old=2, new=3
+    ),
     "docs/how-to/encoders.md": lambda http, folder: texts(http, folder, running=("mine",), old=3),
     "docs/how-to/evaluate.md": lambda http, folder: unrelated(http, "faq", 300, old=2, new=3),
-    "docs/how-to/frameworks.md": lambda http, folder: texts(http, folder, running=("old", "new")),
+    "docs/how-to/clients.md#frameworks": lambda http, folder: texts(
+        http, folder, running=("old", "new")
+    ),
     "docs/how-to/heads.md": heads,
-    "docs/how-to/pools.md": pools,
+    "docs/how-to/bootstrap.md#pools": pools,
     "docs/how-to/quality.md": lambda http, folder: unrelated(http, "faq", 100, old=2, new=3),
     "docs/how-to/thresholds.md": thresholds,
 }

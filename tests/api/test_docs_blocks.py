@@ -34,6 +34,8 @@ FENCED = re.compile(r"^ *```(\S*)", re.MULTILINE)
 RUN = re.compile(r"^ *```(?:sh|python)$", re.MULTILINE)
 SKIPPED = re.compile(r"skip: next[^\n]*\n+ *```(?:sh|python)$", re.MULTILINE)
 LANGUAGES = {"sh", "python", "json", "yaml", "text"}
+#: what follows such a line runs apart, with a service of its own
+PART = re.compile(r"^<!-- part: ([a-z-]+) -->$", re.MULTILINE)
 PAGES = [
     str(page.relative_to(ROOT))
     for page in (
@@ -141,9 +143,24 @@ def different(shown: Any, found: Any, where: str = "") -> list[str]:
     return [] if shown == found else [f"{where}: {shown}, not {found}"]
 
 
-@pytest.mark.parametrize("name", PAGES)
+def parts() -> dict[str, str]:
+    """The text of each page, and of each part of a page, by "page" or "page#part"."""
+    found = {}
+    for name in PAGES:
+        first, *others = PART.split((ROOT / name).read_text(encoding="utf-8"))
+        found |= {name: first}
+        found |= {
+            f"{name}#{part}": text for part, text in zip(others[::2], others[1::2], strict=True)
+        }
+    return {name: text for name, text in found.items() if "```" in text}
+
+
+PARTS = parts()
+
+
+@pytest.mark.parametrize("name", PARTS)
 def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
-    text = (ROOT / name).read_text(encoding="utf-8")
+    text = PARTS[name]
     address = "localhost:8080"
     settings: dict[str, Any] = {"max_vectors": 16_384}
     if DATABASE in text:
