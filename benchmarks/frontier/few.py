@@ -232,10 +232,10 @@ def fitted(given: KnownAndUnpaired, unpaired: str) -> tuple[Translator, Measured
     if unpaired == NONE:
         return fit_alone(given), {}
     began, facts = time.process_time(), {}
-    translator = fit_with_unpaired(given, AnchoredSettings(), memory=MEMORY)
+    translator = fit_with_unpaired(given, AnchoredSettings())
     facts["seconds"] = time.process_time() - began
     if unpaired in JUDGED:
-        verdict = align_by_anchors(given, AnchoredSettings(), memory=MEMORY)
+        verdict = align_by_anchors(given, AnchoredSettings())
         facts |= {
             "taken": float(verdict.aligned),
             "held_out": verdict.recall,

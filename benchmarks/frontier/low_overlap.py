@@ -133,7 +133,7 @@ def measure(load: Both, number: int) -> dict[str, Any]:
     partner = torch.full((size,), -1)
     partner[:kept] = order.argsort()[:kept]
     seeds = [(row, int(partner[row])) for row in range(SEEDS)]
-    pools, began = fit_pools(both_x[:size], y, memory=MEMORY), time.process_time()
+    pools, began = fit_pools(both_x[:size], y), time.process_time()
     found = self_learning.learn(pools, seeds, SelfLearningSettings(seed=number))
     seconds = time.process_time() - began
     pairs = found.pairs[~torch.isin(found.pairs[:, 0], torch.arange(SEEDS))]
@@ -182,7 +182,7 @@ def _scores(x: Tensor, y: Tensor, known: Tensor, pairs: Tensor) -> Tensor:
         half = draw_half(len(known), repeat, 0)
         for part in (half, ~half):
             q = normalize(x @ graded_map(x[known[part, 0]], y[known[part, 1]]).float())
-            of_q, of_y = hubness_offsets(q, unit_y, 10, memory=MEMORY)
+            of_q, of_y = hubness_offsets(q, unit_y, 10)
             cosines = (q[pairs[:, 0]] * unit_y[pairs[:, 1]]).sum(dim=1)
             scores += 2 * cosines - of_q[pairs[:, 0]] - of_y[pairs[:, 1]]
     return scores / (2 * CONFIRMATIONS)
@@ -196,7 +196,7 @@ def _orphan_scores(x: Tensor, y: Tensor, known: Tensor) -> tuple[int, Tensor]:
     stays = ~torch.isin(torch.arange(len(y)), lost[:, 1])
     place = stays.cumsum(dim=0) - 1
     rest = torch.stack([rest[:, 0], place[rest[:, 1]]], dim=1)
-    claimed = partner_pairs(learn_and_match(x, y[stays], rest, memory=MEMORY, beat=no_beat))
+    claimed = partner_pairs(learn_and_match(x, y[stays], rest, beat=no_beat))
     claimed = claimed[torch.isin(claimed[:, 0], lost[:, 0])]
     return len(lost), _scores(x, y[stays], rest, claimed)
 

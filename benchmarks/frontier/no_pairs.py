@@ -77,9 +77,9 @@ def quality(translated: Tensor, own: Tensor, mean: Tensor) -> dict[str, float]:
 def ours(x: Tensor, y: Tensor, held: tuple[Tensor, Tensor], *, seed: int = 0) -> dict[str, Any]:
     """The service's translator and its estimate."""
     began = time.process_time()
-    pools = fit_pools(x, y, memory=MEMORY)
+    pools = fit_pools(x, y)
     settings = AlignmentSettings(size=min(DEFAULT_MADE_PAIRS, len(x)), seed=seed)
-    found = align_pools(pools.x, pools.y, settings=settings, memory=MEMORY)
+    found = align_pools(pools.x, pools.y, settings=settings)
     source, target = fit_space(x[found.made.rows]), fit_space(place(found.made, y))
     method, options = made_method({}, anchors=settings.size)
     translator = methods.fit(method, source, target, options)
@@ -98,7 +98,7 @@ def ours(x: Tensor, y: Tensor, held: tuple[Tensor, Tensor], *, seed: int = 0) ->
 def paper(x: Tensor, y: Tensor, held: tuple[Tensor, Tensor]) -> dict[str, Any]:
     """mini-vec2vec's orthogonal map."""
     began = time.process_time()
-    pools = fit_pools(x, y, memory=MEMORY)
+    pools = fit_pools(x, y)
     rotation = mini_vec2vec.align(pools.x, pools.y)
     seconds = time.process_time() - began
     mean = y.mean(dim=0)

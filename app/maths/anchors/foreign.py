@@ -12,7 +12,7 @@ least, for every distribution. Anchors with p < FOREIGN_LEVEL are foreign.
 Source: conformal outlier detection, Bates et al. 2023, section 2 (a vector of the sample is
 compared without itself).
 
-Weights of anchors in a fit: less for anchors of another role, and of another corpus.
+Weights of anchors in a fit: less for anchors of another corpus.
 
 The anchors that *count*, those of the requested role that are not foreign to the store, have
 weight 1. The other weights are levels, chosen by the retrieval score of held-out anchors that
@@ -149,9 +149,6 @@ FOREIGN_TOTALS = (0.0, 50.0, 150.0)
 #: The largest weight of a foreign anchor.
 MOST_FOREIGN_WEIGHT = 0.5
 
-#: What an anchor of another role may count as. The first is the default.
-OTHER_ROLE_LEVELS = (1.0, 0.3)
-
 #: With fewer anchors of a role, the role does not decide which anchors count.
 FEWEST_OF_ROLE = 10
 
@@ -166,13 +163,11 @@ class RowWeights:
     weights        (k,) in [0, 1]; 1 for the anchors that count
     counted        (k,) the anchors that count: fits are chosen and measured on them
     foreign_level  the weight of a foreign anchor; None without foreign anchors
-    role_level     the weight of an anchor of another role; None without a role
     """
 
     weights: Float64[Tensor, " k"]
     counted: Bool[Tensor, " k"]
     foreign_level: float | None
-    role_level: float | None
 
 
 def choose_weights(
@@ -195,22 +190,17 @@ def choose_weights(
     foreign = no_row if foreign is None else foreign
     if of_role is None or int((of_role & ~foreign).sum()) < FEWEST_OF_ROLE:
         of_role = ~no_row
-    counted, other = of_role & ~foreign, ~of_role
+    counted = of_role & ~foreign
     if int(counted.sum()) < FEWEST_DISTINCT or bool(counted.all()):
         return None
     weights = torch.ones(size, dtype=torch.float64, device=source.device)
-    foreign_level = role_level = None
-    if bool(foreign.any()):
-        count = int(foreign.sum())
-        levels = [min(MOST_FOREIGN_WEIGHT, total / count) for total in FOREIGN_TOTALS]
-        trials = [torch.where(foreign, level, weights) for level in levels]
-        best = _best_trial(source.double(), target.double(), counted, trials)
-        weights, foreign_level = trials[best], levels[best]
-    if bool(other.any()):
-        trials = [torch.where(other, level * weights, weights) for level in OTHER_ROLE_LEVELS]
-        best = _best_trial(source.double(), target.double(), counted, trials)
-        weights, role_level = trials[best], OTHER_ROLE_LEVELS[best]
-    return RowWeights(weights, counted, foreign_level, role_level)
+    if not bool(foreign.any()):
+        return RowWeights(weights, counted, None)
+    count = int(foreign.sum())
+    levels = [min(MOST_FOREIGN_WEIGHT, total / count) for total in FOREIGN_TOTALS]
+    trials = [torch.where(foreign, level, weights) for level in levels]
+    best = _best_trial(source.double(), target.double(), counted, trials)
+    return RowWeights(trials[best], counted, levels[best])
 
 
 def _best_trial(

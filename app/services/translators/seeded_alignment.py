@@ -64,7 +64,6 @@ def align_by_seeds(
     *,
     size: int,
     least: float,
-    memory: int,
     beat: Beat,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Return rows (p,) of the source's pool, their translations (p, d_y), and the estimate as JSON.
@@ -81,7 +80,7 @@ def align_by_seeds(
         unpaired[own] = False
         known.append(pool[own])
         others.append(pool[unpaired])
-    found = align_by_anchors(KnownAndUnpaired(*known, *others), settings, memory=memory, beat=beat)
+    found = align_by_anchors(KnownAndUnpaired(*known, *others), settings, beat=beat)
     estimate = _describe(found, len(seeds))
     _require_gain(found, estimate, least=least)
     generator = torch.Generator().manual_seed(settings.seed)

@@ -33,7 +33,6 @@ def test_foreign_anchors_with_another_map_are_left_out():
     source, target, foreign = mixed(60, 200, OTHER_MAP)
     found = choose_weights(source, target, foreign=foreign)
     assert found.foreign_level == 0.0
-    assert found.role_level is None
     assert torch.equal(found.weights, (~foreign).double())
     assert torch.equal(found.counted, ~foreign)
 
@@ -50,24 +49,6 @@ def test_a_foreign_anchor_never_counts_as_much_as_one_of_the_store():
     source, target, foreign = mixed(14, 20, MAP)
     found = choose_weights(source, target, foreign=foreign)
     assert found.foreign_level == MOST_FOREIGN_WEIGHT
-
-
-def test_anchors_of_another_role_count_fully_unless_less_is_better():
-    source, target, others = mixed(40, 40, MAP)
-    found = choose_weights(source, target, of_role=~others)
-    assert found.role_level == 1.0
-    assert torch.equal(found.counted, ~others)
-    source, target, others = mixed(40, 400, OTHER_MAP)
-    assert choose_weights(source, target, of_role=~others).role_level == 0.3
-
-
-def test_role_and_store_multiply():
-    source, target, foreign = mixed(60, 200, OTHER_MAP)
-    of_role = torch.arange(260) % 2 == 0
-    found = choose_weights(source, target, foreign=foreign, of_role=of_role)
-    assert torch.equal(found.counted, of_role & ~foreign)
-    assert (found.weights[found.counted] == 1).all()
-    assert (found.weights[foreign] == 0).all()
 
 
 @pytest.mark.parametrize("count", [0, FEWEST_OF_ROLE - 1])

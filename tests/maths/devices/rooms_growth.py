@@ -12,7 +12,6 @@ from app.maths.alignment import alignment, anchored, components
 from app.maths.bootstrap import (
     annealing,
     estimate,
-    exchange,
     methods,
     neighbours,
     paper,
@@ -23,15 +22,13 @@ from app.maths.bootstrap import (
 from app.maths.bootstrap.attempts import SelfLearningSettings
 from app.maths.bootstrap.neighbours import no_beat
 from tests.maths.alignment.clouds import two_pools
-from tests.maths.bootstrap.clouds import WHOLE, every, order, views
+from tests.maths.bootstrap.clouds import every, order, views
 from tests.maths.devices.common import Case, On, pair_of_clouds
 
 SOURCE, TARGET = views(0, 150)
 FITTED = pools.fit_pools(SOURCE, TARGET)
 X, Y = FITTED.x, FITTED.y
 SEEDS = [(i, i) for i in range(8)]
-#: Small enough for several blocks.
-MEMORY = 20_000
 LEARNING = SelfLearningSettings(attempts=2, rounds=5, refinements=1)
 OVERLAP = (X[:20].T @ Y[:20]).contiguous()
 PARTNER = torch.where(torch.arange(150) % 4 > 0, torch.arange(150), -1)
@@ -41,7 +38,7 @@ ANCHORED = anchored.AnchoredSettings(stages=((2, 60), (1, 90)), neighbours=5)
 
 
 def of(on: On) -> pools.Pools:
-    return pools.Pools(on(X), on(Y), MEMORY)
+    return pools.Pools(on(X), on(Y))
 
 
 def grown(grow: Any, settings: object, on: On) -> object:
@@ -55,8 +52,8 @@ def grown(grow: Any, settings: object, on: On) -> object:
 
 def learnt_exchanged(on: On) -> object:
     """The smaller pool as the source, of which not all rows take part."""
-    given = pools.Pools(on(X[:110]), on(Y), MEMORY)
-    return exchange.learn(given, SEEDS, replace(LEARNING, rows=105))
+    given = pools.Pools(on(X[:110]), on(Y))
+    return self_learning.learn(given, SEEDS, replace(LEARNING, rows=105))
 
 
 def rounds(on: On) -> object:
@@ -67,18 +64,14 @@ def rounds(on: On) -> object:
     schedule = annealing.Schedule(rounds=3)
     state = annealing.start_annealing(on(OVERLAP), target=150)
     for _ in range(3):
-        state = annealing.anneal_round(
-            x, y, on(OVERLAP), state, schedule, memory=MEMORY, beat=no_beat
-        )
+        state = annealing.anneal_round(x, y, on(OVERLAP), state, schedule, beat=no_beat)
     return state
 
 
 def votes(on: On) -> estimate.Votes:
     pairs, seeds = on(every(150)), on(every(8))
     half = on(estimate.draw_half(150, 0, 0))
-    chosen, ranks = estimate.confirm_pairs(
-        on(X), on(Y), pairs, seeds, half, memory=MEMORY, beat=no_beat
-    )
+    chosen, ranks = estimate.confirm_pairs(on(X), on(Y), pairs, seeds, half, beat=no_beat)
     return estimate.Votes.counted(pairs, [chosen] * 3, [ranks] * 3)
 
 
@@ -88,15 +81,13 @@ def wrong(on: On) -> object:
 
 
 def matches(on: On) -> neighbours.BestMatches:
-    offsets = neighbours.hubness_offsets(on(X), on(Y), 5, memory=MEMORY)
-    return neighbours.best_matches(
-        on(X), on(Y), offset_q=offsets[0], offset_y=offsets[1], memory=MEMORY
-    )
+    offsets = neighbours.hubness_offsets(on(X), on(Y), 5)
+    return neighbours.best_matches(on(X), on(Y), offset_q=offsets[0], offset_y=offsets[1])
 
 
 def plan(on: On, what: Any) -> object:
-    potential = sinkhorn.source_potential(on(X), on(Y), epsilon=0.3, steps=2, memory=MEMORY)
-    return what(on(X), on(Y), potential, epsilon=0.3, memory=MEMORY)
+    potential = sinkhorn.source_potential(on(X), on(Y), epsilon=0.3, steps=2)
+    return what(on(X), on(Y), potential, epsilon=0.3)
 
 
 def parts(on: On) -> tuple[components.Components, components.Components]:
@@ -112,9 +103,7 @@ def squares(on: On) -> object:
 def trials(on: On) -> object:
     done = estimate.OrphanTrials()
     for _ in range(2):
-        done = estimate.run_trial(
-            on(X), on(Y), on(every(150)), done, seed=0, memory=MEMORY, beat=no_beat
-        )
+        done = estimate.run_trial(on(X), on(Y), on(every(150)), done, seed=0, beat=no_beat)
     return done
 
 
@@ -161,24 +150,17 @@ CASES: dict[str, Case] = {
         on(X), on(torch.arange(5)), on(torch.arange(150) < 40), 4
     ),
     "bootstrap.estimate.median_ranks": lambda on: estimate.median_ranks(on(X)),
-    "bootstrap.exchange.learn": learnt_exchanged,
+    "bootstrap.self_learning.learn/exchanged": learnt_exchanged,
     "bootstrap.methods.run": lambda on: [
         methods.run(of(on), SEEDS, settings) for settings in (LEARNING, PAPER)
     ],
     "bootstrap.methods.judge_pairs": judged_pairs,
-    "bootstrap.neighbours.nearest_rows": lambda on: neighbours.nearest_rows(
-        on(X), on(Y), 5, memory=MEMORY
-    ),
-    "bootstrap.neighbours.hubness_offsets": lambda on: neighbours.hubness_offsets(
-        on(X), on(Y), 5, memory=MEMORY
-    ),
+    "bootstrap.neighbours.nearest_rows": lambda on: neighbours.nearest_rows(on(X), on(Y), 5),
+    "bootstrap.neighbours.hubness_offsets": lambda on: neighbours.hubness_offsets(on(X), on(Y), 5),
     "bootstrap.neighbours.best_matches": matches,
     "bootstrap.neighbours.mutual_pairs": lambda on: neighbours.mutual_pairs(matches(on)),
     "bootstrap.neighbours.product_blocks": lambda on: torch.cat(
-        [
-            block.clone()
-            for _, block in neighbours.product_blocks(on(X), on(Y), memory=MEMORY, beat=no_beat)
-        ]
+        [block.clone() for _, block in neighbours.product_blocks(on(X), on(Y), beat=no_beat)]
     ),
     "bootstrap.neighbours.product": lambda on: neighbours.product(on(X), on(Y).T, beat=no_beat),
     "bootstrap.estimate.run_trial": trials,
@@ -189,36 +171,31 @@ CASES: dict[str, Case] = {
     "bootstrap.neighbours.partner_pairs": lambda on: neighbours.partner_pairs(on(PARTNER)),
     "bootstrap.neighbours.graded_map": lambda on: neighbours.graded_map(on(X), on(Y)),
     "bootstrap.neighbours.mutual_partners": lambda on: neighbours.mutual_partners(
-        on(X), on(Y), memory=MEMORY, beat=no_beat
+        on(X), on(Y), beat=no_beat
     ),
     "bootstrap.neighbours.learn_and_match": lambda on: neighbours.learn_and_match(
-        on(X), on(Y), on(every(50)), memory=MEMORY, beat=no_beat
+        on(X), on(Y), on(every(50)), beat=no_beat
     ),
-    "bootstrap.self_learning.learn": partial(grown, self_learning.learn, LEARNING),
+    "bootstrap.self_learning.learn_as_given": partial(
+        grown, self_learning.learn_as_given, LEARNING
+    ),
     "bootstrap.self_learning.learn/unseeded": lambda on: self_learning.learn(of(on), [], LEARNING),
     "bootstrap.self_learning.draw_rows": lambda on: self_learning.draw_rows(
         50, 20, on(order(0, 5)).cpu(), 1
     ),
-    "bootstrap.sinkhorn.sinkhorn": lambda on: sinkhorn.sinkhorn(
-        on(X), on(Y), epsilon=0.3, steps=2, memory=MEMORY
-    ),
+    "bootstrap.sinkhorn.sinkhorn": lambda on: sinkhorn.sinkhorn(on(X), on(Y), epsilon=0.3, steps=2),
     "bootstrap.sinkhorn.source_potential": lambda on: sinkhorn.source_potential(
-        on(X), on(Y), epsilon=0.3, steps=2, memory=MEMORY
+        on(X), on(Y), epsilon=0.3, steps=2
     ),
     "bootstrap.sinkhorn.softmin": lambda on: sinkhorn.softmin(
-        on(X), on(Y), on(torch.ones(150).double()), epsilon=0.3, memory=MEMORY
+        on(X), on(Y), on(torch.ones(150).double()), epsilon=0.3
     ),
     "bootstrap.sinkhorn.column_argmax": lambda on: plan(on, sinkhorn.column_argmax),
     "bootstrap.sinkhorn.logit_blocks": lambda on: torch.cat(
         [
             block.clone()
             for _, block in sinkhorn.logit_blocks(
-                on(X),
-                on(Y),
-                on(torch.ones(150).double()),
-                epsilon=0.3,
-                memory=MEMORY,
-                beat=no_beat,
+                on(X), on(Y), on(torch.ones(150).double()), epsilon=0.3, beat=no_beat
             )
         ]
     ),
@@ -229,48 +206,32 @@ CASES: dict[str, Case] = {
         on(ALIGNED[0]),
         on(ALIGNED[1]),
         settings=alignment.AlignmentSettings(attempts=2, components=8, draws=1, size=50),
-        memory=WHOLE,
     ),
     "alignment.alignment.compare_maps": lambda on: alignment.compare_maps(
-        on(ALIGNED[0]),
-        on(ALIGNED[1]),
-        (on(ALIGNED[2]), on(ALIGNED[2] + 0.1)),
-        seed=0,
-        memory=MEMORY,
+        on(ALIGNED[0]), on(ALIGNED[1]), (on(ALIGNED[2]), on(ALIGNED[2] + 0.1)), seed=0
     ),
     "alignment.anchored.align_by_anchors": lambda on: anchored.align_by_anchors(
-        unpaired(on), ANCHORED, memory=MEMORY
+        unpaired(on), ANCHORED
     ),
     "alignment.anchored.fit_with_unpaired": lambda on: anchored.fit_with_unpaired(
-        unpaired(on), ANCHORED, memory=MEMORY
+        unpaired(on), ANCHORED
     ),
     "alignment.anchored.fit_alone": lambda on: anchored.fit_alone(unpaired(on)),
     "alignment.anchored.correct": lambda on: anchored.correct(
         on(OVERLAP.double()), on(X[:9].double()), on(Y[:9].double())
     ),
-    "alignment.anchored.rotate": lambda on: anchored.rotate(
-        on(X), on(Y), 12, ANCHORED, memory=MEMORY
-    ),
+    "alignment.anchored.rotate": lambda on: anchored.rotate(on(X), on(Y), 12, ANCHORED),
     "alignment.anchored.partial_whitening": lambda on: anchored.partial_whitening(on(X), 0.75),
-    "alignment.anchored.mutual_neighbours": lambda on: anchored.mutual_neighbours(
-        on(X), on(Y), 5, memory=MEMORY
-    ),
+    "alignment.anchored.mutual_neighbours": lambda on: anchored.mutual_neighbours(on(X), on(Y), 5),
     "alignment.components.independent_components": parts,
     "alignment.components.match_components": lambda on: components.match_components(
         *parts(on), starts=2, seed=0
     ),
     "alignment.alignment.orthogonal": lambda on: alignment.orthogonal(on(OVERLAP)),
     "alignment.alignment.refine": lambda on: alignment.refine(
-        on(X),
-        on(Y),
-        on(alignment.orthogonal(OVERLAP)),
-        alignment.Rounds(2, 90, 4),
-        seed=0,
-        memory=MEMORY,
+        on(X), on(Y), on(alignment.orthogonal(OVERLAP)), alignment.Rounds(2, 90, 4), seed=0
     ),
-    "alignment.alignment.neighbours": lambda on: alignment.neighbours(
-        on(X), on(Y), 4, memory=MEMORY
-    ),
+    "alignment.alignment.neighbours": lambda on: alignment.neighbours(on(X), on(Y), 4),
     "alignment.alignment.mean_rows": lambda on: alignment.mean_rows(
         on(X), on(torch.arange(60).reshape(20, 3))
     ),
