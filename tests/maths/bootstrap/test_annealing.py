@@ -161,7 +161,7 @@ def test_the_beat_is_called_before_every_piece_and_its_exception_ends_a_round():
         Schedule(),
         beat=lambda: beats.append(None),
     )
-    assert len(beats) == 10 + 1 + annealing.BISECTIONS
+    assert len(beats) == 3 + 1 + annealing.BISECTIONS
     with pytest.raises(KeyboardInterrupt):
         anneal_round(
             x,

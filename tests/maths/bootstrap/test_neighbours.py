@@ -145,7 +145,7 @@ def test_beat_is_called_before_every_piece_and_what_it_raises_ends_the_work():
     q, y = unit(8, 100, 4), unit(9, 50, 4)
     beats: list[int] = []
     nearest_rows(q, y, 3, beat=lambda: beats.append(1))
-    assert len(beats) == 10
+    assert len(beats) == 20
     with pytest.raises(KeyboardInterrupt):
         hubness_offsets(q, y, 3, beat=interrupt)
     with pytest.raises(KeyboardInterrupt):
