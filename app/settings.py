@@ -172,14 +172,6 @@ class Settings(BaseSettings):
         le=2**30,
         description="most items in one pool of a bootstrap, uploaded in pieces or inline",
     )
-    bootstrap_bytes: int = Field(
-        256 * 2**20,
-        ge=2**20,
-        description=(
-            "memory for the blocks of similarities of a bootstrap, which never holds the "
-            "whole table"
-        ),
-    )
     max_in_flight: int = Field(
         256,
         ge=1,

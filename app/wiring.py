@@ -57,7 +57,6 @@ def make_services(
         limits=Limits(
             vectors=settings.max_vectors,
             pool=settings.max_pool,
-            bootstrap_bytes=settings.bootstrap_bytes,
             numbers=max(Limits.numbers, ANSWER_NUMBERS_A_VECTOR * settings.max_vectors),
             jobs=settings.max_jobs,
             project_jobs=settings.max_project_jobs,

@@ -230,8 +230,8 @@ def _looked_at(
     """Every item's best partner by CSLS among the drawn similarities, and the mean cosine to the
     nearest of all.
     """
-    there, _ = matching.nearest_rows(translated, pools.y, k, memory=pools.memory, beat=beat)
-    back, _ = matching.nearest_rows(pools.y, translated, k, memory=pools.memory, beat=beat)
+    there, _ = matching.nearest_rows(translated, pools.y, k, beat=beat)
+    back, _ = matching.nearest_rows(pools.y, translated, k, beat=beat)
     objective = float(there[:, 0].double().mean() + back[:, 0].double().mean()) / 2
     return _drawn(pools, translated, there.mean(dim=1), back.mean(dim=1), stand, beat), objective
 
@@ -256,7 +256,7 @@ def _drawn(
     left = torch.cat([2 * translated, -near_x[:, None], torch.ones_like(near_x)[:, None]], dim=1)
     right = torch.cat([pools.y, torch.ones_like(near_y)[:, None], -near_y[:, None]], dim=1)
     # Half of the memory is for the scores, half for the random numbers.
-    for piece, scores in matching.product_blocks(left, right, memory=pools.memory // 2, beat=beat):
+    for piece, scores in matching.product_blocks(left, right, beat=beat):
         if stand.keep < 1.0:
             drawn = torch.rand(scores.shape, generator=stand.generator, device=pools.device)
             scores.masked_fill_(drawn >= stand.keep, -torch.inf)
@@ -290,18 +290,9 @@ def _mutual(
     beat: Beat,
 ) -> GrownPairs:
     """The seeds, then the other pairs that choose each other by CSLS, the best scores first."""
-    offset_x, offset_y = matching.hubness_offsets(
-        translated, pools.y, k, memory=pools.memory, beat=beat
-    )
+    offset_x, offset_y = matching.hubness_offsets(translated, pools.y, k, beat=beat)
     found = matching.mutual_pairs(
-        matching.best_matches(
-            translated,
-            pools.y,
-            offset_q=offset_x,
-            offset_y=offset_y,
-            memory=pools.memory,
-            beat=beat,
-        )
+        matching.best_matches(translated, pools.y, offset_q=offset_x, offset_y=offset_y, beat=beat)
     )
     order = found.score.argsort(descending=True, stable=True)
     taken_x, taken_y = ({pair[side] for pair in seeds} for side in (0, 1))

@@ -50,7 +50,6 @@ class Limits:
     vectors           vectors, inputs or anchors of one request
     input_characters  characters of one input text
     pool              items of one side of a bootstrap
-    bootstrap_bytes   memory of a bootstrap for tables whose size depends on both pools
     numbers           numbers in one answer: a few vectors can become gigabytes in a large space
     jobs              unfinished jobs of all projects together
     project_jobs      unfinished jobs of one project
@@ -59,7 +58,6 @@ class Limits:
     vectors: int = 16_384
     input_characters: int = 32_768
     pool: int = 200_000
-    bootstrap_bytes: int = 256 * 2**20
     numbers: int = ANSWER_NUMBERS_A_VECTOR * 16_384
     jobs: int = 10_000
     project_jobs: int = 1_000

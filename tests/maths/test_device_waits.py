@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from app.maths.bootstrap import annealing, self_learning
+from app.maths.bootstrap import annealing, neighbours, self_learning
 from app.maths.bootstrap.attempts import SelfLearningSettings
 from app.maths.bootstrap.neighbours import no_beat
 from app.maths.bootstrap.pools import Pools, Step, fit_pools
@@ -23,11 +23,14 @@ MEMORY = 700_000
 
 
 def on_device() -> Pools:
-    return Pools(FITTED.x.to(DEVICE), FITTED.y.to(DEVICE), MEMORY)
+    return Pools(FITTED.x.to(DEVICE), FITTED.y.to(DEVICE))
 
 
 @pytest.mark.parametrize("memory", [20_000, 10**9])
-def test_a_round_of_annealing_waits_twice_whatever_its_blocks(memory: int) -> None:
+def test_a_round_of_annealing_waits_twice_whatever_its_blocks(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "TABLE_BYTES", memory)
     with second_device() as mode:
         x, y = (
             annealing.principal_directions(side).coordinates(power=0.5, dimensions=12)
@@ -37,9 +40,7 @@ def test_a_round_of_annealing_waits_twice_whatever_its_blocks(memory: int) -> No
         state = annealing.start_annealing(known, target=ITEMS)
         for _ in range(3):
             mode.waits.clear()
-            state = annealing.anneal_round(
-                x, y, known, state, annealing.Schedule(), memory=memory, beat=no_beat
-            )
+            state = annealing.anneal_round(x, y, known, state, annealing.Schedule(), beat=no_beat)
             assert mode.waits == {"to the device": 1, "to the CPU": 1}
 
 
@@ -62,12 +63,13 @@ def test_a_plan_is_computed_without_waiting() -> None:
     with second_device() as mode:
         given = on_device()
         mode.waits.clear()
-        sinkhorn(given.x, given.y, epsilon=0.3, steps=2, memory=MEMORY)
+        sinkhorn(given.x, given.y, epsilon=0.3, steps=2)
         assert not mode.waits
 
 
 @pytest.mark.parametrize("seeds", [8, 0])
-def test_no_table_is_larger_than_its_memory(seeds: int) -> None:
+def test_no_table_is_larger_than_its_memory(seeds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "TABLE_BYTES", MEMORY)
     settings = SelfLearningSettings(attempts=2, rounds=3, refinements=1)
     pairs = [(i, i) for i in range(seeds)]
     with second_device() as mode:

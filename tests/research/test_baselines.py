@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.errors import InvalidSeeds
+from app.maths.bootstrap import neighbours
 from app.maths.bootstrap.pools import GrownPairs, Pools, State, Step, fit_pools
 from research.baselines import Procrustes, Vecmap, procrustes, vecmap
 
@@ -248,9 +249,10 @@ def test_vecmap_ends_with_what_on_step_raises_even_within_a_round():
     assert [step.done for step in told] == [0, 0]
 
 
-def test_vecmap_holds_no_table_of_both_pools(peak):
+def test_vecmap_holds_no_table_of_both_pools(peak, monkeypatch):
     count, memory = 3_000, 2 * 2**20
-    pools = Pools(normalize(normal(1, count, 8)), normalize(normal(2, count, 8)), memory=memory)
+    monkeypatch.setattr(neighbours, "TABLE_BYTES", memory)
+    pools = Pools(normalize(normal(1, count, 8)), normalize(normal(2, count, 8)))
     seeds = [(i, i) for i in range(10)]
     held = peak(lambda: vecmap(pools, seeds, Vecmap(most=1)))
     # A table would be 36 MB; what grows with one pool is a few hundred bytes an item.

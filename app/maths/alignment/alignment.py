@@ -84,7 +84,6 @@ def refine(
     rounds: Rounds,
     *,
     seed: int,
-    memory: int,
     beat: Beat = no_beat,
 ) -> Float32[Tensor, "dx dy"]:
     """The map after some rounds on random rows of both pools, which are unit rows."""
@@ -95,7 +94,7 @@ def refine(
             for side in (x, y)
         )
         mapped = normalize(some_x @ rotation)
-        of_x, of_y = neighbours(mapped, some_y, rounds.neighbours, memory=memory, beat=beat)
+        of_x, of_y = neighbours(mapped, some_y, rounds.neighbours, beat=beat)
         overlap = some_x.T @ normalize(mean_rows(some_y, of_x))
         overlap += normalize(mean_rows(some_x, of_y)).T @ some_y
         rotation = orthogonal(overlap)
@@ -103,24 +102,19 @@ def refine(
 
 
 def neighbours(
-    q: Float32[Tensor, "n d"],
-    y: Float32[Tensor, "m d"],
-    k: int,
-    *,
-    memory: int,
-    beat: Beat = no_beat,
+    q: Float32[Tensor, "n d"], y: Float32[Tensor, "m d"], k: int, *, beat: Beat = no_beat
 ) -> tuple[Int64[Tensor, "n k"], Int64[Tensor, "m k"]]:
     """For each row of q its k nearest of y by CSLS, and for each of y its k nearest of q."""
     k, few = min(k, len(q), len(y)), min(CSLS_NEIGHBOURS, len(q), len(y))
-    from_q, _ = nearest_rows(q, y, few, memory=memory, beat=beat)
-    from_y, _ = nearest_rows(y, q, few, memory=memory, beat=beat)
+    from_q, _ = nearest_rows(q, y, few, beat=beat)
+    from_y, _ = nearest_rows(y, q, few, beat=beat)
     hub_q, hub_y = from_q.mean(dim=1, keepdim=True), from_y.mean(dim=1, keepdim=True)
     # A row's own offset does not change the order of its neighbours.
     one_q, one_y = torch.ones_like(hub_q), torch.ones_like(hub_y)
     twice_q, twice_y = torch.cat([2 * q, one_q], dim=1), torch.cat([2 * y, one_y], dim=1)
     less_q, less_y = torch.cat([q, -hub_q], dim=1), torch.cat([y, -hub_y], dim=1)
-    _, of_q = nearest_rows(twice_q, less_y, k, memory=memory, beat=beat)
-    _, of_y = nearest_rows(twice_y, less_q, k, memory=memory, beat=beat)
+    _, of_q = nearest_rows(twice_q, less_y, k, beat=beat)
+    _, of_y = nearest_rows(twice_y, less_q, k, beat=beat)
     return of_q, of_y
 
 
@@ -160,7 +154,6 @@ def compare_maps(
     maps: tuple[Float32[Tensor, "dx dy"], Float32[Tensor, "dx dy"]],
     *,
     seed: int,
-    memory: int,
     beat: Beat = no_beat,
 ) -> AlignmentEstimate:
     """Compare two maps on random rows; rows of both pools are unit rows."""
@@ -173,13 +166,10 @@ def compare_maps(
     first, second = (normalize(some_x @ each) for each in maps)
     rows = torch.arange(index, device=x.device)
     chosen = torch.cat(
-        [
-            block.argmax(dim=1)
-            for _, block in product_blocks(first, some_y, memory=memory, beat=beat)
-        ]
+        [block.argmax(dim=1) for _, block in product_blocks(first, some_y, beat=beat)]
     )
-    behind = _ranks(second, some_y, chosen, memory=memory, beat=beat)
-    own = _ranks(second, first, rows, memory=memory, beat=beat, ties=True)
+    behind = _ranks(second, some_y, chosen, beat=beat)
+    own = _ranks(second, first, rows, beat=beat, ties=True)
     agreement = float((behind == 0).double().mean())
     # A row that another equals is not found.
     found = float((own == 1).double().mean())
@@ -197,7 +187,6 @@ def _ranks(
     y: Float32[Tensor, "m d"],
     chosen: Int64[Tensor, " n"],
     *,
-    memory: int,
     beat: Beat,
     ties: bool = False,
 ) -> Int64[Tensor, " n"]:
@@ -205,7 +194,7 @@ def _ranks(
     those that are at least as near, which it is itself.
     """
     ranks = torch.empty_like(chosen)
-    for piece, block in product_blocks(q, y, memory=memory, beat=beat):
+    for piece, block in product_blocks(q, y, beat=beat):
         own = block.gather(1, chosen[piece, None])
         ranks[piece] = ((block >= own) if ties else (block > own)).sum(dim=1)
     return ranks
@@ -281,16 +270,14 @@ def align_pools(
     y: Float32[Tensor, "m dy"],
     *,
     settings: AlignmentSettings,
-    memory: int,
     on_step: OnStep = ignore_step,
 ) -> Alignment:
     """Align two pools of centred unit rows (`fit_pools`), at least FEWEST_ALIGNED_ROWS each.
 
-    memory   bytes for tables of cosines, in addition to copies of the pools
     on_step  called several times a second; the steps have no checkpoints
     Deterministic for equal inputs, settings, device and number of threads.
     """
-    search = _Search(x, y, y, settings, memory, on_step)
+    search = _Search(x, y, y, settings, on_step)
     search.x, search.y = (_narrow(side, search.beat) for side in (x, y))
     return search.run()
 
@@ -308,7 +295,6 @@ class _Search:
     y: Float32[Tensor, "m ry"]
     whole: Float32[Tensor, "m dy"]
     settings: AlignmentSettings
-    memory: int
     on_step: OnStep
     done: int = 0
     maps: list[Tensor] = field(default_factory=list)
@@ -388,18 +374,13 @@ class _Search:
         *,
         seed: int,
     ) -> Float32[Tensor, "dx dy"]:
-        refined = refine(x, y, rotation, rounds, seed=seed, memory=self.memory, beat=self.beat)
+        refined = refine(x, y, rotation, rounds, seed=seed, beat=self.beat)
         self._step()
         return refined
 
     def _compare(self, one: Tensor, other: Tensor) -> None:
         estimate = compare_maps(
-            self.x,
-            self.y,
-            (one, other),
-            seed=self.settings.seed,
-            memory=self.memory,
-            beat=self.beat,
+            self.x, self.y, (one, other), seed=self.settings.seed, beat=self.beat
         )
         if self.best is None or estimate.right > self.best.right:
             self.best, self.agreeing = estimate, (one, other)
@@ -409,7 +390,7 @@ class _Search:
         order = torch.randperm(len(self.x), generator=generator)[: self.settings.size]
         rows = order.sort().values.to(self.x.device)
         mapped = normalize(self.x[rows] @ rotation)
-        nearest, _ = neighbours(mapped, self.y, MADE_NEIGHBOURS, memory=self.memory, beat=self.beat)
+        nearest, _ = neighbours(mapped, self.y, MADE_NEIGHBOURS, beat=self.beat)
         weights = (normalize(mean_rows(self.y, nearest)) * mapped).sum(dim=1).clamp_min(0)
         return MadePairs(rows, normalize(mean_rows(self.whole, nearest)), weights)
 

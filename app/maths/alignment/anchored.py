@@ -103,18 +103,13 @@ class AnchoredAlignment:
 
 @torch.no_grad()
 def align_by_anchors(
-    given: KnownAndUnpaired,
-    settings: AnchoredSettings,
-    *,
-    memory: int,
-    beat: Beat = no_beat,
+    given: KnownAndUnpaired, settings: AnchoredSettings, *, beat: Beat = no_beat
 ) -> AnchoredAlignment:
     """Align, judge by held-out anchors, and return the better translator.
 
     Every fold repeats the whole alignment without its anchors. Where the unpaired vectors do not
     raise the recall by more than its standard error, the result is the translator of the anchors
     alone.
-    memory  bytes for tables of cosines, in addition to copies of the vectors
     Deterministic for equal inputs, settings, device and number of threads. Needs at least
     2 `settings.folds` anchors. Raises as `fit_space`.
     """
@@ -126,7 +121,7 @@ def align_by_anchors(
         held_out = order[fold :: settings.folds]
         training = given.with_anchors(order[~torch.isin(order, held_out)])
         translators = (
-            fit_with_unpaired(training, settings, memory=memory, beat=beat),
+            fit_with_unpaired(training, settings, beat=beat),
             fit_alone(training),
         )
         judged = given.with_anchors(held_out)
@@ -135,9 +130,7 @@ def align_by_anchors(
     gain = aligned[0] - alone[0]
     better = bool(gain.mean() > gain.std() / len(gain) ** 0.5)
     return AnchoredAlignment(
-        fit_with_unpaired(given, settings, memory=memory, beat=beat)
-        if better
-        else fit_alone(given),
+        fit_with_unpaired(given, settings, beat=beat) if better else fit_alone(given),
         better,
         recall=float(aligned[0].mean()),
         recall_alone=float(alone[0].mean()),
@@ -149,7 +142,7 @@ def align_by_anchors(
 
 @torch.no_grad()
 def fit_with_unpaired(
-    given: KnownAndUnpaired, settings: AnchoredSettings, *, memory: int, beat: Beat = no_beat
+    given: KnownAndUnpaired, settings: AnchoredSettings, *, beat: Beat = no_beat
 ) -> Translator:
     """The translator by anchors and unpaired vectors, about the means of both together; raises as
     `fit_space`.
@@ -159,8 +152,8 @@ def fit_with_unpaired(
         torch.cat([known, rows])
         for known, rows in ((given.known_x, given.x), (given.known_y, given.y))
     )
-    pools = fit_pools(x, y, memory=memory, beat=beat)
-    matrix = rotate(pools.x, pools.y, k, settings, memory=memory, beat=beat).double()
+    pools = fit_pools(x, y, beat=beat)
+    matrix = rotate(pools.x, pools.y, k, settings, beat=beat).double()
     matrix = correct(matrix, pools.x[:k].double(), pools.y[:k].double())
     source, target = (_serving_space(side, beat) for side in (x, y))
     return make_translator(source, target, matrix)
@@ -195,7 +188,6 @@ def rotate(
     known: int,
     settings: AnchoredSettings,
     *,
-    memory: int,
     beat: Beat = no_beat,
 ) -> Float32[Tensor, "dx dy"]:
     """The map T = W_x R W_y^-1 (d_x, d_y) of centred unit rows, R orthogonal, W partial whitening.
@@ -215,7 +207,7 @@ def rotate(
                 for side in (x, y)
             )
             joined = mutual_neighbours(
-                normalize(some_x @ rotation), some_y, settings.neighbours, memory=memory, beat=beat
+                normalize(some_x @ rotation), some_y, settings.neighbours, beat=beat
             )
             overlap = some_x.T @ _sums(joined, some_y, len(some_x))
             weight = settings.anchor_weight * max(1, joined.shape[1]) / known
@@ -238,17 +230,12 @@ def partial_whitening(
 
 
 def mutual_neighbours(
-    q: Float32[Tensor, "n d"],
-    y: Float32[Tensor, "m d"],
-    k: int,
-    *,
-    memory: int,
-    beat: Beat = no_beat,
+    q: Float32[Tensor, "n d"], y: Float32[Tensor, "m d"], k: int, *, beat: Beat = no_beat
 ) -> Int64[Tensor, "2 p"]:
     """Rows (i of q, j of y) that are each among the other's k nearest, in the order of i."""
     k = min(k, len(q), len(y))
-    _, of_q = nearest_rows(q, y, k, memory=memory, beat=beat)
-    _, of_y = nearest_rows(y, q, k, memory=memory, beat=beat)
+    _, of_q = nearest_rows(q, y, k, beat=beat)
+    _, of_y = nearest_rows(y, q, k, beat=beat)
     rows = torch.arange(len(q), device=q.device)[:, None] * len(y) + of_q
     columns = of_y * len(y) + torch.arange(len(y), device=y.device)[:, None]
     pairs, count = torch.unique(torch.cat([rows.flatten(), columns.flatten()]), return_counts=True)

@@ -187,7 +187,6 @@ def anneal_round(
     plan: AnnealingState,
     schedule: Schedule,
     *,
-    memory: int,
     beat: Beat,
 ) -> AnnealingState:
     """One round: map, find the temperature, soften, and learn the overlap again, in one pass over
@@ -211,7 +210,7 @@ def anneal_round(
     # The product includes potential and temperature, which saves two passes over the table.
     left = torch.cat([q / tau, torch.ones_like(q[:, :1])], dim=1)
     right = torch.cat([y, plan.potential[:, None] / tau], dim=1)
-    for piece, logits in product_blocks(left, right, memory=memory, beat=beat):
+    for piece, logits in product_blocks(left, right, beat=beat):
         start = piece.start
         for block in torch.split(
             logits, max(1, CACHED_NUMBERS // len(y)) if y.device.type == "cpu" else len(logits)

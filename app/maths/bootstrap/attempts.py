@@ -63,7 +63,6 @@ class SelfLearningRun:
 
     x, y       the pools' directions
     seeds      (s, 2) rows of them
-    memory     as in Pools
     annealing  the state of the current attempt, and `seed_overlap`, the seeds' part of its overlap
     partners   (n,) of each finished attempt: the mutual partner in y of row i of x, or -1
     current    (n,) the same since refinement began
@@ -76,7 +75,6 @@ class SelfLearningRun:
     y: Directions
     seeds: Int64[Tensor, "s 2"]
     settings: SelfLearningSettings
-    memory: int
     on_step: OnStep
     annealing: AnnealingState | None = None
     seed_overlap: Float32[Tensor, "rx ry"] | None = None
@@ -233,18 +231,12 @@ class SelfLearningRun:
         assert self.seed_overlap is not None
         while self.annealing.done < schedule.rounds:
             self.annealing = annealing.anneal_round(
-                x,
-                y,
-                self.seed_overlap,
-                self.annealing,
-                schedule,
-                memory=self.memory,
-                beat=self._beat,
+                x, y, self.seed_overlap, self.annealing, schedule, beat=self._beat
             )
             self.facts |= {"attempt": float(number + 1), "fit": self.annealing.fit}
             self._step()
         q = annealing.map_rows(x, self.annealing.overlap, schedule.flattening)
-        partner = neighbours.mutual_partners(q, y, memory=self.memory, beat=self._beat)
+        partner = neighbours.mutual_partners(q, y, beat=self._beat)
         self.partners.append(partner)
         self.annealing = None
         agreed, _ = self._consensus()
@@ -303,11 +295,7 @@ class SelfLearningRun:
     def _refine(self) -> None:
         assert self.current is not None
         partner = neighbours.learn_and_match(
-            self.x.along,
-            self.y.along,
-            self._with_seeds(self.current),
-            memory=self.memory,
-            beat=self._beat,
+            self.x.along, self.y.along, self._with_seeds(self.current), beat=self._beat
         )
         self.stability = estimate.attempt_agreement(self.current, partner)
         self.current, self.refinements = partner, self.refinements + 1
@@ -318,7 +306,7 @@ class SelfLearningRun:
         pairs = self.pairs
         half = estimate.draw_half(len(pairs), self.halvings, self.settings.seed).to(pairs.device)
         chosen, ranks = estimate.confirm_pairs(
-            self.x.along, self.y.along, pairs, self.seeds, half, memory=self.memory, beat=self._beat
+            self.x.along, self.y.along, pairs, self.seeds, half, beat=self._beat
         )
         self.chosen.append(chosen)
         self.ranks.append(ranks)

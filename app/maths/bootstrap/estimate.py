@@ -187,7 +187,6 @@ def confirm_pairs(
     seeds: Int64[Tensor, "s 2"],
     half: Bool[Tensor, " p"],
     *,
-    memory: int,
     beat: Beat,
 ) -> tuple[Bool[Tensor, " p"], Float32[Tensor, " s"]]:
     """One halving: which pairs the map of the other half chooses (p,), and the rank of each seed's
@@ -204,11 +203,11 @@ def confirm_pairs(
             continue
         transform = graded_map(x[pairs[known, 0]], y[pairs[known, 1]])
         q = normalize(x @ transform.float())
-        partners = mutual_partners(q, unit_y, memory=memory, beat=beat)
+        partners = mutual_partners(q, unit_y, beat=beat)
         judged = ~known
         chosen[judged] = partners[pairs[judged, 0]] == pairs[judged, 1]
         outside = ~torch.isin(seeds[:, 0], pairs[known, 0])
-        ranks[outside] = _seed_ranks(q, unit_y, seeds[outside], memory=memory, beat=beat)
+        ranks[outside] = _seed_ranks(q, unit_y, seeds[outside], beat=beat)
     return chosen, ranks
 
 
@@ -379,14 +378,13 @@ def _seed_ranks(
     y: Float32[Tensor, "m ry"],
     seeds: Int64[Tensor, "s 2"],
     *,
-    memory: int,
     beat: Beat,
 ) -> Float32[Tensor, " s"]:
     """The smaller of two shares: of y nearer to a seed's q than its partner, and of q nearer to its
     y.
     """
-    before = _nearer_share(q[seeds[:, 0]], y, seeds[:, 1], memory=memory, beat=beat)
-    behind = _nearer_share(y[seeds[:, 1]], q, seeds[:, 0], memory=memory, beat=beat)
+    before = _nearer_share(q[seeds[:, 0]], y, seeds[:, 1], beat=beat)
+    behind = _nearer_share(y[seeds[:, 1]], q, seeds[:, 0], beat=beat)
     return torch.minimum(before, behind)
 
 
@@ -395,12 +393,11 @@ def _nearer_share(
     right: Float32[Tensor, "m r"],
     own: Int64[Tensor, " s"],
     *,
-    memory: int,
     beat: Beat,
 ) -> Float32[Tensor, " s"]:
     """(s,) share of `right` that is nearer to each row of `left` than its `own` row is."""
     shares = left.new_empty(len(left))
-    for piece, cosines in product_blocks(left, right, memory=memory, beat=beat):
+    for piece, cosines in product_blocks(left, right, beat=beat):
         # The own cosine comes from the same product; from another one its rounding would differ,
         # and it could be nearer than itself.
         shares[piece] = (cosines > cosines.gather(1, own[piece, None])).sum(dim=1) / len(right)
@@ -472,7 +469,6 @@ def run_trial(
     trials: OrphanTrials,
     *,
     seed: int,
-    memory: int,
     beat: Beat,
 ) -> OrphanTrials:
     """The earlier trials and one more, with at least ORPHAN_PARTS pairs (p, 2); deterministic by
@@ -482,7 +478,7 @@ def run_trial(
     shuffled = pairs[torch.randperm(len(pairs), generator=generator).to(pairs.device)]
     count = len(pairs) // ORPHAN_PARTS
     paired = _paired_orphans(
-        x, y, shuffled[:count], shuffled[count : 2 * count], shuffled[2 * count :], memory, beat
+        x, y, shuffled[:count], shuffled[count : 2 * count], shuffled[2 * count :], beat
     )
     return OrphanTrials(trials.trials + 1, trials.orphans + count, trials.paired + paired)
 
@@ -511,7 +507,6 @@ def _paired_orphans(
     without_y: Int64[Tensor, "o 2"],
     without_x: Int64[Tensor, "o 2"],
     known: Int64[Tensor, "k 2"],
-    memory: int,
     beat: Beat,
 ) -> int:
     """The number of paired orphans of the smaller pool, when each of these pairs loses one item."""
@@ -521,7 +516,7 @@ def _paired_orphans(
     known = torch.stack([place_x[known[:, 0]], place_y[known[:, 1]]], dim=1)
 
     def matched(pairs: Int64[Tensor, "h 2"]) -> Int64[Tensor, " n"]:
-        return learn_and_match(left, right, pairs, memory=memory, beat=beat)
+        return learn_and_match(left, right, pairs, beat=beat)
 
     claimed = partner_pairs(matched(known))
     is_orphan = (

@@ -77,9 +77,7 @@ def judge_pairs(
     rounds = []
     for repeat in range(CONFIRMATIONS):
         half = draw_half(len(pairs), repeat, seed).to(pairs.device)
-        rounds.append(
-            confirm_pairs(x.along, y.along, pairs, seed_rows, half, memory=pools.memory, beat=beat)
-        )
+        rounds.append(confirm_pairs(x.along, y.along, pairs, seed_rows, half, beat=beat))
     votes = Votes.counted(pairs, *zip(*rounds, strict=True))
     estimate = estimate_right(votes, votes.confirmed, agreed=math.nan, chance=None)
     # A result that is mostly wrong cannot identify wrong seeds.

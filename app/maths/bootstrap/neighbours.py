@@ -2,8 +2,8 @@
 cosines.
 
 All functions take unit rows q (n, d) and y (m, d) on one device, work there, and hold a few rows of
-the table at a time: `memory` bytes at most (but at least one row), and on a CPU few enough for a
-fraction of a second; they call `beat` in between. Results are the same for every `memory`, up to
+the table at a time: TABLE_BYTES at most (but at least one row), and on a CPU few enough for a
+fraction of a second; they call `beat` in between. Results are the same for every limit, up to
 the rounding of the products: the best row can only differ among rows that float32 does not
 distinguish.
 
@@ -24,8 +24,8 @@ from torch.nn.functional import normalize
 #: Called between the pieces of long work; an exception ends the work.
 Beat = Callable[[], None]
 
-#: Bytes for rows of the table, by default.
-TABLE_BYTES = 128 * 2**20
+#: Bytes for rows of a table.
+TABLE_BYTES = 256 * 2**20
 #: Multiplications in one piece of work on a CPU: well below a tenth of a second on two cores.
 PRODUCTS_PER_PIECE = 2 * 10**9
 
@@ -65,30 +65,20 @@ class MutualPairs:
 
 
 def nearest_rows(
-    q: Float32[Tensor, "n d"],
-    y: Float32[Tensor, "m d"],
-    k: int,
-    *,
-    memory: int = TABLE_BYTES,
-    beat: Beat = no_beat,
+    q: Float32[Tensor, "n d"], y: Float32[Tensor, "m d"], k: int, *, beat: Beat = no_beat
 ) -> tuple[Float32[Tensor, "n k"], Int64[Tensor, "n k"]]:
     """The k largest cosines of each q to rows of y, best first, and those rows; k in 1..m. Ties are
     broken arbitrarily.
     """
     values = q.new_empty(len(q), k)
     rows = torch.empty(len(q), k, dtype=torch.int64, device=q.device)
-    for piece, cosines in product_blocks(q, y, memory=memory, beat=beat):
+    for piece, cosines in product_blocks(q, y, beat=beat):
         torch.topk(cosines, k, dim=1, out=(values[piece], rows[piece]))
     return values, rows
 
 
 def hubness_offsets(
-    q: Float32[Tensor, "n d"],
-    y: Float32[Tensor, "m d"],
-    k: int,
-    *,
-    memory: int = TABLE_BYTES,
-    beat: Beat = no_beat,
+    q: Float32[Tensor, "n d"], y: Float32[Tensor, "m d"], k: int, *, beat: Beat = no_beat
 ) -> tuple[Float32[Tensor, " n"], Float32[Tensor, " m"]]:
     """r_q (n,) and r_y (m,): the mean cosine of each row to the k nearest on the other side, in
     [-1, 1]; k in 1..min(n, m).
@@ -97,8 +87,8 @@ def hubness_offsets(
     """
     # Computing the products again for the other side is twice as fast as the largest values of each
     # column.
-    from_q, _ = nearest_rows(q, y, k, memory=memory, beat=beat)
-    from_y, _ = nearest_rows(y, q, k, memory=memory, beat=beat)
+    from_q, _ = nearest_rows(q, y, k, beat=beat)
+    from_y, _ = nearest_rows(y, q, k, beat=beat)
     return from_q.mean(dim=1), from_y.mean(dim=1)
 
 
@@ -108,7 +98,6 @@ def best_matches(
     *,
     offset_q: Float32[Tensor, " n"],
     offset_y: Float32[Tensor, " m"],
-    memory: int = TABLE_BYTES,
     beat: Beat = no_beat,
 ) -> BestMatches:
     """For every row the row of the other side with the largest CSLS = 2 q.y - offset_q - offset_y.
@@ -124,7 +113,7 @@ def best_matches(
     score_q = torch.empty_like(offset_q)
     q_of_y = torch.zeros(len(y), dtype=torch.int64, device=y.device)
     score_y = torch.full_like(offset_y, -torch.inf)
-    for piece, scores in product_blocks(left, right, memory=memory, beat=beat):
+    for piece, scores in product_blocks(left, right, beat=beat):
         column, row = scores.max(dim=0)
         # Strictly greater: an earlier block has the lower row.
         better = column > score_y
@@ -142,17 +131,13 @@ def mutual_pairs(matches: BestMatches) -> MutualPairs:
 
 
 def product_blocks(
-    left: Float[Tensor, "n d"], right: Float[Tensor, "m d"], *, memory: int, beat: Beat
+    left: Float[Tensor, "n d"], right: Float[Tensor, "m d"], *, beat: Beat
 ) -> Iterator[tuple[slice, Float[Tensor, "c m"]]]:
     """Rows of left right^T, as (which rows, the block). The next block overwrites it, and the
     consumer may do so before.
     """
     step = rows_per_block(
-        len(left),
-        bytes_=len(right) * left.element_size(),
-        work=right.numel(),
-        memory=memory,
-        device=left.device,
+        len(left), bytes_=len(right) * left.element_size(), work=right.numel(), device=left.device
     )
     table = left.new_empty(step, len(right))
     for start in range(0, len(left), step):
@@ -175,11 +160,11 @@ def product(
     return table
 
 
-def rows_per_block(rows: int, *, bytes_: int, work: int, memory: int, device: torch.device) -> int:
-    """The number of rows, of `bytes_` and `work` multiplications each, that fit `memory` and a
+def rows_per_block(rows: int, *, bytes_: int, work: int, device: torch.device) -> int:
+    """The number of rows, of `bytes_` and `work` multiplications each, that fit TABLE_BYTES and a
     fraction of a second of a CPU.
     """
-    fits = memory // bytes_
+    fits = TABLE_BYTES // bytes_
     if device.type == "cpu":
         fits = min(fits, PRODUCTS_PER_PIECE // work)
     return max(1, min(rows, fits))
@@ -218,14 +203,12 @@ def graded_map(x: Float32[Tensor, "p rx"], y: Float32[Tensor, "p ry"]) -> Float6
 
 
 def mutual_partners(
-    q: Float32[Tensor, "n ry"], y: Float32[Tensor, "m ry"], *, memory: int, beat: Beat
+    q: Float32[Tensor, "n ry"], y: Float32[Tensor, "m ry"], *, beat: Beat
 ) -> Int64[Tensor, " n"]:
     """(n,) for each row of unit q its mutual best match by CSLS in the rows of unit y, or -1."""
     k = min(CSLS_NEIGHBOURS, len(q), len(y))
-    offset_q, offset_y = hubness_offsets(q, y, k, memory=memory, beat=beat)
-    pairs = mutual_pairs(
-        best_matches(q, y, offset_q=offset_q, offset_y=offset_y, memory=memory, beat=beat)
-    )
+    offset_q, offset_y = hubness_offsets(q, y, k, beat=beat)
+    pairs = mutual_pairs(best_matches(q, y, offset_q=offset_q, offset_y=offset_y, beat=beat))
     partner = torch.full((len(q),), -1, dtype=torch.int64, device=q.device)
     partner[pairs.i] = pairs.j
     return partner
@@ -236,9 +219,8 @@ def learn_and_match(
     y: Float32[Tensor, "m ry"],
     pairs: Int64[Tensor, "p 2"],
     *,
-    memory: int,
     beat: Beat,
 ) -> Int64[Tensor, " n"]:
     """Learn the graded map from the pairs, and match all rows by it; y need not have unit rows."""
     transform = graded_map(x[pairs[:, 0]], y[pairs[:, 1]])
-    return mutual_partners(normalize(x @ transform.float()), normalize(y), memory=memory, beat=beat)
+    return mutual_partners(normalize(x @ transform.float()), normalize(y), beat=beat)

@@ -196,7 +196,7 @@ def _step(
     """One step of Algorithm 1: lines 4 to 8."""
     relative_y = product(pools.y, torch.cat([anchors.frozen, anchors.free]).T, beat=beat)
     match = _match_columns if settings.argmax == "columns" else _match_rows
-    targets = match(relative_x, relative_y, settings, pools.memory, beat)
+    targets = match(relative_x, relative_y, settings, beat)
     loss, gradient = mean_squares(pools.y, relative_y, targets, beat=beat)
     _descend(anchors, gradient[len(anchors.frozen) :], settings.learning_rate)
     facts = {"loss": loss}
@@ -209,13 +209,12 @@ def _match_columns(
     x: Float32[Tensor, "n size"],
     y: Float32[Tensor, "m size"],
     settings: PaperSettings,
-    memory: int,
     beat: Beat,
 ) -> TargetRelatives:
     """Every y should get the relative vector of the x with the most mass in its column."""
     epsilon, steps = settings.epsilon, settings.sinkhorn_steps
-    u = source_potential(x, y, epsilon=epsilon, steps=steps, memory=memory, beat=beat)
-    partner = column_argmax(x, y, u, epsilon=epsilon, memory=memory, beat=beat)
+    u = source_potential(x, y, epsilon=epsilon, steps=steps, beat=beat)
+    partner = column_argmax(x, y, u, epsilon=epsilon, beat=beat)
     return TargetRelatives(torch.arange(len(y), device=y.device), x[partner], partner)
 
 
@@ -223,15 +222,14 @@ def _match_rows(
     x: Float32[Tensor, "n size"],
     y: Float32[Tensor, "m size"],
     settings: PaperSettings,
-    memory: int,
     beat: Beat,
 ) -> TargetRelatives:
     """For every x, the y with the most mass in its row should get x's relative vector: some y are
     chosen often, others never.
     """
     epsilon, steps = settings.epsilon, settings.sinkhorn_steps
-    _, v = sinkhorn(x, y, epsilon=epsilon, steps=steps, memory=memory, beat=beat)
-    partner = column_argmax(y, x, v, epsilon=epsilon, memory=memory, beat=beat)
+    _, v = sinkhorn(x, y, epsilon=epsilon, steps=steps, beat=beat)
+    partner = column_argmax(y, x, v, epsilon=epsilon, beat=beat)
     return TargetRelatives(partner, x, partner)
 
 
@@ -290,7 +288,7 @@ def _round_to_items(
         torch.empty(len(anchors.free)),
         torch.empty(len(anchors.free), dtype=torch.int64),
     )
-    for piece, block in product_blocks(anchors.free, pools.y, memory=pools.memory, beat=beat):
+    for piece, block in product_blocks(anchors.free, pools.y, beat=beat):
         largest = block.max(dim=1)
         cosines[piece], nearest[piece] = (
             largest.values.clamp(-1.0, 1.0).cpu(),

@@ -54,12 +54,10 @@ class Pools:
 
     x, y      (n, d_x) and (m, d_y) float32: items of the two pools, centred on their pool's mean,
               length 1
-    memory    bytes for tables that grow with n and m together, in addition to the pools
     """
 
     x: Float32[Tensor, "n dx"]
     y: Float32[Tensor, "m dy"]
-    memory: int = 512 * 2**20
 
     @property
     def device(self) -> torch.device:
@@ -83,11 +81,7 @@ class GrownPairs:
 
 
 def fit_pools(
-    source: Float[Tensor, "n dx"],
-    target: Float[Tensor, "m dy"],
-    *,
-    memory: int = 512 * 2**20,
-    beat: Beat = no_beat,
+    source: Float[Tensor, "n dx"], target: Float[Tensor, "m dy"], *, beat: Beat = no_beat
 ) -> Pools:
     """Pools of raw vectors, in the encoders' units. Raises as `fit_space`, whose unit rows these
     are.
@@ -95,7 +89,7 @@ def fit_pools(
     Outliers above OUTLIER_LENGTH are an exception: they do not count in the mean, because one could
     move it so far that all other items lay in one direction from it.
     """
-    return Pools(_unit_about_mean(source, beat), _unit_about_mean(target, beat), memory)
+    return Pools(_unit_about_mean(source, beat), _unit_about_mean(target, beat))
 
 
 def _unit_about_mean(pool: Float[Tensor, "n d"], beat: Beat) -> Float32[Tensor, "n d"]:

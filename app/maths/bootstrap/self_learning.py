@@ -79,7 +79,7 @@ def learn(
     smaller = pools.x if len(rows) == len(pools.x) else pools.x[rows.to(pools.device)]
     places = torch.searchsorted(rows, known[:, 0].contiguous()).tolist()
     found = learn_as_given(
-        Pools(pools.y, smaller, pools.memory),
+        Pools(pools.y, smaller),
         [(j, place) for (_, j), place in zip(seeds, places, strict=True)],
         replace(settings, rows=len(pools.y)),
         state=state,
@@ -124,7 +124,7 @@ def learn_as_given(
     )
     some = None if len(rows) == len(pools.x) else rows.to(pools.device)
     x, y = principal_directions(pools.x, some, beat=beat), principal_directions(pools.y, beat=beat)
-    main = SelfLearningRun(x, y, taking_part.to(pools.device), settings, pools.memory, report)
+    main = SelfLearningRun(x, y, taking_part.to(pools.device), settings, report)
     if state:
         main.restore(state)
     main.run()
@@ -157,7 +157,6 @@ def _chance_run(main: SelfLearningRun, report: OnStep) -> SelfLearningRun:
         main.y.scrambled(settings.seed, beat=beat),
         torch.stack(random_seeds, dim=1).to(main.seeds),
         settings,
-        main.memory,
         on_step,
     )
     chance.run()
@@ -181,7 +180,6 @@ def _run_orphan_trials(
             pairs.to(main.seeds.device),
             trials,
             seed=main.settings.seed,
-            memory=main.memory,
             beat=beat,
         )
         beat(trials.trials)

@@ -2,7 +2,7 @@
 
 For rows x (n, k) and y (m, k) with uniform weights and the cost M_ij = |x_i - y_j|, the plan with
 entropy epsilon is P_ij = exp((u_i + v_j - M_ij) / epsilon), with sums 1/n over rows and 1/m over
-columns. The functions compute a few rows of M at a time: `memory` bytes at most (but at least one
+columns. The functions compute a few rows of M at a time: TABLE_BYTES at most (but at least one
 row), and call `beat` in between, as in neighbours.py.
 
 Precision: in the log domain, because M / epsilon reaches 1e5 where epsilon is the paper's 1e-4.
@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from app.maths.bootstrap.neighbours import TABLE_BYTES, Beat, no_beat, product_blocks
+from app.maths.bootstrap.neighbours import Beat, no_beat, product_blocks
 
 #: Numbers of a block that a CPU processes at a time; they stay in its cache from one operation to
 #: the next.
@@ -40,7 +40,6 @@ def sinkhorn(
     *,
     epsilon: float,
     steps: int,
-    memory: int = TABLE_BYTES,
     beat: Beat = no_beat,
 ) -> tuple[Float64[Tensor, " n"], Float64[Tensor, " m"]]:
     """The potentials u (n,) and v (m,), in the cost's unit, after `steps` >= 1 iterations: u from
@@ -49,8 +48,8 @@ def sinkhorn(
     The first u is computed from v = 0. Columns of P sum to 1/m exactly; rows to 1/n once it has
     converged.
     """
-    u = source_potential(x, y, epsilon=epsilon, steps=steps, memory=memory, beat=beat)
-    return u, softmin(y, x, u, epsilon=epsilon, memory=memory, beat=beat)
+    u = source_potential(x, y, epsilon=epsilon, steps=steps, beat=beat)
+    return u, softmin(y, x, u, epsilon=epsilon, beat=beat)
 
 
 def source_potential(
@@ -59,17 +58,16 @@ def source_potential(
     *,
     epsilon: float,
     steps: int,
-    memory: int = TABLE_BYTES,
     beat: Beat = no_beat,
 ) -> Float64[Tensor, " n"]:
     """The u of `sinkhorn`, without its last pass: v is constant down a column, so columns need u
     alone.
     """
     v = torch.zeros(len(y), dtype=torch.float64, device=y.device)
-    u = softmin(x, y, v, epsilon=epsilon, memory=memory, beat=beat)
+    u = softmin(x, y, v, epsilon=epsilon, beat=beat)
     for _ in range(steps - 1):
-        v = softmin(y, x, u, epsilon=epsilon, memory=memory, beat=beat)
-        u = softmin(x, y, v, epsilon=epsilon, memory=memory, beat=beat)
+        v = softmin(y, x, u, epsilon=epsilon, beat=beat)
+        u = softmin(x, y, v, epsilon=epsilon, beat=beat)
     return u
 
 
@@ -79,16 +77,13 @@ def softmin(
     potential: Float64[Tensor, " m"],
     *,
     epsilon: float,
-    memory: int = TABLE_BYTES,
     beat: Beat = no_beat,
 ) -> Float64[Tensor, " n"]:
     """-epsilon (log n + log sum_j exp((potential_j - M_ij) / epsilon)) (n,): the potential that
     gives every row mass 1/n.
     """
     potentials = torch.empty(len(rows), dtype=torch.float64, device=rows.device)
-    for piece, block in logit_blocks(
-        rows, others, potential, epsilon=epsilon, memory=memory, beat=beat
-    ):
+    for piece, block in logit_blocks(rows, others, potential, epsilon=epsilon, beat=beat):
         largest, sums = _exponentials(block)
         potentials[piece] = largest.double() + sums.double().log_()
     return potentials.add_(math.log(len(rows))).mul_(-epsilon)
@@ -100,7 +95,6 @@ def column_argmax(
     u: Float64[Tensor, " n"],
     *,
     epsilon: float,
-    memory: int = TABLE_BYTES,
     beat: Beat = no_beat,
 ) -> Int64[Tensor, " m"]:
     """For each y the row of x with the most mass in its column (m,); for rows of the plan:
@@ -113,9 +107,7 @@ def column_argmax(
     rows = torch.empty(len(y), dtype=torch.int64, device=y.device)
     scaled = (u / epsilon).to(y.dtype)
     tolerance = EQUAL_MASS_ROUNDINGS * torch.finfo(y.dtype).eps * scaled.abs().max()
-    # A fifth of the memory is for the mask, which takes one byte where the block takes four or
-    # eight.
-    for piece, block in logit_blocks(y, x, u, epsilon=epsilon, memory=memory * 4 // 5, beat=beat):
+    for piece, block in logit_blocks(y, x, u, epsilon=epsilon, beat=beat):
         lighter = block < (block.amax(dim=1) - tolerance)[:, None]
         rows[piece] = block.sub_(scaled).masked_fill_(lighter, -torch.inf).max(dim=1).indices
     return rows
@@ -127,7 +119,6 @@ def logit_blocks(
     potential: Float64[Tensor, " m"],
     *,
     epsilon: float,
-    memory: int,
     beat: Beat,
 ) -> Iterator[tuple[slice, Float[Tensor, "c m"]]]:
     """(potential_j - M_ij) / epsilon in blocks, as from `product_blocks`, in the dtype of rows."""
@@ -142,7 +133,7 @@ def logit_blocks(
     left = torch.cat([left.mul_(-2), left_squares, torch.ones_like(left_squares)], dim=1)
     right = torch.cat([right, torch.ones_like(right_squares), right_squares], dim=1)
     scaled = (potential / epsilon).to(rows.dtype)
-    for piece, table in product_blocks(left, right, memory=memory, beat=beat):
+    for piece, table in product_blocks(left, right, beat=beat):
         start = piece.start
         for block in torch.split(
             table,

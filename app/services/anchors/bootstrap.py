@@ -102,10 +102,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
         for side in ("source_pool", "target_pool")
     )
     fitted = pool_maths.fit_pools(
-        source_pool.to(services.device),
-        target_pool.to(services.device),
-        memory=services.limits.bootstrap_bytes,
-        beat=listener.beat,
+        source_pool.to(services.device), target_pool.to(services.device), beat=listener.beat
     )
     outcome = methods.run(fitted, seeds, settings, state=state, on_step=listener)
     listener.end()

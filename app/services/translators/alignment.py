@@ -203,11 +203,7 @@ def _align_by_shape(
     x, y = (pool.to(services.device) for pool in items)
     fitted = pool_maths.fit_pools(x, y, beat=listener.beat)
     found = align_pools(
-        fitted.x,
-        fitted.y,
-        settings=AlignmentSettings(**arguments["settings"]),
-        memory=services.limits.bootstrap_bytes,
-        on_step=listener,
+        fitted.x, fitted.y, settings=AlignmentSettings(**arguments["settings"]), on_step=listener
     )
     estimate = _describe(found)
     _require_estimate(estimate, least=arguments["min_right"])
@@ -235,7 +231,6 @@ def _align_by_seeds(
     found = align_by_anchors(
         KnownAndUnpaired(*known, *others),
         settings,
-        memory=services.limits.bootstrap_bytes,
         beat=listener.beat,
     )
     estimate = _describe_seeded(found, len(seeds))

@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 
 from app.maths.alignment import alignment
 from app.maths.alignment.alignment import AlignmentSettings, align_pools, compare_maps
-from tests.maths.alignment.clouds import mixing, orthonormal, two_pools, unit
+from tests.maths.alignment.clouds import orthonormal, two_pools
 
 SETTINGS = AlignmentSettings(attempts=2, draws=1, size=500)
 
@@ -16,7 +16,7 @@ SETTINGS = AlignmentSettings(attempts=2, draws=1, size=500)
 def test_pools_that_share_no_item_are_aligned():
     x, y, truth = two_pools(1_600)
     steps = []
-    found = align_pools(x, y, settings=SETTINGS, memory=10**7, on_step=steps.append)
+    found = align_pools(x, y, settings=SETTINGS, on_step=steps.append)
     assert 0.5 < found.estimate.right <= 1
     assert 0 <= found.estimate.mean_rank_share < 0.05
     right = normalize(x @ truth)
@@ -30,21 +30,6 @@ def test_pools_that_share_no_item_are_aligned():
     assert [step.done for step in steps] == sorted(step.done for step in steps)
 
 
-def test_equal_calls_give_equal_maps():
-    x, y, _ = two_pools(1_000)
-    one, other = (align_pools(x, y, settings=SETTINGS, memory=10**7) for _ in range(2))
-    assert torch.equal(one.rotation, other.rotation)
-    assert torch.equal(one.made.directions, other.made.directions)
-
-
-def test_pools_without_common_shape_are_refused():
-    x, _, _ = two_pools(1_000)
-    noise = unit(mixing(0, 1_000, 10))
-    found = align_pools(x, noise, settings=SETTINGS, memory=10**7)
-    assert found.estimate.right < 0.1
-    assert found.attempts == SETTINGS.attempts
-
-
 def test_a_listener_that_raises_ends_the_work():
     x, y, _ = two_pools(1_000)
 
@@ -52,48 +37,30 @@ def test_a_listener_that_raises_ends_the_work():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        align_pools(x, y, settings=SETTINGS, memory=10**7, on_step=stop)
+        align_pools(x, y, settings=SETTINGS, on_step=stop)
 
 
 def test_maps_agree_with_themselves_and_not_with_others():
     x, y, truth = two_pools(1_000)
     other = orthonormal(9, 10, 12).T
-    same = compare_maps(x, y, (truth, truth), seed=0, memory=10**7)
+    same = compare_maps(x, y, (truth, truth), seed=0)
     assert (same.agreement, same.mean_rank_share) == (1, 0)
     # Items without any topic are all equal, and so not found.
     assert same.right == same.found_again > 0.7
-    strange = compare_maps(x, y, (truth, other), seed=0, memory=10**7)
+    strange = compare_maps(x, y, (truth, other), seed=0)
     assert max(strange.agreement, strange.right) < 0.1
     assert strange.index == 1_000
-
-
-def test_maps_that_are_right_in_a_part_of_the_space_promise_little():
-    """Two directions are exchanged, which leaves the nearest row of many items as it is."""
-    x, y, truth = two_pools(1_600)
-    _, directions = torch.linalg.eigh(y.T @ y)
-    some = directions[:, -2:]
-    swap = torch.eye(10) - some @ some.T + some @ some.flip(1).T
-    estimate = compare_maps(x, y, (truth, truth @ swap), seed=0, memory=10**7)
-    assert estimate.right < 0.5
-    assert estimate.right < estimate.agreement**0.5
 
 
 @pytest.mark.parametrize("seed", [1, 3])
 def test_an_alignment_of_a_part_of_the_space_is_not_called_good(seed):
     """Two topics of these small pools are exchanged, by both attempts."""
     x, y, truth = two_pools(1_000, seed=seed)
-    found = align_pools(x, y, settings=SETTINGS, memory=10**7)
+    found = align_pools(x, y, settings=SETTINGS)
     own = normalize(x @ truth)
     nearest = (normalize(x @ found.rotation) @ own.T).argmax(dim=1)
     assert float((nearest == torch.arange(len(x))).double().mean()) < 0.5
     assert found.estimate.right < 0.5
-
-
-def test_an_agreement_promises_less_than_a_better_one():
-    x, y, truth = two_pools(1_000)
-    worse = [truth + size * mixing(3, *truth.shape) for size in (0.01, 0.05, 0.2)]
-    found = [compare_maps(x, y, (truth, each), seed=0, memory=10**7) for each in worse]
-    assert found[0].right > found[1].right > found[2].right
 
 
 def test_wide_pools_are_reduced_and_the_made_pairs_have_all_dimensions(monkeypatch):
@@ -101,7 +68,7 @@ def test_wide_pools_are_reduced_and_the_made_pairs_have_all_dimensions(monkeypat
     empty = torch.zeros(len(x), 4)
     wide_x, wide_y = torch.cat([x, empty], dim=1), torch.cat([empty, y], dim=1)
     monkeypatch.setattr(alignment, "MOST_ALIGNED_DIMENSIONS", 13)
-    found = align_pools(wide_x, wide_y, settings=SETTINGS, memory=10**7)
+    found = align_pools(wide_x, wide_y, settings=SETTINGS)
     assert max(found.rotation.shape) <= 13
     made = found.made
     assert made.directions.shape == (500, 14)

@@ -82,13 +82,6 @@ def test_a_rotation_is_found_above_and_below_the_dimension_with_any_scale_and_sh
         assert found.held_out.nothing < 0.2
 
 
-def test_with_more_rows_than_dimensions_held_out_rows_land_where_the_rotation_puts_them():
-    old = PACK.vectors["static-256"]
-    found = compare_embeddings(old, old @ rotation(4, 256))
-    assert found.verdict == "rotated"
-    assert found.held_out.rotation > 0.999
-
-
 def test_another_encoder_is_changed_and_reports_the_quality_of_a_translator():
     for new in (LENGTHS, PACK.vectors["static-256"][:300]):
         found = compare_embeddings(OLD, new)
@@ -133,43 +126,6 @@ def test_the_same_vectors_in_another_order_are_moved_and_unrelated():
     assert not compare_embeddings(OLD, OLD[:1].repeat(300, 1)).moved
 
 
-def test_noise_is_a_change_that_nothing_translates():
-    found = compare_embeddings(OLD, normal(6, 300, 384))
-    assert (found.verdict, found.moved) == ("changed", False)
-    assert abs(found.held_out.translator) < 0.1
-
-
-@pytest.mark.parametrize("share", [0.007, 0.01, 0.015])
-def test_noise_of_one_percent_is_a_change_though_a_small_one(share):
-    noise = unit(normal(8, 300, 384)) * OLD.double().norm(dim=1, keepdim=True)
-    found = compare_embeddings(OLD, (OLD + share * noise).float())
-    assert (found.verdict, int(found.changed.sum())) == ("changed", 300)
-    assert found.held_out.nothing > 0.999
-
-
-def test_vectors_that_are_nearly_the_old_ones_are_changed_and_not_rotated():
-    """A rotation explains them, as the smallest one does: none."""
-    found = compare_embeddings(OLD, unit(OLD + 0.004 * normal(7, 300, 384)).float())
-    assert found.verdict == "changed"
-    assert found.held_out.nothing > 0.99
-
-
-def test_cut_vectors_are_changed_and_doing_nothing_is_exact():
-    found = compare_embeddings(OLD, OLD[:, :128])
-    assert found.verdict == "changed"
-    assert found.held_out.nothing == pytest.approx(1)
-
-
-def test_wide_vectors_are_compared_in_their_own_span_and_a_rotation_is_found_there_too(monkeypatch):
-    found = compare_embeddings(OLD, LENGTHS)
-    monkeypatch.setattr(drift, "WIDE_DIM", 100)
-    narrow = compare_embeddings(OLD, LENGTHS)
-    assert narrow.held_out.rotation == pytest.approx(found.held_out.rotation)
-    assert narrow.held_out.nothing == pytest.approx(found.held_out.nothing)
-    assert narrow.held_out.translator == pytest.approx(found.held_out.translator, abs=0.03)
-    assert compare_embeddings(OLD, OLD @ rotation(9, 384)).verdict == "rotated"
-
-
 def test_few_rows_report_what_they_allow():
     for rows in (1, 2, FEWEST_FOR_ROTATION - 1):
         assert compare_embeddings(OLD[:rows], OLD[:rows]).verdict == "unchanged"
@@ -194,12 +150,6 @@ def test_a_rotation_of_too_few_rows_to_hold_any_out_is_told_by_their_cosines(row
         assert compare_embeddings(old, new).verdict == "changed"
     wide = normal(11, rows, WIDE_DIM), normal(12, rows, WIDE_DIM)
     assert compare_embeddings(*wide).verdict == "changed"
-
-
-def test_copies_of_few_rows_count_once():
-    """Two vectors, each ten times: their cosines are 1 and -1 before and after any change."""
-    old, new = (rows.repeat_interleave(10, dim=0) for rows in (OLD[:2], normal(13, 2, 384)))
-    assert compare_embeddings(old, new).verdict == "changed"
 
 
 def test_no_more_rows_are_compared_with_each_other_than_the_bound_however_narrow_they_are(
@@ -228,21 +178,3 @@ def test_degenerate_vectors_are_a_change_and_no_error(new):
     assert found.verdict == "changed"
     assert compare_embeddings(new, OLD[:20]).verdict == "changed"
     assert compare_embeddings(new, new).verdict == "unchanged"
-
-
-def test_zero_rows_are_the_same_zero_rows():
-    old = torch.cat([OLD[:30], torch.zeros(3, 384)])
-    assert compare_embeddings(old, old.half().float()).verdict == "unchanged"
-    assert compare_embeddings(old, 2 * old).verdict == "rescaled"
-    new = old.clone()
-    new[31] = OLD[0]
-    assert compare_embeddings(old, new).changed.nonzero().flatten().tolist() == [31]
-
-
-def test_equal_seeds_draw_equal_rows_and_give_equal_results(monkeypatch):
-    monkeypatch.setattr(drift, "MOST_COMPARED_ROWS", 300)
-    old = PACK.vectors["static-256"]
-    first, second = (compare_embeddings(old, PACK.vectors["minilm6-384"], seed=3) for _ in range(2))
-    assert (first.held_out, first.z) == (second.held_out, second.z)
-    assert first.held_out.rows < len(old)
-    assert compare_embeddings(old, PACK.vectors["minilm6-384"], seed=4).held_out != first.held_out

@@ -70,11 +70,6 @@ def test_a_small_sample_is_not_compared_and_of_a_large_one_some_rows_are():
     assert found.sampled == MOST_SAMPLED
 
 
-def test_a_sample_of_few_different_vectors_is_not_compared():
-    assert compare_with_store(corpus(0, 20, 21), corpus(0, 49, 22).repeat(3, 1)) is None
-    assert compare_with_store(corpus(0, 20, 21), corpus(0, 50, 22).repeat(3, 1)) is not None
-
-
 def test_the_covered_share_is_that_of_one_more_anchor():
     unit = unit_rows(30, 20, 6)
     for row in range(3):

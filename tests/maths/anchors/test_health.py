@@ -62,16 +62,6 @@ def test_lists_are_cut_and_counts_are_whole():
     assert found.duplicate_count == 45
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 7])
-def test_the_report_does_not_depend_on_the_chunk(monkeypatch, chunk):
-    half = normal(10, 6, 5)
-    anchors = torch.cat([half, 2 * half, -half, -2 * half[:4], -2 * half[4:]])
-    whole = examine(anchors, fit_space(anchors))
-    assert whole.collinear_count == 18
-    monkeypatch.setattr(health, "COSINE_ROWS", chunk)
-    assert examine(anchors, fit_space(anchors)) == whole
-
-
 def collinear_rows(unit: torch.Tensor) -> list[int]:
     """By the definition: every cosine in float64."""
     cosines = (unit @ unit.T).abs().tril(diagonal=-1)
@@ -94,11 +84,3 @@ def test_screening_in_a_few_directions_loses_no_line(monkeypatch, falling):
     assert found.duplicates == []
     assert found.collinear_count == len(expected)
     assert found.collinear == expected[:MOST_LISTED_ROWS]
-
-
-def test_many_rows_of_one_line_are_all_named():
-    anchors = torch.cat([normal(13, 1, 50) * torch.arange(1, 41)[:, None], normal(14, 3, 50)])
-    space = fit_space(torch.cat([anchors, -anchors]))
-    expected = collinear_rows(space.unit)
-    assert len(expected) > 40
-    assert examine(torch.cat([anchors, -anchors]), space).collinear_count == len(expected)

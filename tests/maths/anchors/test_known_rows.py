@@ -46,12 +46,6 @@ def test_of_equal_anchors_the_first_is_found() -> None:
     assert find_known_rows(index_known_rows(anchors), anchors[[17, 12, 3]]).tolist() == [3, 3, 3]
 
 
-def test_anchors_that_are_all_equal_need_no_more_memory_than_a_step() -> None:
-    anchors = torch.ones(3000, 4)
-    found = find_known_rows(index_known_rows(anchors), torch.ones(500, 4))
-    assert found.tolist() == [0] * 500
-
-
 def test_vectors_without_a_direction_are_no_anchors() -> None:
     anchors = some(10, 4)
     wrong = torch.tensor([[0.0] * 4, [torch.nan] * 4, [torch.inf, 0, 0, 0]])

@@ -19,13 +19,9 @@ from app.maths.anchors.mismatch import (
     leave_one_out_predictions,
     permutation_score,
     reduce_to_span,
-    relatedness,
     ridge_predictions,
 )
-from app.maths.geometry import space
-from app.maths.geometry.space import fit_space
 from app.maths.quality.crossfit import FEWEST_DISTINCT
-from app.maths.quality.evidence import permutation_moments
 from app.maths.quality.metrics import cka
 from tests.maths.clouds import normal, unit_rows
 
@@ -99,32 +95,6 @@ def test_the_score_is_the_sum_over_its_spread_under_all_permutations():
         assert permutation_score(p, y) == pytest.approx(float(expected))
 
 
-@given(seed=seeds, shape=st.sampled_from([(7, 3), (7, 30), (2, 1)]), scale=st.floats(1e-6, 1e6))
-def test_the_score_follows_from_the_moments_and_has_no_unit(seed, shape, scale):
-    p, y = normal(seed, *shape), normal(seed + 1, *shape)
-    found, mean, variance = permutation_moments(p @ y.T)
-    assert permutation_score(p, y) == pytest.approx((found - mean) / variance**0.5, abs=1e-9)
-    assert permutation_score(scale * p, y) == pytest.approx(permutation_score(p, y), abs=1e-9)
-
-
-def test_constant_sides_have_no_score():
-    assert permutation_score(torch.ones(5, 3, dtype=torch.float64), normal(3, 5, 3)) == 0.0
-
-
-def test_shuffled_rows_score_around_zero_with_a_spread_of_at_most_one():
-    x, y, _ = real("minilm6-384", "static-256", size=60)
-    x, y = fit_space(x).unit, fit_space(y).unit
-    scores = torch.tensor(
-        [
-            relatedness(x, y[torch.randperm(60, generator=torch.Generator().manual_seed(s))])
-            for s in range(200)
-        ]
-    )
-    assert abs(float(scores.mean())) < 0.3
-    assert float(scores.std()) < 1.2
-    assert float(scores.abs().max()) < RELATED_Z
-
-
 @given(seed=seeds)
 def test_the_comparison_is_symmetric_and_does_not_see_rotations_scales_or_shifts(seed):
     x, y = normal(seed, 30, 5), normal(seed + 1, 30, 4)
@@ -172,15 +142,6 @@ def test_five_exchanged_rows_of_three_hundred_are_found_with_their_partners(pair
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-@pytest.mark.parametrize("size", [60, 300])
-def test_hardly_any_right_row_is_named(pair, size):
-    named = sum(
-        len(compare_anchors(*real(*pair, size=size, seed=seed)[:2]).suspects) for seed in range(5)
-    )
-    assert named <= 0.01 * 5 * size
-
-
-@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_a_permuted_side_is_unrelated_and_has_no_suspects(pair):
     x, y, _ = real(*pair)
     found = compare_anchors(x, y[torch.randperm(300, generator=torch.Generator().manual_seed(1))])
@@ -197,26 +158,6 @@ def test_a_whole_side_that_is_shifted_by_one_is_unrelated_with_its_shift(offset)
     found = compare_anchors(x, y.roll(offset, dims=0))
     assert (found.verdict, found.shift) == ("unrelated", offset)
     assert compare_anchors(x, y.roll(5, dims=0)).shift == 0
-
-
-def test_a_row_missing_on_one_side_breaks_all_later_rows():
-    x, y, _ = real("minilm6-384", "minilm3-512")
-    shifted = torch.cat([y[:150], y[151:], y[150:151]])
-    found = compare_anchors(x, shifted)
-    rows = [each.row for each in found.suspects]
-    assert found.verdict == "related"
-    assert len([row for row in rows if row >= 150]) >= 90
-    assert len([row for row in rows if row < 150]) <= 3
-    offsets = [each.fits - each.row for each in found.suspects if each.row < 299]
-    assert offsets.count(-1) > 0.5 * len(offsets)
-
-
-@pytest.mark.parametrize("size", [mismatch.ENOUGH_FOR_VERDICT, 80])
-def test_related_spaces_are_recognised_from_forty_rows_on(size):
-    for pair in PAIRS:
-        found = compare_anchors(*real(*pair, size=size)[:2])
-        assert found.verdict == "related"
-        assert found.z > 1.5 * RELATED_Z
 
 
 # --- few and delicate rows ------------------------------------------------------------------------
@@ -247,30 +188,3 @@ def test_rows_at_the_mean_are_not_judged_and_the_others_keep_their_numbers():
 def test_a_side_of_one_repeated_vector_is_unclear_and_no_error():
     found = compare_anchors(torch.ones(50, 4), normal(7, 50, 3))
     assert (found.verdict, found.z, found.cka, found.suspects) == ("unclear", None, None, [])
-
-
-def test_copies_of_rows_are_not_suspect():
-    x, y, _ = real("minilm6-384", "static-256", size=100)
-    found = compare_anchors(torch.cat([x, x]), torch.cat([y, y]))
-    assert found.verdict == "related"
-    assert found.suspects == []
-
-
-def test_a_rotated_copy_agrees_wholly():
-    x = normal(8, 80, 6)
-    rotation, _ = torch.linalg.qr(normal(9, 6, 6))
-    found = compare_anchors(x, x @ rotation)
-    assert found.suspects == []
-    assert found.agreement == pytest.approx(1, abs=0.01)
-
-
-@pytest.mark.parametrize("chunk", [1, 7])
-def test_the_comparison_does_not_depend_on_the_chunk(monkeypatch, chunk):
-    x, y, _ = real("minilm6-384", "static-256", size=40)
-    y = y.flip(0)[torch.cat([torch.arange(39, 9, -1), torch.arange(10)])]
-    whole = compare_anchors(x, y)
-    monkeypatch.setattr(space, "COSINE_ROWS", chunk)
-    assert [each.row for each in compare_anchors(x, y).suspects] == [
-        each.row for each in whole.suspects
-    ]
-    assert len(whole.suspects) >= 3

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from app.maths.bootstrap import neighbours
 from app.maths.bootstrap.neighbours import (
-    TABLE_BYTES,
     best_matches,
     hubness_offsets,
     mutual_pairs,
@@ -20,8 +22,14 @@ from tests.maths.bootstrap.clouds import interrupt, unit
 
 sizes = st.integers(1, 40)
 seeds = st.integers(0, 2**31)
-#: bytes: from less than one row of the table to more than all of it
-memories = st.sampled_from([1, 100, 500, 10**6])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_tables() -> Iterator[None]:
+    """Tables of less than a row to a few rows: every function works in blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(neighbours, "TABLE_BYTES", 1_000)
+        yield
 
 
 def corners(seed: int, n: int) -> Tensor:
@@ -33,14 +41,12 @@ def everything(q: Tensor, y: Tensor, offset_q: Tensor, offset_y: Tensor) -> Tens
     return 2 * q.double() @ y.double().T - offset_q.double()[:, None] - offset_y.double()
 
 
-@given(seed=seeds, n=sizes, m=sizes, data=st.data(), memory=memories)
-def test_hubness_is_the_mean_of_the_largest_cosines_of_rows_and_of_columns(
-    seed, n, m, data, memory
-):
+@given(seed=seeds, n=sizes, m=sizes, data=st.data())
+def test_hubness_is_the_mean_of_the_largest_cosines_of_rows_and_of_columns(seed, n, m, data):
     k = data.draw(st.integers(1, min(n, m)))
     q, y = unit(seed, n, 5), unit(seed + 1, m, 5)
     table = q.double() @ y.double().T
-    there, back = hubness_offsets(q, y, k, memory=memory)
+    there, back = hubness_offsets(q, y, k)
     torch.testing.assert_close(
         there.double(), table.topk(k, dim=1).values.mean(dim=1), atol=1e-6, rtol=0
     )
@@ -49,26 +55,26 @@ def test_hubness_is_the_mean_of_the_largest_cosines_of_rows_and_of_columns(
     )
 
 
-@given(seed=seeds, n=sizes, m=sizes, data=st.data(), memory=memories)
-def test_nearest_names_rows_that_have_the_largest_cosines(seed, n, m, data, memory):
+@given(seed=seeds, n=sizes, m=sizes, data=st.data())
+def test_nearest_names_rows_that_have_the_largest_cosines(seed, n, m, data):
     k = data.draw(st.integers(1, m))
     q, y = unit(seed, n, 5), unit(seed + 1, m, 5)
     table = q.double() @ y.double().T
-    values, rows = nearest_rows(q, y, k, memory=memory)
+    values, rows = nearest_rows(q, y, k)
     torch.testing.assert_close(values.double(), table.topk(k, dim=1).values, atol=1e-6, rtol=0)
     torch.testing.assert_close(values.double(), table.gather(1, rows), atol=1e-6, rtol=0)
     assert all(len(set(row)) == k for row in rows.tolist())
 
 
-@given(seed=seeds, n=sizes, m=sizes, memory=memories)
-def test_best_has_the_largest_scores_of_rows_and_columns(seed, n, m, memory):
+@given(seed=seeds, n=sizes, m=sizes)
+def test_best_has_the_largest_scores_of_rows_and_columns(seed, n, m):
     q, y = unit(seed, n, 5), unit(seed + 1, m, 5)
     offset_q, offset_y = (
         torch.rand(n, generator=torch.Generator().manual_seed(seed)),
         torch.linspace(-1, 1, m),
     )
     table = everything(q, y, offset_q, offset_y)
-    found = best_matches(q, y, offset_q=offset_q, offset_y=offset_y, memory=memory)
+    found = best_matches(q, y, offset_q=offset_q, offset_y=offset_y)
     largest = table.amax(dim=1)
     near = {"atol": 1e-5, "rtol": 0.0}
     torch.testing.assert_close(found.score_q.double(), largest, **near)
@@ -79,11 +85,11 @@ def test_best_has_the_largest_scores_of_rows_and_columns(seed, n, m, memory):
     torch.testing.assert_close(table[found.q_of_y, torch.arange(m)], table.amax(dim=0), **near)
 
 
-@given(seed=seeds, n=sizes, m=sizes, memory=memories)
-def test_of_equal_scores_the_lowest_row_wins_on_both_sides(seed, n, m, memory):
+@given(seed=seeds, n=sizes, m=sizes)
+def test_of_equal_scores_the_lowest_row_wins_on_both_sides(seed, n, m):
     q, y = corners(seed, n), corners(seed + 1, m)
     table = (2 * q @ y.T).tolist()
-    found = best_matches(q, y, offset_q=torch.zeros(n), offset_y=torch.zeros(m), memory=memory)
+    found = best_matches(q, y, offset_q=torch.zeros(n), offset_y=torch.zeros(m))
     assert found.y_of_q.tolist() == [row.index(max(row)) for row in table]
     assert found.q_of_y.tolist() == [
         column.index(max(column)) for column in map(list, zip(*table, strict=True))
@@ -122,53 +128,39 @@ def test_partners_are_found_whatever_the_order_of_either_side():
     assert torch.equal(pairs.j, order)
 
 
-def test_the_size_of_the_pieces_changes_nothing_and_equal_calls_give_equal_bytes():
-    q, y = unit(4, 700, 32), unit(5, 900, 32)
-    results = []
-    for memory in (TABLE_BYTES, TABLE_BYTES, 2**20, 2**17):
-        offsets = hubness_offsets(q, y, 10, memory=memory)
-        found = best_matches(q, y, offset_q=offsets[0], offset_y=offsets[1], memory=memory)
-        results.append([*offsets, found.y_of_q, found.q_of_y, found.score_q, found.score_y])
-    assert all(
-        torch.equal(first, second) for first, second in zip(results[0], results[1], strict=True)
-    )
-    for other in results[2:]:
-        assert torch.equal(other[2], results[0][2])
-        assert torch.equal(other[3], results[0][3])
-        for first, second in zip(results[0], other, strict=True):
-            torch.testing.assert_close(first, second, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("memory", [2**18, 2**20])
-def test_memory_bounds_what_is_held_of_the_table(peak, memory):
+@pytest.mark.parametrize("memory", [2**18])
+def test_memory_bounds_what_is_held_of_the_table(peak, memory, monkeypatch):
+    monkeypatch.setattr(neighbours, "TABLE_BYTES", memory)
     q, y = unit(6, 2_000, 8), unit(7, 1_500, 8)
     ends = (
         2 * (q.nbytes + y.nbytes) + 200_000
     )  # copies of both sides, and answers: they grow with n and with m, not with both
     assert 10 * memory < 4 * 2_000 * 1_500
-    assert peak(lambda: hubness_offsets(q, y, 10, memory=memory)) < memory + ends
+    assert peak(lambda: hubness_offsets(q, y, 10)) < memory + ends
     zeros = torch.zeros(2_000), torch.zeros(1_500)
-    assert (
-        peak(lambda: best_matches(q, y, offset_q=zeros[0], offset_y=zeros[1], memory=memory))
-        < memory + ends
-    )
+    assert peak(lambda: best_matches(q, y, offset_q=zeros[0], offset_y=zeros[1])) < memory + ends
 
 
 def test_beat_is_called_before_every_piece_and_what_it_raises_ends_the_work():
     q, y = unit(8, 100, 4), unit(9, 50, 4)
     beats: list[int] = []
-    nearest_rows(q, y, 3, memory=10 * 4 * 50, beat=lambda: beats.append(1))
-    assert len(beats) == 10
+    nearest_rows(q, y, 3, beat=lambda: beats.append(1))
+    assert len(beats) == 20
     with pytest.raises(KeyboardInterrupt):
         hubness_offsets(q, y, 3, beat=interrupt)
     with pytest.raises(KeyboardInterrupt):
         best_matches(q, y, offset_q=torch.zeros(100), offset_y=torch.zeros(50), beat=interrupt)
 
 
-def test_a_piece_is_a_fraction_of_a_second_of_work_on_a_cpu_and_as_much_as_fits_elsewhere():
+def test_a_piece_is_a_fraction_of_a_second_of_work_on_a_cpu_and_as_much_as_fits_elsewhere(
+    monkeypatch,
+):
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     row = {"bytes_": 80_000, "work": 256 * 20_000}
-    assert rows_per_block(20_000, **row, memory=2**40, device=gpu) == 20_000
-    assert rows_per_block(20_000, **row, memory=2**40, device=cpu) * row["work"] <= 2e9
-    assert rows_per_block(20_000, **row, memory=800_000, device=gpu) == 10
-    assert rows_per_block(20_000, **row, memory=1, device=cpu) == 1
+    monkeypatch.setattr(neighbours, "TABLE_BYTES", 2**31)
+    assert rows_per_block(20_000, **row, device=gpu) == 20_000
+    assert rows_per_block(20_000, **row, device=cpu) * row["work"] <= 2e9
+    monkeypatch.setattr(neighbours, "TABLE_BYTES", 800_000)
+    assert rows_per_block(20_000, **row, device=gpu) == 10
+    monkeypatch.setattr(neighbours, "TABLE_BYTES", 1)
+    assert rows_per_block(20_000, **row, device=cpu) == 1

@@ -27,7 +27,7 @@ from app.maths.bootstrap.estimate import (
     share_with_partner,
 )
 from app.maths.bootstrap.neighbours import learn_and_match, no_beat
-from tests.maths.bootstrap.clouds import WHOLE, every, interrupt, normal, views
+from tests.maths.bootstrap.clouds import every, interrupt, normal, views
 
 shares = st.floats(0, 1)
 
@@ -58,10 +58,10 @@ def test_without_paired_orphans_there_is_no_discount():
     assert share_with_partner(1.0, 0.97) == 0.0
 
 
-def orphaned(x: Tensor, y: Tensor, pairs: Tensor, memory: int = WHOLE) -> float:
+def orphaned(x: Tensor, y: Tensor, pairs: Tensor) -> float:
     tried = OrphanTrials()
     while tried.needs_another(len(pairs), 1.0):
-        tried = run_trial(x, y, pairs, tried, seed=0, memory=memory, beat=no_beat)
+        tried = run_trial(x, y, pairs, tried, seed=0, beat=no_beat)
     return tried.share
 
 
@@ -76,12 +76,11 @@ def test_orphans_find_their_partners_twin_and_seldom_others():
     assert orphaned(*twins, every(200)) > few + 0.15
 
 
-@pytest.mark.parametrize("memory", [1, WHOLE])
-def test_orphans_are_the_same_whatever_the_memory_and_the_order_of_the_pools(memory):
+def test_orphans_are_the_same_whatever_the_order_of_the_pools():
     x, y = views(1, 120, 4)
     order = torch.randperm(120, generator=torch.Generator().manual_seed(1))
     moved = torch.stack([torch.arange(120), order.argsort()], dim=1)
-    assert orphaned(x, y, every(120), memory) == orphaned(x, y[order], moved)
+    assert orphaned(x, y, every(120)) == orphaned(x, y[order], moved)
 
 
 def test_a_pair_that_becomes_an_orphan_twice_counts_once():
@@ -106,7 +105,7 @@ def test_an_orphan_counts_only_if_maps_of_half_of_the_pairs_confirm_its_pair(
     monkeypatch,
 ):
     x, y = views(1, 120, 4)
-    claimed = run_trial(x, y, every(120), OrphanTrials(), seed=0, memory=WHOLE, beat=no_beat).paired
+    claimed = run_trial(x, y, every(120), OrphanTrials(), seed=0, beat=no_beat).paired
     assert claimed > 0
     calls = []
 
@@ -116,9 +115,7 @@ def test_an_orphan_counts_only_if_maps_of_half_of_the_pairs_confirm_its_pair(
         return partner if len(calls) == 1 else torch.full_like(partner, -1)
 
     monkeypatch.setattr(estimate, "learn_and_match", only_the_first)
-    assert (
-        run_trial(x, y, every(120), OrphanTrials(), seed=0, memory=WHOLE, beat=no_beat).paired == 0
-    )
+    assert run_trial(x, y, every(120), OrphanTrials(), seed=0, beat=no_beat).paired == 0
     assert len(calls) == 1 + CONFIRMATIONS
 
 
@@ -129,7 +126,7 @@ def test_too_few_pairs_have_no_orphans(pairs):
 
 def test_an_exception_of_the_beat_ends_the_orphans():
     with pytest.raises(KeyboardInterrupt):
-        run_trial(*views(1, 60), every(60), OrphanTrials(), seed=0, memory=WHOLE, beat=interrupt)
+        run_trial(*views(1, 60), every(60), OrphanTrials(), seed=0, beat=interrupt)
 
 
 counts = st.integers(0, 10**6)
@@ -184,10 +181,10 @@ def test_trials_differ_and_add_up(monkeypatch):
 
     found = estimate._paired_orphans
     monkeypatch.setattr(estimate, "_paired_orphans", remembered)
-    first = run_trial(x, y, every(100), OrphanTrials(), seed=0, memory=WHOLE, beat=no_beat)
-    second = run_trial(x, y, every(100), first, seed=0, memory=WHOLE, beat=no_beat)
-    again = run_trial(x, y, every(100), OrphanTrials(trials=1), seed=0, memory=WHOLE, beat=no_beat)
-    other = run_trial(x, y, every(100), OrphanTrials(trials=1), seed=1, memory=WHOLE, beat=no_beat)
+    first = run_trial(x, y, every(100), OrphanTrials(), seed=0, beat=no_beat)
+    second = run_trial(x, y, every(100), first, seed=0, beat=no_beat)
+    again = run_trial(x, y, every(100), OrphanTrials(trials=1), seed=0, beat=no_beat)
+    other = run_trial(x, y, every(100), OrphanTrials(trials=1), seed=1, beat=no_beat)
     assert (first.trials, second.trials, first.orphans, second.orphans) == (
         1,
         2,

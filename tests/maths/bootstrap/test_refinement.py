@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from app.maths.bootstrap import neighbours
 from app.maths.bootstrap.neighbours import (
     CSLS_NEIGHBOURS,
     DECODE_POWER,
@@ -20,10 +23,17 @@ from app.maths.bootstrap.neighbours import (
     no_beat,
     partner_pairs,
 )
-from tests.maths.bootstrap.clouds import WHOLE, every, interrupt, normal, rotation
+from tests.maths.bootstrap.clouds import every, interrupt, normal, rotation
 
 seeds = st.integers(0, 2**31)
-memories = st.sampled_from([1, 500, 10**6])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_tables() -> Iterator[None]:
+    """Tables of less than a row to a few rows: every function works in blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(neighbours, "TABLE_BYTES", 1_000)
+        yield
 
 
 def by_formula(x: Tensor, y: Tensor) -> Tensor:
@@ -64,8 +74,8 @@ def test_rotated_spaces_have_the_rotated_map(seed, pairs):
 # who chooses whom
 
 
-@given(seed=seeds, n=st.integers(1, 30), m=st.integers(1, 30), memory=memories)
-def test_partners_are_the_largest_of_their_row_and_of_their_column(seed, n, m, memory):
+@given(seed=seeds, n=st.integers(1, 30), m=st.integers(1, 30))
+def test_partners_are_the_largest_of_their_row_and_of_their_column(seed, n, m):
     q, y = normalize(normal(seed, n, 4)), normalize(normal(seed + 1, m, 4))
     table, k = q.double() @ y.double().T, min(CSLS_NEIGHBOURS, n, m)
     scores = (
@@ -73,7 +83,7 @@ def test_partners_are_the_largest_of_their_row_and_of_their_column(seed, n, m, m
         - table.topk(k, dim=1).values.mean(dim=1)[:, None]
         - table.topk(k, dim=0).values.mean(dim=0)
     )
-    found = mutual_partners(q, y, memory=memory, beat=no_beat)
+    found = mutual_partners(q, y, beat=no_beat)
     expected = [
         int(scores[i].argmax()) if int(scores[:, int(scores[i].argmax())].argmax()) == i else -1
         for i in range(n)
@@ -89,15 +99,13 @@ def test_pairs_are_those_rows_that_have_a_partner_in_their_order():
 @pytest.mark.parametrize("same", [1, 3])
 def test_of_equal_rows_one_has_a_partner(same):
     rows = torch.eye(4).repeat(same, 1)
-    found = mutual_partners(rows, rows, memory=WHOLE, beat=no_beat)
+    found = mutual_partners(rows, rows, beat=no_beat)
     assert found[:4].tolist() == [0, 1, 2, 3]
     assert bool((found[4:] == -1).all())
 
 
 def test_rows_that_were_mapped_to_nothing_find_at_most_one_partner():
-    found = mutual_partners(
-        torch.zeros(6, 3), normalize(normal(1, 8, 3)), memory=WHOLE, beat=no_beat
-    )
+    found = mutual_partners(torch.zeros(6, 3), normalize(normal(1, 8, 3)), beat=no_beat)
     assert int((found >= 0).sum()) <= 1
 
 
@@ -111,7 +119,7 @@ def test_a_few_pairs_of_a_rotated_space_find_all_others(known, rounds):
     y[order] = x @ rotation(3, 8)
     pairs = torch.stack([torch.arange(known), order[:known]], dim=1)
     for _ in range(rounds):
-        found = learn_and_match(x, y, pairs, memory=WHOLE, beat=no_beat)
+        found = learn_and_match(x, y, pairs, beat=no_beat)
         pairs = partner_pairs(found)
     assert torch.equal(found, order)
 
@@ -120,23 +128,17 @@ def test_the_lengths_of_target_rows_that_are_no_pairs_do_not_matter():
     x, y = normal(1, 60, 8), normal(2, 60, 6)
     longer = y.clone()
     longer[20:] *= torch.linspace(0.1, 30.0, 40)[:, None]
-    one, other = (
-        learn_and_match(x, side, every(60)[:20], memory=WHOLE, beat=no_beat) for side in (y, longer)
-    )
+    one, other = (learn_and_match(x, side, every(60)[:20], beat=no_beat) for side in (y, longer))
     assert torch.equal(one, other)
 
 
 def test_no_pairs_lead_to_no_more_than_one():
     found = learn_and_match(
-        normal(1, 30, 5),
-        normal(2, 40, 4),
-        torch.empty(0, 2, dtype=torch.int64),
-        memory=WHOLE,
-        beat=no_beat,
+        normal(1, 30, 5), normal(2, 40, 4), torch.empty(0, 2, dtype=torch.int64), beat=no_beat
     )
     assert len(partner_pairs(found)) <= 1
 
 
 def test_an_exception_of_the_beat_passes_through():
     with pytest.raises(KeyboardInterrupt):
-        learn_and_match(normal(1, 30, 5), normal(2, 40, 4), every(10), memory=WHOLE, beat=interrupt)
+        learn_and_match(normal(1, 30, 5), normal(2, 40, 4), every(10), beat=interrupt)

@@ -52,20 +52,6 @@ def test_relative_vectors_are_the_cosines_to_the_anchors_around_their_mean():
             )
 
 
-@given(seed=seeds, log_scale=st.floats(-3, 3), shift=st.floats(-10, 10))
-def test_relative_vectors_are_invariant_to_rotation_positive_scaling_and_translation(
-    seed, log_scale, shift
-):
-    anchors, vectors = normal(seed, 9, 5), normal(seed + 1, 4, 5)
-    rotation, _ = torch.linalg.qr(normal(seed + 2, 5, 5))
-    offset = shift * normal(seed + 3, 5)
-    scale = 10.0**log_scale
-    moved = relative(
-        scale * (vectors @ rotation + offset), fit_space(scale * (anchors @ rotation + offset))
-    )
-    torch.testing.assert_close(moved, relative(vectors, fit_space(anchors)), rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_nan_and_infinity_are_refused_in_every_dtype_naming_the_rows(bad, dtype):
@@ -75,18 +61,6 @@ def test_nan_and_infinity_are_refused_in_every_dtype_naming_the_rows(bad, dtype)
     with pytest.raises(NonFinite) as caught:
         check_vectors(vectors)
     assert caught.value.rows == [1, 4]
-
-
-def test_anchors_and_queries_with_nan_are_refused_naming_the_rows():
-    anchors = normal(3, 5, 4)
-    space = fit_space(anchors)
-    anchors[2, 1] = torch.nan
-    with pytest.raises(NonFinite) as caught:
-        fit_space(anchors)
-    assert caught.value.rows == [2]
-    with pytest.raises(NonFinite) as caught:
-        relative(anchors, space)
-    assert caught.value.rows == [2]
 
 
 def test_magnitudes_above_the_largest_are_refused_naming_the_rows_and_the_largest_itself_is_not():
@@ -140,17 +114,6 @@ def test_a_query_equal_to_the_mean_has_zero_relative_vector_even_when_the_mean_i
 ):
     space = fit_space(normal(9, 10, 6) + 5)
     assert not relative(space.mean.to(dtype)[None], space).any()
-
-
-@pytest.mark.parametrize("scale", [1e-25, 1e-3, 1e25])
-def test_tiny_and_huge_data_have_the_relative_vectors_of_unscaled_data(scale):
-    anchors, vectors = normal(12, 9, 6) + 1, normal(13, 4, 6)
-    expected = relative(vectors, fit_space(anchors))
-    torch.testing.assert_close(
-        relative(scale * vectors, fit_space(scale * anchors)), expected, rtol=0, atol=1e-10
-    )
-    single = relative((scale * vectors).float(), fit_space((scale * anchors).float()))
-    torch.testing.assert_close(single, expected, rtol=0, atol=1e-5)
 
 
 def test_normalise_in_float32_gives_float64_norms_and_zero_for_the_mean():

@@ -89,16 +89,6 @@ def test_native_vectors_are_perfect_by_cosine_and_less_so_by_csls(corpus):
     assert 0.5 < float(found.csls.recall.mean()) < 1
 
 
-def test_copies_in_the_corpus_count_against_every_query_that_seeks_one():
-    native, corpus = (
-        torch.eye(3, dtype=torch.float64),
-        torch.eye(3, dtype=torch.float64).repeat(2, 1),
-    )
-    found = evaluate({"native": native, "turned": native.flip(0)}, native, 2, corpus=corpus)
-    assert found["native"].items.reciprocal_rank.tolist() == [0.5] * 3
-    assert found["turned"].items.reciprocal_rank.tolist() == pytest.approx([1 / 6, 1 / 2, 1 / 6])
-
-
 @pytest.mark.parametrize("corpus", [None, 9, 40])
 @pytest.mark.parametrize("corrected", [False, True])
 def test_the_predicted_number_of_cosines_is_computed(corpus, corrected):

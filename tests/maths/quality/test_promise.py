@@ -7,7 +7,6 @@ from functools import cache
 import pytest
 import torch
 
-from app.demo.pack import load_pack
 from app.errors import OutOfRange
 from app.maths.geometry.space import fit_space
 from app.maths.quality.crossfit import held_out_quality, hold_out
@@ -153,17 +152,6 @@ def test_promises_of_1000_items_hold_without_a_sample(anchors):
     assert made["recall"].value == pytest.approx(true["recall"], abs=0.06)
 
 
-def test_more_anchors_promise_more_in_the_same_index_though_their_folds_are_larger():
-    """The numbers of held-out anchors alone are in the other order: 20 items are an easy index."""
-    few, many = basis_of(100), basis_of(1_000)
-    assert promise(few, 20).measures["recall"].value > promise(many, 200).measures["recall"].value
-    for size in (1_000, 10_000, 100_000):
-        assert (
-            promise(many, size).measures["recall"].value
-            > promise(few, size).measures["recall"].value + 0.02
-        )
-
-
 def test_more_partitions_of_few_anchors_agree_with_the_first_and_narrow_the_interval():
     x, y = cloud(3, 80)
     options = resolve("graded", {}, anchors=80)
@@ -191,38 +179,7 @@ def test_the_fewest_anchors_promise_something_finite(count):
     assert all(0 <= m.low <= m.value <= m.high <= 1 for m in made.measures.values())
 
 
-def test_perfect_translations_promise_nearly_everything():
-    x = cloud(6, 300)[0]
-    options = resolve("ridge", {}, anchors=300)
-    held = hold_out("ridge", x, x, options)
-    basis = promise_basis(measure_curves([held], x), held_out_quality(held, x, x), None)
-    measures = promise(basis, 1_000).measures
-    assert measures["recall"].value > 0.9
-    assert measures["mrr"].value > 0.9
-
-
 @pytest.mark.parametrize("index", [9, 0, -5, 10**12 + 1])
 def test_an_index_of_no_size_is_refused(index):
     with pytest.raises(OutOfRange, match="10 to 1000000000000"):
         promise(basis_of(60), index)
-
-
-def test_on_real_sentences_the_promise_of_a_larger_index_holds():
-    first, second, *_ = (vectors.double() for vectors in load_pack().vectors.values())
-    x, y = first[:150], second[:150]
-    options = resolve("graded", {}, anchors=150)
-    held = hold_out("graded", x, y, options)
-    partitions = more_partitions(held, "graded", x, y, options)
-    basis = promise_basis(
-        measure_curves(partitions, y),
-        held_out_quality(held, x, y),
-        learning_curve("graded", x, y, options),
-    )
-    translator = fit("graded", fit_space(x), fit_space(y), options)
-    mean = y.mean(dim=0)
-    items = item_metrics(
-        apply(translator, first[150:]).vectors.double() - mean, second[150:] - mean
-    )
-    made = promise(basis, len(first) - 150).measures
-    for name, values in (("recall", items.recall), ("mrr", items.reciprocal_rank)):
-        assert made[name].low <= float(values.mean()) <= made[name].high

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.maths.geometry import space
 from app.maths.geometry.space import fit_space
 from app.maths.quality.evaluation import FEWEST_FOR_CKA, relative_similarity
 from app.maths.quality.metrics import cka
@@ -59,17 +58,6 @@ def test_of_anchors_each_ones_similarity_to_itself_is_left_out_of_its_cosine(see
     np.testing.assert_allclose(found.jaccard.numpy(), jaccards, atol=1e-10)
 
 
-def test_unrelated_spaces_have_cosines_near_zero_also_over_their_own_anchors():
-    """With each anchor's similarity to itself, 1 in any space, they would have a tenth or more."""
-    a, b = normal(0, 300, 40), normal(1, 300, 50)
-    found = relative_similarity(fit_space(a), fit_space(b), a, b, of_anchors=True)
-    naively = relative_similarity(fit_space(a), fit_space(b), a, b)
-    assert abs(float(found.cosine.mean())) < 0.01
-    assert float(naively.cosine.mean()) > 0.1
-    assert float(found.jaccard.mean()) < 0.05
-    assert abs(found.cka) < 0.05
-
-
 @given(seed=seeds, log_scale=st.floats(-3, 3), of_anchors=st.booleans())
 def test_spaces_that_differ_by_rotation_scale_and_shift_have_similarity_1(
     seed, log_scale, of_anchors
@@ -87,16 +75,6 @@ def test_spaces_that_differ_by_rotation_scale_and_shift_have_similarity_1(
     assert float(found.cosine.min()) == pytest.approx(1.0, abs=1e-6)
     assert float(found.jaccard.min()) == pytest.approx(1.0)
     assert found.cka == pytest.approx(1.0, abs=1e-6)
-
-
-def test_similarity_falls_with_noise():
-    a = normal(3, 200, 20)
-    numbers = []
-    for noise in (0.1, 0.5, 2.0):
-        b = a + noise * normal(4, 200, 20)
-        found = relative_similarity(fit_space(a), fit_space(b), a, b, of_anchors=True)
-        numbers.append((float(found.cosine.mean()), float(found.jaccard.mean()), found.cka))
-    assert numbers == sorted(numbers, reverse=True)
 
 
 def test_a_vector_at_its_anchors_mean_has_similarity_0():
@@ -117,11 +95,3 @@ def test_the_smallest_sets_have_numbers_and_from_four_items_on_a_cka(n):
     assert (found.k, found.cosine.shape) == (n - 1, (n,))
     assert bool((found.jaccard == 1).all())  # all the others are neighbours
     assert (found.cka is None) == (n < FEWEST_FOR_CKA)
-
-
-def test_similarity_does_not_depend_on_the_chunk(monkeypatch):
-    a, b = normal(11, 40, 6), normal(12, 40, 7)
-    expected = relative_similarity(fit_space(a), fit_space(b), a, b)
-    monkeypatch.setattr(space, "COSINE_ROWS", 7)
-    found = relative_similarity(fit_space(a), fit_space(b), a, b)
-    assert torch.equal(found.jaccard, expected.jaccard)

@@ -1,11 +1,9 @@
 """The rules of advice: theorems over any measured options, and known cases."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.maths.quality.metrics import bootstrap_interval
 from app.maths.relevance.advice import (
     ADVISED_OPTIONS,
     FEWEST_QUERIES,
@@ -84,21 +82,6 @@ def test_no_dominated_option_comes_first(known, measured, difference):
             assert not (no_worse and no_dearer and strictly)
 
 
-@given(index_facts, measurements())
-def test_nothing_replaces_keep_unless_its_interval_is_above_zero(known, measured):
-    if known.old_encoder_runs is False or not measured:
-        return
-    possible = {
-        each.name for each in rank_options(known, measured, QUERIES) if each.obstacle is None
-    }
-    first = rank_options(known, measured, QUERIES)[0]
-    if not set(measured) & possible:
-        return
-    if first.name != "keep":
-        assert first.gain is not None
-        assert first.gain.low > 0
-
-
 def test_a_slightly_better_option_must_be_worth_its_writes():
     measured = {
         "keep": MeasuredOption(0.30),
@@ -136,16 +119,6 @@ def test_too_few_judged_queries_decide_nothing(known, measured, queries):
     assert [each.name for each in ranked] == [each.name for each in rank_options(known, {}, 0)]
     assert "measured" not in {each.certainty for each in ranked}
     assert deviations(measured, queries) == deviations({}, 0)
-
-
-def test_the_gain_of_one_query_is_not_advice():
-    ends = [float(each) for each in bootstrap_interval(torch.tensor([0.1]))]
-    measured = {
-        "keep": MeasuredOption(0.5),
-        "translate": MeasuredOption(0.6, GainOverKeep(0.1, *ends)),
-    }
-    assert rank_options(IndexFacts(99), measured, 1)[0].name == "keep"
-    assert queries_needed(deviations(measured, 1)["translate"], 0.02) == 482
 
 
 @pytest.mark.parametrize(

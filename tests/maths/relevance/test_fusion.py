@@ -46,15 +46,3 @@ def test_fused_scores_are_the_definition_of_each_query_alone(weight):
 def test_equal_scores_become_zeros():
     equal = torch.full((9,), 0.7, dtype=torch.float64)
     assert torch.equal(standardise(equal, OWNERS), torch.zeros(9, dtype=torch.float64))
-
-
-def test_no_scores_give_none():
-    nothing = torch.zeros(0, dtype=torch.float64)
-    assert standardise(nothing, torch.zeros(0, dtype=torch.int64)).shape == (0,)
-
-
-def test_the_ends_of_the_weight_are_the_two_rankings():
-    new, old = draw(5), draw(6)
-    last, first = fuse(new, old, OWNERS, [1.0, 0.0])
-    assert torch.equal(last, standardise(new, OWNERS))
-    assert torch.equal(first, standardise(old, OWNERS))

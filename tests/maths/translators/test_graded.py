@@ -21,11 +21,6 @@ def unit(seed: int, k: int, d: int) -> Tensor:
     ).unit
 
 
-def inverse_root(matrix: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(matrix)
-    return vectors @ torch.diag(values**-0.5) @ vectors.T
-
-
 @sizes
 def test_powers_zero_and_one_are_irp_ridge(k, dx, dy):
     x, y = unit(0, k, dx), unit(1, k, dy)
@@ -55,29 +50,6 @@ def test_powers_one_and_zero_are_ridge_regression(k, dx, dy):
     torch.testing.assert_close(
         found, torch.linalg.solve(normal_equations, x.T @ y), rtol=0, atol=1e-8
     )
-
-
-@sizes
-def test_powers_one_half_are_the_product_of_the_parseval_frames(k, dx, dy):
-    x, y = unit(4, k, dx), unit(5, k, dy)
-    found = linear.projector(x, power=0.5, ridge=0.3) @ linear.graded_decoder(
-        y, power=0.5, ridge=0.3
-    )
-    frame_x = x @ inverse_root(x.T @ x + 0.3 * torch.eye(dx, dtype=torch.float64))
-    frame_y = y @ inverse_root(y.T @ y + 0.3 * torch.eye(dy, dtype=torch.float64))
-    torch.testing.assert_close(found, frame_x.T @ frame_y, rtol=0, atol=1e-8)
-
-
-@given(seed=st.integers(0, 2**31), a=st.floats(0, 1), b=st.floats(0, 1), ridge=st.floats(0, 10))
-def test_a_rotation_of_either_space_rotates_the_translator_and_nothing_else(seed, a, b, ridge):
-    x, y = unit(seed, 8, 5), unit(seed + 1, 8, 4)
-    rotation, _ = torch.linalg.qr(
-        torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 2))
-    )
-    decoder = linear.graded_decoder(y, power=b, ridge=ridge)
-    plain = linear.projector(x, power=a, ridge=ridge) @ decoder
-    rotated = linear.projector(x @ rotation, power=a, ridge=ridge) @ decoder
-    torch.testing.assert_close(rotation @ rotated, plain, rtol=1e-6, atol=1e-7)
 
 
 @given(seed=st.integers(0, 2**31), power=st.floats(0, 1), ridge=st.floats(0, 10))

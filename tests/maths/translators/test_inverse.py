@@ -14,7 +14,6 @@ from app.maths.geometry.spectrum import pinv
 from app.maths.translators import inverse, linear
 from app.maths.translators.inverse import farthest_points, irp, subspaces
 from app.maths.translators.translator import apply, make_translator
-from research.definitions import relative
 from tests.maths.clouds import normal
 
 
@@ -134,54 +133,6 @@ def test_delta_one_keeps_only_mutually_orthogonal_anchors():
     assert len(farthest_points(fit_space(normal(2, 20, 5)).unit, delta=1.0, start=7)) == 1
 
 
-@pytest.mark.parametrize(
-    ("other", "delta"),
-    [
-        (lambda half: half, 1e-9),
-        (lambda half: -half, 1e-9),
-        (lambda half: half + 1e-7 * normal(11, 8, 12), 0.05),
-    ],
-    ids=["the same", "antipodal", "nearly collinear"],
-)
-def test_any_delta_above_rounding_keeps_one_of_each_pair_of_anchors_on_one_line(other, delta):
-    half = normal(10, 8, 12)
-    unit = fit_space(torch.cat([half, other(half)])).unit
-    for start in range(16):
-        assert sorted(row % 8 for row in farthest_points(unit, delta=delta, start=start)) == list(
-            range(8)
-        )
-
-
-@pytest.mark.parametrize(("k", "d"), [(5, 9), (9, 9), (20, 9)])
-def test_duplicating_every_anchor_changes_no_unpruned_reconstruction(k, d):
-    anchors, x = normal(5, k, d) + 1, normal(6, 4, d)
-    once, twice = fit_space(anchors), fit_space(torch.cat([anchors, anchors]))
-    expected = relative(x, once) @ irp(once.unit, delta=0.0, omega=1, seed=0)
-    found = relative(x, twice) @ irp(twice.unit, delta=0.0, omega=1, seed=0)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
-
-
-def test_unpruned_antipodal_anchors_reconstruct_a_direction_in_their_span_exactly():
-    half = normal(8, 6, 6)
-    space = fit_space(torch.cat([half, -half]))
-    x = normal(9, 5, 6)
-    direction = x / x.norm(dim=1, keepdim=True)
-    torch.testing.assert_close(
-        relative(x, space) @ irp(space.unit, delta=0.0, omega=1, seed=0),
-        direction,
-        rtol=0,
-        atol=1e-9,
-    )
-
-
-def test_near_collinear_anchors_still_reconstruct_the_directions_of_anchors_unpruned():
-    base = normal(10, 8, 12)
-    anchors = torch.cat([base, base + 1e-7 * normal(11, 8, 12)])
-    space = fit_space(anchors)
-    found = relative(anchors, space) @ irp(space.unit, delta=0.0, omega=1, seed=0)
-    torch.testing.assert_close(found, space.unit, rtol=0, atol=1e-6)
-
-
 @given(
     seed=st.integers(0, 2**31),
     k=st.integers(2, 12),
@@ -221,15 +172,6 @@ def test_subspaces_are_omega_sorted_tuples_and_equal_seeds_give_equal_ones():
     assert first != subspaces(unit, delta=0.4, omega=6, seed=4)
 
 
-def test_equal_seeds_give_equal_bytes_and_other_seeds_other_decoders_when_pruned():
-    unit = fit_space(normal(14, 30, 6)).unit
-    first = irp(unit, delta=0.5, omega=3, seed=1)
-    assert (
-        first.numpy().tobytes() == irp(unit.clone(), delta=0.5, omega=3, seed=1).numpy().tobytes()
-    )
-    assert not torch.equal(first, irp(unit, delta=0.5, omega=3, seed=2))
-
-
 def test_without_pruning_seed_and_omega_make_no_difference():
     unit = fit_space(normal(15, 12, 6)).unit
     torch.testing.assert_close(
@@ -242,13 +184,3 @@ def test_irp_ridge_solves_its_normal_equations(seed, ridge):
     unit = fit_space(normal(seed, 9, 5)).unit
     covariance = unit.T @ unit + ridge * torch.eye(5, dtype=torch.float64)
     torch.testing.assert_close(irp_ridge(unit, ridge) @ covariance, unit, rtol=0, atol=1e-10)
-
-
-def test_irp_ridge_without_ridge_is_irp_without_pruning():
-    unit = fit_space(normal(16, 7, 10)).unit
-    torch.testing.assert_close(
-        irp_ridge(unit, 0.0),
-        irp(unit, delta=0.0, omega=1, seed=0),
-        rtol=0,
-        atol=1e-12,
-    )

@@ -45,12 +45,6 @@ def test_an_unknown_option_is_refused_naming_it(name):
     assert caught.value.field == "options.lambda"
 
 
-def test_an_option_of_another_method_is_unknown():
-    with pytest.raises(UnknownOption) as caught:
-        resolve("procrustes", {"ridge": 1.0}, anchors=10)
-    assert caught.value.field == "options.ridge"
-
-
 @pytest.mark.parametrize("name", list(METHODS))
 def test_given_options_lie_over_the_defaults_which_stay_as_they_are(name):
     before = dict(METHODS[name].defaults)
@@ -157,19 +151,4 @@ def test_a_weight_is_a_number_of_copies_for_every_method(name, dims):
     repeated = fit(name, fit_space(x), fit_space(y), options)
     torch.testing.assert_close(
         apply(weighted, source).vectors, apply(repeated, source).vectors, rtol=1e-4, atol=1e-4
-    )
-
-
-@pytest.mark.parametrize("name", list(METHODS))
-def test_an_anchor_without_weight_is_left_out(name):
-    source, target = normal(42, 24, 8) + 1, normal(43, 24, 6) - 1
-    weights = torch.ones(24)
-    weights[::3] = 0.0
-    kept = weights > 0
-    options = resolve(name, {}, anchors=16)
-    weighted = fit(name, fit_space(source, weights), fit_space(target, weights), options)
-    without = fit(name, fit_space(source[kept]), fit_space(target[kept]), options)
-    vectors = normal(44, 10, 8)
-    torch.testing.assert_close(
-        apply(weighted, vectors).vectors, apply(without, vectors).vectors, rtol=1e-4, atol=1e-4
     )
