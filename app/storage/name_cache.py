@@ -51,7 +51,8 @@ class NameCache:
 
     def find(self, name: NameKey) -> Any | None:
         """Return the entry, or None. Does no IO and waits for no other thread."""
-        return self._recall(name, AWAY_MEMORY_S if self._away() else MEMORY_S)
+        found = self._recall(name, MEMORY_S)
+        return self._recall(name, AWAY_MEMORY_S) if found is None and self._away() else found
 
     def find_or(self, name: NameKey, look_up: Callable[[], Value]) -> Value:
         """Return the entry, or call `look_up` and remember its result. Exceptions are not cached.
@@ -66,10 +67,10 @@ class NameCache:
             # Those who ask after `forget` do not share a look-up that began before it.
             return self._flight.run((name, changes), lambda: self._remember(name, changes, look_up))
         except DatabaseUnavailable:
-            found = self._recall(name, AWAY_MEMORY_S)
-            if found is None:
+            remembered: Value | None = self._recall(name, AWAY_MEMORY_S)
+            if remembered is None:
                 raise
-            return found  # type: ignore[no-any-return]
+            return remembered
 
     def forget(self) -> None:
         """Drop all entries: to be called after a commit that changes what a name means."""

@@ -431,7 +431,7 @@ def test_a_file_that_is_no_head_is_refused_and_nothing_is_written(stocked, tmp_p
 
 
 def test_a_file_above_the_limit_is_too_large_whatever_the_body_may_be(serve, complaint):
-    client = serve(max_body_bytes=2**27)
+    client = serve(max_json=2**27, max_body_bytes=2**27)
     client.post("/encoders", json={"name": "second", "dim": DIM})
     large = text(b"\0" * (MAX_HEAD_BYTES + 1))
     body = {"name": "h", "encoder": "second", **CLASSES, "safetensors": large}
