@@ -23,7 +23,7 @@ from app.errors import (
     StoreUnsupported,
     WrongState,
 )
-from app.services.context import STEPS
+from app.services.context import SLOTS
 from app.services.reindexing import reindexings, steps
 from app.services.reindexing.lease import take_lease
 from app.services.request_context import RequestContext
@@ -38,6 +38,8 @@ from tests.services.reindexing.moving import (
     old_vectors,
 )
 from tests.waiting import until
+
+STEPS = SLOTS["steps of reindexings"][0]
 
 
 def take(moving: Moving, step: str) -> reindexings.Reindexing:
