@@ -39,7 +39,7 @@ from tests.services.reindexing.moving import (
 )
 from tests.waiting import until
 
-STEPS, _ = SLOTS["steps of reindexings"]
+STEPS = SLOTS["steps of reindexings"][0]
 
 
 def take(moving: Moving, step: str) -> reindexings.Reindexing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.stores.cases.base import StoreCase
-from tests.stores.cases.chroma import ChromaFolderCase, ChromaServerCase
+from tests.stores.cases.chroma import ChromaServerCase
 from tests.stores.cases.lancedb import LancedbCase
 from tests.stores.cases.pgvector import PgvectorCase
 from tests.stores.cases.qdrant import LocalQdrantCase
@@ -13,6 +13,5 @@ CASES: list[StoreCase] = [
     PgvectorCase(),
     LocalQdrantCase(),
     ChromaServerCase(),
-    ChromaFolderCase(),
     LancedbCase(),
 ]

@@ -11,7 +11,6 @@ from starlette.testclient import TestClient
 
 from tests.pgvector_server import PgvectorServer
 from tests.services.reindexing.moving import make_table
-from tests.waiting import until
 
 
 @pytest.fixture
@@ -113,21 +112,3 @@ def test_a_cutover_below_the_promise_names_what_was_found_and_promised(
     assert (answer.status_code, answer.json()["code"]) == (409, "below-promise")
     assert "found" not in answer.json()
     assert answer.json()["promised"]["index_recall"] == 0.5
-
-
-def test_a_run_is_paused_and_continued(
-    stocked: TestClient, moved: str, finished: Callable[..., dict[str, Any]]
-) -> None:
-    plan = stocked.get(moved).json()["plan"]
-    answer = stocked.put(f"{moved}/plan", json={**plan, "rows_per_second": 100.0})
-    assert answer.status_code == 200, answer.text
-    stocked.post(f"{moved}/run")
-    until(lambda: stocked.get(moved).json()["progress"]["rows"] >= 100)
-    assert stocked.post(f"{moved}/pause").status_code == 200
-    shown = until(lambda: (now := stocked.get(moved).json())["state"] == "paused" and now)
-    assert 100 <= shown["progress"]["rows"] < 400
-    assert shown["next"] == ["run", "abandon"]
-    plan = {**shown["plan"], "rows_per_second": None}
-    assert stocked.put(f"{moved}/plan", json=plan).status_code == 200
-    job = finished(stocked, stocked.post(f"{moved}/run").json()["id"])
-    assert job["result"]["rows"] == 400
