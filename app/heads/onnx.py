@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float32
+from numpy.typing import NDArray
 from torch import Tensor
 
 from app.errors import InvalidHead
@@ -67,7 +68,7 @@ class OnnxHead:
         """Return the digest to store: the file itself stays the operator's."""
         return {"digest": torch.frombuffer(bytearray(self.digest), dtype=torch.uint8)}
 
-    def _run_rows(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _run_rows(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         try:
             (outputs,) = self._session.run([self._output], {self._input: rows})
         except Exception as error:  # the runtime's error classes have no public base

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.stores.pgvector.strategies import indexes
+from app.stores.pgvector.strategies import steps
 from tests.stores.pgvector.tables import NEW_DIM, TAG, Table, translate
 
 NEW = f'"{{s}}"."anchorage_{TAG}_new"'
@@ -53,7 +53,7 @@ def test_a_build_that_was_left_is_waited_for_and_used(
                 client.execute("ROLLBACK")
             builder.join(seconds)
 
-        monkeypatch.setattr(indexes, "time", SimpleNamespace(sleep=end_the_wait))
+        monkeypatch.setattr(steps, "time", SimpleNamespace(sleep=end_the_wait))
         beside.build_index()
         builder.join()
     assert waits
