@@ -61,7 +61,7 @@ class Settings(BaseSettings):
         None,
         pattern=r"^rediss?://.+",
         description=(
-            "shared cache, which also wakes workers, as `redis://host:6379/0`; default: none, "
+            "shared cache, as `redis://host:6379/0`; default: none, "
             "and the API runs jobs itself"
         ),
     )
@@ -221,8 +221,8 @@ class Settings(BaseSettings):
         ge=1,
         le=3600,
         description=(
-            "seconds without a sign of life after which a worker loses its jobs. The clocks of "
-            "the machines must agree much more closely"
+            "seconds without a sign of life, by the database's clock, after which a worker loses "
+            "its jobs"
         ),
     )
     keep_jobs_days: int = Field(

@@ -3,6 +3,9 @@
     python scripts/upgrade_from_aef478d.py [DATABASE_URL]
 
 Stop the API and all workers, and make a backup. Without a URL, the settings name the database.
+It refuses a database that has stores or heads of kinds that no longer exist, and names them. It
+deletes the records of translators whose method or option no longer exists, and names them: fit
+these pairs again.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from sqlalchemy import (
     DateTime,
     String,
     column,
+    delete,
     select,
     table,
     text,
@@ -31,6 +35,9 @@ from app.storage.db import is_sqlite, make_engine, with_driver
 from app.wiring import make_database
 
 OLD, NEW = "0010", "0011"
+REMOVED_METHODS = ("affine", "reduced-rank")
+#: the option `landmarks` of `kernel` is now always this
+LANDMARKS = 2048
 
 
 def upgrade(url: str | URL) -> None:
@@ -44,11 +51,45 @@ def upgrade(url: str | URL) -> None:
             found = MigrationContext.configure(connection).get_current_heads()
             if found != (OLD,):
                 raise SystemExit(f"Expected revision {OLD}, found {', '.join(found) or 'none'}.")
+            _refuse_removed_kinds(connection)
             _change(connection)
+            _convert_translators(connection)
             connection.execute(text("UPDATE alembic_version SET version_num = :new"), {"new": NEW})
             connection.commit()
     finally:
         engine.dispose()
+
+
+def _refuse_removed_kinds(connection: Connection) -> None:
+    """Raises SystemExit naming the stores and heads that the new version cannot open."""
+    removed = {"stores": ("files", "qdrant-edge"), "heads": ("onnx",)}
+    found = []
+    for name, kinds in removed.items():
+        rows = table(name, column("project"), column("name"), column("kind"))
+        query = select(rows.c.project, rows.c.name, rows.c.kind).where(rows.c.kind.in_(kinds))
+        found += [
+            f"{name}/{each.name} (project {each.project}, kind {each.kind})"
+            for each in connection.execute(query)
+        ]
+    if found:
+        raise SystemExit(
+            f"Delete these with the old version first, and run the script again: {', '.join(found)}"
+        )
+
+
+def _convert_translators(connection: Connection) -> None:
+    """Drop options that had one value in use, and records of methods that no longer exist."""
+    rows = table(
+        "translators", column("id"), column("content"), column("method"), column("options", JSON)
+    )
+    for each in connection.execute(select(rows)).all():
+        options = dict(each.options)
+        centred, landmarks = options.pop("centre", True), options.pop("landmarks", LANDMARKS)
+        if each.method in REMOVED_METHODS or not centred or landmarks != LANDMARKS:
+            connection.execute(delete(rows).where(rows.c.id == each.id))
+            print(f"Deleted the record of translator {each.content} (method {each.method}).")
+        elif options != each.options:
+            connection.execute(update(rows).where(rows.c.id == each.id).values(options=options))
 
 
 def _change(connection: Connection) -> None:
@@ -61,6 +102,8 @@ def _change(connection: Connection) -> None:
     with op.batch_alter_table("idempotent_requests") as requests:
         for old, new in renamed.items():
             requests.alter_column(old, new_column_name=new, existing_type=lease[new], nullable=True)
+    with op.batch_alter_table("translators") as translators:
+        translators.drop_column("role")
     for name, kind in lease.items():
         op.add_column("reindexings", Column(name, kind))
     rows = table("reindexings", column("id"), column("position", JSON))

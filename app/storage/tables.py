@@ -192,8 +192,6 @@ class TranslatorRow(Owned, Base):
     target_id: Mapped[str] = mapped_column(ForeignKey("spaces.id", ondelete="CASCADE"), index=True)
     method: Mapped[str] = mapped_column(String(40))
     options: Mapped[dict[str, Any]] = mapped_column(JSON)
-    #: "query" or "document": what it was fitted to translate; None: both
-    role: Mapped[str | None] = mapped_column(String(20))
     #: content hash of the anchors' weights (k,), float32, that it was fitted with; None: all equal
     weights: Mapped[str | None] = mapped_column(String(64))
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON)

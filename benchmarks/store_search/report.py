@@ -1,4 +1,4 @@
-"""The tables of docs/results/store-search.md."""
+"""The tables of docs/results/stores.md."""
 
 from __future__ import annotations
 

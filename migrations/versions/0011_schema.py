@@ -334,7 +334,6 @@ def upgrade() -> None:
         sa.Column("target_id", sa.String(length=32), nullable=False),
         sa.Column("method", sa.String(length=40), nullable=False),
         sa.Column("options", sa.JSON(), nullable=False),
-        sa.Column("role", sa.String(length=20), nullable=True),
         sa.Column("weights", sa.String(length=64), nullable=True),
         sa.Column("report", sa.JSON(), nullable=True),
         sa.Column("choices", sa.JSON(), nullable=True),

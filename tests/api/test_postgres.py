@@ -368,7 +368,9 @@ def test_of_many_equal_requests_at_once_one_makes_something(stocked):
         ("/translators", pair, tables.TranslatorRow),
     ]
     wanted += [("/api-keys", {"name": "new"}, tables.ApiKeyRow)]
-    assert REQUEST_LEASE_S > 30, "else a slow machine's second try could take the first one's claim over"
+    assert REQUEST_LEASE_S > 30, (
+        "else a slow machine's second try could take the first one's claim over"
+    )
     for path, body, table in wanted:
         with stocked.app.state.services.db.transaction() as session:
             before = session.scalar(select(func.count()).select_from(table))

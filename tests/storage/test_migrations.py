@@ -128,6 +128,7 @@ CREATE INDEX ix_reindexings_project_created_at ON reindexings (project, created_
 CREATE INDEX ix_reindexings_store_id ON reindexings (store_id);
 CREATE INDEX ix_reindexings_target_id ON reindexings (target_id);
 CREATE UNIQUE INDEX uq_reindexings_store_id ON reindexings (store_id) WHERE ended_at IS NULL;
+ALTER TABLE translators ADD COLUMN role VARCHAR(20);
 UPDATE alembic_version SET version_num = '0010';
 INSERT INTO encoders (id, project, created_at, name, kind, dim, modality, options)
     VALUES ('e', 'p', '2026-01-02 03:04:05', 'e', 'external', 2, 'text', '{}');
@@ -149,8 +150,33 @@ def test_a_database_of_aef478d_is_upgraded_once_with_its_rows(database_url):
     statements = OLD_TABLES.replace("TIMESTAMP WITH TIME ZONE", kind).split(";")
     look(database_url, lambda old: [old.execute(text(each)) for each in statements])
     db = Database(database_url)
+    with db.transaction() as session:
+        space = tables.SpaceRow(anchor_set_id="a", encoder_id="e", blob="b", health={})
+        session.add(space)
+        session.flush()
+        fits = {
+            "kept": ("graded", {"ridge": 1.0, "centre": True}),
+            "affine": ("affine", {}),
+            "uncentred": ("graded", {"centre": False}),
+        }
+        session.add_all(
+            tables.TranslatorRow(
+                project="p",
+                content=name,
+                source_id=space.id,
+                target_id=space.id,
+                method=method,
+                options=options,
+            )
+            for name, (method, options) in fits.items()
+        )
+        session.execute(text("UPDATE stores SET kind = 'files'"))
     with pytest.raises(SchemaOutdated):
         db.migrate()
+    with pytest.raises(SystemExit, match=r"stores/s \(project p, kind files\)"):
+        upgrade(database_url)
+    with db.transaction() as session:
+        session.execute(text("UPDATE stores SET kind = 'pgvector'"))
     upgrade(database_url)
     db.require_schema()
     assert look(database_url, difference) == []
@@ -159,6 +185,8 @@ def test_a_database_of_aef478d_is_upgraded_once_with_its_rows(database_url):
         assert (row.position, row.lease, row.store.encoder.name) == ({"rows": 3}, None, "e")
         request = session.scalars(select(tables.IdempotentRequestRow)).one()
         assert (request.key, request.lease, request.made) == ("k", "c", "made")
+        [fitted] = session.scalars(select(tables.TranslatorRow)).all()
+        assert (fitted.content, fitted.options) == ("kept", {"ridge": 1.0})
     with pytest.raises(SystemExit, match="0011"):
         upgrade(database_url)
     db.close()

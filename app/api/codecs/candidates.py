@@ -2,7 +2,7 @@
 
 npy: up to three files in one body, one after the other as numpy.save writes them. Arrow: one row
 for each query.
-docs/how-to/cascade.md has examples.
+docs/how-to/search-a-store.md has examples.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def download_translator(id: TranslatorId, services: Svc, context: ReadContext) -
     The tensors are `source_mean`, `matrix` and `target_mean`, and `landmarks` of a kernel, in
     float32.
     The metadata has `scale`, `renormalise`, `kernel`, `kept_scale` and the translator's names.
-    `docs/how-to/python-client.md` gives the formula.
+    `docs/how-to/clients.md` gives the formula.
     """
     return Response(
         translator_files.read_file(services, context, id),

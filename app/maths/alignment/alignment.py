@@ -8,7 +8,7 @@
    but only one right one.
 3. The mean of both maps is refined on the whole pools, and pairs are made: rows of x, and the mean
    of their neighbours in y.
-docs/explanation/no-pairs.md explains it.
+docs/decisions/0007-bootstrap.md says what it achieves.
 
 The orthogonal map between two pools, refined by the neighbours that it finds.
 
@@ -29,7 +29,7 @@ found_again  the share of rows whose translation by one map is nearest to its ow
 agreement    the share of rows for which both maps choose the same nearest row of y. It falls with
              the noise of the maps, which costs right ones a few rows too.
 
-right = found_again agreement^(1/8). docs/results/no-pairs.md compares it with the truth.
+right = found_again agreement^(1/8). It is compared with the truth in tests/maths/alignment.
 """
 
 from __future__ import annotations

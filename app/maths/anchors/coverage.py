@@ -195,8 +195,6 @@ def suggest(
     direction), and continues with B - B v v^T B / (1 + v^T B v). A step updates all gains in O(n
     d), so the total cost is O(n d (d + count)).
     Source: sequential transductive experimental design, Yu, Bi and Tresp 2006 (V-optimality).
-    benchmarks/suggestions.py compares it with D-optimality, whose gain is log(1 + v^T B v), and
-    k-means.
     """
     usable = pool.abs().amax(dim=1) > 0
     size = max(1, int(usable.sum()))

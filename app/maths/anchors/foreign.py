@@ -19,7 +19,7 @@ others is a level, chosen by the retrieval score of held-out anchors that count,
 with these weights. Level 0 leaves the others out, so foreign anchors
 cost at most the error of that choice. Translations of held-out anchors are compared by
 retrieval and not by cosine, because foreign anchors may raise the cosine where they lower the
-relevance of search results (docs/results/foreign-anchors.md).
+relevance of search results (docs/results/relevance.md).
 
 In ridge regression, rows of weight w are a prior: the fit shrinks towards the map of these rows.
 The best weight hardly depends on the number of anchors that count, but on the sum of the weights of

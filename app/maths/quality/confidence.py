@@ -27,7 +27,7 @@ ENOUGH_HELD_OUT anchors), the interval contains the cosine of a translation by t
 probability at least 1 - a, and at most 1 - a + 2/(m + 1) without ties; and p <= t has probability
 about t (about, because the same anchors standardise the scores). Where several parts are pooled,
 this is cross-conformal prediction: about 1 - 2a in the worst case, close to 1 - a in practice.
-Measured only (benchmarks/confidence.py): the intervals also cover the cosine of the served
+Measured only: the intervals also cover the cosine of the served
 translator, which saw 1/CONFIDENCE_PARTS more anchors and is slightly better; expectations err on
 the low side, and so the lower end on the safe side. Nothing is proven for vectors unlike the
 anchors.

@@ -31,7 +31,7 @@ UNIT_COSTS: dict[AdvisedOption, tuple[int, int, int]] = {
 }
 
 #: Median standard deviation over queries of nDCG@10 less that of keep, on Cranfield with 300
-#: anchors (`benchmarks/deviations`): of fuse, which stays near keep, and of the other options.
+#: anchors: of fuse, which stays near keep, and of the other options.
 FUSE_DEVIATION, OTHER_DEVIATION = 0.072, 0.224
 
 #: Smallest difference in nDCG@10 that matters, unless a request names another.

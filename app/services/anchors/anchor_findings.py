@@ -38,7 +38,7 @@ Severity = Literal["error", "warning", "info"]
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
-#: coverage below which new items translate badly (benchmarks/suggestions.py)
+#: coverage below which new items translate badly
 LOW_COVERAGE = 0.5
 
 #: a set with fewer anchors than this share of the dimension gets a warning

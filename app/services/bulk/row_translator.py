@@ -92,7 +92,7 @@ def make_row_translator(
     if confidence and model is None:
         raise InvalidRequest(
             "The anchor set has too few anchors for confidence. Remove --confidence, or add anchors"
-            " (docs/how-to/confidence.md)."
+            " (docs/how-to/quality.md)."
         )
     facts: dict[str, Any] = {
         "source": request.source,

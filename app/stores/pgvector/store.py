@@ -33,7 +33,7 @@ from app.stores.pgvector.strategies.swap import SwapTable
 
 class PgvectorStore(Store):
     """One table. options: `ef_search`, `probes`, `iterative_scan` and `type`; see
-    docs/decisions/0042-pgvector.md.
+    docs/decisions/0042-stores.md.
     """
 
     capabilities = Capabilities(
