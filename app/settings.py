@@ -61,8 +61,7 @@ class Settings(BaseSettings):
         None,
         pattern=r"^rediss?://.+",
         description=(
-            "shared cache, as `redis://host:6379/0`; default: none, "
-            "and the API runs jobs itself"
+            "shared cache, as `redis://host:6379/0`; default: none, and the API runs jobs itself"
         ),
     )
     redis_prefix: str = Field(

@@ -255,7 +255,6 @@ def _drawn(
     # The product includes the offsets, as in `neighbours.best_matches`.
     left = torch.cat([2 * translated, -near_x[:, None], torch.ones_like(near_x)[:, None]], dim=1)
     right = torch.cat([pools.y, torch.ones_like(near_y)[:, None], -near_y[:, None]], dim=1)
-    # Half of the memory is for the scores, half for the random numbers.
     for piece, scores in matching.product_blocks(left, right, beat=beat):
         if stand.keep < 1.0:
             drawn = torch.rand(scores.shape, generator=stand.generator, device=pools.device)

@@ -28,7 +28,7 @@ from app.maths.thresholds import calibration, score_pairs
 from app.maths.translators import decoder, methods, translator
 from app.types import Scores
 from tests.maths.alignment.clouds import two_pools
-from tests.maths.bootstrap.clouds import WHOLE, every, views
+from tests.maths.bootstrap.clouds import every, views
 from tests.maths.clouds import normal, rotation
 from tests.second_device import DEVICE, second_device
 
@@ -221,7 +221,6 @@ SOURCE, TARGET = views(0, 150)
 FITTED = pools.fit_pools(SOURCE, TARGET)
 SEEDS = [(i, i) for i in range(8)]
 #: small enough for several blocks
-MEMORY = 20_000
 LEARNING = SelfLearningSettings(attempts=2, rounds=5, refinements=1)
 PAPER = paper.PaperSettings(size=30, steps=4)
 ALIGNED = two_pools(1_000)
@@ -230,7 +229,7 @@ ANCHORED = anchored.AnchoredSettings(stages=((2, 60), (1, 90)), neighbours=5)
 
 
 def of(on: On) -> pools.Pools:
-    return pools.Pools(on(FITTED.x), on(FITTED.y), MEMORY)
+    return pools.Pools(on(FITTED.x), on(FITTED.y))
 
 
 def grown(grow: Any, settings: object, on: On) -> object:
@@ -286,11 +285,8 @@ CASES: dict[str, Case] = {
         on(ALIGNED[0]),
         on(ALIGNED[1]),
         settings=alignment.AlignmentSettings(attempts=2, components=8, draws=1, size=50),
-        memory=WHOLE,
     ),
-    "align by anchors": lambda on: anchored.align_by_anchors(
-        moved(UNPAIRED, on), ANCHORED, memory=MEMORY
-    ),
+    "align by anchors": lambda on: anchored.align_by_anchors(moved(UNPAIRED, on), ANCHORED),
 }
 
 

@@ -256,4 +256,5 @@ def test_vecmap_holds_no_table_of_both_pools(peak, monkeypatch):
     seeds = [(i, i) for i in range(10)]
     held = peak(lambda: vecmap(pools, seeds, Vecmap(most=1)))
     # A table would be 36 MB; what grows with one pool is a few hundred bytes an item.
-    assert held < 1.2 * memory + 600 * count
+    # A block has scores and random numbers.
+    assert held < 3 * memory + 600 * count

@@ -17,7 +17,13 @@ from app.maths.quality.crossfit import FEWEST_DISTINCT, HELD_OUT_FOLDS
 from app.maths.quality.metrics import unit
 from app.maths.thresholds import calibration, score_pairs
 from app.maths.thresholds import calibration as c
-from app.maths.thresholds.calibration import Calibration, calibrate, covered_range, expected_score
+from app.maths.thresholds.calibration import (
+    Calibration,
+    calibrate,
+    covered_range,
+    expected_score,
+    threshold_agreement,
+)
 from app.maths.thresholds.score_pairs import CalibrationItems, GivenSide, translate_held_out
 from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import Translator, apply
@@ -265,7 +271,7 @@ def test_decisions_count_pairs_whose_items_did_not_choose_the_threshold():
         f1 = 2 * both / (taken + rows.weight[others & reached].sum())
         accepted[own] = rows.answer[own] >= candidates[int(f1.argmax())]
     both = float(rows.weight[accepted & reached].sum())
-    found = calibration.threshold_agreement(calibration, score)
+    found = threshold_agreement(calibration, score)
     assert found.best.precision == pytest.approx(
         both / float(rows.weight[accepted].sum()), abs=0.02
     )
@@ -309,7 +315,7 @@ def test_beyond_the_anchors_scores_there_is_no_expectation(score):
         found = expected_score(noisy(scores), score, level=0.9)
         assert (found.answer, found.interval, found.map_interval, found.by_rate) == (None,) * 4
         assert found.extrapolated
-        assert calibration.threshold_agreement(noisy(scores), score) is None
+        assert threshold_agreement(noisy(scores), score) is None
 
 
 def test_the_covered_range_is_that_of_the_expectations():
@@ -318,7 +324,7 @@ def test_the_covered_range_is_that_of_the_expectations():
     lower = float(calibration.rows.given[calibration.rows.given < ends[0]].max())
     for score, known in ((ends[0], True), (ends[1], True), (lower, False), (ends[1] + 1e-9, False)):
         assert (expected_score(calibration, score, level=0.9).by_rate is not None) == known
-        assert (calibration.threshold_agreement(calibration, score) is not None) == known
+        assert (threshold_agreement(calibration, score) is not None) == known
 
 
 def test_equidistant_anchors_have_no_map_and_raise_no_error():
