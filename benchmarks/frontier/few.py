@@ -39,7 +39,6 @@ ANCHORS, GOAL = (15, 30, 100, 300), 1_000
 ANCHOR_TEXTS = 2_000
 #: unpaired vectors of a side, and the draws of anchors that are measured with them
 UNPAIRED = {0: 3, 2_000: 1, 20_000: 1}
-MEMORY = 256 * 2**20
 
 
 def main() -> None:
@@ -100,11 +99,7 @@ def measure(source: str, target: str, anchors: int, unpaired: int) -> list[float
         order = torch.randperm(ANCHOR_TEXTS, generator=torch.Generator().manual_seed(draw))
         some = given.with_anchors(order[:anchors])
         some = KnownAndUnpaired(some.known_x, some.known_y, given.x[:unpaired], given.y[:unpaired])
-        translator = (
-            fit_with_unpaired(some, AnchoredSettings(), memory=MEMORY)
-            if unpaired
-            else fit_alone(some)
-        )
+        translator = fit_with_unpaired(some, AnchoredSettings()) if unpaired else fit_alone(some)
         items = item_metrics(apply(translator, x).vectors - centre, y - centre)
         recalls.append(float(items.recall.mean()))
         ranks.append(float(items.reciprocal_rank.mean()))

@@ -4,17 +4,15 @@ head, for each seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from app.maths.geometry.sampling import draw_uniformly
-from app.maths.geometry.space import Space, fit_space
+from app.maths.geometry.space import fit_space
 from app.maths.quality import metrics
 from app.maths.translators import methods
-from app.maths.translators.methods import METHODS, Options
-from app.maths.translators.translator import Translator, apply, make_translator
+from app.maths.translators.methods import Options
+from app.maths.translators.translator import Translator, apply
 from research.definitions import relative
 from research.stitching.head import Head, best_strength, seeded_head
 from research.stitching.task import Side, Task
@@ -52,40 +50,15 @@ Accuracies = dict[tuple[str, str], dict[str, float]]
 
 
 class Fits:
-    """Translators between the spaces of one set of anchors. What one space contributes alone is
-    computed once.
-    """
+    """Translators between the spaces of one set of anchors."""
 
     def __init__(self, anchors: dict[str, Tensor]) -> None:
         self.spaces = {name: fit_space(rows) for name, rows in anchors.items()}
-        self._kept: dict[tuple[object, ...], Tensor] = {}
 
     def translator(self, method: str, given: Options, source: str, target: str) -> Translator:
-        """As `methods.fit`, without computing an independent method's projector or decoder again
-        for every pair.
-        """
+        """As `methods.fit`, with the method's defaults for options that are not given."""
         x, y = self.spaces[source], self.spaces[target]
-        options = methods.resolve(method, given, anchors=x.size)
-        chosen = METHODS[method]
-        if chosen.encode is None or chosen.decode is None:
-            return methods.fit(method, x, y, options)
-        encoder = self._once(chosen.encode, source, options, without="decode_power")
-        decoder = self._once(chosen.decode, target, options, without="encode_power")
-        return make_translator(
-            x,
-            y,
-            encoder @ decoder,
-            renormalise=bool(options["renormalise"]),
-            keep_norms=bool(options["keep_norms"]),
-        )
-
-    def _once(
-        self, make: Callable[[Space, Options], Tensor], name: str, options: Options, *, without: str
-    ) -> Tensor:
-        key = (make, name, *sorted(item for item in options.items() if item[0] != without))
-        if key not in self._kept:
-            self._kept[key] = make(self.spaces[name], options)
-        return self._kept[key]
+        return methods.fit(method, x, y, methods.resolve(method, given, anchors=x.size))
 
 
 def deltas(task: Task, size: int) -> list[float]:

@@ -302,7 +302,7 @@ class Client(Measures):
             "head": head,
             "anchor_set": anchor_set,
             "input_type": input_type,
-            **fit_fields(method, options, prefer, min_quality, None, index),
+            **fit_fields(method, options, prefer, min_quality, index),
             "labels": None if labels is None else list(labels),
             "targets": None if targets is None else to_json(targets),
             "native_vectors": None if native_vectors is None else to_json(native_vectors),
