@@ -189,16 +189,6 @@ def test_a_worker_is_told_to_migrate_first_and_which_devices_there_are(
     assert "device" in refusal(tmp_path, "worker", redis_url=redis_url, devices="tpu")
 
 
-def test_the_schema_goes_back_for_an_older_version_and_forward_again(
-    tmp_path: Path, database: dict[str, str]
-) -> None:
-    run(tmp_path, "db", "upgrade", **database)
-    assert "0006" in run(tmp_path, "db", "downgrade", "0006", **database).output
-    assert "has revision 0006" in refusal(tmp_path, "keys", "list", **database)
-    run(tmp_path, "db", "upgrade", **database)
-    assert run(tmp_path, "keys", "list", **database).exit_code == 0
-
-
 def test_a_way_back_to_an_unknown_revision_is_refused(tmp_path) -> None:
     run(tmp_path, "db", "upgrade")
     assert "schema stays" in refusal(tmp_path, "db", "downgrade", "9999")
@@ -207,7 +197,6 @@ def test_a_way_back_to_an_unknown_revision_is_refused(tmp_path) -> None:
 
 def test_the_old_names_of_the_database_commands_work_and_are_hidden(tmp_path: Path) -> None:
     assert run(tmp_path / "old", "migrate").exit_code == 0
-    assert "0006" in run(tmp_path / "old", "downgrade", "0006").output
     run(tmp_path / "new", "db", "upgrade")
     assert run(tmp_path / "new", "backup", str(tmp_path / "copy")).exit_code == 0
     assert run(tmp_path / "again", "restore", str(tmp_path / "copy")).exit_code == 0
@@ -351,8 +340,8 @@ def test_a_database_of_a_newer_version_is_said_to_be_one(tmp_path: Path) -> None
     with sqlite3.connect(tmp_path / "anchorage.db") as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
-    assert "newer" in refusal(tmp_path, "db", "upgrade")
-    assert "newer" in refusal(tmp_path, "serve")
+    assert "another version" in refusal(tmp_path, "db", "upgrade")
+    assert "another version" in refusal(tmp_path, "serve")
 
 
 # --- backup and restore ---------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_every_alert_says_what_it_means_and_what_to_do():
             re.sub(r"[^\w\s-]", "", heading).strip().lower().replace(" ", "-")
             for heading in headings
         }
-    page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "operations.md").read_text()
     listed = dict(re.findall(r"^\| `(Anchorage\w+)` \| (\w+) \|", page, re.MULTILINE))
     assert listed == {name: rule["labels"]["severity"] for name, rule in ALERTS.items()}
 

@@ -30,18 +30,25 @@ def write_jobs(settings: Settings, *rows: dict) -> list[str]:
     """Leave jobs behind as a killed process does: as rows and blobs."""
     services = make_services(settings)
     services.db.migrate()
-    blobs = {field: services.blobs.put({"pool": pool}) for field, pool in POOLS.items()}
+    blobs = {field: [services.blobs.put({"pool": pool})] for field, pool in POOLS.items()}
     ids = []
     with services.db.transaction() as session:
-        for name, dim in (("a", 4), ("b", 3)):
-            session.add(tables.EncoderRow(name=name, kind="external", dim=dim, modality="text"))
+        encoders = {
+            name: tables.EncoderRow(name=name, kind="external", dim=dim, modality="text")
+            for name, dim in (("a", 4), ("b", 3))
+        }
+        session.add_all(encoders.values())
+        session.flush()
         for number, row in enumerate(rows):
             arguments = {
                 "name": f"s{number}",
                 "source": "a",
                 "target": "b",
                 "seeds": [[0, 0], [1, 1], [2, 2]],
+                "method": "paper",
                 "settings": asdict(Bootstrap(size=6, steps=5)),
+                "min_right": 0.0,
+                "made_by": {name: each.id for name, each in encoders.items()},
                 "blobs": blobs,
             }
             job = tables.JobRow(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from app.api.http.bodies import MOST_CONTAINERS
 from app.api.schemas import fields
 from app.errors import RaggedRows
+from tests.waiting import slack
 
 NUMBERS = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False),
@@ -84,7 +85,7 @@ def test_the_worst_json_is_refused_while_others_are_answered(listen, name):
         bodies = pool.map(send, range(8))
         slowest = max(ask() for _ in range(20))
         assert set(bodies) <= {400, 413, 422}
-    assert slowest < 5  # far below the time of all bodies, also on a loaded machine
+    assert slowest < 5 * slack()  # far below the time of all bodies, also on a loaded machine
 
 
 def test_json_has_a_smaller_limit_than_vectors_and_files(serve, refused):

@@ -10,7 +10,7 @@ import pytest
 from tests.api.resources.translations import METHODS, PAIR, asker
 
 #: methods whose translators differ
-FOUR = ("irp", "graded", "procrustes", "affine")
+FOUR = ("irp", "graded", "procrustes", "ridge")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -53,7 +54,9 @@ def test_a_build_that_was_left_is_waited_for_and_used(
                 client.execute("ROLLBACK")
             builder.join(seconds)
 
-        monkeypatch.setattr(steps, "time", SimpleNamespace(sleep=end_the_wait))
+        monkeypatch.setattr(
+            steps, "time", SimpleNamespace(sleep=end_the_wait, monotonic=time.monotonic)
+        )
         beside.build_index()
         builder.join()
     assert waits
