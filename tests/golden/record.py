@@ -110,8 +110,8 @@ def recorded(answer: Any) -> Any:
 def _order(body: dict[str, Any]) -> None:
     """Order what is ordered by hashes, and leave out explanations that are equally far away."""
     if "translators" in body:
-        names = ("source", "target", "anchor_set", "method")
-        body["translators"].sort(key=lambda each: [each[name] for name in names])
+        names = ("source", "target", "anchor_set", "method", "options")
+        body["translators"].sort(key=lambda each: json.dumps([each[name] for name in names]))
     if "explanations" in body:
         del body["explanations"][7:]
 
