@@ -30,8 +30,8 @@ TURN_WAIT_S = 30.0
 #: numbers that an answer may have for each vector that a request may have
 ANSWER_NUMBERS_A_VECTOR = 2_048
 
-#: work of which a process runs a limited number at once: its name in errors, the number, and how
-#: many more wait. Each occupies one of the threads that answer requests
+#: work that a process runs a limited number of times at once: its name in errors, the number, and
+#: how many more wait. Each occupies one of the threads that answer requests
 SLOTS = {
     "fits": (2, 6),
     "evaluations": (2, 6),

@@ -1,7 +1,7 @@
 """Threads that decode images: one a core, shared by all requests in turns.
 
 Pillow decodes and resizes without the interpreter's lock. Small images wait only for a thread.
-Large ones have two threads of their own, so that a small image never waits behind them, and so that
+Large ones have two separate threads, so that a small image never waits behind them, and so that
 few of them are in memory at once.
 """
 

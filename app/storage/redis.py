@@ -82,7 +82,7 @@ class OptionalRedis:
             answer = question(self._client)
         except Exception as error:
             self._circuit.failed()
-            self._client.connection_pool.disconnect()  # what is left of an answer is not read
+            self._client.connection_pool.disconnect()  # with the unread rest of an answer
             log.warning(
                 "Redis failed and is not called for %.0f s: %s %.200r",
                 AWAY_S,

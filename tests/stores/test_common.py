@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app.stores.base import Changes
-from app.stores.common import opposite, raised_by, translate_changes
+from app.stores.common import opposite, raised_by, row_number, rows_checksum, translate_changes
 
 
 def error_of(call) -> BaseException:
@@ -34,3 +34,13 @@ def test_sides_and_changes():
     assert translate_changes(lambda ids, vectors: vectors * 2, two).tolist() == [[2.0] * 3] * 2
     none = Changes([], np.zeros((0, 3), np.float32), ["c"])
     assert translate_changes(lambda ids, vectors: 1 / 0, none).shape == (0, 3)
+
+
+def test_each_row_counts_in_a_checksum_and_their_order_does_not():
+    numbers = [row_number(each) for each in (b"a", b"b", b"c")]
+    whole = rows_checksum(numbers)
+    assert rows_checksum(reversed(numbers)) == whole
+    for place in range(len(numbers)):
+        changed = [number + (row == place) for row, number in enumerate(numbers)]
+        assert rows_checksum(changed).digest != whole.digest
+        assert rows_checksum(numbers[:place] + numbers[place + 1 :]).rows == 2

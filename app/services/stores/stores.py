@@ -202,7 +202,7 @@ def call_row(
     *,
     within_s: float = STORE_ANSWER_S,
 ) -> Answer:
-    """Call a store, and wait in this thread, of which a few may. Raises as `StoreHandles.ask`."""
+    """Call a store, and wait in this thread; a few threads may. Raises as `StoreHandles.ask`."""
     with services.calling_store():
         return services.stores.wait(row, call, within_s=within_s)
 

@@ -40,7 +40,7 @@ def vector_column(table: pa.Table, name: str | None) -> str:
 
 
 def with_answer(table: pa.Table, column: str, answer: pa.Table) -> pa.Table:
-    """Return a table with the answer's vectors in place of its own, and its other columns added."""
+    """Return a table with the answer's vectors in place of its vectors, and the other columns."""
     place = table.schema.get_field_index(column)
     table = table.set_column(place, column, answer["vector"])
     for name in answer.column_names[1:]:
