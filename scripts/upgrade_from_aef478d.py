@@ -3,14 +3,17 @@
     python scripts/upgrade_from_aef478d.py [DATABASE_URL]
 
 Stop the API and all workers, and make a backup. Without a URL, the settings name the database.
-It refuses a database that has stores or heads of kinds that no longer exist, and names them. It
+It refuses a database that has stores or heads of kinds that no longer exist, unfinished jobs, or
+unfinished reindexings by methods that no longer exist, and names them. It
 deletes the records of translators whose method or option no longer exists, and names them: fit
-these pairs again.
+these pairs again. A pair that is fitted again may get another id.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
@@ -38,6 +41,13 @@ OLD, NEW = "0010", "0011"
 REMOVED_METHODS = ("affine", "reduced-rank")
 #: the option `landmarks` of `kernel` is now always this
 LANDMARKS = 2048
+PLANS = table(
+    "reindexings",
+    column("id"),
+    column("ended_at"),
+    column("plan", JSON),
+    column("position", JSON),
+)
 
 
 def upgrade(url: str | URL) -> None:
@@ -75,6 +85,31 @@ def _refuse_removed_kinds(connection: Connection) -> None:
         raise SystemExit(
             f"Delete these with the old version first, and run the script again: {', '.join(found)}"
         )
+    open_plans = [
+        each.id
+        for each in connection.execute(select(PLANS).where(PLANS.c.ended_at.is_(None)))
+        if _kept_options(each.plan) is None
+    ]
+    if open_plans:
+        raise SystemExit(
+            "Finish or abandon these reindexings with the old version first, because their method "
+            f"or an option no longer exists: {', '.join(open_plans)}"
+        )
+    jobs = table("jobs", column("id"), column("state"))
+    unfinished = select(jobs.c.id).where(jobs.c.state.in_(("queued", "running")))
+    if waiting := connection.execute(unfinished).scalars().all():
+        raise SystemExit(
+            f"Let these jobs end, or cancel them, with the old version first: {', '.join(waiting)}"
+        )
+
+
+def _kept_options(fit: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The options of a fit without the removed ones; None if it can no longer be made."""
+    options = dict(fit.get("options") or {})
+    centred, landmarks = options.pop("centre", True), options.pop("landmarks", LANDMARKS)
+    if fit.get("method") in REMOVED_METHODS or not centred or landmarks != LANDMARKS:
+        return None
+    return options
 
 
 def _convert_translators(connection: Connection) -> None:
@@ -83,9 +118,8 @@ def _convert_translators(connection: Connection) -> None:
         "translators", column("id"), column("content"), column("method"), column("options", JSON)
     )
     for each in connection.execute(select(rows)).all():
-        options = dict(each.options)
-        centred, landmarks = options.pop("centre", True), options.pop("landmarks", LANDMARKS)
-        if each.method in REMOVED_METHODS or not centred or landmarks != LANDMARKS:
+        options = _kept_options({"method": each.method, "options": each.options})
+        if options is None:
             connection.execute(delete(rows).where(rows.c.id == each.id))
             print(f"Deleted the record of translator {each.content} (method {each.method}).")
         elif options != each.options:
@@ -106,10 +140,12 @@ def _change(connection: Connection) -> None:
         translators.drop_column("role")
     for name, kind in lease.items():
         op.add_column("reindexings", Column(name, kind))
-    rows = table("reindexings", column("id"), column("position", JSON))
-    for row_id, position in connection.execute(select(rows.c.id, rows.c.position)).all():
-        rest = {name: each for name, each in position.items() if name != "held"}
-        connection.execute(update(rows).where(rows.c.id == row_id).values(position=rest))
+    for row in connection.execute(select(PLANS)).all():
+        rest = {name: each for name, each in row.position.items() if name != "held"}
+        options = _kept_options(row.plan)
+        plan = row.plan if options is None else {**row.plan, "options": options}
+        changed = update(PLANS).where(PLANS.c.id == row.id).values(position=rest, plan=plan)
+        connection.execute(changed)
 
 
 if __name__ == "__main__":

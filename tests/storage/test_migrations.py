@@ -136,7 +136,8 @@ INSERT INTO anchor_sets (id, project, created_at, name, size)
     VALUES ('a', 'p', '2026-01-02 03:04:05', 'a', 3);
 INSERT INTO stores (id, project, created_at, name, kind, address, collection, options, encoder_id)
     VALUES ('s', 'p', '2026-01-02 03:04:05', 's', 'pgvector', 'main', 'c', '{}', 'e');
-INSERT INTO reindexings VALUES ('s', 'e', 'a', 'open', '{}', 'm',
+INSERT INTO reindexings VALUES ('s', 'e', 'a', 'open',
+    '{"method": "graded", "options": {"centre": true}}', 'm',
     '{"rows": 3, "held": {"token": "t"}}', '{}', NULL, NULL, '2026-01-02 03:04:05', NULL, 'r', 'p',
     '2026-01-02 03:04:05');
 INSERT INTO idempotent_requests VALUES ('k', 'f', 'c', '2026-01-02 03:04:05', 'made', 'i', 'p',
@@ -183,6 +184,7 @@ def test_a_database_of_aef478d_is_upgraded_once_with_its_rows(database_url):
     with db.transaction() as session:
         row = session.scalars(select(tables.ReindexingRow)).one()
         assert (row.position, row.lease, row.store.encoder.name) == ({"rows": 3}, None, "e")
+        assert row.plan == {"method": "graded", "options": {}}
         request = session.scalars(select(tables.IdempotentRequestRow)).one()
         assert (request.key, request.lease, request.made) == ("k", "c", "made")
         [fitted] = session.scalars(select(tables.TranslatorRow)).all()

@@ -229,7 +229,10 @@ def _metadata_size(head: bytes | memoryview) -> int:
 
 
 def _refuse_compressed(metadata: bytes) -> None:
-    """Raises BadArrow for a record batch whose field 3 names a compression (Message.fbs)."""
+    """Raises BadArrow for a record batch whose field 3 names a compression (Message.fbs).
+
+    The message's own metadata (field 4) may name one too, as the first writers did.
+    """
 
     def place_of(table: int, number: int) -> int:
         """Returns where a field of a flatbuffer's table lies; 0 for a table without it."""
@@ -242,9 +245,11 @@ def _refuse_compressed(metadata: bytes) -> None:
     def follow(place: int) -> int:
         return place + int(struct.unpack_from("<I", metadata, place)[0])
 
-    if place_of(follow(place_of(follow(0), 2)), 3):
+    message = follow(0)
+    if place_of(follow(place_of(message, 2)), 3) or place_of(message, 4):
         raise BadArrow(
-            "The record batches are compressed. Write them without compression.", field="vectors"
+            "The record batches are compressed or have metadata. Write them without both.",
+            field="vectors",
         )
 
 

@@ -131,6 +131,14 @@ def test_columns_that_are_not_on_the_list_are_refused_before_a_batch_is_read(nam
             read(body)
 
 
+def with_metadata(rows: pa.RecordBatch) -> bytes:
+    """A stream whose message has metadata, which may name a compression too."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows, custom_metadata={"ARROW:experimental_compression": "zstd"})
+    return bytes(sink.getvalue())
+
+
 def frames(data: bytes) -> list[bytes]:
     """The messages of a stream."""
     source, found, start = pa.BufferReader(data), [], 0
@@ -152,6 +160,7 @@ BROKEN = {
     "the old framing": written(GOOD, use_legacy_format=True),
     "lz4": written(GOOD, compression="lz4"),
     "zstd": written(GOOD, compression="zstd"),
+    "metadata of a batch": with_metadata(GOOD),
     "no schema": frames(STREAM)[1] + END,
     "two schemas": frames(STREAM)[0] + STREAM,
     "a dictionary that no column uses": frames(STREAM)[0] + frames(HELD)[1] + END,
