@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from psycopg import sql
 
@@ -11,7 +10,7 @@ from app.errors import StoreChanged
 from app.stores.base import Changes, StoreId
 from app.stores.pgvector import reading
 from app.stores.pgvector.connections import KeyKind, StoreConnection, key_type
-from app.stores.pgvector.layout import PgRelation, PgState, PgVectors, name_of
+from app.stores.pgvector.layout import PgState, PgVectors, name_of
 
 _CAPTURE = """
 CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
@@ -30,25 +29,16 @@ BEGIN
   RETURN NULL;
 END $anchorage$"""
 
-_TRIGGERS = (
-    "CREATE TRIGGER anchorage_capture AFTER INSERT OR DELETE ON {table} "
-    "FOR EACH ROW EXECUTE FUNCTION {function}()",
-    "CREATE TRIGGER anchorage_capture_update AFTER UPDATE ON {table} FOR EACH ROW WHEN "
-    "(OLD.{key} IS DISTINCT FROM NEW.{key} OR {changed}) EXECUTE FUNCTION {function}()",
-    "CREATE TRIGGER anchorage_capture_truncate AFTER TRUNCATE ON {table} "
-    "FOR EACH STATEMENT EXECUTE FUNCTION {function}()",
-    # also for a subscriber of logical replication
-    "ALTER TABLE {table} ENABLE ALWAYS TRIGGER anchorage_capture",
-    "ALTER TABLE {table} ENABLE ALWAYS TRIGGER anchorage_capture_update",
-    "ALTER TABLE {table} ENABLE ALWAYS TRIGGER anchorage_capture_truncate",
-)
-
-_ROWS_TRIGGERS = (
-    "CREATE TRIGGER anchorage_capture_rows AFTER UPDATE ON {table} FOR EACH ROW WHEN "
-    "(NOT (OLD.{key} IS DISTINCT FROM NEW.{key} OR {changed})) "
+_TRIGGERS = {
+    "anchorage_capture": "AFTER INSERT OR DELETE ON {table} FOR EACH ROW "
+    "EXECUTE FUNCTION {function}()",
+    "anchorage_capture_update": "AFTER UPDATE ON {table} FOR EACH ROW WHEN ({changed}) "
+    "EXECUTE FUNCTION {function}()",
+    "anchorage_capture_rows": "AFTER UPDATE ON {table} FOR EACH ROW WHEN (NOT ({changed})) "
     "EXECUTE FUNCTION {function}('rows')",
-    "ALTER TABLE {table} ENABLE ALWAYS TRIGGER anchorage_capture_rows",
-)
+    "anchorage_capture_truncate": "AFTER TRUNCATE ON {table} FOR EACH STATEMENT "
+    "EXECUTE FUNCTION {function}()",
+}
 
 
 def create_queue(
@@ -81,41 +71,35 @@ def drop_queue(connection: StoreConnection, state: PgState, schema: str) -> None
         )
 
 
-def start_capture(
-    connection: StoreConnection, tag: str, vectors: PgVectors, *, whole_rows: bool = False
-) -> None:
-    """Create the triggers. Waits for transactions that write to the table.
-
-    whole_rows  also capture updates of other columns, with `rows_only`
-    """
-    column = sql.Identifier(vectors.column)
-    changed = sql.SQL("OLD.{0} IS DISTINCT FROM NEW.{0}").format(column)
+def start_capture(connection: StoreConnection, tag: str, vectors: PgVectors) -> None:
+    """Create the triggers. Waits for transactions that write to the table."""
+    table = vectors.relation.identifier
+    changed = sql.SQL("OLD.{0} IS DISTINCT FROM NEW.{0} OR OLD.{1} IS DISTINCT FROM NEW.{1}")
     values = {
-        "table": vectors.relation.identifier,
+        "table": table,
         "function": sql.Identifier(vectors.relation.schema, name_of(tag, "capture")),
-        "key": sql.Identifier(vectors.key),
-        "changed": changed,
+        "changed": changed.format(sql.Identifier(vectors.key), sql.Identifier(vectors.column)),
     }
-    for statement in _TRIGGERS + (_ROWS_TRIGGERS if whole_rows else ()):
-        connection.run(statement, **values)
+    for name, definition in _TRIGGERS.items():
+        create = sql.SQL("CREATE TRIGGER {name} " + definition)
+        connection.execute(create.format(name=sql.Identifier(name), **values))
+        # also for a subscriber of logical replication
+        connection.run("ALTER TABLE {} ENABLE ALWAYS TRIGGER {}", table, name)
 
 
 def stop_capture(connection: StoreConnection, vectors: PgVectors) -> None:
-    for part in ("", "_update", "_truncate", "_rows"):
-        name = f"anchorage_capture{part}"
+    for name in _TRIGGERS:
         connection.run("DROP TRIGGER IF EXISTS {} ON {}", name, vectors.relation.identifier)
 
 
-def require_capture(
-    connection: StoreConnection, vectors: PgVectors, *, whole_rows: bool = False
-) -> None:
+def require_capture(connection: StoreConnection, vectors: PgVectors) -> None:
     """Raises StoreChanged if a trigger is missing or disabled: writes of clients would be lost."""
     row = connection.execute(
         "SELECT count(*) FROM pg_trigger WHERE tgrelid = %s AND tgenabled = 'A' "
-        "AND starts_with(tgname, 'anchorage_capture')",
-        [vectors.relation.oid],
+        "AND tgname = ANY(%s)",
+        [vectors.relation.oid, list(_TRIGGERS)],
     ).fetchone()
-    if row is None or row[0] != (4 if whole_rows else 3):
+    if row is None or row[0] != len(_TRIGGERS):
         raise StoreChanged(
             f"A trigger of the reindexing on {vectors.relation.name!r} is missing or disabled, so "
             "writes of clients may be lost. Abandon the reindexing, and plan a new one."
@@ -171,23 +155,3 @@ def acknowledge(
         sql.Identifier(schema, state.queue),
         params=[list(numbers)],
     )
-
-
-_ON_UPDATE = """
-SELECT tgname, tgenabled::text FROM pg_trigger WHERE tgrelid = %s AND NOT tgisinternal
-  AND tgenabled <> 'D' AND tgtype & 16 <> 0 AND NOT starts_with(tgname, 'anchorage_')"""
-
-_ENABLE = {"O": "ENABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
-
-
-@contextmanager
-def without_user_triggers(connection: StoreConnection, table: PgRelation) -> Iterator[None]:
-    """Disable triggers on UPDATE for this transaction: one would set `updated_at`, or refuse."""
-    triggers = connection.execute(_ON_UPDATE, [table.oid]).fetchall()
-    for name, _ in triggers:
-        connection.run("ALTER TABLE {} DISABLE TRIGGER {}", table.identifier, name)
-    yield
-    for name, mode in triggers:
-        connection.run(
-            "ALTER TABLE {} {} TRIGGER {}", table.identifier, sql.SQL(_ENABLE[mode]), name
-        )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,9 @@ from psycopg import sql
 
 from app.errors import StoreChanged, StoreUnsupported
 from app.stores.pgvector.connections import StoreConnection
+from app.stores.pgvector.copying import delete_waiting
 from app.stores.pgvector.facts import grants
-from app.stores.pgvector.layout import PgRelation, name_of
+from app.stores.pgvector.layout import PgLayout, PgRelation, PgState, name_of, relation_named
 
 _TABLE_INDEXES = """
 SELECT x.relname, pg_get_indexdef(i.indexrelid), format('CREATE %%sINDEX %%I ON %%I.%%I USING ',
@@ -33,7 +34,7 @@ WHERE i.indrelid = %s AND i.indisvalid ORDER BY i.indexrelid"""
 
 
 @dataclass(frozen=True)
-class TwinIndex:
+class CopiedIndex:
     """An index of the table that clients see. tail: its definition from USING on."""
 
     name: str
@@ -48,42 +49,39 @@ class TwinIndex:
     def hidden(self, tag: str) -> str:
         """The name of the same index of the other table."""
         digest = hashlib.sha256(self.name.encode()).hexdigest()[:16]
-        return name_of(tag, f"twin_{digest}")
+        return name_of(tag, f"index_{digest}")
 
     def is_of_key(self, key: str) -> bool:
         return self.unique and self.plain and self.columns == (key,)
 
 
-def twin_indexes(connection: StoreConnection, table: PgRelation) -> list[TwinIndex]:
+def copied_indexes(connection: StoreConnection, table: PgRelation) -> list[CopiedIndex]:
     found = []
     for row in connection.execute(_TABLE_INDEXES, [table.oid]).fetchall():
         name, definition, beginning = row[:3]
         if not definition.startswith(beginning):
-            raise StoreUnsupported(f"The index {name!r} cannot be copied. Choose `side`.")
+            raise StoreUnsupported(
+                f"The index {name!r} cannot be copied. Drop it for the reindexing."
+            )
         tail = definition.removeprefix(beginning)
-        found.append(TwinIndex(*[name, tail, *row[3:7], tuple(row[7]), row[8]]))
+        found.append(CopiedIndex(*[name, tail, *row[3:7], tuple(row[7]), row[8]]))
     return found
 
 
-def build_twins(
-    connection: StoreConnection,
-    tag: str,
-    front: PgRelation,
-    back: PgRelation,
-    type_name: str,
-    only_key: str | None,
-    resolve: Callable[[], object],
-) -> None:
-    """Build what `back` lacks of the indexes of `front`, and drop what it has too much.
+def copy_key_index(connection: StoreConnection, layout: PgLayout, state: PgState) -> None:
+    """Build the unique index of the key in a new copy of the table."""
+    back = relation_named(connection, layout.table.schema, state.new)
+    for each in copied_indexes(connection, layout.table):
+        if each.is_of_key(layout.key.name):
+            _build(connection, each, each.hidden(state.tag), back, state.type_name)
+            return
 
-    only_key  only the unique index of this column
-    resolve   deletes rows of `back` that are older than those of `front`
-    """
-    present = {each.name for each in twin_indexes(connection, back)}
-    wanted = twin_indexes(connection, front)
-    if only_key is not None:
-        wanted = [each for each in wanted if each.is_of_key(only_key)][:1]
-    for each in wanted:
+
+def copy_indexes(connection: StoreConnection, layout: PgLayout, tag: str) -> None:
+    """Build what the other table lacks of the indexes that clients see, and drop other ones."""
+    back, type_name = layout.other.relation, layout.other.type_name
+    present = {each.name for each in copied_indexes(connection, back)}
+    for each in copied_indexes(connection, layout.table):
         hidden = each.hidden(tag)
         if hidden in present:
             present.remove(hidden)
@@ -93,14 +91,14 @@ def build_twins(
                 with connection.transaction():
                     _build(connection, each, hidden, back, type_name)
             except psycopg.errors.UniqueViolation:
-                resolve()
+                delete_waiting(connection, layout)
                 _build(connection, each, hidden, back, type_name)
-    for name in present if only_key is None else ():
+    for name in present:
         _drop(connection, back, name)
 
 
 def _build(
-    connection: StoreConnection, index: TwinIndex, hidden: str, back: PgRelation, type_name: str
+    connection: StoreConnection, index: CopiedIndex, hidden: str, back: PgRelation, type_name: str
 ) -> None:
     tail = re.sub(r"\b(?:vector|halfvec)_(\w+_ops)\b", type_name + r"_\1", index.tail)
     name = sql.Identifier(hidden)
@@ -139,8 +137,8 @@ def exchange_names(
     connection: StoreConnection, tag: str, front: PgRelation, back: PgRelation
 ) -> None:
     """Exchange the names of the indexes of both tables. Raises StoreChanged."""
-    wanted = twin_indexes(connection, front)
-    present = {each.name for each in twin_indexes(connection, back)}
+    wanted = copied_indexes(connection, front)
+    present = {each.name for each in copied_indexes(connection, back)}
     if {each.hidden(tag) for each in wanted} != present:
         raise StoreChanged(
             f"The indexes of {front.name!r} changed while the tables were to be exchanged. Try "
@@ -193,7 +191,7 @@ WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass
 
 
 @dataclass(frozen=True)
-class Belongings:
+class Attachments:
     """Statements that create again what was taken from a table, for a table of its name.
 
     foreign_keys  (schema, table, name) of those that were valid
@@ -203,7 +201,7 @@ class Belongings:
     foreign_keys: Sequence[Sequence[str]]
 
 
-def take(connection: StoreConnection, table: PgRelation) -> Belongings:
+def detach(connection: StoreConnection, table: PgRelation) -> Attachments:
     """Drop the table's foreign keys in both directions, policies and triggers, and return them."""
     statements: list[sql.SQL | sql.Composed] = []
     valid = []
@@ -232,7 +230,7 @@ def take(connection: StoreConnection, table: PgRelation) -> Belongings:
         if validated:
             valid.append((schema, name, key))
         connection.run("ALTER TABLE {table} DROP CONSTRAINT {key}", **names)
-    return Belongings(statements, valid)
+    return Attachments(statements, valid)
 
 
 def copy_rights(connection: StoreConnection, front: PgRelation, back: PgRelation) -> None:
@@ -298,9 +296,24 @@ def move_sequences(
         exchange(connection, "SEQUENCE", schema, (name, hidden[column][1]), tag)
 
 
-def give(connection: StoreConnection, belongings: Belongings) -> None:
-    for each in belongings.statements:
+def attach(connection: StoreConnection, attachments: Attachments) -> None:
+    for each in attachments.statements:
         connection.execute(each)
+
+
+def require_columns(layout: PgLayout) -> None:
+    """Raises StoreChanged if the columns of both tables differ in name or type."""
+    forms = [
+        {(each.name, each.type_text) for each in side.relation.columns if each.name != side.column}
+        for side in (layout.old, layout.vectors("new"))
+    ]
+    different = sorted({name for name, _ in forms[0] ^ forms[1]})
+    if different:
+        raise StoreChanged(
+            f"The columns {', '.join(different)} differ between the old and the new table, "
+            f"because {layout.table.name!r} was altered. Alter the other table, "
+            f"{layout.other.relation.name!r}, too, or undo the change."
+        )
 
 
 def validate(connection: StoreConnection, keys: Sequence[Sequence[str]]) -> None:

@@ -1,20 +1,23 @@
-"""What the strategies share: locks that are tried briefly, the queue, and the index."""
+"""The steps of a reindexing: a second table is filled, and takes the name of the first.
+
+Captured changes are repeated in the second table as whole rows, and after a cutover in the old one.
+Locks are tried briefly, so that clients do not queue behind them.
+"""
 
 from __future__ import annotations
 
 import random
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import psycopg
 from psycopg import sql
 
 from app.errors import (
-    DimensionMismatch,
     StoreChanged,
     StoreRefused,
     StoreUnavailable,
@@ -29,9 +32,18 @@ from app.stores.base import (
     Switch,
     TranslateRows,
 )
+from app.stores.pgvector.attachments import (
+    attach,
+    copy_indexes,
+    copy_key_index,
+    copy_rights,
+    detach,
+    exchange_names,
+    move_sequences,
+    require_columns,
+    validate,
+)
 from app.stores.pgvector.capture import (
-    acknowledge,
-    claim,
     create_queue,
     drop_queue,
     read_changes,
@@ -42,11 +54,13 @@ from app.stores.pgvector.capture import (
 from app.stores.pgvector.connections import (
     PgConnections,
     StoreConnection,
-    copy_bytes,
-    key_type,
     zero_vector,
 )
+from app.stores.pgvector.copying import apply_changes, copy_missing, create_copy, write_new
 from app.stores.pgvector.facts import (
+    create_views,
+    dependent_views,
+    drop_views,
     first_state,
     require_no_obstacles,
     require_phase,
@@ -57,10 +71,8 @@ from app.stores.pgvector.layout import (
     PgLayout,
     PgRelation,
     PgState,
-    PgVectors,
-    comment,
     load_layout,
-    name_of,
+    load_relation,
     states_of_tag,
 )
 
@@ -76,7 +88,7 @@ def stop_autovacuum(connection: StoreConnection, location: StoreLocation) -> Non
     lacking = (StoreChanged, StoreRefused, StoreUnsupported)
     with suppress(*lacking, psycopg.errors.InsufficientPrivilege), connection.transaction():
         layout = load_layout(connection, location)
-        used = [layout.rows, layout.old.relation]
+        used = [layout.old.relation]
         used += [] if layout.new is None else [layout.new.relation]
         _wait_for(connection, used)
 
@@ -93,14 +105,11 @@ def _wait_for(connection: StoreConnection, tables: Iterable[PgRelation]) -> None
         "current_setting('deadlock_timeout')::interval))::int::text, true)",
         [GRACE_MS],
     )
-    for table in {each.oid: each for each in tables}.values():
+    for table in tables:
         connection.run("LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE", table.identifier)
 
 
 Result = TypeVar("Result")
-
-#: how often to look whether another build has ended
-BUILD_POLL_S = 0.5
 
 #: longest wait for one lock, during which others queue behind; and for how long to try again
 LOCK_MS, LOCK_PATIENCE_S = 100, 60.0
@@ -116,11 +125,8 @@ CAPTURED_ROWS, DRAIN_PATIENCE_S = 100, 300.0
 REMAINDER_S, REMAINDER_ROWS = 0.1, (32, 400)
 
 
-class PgBeside(Beside):
-    """The new vectors of one reindexing in a separate table: the common part."""
-
-    strategy: str
-    whole_rows = False
+class PgMigration(Beside):
+    """The new vectors of one reindexing, in a copy of the table."""
 
     def __init__(
         self, connections: PgConnections, location: StoreLocation, tag: str, dim: int
@@ -130,60 +136,14 @@ class PgBeside(Beside):
         self.tag = tag
         self.dim = dim
 
-    @abstractmethod
-    def _create(self, connection: StoreConnection, layout: PgLayout, state: PgState) -> None:
-        """Create the table of new vectors."""
-
-    @abstractmethod
-    def _store(
-        self, connection: StoreConnection, layout: PgLayout, incoming: sql.Identifier, replace: bool
-    ) -> None:
-        """Write rows of the table `incoming` to the new side."""
-
-    @abstractmethod
-    def _store_back(
-        self,
-        connection: StoreConnection,
-        layout: PgLayout,
-        incoming: sql.Identifier,
-        numbers: list[int],
-    ) -> None:
-        """Write `incoming` to the old side after a cutover, for these entries of the queue."""
-
-    @abstractmethod
-    def _forget(
-        self, connection: StoreConnection, layout: PgLayout, gone: list[Any], truncated: bool
-    ) -> None:
-        """Repeat on the other side that these keys have no vector or no row."""
-
-    @abstractmethod
-    def _switch(self, connection: StoreConnection, layout: PgLayout) -> None:
-        """Make clients see the new vectors, under the lock."""
-
-    @abstractmethod
-    def _switch_back(self, connection: StoreConnection, layout: PgLayout) -> None:
-        """Make clients see the old vectors, under the lock."""
-
-    def _before_switch(self, layout: PgLayout) -> None:
-        """Do what takes long, before the lock of a cutover."""
-
-    def _after_switch(self) -> None:
-        """Do what takes long, after a cutover."""
-
-    def _before_switch_back(self) -> None:
-        """Do what takes long, before the lock of a rollback."""
-
-    def _after_switch_back(self) -> None:
-        """Do what takes long, after a rollback."""
-
     # --- steps ------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         with self.connections.use("to check the table") as connection:
             layout = load_layout(connection, self.location)
             if layout.state is not None:  # no lock, because the index may be under construction
-                require_same(layout, self.tag, self.strategy, self.dim)
-                require_capture(connection, layout.seen, whole_rows=self.whole_rows)
+                require_same(layout, self.tag, self.dim)
+                require_capture(connection, layout.seen)
                 return
 
         def step(connection: StoreConnection) -> None:
@@ -194,24 +154,23 @@ class PgBeside(Beside):
             )
             layout = load_layout(connection, self.location)  # as another process left it
             if layout.state is not None:
-                require_same(layout, self.tag, self.strategy, self.dim)
-                require_capture(connection, layout.seen, whole_rows=self.whole_rows)
+                require_same(layout, self.tag, self.dim)
+                require_capture(connection, layout.seen)
                 return
             require_rights(connection, layout)
-            require_no_obstacles(connection, layout, self.strategy)
-            state = first_state(
-                connection, layout, self.location, self.tag, self.strategy, self.dim
-            )
-            self._create(connection, layout, state)
+            require_no_obstacles(connection, layout)
+            state = first_state(connection, layout, self.location, self.tag, self.dim)
+            create_copy(connection, layout, state)
+            copy_key_index(connection, layout, state)
             create_queue(
                 connection,
                 state,
                 layout.table.schema,
                 layout.key.name,
                 layout.kind,
-                layout.rows.owner,
+                layout.table.owner,
             )
-            start_capture(connection, self.tag, layout.old, whole_rows=self.whole_rows)
+            start_capture(connection, self.tag, layout.old)
             self._save(connection, layout, state)
 
         self._with_lock("to prepare the reindexing", step)
@@ -222,9 +181,8 @@ class PgBeside(Beside):
         if not len(ids):
             return
         with self.connections.transaction("to write new vectors", long=True) as connection:
-            layout, state = self._load(connection)
-            incoming = self._copy(connection, layout, state.type_name, self.dim, ids, vectors)
-            self._store(connection, layout, incoming, replace)
+            layout, _ = self._load(connection)
+            write_new(connection, layout, ids, vectors, replace=replace)
 
     def count(self) -> int:
         with self.connections.use("to count new vectors", long=True) as connection:
@@ -241,13 +199,10 @@ class PgBeside(Beside):
             return 0 if row is None else int(row[0])
 
     def build_index(self) -> None:
-        with self.connections.use("to build the index", long=True) as connection:
-            layout, state = self._load(connection)
-            new = layout.vectors("new")
-            for number, index in enumerate(state.details["indexes"]):
-                name = f"{name_of(self.tag, 'index')}_{number}"
-                build_vector_index(connection, new, name, index, state.type_name)
-            connection.run("ANALYZE {}", new.relation.identifier)
+        with self.connections.use("to build the indexes", long=True) as connection:
+            layout, _ = self._load(connection)
+            copy_indexes(connection, layout, self.tag)
+            connection.run("ANALYZE {}", layout.other.relation.identifier)
 
     def changes(self, limit: int) -> Changes:
         with self.connections.use("to read captured writes") as connection:
@@ -260,27 +215,31 @@ class PgBeside(Beside):
     def apply(self, changes: Changes, vectors: StoreVectors) -> None:
         with self.connections.transaction("to apply captured writes", long=True) as connection:
             layout, _ = self._load(connection)
-            self._apply(connection, layout, changes, vectors)
+            apply_changes(connection, layout, changes, vectors)
 
     def cutover(self, translate: TranslateRows) -> Switch:
-        with self.connections.use("to check the table") as connection:
-            layout, state = self._load(connection)
-        pause = Switch(0.0)
-        if not state.is_cut_over:
-            self._before_switch(layout)
-            pause = self._flip("to cut over", translate, to_new=True)
-        self._after_switch()
-        return pause
+        return self._switch("to cut over", translate, to_new=True)
 
     def rollback(self, translate_back: TranslateRows) -> Switch:
+        return self._switch("to roll back", translate_back, to_new=False)
+
+    def finish(self) -> None:
         with self.connections.use("to check the table") as connection:
-            _, state = self._load(connection)
-        pause = Switch(0.0)
-        if state.is_cut_over:
-            self._before_switch_back()
-            pause = self._flip("to roll back", translate_back, to_new=False)
-        self._after_switch_back()
-        return pause
+            if load_layout(connection, self.location).state is None:
+                return
+        self._validate()
+
+        def step(connection: StoreConnection) -> None:
+            layout = load_layout(connection, self.location)
+            if layout.state is None:
+                return
+            state = require_same(layout, self.tag, self.dim)
+            require_phase(state, cut_over=True, action="finish")
+            stop_capture(connection, layout.seen)
+            drop_queue(connection, state, layout.table.schema)
+            connection.run("DROP TABLE {}", layout.old.relation.identifier)
+
+        self._with_lock("to finish", step)
 
     def abandon(self) -> None:
         def step(connection: StoreConnection) -> None:
@@ -293,6 +252,24 @@ class PgBeside(Beside):
 
     # --- parts ------------------------------------------------------------------------------------
 
+    def _switch(self, action: str, translate: TranslateRows, *, to_new: bool) -> Switch:
+        pause = Switch(0.0)
+        with self.connections.transaction("to check the table", long=True) as connection:
+            layout, state = self._load(connection)
+            if is_needed := state.is_cut_over != to_new:
+                require_columns(layout)
+                copy_missing(connection, layout)
+        if is_needed:
+            self.build_index()
+            pause = self._flip(action, translate, to_new=to_new)
+        self._validate()
+        return pause
+
+    def _validate(self) -> None:
+        with self.connections.use("to validate foreign keys", long=True) as connection:
+            _, state = self._load(connection)
+            validate(connection, state.unvalidated)
+
     def _flip(self, action: str, translate: TranslateRows, *, to_new: bool) -> Switch:
         most = REMAINDER_ROWS[0]
 
@@ -300,10 +277,7 @@ class PgBeside(Beside):
             layout, state = self._load(connection)
             if state.is_cut_over == to_new:
                 return True
-            # Clients lock the view before its tables: the other order would end in a deadlock.
-            tables = {e.oid: e for e in (layout.table, layout.rows, layout.old.relation)}
-            tables[layout.vectors("new").relation.oid] = layout.vectors("new").relation
-            for table in tables.values():
+            for table in (layout.table, layout.other.relation):
                 connection.run("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE", table.identifier)
             layout, _ = self._load(connection)  # nothing can change it from here on
             changes = read_changes(connection, state, layout.seen, layout.kind, most + 1)
@@ -311,10 +285,10 @@ class PgBeside(Beside):
                 return False
             if len(changes):
                 vectors = translate(changes.ids, changes.vectors)
-                if not self._apply(connection, layout, changes, vectors):
+                if not apply_changes(connection, layout, changes, vectors):
                     return False
             stop_capture(connection, layout.seen)
-            (self._switch if to_new else self._switch_back)(connection, layout)
+            self._exchange(connection, layout, state)
             return True
 
         longest, until = 0.0, time.monotonic() + DRAIN_PATIENCE_S
@@ -345,55 +319,28 @@ class PgBeside(Beside):
                 break
         return remainder
 
-    def _apply(
-        self, connection: StoreConnection, layout: PgLayout, changes: Changes, vectors: StoreVectors
-    ) -> bool:
-        """Apply changes. Returns False, and writes nothing, if some no longer wait."""
-        state, numbers = layout.state, changes.token
-        if state is None or not numbers:
-            return True
-        if not claim(connection, state, layout.table.schema, numbers):
-            return False
-        if len(changes.ids):
-            other = layout.old if state.is_cut_over else layout.vectors("new")
-            dim = vectors.shape[1] if other.dim is None else other.dim
-            incoming = self._copy(connection, layout, other.type_name, dim, changes.ids, vectors)
-            if state.is_cut_over:
-                self._store_back(connection, layout, incoming, numbers)
-            else:
-                self._store(connection, layout, incoming, replace=True)
-        if changes.deleted or changes.truncated:
-            self._forget(connection, layout, list(changes.deleted), changes.truncated)
-        acknowledge(connection, state, layout.table.schema, numbers)
-        return True
-
-    def _copy(
-        self,
-        connection: StoreConnection,
-        layout: PgLayout,
-        type_name: str,
-        dim: int,
-        ids: Sequence[StoreId],
-        vectors: StoreVectors,
-    ) -> sql.Identifier:
-        """Copy rows into a table of this transaction."""
-        if vectors.shape != (len(ids), dim):
-            raise DimensionMismatch(
-                f"Vectors of shape {vectors.shape} were written for {len(ids)} rows of {dim} "
-                "dimensions. Translate them to the target encoder."
-            )
-        incoming = sql.Identifier("pg_temp", name_of(self.tag, "incoming"))
-        connection.run(
-            "CREATE TEMPORARY TABLE {} (key {}, vector {}) ON COMMIT DROP",
-            name_of(self.tag, "incoming"),
-            key_type(layout.kind),
-            sql.Identifier(connection.extension, type_name),
-        )
-        with connection.cursor().copy(
-            sql.SQL("COPY {} FROM STDIN BINARY").format(incoming)
-        ) as copy:
-            copy.write(copy_bytes(ids, vectors, layout.kind, type_name))
-        return incoming
+    def _exchange(self, connection: StoreConnection, layout: PgLayout, state: PgState) -> None:
+        """Give the name, and all that belongs to it, to the table that clients do not see."""
+        require_columns(layout)
+        front, other = layout.table, layout.other
+        phase = "rolled-back" if state.is_cut_over else "cut-over"
+        after = replace(state, phase=phase)
+        views = dependent_views(connection, front.oid)
+        drop_views(connection, views)
+        attachments = detach(connection, front)
+        for table, name in ((front, after.hidden), (other.relation, front.name)):
+            connection.run("ALTER TABLE {} RENAME TO {}", table.identifier, name)
+        now = load_relation(connection, other.relation.oid)
+        exchange_names(connection, self.tag, load_relation(connection, front.oid), now)
+        copy_rights(connection, front, now)
+        move_sequences(connection, self.tag, front, other.relation, now)
+        attach(connection, attachments)
+        create_views(connection, views)
+        start_capture(connection, self.tag, replace(other, relation=now))
+        keys = [list(each) for each in attachments.foreign_keys]
+        # A switch that was killed may have left some to validate.
+        keys += [list(each) for each in state.unvalidated if list(each) not in keys]
+        self._save(connection, layout, replace(after, unvalidated=keys))
 
     def _with_lock(
         self, action: str, step: Callable[[StoreConnection], Result]
@@ -432,52 +379,10 @@ class PgBeside(Beside):
             raise StoreChanged(
                 "The table has no traces of this reindexing. Plan a new one.", field="collection"
             )
-        state = require_same(layout, self.tag, self.strategy, self.dim)
-        require_capture(connection, layout.seen, whole_rows=self.whole_rows)
+        state = require_same(layout, self.tag, self.dim)
+        require_capture(connection, layout.seen)
         return layout, state
 
     def _save(self, connection: StoreConnection, layout: PgLayout, state: PgState) -> None:
         queue = sql.Identifier(layout.table.schema, state.queue)
-        connection.execute(comment(queue, state.text()))
-
-
-def build_vector_index(
-    connection: StoreConnection,
-    new: PgVectors,
-    name: str,
-    index: Sequence[Any],
-    type_name: str,
-) -> None:
-    """Build an index concurrently, like the one of the old vectors, unless it exists.
-
-    The server continues a build whose client was killed: this waits for it, and uses the index.
-    """
-    _wait_for_build(connection, new)
-    method, schema, operators, options = index
-    identifier = sql.Identifier(new.relation.schema, name)
-    row = connection.execute(
-        "SELECT i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
-        "WHERE i.indrelid = %s AND c.relname = %s",
-        [new.relation.oid, name],
-    ).fetchone()
-    if row is not None and row[0]:
-        return
-    if row is not None:  # a build that was interrupted
-        connection.run("DROP INDEX CONCURRENTLY {}", identifier)
-    operators = type_name + "_" + operators.split("_", 1)[1]
-    connection.run(
-        "CREATE INDEX CONCURRENTLY {} ON {} USING {} ({} {}){}",
-        name,
-        new.relation.identifier,
-        method,
-        new.column,
-        sql.Identifier(schema, operators),
-        sql.SQL(f" WITH ({', '.join(options)})" if options else ""),
-    )
-
-
-def _wait_for_build(connection: StoreConnection, new: PgVectors) -> None:
-    while connection.execute(
-        "SELECT 1 FROM pg_stat_progress_create_index WHERE relid = %s", [new.relation.oid]
-    ).fetchone():
-        time.sleep(BUILD_POLL_S)
+        connection.run("COMMENT ON TABLE {} IS {}", queue, sql.Literal(state.text()))
