@@ -48,7 +48,9 @@ class CopiedIndex:
 
     def hidden(self, tag: str) -> str:
         """The name of the same index of the other table."""
-        digest = hashlib.sha256(self.name.encode()).hexdigest()[:16]
+        tail = re.sub(r"\bhalfvec_(\w+_ops)\b", r"vector_\1", self.tail)
+        content = repr((self.name, tail, self.unique, self.constraint, self.deferred))
+        digest = hashlib.sha256(content.encode()).hexdigest()[:16]
         return name_of(tag, f"index_{digest}")
 
     def is_of_key(self, key: str) -> bool:
@@ -190,6 +192,29 @@ WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass
   AND d.refobjid = %s AND d.deptype IN ('a', 'i') ORDER BY a.attnum"""
 
 
+#: statements that write comments and targets of statistics again, for a table of the same name
+_REMARKS = """
+WITH t AS (SELECT c.oid, format('%%I.%%I', n.nspname, c.relname) AS name, n.nspname FROM pg_class c
+  JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s)
+SELECT format('COMMENT ON TABLE %%s IS %%L', name, obj_description(oid, 'pg_class')) FROM t
+UNION ALL SELECT format('COMMENT ON COLUMN %%s.%%I IS %%L', name, a.attname,
+  col_description(t.oid, a.attnum)) FROM t JOIN pg_attribute a ON a.attrelid = t.oid
+  WHERE a.attnum > 0 AND NOT a.attisdropped
+UNION ALL SELECT format('ALTER TABLE %%s ALTER COLUMN %%I SET STATISTICS %%s', name, a.attname,
+  coalesce(a.attstattarget, -1)) FROM t JOIN pg_attribute a ON a.attrelid = t.oid
+  WHERE a.attnum > 0 AND NOT a.attisdropped
+UNION ALL SELECT format('COMMENT ON INDEX %%I.%%I IS %%L', nspname, x.relname,
+  obj_description(x.oid, 'pg_class')) FROM t JOIN pg_index i ON i.indrelid = t.oid
+  JOIN pg_class x ON x.oid = i.indexrelid
+UNION ALL SELECT format('COMMENT ON CONSTRAINT %%I ON %%s IS %%L', k.conname, name,
+  obj_description(k.oid, 'pg_constraint')) FROM t JOIN pg_constraint k ON k.conrelid = t.oid
+UNION ALL SELECT format('COMMENT ON TRIGGER %%I ON %%s IS %%L', g.tgname, name,
+  obj_description(g.oid, 'pg_trigger')) FROM t JOIN pg_trigger g ON g.tgrelid = t.oid
+  WHERE NOT g.tgisinternal AND NOT starts_with(g.tgname, 'anchorage_')
+UNION ALL SELECT format('COMMENT ON POLICY %%I ON %%s IS %%L', p.polname, name,
+  obj_description(p.oid, 'pg_policy')) FROM t JOIN pg_policy p ON p.polrelid = t.oid"""
+
+
 @dataclass(frozen=True)
 class Attachments:
     """Statements that create again what was taken from a table, for a table of its name.
@@ -202,8 +227,12 @@ class Attachments:
 
 
 def detach(connection: StoreConnection, table: PgRelation) -> Attachments:
-    """Drop the table's foreign keys in both directions, policies and triggers, and return them."""
+    """Drop the table's foreign keys in both directions, policies and triggers.
+
+    Returns them, and all comments.
+    """
     statements: list[sql.SQL | sql.Composed] = []
+    remarks = [sql.SQL(text) for [text] in connection.execute(_REMARKS, [table.oid]).fetchall()]
     valid = []
     for name, text in connection.execute(_POLICIES, [table.oid]).fetchall():
         statements.append(sql.SQL(text))
@@ -230,24 +259,65 @@ def detach(connection: StoreConnection, table: PgRelation) -> Attachments:
         if validated:
             valid.append((schema, name, key))
         connection.run("ALTER TABLE {table} DROP CONSTRAINT {key}", **names)
-    return Attachments(statements, valid)
+    return Attachments([*statements, *remarks], valid)
+
+
+#: what `create_copy` copies; parameters: oid, and name of the column of vectors
+_DEFINITIONS = """
+SELECT 'column ' || quote_ident(a.attname), concat_ws(', ', 'number ' || row_number() OVER (
+    ORDER BY a.attnum), CASE WHEN a.attname <> %(column)s THEN
+    format_type(a.atttypid, a.atttypmod) END, CASE WHEN a.attnotnull THEN 'NOT NULL' END,
+  'DEFAULT ' || pg_get_expr(d.adbin, d.adrelid), 'generated ' || nullif(a.attgenerated::text, ''),
+  'identity ' || nullif(a.attidentity::text, ''), (SELECT concat_ws(' ', s.seqincrement, s.seqmin,
+    s.seqmax, s.seqcache, s.seqcycle) FROM pg_depend p JOIN pg_sequence s ON s.seqrelid = p.objid
+    WHERE p.refobjid = a.attrelid AND p.refobjsubid = a.attnum AND p.deptype = 'i'),
+  (SELECT 'COLLATE ' || quote_ident(c.collname) FROM pg_collation c WHERE c.oid = a.attcollation
+    AND c.collname <> 'default'),
+  'storage ' || a.attstorage::text, 'compression ' || nullif(a.attcompression::text, ''),
+  array_to_string(a.attoptions, ' '))
+FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
+UNION ALL SELECT 'constraint ' || quote_ident(conname), pg_get_constraintdef(oid)
+FROM pg_constraint WHERE conrelid = %(oid)s AND contype = 'c'
+UNION ALL SELECT 'storage', concat_ws(' ', relpersistence, (SELECT spcname FROM pg_tablespace s
+  WHERE s.oid = reltablespace), array_to_string(reloptions, ' ')) FROM pg_class WHERE oid = %(oid)s
+"""
+
+
+def require_same_definitions(connection: StoreConnection, layout: PgLayout) -> None:
+    """Raises StoreChanged if one table was altered in a way that a switch would undo."""
+    found = [
+        dict(
+            connection.execute(
+                _DEFINITIONS, {"oid": each.relation.oid, "column": each.column}
+            ).fetchall()
+        )
+        for each in (layout.seen, layout.other)
+    ]
+    seen, other = found
+    hidden = layout.other.relation.name
+    different = [
+        f"{name} is ({seen.get(name, 'absent')}), and ({other.get(name, 'absent')}) in {hidden}"
+        for name in sorted(seen.keys() | other.keys())
+        if seen.get(name) != other.get(name)
+    ]
+    if different:
+        raise StoreChanged(
+            f"The table {layout.table.name!r} was altered during the reindexing: "
+            f"{'; '.join(different)}. Undo the change, or alter {hidden} in the same way, and try "
+            "again."
+        )
 
 
 def copy_rights(connection: StoreConnection, front: PgRelation, back: PgRelation) -> None:
-    """Give `back` the owner, the rights, the switches of row security and the comment."""
+    """Give `back` the owner, the rights, and the switches of row security."""
     target = back.identifier
-    row = connection.execute("SELECT obj_description(%s, 'pg_class')", [front.oid]).fetchone()
-    remark = sql.Literal(None if row is None else row[0])
     row_security = "ENABLE" if front.row_security else "DISABLE"
     forced = "FORCE" if front.force_row_security else "NO FORCE"
     connection.run("ALTER TABLE {} OWNER TO {}", target, front.owner)
     _copy_grants(connection, front.oid, back.oid, target)
-    for statement in (
-        sql.SQL("ALTER TABLE {} {} ROW LEVEL SECURITY").format(target, sql.SQL(row_security)),
-        sql.SQL("ALTER TABLE {} {} ROW LEVEL SECURITY").format(target, sql.SQL(forced)),
-        sql.SQL("COMMENT ON TABLE {} IS {}").format(target, remark),
-    ):
-        connection.execute(statement)
+    for switch in (row_security, forced):
+        connection.run("ALTER TABLE {} {} ROW LEVEL SECURITY", target, sql.SQL(switch))
 
 
 def _copy_grants(
@@ -299,21 +369,6 @@ def move_sequences(
 def attach(connection: StoreConnection, attachments: Attachments) -> None:
     for each in attachments.statements:
         connection.execute(each)
-
-
-def require_columns(layout: PgLayout) -> None:
-    """Raises StoreChanged if the columns of both tables differ in name or type."""
-    forms = [
-        {(each.name, each.type_text) for each in side.relation.columns if each.name != side.column}
-        for side in (layout.old, layout.vectors("new"))
-    ]
-    different = sorted({name for name, _ in forms[0] ^ forms[1]})
-    if different:
-        raise StoreChanged(
-            f"The columns {', '.join(different)} differ between the old and the new table, "
-            f"because {layout.table.name!r} was altered. Alter the other table, "
-            f"{layout.other.relation.name!r}, too, or undo the change."
-        )
 
 
 def validate(connection: StoreConnection, keys: Sequence[Sequence[str]]) -> None:

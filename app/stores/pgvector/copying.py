@@ -30,16 +30,20 @@ WRITE_ATTEMPTS = 5
 _INCOMING = sql.Identifier("pg_temp", "anchorage_incoming")
 
 
+_STORAGES = {"p": "PLAIN", "e": "EXTERNAL", "m": "MAIN", "x": "EXTENDED"}
+
+
 def create_copy(connection: StoreConnection, layout: PgLayout, state: PgState) -> None:
     """Create the table of the new vectors: the columns, checks and options of the client's."""
     front = layout.table
     row = connection.execute(
-        "SELECT coalesce(c.reloptions, '{}')::text[], t.spcname FROM pg_class c "
-        "LEFT JOIN pg_tablespace t ON t.oid = c.reltablespace WHERE c.oid = %s",
-        [front.oid],
+        "SELECT coalesce(c.reloptions, '{}')::text[], t.spcname, a.attstorage::text "
+        "FROM pg_class c LEFT JOIN pg_tablespace t ON t.oid = c.reltablespace "
+        "JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = %s WHERE c.oid = %s",
+        [layout.old.column, front.oid],
     ).fetchone()
     assert row is not None
-    options, space = row
+    options, space, storage = row
     new = sql.Identifier(front.schema, state.new)
     connection.run(
         "CREATE {} TABLE {} (LIKE {} INCLUDING ALL EXCLUDING INDEXES EXCLUDING STATISTICS){}{}",
@@ -55,6 +59,12 @@ def create_copy(connection: StoreConnection, layout: PgLayout, state: PgState) -
         layout.old.column,
         sql.Identifier(connection.extension, state.type_name),
         sql.SQL(str(state.dim)),
+    )
+    connection.run(
+        "ALTER TABLE {} ALTER COLUMN {} SET STORAGE {}",
+        new,
+        layout.old.column,
+        sql.SQL(_STORAGES[storage]),
     )
     connection.run("ALTER TABLE {} OWNER TO {}", new, front.owner)
 
@@ -127,6 +137,43 @@ def copy_missing(connection: StoreConnection, layout: PgLayout) -> None:
         other.relation.identifier, sql.Identifier(other.key), sql.Identifier(layout.key.name)
     )
     _write_rows(connection, layout, _empty_vector(connection, other), tail, [], replace=False)
+
+
+def table_files(connection: StoreConnection, layout: PgLayout) -> list[list[int]]:
+    """Return numbers of both tables that change when PostgreSQL rewrites one, or adds a column."""
+    row = connection.execute(
+        "SELECT array_agg(ARRAY[pg_relation_filenode(oid)::bigint, relnatts] ORDER BY oid <> %s) "
+        "FROM pg_class WHERE oid IN (%s, %s)",
+        [layout.old.relation.oid, layout.old.relation.oid, layout.vectors("new").relation.oid],
+    ).fetchone()
+    return [] if row is None else row[0]
+
+
+def requeue_different(connection: StoreConnection, layout: PgLayout) -> int | None:
+    """Queue each row of the other table that differs, although no change of it waits.
+
+    Returns the number of rows; None while a TRUNCATE waits, before which nothing can be compared.
+    """
+    state, other = layout.state, layout.other
+    assert state is not None
+    names: dict[str, sql.Composable] = {
+        "queue": sql.Identifier(layout.table.schema, state.queue),
+        "seen": layout.table.identifier,
+        "other": other.relation.identifier,
+        "key": sql.Identifier(other.key),
+    }
+    for side in ("s", "o"):
+        columns = [sql.Identifier(side, name) for name in (other.key, *sorted(layout.payload))]
+        names[f"row_{side}"] = sql.SQL("ROW({})::text").format(sql.SQL(", ").join(columns))
+    waits = connection.run("SELECT 1 FROM {queue} WHERE key IS NULL LIMIT 1", **names).fetchone()
+    if waits is not None:
+        return None
+    return connection.run(
+        "INSERT INTO {queue} (key, rows_only) SELECT o.{key}, true FROM {other} o "
+        "LEFT JOIN {seen} s ON s.{key} = o.{key} WHERE {row_o} IS DISTINCT FROM {row_s} "
+        "AND o.{key} NOT IN (SELECT key FROM {queue} WHERE key IS NOT NULL)",
+        **names,
+    ).rowcount
 
 
 def delete_waiting(connection: StoreConnection, layout: PgLayout) -> None:

@@ -254,6 +254,7 @@ class PgState:
     dim         dimensions of the new vectors, and type_name, their type
     key         name of the key, and column, of the column of vectors
     form        what `prepare` found, and must stay the same
+    files       numbers of both tables' files, when their rows were last known to be the same
     unvalidated foreign keys that a switch added without reading their tables
     """
 
@@ -265,6 +266,7 @@ class PgState:
     key: str
     column: str
     form: Mapping[str, Any]
+    files: Sequence[Sequence[int]] = ()
     unvalidated: Sequence[Sequence[str]] = ()
 
     @property

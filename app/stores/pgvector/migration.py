@@ -40,7 +40,7 @@ from app.stores.pgvector.attachments import (
     detach,
     exchange_names,
     move_sequences,
-    require_columns,
+    require_same_definitions,
     validate,
 )
 from app.stores.pgvector.capture import (
@@ -56,7 +56,14 @@ from app.stores.pgvector.connections import (
     StoreConnection,
     zero_vector,
 )
-from app.stores.pgvector.copying import apply_changes, copy_missing, create_copy, write_new
+from app.stores.pgvector.copying import (
+    apply_changes,
+    copy_missing,
+    create_copy,
+    requeue_different,
+    table_files,
+    write_new,
+)
 from app.stores.pgvector.facts import (
     create_views,
     dependent_views,
@@ -252,18 +259,33 @@ class PgMigration(Beside):
 
     # --- parts ------------------------------------------------------------------------------------
 
+    def requeue_different(self) -> int | None:
+        with self.connections.transaction("to compare rows", long=True) as connection:
+            layout, state = self._load(connection)
+            self._require_same_tables(connection, layout)
+            files = table_files(connection, layout)
+            count = requeue_different(connection, layout)
+            if count == 0:
+                self._save(connection, layout, replace(state, files=files))
+            return count
+
     def _switch(self, action: str, translate: TranslateRows, *, to_new: bool) -> Switch:
         pause = Switch(0.0)
         with self.connections.transaction("to check the table", long=True) as connection:
             layout, state = self._load(connection)
             if is_needed := state.is_cut_over != to_new:
-                require_columns(layout)
+                self._require_same_tables(connection, layout)
                 copy_missing(connection, layout)
         if is_needed:
             self.build_index()
             pause = self._flip(action, translate, to_new=to_new)
         self._validate()
         return pause
+
+    def _require_same_tables(self, connection: StoreConnection, layout: PgLayout) -> None:
+        """Raises StoreChanged and StoreUnsupported for what a switch would undo or not move."""
+        require_same_definitions(connection, layout)
+        require_no_obstacles(connection, layout)
 
     def _validate(self) -> None:
         with self.connections.use("to validate foreign keys", long=True) as connection:
@@ -279,7 +301,9 @@ class PgMigration(Beside):
                 return True
             for table in (layout.table, layout.other.relation):
                 connection.run("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE", table.identifier)
-            layout, _ = self._load(connection)  # nothing can change it from here on
+            layout, state = self._load(connection)  # nothing can change it from here on
+            if table_files(connection, layout) != state.files:
+                return False
             changes = read_changes(connection, state, layout.seen, layout.kind, most + 1)
             if len(changes.token) > most:
                 return False
@@ -294,6 +318,8 @@ class PgMigration(Beside):
         longest, until = 0.0, time.monotonic() + DRAIN_PATIENCE_S
         while time.monotonic() < until:
             most = self._drain(translate, until)
+            if not self._is_compared() and self.requeue_different() != 0:
+                continue
             done, pause = self._with_lock(action, step)
             longest = max(longest, pause)
             if done:
@@ -319,9 +345,15 @@ class PgMigration(Beside):
                 break
         return remainder
 
+    def _is_compared(self) -> bool:
+        """Return whether neither table was rewritten since its rows were last known to be right."""
+        with self.connections.use("to check the table") as connection:
+            layout, state = self._load(connection)
+            return table_files(connection, layout) == state.files
+
     def _exchange(self, connection: StoreConnection, layout: PgLayout, state: PgState) -> None:
         """Give the name, and all that belongs to it, to the table that clients do not see."""
-        require_columns(layout)
+        self._require_same_tables(connection, layout)
         front, other = layout.table, layout.other
         phase = "rolled-back" if state.is_cut_over else "cut-over"
         after = replace(state, phase=phase)

@@ -31,18 +31,24 @@ SELECT 'relation', c.relname || c.relkind::text || coalesce(c.relacl::text, '') 
 FROM pg_class c WHERE c.relnamespace = '{s}'::regnamespace AND c.relkind IN ('r', 'v', 'S', 'i')
 UNION ALL SELECT 'constraint', conrelid::regclass || conname || contype::text || convalidated ||
   pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = '{s}'::regnamespace
-UNION ALL SELECT 'index', pg_get_indexdef(i.indexrelid) FROM pg_index i
-  JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relnamespace = '{s}'::regnamespace
-UNION ALL SELECT 'trigger', pg_get_triggerdef(t.oid) || t.tgenabled::text FROM pg_trigger t
+UNION ALL SELECT 'index', pg_get_indexdef(i.indexrelid) || coalesce(obj_description(c.oid), '')
+  FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+  WHERE c.relnamespace = '{s}'::regnamespace
+UNION ALL SELECT 'trigger', pg_get_triggerdef(t.oid) || t.tgenabled::text ||
+  coalesce(obj_description(t.oid), '') FROM pg_trigger t
   JOIN pg_class c ON c.oid = t.tgrelid
   WHERE c.relnamespace = '{s}'::regnamespace AND NOT t.tgisinternal AND tgname !~ '^anchorage_'
 UNION ALL SELECT 'policy', policyname || tablename || roles::text || cmd || qual ||
   coalesce(with_check, '') FROM pg_policies WHERE schemaname = '{s}'
 UNION ALL SELECT 'view', viewname || definition FROM pg_views WHERE schemaname = '{s}'
-UNION ALL SELECT 'column', a.attname || a.attidentity::text || a.attgenerated::text ||
+UNION ALL SELECT 'policy', polname || coalesce(obj_description(oid), '') FROM pg_policy
+  WHERE polrelid = '{t}'::regclass
+UNION ALL SELECT 'column', a.attname || coalesce(a.attstattarget, -1) || a.attstorage::text ||
+  coalesce(col_description(a.attrelid, a.attnum), '') || a.attidentity::text ||
+  a.attgenerated::text ||
   coalesce(pg_get_expr(d.adbin, d.adrelid), '') || coalesce(pg_get_serial_sequence('{t}',
   a.attname), '') FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid
-  AND d.adnum = a.attnum WHERE a.attrelid = '{t}'::regclass AND a.attnum > 0"""
+  AND d.adnum = a.attnum WHERE a.attrelid = '{t}'::regclass AND a.attnum > 0 AND NOT attisdropped"""
 
 
 def shape(table: Table) -> list[tuple[str, str]]:
@@ -180,6 +186,77 @@ def test_a_table_that_was_altered_after_the_cutover(table: Table) -> None:
                          "'{s}' AND tablename = 'docs'") == [(1,)]  # fmt: skip
     beside.abandon()
     assert table.traces() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "undo", "word"),
+    [
+        ("ADD COLUMN extra int DEFAULT 5", "DROP COLUMN extra", "column extra"),
+        ("ALTER body SET DEFAULT 'x'", "ALTER body DROP DEFAULT", "DEFAULT 'x'::text"),
+        ("ALTER body SET NOT NULL", "ALTER body DROP NOT NULL", "NOT NULL"),
+        ("ADD CONSTRAINT few CHECK (id < 99)", "DROP CONSTRAINT few", "constraint few"),
+        ("ALTER body SET STORAGE EXTERNAL", "ALTER body SET STORAGE EXTENDED", "column body"),
+        ("SET (fillfactor = 50)", "RESET (fillfactor)", "fillfactor=50"),
+        ("REPLICA IDENTITY FULL", "REPLICA IDENTITY DEFAULT", "publication"),
+    ],
+)
+def test_alterations_that_a_switch_would_undo_are_refused(
+    table: Table, change: str, undo: str, word: str
+) -> None:
+    store = table.store()
+    beside = store.beside(TAG, NEW_DIM)
+    sweep(store, beside)
+    for switch, translation in ((beside.cutover, translate), (beside.rollback, translate_back)):
+        table.execute("ALTER TABLE {t} " + change)
+        with pytest.raises((StoreChanged, StoreUnsupported), match=word):
+            switch(translation)
+        table.execute("ALTER TABLE {t} " + undo)
+        switch(translation)
+
+
+def test_what_clients_add_and_rewrite_during_a_reindexing_is_kept(table: Table) -> None:
+    role = f"added_{table.schema}"
+    changes = (
+        "CREATE INDEX own ON {t} (body)",
+        "DROP INDEX {s}.own; CREATE INDEX own ON {t} (id, body)",
+        f"GRANT SELECT ON {{t}} TO {role}",
+        "COMMENT ON COLUMN {t}.body IS 'words'",
+        "COMMENT ON INDEX {s}.docs_pkey IS 'key'",
+        f"CREATE POLICY own ON {{t}} TO {role} USING (true)",
+        "COMMENT ON POLICY own ON {t} IS 'rights'",
+        "ALTER TABLE {t} ALTER id SET STATISTICS 500",
+        "ALTER TABLE {t} ALTER body TYPE text USING upper(body)",
+        "VACUUM FULL {t}",
+    )
+    table.execute("ALTER TABLE {t} ADD COLUMN last int DEFAULT 1")
+    table.execute("CREATE FUNCTION {s}.f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; "
+                  "END'")  # fmt: skip
+    table.execute(f"CREATE ROLE {role}")
+    try:
+        store = table.store()
+        beside = store.beside(TAG, NEW_DIM)
+        sweep(store, beside)
+        for each in changes:
+            table.execute(each)
+        table.execute("ALTER TABLE {t} DROP COLUMN last")
+        table.execute("ALTER TABLE {t} ADD COLUMN last int DEFAULT 1")
+        table.execute("UPDATE {t} SET last = 2 WHERE id = 3")
+        before, rows = shape(table), store.checksum()
+        assert beside.requeue_different() == 29  # the update waits
+        beside.cutover(translate)
+        assert (shape(table), store.checksum()) == (before, rows)
+        table.execute("COMMENT ON COLUMN {t}.body IS NULL")
+        table.execute("CREATE TRIGGER t BEFORE UPDATE ON {t} EXECUTE FUNCTION {s}.f()")
+        table.execute("COMMENT ON TRIGGER t ON {t} IS 'idle'")
+        table.execute("ALTER TABLE {t} ALTER body TYPE text USING lower(body)")
+        before, rows = shape(table), store.checksum()
+        beside.rollback(translate_back)
+        assert (shape(table), store.checksum()) == (before, rows)
+        assert np.array_equal(store.scroll(None, 100).vectors, vectors_of(30))
+        assert beside.requeue_different() == 0
+    finally:
+        table.execute(f"DROP OWNED BY {role} CASCADE")
+        table.execute(f"DROP ROLE {role}")
 
 
 def test_unique_values_that_move_between_rows(table: Table) -> None:
