@@ -371,16 +371,14 @@ def attach(connection: StoreConnection, attachments: Attachments) -> None:
         connection.execute(each)
 
 
-def validate(connection: StoreConnection, keys: Sequence[Sequence[str]]) -> None:
-    """Validate foreign keys, while clients write."""
-    for schema, table, key in keys:
-        row = connection.execute(
-            "SELECT k.convalidated FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid "
-            "JOIN pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE n.nspname = %s AND c.relname = %s AND k.conname = %s",
-            [schema, table, key],
-        ).fetchone()
-        if row is not None and not row[0]:
-            connection.run(
-                "ALTER TABLE {} VALIDATE CONSTRAINT {}", sql.Identifier(schema, table), key
-            )
+def validate(connection: StoreConnection, key: Sequence[str]) -> None:
+    """Validate a foreign key, while clients write."""
+    schema, table, name = key
+    row = connection.execute(
+        "SELECT k.convalidated FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid "
+        "JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %s AND c.relname = %s AND k.conname = %s",
+        [schema, table, name],
+    ).fetchone()
+    if row is not None and not row[0]:
+        connection.run("ALTER TABLE {} VALIDATE CONSTRAINT {}", sql.Identifier(schema, table), name)

@@ -11,7 +11,7 @@ from typing import Any, LiteralString
 
 from psycopg import sql
 
-from app.errors import StoreChanged, StoreRefused, StoreUnsupported, WrongState
+from app.errors import StoreChanged, StoreRefused, StoreUnsupported
 from app.stores.base import StoreFacts, StoreLocation, StoreNote
 from app.stores.pgvector.connections import StoreConnection
 from app.stores.pgvector.layout import PgLayout, PgState, index_metric
@@ -219,7 +219,7 @@ def require_same(layout: PgLayout, tag: str, dim: int) -> PgState:
     if state.tag != tag:
         raise StoreRefused(
             f"Another reindexing, {state.tag}, is in progress on the table. Finish or abandon "
-            "it first."
+            "it first. If no service knows it, the script on the page about pgvector removes it."
         )
     if state.dim != dim:
         raise StoreChanged(
@@ -288,12 +288,3 @@ def form_of(layout: PgLayout) -> dict[str, Any]:
         "key": [layout.key.name, layout.key.type_text],
         "vectors": [old.name, old.type_text],
     }
-
-
-def require_phase(state: PgState, cut_over: bool, action: str) -> None:
-    """Raises WrongState unless clients see the new vectors, or the old ones, as expected."""
-    if state.is_cut_over != cut_over:
-        raise WrongState(
-            f"The reindexing cannot {action}: it is {state.phase}. "
-            + ("Cut over first." if cut_over else "Roll back first.")
-        )

@@ -148,7 +148,7 @@ def relation_named(connection: StoreConnection, schema: str, name: str) -> PgRel
     if row is None:
         raise StoreChanged(
             f"The table {name!r}, which the reindexing created or renamed, is missing. Restore "
-            "it, or abandon the reindexing if it is not cut over."
+            "it; or `abandon` the reindexing if it is not cut over, and `finish` it if it is."
         )
     return load_relation(connection, row[0])
 
@@ -233,6 +233,12 @@ SELECT n.nspname, obj_description(c.oid, 'pg_class') FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind = 'r' AND c.relname ~ '^anchorage_[0-9a-f]{8}_queue$'"""
 
+_TRACES = """
+SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND starts_with(c.relname, %(prefix)s)
+UNION ALL SELECT n.nspname, p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+WHERE starts_with(p.proname, %(prefix)s)"""
+
 
 @dataclass(frozen=True)
 class PgVectors:
@@ -272,6 +278,11 @@ class PgState:
     @property
     def queue(self) -> str:
         return name_of(self.tag, "queue")
+
+    @property
+    def marks(self) -> str:
+        """The name of the table of keys whose old vector was translated back."""
+        return name_of(self.tag, "translated")
 
     @property
     def new(self) -> str:
@@ -349,21 +360,27 @@ def states_of(connection: StoreConnection, schema: str, table: str) -> list[PgSt
     return [each for each in states if each is not None and each.table == table]
 
 
-def states_of_tag(
+def traces_of(
     connection: StoreConnection, location: StoreLocation, tag: str
-) -> list[tuple[str, PgState]]:
-    """Return the schema and the state of a reindexing, also if its table has changed or is gone."""
+) -> list[tuple[str, str]]:
+    """Return schema and name of each table and function of a reindexing.
+
+    Names alone tell them: the collection may be gone, and the state unreadable.
+    """
     oid = find_relation(connection, location.collection)
-    schema = None if oid is None else load_relation(connection, oid).schema
-    name = location.collection.replace('"', "")
-    found = []
-    for each, text in connection.execute(_STATES).fetchall():
-        state = read_state(text)
-        if state is None or state.tag != tag or schema not in (None, each):
-            continue
-        if name in (state.table, f"{each}.{state.table}"):
-            found.append((each, state))
-    return found
+    if oid is None:
+        schema = location.collection.replace('"', "").rpartition(".")[0]
+    else:
+        schema = load_relation(connection, oid).schema
+    rows = connection.execute(_TRACES, {"prefix": name_of(tag, "")}).fetchall()
+    return [row for row in rows if schema in ("", row[0])]
+
+
+def state_of_tag(connection: StoreConnection, schema: str, tag: str) -> PgState | None:
+    """Return the state of a reindexing; None if it is lost."""
+    rows = connection.execute(_STATES + " AND n.nspname = %s", [schema]).fetchall()
+    states = [read_state(text) for _, text in rows]
+    return next((each for each in states if each is not None and each.tag == tag), None)
 
 
 def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayout:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from app.errors import (
     StoreRefused,
     StoreUnavailable,
     StoreUnsupported,
+    WrongState,
 )
 from app.stores.base import (
     Beside,
@@ -45,7 +47,6 @@ from app.stores.pgvector.attachments import (
 )
 from app.stores.pgvector.capture import (
     create_queue,
-    drop_queue,
     read_changes,
     require_capture,
     start_capture,
@@ -70,7 +71,6 @@ from app.stores.pgvector.facts import (
     drop_views,
     first_state,
     require_no_obstacles,
-    require_phase,
     require_rights,
     require_same,
 )
@@ -80,7 +80,9 @@ from app.stores.pgvector.layout import (
     PgState,
     load_layout,
     load_relation,
-    states_of_tag,
+    name_of,
+    state_of_tag,
+    traces_of,
 )
 
 #: how much longer than deadlock_timeout to wait: then the server cancels the autovacuum
@@ -147,36 +149,27 @@ class PgMigration(Beside):
 
     def prepare(self) -> None:
         with self.connections.use("to check the table") as connection:
-            layout = load_layout(connection, self.location)
-            if layout.state is not None:  # no lock, because the index may be under construction
-                require_same(layout, self.tag, self.dim)
-                require_capture(connection, layout.seen)
+            if load_layout(connection, self.location).state is not None:
+                self._load(connection)  # no lock, because the index may be under construction
                 return
 
         def step(connection: StoreConnection) -> None:
-            layout = load_layout(connection, self.location)
+            table = load_layout(connection, self.location).table
             connection.execute(
                 "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))",
-                [f"anchorage {layout.table.schema}.{layout.table.name}"],
+                [f"anchorage {table.schema}.{table.name}"],
             )
             layout = load_layout(connection, self.location)  # as another process left it
             if layout.state is not None:
-                require_same(layout, self.tag, self.dim)
-                require_capture(connection, layout.seen)
+                self._load(connection)
                 return
+            self._require_no_traces(connection)
             require_rights(connection, layout)
             require_no_obstacles(connection, layout)
             state = first_state(connection, layout, self.location, self.tag, self.dim)
             create_copy(connection, layout, state)
             copy_key_index(connection, layout, state)
-            create_queue(
-                connection,
-                state,
-                layout.table.schema,
-                layout.key.name,
-                layout.kind,
-                layout.table.owner,
-            )
+            create_queue(connection, state, table.schema, layout.kind, table.owner)
             start_capture(connection, self.tag, layout.old)
             self._save(connection, layout, state)
 
@@ -231,33 +224,38 @@ class PgMigration(Beside):
         return self._switch("to roll back", translate_back, to_new=False)
 
     def finish(self) -> None:
-        with self.connections.use("to check the table") as connection:
-            if load_layout(connection, self.location).state is None:
-                return
-        self._validate()
-
-        def step(connection: StoreConnection) -> None:
-            layout = load_layout(connection, self.location)
-            if layout.state is None:
-                return
-            state = require_same(layout, self.tag, self.dim)
-            require_phase(state, cut_over=True, action="finish")
-            stop_capture(connection, layout.seen)
-            drop_queue(connection, state, layout.table.schema)
-            connection.run("DROP TABLE {}", layout.old.relation.identifier)
-
-        self._with_lock("to finish", step)
+        with self.connections.use("to read the state") as connection:
+            for schema, _ in traces_of(connection, self.location, self.tag)[:1]:
+                if state := state_of_tag(connection, schema, self.tag):
+                    self._validate(state)
+        self._with_lock("to finish", partial(self._remove, cut_over=True))
 
     def abandon(self) -> None:
-        def step(connection: StoreConnection) -> None:
-            for schema, state in states_of_tag(connection, self.location, self.tag):
-                require_phase(state, cut_over=False, action="be abandoned")
-                drop_queue(connection, state, schema)  # and with its function the triggers
-                connection.run("DROP TABLE IF EXISTS {}", sql.Identifier(schema, state.new))
-
-        self._with_lock("to abandon", step)
+        self._with_lock("to abandon", partial(self._remove, cut_over=False))
 
     # --- parts ------------------------------------------------------------------------------------
+
+    def _remove(self, connection: StoreConnection, *, cut_over: bool) -> None:
+        """Drop the table that clients do not see, and all traces, by their names."""
+        found = traces_of(connection, self.location, self.tag)
+        if not found:
+            return
+        names = [name for _, name in found]
+        state = state_of_tag(connection, found[0][0], self.tag)
+        is_old = name_of(self.tag, "new") in names if state is None else not state.is_cut_over
+        is_new = name_of(self.tag, "old") in names if state is None else state.is_cut_over
+        if is_old and cut_over:
+            raise WrongState("The reindexing cannot finish: it is not cut over. Cut over first.")
+        if is_new and not cut_over:
+            raise WrongState(
+                "The reindexing cannot be abandoned: it is cut over. Roll back first, or finish."
+            )
+        capture = name_of(self.tag, "capture")
+        for schema, name in sorted(found, key=lambda each: each[1] != capture):
+            if name == capture:  # and with it the triggers
+                connection.run("DROP FUNCTION {}() CASCADE", sql.Identifier(schema, name))
+            else:
+                connection.run("DROP TABLE {}", sql.Identifier(schema, name))
 
     def requeue_different(self) -> int | None:
         with self.connections.transaction("to compare rows", long=True) as connection:
@@ -279,7 +277,9 @@ class PgMigration(Beside):
         if is_needed:
             self.build_index()
             pause = self._flip(action, translate, to_new=to_new)
-        self._validate()
+        with self.connections.use("to read the state") as connection:
+            _, state = self._load(connection)
+        self._validate(state)
         return pause
 
     def _require_same_tables(self, connection: StoreConnection, layout: PgLayout) -> None:
@@ -287,10 +287,9 @@ class PgMigration(Beside):
         require_same_definitions(connection, layout)
         require_no_obstacles(connection, layout)
 
-    def _validate(self) -> None:
-        with self.connections.use("to validate foreign keys", long=True) as connection:
-            _, state = self._load(connection)
-            validate(connection, state.unvalidated)
+    def _validate(self, state: PgState) -> None:
+        for each in state.unvalidated:
+            self._with_lock("to validate a foreign key", partial(validate, key=each), long=True)
 
     def _flip(self, action: str, translate: TranslateRows, *, to_new: bool) -> Switch:
         most = REMAINDER_ROWS[0]
@@ -375,14 +374,14 @@ class PgMigration(Beside):
         self._save(connection, layout, replace(after, unvalidated=keys))
 
     def _with_lock(
-        self, action: str, step: Callable[[StoreConnection], Result]
+        self, action: str, step: Callable[[StoreConnection], Result], *, long: bool = False
     ) -> tuple[Result, float]:
         """Run a step in a transaction that waits briefly for locks, and again if it must.
 
         Returns its result, and the longest time that one attempt kept others waiting.
         """
         until, longest = time.monotonic() + LOCK_PATIENCE_S, 0.0
-        with self.connections.use(action) as connection:
+        with self.connections.use(action, long=long) as connection:
             while True:
                 began: float | None = None
                 try:
@@ -408,12 +407,23 @@ class PgMigration(Beside):
         """Return the layout and the state. Raises StoreChanged if they differ from `prepare`'s."""
         layout = load_layout(connection, self.location)
         if layout.state is None:
+            self._require_no_traces(connection)
             raise StoreChanged(
                 "The table has no traces of this reindexing. Plan a new one.", field="collection"
             )
         state = require_same(layout, self.tag, self.dim)
-        require_capture(connection, layout.seen)
+        require_capture(connection, layout.seen, is_cut_over=state.is_cut_over)
         return layout, state
+
+    def _require_no_traces(self, connection: StoreConnection) -> None:
+        names = [name for _, name in traces_of(connection, self.location, self.tag)]
+        if names:
+            step = "`finish`" if name_of(self.tag, "old") in names else "`abandon`"
+            raise StoreChanged(
+                f"The state of the reindexing is missing: the table {name_of(self.tag, 'queue')} "
+                "was dropped, or its comment was changed. Writes of clients may be lost, or fail. "
+                f"{step} the reindexing: it removes {', '.join(sorted(names))}."
+            )
 
     def _save(self, connection: StoreConnection, layout: PgLayout, state: PgState) -> None:
         queue = sql.Identifier(layout.table.schema, state.queue)
