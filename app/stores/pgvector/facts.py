@@ -80,9 +80,10 @@ UNION ALL SELECT 'constraint', 'The constraint ' || quote_ident(n.conname) || ' 
 UNION ALL SELECT 'default', 'The column of vectors has a default. Drop the default for the '
   'reindexing.' FROM t JOIN pg_attrdef f ON f.adrelid = t.oid AND f.adnum = t.attnum
 UNION ALL SELECT 'publication', 'A publication sends the table, or its replica identity is '
-  'not the default. Take the table out of the publication, and set REPLICA IDENTITY DEFAULT.'
-  FROM t WHERE relreplident <> 'd'
-  OR EXISTS (SELECT FROM pg_publication_rel p WHERE p.prrelid = t.oid)
+  'not the default. Drop the publication or take the table out of it, and set REPLICA IDENTITY '
+  'DEFAULT.' FROM t WHERE relreplident <> 'd' OR EXISTS (SELECT FROM pg_publication_tables p
+    JOIN pg_namespace n ON n.nspname = p.schemaname
+    WHERE p.tablename = t.relname AND n.oid = t.relnamespace)
 UNION ALL SELECT 'statistics', 'The table has extended statistics. Drop them, and create them '
   'again after the reindexing.'
   FROM t WHERE EXISTS (SELECT FROM pg_statistic_ext s WHERE s.stxrelid = t.oid)

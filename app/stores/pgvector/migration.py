@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -76,7 +76,6 @@ from app.stores.pgvector.facts import (
 )
 from app.stores.pgvector.layout import (
     PgLayout,
-    PgRelation,
     PgState,
     load_layout,
     load_relation,
@@ -85,43 +84,11 @@ from app.stores.pgvector.layout import (
     traces_of,
 )
 
-#: how much longer than deadlock_timeout to wait: then the server cancels the autovacuum
-GRACE_MS = 2_000
-
-
-def stop_autovacuum(connection: StoreConnection, location: StoreLocation) -> None:
-    """Stop autovacuums of all tables of a collection.
-
-    Missing tables and rights are for the next step to name, or, to abandon, no obstacle.
-    """
-    lacking = (StoreChanged, StoreRefused, StoreUnsupported)
-    with suppress(*lacking, psycopg.errors.InsufficientPrivilege), connection.transaction():
-        layout = load_layout(connection, location)
-        used = [layout.old.relation]
-        used += [] if layout.new is None else [layout.new.relation]
-        _wait_for(connection, used)
-
-
-def _wait_for(connection: StoreConnection, tables: Iterable[PgRelation]) -> None:
-    """Wait for autovacuums of these tables, and keep new ones away until the transaction ends.
-
-    The server cancels an autovacuum once somebody has waited deadlock_timeout for its lock. An
-    autovacuum of a table with an HNSW index takes minutes. Clients do not wait meanwhile: SHARE
-    UPDATE EXCLUSIVE conflicts with none of their statements. Raises psycopg's LockNotAvailable.
-    """
-    connection.execute(
-        "SELECT set_config('lock_timeout', (%s + 1000 * extract(epoch FROM "
-        "current_setting('deadlock_timeout')::interval))::int::text, true)",
-        [GRACE_MS],
-    )
-    for table in tables:
-        connection.run("LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE", table.identifier)
-
-
-Result = TypeVar("Result")
-
 #: longest wait for one lock, during which others queue behind; and for how long to try again
 LOCK_MS, LOCK_PATIENCE_S = 100, 60.0
+
+#: how much longer than deadlock_timeout to wait: then the server cancels the autovacuum
+GRACE_MS = 2_000
 
 #: the steps that are one transaction: without the lock, they change nothing
 WHOLE_STEPS = ("to cut over", "to roll back", "to finish", "to abandon")
@@ -132,6 +99,8 @@ CAPTURED_ROWS, DRAIN_PATIENCE_S = 100, 300.0
 
 #: most rows to translate while clients wait: as many as take this long, between these limits
 REMAINDER_S, REMAINDER_ROWS = 0.1, (32, 400)
+
+Result = TypeVar("Result")
 
 
 class PgMigration(Beside):
@@ -224,14 +193,14 @@ class PgMigration(Beside):
         return self._switch("to roll back", translate_back, to_new=False)
 
     def finish(self) -> None:
-        with self.connections.use("to read the state") as connection:
-            for schema, _ in traces_of(connection, self.location, self.tag)[:1]:
-                if state := state_of_tag(connection, schema, self.tag):
-                    self._validate(state)
+        self._validate()
         self._with_lock("to finish", partial(self._remove, cut_over=True))
 
     def abandon(self) -> None:
         self._with_lock("to abandon", partial(self._remove, cut_over=False))
+
+    def requeue_different(self) -> int | None:
+        return self._compare(always=True)
 
     # --- parts ------------------------------------------------------------------------------------
 
@@ -257,11 +226,31 @@ class PgMigration(Beside):
             else:
                 connection.run("DROP TABLE {}", sql.Identifier(schema, name))
 
-    def requeue_different(self) -> int | None:
+    def _require_same_tables(self, connection: StoreConnection, layout: PgLayout) -> None:
+        """Raises StoreChanged and StoreUnsupported for what a switch would undo or not move."""
+        require_same_definitions(connection, layout)
+        require_no_obstacles(connection, layout)
+
+    def _validate(self) -> None:
+        """Validate the foreign keys that a switch has added."""
+        state = None
+        with self.connections.use("to read the state") as connection:
+            for schema, _ in traces_of(connection, self.location, self.tag)[:1]:
+                state = state_of_tag(connection, schema, self.tag)
+        for each in () if state is None else state.unvalidated:
+            self._with_lock("to validate a foreign key", partial(validate, key=each), long=True)
+
+    def _compare(self, *, always: bool) -> int | None:
+        """Queue rows that differ between both tables, as `requeue_different` of copying.py.
+
+        Unless `always`, only after PostgreSQL has rewritten a table since the last comparison.
+        """
         with self.connections.transaction("to compare rows", long=True) as connection:
             layout, state = self._load(connection)
-            self._require_same_tables(connection, layout)
             files = table_files(connection, layout)
+            if files == state.files and not always:
+                return 0
+            self._require_same_tables(connection, layout)
             count = requeue_different(connection, layout)
             if count == 0:
                 self._save(connection, layout, replace(state, files=files))
@@ -277,19 +266,8 @@ class PgMigration(Beside):
         if is_needed:
             self.build_index()
             pause = self._flip(action, translate, to_new=to_new)
-        with self.connections.use("to read the state") as connection:
-            _, state = self._load(connection)
-        self._validate(state)
+        self._validate()
         return pause
-
-    def _require_same_tables(self, connection: StoreConnection, layout: PgLayout) -> None:
-        """Raises StoreChanged and StoreUnsupported for what a switch would undo or not move."""
-        require_same_definitions(connection, layout)
-        require_no_obstacles(connection, layout)
-
-    def _validate(self, state: PgState) -> None:
-        for each in state.unvalidated:
-            self._with_lock("to validate a foreign key", partial(validate, key=each), long=True)
 
     def _flip(self, action: str, translate: TranslateRows, *, to_new: bool) -> Switch:
         most = REMAINDER_ROWS[0]
@@ -317,7 +295,7 @@ class PgMigration(Beside):
         longest, until = 0.0, time.monotonic() + DRAIN_PATIENCE_S
         while time.monotonic() < until:
             most = self._drain(translate, until)
-            if not self._is_compared() and self.requeue_different() != 0:
+            if self._compare(always=False) != 0:
                 continue
             done, pause = self._with_lock(action, step)
             longest = max(longest, pause)
@@ -343,12 +321,6 @@ class PgMigration(Beside):
             if len(changes.token) <= min(remainder // 2, CAPTURED_ROWS - 1):
                 break
         return remainder
-
-    def _is_compared(self) -> bool:
-        """Return whether neither table was rewritten since its rows were last known to be right."""
-        with self.connections.use("to check the table") as connection:
-            layout, state = self._load(connection)
-            return table_files(connection, layout) == state.files
 
     def _exchange(self, connection: StoreConnection, layout: PgLayout, state: PgState) -> None:
         """Give the name, and all that belongs to it, to the table that clients do not see."""
@@ -386,7 +358,7 @@ class PgMigration(Beside):
                 began: float | None = None
                 try:
                     with connection.transaction():
-                        stop_autovacuum(connection, self.location)
+                        self._stop_autovacuum(connection)
                         began = time.monotonic()  # no client has waited until here
                         connection.execute(f"SET LOCAL lock_timeout = {LOCK_MS}")
                         result = step(connection)
@@ -402,6 +374,27 @@ class PgMigration(Beside):
                         error.is_unchanged = action in WHOLE_STEPS
                         raise error from None
                 time.sleep(random.uniform(0.05, 0.3))  # noqa: S311 (no secret)
+
+    def _stop_autovacuum(self, connection: StoreConnection) -> None:
+        """Wait for autovacuums of both tables, and keep new ones away until the transaction ends.
+
+        The server cancels an autovacuum once somebody has waited deadlock_timeout for its lock. An
+        autovacuum of a table with an HNSW index takes minutes. Clients do not wait meanwhile: SHARE
+        UPDATE EXCLUSIVE conflicts with none of their statements. Missing tables and rights are for
+        the next step to name, or, to abandon, no obstacle. Raises psycopg's LockNotAvailable.
+        """
+        lacking = (StoreChanged, StoreRefused, StoreUnsupported)
+        with suppress(*lacking, psycopg.errors.InsufficientPrivilege), connection.transaction():
+            connection.execute(
+                "SELECT set_config('lock_timeout', (%s + 1000 * extract(epoch FROM "
+                "current_setting('deadlock_timeout')::interval))::int::text, true)",
+                [GRACE_MS],
+            )
+            layout = load_layout(connection, self.location)
+            for each in (layout.old, layout.new):
+                if each is not None:
+                    table = each.relation.identifier
+                    connection.run("LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE", table)
 
     def _load(self, connection: StoreConnection) -> tuple[PgLayout, PgState]:
         """Return the layout and the state. Raises StoreChanged if they differ from `prepare`'s."""
