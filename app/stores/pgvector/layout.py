@@ -32,16 +32,13 @@ _METRIC_OF_OPERATORS: dict[str, Metric] = {"cosine": "cosine", "ip": "dot", "l2"
 
 _RELATION = """
 SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, pg_get_userbyid(c.relowner),
-  c.relrowsecurity, c.relforcerowsecurity, c.reltuples::float8, c.relpages,
-  c.relispartition OR EXISTS (SELECT FROM pg_inherits WHERE c.oid IN (inhrelid, inhparent)),
-  c.relpersistence::text
+  c.relrowsecurity, c.relforcerowsecurity, c.reltuples::float8, c.relpages, c.relpersistence::text
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s"""
 
 _COLUMNS_QUERY = """
 SELECT a.attname, t.typname, format_type(a.atttypid, a.atttypmod), a.atttypmod, a.attnotnull,
-  pg_get_expr(d.adbin, d.adrelid), a.attgenerated::text, a.attidentity::text, a.attnum
+  a.attgenerated::text, a.attidentity::text
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
 
 _UNIQUE = """
@@ -67,10 +64,8 @@ class PgColumn:
     type_text: str
     modifier: int
     not_null: bool
-    default: str | None
     generated: str
     identity: str
-    number: int
 
 
 @dataclass(frozen=True)
@@ -86,7 +81,6 @@ class PgRelation:
     force_row_security: bool
     tuples: float
     pages: int
-    inherits: bool
     persistence: str
     columns: tuple[PgColumn, ...]
 

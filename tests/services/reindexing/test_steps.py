@@ -283,7 +283,7 @@ def test_a_lost_table_after_a_cutover_is_not_answered_by_an_impossible_advice(
 ) -> None:
     take(verified, "cutover")
     verified.execute(f"ALTER TABLE anchorage_{verified.id[:8]}_old RENAME TO lost")
-    with pytest.raises(StoreChanged, match=r"Restore it, .* if it is not cut over\."):
+    with pytest.raises(StoreChanged, match=r"Restore it; .*`finish` it if it is\."):
         take(verified, "rollback")
     assert verified.now.next == ["verify", "finish", "rollback", "sync"]
     verified.execute(f"ALTER TABLE lost RENAME TO anchorage_{verified.id[:8]}_old")
