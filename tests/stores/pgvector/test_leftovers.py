@@ -28,6 +28,7 @@ QUEUE = f"{{s}}.anchorage_{TAG}_queue"
         f"DROP TABLE {QUEUE}",
         f"COMMENT ON TABLE {QUEUE} IS NULL",
         f"COMMENT ON TABLE {QUEUE} IS '{{\"anchorage\": oops'",
+        f"DROP TABLE {{s}}.anchorage_{TAG}_HIDDEN",
         "ALTER TABLE {t} DISABLE TRIGGER ALL",
         "DROP TRIGGER anchorage_capture_rows ON {t}",
         f"DROP FUNCTION {{s}}.anchorage_{TAG}_capture() CASCADE",
@@ -40,7 +41,7 @@ def test_each_damage_names_a_way_out(table: Table, damage: str, cut_over: bool) 
     sweep(store, beside)
     if cut_over:
         beside.cutover(translate)
-    table.execute(damage)
+    table.execute(damage.replace("HIDDEN", "old" if cut_over else "new"))
     out, wrong = (beside.finish, beside.abandon) if cut_over else (beside.abandon, beside.finish)
     switch = beside.rollback if cut_over else beside.cutover
     for step in (beside.prepare, lambda: switch(translate)):
