@@ -135,18 +135,15 @@ def _drop(connection: StoreConnection, table: PgRelation, name: str) -> None:
         connection.execute(statement)
 
 
-def exchange_names(
-    connection: StoreConnection, tag: str, front: PgRelation, back: PgRelation
-) -> None:
-    """Exchange the names of the indexes of both tables. Raises StoreChanged."""
-    wanted = copied_indexes(connection, front)
-    present = {each.name for each in copied_indexes(connection, back)}
-    if {each.hidden(tag) for each in wanted} != present:
-        raise StoreChanged(
-            f"The indexes of {front.name!r} changed while the tables were to be exchanged. Try "
-            "again."
-        )
-    for each in wanted:
+def has_same_indexes(connection: StoreConnection, layout: PgLayout, tag: str) -> bool:
+    """Return whether the other table has a copy of each index that clients see, and no other."""
+    present = {each.name for each in copied_indexes(connection, layout.other.relation)}
+    return present == {each.hidden(tag) for each in copied_indexes(connection, layout.table)}
+
+
+def exchange_names(connection: StoreConnection, tag: str, front: PgRelation) -> None:
+    """Exchange the names of the indexes of both tables."""
+    for each in copied_indexes(connection, front):
         exchange(connection, "INDEX", front.schema, (each.name, each.hidden(tag)), tag)
 
 
@@ -367,8 +364,7 @@ def move_sequences(
 
 
 def attach(connection: StoreConnection, attachments: Attachments) -> None:
-    for each in attachments.statements:
-        connection.execute(each)
+    connection.execute(sql.SQL("; ").join(attachments.statements))
 
 
 def validate(connection: StoreConnection, key: Sequence[str]) -> None:

@@ -41,6 +41,7 @@ from app.stores.pgvector.attachments import (
     copy_rights,
     detach,
     exchange_names,
+    has_same_indexes,
     move_sequences,
     require_same_definitions,
     validate,
@@ -168,9 +169,9 @@ class PgMigration(Beside):
             return 0 if row is None else int(row[0])
 
     def build_index(self) -> None:
-        with self.connections.use("to build the indexes", long=True) as connection:
+        self._copy_indexes()
+        with self.connections.use("to analyze the table", long=True) as connection:
             layout, _ = self._load(connection)
-            copy_indexes(connection, layout, self.tag)
             connection.run("ANALYZE {}", layout.other.relation.identifier)
 
     def changes(self, limit: int) -> Changes:
@@ -256,6 +257,11 @@ class PgMigration(Beside):
                 self._save(connection, layout, replace(state, files=files))
             return count
 
+    def _copy_indexes(self) -> None:
+        with self.connections.use("to build the indexes", long=True) as connection:
+            layout, _ = self._load(connection)
+            copy_indexes(connection, layout, self.tag)
+
     def _switch(self, action: str, translate: TranslateRows, *, to_new: bool) -> Switch:
         pause = Switch(0.0)
         with self.connections.transaction("to check the table", long=True) as connection:
@@ -279,7 +285,8 @@ class PgMigration(Beside):
             for table in (layout.table, layout.other.relation):
                 connection.run("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE", table.identifier)
             layout, state = self._load(connection)  # nothing can change it from here on
-            if table_files(connection, layout) != state.files:
+            is_same = has_same_indexes(connection, layout, self.tag)
+            if not is_same or table_files(connection, layout) != state.files:
                 return False
             changes = read_changes(connection, state, layout.seen, layout.kind, most + 1)
             if len(changes.token) > most:
@@ -294,6 +301,7 @@ class PgMigration(Beside):
 
         longest, until = 0.0, time.monotonic() + DRAIN_PATIENCE_S
         while time.monotonic() < until:
+            self._copy_indexes()
             most = self._drain(translate, until)
             if self._compare(always=False) != 0:
                 continue
@@ -303,7 +311,7 @@ class PgMigration(Beside):
                 return Switch(longest)
         raise StoreUnavailable(
             f"For {DRAIN_PATIENCE_S:.0f} s, clients wrote faster than their writes can be "
-            "translated. Try again when they write less."
+            "translated, or altered the table. Try again when they write less."
         )
 
     def _drain(self, translate: TranslateRows, until: float) -> int:
@@ -334,7 +342,7 @@ class PgMigration(Beside):
         for table, name in ((front, after.hidden), (other.relation, front.name)):
             connection.run("ALTER TABLE {} RENAME TO {}", table.identifier, name)
         now = load_relation(connection, other.relation.oid)
-        exchange_names(connection, self.tag, load_relation(connection, front.oid), now)
+        exchange_names(connection, self.tag, load_relation(connection, front.oid))
         copy_rights(connection, front, now)
         move_sequences(connection, self.tag, front, other.relation, now)
         attach(connection, attachments)
