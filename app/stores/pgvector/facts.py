@@ -75,8 +75,9 @@ UNION ALL SELECT 'expression-index', 'The index ' || i.indexrelid::regclass || '
   WHERE i.indexprs IS NOT NULL AND EXISTS (SELECT FROM pg_depend d WHERE d.objid = i.indexrelid
     AND d.refobjid = t.oid AND d.refobjsubid = t.attnum)
 UNION ALL SELECT 'constraint', 'The constraint ' || quote_ident(n.conname) || ' checks the '
-  'vectors, or is an exclusion. Drop it for the reindexing.' FROM t JOIN pg_constraint n
-  ON n.conrelid = t.oid WHERE n.contype = 'x' OR n.contype = 'c' AND t.attnum = ANY(n.conkey)
+  'vectors, is not validated, or is an exclusion. Validate it, or drop it for the reindexing.'
+  FROM t JOIN pg_constraint n ON n.conrelid = t.oid WHERE n.contype = 'x' OR n.contype = 'c'
+    AND (t.attnum = ANY(n.conkey) OR NOT n.convalidated)
 UNION ALL SELECT 'default', 'The column of vectors has a default. Drop the default for the '
   'reindexing.' FROM t JOIN pg_attrdef f ON f.adrelid = t.oid AND f.adnum = t.attnum
 UNION ALL SELECT 'publication', 'A publication sends the table, or its replica identity is '

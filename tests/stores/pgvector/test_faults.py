@@ -273,28 +273,6 @@ def test_a_table_that_changed_meanwhile(table: Table, change: str, word: str) ->
     assert table.traces() == []
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "DROP TRIGGER anchorage_capture ON {t}",
-        "ALTER TABLE {t} DISABLE TRIGGER anchorage_capture_update",
-        f"DROP TABLE {{s}}.anchorage_{TAG}_new",
-    ],
-)
-def test_what_the_reindexing_created_is_gone(table: Table, change: str) -> None:
-    store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
-    table.execute(change)
-    for step in (lambda: beside.write([1], translate([1], vectors_of(1))), beside.prepare):
-        with pytest.raises(StoreChanged, match="missing"):
-            step()
-    with pytest.raises(StoreChanged, match="missing"):
-        beside.cutover(translate)
-    beside.abandon()
-    assert table.traces() == []
-
-
 def test_two_preparers_at_once(table: Table) -> None:
     stores = [table.store(), table.store()]
     besides = [each.beside(tag, NEW_DIM) for each, tag in zip(stores, (TAG, TAG), strict=True)]

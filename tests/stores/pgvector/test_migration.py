@@ -372,6 +372,7 @@ def test_identities_that_are_always_generated_continue(new_table: Callable[..., 
     [
         ("CREATE INDEX ON {t} ((embedding::vector(4)::text))", "expression-index"),
         ("ALTER TABLE {t} ADD CHECK (vector_dims(embedding) = 4)", "constraint"),
+        ("ALTER TABLE {t} ADD CHECK (body <> 'body 3') NOT VALID", "constraint"),
         ("ALTER TABLE {t} ALTER embedding SET DEFAULT '[1,2,3,4]'", "default"),
         ("ALTER TABLE {t} REPLICA IDENTITY FULL", "publication"),
         ("CREATE PUBLICATION p_{s} FOR TABLE {t}", "publication"),
