@@ -99,7 +99,7 @@ def test_a_plan_says_everything_that_run_and_a_person_need(planning: Planning) -
         "anchor_set": "pairs",
         "rows": ROWS,
         "dim": NEW_DIM,
-        "strategy": "side",
+        "strategy": "swap",
         "re_embed": 0.0,
         "re_embed_below": None,
         "rows_per_second": 100.0,
