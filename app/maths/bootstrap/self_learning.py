@@ -48,6 +48,8 @@ CHANCE_ROUNDS, CHANCE_SEEDS, CHANCE_REFINEMENTS = 10, 10, 4
 #: Orphans lower an estimate to this at least: where items have near twins, an orphan finds its
 #: twin's partner.
 LEAST_ORPHAN_FACTOR = 0.25
+#: The prefix of the chance run's tensors in a checkpoint, and the name of the orphans' counts.
+CHANCE_PREFIX, ORPHAN_COUNTS = "chance.", "orphans"
 
 
 @torch.no_grad()
@@ -128,21 +130,21 @@ def learn_as_given(
     if state:
         main.restore(state)
     main.run()
-    outcome = _outcome(main, rows, seeds, report)
+    outcome = _outcome(main, rows, seeds, state or {}, report)
     report(Step(total, total, main.facts))
     return outcome
 
 
-def _chance_run(main: SelfLearningRun, report: OnStep) -> SelfLearningRun:
+def _chance_run(main: SelfLearningRun, state: State, report: OnStep) -> SelfLearningRun:
     """The run that measures chance, when it has ended: the target's directions scrambled, seeds
-    drawn at random.
-
-    Like the trials of orphans, it has no checkpoints: it takes a fraction of the time of `main`.
+    drawn at random; continued from a checkpoint.
     """
     settings, done = _chance_settings(main.settings), most_steps(main.settings)
+    before = main.snapshot()
 
     def on_step(step: Step) -> None:
-        report(Step(done + step.done, step.total, main.facts))
+        stored = step.state and {**before, **_with_prefix(step.state)}
+        report(Step(done + step.done, step.total, main.facts, stored))
 
     def beat() -> None:
         report(Step(done, done, main.facts))
@@ -159,16 +161,34 @@ def _chance_run(main: SelfLearningRun, report: OnStep) -> SelfLearningRun:
         settings,
         on_step,
     )
+    if stored := {
+        name.removeprefix(CHANCE_PREFIX): tensor
+        for name, tensor in state.items()
+        if name.startswith(CHANCE_PREFIX)
+    }:
+        chance.restore(stored)
     chance.run()
     return chance
 
 
+def _with_prefix(state: State) -> State:
+    return {CHANCE_PREFIX + name: tensor for name, tensor in state.items()}
+
+
 def _run_orphan_trials(
-    main: SelfLearningRun, pairs: Int64[Tensor, "p 2"], pair_share: float, report: OnStep
+    main: SelfLearningRun,
+    chance: SelfLearningRun,
+    pairs: Int64[Tensor, "p 2"],
+    pair_share: float,
+    state: State,
+    report: OnStep,
 ) -> estimate.OrphanTrials:
-    """Trials on pairs (p, 2) of the run's rows, `pair_share` of the smaller pool."""
+    """Trials on pairs (p, 2) of the run's rows, `pair_share` of the smaller pool; continued from a
+    checkpoint.
+    """
     done = _total_steps(main.settings)
-    trials = estimate.OrphanTrials()
+    before = {**main.snapshot(), **_with_prefix(chance.snapshot())}
+    trials = estimate.OrphanTrials(*state.get(ORPHAN_COUNTS, torch.zeros(3).long()).tolist())
     while trials.needs_another(len(pairs), pair_share):
 
         def beat(number: int = trials.trials) -> None:
@@ -182,7 +202,9 @@ def _run_orphan_trials(
             seed=main.settings.seed,
             beat=beat,
         )
-        beat(trials.trials)
+        counts = torch.tensor([trials.trials, trials.orphans, trials.paired])
+        stored = {**before, ORPHAN_COUNTS: counts}
+        report(Step(done + trials.trials, done, main.facts, stored))
     return trials
 
 
@@ -199,13 +221,18 @@ def _chance_settings(settings: SelfLearningSettings) -> SelfLearningSettings:
 
 
 def _outcome(
-    main: SelfLearningRun, rows: Int64[Tensor, " r"], seeds: list[tuple[int, int]], report: OnStep
+    main: SelfLearningRun,
+    rows: Int64[Tensor, " r"],
+    seeds: list[tuple[int, int]],
+    state: State,
+    report: OnStep,
 ) -> Outcome:
     """The outcome of a run on these rows of the source pool."""
     agreed, confirmation, chance = main.agreed, main.confirmation, None
     credibility = answer_credibility(agreed, confirmation)
     if credibility:
-        chance = _chance_run(main, report).confirmation
+        chance_run = _chance_run(main, state, report)
+        chance = chance_run.confirmation
         credibility = answer_credibility(agreed, confirmation, chance)
     votes = main.votes
     accepted = votes.confirmed > LIKELY_RIGHT
@@ -229,7 +256,7 @@ def _outcome(
     if estimate.right:
         # A discount for pairs whose items probably have no partner.
         pair_share = len(pairs) / main.smaller
-        trials = _run_orphan_trials(main, pairs, pair_share, report)
+        trials = _run_orphan_trials(main, chance_run, pairs, pair_share, state, report)
         with_partner = max(LEAST_ORPHAN_FACTOR, trials.right_share(len(pairs), pair_share))
         right = min(estimate.right, with_partner)
         share = right / estimate.right
