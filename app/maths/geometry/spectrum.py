@@ -33,13 +33,13 @@ class Spectrum(NamedTuple):
     left    (n, r)  W, orthonormal columns
     values  (r,)    s, in falling order, each above `rank_tolerance` and the noise
     right   (r, d)  V^T, orthonormal rows
-    size    the number of rows that the matrix stands for: n, or the sum of the rows' weights
+    size    n, the number of rows
     """
 
     left: Float64[Tensor, "n r"]
     values: Float64[Tensor, " r"]
     right: Float64[Tensor, "r d"]
-    size: float
+    size: int
 
 
 def kept_svd(matrix: Float64[Tensor, "n d"], *, noise: float = 0.0) -> Spectrum:

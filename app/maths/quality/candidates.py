@@ -18,8 +18,7 @@ from torch import Tensor
 
 from app.errors import DegenerateAnchors
 from app.maths.geometry.sampling import cluster_centres
-from app.maths.geometry.space import Space, normalise
-from app.maths.quality.crossfit import fit_some
+from app.maths.geometry.space import Space, fit_space, normalise
 from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, cosine_blocks, search, unit
 from app.maths.translators.decoder import kernel_of
 from app.maths.translators.kernel import KernelFit, fit_kernel, whiten
@@ -127,7 +126,6 @@ def measure_candidates(
     target: Float64[Tensor, "k dy"],
     first: Bool[Tensor, " k"],
     fold_of: Int64[Tensor, " k"],
-    weights: Float64[Tensor, " k"] | None,
     *,
     folds: int,
 ) -> Float32[Tensor, "c k m"] | None:
@@ -144,7 +142,7 @@ def measure_candidates(
     for fold in range(folds):
         held_rows, fit_rows = ((fold_of == fold) & first).nonzero().flatten(), fold_of != fold
         try:
-            x, y = fit_some(source, target, fit_rows, weights)
+            x, y = fit_space(source[fit_rows]), fit_space(target[fit_rows])
         except DegenerateAnchors:
             return None
         part = _Fold(x, y, source[held_rows], place[held_rows], natives)

@@ -97,12 +97,11 @@ def evidence(
     fold_of             (k,) which items were held out together; None: all, by one fit. A fold with
                         one item adds nothing
     seed                draws the items where there are more than MOST_EVIDENCE_ITEMS
-    Both are centred on the mean of the native vectors that folds hold out. z concerns the pairing
+    Both are centred on the mean of the native vectors. z concerns the pairing
     alone: a large z does not prove a good translation; see `skill` and the quality for that.
     Source: Hoeffding 1951, "A combinatorial central limit theorem".
     """
-    # Anchors that no fold holds out may be of another corpus.
-    mean = (native if fold_of is None else native[fold_of >= 0]).double().mean(dim=0)
+    mean = native.double().mean(dim=0)
     rows = first.nonzero().flatten()
     if len(rows) > MOST_EVIDENCE_ITEMS:
         rows = rows[

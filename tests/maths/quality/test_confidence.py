@@ -71,28 +71,6 @@ def found(x: Tensor, y: Tensor, asked: Tensor, native: Tensor, method: str = "gr
     )
 
 
-@pytest.mark.parametrize("method", ["graded", "ridge"])
-def test_foreign_anchors_of_weight_0_change_nothing(method):
-    own, foreign = world(0, noise=0.1), world(1, noise=5.0)
-    (x, y), (other_x, other_y) = own(60), foreign(300)
-    options = methods.resolve(method, {}, anchors=360)
-    counted = torch.arange(360) < 60
-    weighted = fit_confidence(
-        method,
-        torch.cat([x, other_x]),
-        torch.cat([y, other_y]),
-        options,
-        weights=counted.double(),
-        counted=counted,
-    )
-    vectors = torch.cat([own(40)[0], other_x[:40]])
-    alone = expected_cosines(learn(x, y, method), vectors)
-    for name, value in vars(expected_cosines(weighted, vectors)).items():
-        assert torch.allclose(value.double(), vars(alone)[name].double(), atol=1e-3), name
-    assert alone.cosine[:40].mean() > 0.9
-    assert alone.strange[40:].any()
-
-
 def share(told: ExpectedCosines, cosines: Tensor) -> float:
     return float(((told.low <= cosines) & (cosines <= told.high)).double().mean())
 

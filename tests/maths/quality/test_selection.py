@@ -206,12 +206,3 @@ def test_the_decoder_completes_the_power_and_ridge_of_the_encoding(encoded, deco
         decoded,
         ridge,
     )
-
-
-def test_anchors_without_weight_that_do_not_count_do_not_change_the_choice():
-    source, target = normal(90, 60, 8), normal(91, 60, 5)
-    own = torch.arange(60) < 40
-    alone = choose_method(source[own], target[own])
-    beside = choose_method(source, target, weights=own.double(), counted=own)
-    assert (beside.method, beside.anchors) == (alone.method, alone.anchors)
-    assert beside.found == pytest.approx(alone.found, abs=1e-6)

@@ -378,13 +378,3 @@ def test_an_item_scores_one_with_itself_unless_one_side_is_translated():
     assert c.same_item_interval(noisy(BOTH), 0.9) is None
     own = c.same_item_interval(noisy(TRANSLATED), 0.9)
     assert 0.3 < own[1] < own[0] < own[2] < 1
-
-
-def test_anchors_without_weight_that_do_not_count_give_the_same_items():
-    source, target = normal(90, 60, 8), normal(91, 60, 5)
-    own = torch.arange(60) < 40
-    options = resolve("ridge", {}, anchors=40)
-    alone = translate_held_out("ridge", source[own], target[own], options)
-    beside = translate_held_out("ridge", source, target, options, weights=own.double(), counted=own)
-    torch.testing.assert_close(beside.translated, alone.translated, atol=1e-5, rtol=0)
-    assert torch.equal(beside.fold_of, alone.fold_of)
