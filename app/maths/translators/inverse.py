@@ -14,7 +14,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from app.errors import InvalidOption
-from app.maths.geometry.spectrum import pinv
+from app.maths.geometry.spectrum import rank_tolerance
 
 #: Above this many anchors the k x k table of cosines is not stored; its rows are computed on
 #: demand.
@@ -102,5 +102,7 @@ def irp(
     # Subsets that several starts share are inverted once, and weighted.
     for rows, count in Counter(subspaces(unit, delta=delta, omega=omega, seed=seed)).items():
         index = torch.tensor(rows)
-        decoder[index] += (count / omega) * pinv(unit[index].T, noise=noise)
+        rtol = rank_tolerance(unit[index].shape, 1.0)
+        inverse = torch.linalg.pinv(unit[index].T, atol=noise, rtol=rtol)
+        decoder[index] += (count / omega) * inverse
     return decoder
