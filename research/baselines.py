@@ -290,13 +290,13 @@ def _mutual(
 ) -> GrownPairs:
     """The seeds, then the other pairs that choose each other by CSLS, the best scores first."""
     offset_x, offset_y = matching.hubness_offsets(translated, pools.y, k, beat=beat)
-    found = matching.mutual_pairs(
-        matching.best_matches(translated, pools.y, offset_q=offset_x, offset_y=offset_y, beat=beat)
+    found = matching.best_matches(
+        translated, pools.y, offset_q=offset_x, offset_y=offset_y, beat=beat
     )
-    order = found.score.argsort(descending=True, stable=True)
+    mutual = matching.partner_pairs(found.partners)
+    mutual = mutual[found.score_q[mutual[:, 0]].argsort(descending=True, stable=True)]
     taken_x, taken_y = ({pair[side] for pair in seeds} for side in (0, 1))
-    others = zip(found.i[order].tolist(), found.j[order].tolist(), strict=True)
-    pairs = [*seeds, *((i, j) for i, j in others if i not in taken_x and j not in taken_y)]
+    pairs = [*seeds, *((i, j) for i, j in mutual.tolist() if i not in taken_x and j not in taken_y)]
     return GrownPairs(
         torch.tensor(pairs),
         torch.full((len(pairs),), torch.nan),

@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 
 from app.maths.bootstrap import annealing, neighbours, self_learning
-from app.maths.bootstrap.attempts import SelfLearningSettings
 from app.maths.bootstrap.neighbours import no_beat
 from app.maths.bootstrap.pools import Pools, Step, fit_pools
+from app.maths.bootstrap.self_learning import SelfLearningSettings
 from app.maths.bootstrap.sinkhorn import source_potential
 from tests.maths.bootstrap.clouds import views
 from tests.second_device import DEVICE, second_device

@@ -121,7 +121,8 @@ def leverages(
     """
     unit = reduce_to_span(unit)
     factor = ridge_factor(unit, ridge=ridge)
-    return torch.linalg.solve_triangular(factor, unit.T, upper=False).square().sum(dim=0)
+    leverage: Tensor = torch.linalg.solve_triangular(factor, unit.T, upper=False)
+    return leverage.square().sum(dim=0)
 
 
 def reduce_to_span(rows: Float64[Tensor, "k d"]) -> Float64[Tensor, "k r"]:
@@ -198,7 +199,8 @@ def suggest(
     usable = pool.abs().amax(dim=1) > 0
     size = max(1, int(usable.sum()))
     # Every number here is a product of two of these rows.
-    unit, pool = reduce_to_span(torch.cat([unit, pool])).split([len(unit), len(pool)])
+    both = reduce_to_span(torch.cat([unit, pool]))
+    unit, pool = both[: len(unit)], both[len(unit) :]
     factor = ridge_factor(unit, ridge=ridge)
     spread = torch.linalg.solve_triangular(factor, pool.T @ pool, upper=False)
     spread = torch.linalg.solve_triangular(factor, spread.T.contiguous(), upper=False)

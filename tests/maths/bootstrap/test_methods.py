@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from app.maths.bootstrap import attempts, paper
+from app.maths.bootstrap import paper, self_learning
 from app.maths.bootstrap.methods import (
     DEFAULT_METHOD,
     SETTINGS_CLASSES,
@@ -21,14 +21,14 @@ from tests.maths.bootstrap.clouds import normal, states
 
 #: of each method, small
 SMALL: dict[str, MethodSettings] = {
-    "self-learning": attempts.SelfLearningSettings(rounds=10, attempts=2),
+    "self-learning": self_learning.SelfLearningSettings(rounds=10, attempts=2),
     "paper": paper.PaperSettings(size=40, steps=12),
 }
 every_method = pytest.mark.parametrize("settings", SMALL.values(), ids=SMALL)
 Seeds = list[tuple[int, int]]
 
 
-def world(seed: int, n: int = 120, d: int = 16, *, noise: float = 0.1) -> tuple[Pools, Seeds]:
+def world(seed: int, n: int = 100, d: int = 16, *, noise: float = 0.1) -> tuple[Pools, Seeds]:
     """Noisy rotations of one cloud in two orders, and all true pairs."""
     items, turn = normal(seed, n, d), torch.linalg.qr(normal(seed + 1, d, d)).Q
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))

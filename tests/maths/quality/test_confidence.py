@@ -123,25 +123,19 @@ def test_a_level_needs_exactly_the_stated_number_of_errors(level, count):
 # --- expected behaviour ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("method", "anchors"),
-    [("graded", 78), pytest.param("procrustes", 78, marks=pytest.mark.long)],
-)
-def test_intervals_of_exchangeable_items_have_their_coverage(method, anchors):
+def test_intervals_of_exchangeable_items_have_their_coverage():
     """Of 39 errors, the 38th and the 2nd: 36 of 40 places between them, which is .9 exactly."""
     shares = []
-    for seed in range(40):
+    for seed in range(30):
         sample = world(seed)
-        (x, y), (asked, native) = sample(anchors), sample(100)
-        shares.append(
-            share(expected_cosines(learn(x, y, method), asked), found(x, y, asked, native, method))
-        )
+        (x, y), (asked, native) = sample(78), sample(100)
+        shares.append(share(expected_cosines(learn(x, y), asked), found(x, y, asked, native)))
     assert 0.87 < sum(shares) / len(shares) < 0.93
 
 
 def test_expected_cosines_follow_the_true_ones_and_flags_are_as_frequent_as_promised():
     flagged, correlations = [], []
-    for seed in range(20):
+    for seed in range(8):
         sample = world(seed)
         (x, y), (asked, native) = sample(150), sample(300)
         made = learn(x, y)
