@@ -30,16 +30,6 @@ def test_pools_that_share_no_item_are_aligned():
     assert [step.done for step in steps] == sorted(step.done for step in steps)
 
 
-def test_a_listener_that_raises_ends_the_work():
-    x, y, _ = two_pools(1_000)
-
-    def stop(step: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        align_pools(x, y, settings=SETTINGS, on_step=stop)
-
-
 def test_maps_agree_with_themselves_and_not_with_others():
     x, y, truth = two_pools(1_000)
     other = orthonormal(9, 10, 12).T

@@ -275,14 +275,6 @@ def test_directions_are_the_eigenvectors_of_the_covariance(n, d, decay):
     )
 
 
-@pytest.mark.parametrize("d", [60, annealing.MOST_EXACT_DIMENSIONS + 16])
-def test_of_few_rows_all_that_they_span_is_kept_and_no_more(d):
-    rows = pool(3, 30, d, decay=0.0)
-    found = principal_directions(rows)
-    assert found.along.shape == (30, 29)
-    torch.testing.assert_close(found.along @ found.along.T, rows @ rows.T, rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("more", [5, annealing.MOST_EXACT_DIMENSIONS])
 def test_directions_without_variance_are_left_out(more):
     raw = torch.cat([normal(1, 300, 10), torch.full((300, more), 3.0)], dim=1) @ rotation(

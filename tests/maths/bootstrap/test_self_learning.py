@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -209,14 +208,6 @@ def test_pools_in_another_order_and_on_other_axes_find_the_same_pairs():
     )
     there = {(i, j) for i, j in found.pairs.tolist()}
     assert len(there & {(i, int(order[j])) for i, j in moved.pairs.tolist()}) > 0.97 * len(there)
-
-
-def test_no_table_of_both_pools_is_held(peak: Callable[[Callable[[], object]], int], monkeypatch):
-    world = hidden_order(2, common=1_500)
-    monkeypatch.setattr(neighbours, "TABLE_BYTES", 10**6)
-    settings = SelfLearningSettings(rounds=2, attempts=1, refinements=1, confirmations=1)
-    pools = world.pools
-    assert peak(lambda: learn(pools, world.seeds(9), settings)) < 1_500 * 1_500 * 4
 
 
 # estimates
@@ -477,28 +468,6 @@ def test_a_run_from_a_checkpoint_has_the_bits_of_an_uninterrupted_one(count):
         assert all(alike(*both) for both in zip(following, kept_states[number + 1 :], strict=True))
         # The checkpoint may be needed again, if another worker is lost.
         assert alike(kept, state)
-
-
-def test_a_run_that_is_interrupted_at_every_checkpoint_has_the_same_result():
-    whole, steps = observed(NOISY.pools, NOISY.seeds(4), LONG)
-    state: State | None = None
-
-    def first(step: Step) -> None:
-        nonlocal state
-        if step.state is not None:
-            state = load(save(dict(step.state)))
-            raise KeyboardInterrupt
-
-    tries = 0
-    while True:
-        try:
-            found = learn(NOISY.pools, NOISY.seeds(4), LONG, state=state, on_step=first)
-        except KeyboardInterrupt:
-            tries += 1
-            continue
-        break
-    assert tries == sum(step.state is not None for step in steps)
-    assert same(found, whole)
 
 
 def test_no_later_step_writes_into_a_checkpoint():
