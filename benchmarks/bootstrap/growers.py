@@ -36,7 +36,10 @@ def _size(pools: Pools) -> int:
 
 
 METHODS: dict[str, tuple[Grow, Settings]] = {
-    "procrustes": (baselines.procrustes, lambda pools, number: baselines.Procrustes()),
+    "procrustes": (
+        lambda pools, seeds, _: baselines.procrustes(pools, seeds),
+        lambda pools, number: None,
+    ),
     "vecmap": (baselines.vecmap, lambda pools, number: baselines.Vecmap(seed=number)),
     "paper": (served, lambda pools, number: paper.PaperSettings(_size(pools), seed=number)),
     "self-learning": (
