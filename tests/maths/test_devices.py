@@ -268,7 +268,7 @@ CASES: dict[str, Case] = {
         on(POOL_X), {"x": on(X), "turned": on(X @ TURN)}, "turned"
     ),
     "calibrate": calibrated,
-    "bootstrap": lambda on: [growing.run(of(on), SEEDS, each) for each in (LEARNING, PAPER)],
+    "bootstrap of the paper": lambda on: growing.run(of(on), SEEDS, PAPER),
     "bootstrap, resumed": partial(grown, self_learning.learn, LEARNING),
     "bootstrap, without seeds": lambda on: self_learning.learn(of(on), [], LEARNING),
     "judge pairs": judged_pairs,

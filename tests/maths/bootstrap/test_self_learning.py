@@ -219,7 +219,8 @@ def test_pools_in_another_order_and_on_other_axes_find_the_same_pairs():
 )
 def test_unrelated_pools_are_not_believed(count, d):
     # Many items in few directions: held-out maps confirm most pairs, and attempts agree.
-    found = checked_run(unrelated(11, 150, 150, d), [(i, i) for i in range(count)])
+    settings = SelfLearningSettings(attempts=3)
+    found = checked_run(unrelated(11, 150, 150, d), [(i, i) for i in range(count)], settings)
     assert found.estimate.right < 0.5
 
 
@@ -254,7 +255,8 @@ def test_most_pairs_of_real_pools_with_few_common_items_are_wrong_and_not_believ
     of_y = torch.cat([order[:common], order[n : 2 * n - common]])[mixed]
     place = {item: row for row, item in enumerate(of_y.tolist())}
     seeds = [(i, place[item]) for i, item in enumerate(order[:15].tolist())]
-    found = checked_run(fit_pools(x[order[:n]], y[of_y]), seeds, SelfLearningSettings(seed=draw))
+    settings = SelfLearningSettings(seed=draw, attempts=3)
+    found = checked_run(fit_pools(x[order[:n]], y[of_y]), seeds, settings)
     right = [place.get(int(order[i])) == j for i, j in found.pairs.tolist() if (i, j) not in seeds]
     assert sum(right) < len(right) / 2
     assert found.estimate.right < 0.5
@@ -272,7 +274,7 @@ def test_swapped_seeds_are_named_and_corrected():
 
 
 def test_rows_to_label_have_no_certain_partner():
-    world = hidden_order(1, common=280, only_x=20)
+    world = hidden_order(1, common=150, only_x=15)
     found = checked_run(world.pools, world.seeds(5))
     certain = {
         i
@@ -313,9 +315,7 @@ def test_without_confirmations_nothing_is_believed_and_no_seed_is_called_wrong()
     assert found.wrong_seeds == []
 
 
-@pytest.mark.parametrize(
-    "short", [{"rounds": 1}, {"refinements": 0}, {"agreed": 1.0}, {"seed": 2**63 - 1}]
-)
+@pytest.mark.parametrize("short", [{"rounds": 1}, {"refinements": 0, "seed": 2**63 - 1}])
 def test_extreme_settings_find_the_order_too(short):
     found = checked_run(MEDIUM.pools, MEDIUM.seeds(5), SelfLearningSettings(**short))
     assert MEDIUM.right(found.pairs) > 0.9

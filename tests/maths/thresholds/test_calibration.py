@@ -109,15 +109,16 @@ def test_a_rotated_source_keeps_every_score_with_certainty():
         assert not found.extrapolated
 
 
-@pytest.mark.parametrize("given", ["source", "target"])
-@pytest.mark.parametrize("scores", Scores)
+@pytest.mark.parametrize(
+    ("scores", "given"), [(NATIVE, "source"), (TRANSLATED, "source"), (BOTH, "target")]
+)
 def test_the_map_never_falls(scores, given):
     calibration = noisy(scores, given)
     answers = [
-        expected_score(calibration, score, level=0.9).answer for score in inside(calibration, 200)
+        expected_score(calibration, score, level=0.9).answer for score in inside(calibration, 60)
     ]
     known = [answer for answer in answers if answer is not None]
-    assert len(known) > 150
+    assert len(known) > 45
     assert all(low <= high + 1e-12 for low, high in pairwise(known))
     assert known[-1] > known[0] + 0.3
     for each in (calibration.map, *(group.map for group in calibration.groups)):
