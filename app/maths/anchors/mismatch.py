@@ -133,12 +133,10 @@ def compare_anchors(source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]
     Raises as `check_vectors`.
     """
     source, target = reduce_to_span(source.double()), reduce_to_span(target.double())
-    try:
-        x, y = fit_space(source).unit, fit_space(target).unit
-    except DegenerateAnchors:
+    directions = _judged_directions(source, target)
+    if directions is None:
         return Comparison("unclear", None, None, None, [])
-    judged = ((x.abs().amax(dim=1) > 0) & (y.abs().amax(dim=1) > 0)).nonzero().flatten()
-    x, y = x[judged], y[judged]
+    x, y, judged = directions
     similarity = cka(source, target) if len(source) >= 4 else None
     if len(judged) < FEWEST_DISTINCT:
         return Comparison("unclear", None, None, similarity, [])
@@ -180,17 +178,28 @@ def judge_relatedness(
         generator = torch.Generator().manual_seed(seed)
         rows = torch.randperm(len(source), generator=generator)[:MOST_JUDGED_ROWS]
         source, target = source[rows], target[rows]
+    directions = _judged_directions(
+        reduce_to_span(source.double()), reduce_to_span(target.double())
+    )
+    if directions is None or len(directions[0]) < FEWEST_JUDGED_ROWS:
+        return "unclear"
+    x, y, _ = directions
+    least = RELATED_Z if len(x) >= ENOUGH_FOR_VERDICT else SIGNIFICANT_Z
+    return "related" if relatedness(x, y) >= least else "unrelated"
+
+
+def _judged_directions(
+    source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"]
+) -> tuple[Float64[Tensor, "m dx"], Float64[Tensor, "m dy"], Int64[Tensor, " m"]] | None:
+    """The unit anchors of the rows that have a direction on both sides, and these rows; None where
+    one side is a single vector.
+    """
     try:
-        x = fit_space(reduce_to_span(source.double())).unit
-        y = fit_space(reduce_to_span(target.double())).unit
+        x, y = fit_space(source).unit, fit_space(target).unit
     except DegenerateAnchors:
-        return "unclear"
-    judged = (x.abs().amax(dim=1) > 0) & (y.abs().amax(dim=1) > 0)
-    count = int(judged.sum())
-    if count < FEWEST_JUDGED_ROWS:
-        return "unclear"
-    least = RELATED_Z if count >= ENOUGH_FOR_VERDICT else SIGNIFICANT_Z
-    return "related" if relatedness(x[judged], y[judged]) >= least else "unrelated"
+        return None
+    judged = ((x.abs().amax(dim=1) > 0) & (y.abs().amax(dim=1) > 0)).nonzero().flatten()
+    return x[judged], y[judged], judged
 
 
 def leave_one_out_predictions(

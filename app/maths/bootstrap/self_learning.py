@@ -186,21 +186,14 @@ class SelfLearningRun:
         """The largest agreement of two attempts."""
         return self._consensus()[0]
 
-    # progress
-
     def _beat(self, state: State | None = None) -> None:
         self.on_step(Step(self._done(), most_steps(self.settings), dict(self.facts), state))
-
-    def _step(self) -> None:
-        self._beat(self.snapshot())
 
     def _done(self) -> int:
         attempts = len(self.partners) if self.current is None else self.settings.attempts
         rounds = _total_rounds(self.settings, attempts)
         rounds += self.annealing.done if self.annealing else 0
         return rounds + self.refinements + self.halvings
-
-    # checkpoints
 
     def snapshot(self) -> State:
         """A checkpoint of the current state. No later step changes its tensors."""
@@ -278,14 +271,14 @@ class SelfLearningRun:
                 x, y, self.seed_overlap, self.annealing, schedule, beat=self._beat
             )
             self.facts |= {"attempt": float(number + 1), "fit": self.annealing.fit}
-            self._step()
+            self._beat(self.snapshot())
         q = annealing.map_rows(x, self.annealing.overlap, schedule.flattening)
         partner = neighbours.mutual_partners(q, y, beat=self._beat)
         self.partners.append(partner)
         self.annealing = None
         agreed, _ = self._consensus()
         self.facts |= {"pairs": float((partner >= 0).sum()), "agreement": agreed}
-        self._step()
+        self._beat(self.snapshot())
 
     def _schedule(self, number: int) -> Schedule:
         variant = VARIANTS[number % len(VARIANTS)]
@@ -329,7 +322,7 @@ class SelfLearningRun:
         self.stability = estimate.attempt_agreement(self.current, partner)
         self.current, self.refinements = partner, self.refinements + 1
         self.facts |= {"pairs": float((partner >= 0).sum()), "stability": self.stability}
-        self._step()
+        self._beat(self.snapshot())
 
     def _confirm(self) -> None:
         pairs = self.pairs
@@ -341,7 +334,7 @@ class SelfLearningRun:
         self.ranks.append(ranks)
         self.halvings += 1
         self.facts["confirmed"] = float(torch.stack(self.chosen).double().mean().nan_to_num())
-        self._step()
+        self._beat(self.snapshot())
 
     def _with_seeds(self, partner: Int64[Tensor, " n"]) -> Int64[Tensor, "p 2"]:
         """The pairs of a first matching, with the seeds in place of pairs that contradict them."""

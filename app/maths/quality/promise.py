@@ -522,9 +522,9 @@ def _extrapolate(
     ] or [len(curve.levels) - 1]
     values = torch.tensor([curve.values[i] for i in used], dtype=torch.float64)
     if tail is not None:
-        values -= torch.tensor(
-            [_lift(curve.neighbours[i], neighbours) for i in used], dtype=torch.float64
-        )
+        # At few measured neighbours y is higher than at the wanted number.
+        few = torch.tensor([curve.neighbours[i] for i in used], dtype=torch.float64)
+        values -= FEW_NEIGHBOURS_LIFT * (1.0 / few - 1.0 / neighbours)
     levels = torch.tensor([curve.levels[i] for i in used], dtype=torch.float64)
     rows = _terms(levels, tail)
     noise = torch.tensor(curve.covariance, dtype=torch.float64)[used][:, used] * prior.inflation
@@ -542,11 +542,6 @@ def _extrapolate(
         return float(path.min()), variance
     unknown = float(posterior[1]) * TAIL_ERROR * max(0.0, level - tail[0][-1])
     return float(path.max()), variance + unknown**2
-
-
-def _lift(measured: int, wanted: int) -> float:
-    """By how much y is higher at few measured neighbours than at the wanted number."""
-    return FEW_NEIGHBOURS_LIFT * (1.0 / measured - 1.0 / wanted)
 
 
 def _terms(
