@@ -177,13 +177,13 @@ def compare_at_full_size(monkeypatch, anchors: tuple[Tensor, Tensor], few: int, 
 
 
 def test_a_kernel_that_few_anchors_do_not_show_is_chosen_with_all_of_them(monkeypatch):
-    anchors = bent(600)
+    anchors = bent(1200)
     few = [side[:30] for side in anchors]
     assert compare_at_full_size(monkeypatch, few, 30).method == "graded"
     found = compare_at_full_size(monkeypatch, anchors, 30)
     assert (found.method, found.folds) == ("kernel", 5)
     assert found.reason.startswith("a kernel, more than")
-    assert found.options == methods.resolve("kernel", {"decode_power": 0.0}, anchors=600)
+    assert found.options == methods.resolve("kernel", {"decode_power": 0.0}, anchors=1200)
     held = found.found["cosine"]
     assert held > 1.1 * max(each.cosine for each in found.candidates if each.method == "graded")
 
