@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from app.maths.bootstrap import attempts, methods, paper
+from app.maths.bootstrap import methods, paper, self_learning
 from app.maths.bootstrap.pools import GrownPairs, Pools
 from benchmarks.bootstrap.draws import GT
 from research import baselines
@@ -36,10 +36,16 @@ def _size(pools: Pools) -> int:
 
 
 METHODS: dict[str, tuple[Grow, Settings]] = {
-    "procrustes": (baselines.procrustes, lambda pools, number: baselines.Procrustes()),
+    "procrustes": (
+        lambda pools, seeds, _: baselines.procrustes(pools, seeds),
+        lambda pools, number: None,
+    ),
     "vecmap": (baselines.vecmap, lambda pools, number: baselines.Vecmap(seed=number)),
     "paper": (served, lambda pools, number: paper.PaperSettings(_size(pools), seed=number)),
-    "self-learning": (served, lambda pools, number: attempts.SelfLearningSettings(seed=number)),
+    "self-learning": (
+        served,
+        lambda pools, number: self_learning.SelfLearningSettings(seed=number),
+    ),
 }
 
 

@@ -13,7 +13,7 @@ import orjson
 import torch
 
 from app.maths.relevance.options import DEFAULT_CANDIDATES
-from app.maths.relevance.ranking_metrics import collect, ideal_ranking, measure_ranking
+from app.maths.relevance.ranking_metrics import collect, measure_ranking
 from benchmarks.relevance.collection import JudgedCollection
 from benchmarks.service import JSON, Connection
 from benchmarks.synthetic import Matrix
@@ -145,4 +145,4 @@ def mean_ndcg(data: JudgedCollection, rankings: Sequence[Sequence[int]]) -> floa
     judged = collect(table[:, 0], table[:, 1], table[:, 2].double(), size=data.size)
     first = [list(ranking[:10]) for ranking in rankings]
     ranking = torch.tensor([row + [-1] * (10 - len(row)) for row in first])[judged.rows]
-    return float(measure_ranking(ranking, judged, ideal_ranking(judged)).ndcg.mean())
+    return float(measure_ranking(ranking, judged)[:, 0].mean())

@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 
 from app.maths.bootstrap import annealing, neighbours, self_learning
-from app.maths.bootstrap.attempts import SelfLearningSettings
 from app.maths.bootstrap.neighbours import no_beat
 from app.maths.bootstrap.pools import Pools, Step, fit_pools
-from app.maths.bootstrap.sinkhorn import sinkhorn
+from app.maths.bootstrap.self_learning import SelfLearningSettings
+from app.maths.bootstrap.sinkhorn import source_potential
 from tests.maths.bootstrap.clouds import views
 from tests.second_device import DEVICE, second_device
 
@@ -63,7 +63,7 @@ def test_a_plan_is_computed_without_waiting() -> None:
     with second_device() as mode:
         given = on_device()
         mode.waits.clear()
-        sinkhorn(given.x, given.y, epsilon=0.3, steps=2)
+        source_potential(given.x, given.y, epsilon=0.3, steps=2)
         assert not mode.waits
 
 

@@ -20,7 +20,7 @@ from app.maths.alignment import alignment, anchored
 from app.maths.anchors import coverage, drift, foreign, health, known_rows, mismatch, space_match
 from app.maths.bootstrap import methods as growing
 from app.maths.bootstrap import paper, pools, self_learning
-from app.maths.bootstrap.attempts import SelfLearningSettings
+from app.maths.bootstrap.self_learning import SelfLearningSettings
 from app.maths.geometry import projection
 from app.maths.geometry.space import fit_space
 from app.maths.quality import confidence, crossfit, evaluation, index_curves, selection
@@ -109,28 +109,24 @@ X[5], Y[9] = X[3], Y[8]
 POOL_X, POOL_Y = (side[70:] for side in pair_of_clouds(140))
 #: ordinary rows, one at the mean of the anchors, and one far away
 ROWS = torch.cat([POOL_X[:20], X.double().mean(0, keepdim=True).float(), 1e5 * X[:1]])
-WEIGHTS = torch.linspace(0, 2, 70, dtype=torch.float64)
-COUNTED = torch.arange(70) % 7 > 0
 OPTIONS = methods.resolve("graded", {}, anchors=70)
 PRECISIONS: tuple[translator.ProductPrecision, ...] = ("float32", "bfloat16")
 
 
 def fit_and_apply(name: str, on: On) -> object:
     """A method's translator, its hash, and translations by the fast and by the careful path."""
-    results = []
-    for weights in (None, on(WEIGHTS)):
-        anchors = 70 if weights is None else 69
-        sides = fit_space(on(X), weights), fit_space(on(Y), weights)
-        made = methods.fit(name, *sides, methods.resolve(name, {}, anchors=anchors))
-        out = on(torch.empty(len(ROWS), TARGET_DIM))
-        results.append((made, translator.content_hash(made), made.nearest, made.offset))
-        results.append((translator.apply_into(made, on(ROWS), out), out))
-        results += [
+    spaces = fit_space(on(X)), fit_space(on(Y))
+    made = methods.fit(name, *spaces, methods.resolve(name, {}, anchors=70))
+    out = on(torch.empty(len(ROWS), TARGET_DIM))
+    return [
+        (made, translator.content_hash(made), made.nearest, made.offset),
+        (translator.apply_into(made, on(ROWS), out), out),
+        *(
             translator.apply(made, on(rows), precision=precision)
             for rows in (ROWS[:-2], ROWS, ROWS[:1], ROWS[-2:-1])
             for precision in PRECISIONS
-        ]
-    return results
+        ),
+    ]
 
 
 def decoded(name: str, on: On) -> object:
@@ -145,10 +141,6 @@ def decoded(name: str, on: On) -> object:
 
 def sides(on: On) -> tuple[torch.Tensor, torch.Tensor]:
     return on(X.double()), on(Y.double())
-
-
-def roles(on: On) -> dict[str, torch.Tensor]:
-    return {"weights": on(WEIGHTS), "counted": on(COUNTED)}
 
 
 def held(on: On) -> crossfit.HeldOutTranslations:
@@ -257,8 +249,7 @@ CASES: dict[str, Case] = {
         fit_space(on(X)), on(X), on(X.roll(1, 0)), held_out=True
     ),
     "choose a method": lambda on: selection.choose_method(*sides(on), prefer="classification"),
-    "choose a method, with roles": lambda on: selection.choose_method(*sides(on), **roles(on)),
-    "cross-fit": lambda on: crossfit.cross_fit("graded", *sides(on), OPTIONS, **roles(on)),
+    "cross-fit": lambda on: crossfit.cross_fit("graded", *sides(on), OPTIONS),
     "confidence": expected,
     "curves": lambda on: index_curves.measure_curves(
         [held(on)], on(Y.double()), on(POOL_Y[:20].double())
@@ -277,7 +268,7 @@ CASES: dict[str, Case] = {
         on(POOL_X), {"x": on(X), "turned": on(X @ TURN)}, "turned"
     ),
     "calibrate": calibrated,
-    "bootstrap": lambda on: [growing.run(of(on), SEEDS, each) for each in (LEARNING, PAPER)],
+    "bootstrap of the paper": lambda on: growing.run(of(on), SEEDS, PAPER),
     "bootstrap, resumed": partial(grown, self_learning.learn, LEARNING),
     "bootstrap, without seeds": lambda on: self_learning.learn(of(on), [], LEARNING),
     "judge pairs": judged_pairs,

@@ -1,10 +1,10 @@
 """A map between two pools that have nothing known in common, and pairs that are made with it.
 
 1. Both pools are divided into two halves at random. An attempt aligns a half of x with a half of y:
-   independent components of both, matched by how they relate (components.py, matching.py), give a
-   first map; neighbours refine it (rotation.py).
+   independent components of both, matched by how they relate (components.py), give a
+   first map; neighbours refine it.
 2. Attempts alternate between the halves until one of each half agrees with one of the other
-   (alignment_estimate.py). The halves share no item: there are many wrong maps and they differ,
+   (`compare_maps`). The halves share no item: there are many wrong maps and they differ,
    but only one right one.
 3. The mean of both maps is refined on the whole pools, and pairs are made: rows of x, and the mean
    of their neighbours in y.

@@ -119,25 +119,25 @@ def leverages(
     """u^T (C + ridge I)^-1 u of each row u of unit (k, d), at most 1 / (1 + ridge); ridge > 0.
     Returns (k,).
     """
-    if unit.shape[0] <= unit.shape[1]:
-        # Use the k x k matrix: U (C + r I)^-1 U^T = I - r (U U^T + r I)^-1.
-        factor = ridge_factor(unit.T, ridge=ridge)
-        inverse = torch.linalg.solve_triangular(
-            factor, torch.eye(len(unit), dtype=unit.dtype, device=unit.device), upper=False
-        )
-        leverage: Tensor = (1.0 - ridge * inverse.square().sum(dim=0)).clamp_min(0.0)
-    else:
-        leverage = (
-            torch.linalg.solve_triangular(ridge_factor(unit, ridge=ridge), unit.T, upper=False)
-            .square()
-            .sum(dim=0)
-        )
-    return leverage
+    unit = reduce_to_span(unit)
+    factor = ridge_factor(unit, ridge=ridge)
+    leverage: Tensor = torch.linalg.solve_triangular(factor, unit.T, upper=False)
+    return leverage.square().sum(dim=0)
+
+
+def reduce_to_span(rows: Float64[Tensor, "k d"]) -> Float64[Tensor, "k r"]:
+    """Rows (k, d) in an orthonormal basis of their span, where that is smaller, r = min(k, d);
+    their products do not change.
+    """
+    if rows.shape[0] >= rows.shape[1]:
+        return rows
+    triangle: Tensor = torch.linalg.qr(rows.T)[1]
+    return triangle.T.contiguous()
 
 
 def ridge_factor(rows: Float64[Tensor, "k d"], *, ridge: float) -> Float64[Tensor, "d d"]:
-    """L (d, d), lower triangular, with L L^T = rows^T rows + ridge I; rows (k, d) of norm 1 or 0,
-    or their transpose; ridge > 0.
+    """L (d, d), lower triangular, with L L^T = rows^T rows + ridge I; rows (k, d) of norm 1 or 0;
+    ridge > 0.
 
     By Cholesky: with a ridge no rank must be decided, and the condition is at most (k + ridge) /
     ridge.
@@ -198,11 +198,9 @@ def suggest(
     """
     usable = pool.abs().amax(dim=1) > 0
     size = max(1, int(usable.sum()))
-    if unit.shape[0] + pool.shape[0] < unit.shape[1]:
-        # All vectors stay in the span of these rows, and every number here is a product of two of
-        # them.
-        basis, _ = torch.linalg.qr(torch.cat([unit, pool]).T)
-        unit, pool = unit @ basis, pool @ basis
+    # Every number here is a product of two of these rows.
+    both = reduce_to_span(torch.cat([unit, pool]))
+    unit, pool = both[: len(unit)], both[len(unit) :]
     factor = ridge_factor(unit, ridge=ridge)
     spread = torch.linalg.solve_triangular(factor, pool.T @ pool, upper=False)
     spread = torch.linalg.solve_triangular(factor, spread.T.contiguous(), upper=False)

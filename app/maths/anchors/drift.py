@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors
-from app.maths.anchors.mismatch import reduce_to_span, relatedness
+from app.maths.anchors.coverage import reduce_to_span
+from app.maths.anchors.mismatch import relatedness
 from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space, row_norms
 from app.maths.quality.crossfit import FEWEST_DISTINCT, cross_fit

@@ -7,32 +7,20 @@ Robust scores: how far values lie from their median.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
-from app.maths.geometry.space import COSINE_ROWS, Space, row_norms, unit_rows
-from app.maths.geometry.spectrum import kept_values, rank_and_ratio
+from app.maths.geometry.space import COSINE_ROWS, Space, row_norms
+from app.maths.geometry.spectrum import rank_and_condition
 from app.types import repeated_positions
 
 #: Two anchors whose |cos| is above 1 minus this have one direction.
 COLLINEAR_TOLERANCE = 1e-6
-
-#: Directions in which rows are compared before their cosines are computed.
-SCREENED_DIRECTIONS = 32
-
-#: Rows whose part in these directions is shorter are not compared in them.
-SHORTEST_SCREENED = 0.1
-
-#: Two rows on one line have a larger |cos| in these directions. With t = COLLINEAR_TOLERANCE, unit
-#: rows on one line are less than sqrt(2 t) apart, and so are their parts a and b. The sine of the
-#: angle between these is less than sqrt(2 t) / |a|, and the cosine is above 1 - 2 t / |a|^2. The
-#: rest is for the rounding of float32.
-SCREENED_COSINE = 1 - 2 * COLLINEAR_TOLERANCE / SHORTEST_SCREENED**2 - 1e-4
 
 #: Rows that a list in the report names at most.
 MOST_LISTED_ROWS = 20
@@ -62,15 +50,13 @@ class Health:
 
 def examine(anchors: Float64[Tensor, "k d"], space: Space) -> Health:
     """Health of raw anchors (k, d), the encoder's own units, and the space fitted to them."""
-    values, right = kept_values(space.unit, noise=space.noise)
-    rank, condition = rank_and_ratio(values)
+    rank, condition = rank_and_condition(space.unit, noise=space.noise)
     at_mean = (space.unit.abs().amax(dim=1) == 0).nonzero().flatten().tolist()
     _, groups = torch.unique(anchors, dim=0, return_inverse=True)
     duplicates = repeated_positions(groups.tolist())
     listed = torch.ones(len(space.unit), dtype=torch.bool, device=space.unit.device)
     listed[at_mean + duplicates] = False
-    screened = listed & _near_earlier(space.unit, right[:SCREENED_DIRECTIONS])
-    lines = _collinear_with_earlier(space.unit, screened.nonzero().flatten())
+    lines = _collinear_with_earlier(space.unit, _near_another(space.unit, listed))
     return Health(
         rank=rank,
         condition=condition,
@@ -83,33 +69,20 @@ def examine(anchors: Float64[Tensor, "k d"], space: Space) -> Health:
     )
 
 
-def _near_earlier(
-    unit: Float64[Tensor, "k d"], directions: Float64[Tensor, "q d"]
-) -> Bool[Tensor, " k"]:
-    """Which rows may lie on the line of an earlier row, by their parts in a few directions.
-
-    Comparing whole rows takes d / q times as long. Every row on the line of an earlier one is
-    among these.
+def _near_another(unit: Float64[Tensor, "k d"], listed: Bool[Tensor, " k"]) -> Int64[Tensor, " m"]:
+    """The listed rows that are near another listed row, or opposite to one: |cos| > 1 - t means
+    |u -+ v| < sqrt(2 t). Few rows are, and a tree finds them without all cosines.
     """
-    parts = unit @ directions.T
-    lengths = row_norms(parts)
-    # The parts of two rows on one line are less than sqrt(2 t) apart: both are compared, or both
-    # are shorter than this.
-    near = lengths < SHORTEST_SCREENED + math.sqrt(2 * COLLINEAR_TOLERANCE)
-    parts = unit_rows(parts, lengths).float()
-    for start in range(0, len(parts), COSINE_ROWS):
-        block = parts[start : start + COSINE_ROWS]
-        rows = slice(start, start + len(block))
-        # One pass over the products finds the smallest and the largest of a row.
-        for others, diagonal in ((parts[:start], False), (block, True)):
-            if not len(others):
-                continue
-            cosines = block @ others.T
-            if diagonal:
-                cosines.tril_(diagonal=-1)
-            low, high = cosines.aminmax(dim=1)
-            near[rows] |= torch.maximum(high, -low) > SCREENED_COSINE
-    return near
+    from scipy.spatial import cKDTree  # takes half a second, and few processes need it
+
+    rows = listed.nonzero().flatten()
+    points = unit[rows].cpu().numpy()
+    tree = cKDTree(points)
+    reach = 1.01 * (2 * COLLINEAR_TOLERANCE) ** 0.5
+    same, _ = tree.query(points, k=[2], distance_upper_bound=reach)
+    opposite, _ = tree.query(-points, k=[1], distance_upper_bound=reach)
+    near = torch.from_numpy(np.minimum(same, opposite)[:, 0]).isfinite()
+    return rows[near.to(rows.device)]
 
 
 def _collinear_with_earlier(unit: Float64[Tensor, "k d"], rows: Int64[Tensor, " m"]) -> list[int]:

@@ -38,12 +38,12 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors, InvalidOption
-from app.maths.anchors.coverage import COVERAGE_RIDGE, ridge_factor
+from app.maths.anchors.coverage import COVERAGE_RIDGE, reduce_to_span, ridge_factor
 from app.maths.anchors.health import robust_scores
 from app.maths.geometry.space import COSINE_ROWS, Space, fit_space
 from app.maths.geometry.spectrum import check_ridge, usual_ridge
 from app.maths.quality.crossfit import FEWEST_DISTINCT
-from app.maths.quality.evidence import SIGNIFICANT_Z, cosine_moments
+from app.maths.quality.evidence import SIGNIFICANT_Z, permutation_moments
 from app.maths.quality.metrics import cka, unit
 
 MismatchVerdict = Literal["related", "unrelated", "unclear"]
@@ -133,12 +133,10 @@ def compare_anchors(source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]
     Raises as `check_vectors`.
     """
     source, target = reduce_to_span(source.double()), reduce_to_span(target.double())
-    try:
-        x, y = fit_space(source).unit, fit_space(target).unit
-    except DegenerateAnchors:
+    directions = _judged_directions(source, target)
+    if directions is None:
         return Comparison("unclear", None, None, None, [])
-    judged = ((x.abs().amax(dim=1) > 0) & (y.abs().amax(dim=1) > 0)).nonzero().flatten()
-    x, y = x[judged], y[judged]
+    x, y, judged = directions
     similarity = cka(source, target) if len(source) >= 4 else None
     if len(judged) < FEWEST_DISTINCT:
         return Comparison("unclear", None, None, similarity, [])
@@ -180,27 +178,28 @@ def judge_relatedness(
         generator = torch.Generator().manual_seed(seed)
         rows = torch.randperm(len(source), generator=generator)[:MOST_JUDGED_ROWS]
         source, target = source[rows], target[rows]
-    try:
-        x = fit_space(reduce_to_span(source.double())).unit
-        y = fit_space(reduce_to_span(target.double())).unit
-    except DegenerateAnchors:
+    directions = _judged_directions(
+        reduce_to_span(source.double()), reduce_to_span(target.double())
+    )
+    if directions is None or len(directions[0]) < FEWEST_JUDGED_ROWS:
         return "unclear"
-    judged = (x.abs().amax(dim=1) > 0) & (y.abs().amax(dim=1) > 0)
-    count = int(judged.sum())
-    if count < FEWEST_JUDGED_ROWS:
-        return "unclear"
-    least = RELATED_Z if count >= ENOUGH_FOR_VERDICT else SIGNIFICANT_Z
-    return "related" if relatedness(x[judged], y[judged]) >= least else "unrelated"
+    x, y, _ = directions
+    least = RELATED_Z if len(x) >= ENOUGH_FOR_VERDICT else SIGNIFICANT_Z
+    return "related" if relatedness(x, y) >= least else "unrelated"
 
 
-def reduce_to_span(rows: Float64[Tensor, "k d"]) -> Float64[Tensor, "k r"]:
-    """Rows (k, d) in an orthonormal basis of their span, where that is smaller, r = min(k, d);
-    their products do not change.
+def _judged_directions(
+    source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"]
+) -> tuple[Float64[Tensor, "m dx"], Float64[Tensor, "m dy"], Int64[Tensor, " m"]] | None:
+    """The unit anchors of the rows that have a direction on both sides, and these rows; None where
+    one side is a single vector.
     """
-    if rows.shape[0] >= rows.shape[1]:
-        return rows
-    triangle: Tensor = torch.linalg.qr(rows.T)[1]
-    return triangle.T.contiguous()
+    try:
+        x, y = fit_space(source).unit, fit_space(target).unit
+    except DegenerateAnchors:
+        return None
+    judged = ((x.abs().amax(dim=1) > 0) & (y.abs().amax(dim=1) > 0)).nonzero().flatten()
+    return x[judged], y[judged], judged
 
 
 def leave_one_out_predictions(
@@ -214,13 +213,8 @@ def leave_one_out_predictions(
     source (k, d_x) and target (k, d_y): unit anchors, ridge > 0. Returns (k, d_y), dimensionless,
     shorter than unit rows.
     """
-    if source.shape[0] <= source.shape[1]:
-        gram = source @ source.T
-        hat = torch.cholesky_solve(gram, ridge_factor(source.T, ridge=ridge))
-        own, predicted = hat.diagonal(), hat @ target
-    else:
-        weights = torch.cholesky_solve(source.T, ridge_factor(source, ridge=ridge))
-        own, predicted = (source * weights.T).sum(dim=1), source @ (weights @ target)
+    weights = torch.cholesky_solve(source.T, ridge_factor(source, ridge=ridge))
+    own, predicted = (source * weights.T).sum(dim=1), source @ (weights @ target)
     return (predicted - own[:, None] * target) / (1.0 - own)[:, None]
 
 
@@ -254,7 +248,7 @@ def permutation_score(predicted: Float64[Tensor, "m d"], true: Float64[Tensor, "
 
     0 where one side does not vary. Source: Hoeffding 1951, see `evidence.permutation_moments`.
     """
-    total, mean, variance = cosine_moments(predicted, true)
+    total, mean, variance = permutation_moments(predicted @ true.T)
     return (total - mean) / variance**0.5 if variance > 0 else 0.0
 
 
@@ -268,10 +262,6 @@ def ridge_predictions(
     """Ridge regression of target rows (k, d_y) on source rows (k, d_x), applied to queries (n,
     d_x): n x T.
     """
-    if source.shape[0] <= source.shape[1]:
-        return (queries @ source.T) @ torch.cholesky_solve(
-            target, ridge_factor(source.T, ridge=ridge)
-        )
     return queries @ torch.cholesky_solve(source.T @ target, ridge_factor(source, ridge=ridge))
 
 

@@ -8,11 +8,8 @@ Five signs (docs/results/bootstrap.md says how often they are right):
 - *chance*: the share that the same steps confirm in pools with nothing in common. Many items in few
   directions confirm anything.
 - *the seeds left out*: a map learnt without a seed should choose it.
-- *orphans* (orphans.py): items whose partner is removed. The share of them that is paired all the
-  same shows how readily items that never had a partner are paired.
-
-Orphans, items whose partner is removed: the share of them that is paired all the same shows how
-many given pairs are wrong.
+- *orphans*, items whose partner is removed: the share of them that is paired all the same shows how
+  readily items that never had a partner are paired, and so how many given pairs are wrong.
 
 An eighth of the pairs lose their item of y, and an eighth their item of x. The rest learns, matches
 and confirms as all pairs did. The result is the share of the smaller pool's orphans that is paired.

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from app.maths.bootstrap import annealing, attempts, paper, self_learning
+from app.maths.bootstrap import annealing, paper, self_learning
 from app.maths.bootstrap.estimate import (
     CONFIRMATIONS,
     Outcome,
@@ -17,13 +17,21 @@ from app.maths.bootstrap.estimate import (
     rows_to_label,
     wrong_seeds,
 )
-from app.maths.bootstrap.pools import GrownPairs, OnStep, Pools, State, Step, ignore_step
+from app.maths.bootstrap.pools import (
+    GrownPairs,
+    OnStep,
+    Pools,
+    State,
+    Step,
+    ignore_step,
+    seed_tensor,
+)
 
-MethodSettings = attempts.SelfLearningSettings | paper.PaperSettings
+MethodSettings = self_learning.SelfLearningSettings | paper.PaperSettings
 
 #: the settings class of each method
 SETTINGS_CLASSES: dict[str, type[MethodSettings]] = {
-    "self-learning": attempts.SelfLearningSettings,
+    "self-learning": self_learning.SelfLearningSettings,
     "paper": paper.PaperSettings,
 }
 DEFAULT_METHOD = "self-learning"
@@ -40,7 +48,7 @@ def run(
     """Grow anchors by the method that the settings belong to. State, determinism and errors: as for
     that method.
     """
-    if isinstance(settings, attempts.SelfLearningSettings):
+    if isinstance(settings, self_learning.SelfLearningSettings):
         return self_learning.learn(pools, seeds, settings, state=state, on_step=on_step)
     pairs = paper.grow(pools, seeds, settings, state=state, on_step=on_step)
     return judge_pairs(
@@ -71,9 +79,7 @@ def judge_pairs(
         annealing.principal_directions(pools.x, beat=beat),
         annealing.principal_directions(pools.y, beat=beat),
     )
-    pairs, seed_rows = (
-        rows.to(pools.device) for rows in (grown.pairs, self_learning.seed_tensor(seeds))
-    )
+    pairs, seed_rows = (rows.to(pools.device) for rows in (grown.pairs, seed_tensor(seeds)))
     rounds = []
     for repeat in range(CONFIRMATIONS):
         half = draw_half(len(pairs), repeat, seed).to(pairs.device)

@@ -50,18 +50,11 @@ class BestMatches:
     q_of_y: Int64[Tensor, " m"]
     score_y: Float32[Tensor, " m"]
 
-
-@dataclass(frozen=True, eq=False)
-class MutualPairs:
-    """Pairs that are each other's best match, in the order of i: every row at most once.
-
-    i, j    (p,) rows of q and of y
-    score   (p,) CSLS
-    """
-
-    i: Int64[Tensor, " p"]
-    j: Int64[Tensor, " p"]
-    score: Float32[Tensor, " p"]
+    @property
+    def partners(self) -> Int64[Tensor, " n"]:
+        """(n,) the y of each q where both are each other's best match, or -1."""
+        rows = torch.arange(len(self.y_of_q), device=self.y_of_q.device)
+        return torch.where(self.q_of_y[self.y_of_q] == rows, self.y_of_q, -1)
 
 
 def nearest_rows(
@@ -121,13 +114,6 @@ def best_matches(
         torch.where(better, column, score_y, out=score_y)
         torch.max(scores, dim=1, out=(score_q[piece], y_of_q[piece]))
     return BestMatches(y_of_q, score_q, q_of_y, score_y)
-
-
-def mutual_pairs(matches: BestMatches) -> MutualPairs:
-    """The pairs that are each other's best match."""
-    rows = torch.arange(len(matches.y_of_q), device=matches.y_of_q.device)
-    i = rows[matches.q_of_y[matches.y_of_q] == rows]
-    return MutualPairs(i, matches.y_of_q[i], matches.score_q[i])
 
 
 def product_blocks(
@@ -208,10 +194,7 @@ def mutual_partners(
     """(n,) for each row of unit q its mutual best match by CSLS in the rows of unit y, or -1."""
     k = min(CSLS_NEIGHBOURS, len(q), len(y))
     offset_q, offset_y = hubness_offsets(q, y, k, beat=beat)
-    pairs = mutual_pairs(best_matches(q, y, offset_q=offset_q, offset_y=offset_y, beat=beat))
-    partner = torch.full((len(q),), -1, dtype=torch.int64, device=q.device)
-    partner[pairs.i] = pairs.j
-    return partner
+    return best_matches(q, y, offset_q=offset_q, offset_y=offset_y, beat=beat).partners
 
 
 def learn_and_match(

@@ -15,7 +15,6 @@ silently when there are too few seeds: do not use its anchors without checking t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from jaxtyping import Float32, Int64
@@ -33,11 +32,7 @@ from app.maths.bootstrap.pools import (
     check_seeds,
     ignore_step,
 )
-from app.maths.bootstrap.sinkhorn import column_argmax, sinkhorn, source_potential
-
-#: columns: every y is compared with the x that has the most mass in its column of the plan; rows:
-#: every x with its y.
-Argmax = Literal["columns", "rows"]
+from app.maths.bootstrap.sinkhorn import column_argmax, source_potential
 
 #: Rows of relative vectors that are compared at a time.
 LOSS_ROWS = 8192
@@ -52,7 +47,6 @@ class PaperSettings:
             learning rate (.02, .05)
     epsilon, sinkhorn_steps   of the correspondence (1e-4 and 1)
     seed    draws the source anchors and the start of the unknown target anchors
-    freeze_seeds, argmax      choices that the paper leaves open
     """
 
     size: int
@@ -61,34 +55,17 @@ class PaperSettings:
     epsilon: float = 1e-4
     sinkhorn_steps: int = 1
     seed: int = 0
-    freeze_seeds: bool = True
-    argmax: Argmax = "columns"
-
-
-@dataclass(frozen=True, eq=False)
-class TargetRelatives:
-    """A correspondence.
-
-    rows      (p,) of the target pool
-    relative  (p, size) the relative vectors that they should have
-    partner   (q,) the row of the other pool that is most like each matched row; only used to report
-              changes
-    """
-
-    rows: Int64[Tensor, " p"]
-    relative: Float32[Tensor, "p size"]
-    partner: Int64[Tensor, " q"]
 
 
 @dataclass(eq=False)
 class AnchorState:
     """The state of the optimisation.
 
-    frozen   (f, d) fixed unit target anchors, the first of all
+    frozen   (f, d) the unit target anchors of the seeds, the first of all, which stay as they are
     free     (size - f, d) unit target anchors that move
     first_moment, second_moment   (size - f, d) Adam's, of the gradients to `free`
     done     steps
-    partner, facts  of the last step
+    partner  (m,) the row of x that each y was compared with in the last step, and its `facts`
     """
 
     frozen: Float32[Tensor, "f d"]
@@ -96,7 +73,7 @@ class AnchorState:
     first_moment: Float32[Tensor, "g d"]
     second_moment: Float32[Tensor, "g d"]
     done: int = 0
-    partner: Int64[Tensor, " q"] | None = None
+    partner: Int64[Tensor, " m"] | None = None
     facts: dict[str, float] = field(default_factory=dict)
 
     def snapshot(self) -> State:
@@ -137,7 +114,7 @@ def grow(
     """Algorithm 1: grow seed pairs into `settings.size` parallel anchors; fewer where two of them
     are nearest to one item.
 
-    Kept seeds come first, then the anchors nearest to their items. The confidence is nan, because
+    Seeds come first, then the anchors nearest to their items. The confidence is nan, because
     optimisation estimates none.
     facts  of the last step: loss, agreement; and nearness, the mean cosine of the other anchors to
            their items
@@ -178,12 +155,8 @@ def _start(
         torch.randn(settings.size - len(seeds), pools.y.shape[1], generator=generator)
     ).to(pools.device)
     known = pools.y[[j for _, j in seeds]]
-    frozen, free = (
-        (known, random_anchors)
-        if settings.freeze_seeds
-        else (known[:0], torch.cat([known, random_anchors]))
-    )
-    return rows, AnchorState(frozen, free, torch.zeros_like(free), torch.zeros_like(free))
+    moments = torch.zeros_like(random_anchors), torch.zeros_like(random_anchors)
+    return rows, AnchorState(known, random_anchors, *moments)
 
 
 def _step(
@@ -193,44 +166,19 @@ def _step(
     settings: PaperSettings,
     beat: Beat,
 ) -> None:
-    """One step of Algorithm 1: lines 4 to 8."""
+    """One step of Algorithm 1, lines 4 to 8: every y should get the relative vector of the x with
+    the most mass in its column of the plan.
+    """
     relative_y = product(pools.y, torch.cat([anchors.frozen, anchors.free]).T, beat=beat)
-    match = _match_columns if settings.argmax == "columns" else _match_rows
-    targets = match(relative_x, relative_y, settings, beat)
-    loss, gradient = mean_squares(pools.y, relative_y, targets, beat=beat)
+    epsilon, steps = settings.epsilon, settings.sinkhorn_steps
+    u = source_potential(relative_x, relative_y, epsilon=epsilon, steps=steps, beat=beat)
+    partner = column_argmax(relative_x, relative_y, u, epsilon=epsilon, beat=beat)
+    loss, gradient = mean_squares(pools.y, relative_y, relative_x, partner, beat=beat)
     _descend(anchors, gradient[len(anchors.frozen) :], settings.learning_rate)
     facts = {"loss": loss}
     if anchors.partner is not None:
-        facts["agreement"] = float((targets.partner == anchors.partner).double().mean())
-    anchors.done, anchors.facts, anchors.partner = anchors.done + 1, facts, targets.partner
-
-
-def _match_columns(
-    x: Float32[Tensor, "n size"],
-    y: Float32[Tensor, "m size"],
-    settings: PaperSettings,
-    beat: Beat,
-) -> TargetRelatives:
-    """Every y should get the relative vector of the x with the most mass in its column."""
-    epsilon, steps = settings.epsilon, settings.sinkhorn_steps
-    u = source_potential(x, y, epsilon=epsilon, steps=steps, beat=beat)
-    partner = column_argmax(x, y, u, epsilon=epsilon, beat=beat)
-    return TargetRelatives(torch.arange(len(y), device=y.device), x[partner], partner)
-
-
-def _match_rows(
-    x: Float32[Tensor, "n size"],
-    y: Float32[Tensor, "m size"],
-    settings: PaperSettings,
-    beat: Beat,
-) -> TargetRelatives:
-    """For every x, the y with the most mass in its row should get x's relative vector: some y are
-    chosen often, others never.
-    """
-    epsilon, steps = settings.epsilon, settings.sinkhorn_steps
-    _, v = sinkhorn(x, y, epsilon=epsilon, steps=steps, beat=beat)
-    partner = column_argmax(y, x, v, epsilon=epsilon, beat=beat)
-    return TargetRelatives(partner, x, partner)
+        facts["agreement"] = float((partner == anchors.partner).double().mean())
+    anchors.done, anchors.facts, anchors.partner = anchors.done + 1, facts, partner
 
 
 def _descend(anchors: AnchorState, gradient: Float32[Tensor, "g d"], rate: float) -> None:
@@ -259,30 +207,28 @@ def _descend(anchors: AnchorState, gradient: Float32[Tensor, "g d"], rate: float
 def mean_squares(
     y: Float32[Tensor, "m d"],
     relative_y: Float32[Tensor, "m size"],
-    targets: TargetRelatives,
+    relative_x: Float32[Tensor, "n size"],
+    partner: Int64[Tensor, " m"],
     *,
     beat: Beat = no_beat,
 ) -> tuple[float, Float32[Tensor, "size d"]]:
-    """The mean of (relative_y - target)^2 over rows and anchors, and its gradient to the anchors
-    (size, d).
+    """The mean of (relative_y - relative_x[partner])^2 over rows and anchors, and its gradient to
+    the anchors (size, d).
     """
     total, gradient = 0.0, y.new_zeros(relative_y.shape[1], y.shape[1])
-    for rows, relative in zip(
-        torch.split(targets.rows, LOSS_ROWS), torch.split(targets.relative, LOSS_ROWS), strict=True
-    ):
+    for start in range(0, len(y), LOSS_ROWS):
         beat()
-        difference = relative_y[rows] - relative
+        rows = slice(start, start + LOSS_ROWS)
+        difference = relative_y[rows] - relative_x[partner[rows]]
         total += float(difference.square().sum(dtype=torch.float64))
         gradient.addmm_(difference.T, y[rows])
-    return total / targets.relative.numel(), gradient.mul_(2 / targets.relative.numel())
+    return total / relative_y.numel(), gradient.mul_(2 / relative_y.numel())
 
 
 def _round_to_items(
     pools: Pools, rows: list[int], seeds: list[tuple[int, int]], anchors: AnchorState, beat: Beat
 ) -> GrownPairs:
-    """Each free anchor as its nearest item. The nearest anchor gets a contested item; items of
-    frozen seeds are taken.
-    """
+    """The seeds, and each free anchor as its nearest item, which the nearest anchor gets."""
     frozen = len(anchors.frozen)
     cosines, nearest = (
         torch.empty(len(anchors.free)),
@@ -294,7 +240,7 @@ def _round_to_items(
             largest.values.clamp(-1.0, 1.0).cpu(),
             largest.indices.cpu(),
         )
-    pairs, nearness = seeds[:frozen], list[float]()
+    pairs, nearness = list(seeds), list[float]()
     used_items = {j for _, j in pairs}
     for index in cosines.argsort(descending=True, stable=True).tolist():
         j = int(nearest[index])
@@ -305,9 +251,4 @@ def _round_to_items(
     facts = dict(anchors.facts)
     if nearness:
         facts["nearness"] = sum(nearness) / len(nearness)
-    seed_set = set(seeds)
-    return GrownPairs(
-        torch.tensor(sorted(pairs, key=lambda pair: pair not in seed_set)),
-        torch.full((len(pairs),), torch.nan),
-        facts,
-    )
+    return GrownPairs(torch.tensor(pairs), torch.full((len(pairs),), torch.nan), facts)

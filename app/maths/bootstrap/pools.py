@@ -206,3 +206,17 @@ def check_pairs(seeds: list[tuple[int, int]], *, source: int, target: int) -> No
                 field="seeds",
                 rows=rows,
             )
+
+
+def seed_tensor(seeds: list[tuple[int, int]]) -> Int64[Tensor, "s 2"]:
+    """The rows (i, j) of the seeds as a tensor."""
+    return torch.tensor(seeds, dtype=torch.int64).reshape(-1, 2)
+
+
+def draw_rows(rows: int, most: int, always: Int64[Tensor, " s"], seed: int) -> Int64[Tensor, " r"]:
+    """The rows in `always` and uniformly drawn others, `most` in total, in ascending order."""
+    if rows <= most:
+        return torch.arange(rows)
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+    others = order[~torch.isin(order, always)]
+    return torch.cat([always, others[: max(0, most - len(always))]]).sort().values

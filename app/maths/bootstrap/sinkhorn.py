@@ -34,24 +34,6 @@ EQUAL_MASS_ROUNDINGS = 16
 NEGLIGIBLE_LOGIT = -80.0
 
 
-def sinkhorn(
-    x: Float[Tensor, "n k"],
-    y: Float[Tensor, "m k"],
-    *,
-    epsilon: float,
-    steps: int,
-    beat: Beat = no_beat,
-) -> tuple[Float64[Tensor, " n"], Float64[Tensor, " m"]]:
-    """The potentials u (n,) and v (m,), in the cost's unit, after `steps` >= 1 iterations: u from
-    v, then v from u.
-
-    The first u is computed from v = 0. Columns of P sum to 1/m exactly; rows to 1/n once it has
-    converged.
-    """
-    u = source_potential(x, y, epsilon=epsilon, steps=steps, beat=beat)
-    return u, softmin(y, x, u, epsilon=epsilon, beat=beat)
-
-
 def source_potential(
     x: Float[Tensor, "n k"],
     y: Float[Tensor, "m k"],
@@ -60,8 +42,8 @@ def source_potential(
     steps: int,
     beat: Beat = no_beat,
 ) -> Float64[Tensor, " n"]:
-    """The u of `sinkhorn`, without its last pass: v is constant down a column, so columns need u
-    alone.
+    """The potential u (n,), in the cost's unit, after `steps` >= 1 iterations: u from v, which
+    starts at 0, then v from u. The last v is not computed: it is constant down a column.
     """
     v = torch.zeros(len(y), dtype=torch.float64, device=y.device)
     u = softmin(x, y, v, epsilon=epsilon, beat=beat)
@@ -97,8 +79,7 @@ def column_argmax(
     epsilon: float,
     beat: Beat = no_beat,
 ) -> Int64[Tensor, " m"]:
-    """For each y the row of x with the most mass in its column (m,); for rows of the plan:
-    `column_argmax(y, x, v)`.
+    """For each y the row of x with the most mass in its column (m,).
 
     With a small epsilon and few steps, masses are often equal: every x whose nearest row is this y
     gives all its mass to it. Among masses that the dtype does not distinguish the nearest x counts,

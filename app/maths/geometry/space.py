@@ -5,10 +5,6 @@ For raw anchors A (k x d): mean m = mean of the rows; scale s = mean of |A_i - m
 = (A_i - m) / |A_i - m|. For a vector x: n(x) = (x - m) / |x - m|, and relative(x) = n(x) U^T.
 Sources: Moschella et al. 2023, section 3 (cosine to anchors); centring on the anchors' statistics
 as in "Inverse Relative Projection" (Maiorca et al. 2024), section 3.
-
-Anchors may have weights w (k,). A weight of w counts as w copies: m and s are weighted means, and
-row i of U is sqrt(w_i) (A_i - m) / |A_i - m|, so that every fit, which depends on U_x^T U_y and
-the two spectra, is the weighted one.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Float64, Num
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors, DimensionMismatch, EmptyVectors, NonFinite, OutOfRange
@@ -52,7 +48,6 @@ class Space:
     scale  > 0     s, the mean distance of an anchor from m, in the encoder's own units
     unit   (k, d)  U, dimensionless; a row is zero when its anchor equals the mean
     norms  (k,)    |A_i - m|, in the encoder's own units; zero for such a row
-    roots  (k,)    sqrt(w_i); None where every weight is 1
     rounding       >= 0, the relative error of the encoder's numbers (`relative_rounding`); 0: exact
     """
 
@@ -60,19 +55,12 @@ class Space:
     scale: float
     unit: Float64[Tensor, "k d"]
     norms: Float64[Tensor, " k"]
-    roots: Float64[Tensor, " k"] | None = None
     rounding: float = 0.0
 
     @cached_property
     def spectrum(self) -> Spectrum:
-        """The spectrum of U, without the directions that are rounding of the encoder's numbers.
-
-        Its size is the sum of the weights.
-        """
-        spectrum = kept_svd(self.unit, noise=self.noise)
-        if self.roots is None:
-            return spectrum
-        return spectrum._replace(size=float(self.roots.square().sum()))
+        """The spectrum of U, without the directions that are rounding of the encoder's numbers."""
+        return kept_svd(self.unit, noise=self.noise)
 
     @cached_property
     def noise(self) -> float:
@@ -87,13 +75,6 @@ class Space:
         errors = torch.where(self.norms > 0, lengths / self.norms, 0.0) * row_norms(self.unit)
         spread = 1.0 + math.sqrt(self.size / self.dim)
         return self.rounding * spread * float(errors.square().mean().sqrt())
-
-    @property
-    def directions(self) -> Float64[Tensor, "k d"]:
-        """The unit anchors without their weights; a row of weight 0 is zero."""
-        if self.roots is None:
-            return self.unit
-        return self.unit * torch.where(self.roots > 0, 1.0 / self.roots, 0.0)[:, None]
 
     @property
     def size(self) -> int:
@@ -199,19 +180,15 @@ def relative_rounding(anchors: Float64[Tensor, "k d"]) -> float:
     return 0.0
 
 
-def fit_space(anchors: Float[Tensor, "k d"], weights: Num[Tensor, " n"] | None = None) -> Space:
+def fit_space(anchors: Float[Tensor, "k d"]) -> Space:
     """Mean, scale and unit anchors of raw anchors.
 
     anchors  (k, d), the encoder's own units, any float dtype; fitted in float64
-    weights  (k,), finite and at least 0: row i counts as w_i copies; None: 1 for every row
     Raises EmptyVectors, NonFinite and OutOfRange as `check_vectors`. Raises DegenerateAnchors when
     all anchors are the same vector, and so also for k = 1: centred on their mean they span nothing.
-    Raises ValueError for other weights, which are never a client's.
     """
     anchors = anchors.double()
     check_vectors(anchors)
-    if weights is not None and not bool((weights == 1).all()):
-        return _fit_weighted(anchors, _checked_weights(weights, len(anchors)))
     mean = anchors.mean(dim=0)
     centred = anchors - mean
     if mean.norm() > anchors.shape[0] * torch.finfo(torch.float64).eps * row_norms(anchors).max():
@@ -229,41 +206,3 @@ def fit_space(anchors: Float[Tensor, "k d"], weights: Num[Tensor, " n"] | None =
             "Use at least two different anchors."
         )
     return Space(mean, float(norms.mean()), unit, norms, rounding=relative_rounding(anchors))
-
-
-def _checked_weights(weights: Num[Tensor, " n"], rows: int) -> Float64[Tensor, " k"]:
-    weights = weights.double()
-    if weights.shape != (rows,) or not bool((weights.isfinite() & (weights >= 0)).all()):
-        raise ValueError(f"The weights must be {rows} finite numbers that are at least 0.")
-    return weights
-
-
-def _fit_weighted(anchors: Float64[Tensor, "k d"], weights: Float64[Tensor, " k"]) -> Space:
-    """`fit_space` with weights that are not all 1, from the rows with a weight above 0.
-
-    Rows of weight 0 have a norm all the same.
-    """
-    counted = weights > 0
-    if int(counted.sum()) < 2:
-        raise DegenerateAnchors(
-            f"{int(counted.sum())} of {len(anchors)} anchors have a weight above 0. "
-            "Use at least two different anchors."
-        )
-    shares = weights / weights.sum()
-    mean = shares @ anchors
-    # The two steps of `fit_space`, for the same reasons.
-    rounding = len(anchors) * torch.finfo(torch.float64).eps * row_norms(anchors[counted]).max()
-    if mean.norm() > rounding:
-        centred = anchors - mean
-        centred = centred - shares @ centred
-    else:
-        mean, centred = torch.zeros_like(mean), anchors
-    unit, norms = directions_and_norms(centred, mean)
-    if not bool(norms[counted].any()):
-        raise DegenerateAnchors(
-            f"The {int(counted.sum())} anchors with a weight above 0 are all the same vector, up "
-            "to float32 rounding. Use at least two different anchors."
-        )
-    roots = weights.sqrt()
-    scale, error = float(shares @ norms), relative_rounding(anchors)
-    return Space(mean, scale, unit * roots[:, None], norms, roots, error)

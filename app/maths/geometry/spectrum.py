@@ -33,13 +33,13 @@ class Spectrum(NamedTuple):
     left    (n, r)  W, orthonormal columns
     values  (r,)    s, in falling order, each above `rank_tolerance` and the noise
     right   (r, d)  V^T, orthonormal rows
-    size    the number of rows that the matrix stands for: n, or the sum of the rows' weights
+    size    n, the number of rows
     """
 
     left: Float64[Tensor, "n r"]
     values: Float64[Tensor, " r"]
     right: Float64[Tensor, "r d"]
-    size: float
+    size: int
 
 
 def kept_svd(matrix: Float64[Tensor, "n d"], *, noise: float = 0.0) -> Spectrum:
@@ -55,37 +55,20 @@ def kept_svd(matrix: Float64[Tensor, "n d"], *, noise: float = 0.0) -> Spectrum:
     return Spectrum(left[:, :rank], values[:rank], right[:rank], matrix.shape[0])
 
 
-def kept_values(
-    matrix: Float64[Tensor, "n d"], *, noise: float = 0.0
-) -> tuple[Float64[Tensor, " r"], Float64[Tensor, "r d"]]:
-    """The values and right vectors of `kept_svd`, in half of its time where n is much larger than
-    d: they are those of R in Q R, and Q is not computed.
+def rank_and_condition(matrix: Float64[Tensor, "n d"], *, noise: float) -> tuple[int, float]:
+    """The number of singular values of a matrix (n, d) that `kept_svd` keeps, and the largest over
+    the smallest of them; 1 if there are none. Those of R in Q R are the same.
     """
     smaller = torch.linalg.qr(matrix, mode="r").R if matrix.shape[0] > matrix.shape[1] else matrix
-    _, values, right = torch.linalg.svd(smaller, full_matrices=False)
+    values = torch.linalg.svdvals(smaller)
     rank = _rank(values, matrix.shape, noise)
-    return values[:rank], right[:rank]
+    return rank, float(values[0] / values[rank - 1]) if rank else 1.0
 
 
 def _rank(values: Float64[Tensor, " r"], shape: tuple[int, ...], noise: float) -> int:
     """How many singular values, in falling order, of a matrix (n, d) are not rounding noise."""
     largest = float(values[0]) if values.numel() else 0.0
     return int((values > max(rank_tolerance(shape, largest), noise)).sum())
-
-
-def pinv(matrix: Float64[Tensor, "n d"], *, noise: float = 0.0) -> Float64[Tensor, "d n"]:
-    """Moore-Penrose pseudoinverse V diag(1/s) W^T over the singular values that `kept_svd`
-    keeps.
-    """
-    spectrum = kept_svd(matrix, noise=noise)
-    return (spectrum.right.T / spectrum.values) @ spectrum.left.T
-
-
-def rank_and_ratio(values: Float64[Tensor, " r"]) -> tuple[int, float]:
-    """The number of kept singular values (r,), in falling order, and the largest over the smallest
-    (1 if there are none).
-    """
-    return len(values), float(values[0] / values[-1]) if len(values) else 1.0
 
 
 def whitened(

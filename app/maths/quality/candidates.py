@@ -18,12 +18,11 @@ from torch import Tensor
 
 from app.errors import DegenerateAnchors
 from app.maths.geometry.sampling import cluster_centres
-from app.maths.geometry.space import Space, normalise
-from app.maths.quality.crossfit import fit_some
+from app.maths.geometry.space import Space, fit_space, normalise
 from app.maths.quality.metrics import DEFAULT_NEIGHBOURS, cosine_blocks, search, unit
 from app.maths.translators.decoder import kernel_of
 from app.maths.translators.kernel import KernelFit, fit_kernel, whiten
-from app.maths.translators.linear import Core, Pair
+from app.maths.translators.linear import Pair
 from app.maths.translators.methods import METHODS, Options, resolve
 
 Preference = Literal["retrieval", "cosine", "classification"]
@@ -127,7 +126,6 @@ def measure_candidates(
     target: Float64[Tensor, "k dy"],
     first: Bool[Tensor, " k"],
     fold_of: Int64[Tensor, " k"],
-    weights: Float64[Tensor, " k"] | None,
     *,
     folds: int,
 ) -> Float32[Tensor, "c k m"] | None:
@@ -144,7 +142,7 @@ def measure_candidates(
     for fold in range(folds):
         held_rows, fit_rows = ((fold_of == fold) & first).nonzero().flatten(), fold_of != fold
         try:
-            x, y = fit_some(source, target, fit_rows, weights)
+            x, y = fit_space(source[fit_rows]), fit_space(target[fit_rows])
         except DegenerateAnchors:
             return None
         part = _Fold(x, y, source[held_rows], place[held_rows], natives)
@@ -185,7 +183,13 @@ def _natives(target: Float64[Tensor, "k dy"]) -> _Natives:
 
 
 class _Fold:
-    """The anchors that a fold's fits use, and those that they are measured on."""
+    """The anchors that a fold's fits use, and those that they are measured on; in coordinates that
+    both the cores and the comparison with natives use, so that no vector leaves them.
+
+    translated - mean = s_y r(q F) V_y^T + (m_y - mean) for q = n(x) V_x: its products with natives
+    need only their coordinates and the contribution of m_y - mean. A kernel's f(n(x) L^T) B V_y^T
+    takes the place of q F.
+    """
 
     def __init__(
         self,
@@ -195,32 +199,32 @@ class _Fold:
         place: Int64[Tensor, " h"],
         natives: _Natives,
     ) -> None:
-        self._x, self._y, self._place, self._natives = x, y, place, natives
-        self._frame = _Frame(Pair(x, y), vectors, natives)
+        self._pair, self._place, self._natives = Pair(x, y), place, natives
         self._kernel: KernelFit | None = None
+        # In units of the target's scale: cosines have no unit, and squares of large values would
+        # overflow float32.
+        self._directions, _ = normalise(vectors, x.mean)
+        self._queries = (self._directions @ self._pair.x.right.T).float()
+        shift = (y.mean - natives.mean) / y.scale
+        natives_and_centres = torch.cat([natives.unit, natives.centres])
+        self._compared = (natives_and_centres @ self._pair.y.right.T).float()
+        self._offset = (natives_and_centres @ shift).float()
+        self._apart = (self._pair.y.right @ shift).float()
+        self._apart_squared = float(shift.square().sum())
 
     def measure(self, candidate: Candidate) -> Float32[Tensor, "h m"]:
         """SELECTION_MEASURES of the held-out vectors, which are the anchors `place`, by a
         candidate's fit.
         """
         name, given = candidate
-        method, options = METHODS[name], resolve(name, given, anchors=self._x.size)
-        frame = self._frame
+        method, options = METHODS[name], resolve(name, given, anchors=self._pair.source.size)
         if method.core is None:
-            products = frame.kernel_products(self._fit_kernel(options))
+            fitted = self._fit_kernel(options)
+            features = kernel_of(self._directions @ fitted.landmarks.T)
+            products = ((features @ fitted.weights) @ self._pair.y.right.T).float()
         else:
-            products = frame.linear_products(method.core(frame.pair, options))
-        return self._compared(*frame.cosines(products))
-
-    def _fit_kernel(self, options: Options) -> KernelFit:
-        assert options["ridge"] is None
-        if self._kernel is None:  # candidates differ in the target's power alone
-            self._kernel = fit_kernel(self._x, self._y, ridge=None)
-        return whiten(self._kernel, self._y, power=options["decode_power"])
-
-    def _compared(
-        self, index: Float32[Tensor, "h k"], centres: Float32[Tensor, "h c"]
-    ) -> Float32[Tensor, "h m"]:
+            products = self._queries @ method.core(self._pair, options).float()
+        index, centres = self._cosines(products)
         own = index.gather(1, self._place[:, None])
         mrr = 1.0 / (index >= own).sum(dim=1)
         index.scatter_(1, self._place[:, None], -torch.inf)
@@ -229,39 +233,13 @@ class _Fold:
         agreed = centres.argmax(dim=1) == self._natives.own[self._place]
         return torch.stack([recall, mrr, own[:, 0], agreed.float()], dim=1)
 
+    def _fit_kernel(self, options: Options) -> KernelFit:
+        assert options["ridge"] is None
+        if self._kernel is None:  # candidates differ in the target's power alone
+            self._kernel = fit_kernel(self._pair.source, self._pair.target, ridge=None)
+        return whiten(self._kernel, self._pair.target, power=options["decode_power"])
 
-class _Frame:
-    """A pair whose coordinates both the cores and the comparison with natives use, so that no
-    vector leaves them.
-
-    translated - mean = s_y r(q F) V_y^T + (m_y - mean) for q = n(x) V_x: its products with natives
-    need only their coordinates and the contribution of m_y - mean. A kernel's f(n(x) L^T) B V_y^T
-    takes the place of q F.
-    """
-
-    def __init__(self, pair: Pair, vectors: Float64[Tensor, "h dx"], natives: _Natives) -> None:
-        self.pair, self._count = pair, len(natives.unit)
-        # In units of the target's scale: cosines have no unit, and squares of large values would
-        # overflow float32.
-        self._directions, _ = normalise(vectors, pair.source.mean)
-        self._queries = (self._directions @ pair.x.right.T).float()
-        shift = (pair.target.mean - natives.mean) / pair.target.scale
-        natives_and_centres = torch.cat([natives.unit, natives.centres])
-        self._compared = (natives_and_centres @ pair.y.right.T).float()
-        self._offset = (natives_and_centres @ shift).float()
-        self._apart = (pair.y.right @ shift).float()
-        self._apart_squared = float(shift.square().sum())
-
-    def linear_products(self, core: Core) -> Float32[Tensor, "h ry"]:
-        """The products q F of the vectors."""
-        return self._queries @ core.float()
-
-    def kernel_products(self, fitted: KernelFit) -> Float32[Tensor, "h ry"]:
-        """The products f(n(x) L^T) B V_y^T of the vectors."""
-        features = kernel_of(self._directions @ fitted.landmarks.T)
-        return ((features @ fitted.weights) @ self.pair.y.right.T).float()
-
-    def cosines(
+    def _cosines(
         self, products: Float32[Tensor, "h ry"]
     ) -> tuple[Float32[Tensor, "h k"], Float32[Tensor, "h c"]]:
         """Cosines of the translated vectors to the natives, and to the centres, about the natives'
@@ -277,4 +255,5 @@ class _Frame:
             torch.addmm(self._offset, directions, self._compared.T)
             * squared.clamp_min(1e-30).rsqrt()[:, None]
         )
-        return cosines[:, : self._count], cosines[:, self._count :]
+        count = len(self._natives.unit)
+        return cosines[:, :count], cosines[:, count:]

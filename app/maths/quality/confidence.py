@@ -50,9 +50,9 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors, OutOfRange
-from app.maths.geometry.space import check_vectors, normalise, row_norms
+from app.maths.geometry.space import check_vectors, fit_space, normalise, row_norms
 from app.maths.geometry.spectrum import usual_ridge
-from app.maths.quality.crossfit import cut_into_folds, fit_some, limit_omega
+from app.maths.quality.crossfit import cut_into_folds, limit_omega
 from app.maths.quality.metrics import unit
 from app.maths.translators import linear
 from app.maths.translators.linear import Pair
@@ -154,35 +154,32 @@ def fit_confidence(
     options: Options,
     *,
     seed: int = 0,
-    weights: Float64[Tensor, " k"] | None = None,
-    counted: Bool[Tensor, " k"] | None = None,
 ) -> Confidence | None:
     """The confidence of the translator that the named method fits to all anchors, from held-out
     anchors.
 
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item;
             options resolved
-    weights, counted  (k,) as in `crossfit.hold_out`: only anchors that count are held out
     Anchors that are equal on either side share a fold and count once. Equal arguments give equal
     results.
     Returns None below FEWEST_FOR_CONFIDENCE distinct anchors, or when all anchors outside a part
     are one vector. Raises InvalidOption.
     """
     source, target = source.double(), target.double()
-    parts = cut_into_folds(source, target, folds=CONFIDENCE_PARTS, seed=seed, counted=counted)
+    parts = cut_into_folds(source, target, folds=CONFIDENCE_PARTS, seed=seed)
     if parts is None or int(parts[0].sum()) < FEWEST_FOR_CONFIDENCE:
         return None
     first, fold_of = parts
     part_count = min(
         CONFIDENCE_PARTS, math.ceil(ENOUGH_HELD_OUT * CONFIDENCE_PARTS / int(first.sum()))
     )
-    mean = target[fold_of >= 0].mean(dim=0)  # other anchors may be of another corpus
+    mean = target.mean(dim=0)
     tables, cosines, reference = [], [], None
     for part in range(part_count):
         others, held_rows = fold_of != part, (fold_of == part) & first
         try:
             part_reference, translated = reference_and_translations(
-                name, source, target, options, others, held_rows, weights
+                name, source, target, options, others, held_rows
             )
         except DegenerateAnchors:
             return None
@@ -252,25 +249,23 @@ def reference_and_translations(
     options: Options,
     others: Bool[Tensor, " k"],
     held_rows: Bool[Tensor, " k"],
-    weights: Float64[Tensor, " k"] | None,
 ) -> tuple[Reference, Float64[Tensor, "h dy"]]:
     """The reference of the other parts' anchors, and translations of the held-out anchors by a fit
     to them.
     """
-    pair = Pair(*fit_some(source, target, others, weights))
+    pair = Pair(fit_space(source[others]), fit_space(target[others]))
     x, spectrum = pair.source, pair.x
     # The rounding of |n(x)|^2 = 1 in float32 must not count as a part outside the span.
     ridge = max(usual_ridge(spectrum, dim=x.dim), 1e-6 * spectrum.size)
-    used = torch.arange(x.size) if x.roots is None else x.roots.nonzero().flatten()
-    order = torch.randperm(len(used), generator=torch.Generator().manual_seed(0))
-    sample = used[order[:MOST_COMPARED_ANCHORS]]
+    order = torch.randperm(x.size, generator=torch.Generator().manual_seed(0))
+    sample = order[:MOST_COMPARED_ANCHORS]
     reference = Reference(
         mean=x.mean.float(),
         scale=x.scale,
         right=spectrum.right.T.float().contiguous(),
         whitening=(1.0 / (spectrum.values.square() + ridge)).float(),
         beyond=1.0 / ridge,
-        anchors=(x.directions[sample] @ spectrum.right.T).float().contiguous(),
+        anchors=(x.unit[sample] @ spectrum.right.T).float().contiguous(),
         regression=linear.regression(pair, ridge=None).float().contiguous(),
     )
     return reference, apply(

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors
-from app.maths.geometry.space import Space, fit_space
+from app.maths.geometry.space import fit_space
 from app.maths.quality.metrics import (
     DEFAULT_NEIGHBOURS,
     Quality,
@@ -72,8 +72,7 @@ class HeldOutTranslations:
     translated  (k, d_y), in the target encoder's units
     first       (k,) which rows count: one of each group of anchors that are equal on either side,
                 in the folds that were held out
-    fold_of     (k,) the fold that each anchor was held out in; copies share one. -1 for anchors
-                that are in every fit, because they do not count
+    fold_of     (k,) the fold that each anchor was held out in; copies share one
     """
 
     translated: Float64[Tensor, "k dy"]
@@ -89,8 +88,6 @@ def hold_out(
     *,
     folds: int | None = None,
     seed: int = 0,
-    weights: Float64[Tensor, " k"] | None = None,
-    counted: Bool[Tensor, " k"] | None = None,
     most: int | None = None,
 ) -> HeldOutTranslations | None:
     """Translate every anchor by a fit on the other folds.
@@ -98,9 +95,6 @@ def hold_out(
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item
     folds   None: HELD_OUT_FOLDS, or 2 where these would contain fewer than SMALLEST_FOLD distinct
             anchors each
-    weights  (k,) of the anchors in the fits, as in `fit_space`
-    counted  (k,) the anchors that are held out and measured, such as those of one role; the others
-             are in every fit. None: all
     most    number of anchors that suffice; None: MOST_HELD_OUT
     Anchors that are equal on either side share a fold and count once: with a copy in another fold,
     a fit would have seen them. Of many anchors, only enough folds are held out to contain
@@ -109,7 +103,7 @@ def hold_out(
     Raises InvalidOption.
     """
     source, target = source.double(), target.double()
-    parts = cut_into_folds(source, target, folds=folds, seed=seed, counted=counted)
+    parts = cut_into_folds(source, target, folds=folds, seed=seed)
     if parts is None:
         return None
     first, fold_of = parts
@@ -121,7 +115,7 @@ def hold_out(
     for fold in range(enough):
         in_fold = fold_of == fold
         try:
-            x, y = fit_some(source, target, ~in_fold, weights)
+            x, y = fit_space(source[~in_fold]), fit_space(target[~in_fold])
         except DegenerateAnchors:
             return None
         translated[in_fold] = apply(
@@ -130,50 +124,18 @@ def hold_out(
     return HeldOutTranslations(translated, first, fold_of)
 
 
-def fit_some(
-    source: Float[Tensor, "k dx"],
-    target: Float[Tensor, "k dy"],
-    rows: Bool[Tensor, " k"] | Int64[Tensor, " m"],
-    weights: Float64[Tensor, " k"] | None,
-) -> tuple[Space, Space]:
-    """Both spaces of some of the anchors, with their weights. Raises DegenerateAnchors."""
-    chosen = None if weights is None else weights[rows]
-    return fit_space(source[rows], chosen), fit_space(target[rows], chosen)
-
-
 def draw_anchors(
     source: Float64[Tensor, "k dx"],
     target: Float64[Tensor, "k dy"],
-    weights: Float64[Tensor, " k"] | None,
-    counted: Bool[Tensor, " k"] | None,
     *,
     most: int,
     generator: torch.Generator,
-) -> tuple[
-    Float64[Tensor, "m dx"],
-    Float64[Tensor, "m dy"],
-    Float64[Tensor, " m"] | None,
-    Bool[Tensor, " m"] | None,
-]:
-    """At most `most` of the anchors, drawn by the generator, with their weights, to limit the time.
-
-    counted  (k,) as in `hold_out`: at most `most` of these, and at most `most` of the others, whose
-             weights rise so that their sum stays the same
-    """
+) -> tuple[Float64[Tensor, "m dx"], Float64[Tensor, "m dy"]]:
+    """At most `most` of the anchors, drawn by the generator, to limit the time."""
     if len(source) <= most:
-        return source, target, weights, counted
-    if counted is None:
-        rows = torch.randperm(len(source), generator=generator)[:most]
-        return source[rows], target[rows], None if weights is None else weights[rows], None
-    weights = source.new_ones(len(source)) if weights is None else weights
-    own, others = (
-        group[torch.randperm(len(group), generator=generator)[:most]]
-        for group in (counted.nonzero().flatten(), (~counted).nonzero().flatten())
-    )
-    drawn = weights.clone()
-    drawn[others] *= weights[~counted].sum() / weights[others].sum().clamp_min(1e-300)
-    rows = torch.cat([own, others])
-    return source[rows], target[rows], drawn[rows], counted[rows]
+        return source, target
+    rows = torch.randperm(len(source), generator=generator)[:most]
+    return source[rows], target[rows]
 
 
 def cut_into_folds(
@@ -182,22 +144,12 @@ def cut_into_folds(
     *,
     folds: int | None,
     seed: int,
-    counted: Bool[Tensor, " k"] | None = None,
 ) -> tuple[Bool[Tensor, " k"], Int64[Tensor, " k"]] | None:
     """Which of the anchors count, and the fold of each, as in `HeldOutTranslations`; None below
     FEWEST_DISTINCT groups.
-
-    counted  (k,) as in `hold_out`
     """
     group_of = _equal_on_either_side(source, target)
-    rows = torch.arange(len(group_of), device=group_of.device)
-    if counted is None:
-        first = group_of == rows
-    else:  # the first of each group that counts
-        firsts = torch.full_like(rows, len(rows)).scatter_reduce(
-            0, group_of[counted], rows[counted], "amin"
-        )
-        first = firsts[group_of] == rows
+    first = group_of == torch.arange(len(group_of), device=group_of.device)
     groups = int(first.sum())
     if groups < FEWEST_DISTINCT:
         return None
@@ -216,13 +168,9 @@ def cross_fit(
     options: Options,
     *,
     seed: int = 0,
-    weights: Float64[Tensor, " k"] | None = None,
-    counted: Bool[Tensor, " k"] | None = None,
 ) -> HeldOutQuality | None:
     """Held-out quality of the distinct anchors; arguments, None and errors as in `hold_out`."""
-    translations = hold_out(
-        name, source, target, options, seed=seed, weights=weights, counted=counted
-    )
+    translations = hold_out(name, source, target, options, seed=seed)
     return None if translations is None else held_out_quality(translations, source, target)
 
 
@@ -237,8 +185,7 @@ def held_out_quality(
     only, so the numbers are slightly low; `app.maths.quality.promise` estimates by how much.
     """
     source, target = source.double(), target.double()
-    # The mean of the anchors that were held out: other anchors may be of another corpus.
-    mean = target[translations.fold_of >= 0].mean(dim=0)
+    mean = target.mean(dim=0)
     parts = [
         ((translations.fold_of == fold) & translations.first).nonzero().flatten()
         for fold in torch.unique(translations.fold_of[translations.first])

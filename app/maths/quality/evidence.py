@@ -97,12 +97,11 @@ def evidence(
     fold_of             (k,) which items were held out together; None: all, by one fit. A fold with
                         one item adds nothing
     seed                draws the items where there are more than MOST_EVIDENCE_ITEMS
-    Both are centred on the mean of the native vectors that folds hold out. z concerns the pairing
+    Both are centred on the mean of the native vectors. z concerns the pairing
     alone: a large z does not prove a good translation; see `skill` and the quality for that.
     Source: Hoeffding 1951, "A combinatorial central limit theorem".
     """
-    # Anchors that no fold holds out may be of another corpus.
-    mean = (native if fold_of is None else native[fold_of >= 0]).double().mean(dim=0)
+    mean = native.double().mean(dim=0)
     rows = first.nonzero().flatten()
     if len(rows) > MOST_EVIDENCE_ITEMS:
         rows = rows[
@@ -114,7 +113,7 @@ def evidence(
     folds = torch.zeros_like(rows) if fold_of is None else fold_of[rows]
     members = [(folds == fold).nonzero().flatten() for fold in sorted(set(folds.tolist()))]
     cosine = _against_chance(
-        [cosine_moments(queries[each], index[each]) for each in members], len(rows)
+        [permutation_moments(queries[each] @ index[each].T) for each in members], len(rows)
     )
     mrr = _against_chance(
         [_rank_moments(queries[each], index, each) for each in members], len(rows)
@@ -151,29 +150,6 @@ def permutation_moments(scores: Float64[Tensor, "n n"]) -> PermutationMoments:
         size * mean,
         _without_rounding(float(residual.square().sum()), float(scores.square().sum()))
         / (size - 1),
-    )
-
-
-def cosine_moments(
-    queries: Float64[Tensor, "n d"], index: Float64[Tensor, "n d"]
-) -> PermutationMoments:
-    """`permutation_moments` of queries @ index^T: d_ij is a product of centred rows, and sum_ij
-    d_ij^2 = tr(Q^T Q Y^T Y).
-
-    These matrices are (d, d), used where they are smaller than (n, n). Rows may have any length;
-    the unit is that of their products.
-    """
-    size = len(queries)
-    observed, mean = float((queries * index).sum()), float(queries.mean(dim=0) @ index.mean(dim=0))
-    if size < 2:
-        return PermutationMoments(observed, observed, 0.0)
-    q, y = queries - queries.mean(dim=0), index - index.mean(dim=0)
-    squares = (q.T @ q) * (y.T @ y) if size > q.shape[1] else (q @ y.T).square()
-    scale = float(
-        queries.square().sum() * index.square().sum()
-    )  # of sum_ij C[i, j]^2, by Cauchy and Schwarz
-    return PermutationMoments(
-        observed, size * mean, _without_rounding(float(squares.sum()), scale) / (size - 1)
     )
 
 

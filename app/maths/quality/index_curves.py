@@ -132,7 +132,7 @@ class MeasuredCurve:
 class IndexCurves:
     """Everything that a promise needs, as numbers that JSON can hold.
 
-    anchors       k of the served fit, or the sum of its weights
+    anchors       k of the served fit
     index         items that a query searched, its own included
     sample        how many of them are a store's
     tail          (L, E) of the native scores
@@ -140,7 +140,7 @@ class IndexCurves:
     bend          by measure, mean Jaccard less the Jaccard of the mean overlap o, over o (1 - o)
     """
 
-    anchors: float
+    anchors: int
     index: int
     sample: int
     tail: tuple[list[float], list[float]]
@@ -173,21 +173,16 @@ def measure_curves(
     held: Sequence[HeldOutTranslations],
     target: Float64[Tensor, "k dy"],
     sample: Tensor | None = None,
-    *,
-    weights: Float64[Tensor, " k"] | None = None,
 ) -> IndexCurves:
     """The curves of a translator from held-out translations of its anchors, one or more partitions
     of the same anchors; an item's numbers are means over them.
 
     target  (k, d_y) raw anchors; sample (m, d_y): vectors of the store, in the same units, which
             are searched too
-    weights  (k,) of the anchors in the fits. Their sum is the number of anchors that the served fit
-            counts as, as in `fit_space`. Kish's (sum w)^2 / sum w^2 is larger for weights up to 1:
-            900 foreign anchors of weight 0.1 would count as 900.
     Copies of anchors in the sample are left out, because they are the anchors' own items: a query
     would find its item twice, and other items would be some that its fit has seen.
     """
-    mean = target[held[0].fold_of >= 0].mean(dim=0)
+    mean = target.mean(dim=0)
     native = unit(target - mean)
     store = None if sample is None else _without_copies(unit(sample[:MOST_SAMPLE] - mean), native)
     rankings = {name: _Rankings(name, held, store) for name in get_args(Ranking)}
@@ -221,7 +216,7 @@ def measure_curves(
     overlaps = {name: each.mean_overlap(counted) for name, each in rankings.items()}
     together = join_own(overlaps["others"], found_own, neighbours)
     return IndexCurves(
-        float(len(target) if weights is None else weights.sum()),
+        len(target),
         index,
         0 if store is None else len(store),
         _tail(native[counted], store),

@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors, OutOfRange
+from app.maths.geometry.space import fit_space
 from app.maths.quality.crossfit import (
     HELD_OUT_FOLDS,
     SMALLEST_FOLD,
@@ -35,7 +36,6 @@ from app.maths.quality.crossfit import (
     HeldOutTranslations,
     cut_into_folds,
     draw_anchors,
-    fit_some,
     hold_out,
     limit_omega,
 )
@@ -189,32 +189,27 @@ def learning_curve(
     *,
     folds: int = HELD_OUT_FOLDS,
     seed: int = 0,
-    weights: Float64[Tensor, " k"] | None = None,
-    counted: Bool[Tensor, " k"] | None = None,
 ) -> LearningCurve | None:
     """The curve of a method with resolved options on a pair of raw anchors.
 
     source  (k, d_x) and target (k, d_y): the encoders' own units, row i the same item; copies share
             a fold and count once
-    weights, counted  (k,) as in `crossfit.hold_out`; numbers of anchors are sums of weights
     Returns None where a fold would contain fewer than SMALLEST_FOLD distinct anchors, or a quarter
     of the rest is all one vector. Raises InvalidOption. Sources: curves of inverse powers, and
     their fit by least squares: Cortes et al. 1993; Viering and Loog 2023, section 3.
     """
     source, target = source.double(), target.double()
     generator = torch.Generator().manual_seed(seed)
-    anchors = _total(weights, torch.arange(len(source)))
-    source, target, weights, counted = draw_anchors(
-        source, target, weights, counted, most=MOST_CURVE_ANCHORS, generator=generator
-    )
-    parts = cut_into_folds(source, target, folds=folds, seed=seed, counted=counted)
+    anchors = len(source)
+    source, target = draw_anchors(source, target, most=MOST_CURVE_ANCHORS, generator=generator)
+    parts = cut_into_folds(source, target, folds=folds, seed=seed)
     if parts is None or int(parts[0].sum()) < SMALLEST_FOLD * folds:
         return None
     first, fold_of = parts
     distinct = int(first.sum())
     looked_at = min(folds, math.ceil(CURVE_HELD_OUT * folds / distinct))
     neighbours = min(DEFAULT_NEIGHBOURS, (distinct // folds - 1) // 2)
-    mean = target[fold_of >= 0].mean(dim=0)
+    mean = target.mean(dim=0)
     native = target - mean
     values, sizes = [], []
     try:
@@ -224,18 +219,18 @@ def learning_curve(
             held_rows = ((fold_of == fold) & first).nonzero().flatten()
             fits = [rest[: max(1, round(share * len(rest)))] for share in FIT_SHARES]
             translations = [
-                _translate_held_out(name, source, target, rows, held_rows, options, weights) - mean
+                _translate_held_out(name, source, target, rows, held_rows, options) - mean
                 for rows in fits
             ]
             values.append(_measure_fits(translations, native[held_rows], neighbours))
-            sizes.append([_total(weights, rows) for rows in fits])
+            sizes.append([len(rows) for rows in fits])
     except DegenerateAnchors:
         return None
     table = torch.cat(values)
     mean_sizes = torch.tensor(sizes, dtype=torch.float64).mean(dim=0)
     return LearningCurve(
-        anchors=round(anchors),
-        looked=round(_total(weights, torch.arange(len(source)))),
+        anchors=anchors,
+        looked=len(source),
         held=len(table),
         sizes=mean_sizes.tolist(),
         index=len(table) / looked_at,
@@ -281,11 +276,6 @@ def measure_curve(
     )
 
 
-def _total(weights: Float64[Tensor, " k"] | None, rows: Int64[Tensor, " m"]) -> float:
-    """The number of rows that these count as."""
-    return float(len(rows)) if weights is None else float(weights[rows].sum())
-
-
 def _translate_held_out(
     name: str,
     source: Float64[Tensor, "k dx"],
@@ -293,10 +283,9 @@ def _translate_held_out(
     rows: Int64[Tensor, " m"],
     held_rows: Int64[Tensor, " h"],
     options: Options,
-    weights: Float64[Tensor, " k"] | None,
 ) -> Float64[Tensor, "h dy"]:
     """Translate the held-out anchors by a fit on some others."""
-    spaces = fit_some(source, target, rows, weights)
+    spaces = fit_space(source[rows]), fit_space(target[rows])
     translator = fit(name, *spaces, limit_omega(options, len(rows)))
     return apply(translator, source[held_rows]).vectors.double()
 
@@ -341,7 +330,7 @@ NO_GAIN = IntervalEstimate(0.0, 0.0, 0.0)
 class Promise:
     """Expected quality of a served translator.
 
-    anchors     k of the served fit, or the rounded sum of its weights
+    anchors     k of the served fit
     index       the number of items in the index, the query's own included
     neighbours  neighbours of recall and the Jaccards
     measured    whether recall is measured in an index of that size; else it is extrapolated
@@ -374,17 +363,11 @@ def more_partitions(
     source: Float64[Tensor, "k dx"],
     target: Float64[Tensor, "k dy"],
     options: Options,
-    *,
-    weights: Float64[Tensor, " k"] | None = None,
-    counted: Tensor | None = None,
 ) -> list[HeldOutTranslations]:
     """`held` and held-out translations by other partitions of the anchors, for few anchors."""
     distinct = int(held.first.sum())
     times = next((times for most, times in PARTITIONS if distinct <= most), 1)
-    others = (
-        hold_out(name, source, target, options, seed=seed, weights=weights, counted=counted)
-        for seed in range(1, times)
-    )
+    others = (hold_out(name, source, target, options, seed=seed) for seed in range(1, times))
     return [held, *(each for each in others if each is not None)]
 
 
@@ -442,7 +425,7 @@ def promise(basis: PromiseBasis, index: int) -> Promise:
     measured = _is_measured(
         basis.curves.curves["others"], -math.log10(neighbours / (index - 1)), neighbours
     )
-    return Promise(round(basis.curves.anchors), index, neighbours, measured, measures)
+    return Promise(basis.curves.anchors, index, neighbours, measured, measures)
 
 
 def _overlap(
@@ -539,9 +522,9 @@ def _extrapolate(
     ] or [len(curve.levels) - 1]
     values = torch.tensor([curve.values[i] for i in used], dtype=torch.float64)
     if tail is not None:
-        values -= torch.tensor(
-            [_lift(curve.neighbours[i], neighbours) for i in used], dtype=torch.float64
-        )
+        # At few measured neighbours y is higher than at the wanted number.
+        few = torch.tensor([curve.neighbours[i] for i in used], dtype=torch.float64)
+        values -= FEW_NEIGHBOURS_LIFT * (1.0 / few - 1.0 / neighbours)
     levels = torch.tensor([curve.levels[i] for i in used], dtype=torch.float64)
     rows = _terms(levels, tail)
     noise = torch.tensor(curve.covariance, dtype=torch.float64)[used][:, used] * prior.inflation
@@ -559,11 +542,6 @@ def _extrapolate(
         return float(path.min()), variance
     unknown = float(posterior[1]) * TAIL_ERROR * max(0.0, level - tail[0][-1])
     return float(path.max()), variance + unknown**2
-
-
-def _lift(measured: int, wanted: int) -> float:
-    """By how much y is higher at few measured neighbours than at the wanted number."""
-    return FEW_NEIGHBOURS_LIFT * (1.0 / measured - 1.0 / wanted)
 
 
 def _terms(

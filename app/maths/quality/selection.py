@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from app.maths.quality.candidates import (
@@ -106,8 +106,6 @@ def choose_method(
     seed: int = 0,
     candidates: Sequence[Candidate] | None = None,
     usual: Candidate | None = None,
-    weights: Float64[Tensor, " k"] | None = None,
-    counted: Bool[Tensor, " k"] | None = None,
 ) -> Choice:
     """The method for a pair of raw anchors (k, d_x) and (k, d_y), the encoders' own units, row i
     the same item.
@@ -116,24 +114,22 @@ def choose_method(
            no direction
     candidates  None: `candidates_for` the preference
     usual  the default, one of the candidates; None: DEFAULT_CANDIDATE of the preference
-    weights, counted  (k,) as in `crossfit.hold_out`: the weights of the anchors in the fits, and
-           the anchors that are held out and measured
     Below `crossfit.FEWEST_DISTINCT` distinct anchors, or where a fold leaves only one vector, it is
     the default. Raises UnknownOption.
     """
-    every = source.double(), target.double(), weights, counted
+    every = source.double(), target.double()
     shape = dict(shape or {})
     usual = usual or DEFAULT_CANDIDATE[prefer]
     candidates = candidates_for(prefer) if candidates is None else candidates
     size = len(source)
-    source, target, weights, counted = draw_anchors(
+    source, target = draw_anchors(
         *every, most=MOST_SELECTION_ANCHORS, generator=torch.Generator().manual_seed(seed)
     )
-    parts = cut_into_folds(source, target, folds=SELECTION_FOLDS, seed=seed, counted=counted)
+    parts = cut_into_folds(source, target, folds=SELECTION_FOLDS, seed=seed)
     measures = (
         None
         if parts is None
-        else measure_candidates(candidates, source, target, *parts, weights, folds=SELECTION_FOLDS)
+        else measure_candidates(candidates, source, target, *parts, folds=SELECTION_FOLDS)
     )
     if parts is None or measures is None:
         options = resolve(usual.method, {**usual.options, **shape}, anchors=size)
@@ -186,8 +182,6 @@ def _compare_with_kernels(
     kernels: Sequence[Candidate],
     source: Float64[Tensor, "k dx"],
     target: Float64[Tensor, "k dy"],
-    weights: Float64[Tensor, " k"] | None,
-    counted: Bool[Tensor, " k"] | None,
     *,
     shape: Options,
     seed: int,
@@ -196,24 +190,20 @@ def _compare_with_kernels(
     anchors.
     """
     size = len(source)
-    source, target, weights, counted = draw_anchors(
+    source, target = draw_anchors(
         source,
         target,
-        weights,
-        counted,
         most=MOST_KERNEL_ANCHORS,
         generator=torch.Generator().manual_seed(seed),
     )
     folds = max(SELECTION_FOLDS, round(len(source) / KERNEL_HELD_OUT))
-    parts = cut_into_folds(source, target, folds=folds, seed=seed, counted=counted)
+    parts = cut_into_folds(source, target, folds=folds, seed=seed)
     if parts is None:  # more anchors may be fewer groups: one may join two
         return choice
     first, fold_of = parts
     enough = min(folds, math.ceil(KERNEL_HELD_OUT * folds / int(first.sum())))
     first = first & (fold_of < enough)
-    measures = measure_candidates(
-        [chosen, *kernels], source, target, first, fold_of, weights, folds=enough
-    )
+    measures = measure_candidates([chosen, *kernels], source, target, first, fold_of, folds=enough)
     if measures is None:
         return choice
     measures = measures[:, first].double()
@@ -232,29 +222,6 @@ def _compare_with_kernels(
         folds=enough,
         found=_by_measure(measures[winner].mean(dim=0)),
     )
-
-
-def held_out_scores(
-    source: Float64[Tensor, "k dx"],
-    target: Float64[Tensor, "k dy"],
-    candidate: Candidate,
-    *,
-    weights: Float64[Tensor, " k"],
-    counted: Bool[Tensor, " k"],
-    seed: int = 0,
-) -> Float64[Tensor, " n"] | None:
-    """The retrieval score that `choose_method` decides by, of one candidate with these weights.
-
-    Arguments as there. Returns one score for each anchor that counts, in the same order for equal
-    `counted`; None where there are too few.
-    """
-    parts = cut_into_folds(source, target, folds=SELECTION_FOLDS, seed=seed, counted=counted)
-    if parts is None:
-        return None
-    measures = measure_candidates(
-        [candidate], source, target, *parts, weights, folds=SELECTION_FOLDS
-    )
-    return None if measures is None else _score(measures[:, parts[0]].double(), "retrieval")[0]
 
 
 def _by_measure(measures: Float64[Tensor, " m"]) -> dict[str, float]:

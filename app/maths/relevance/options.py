@@ -15,26 +15,17 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 
 from app.maths.geometry.space import COSINE_ROWS
 from app.maths.quality.metrics import MOST_COSINES
-from app.maths.relevance.ranking_metrics import (
-    RECALL_DEPTH,
-    IdealRanking,
-    Judgements,
-    RankingMetrics,
-    ideal_ranking,
-    join_metrics,
-    measure_ranking,
-)
+from app.maths.relevance.ranking_metrics import RECALL_DEPTH, Judgements, measure_ranking
 from app.maths.relevance.rescoring import fuse
 
 SearchOption = Literal["keep", "bridge", "cascade", "fuse", "translate", "re-embed"]
@@ -66,6 +57,10 @@ NEEDED: dict[SearchOption, tuple[str, ...]] = {
     "re-embed": ("new_queries", "new_documents"),
 }
 
+#: The searches of one store, whose queries and documents are the two vectors that they need; the
+#: other options order candidates of these.
+WHOLE_SEARCHES: tuple[SearchOption, ...] = ("keep", "bridge", "translate", "re-embed")
+
 
 @dataclass(frozen=True, eq=False)
 class SearchVectors:
@@ -96,87 +91,11 @@ class SearchVectors:
 
 @dataclass(frozen=True, eq=False)
 class SearchMetrics:
-    """The measures of each option but fuse, and of fuse by each of `weights`."""
+    """The MEASURES (n, 3) of each option but fuse, and of fuse by each of `weights`."""
 
-    options: dict[SearchOption, RankingMetrics]
-    fused: list[RankingMetrics]
+    options: dict[SearchOption, Float64[Tensor, "n 3"]]
+    fused: list[Float64[Tensor, "n 3"]]
     weights: tuple[float, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class _SearchedStore:
-    """Unit documents, and the queries that search them."""
-
-    queries: Float32[Tensor, "q d"]
-    documents: Float32[Tensor, "m d"]
-
-    def cosines(self, rows: Int64[Tensor, " c"]) -> Float32[Tensor, "c m"]:
-        return torch.nn.functional.normalize(self.queries[rows], dim=1) @ self.documents.T
-
-
-@dataclass
-class _OptionSearch:
-    """The four searches that the options are made of; those without vectors are None."""
-
-    vectors: SearchVectors
-    candidates: int
-    weights: Sequence[float]
-    _documents: dict[str, Tensor] = field(default_factory=dict)
-
-    @cached_property
-    def tables(self) -> dict[str, _SearchedStore]:
-        names = {
-            "keep": ("old_queries", "old_documents"),
-            "bridge": ("bridged_queries", "old_documents"),
-            "translate": ("new_queries", "translated_documents"),
-            "re-embed": ("new_queries", "new_documents"),
-        }
-        available = self.vectors.options
-        return {
-            option: _SearchedStore(getattr(self.vectors, queries), self._unit(documents))
-            for option, (queries, documents) in names.items()
-            if option in available
-        }
-
-    def _unit(self, name: str) -> Tensor:
-        """The documents scaled to length 1, once for both searches of the old store."""
-        if name not in self._documents:
-            self._documents[name] = torch.nn.functional.normalize(
-                getattr(self.vectors, name), dim=1
-            )
-        return self._documents[name]
-
-    def rank(
-        self, rows: Int64[Tensor, " c"]
-    ) -> tuple[dict[SearchOption, Int64[Tensor, "c _"]], list[Int64[Tensor, "c _"]]]:
-        """The first documents of these queries by each option, and by fuse for each weight."""
-        cosines = {name: table.cosines(rows) for name, table in self.tables.items()}
-        rankings: dict[SearchOption, Tensor] = {
-            option: _first(cosines[option], RECALL_DEPTH)
-            for option in SEARCH_OPTIONS
-            if option in cosines
-        }
-        fused: list[Tensor] = []
-        available = self.vectors.options
-        if "cascade" in available:
-            first = _first(cosines["bridge"], self.candidates)
-            rankings["cascade"] = _order(first, cosines["translate"].gather(1, first))
-        if "fuse" in available:
-            both = (
-                _first(cosines["keep"], self.candidates),
-                _first(cosines["bridge"], self.candidates),
-            )
-            ids, repeated = _join(*both, size=cosines["keep"].shape[1])
-            counted = ~repeated
-            owners = counted.nonzero()[:, 0]
-            new, old = (
-                cosines[name].gather(1, ids)[counted].double() for name in ("translate", "keep")
-            )
-            for flat in fuse(new, old, owners, self.weights):
-                scores = torch.full_like(ids, -torch.inf, dtype=torch.float64)
-                scores[counted] = flat
-                fused.append(_order(ids, scores, missing=repeated))
-        return rankings, fused
 
 
 def measure_options(
@@ -195,24 +114,53 @@ def measure_options(
 
     Queries run in blocks, so that one table of cosines has at most MOST_COSINES numbers.
     """
-    ideal: IdealRanking = ideal_ranking(judged)
-    search = _OptionSearch(vectors, min(candidates, judged.size), weights)
-    parts: dict[SearchOption, list[RankingMetrics]] = {}
-    fused: list[list[RankingMetrics]] = [[] for _ in weights]
+    searches = {name: NEEDED[name] for name in WHOLE_SEARCHES if name in vectors.options}
+    unit = {
+        name: torch.nn.functional.normalize(getattr(vectors, name), dim=1)
+        for name in {documents for _, documents in searches.values()}
+    }
+    depth = min(candidates, judged.size)
+    parts: dict[SearchOption, list[Tensor]] = {}
+    fused: list[list[Tensor]] = [[] for _ in weights]
     step = max(1, min(COSINE_ROWS, MOST_COSINES // judged.size))
     for start in range(0, len(judged), step):
         on_progress(start)
-        rankings, by_weight = search.rank(judged.rows[start : start + step])
+        rows = judged.rows[start : start + step]
+        cosines = {
+            name: torch.nn.functional.normalize(getattr(vectors, queries)[rows], dim=1)
+            @ unit[documents].T
+            for name, (queries, documents) in searches.items()
+        }
+        rankings = {name: _first(each, RECALL_DEPTH) for name, each in cosines.items()}
+        if "cascade" in vectors.options:
+            first = _first(cosines["bridge"], depth)
+            rankings["cascade"] = _order(first, cosines["translate"].gather(1, first))
         for option, ranking in rankings.items():
-            metrics = measure_ranking(ranking, judged, ideal, start)
-            parts.setdefault(option, []).append(metrics)
-        for place, ranking in enumerate(by_weight):
-            fused[place].append(measure_ranking(ranking, judged, ideal, start))
+            parts.setdefault(option, []).append(measure_ranking(ranking, judged, start))
+        if "fuse" in vectors.options:
+            for place, ranking in enumerate(_fuse_rankings(cosines, depth, weights)):
+                fused[place].append(measure_ranking(ranking, judged, start))
     return SearchMetrics(
-        {option: join_metrics(blocks) for option, blocks in parts.items()},
-        [join_metrics(blocks) for blocks in fused if blocks],
+        {option: torch.cat(parts[option]) for option in SEARCH_OPTIONS if option in parts},
+        [torch.cat(blocks) for blocks in fused if blocks],
         tuple(weights),
     )
+
+
+def _fuse_rankings(
+    cosines: Mapping[SearchOption, Float32[Tensor, "c m"]], depth: int, weights: Sequence[float]
+) -> list[Int64[Tensor, "c r"]]:
+    """The candidates of keep and of the bridge, by their fused scores for each weight."""
+    both = (_first(cosines["keep"], depth), _first(cosines["bridge"], depth))
+    ids, repeated = _join(*both, size=cosines["keep"].shape[1])
+    counted = ~repeated
+    new, old = (cosines[name].gather(1, ids)[counted].double() for name in ("translate", "keep"))
+    rankings = []
+    for flat in fuse(new, old, counted.nonzero()[:, 0], weights):
+        scores = torch.full_like(ids, -torch.inf, dtype=torch.float64)
+        scores[counted] = flat
+        rankings.append(_order(ids, scores, missing=repeated))
+    return rankings
 
 
 def _first(scores: Float32[Tensor, "c m"], depth: int) -> Int64[Tensor, "c r"]:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from app.errors import DegenerateAnchors
@@ -116,22 +116,17 @@ def re_embedding_curve(
     options: Options,
     *,
     shares: Sequence[float] = RE_EMBEDDED_SHARES,
-    weights: Float64[Tensor, " k"] | None = None,
-    counted: Bool[Tensor, " k"] | None = None,
     seed: int = 0,
 ) -> ReEmbeddingCurve | None:
     """Recall by share of native rows, for the translator that the named method fits.
 
     source  (k, d_x) and target (k, d_y): raw anchors, row i the same item; options resolved
     shares  of the rows, each in [0, 1]
-    weights, counted  (k,) as in `crossfit.hold_out`
     seed    draws the folds and the random choices
     Returns None below FEWEST_CHOSEN_FROM distinct anchors, or when all anchors outside a fold are
     one vector. Raises InvalidOption.
     """
-    held = judge_held_out(
-        name, source, target, options, weights=weights, counted=counted, seed=seed
-    )
+    held = judge_held_out(name, source, target, options, seed=seed)
     if held is None:
         return None
     parts = [(held.fold_of == fold).nonzero().flatten() for fold in torch.unique(held.fold_of)]
@@ -166,8 +161,6 @@ def judge_held_out(
     target: Float[Tensor, "k dy"],
     options: Options,
     *,
-    weights: Float64[Tensor, " k"] | None = None,
-    counted: Bool[Tensor, " k"] | None = None,
     seed: int = 0,
 ) -> JudgedTranslations | None:
     """Held-out translations, and how urgent it is to encode each again.
@@ -175,21 +168,21 @@ def judge_held_out(
     Arguments, None and errors as in `re_embedding_curve`.
     """
     source, target = source.double(), target.double()
-    parts = cut_into_folds(source, target, folds=None, seed=seed, counted=counted)
+    parts = cut_into_folds(source, target, folds=None, seed=seed)
     if parts is None or int(parts[0].sum()) < FEWEST_CHOSEN_FROM:
         return None
     first, fold_of = parts
-    mean = target[fold_of >= 0].mean(dim=0)
+    mean = target.mean(dim=0)
     tables, translations, rows, central = [], [], [], []
     for fold in range(int(fold_of.max()) + 1):
         held = (fold_of == fold) & first
         try:
             reference, translated = reference_and_translations(
-                name, source, target, options, fold_of != fold, held, weights
+                name, source, target, options, fold_of != fold, held
             )
         except DegenerateAnchors:
             return None
-        central.append(centrality(translated, target[(fold_of != fold) & (fold_of >= 0)]))
+        central.append(centrality(translated, target[fold_of != fold]))
         tables.append(features(reference, source[held].float()).double())
         translations.append(translated)
         rows.append(held.nonzero().flatten())

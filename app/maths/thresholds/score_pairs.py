@@ -20,12 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 
-from app.maths.quality.crossfit import (
-    HELD_OUT_FOLDS,
-    cut_into_folds,
-    draw_anchors,
-    hold_out,
-)
+from app.maths.quality.crossfit import HELD_OUT_FOLDS, cut_into_folds, hold_out
 from app.maths.quality.metrics import unit
 from app.maths.translators.methods import Options
 from app.types import Scores
@@ -99,29 +94,17 @@ def translate_held_out(
     options: Options,
     *,
     seed: int = 0,
-    weights: Float64[Tensor, " k"] | None = None,
-    counted: Bool[Tensor, " k"] | None = None,
 ) -> CalibrationItems | None:
     """Distinct anchors with held-out translations, of at most MOST_CALIBRATION_ANCHORS anchors
     chosen by the seed.
 
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item
-    weights, counted  (k,) as in `crossfit.hold_out`
     Every fit has 4/5 of those anchors, so translated scores are slightly less certain than a served
     translator's.
     Returns None for fewer than ten distinct anchors, or when a fold leaves only one vector. Raises
     InvalidOption.
     """
-    if counted is not None:
-        source, target, weights, counted = draw_anchors(
-            source.double(),
-            target.double(),
-            weights,
-            counted,
-            most=MOST_CALIBRATION_ANCHORS,
-            generator=torch.Generator().manual_seed(seed),
-        )
-    elif len(source) > MOST_CALIBRATION_ANCHORS:
+    if len(source) > MOST_CALIBRATION_ANCHORS:
         parts = cut_into_folds(source.double(), target.double(), folds=HELD_OUT_FOLDS, seed=seed)
         if parts is None:
             return None
@@ -129,13 +112,10 @@ def translate_held_out(
         order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed))
         chosen = distinct[order[:MOST_CALIBRATION_ANCHORS]]
         source, target = source[chosen], target[chosen]
-    size = len(source) if counted is None else int(counted.sum())
-    pairs_a_round = size**2 / (2 * HELD_OUT_FOLDS)
+    pairs_a_round = len(source) ** 2 / (2 * HELD_OUT_FOLDS)
     rounds = []
     for turn in range(min(MOST_ROUNDS, math.ceil(ENOUGH_PAIRS / pairs_a_round))):
-        held_out = hold_out(
-            name, source, target, options, seed=seed + turn, weights=weights, counted=counted
-        )
+        held_out = hold_out(name, source, target, options, seed=seed + turn)
         if held_out is None:
             return None
         rounds.append(held_out)

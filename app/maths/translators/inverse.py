@@ -14,7 +14,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from app.errors import InvalidOption
-from app.maths.geometry.spectrum import pinv
+from app.maths.geometry.spectrum import rank_tolerance
 
 #: Above this many anchors the k x k table of cosines is not stored; its rows are computed on
 #: demand.
@@ -86,7 +86,6 @@ def irp(
     omega: int,
     seed: int,
     noise: float = 0.0,
-    directions: Float64[Tensor, "k d"] | None = None,
 ) -> Float64[Tensor, "k d"]:
     """The paper's decoder: D = 1/omega * sum_i P_i^T pinv(S_i^T), where S_i = P_i U are the anchors
     kept in subspace i.
@@ -94,18 +93,16 @@ def irp(
     unit   (k, d_y), the target's unit anchors
     delta  in [0, 1], the pruning threshold
     omega  in 1..k, the number of subspaces; `seed` chooses their starts
-    noise       as in `kept_svd`: a direction that is only rounding would fill the whole translation
-    directions  (k, d_y), the unit anchors without their weights, which prune; None: `unit`
+    noise  as in `kept_svd`: a direction that is only rounding would fill the whole translation
     Returns D (k, d_y): relative(x) D is the mean of the omega reconstructions of x's direction in
     the target space.
     Raises InvalidOption. Source: Maiorca et al. 2024, equation 5.
     """
     decoder = torch.zeros_like(unit)
-    pruned = subspaces(
-        unit if directions is None else directions, delta=delta, omega=omega, seed=seed
-    )
     # Subsets that several starts share are inverted once, and weighted.
-    for rows, count in Counter(pruned).items():
+    for rows, count in Counter(subspaces(unit, delta=delta, omega=omega, seed=seed)).items():
         index = torch.tensor(rows)
-        decoder[index] += (count / omega) * pinv(unit[index].T, noise=noise)
+        rtol = rank_tolerance(unit[index].shape, 1.0)
+        inverse = torch.linalg.pinv(unit[index].T, atol=noise, rtol=rtol)
+        decoder[index] += (count / omega) * inverse
     return decoder

@@ -61,14 +61,13 @@ class KernelFit(NamedTuple):
 
 
 def fit_kernel(source: Space, target: Space, *, ridge: float | None) -> KernelFit:
-    """B (k, d_y), which minimises sum_i w_i |f(u_i L^T) B - y_i|^2 + ridge tr(B^T f(L L^T) B).
+    """B (k, d_y), which minimises sum_i |f(u_i L^T) B - y_i|^2 + ridge tr(B^T f(L L^T) B).
 
     source, target  u_i and y_i are rows of their unit anchors (n, d_x) and (n, d_y); row i of both
                     is the same item
     ridge           in [0, LARGEST_RIDGE], dimensionless, or None: by `cross_validated_ridge`
     From up to LANDMARKS anchors, L has all that have a direction, and B = (f(L L^T) + ridge I)^-1
-    U_y; from more, a random part of them. Weights count in the sum, and an anchor without weight is
-    no landmark. Equal arguments give equal results. Raises InvalidOption.
+    U_y; from more, a random part of them. Equal arguments give equal results. Raises InvalidOption.
     """
     check_ridge(ridge)
     usable = (source.unit.abs().amax(dim=1) > 0).nonzero().flatten()
@@ -76,7 +75,7 @@ def fit_kernel(source: Space, target: Space, *, ridge: float | None) -> KernelFi
     if ridge is None:
         ridge = cross_validated_ridge(source, target, order[:MOST_GCV_ANCHORS])
     rows = order[:LANDMARKS].sort().values if len(usable) > LANDMARKS else usable
-    centres = source.directions[rows]
+    centres = source.unit[rows]
     factor = _factor(centres)
     gram, products = _normal_equations(source, target, centres, factor)
     gram.diagonal().add_(max(ridge, LEAST_KERNEL_RIDGE))
@@ -107,24 +106,18 @@ def cross_validated_ridge(source: Space, target: Space, rows: Int64[Tensor, " m"
     to some of the anchors.
 
     rows  (m,) of the anchors, each with a direction in the source
-    With the eigenvectors Q and eigenvalues e_i of f(L L^T), weighted as U_y is, and g_i = ridge /
-    (e_i + ridge): GCV = sum_i g_i^2 |Q^T U_y|_i^2 / (1 - (1 + sum_i (1 - g_i)) / w)^2, where w is
-    the sum of the rows' weights; the 1 stands for the mean.
+    With the eigenvectors Q and eigenvalues e_i of f(L L^T), and g_i = ridge / (e_i + ridge):
+    GCV = sum_i g_i^2 |Q^T U_y|_i^2 / (1 - (1 + sum_i (1 - g_i)) / m)^2; the 1 stands for the mean.
     Source: Golub, Heath and Wahba 1979.
     """
-    kernel = kernel_of(source.directions[rows] @ source.directions[rows].T)
-    size = float(len(rows))
-    if source.roots is not None:
-        roots = source.roots[rows]
-        kernel *= roots[:, None] * roots
-        size = float(roots.square().sum())
+    kernel = kernel_of(source.unit[rows] @ source.unit[rows].T)
     values, vectors = torch.linalg.eigh(kernel)
     values = values.clamp_min(0.0)
     reached = (vectors.T @ target.unit[rows]).square().sum(dim=1)
     errors = []
     for ridge in KERNEL_RIDGES:
         left = ridge / (values + ridge)
-        free = max(1e-9, 1.0 - (1.0 + float((1.0 - left).sum())) / size)
+        free = max(1e-9, 1.0 - (1.0 + float((1.0 - left).sum())) / len(rows))
         errors.append(float((left.square() * reached).sum()) / free**2)
     best: float = KERNEL_RIDGES[errors.index(min(errors))]
     return best
@@ -144,15 +137,12 @@ def _normal_equations(
     centres: Float64[Tensor, "k dx"],
     factor: Float64[Tensor, "k k"],
 ) -> tuple[Float64[Tensor, "k k"], Float64[Tensor, "k dy"]]:
-    """P^T P and P^T U_y of the features P = diag(w)^1/2 f(U L^T) R^-1, some anchors at a time."""
+    """P^T P and P^T U_y of the features P = f(U L^T) R^-1, some anchors at a time."""
     gram = source.unit.new_zeros(len(centres), len(centres))
     products = source.unit.new_zeros(len(centres), target.dim)
-    directions = source.directions
     for start in range(0, source.size, ANCHORS_PER_STEP):
         rows = slice(start, start + ANCHORS_PER_STEP)
-        features = kernel_of(directions[rows] @ centres.T)
-        if source.roots is not None:
-            features *= source.roots[rows, None]
+        features = kernel_of(source.unit[rows] @ centres.T)
         features = torch.linalg.solve_triangular(factor, features, upper=True, left=False)
         gram.addmm_(features.T, features)
         products.addmm_(features.T, target.unit[rows])

@@ -17,7 +17,7 @@ and docs/explanation/methods.md explains it.
 Joint methods: the map is fitted to the anchors of both spaces at once. Serving uses the same
 single matrix.
 
-Each method is a core F (r_x, r_y) of a pair (`app/maths/geometry/pair.py`), with T = V_x F V_y^T.
+Each method is a core F (r_x, r_y) of a pair, with T = V_x F V_y^T.
 Unit anchors U_x (k, d_x) and U_y (k, d_y) are dimensionless, row i the same item in both; M is
 their `overlap`, R their `rotation`.
 """

@@ -45,7 +45,6 @@ class Method:
 def _irp(y: Space, o: Options) -> Float64[Tensor, "k dy"]:
     return inverse.irp(
         y.unit,
-        directions=y.directions,
         delta=o["delta"],
         omega=o["omega"],
         seed=o["seed"],

@@ -15,8 +15,8 @@ from app.errors import (
     TooManyVectors,
     UnknownOption,
 )
-from app.maths.bootstrap import attempts, methods, paper, self_learning
 from app.maths.bootstrap import estimate as estimation
+from app.maths.bootstrap import methods, paper, self_learning
 from app.maths.bootstrap import pools as pool_maths
 from app.services.anchors import anchor_sets, pools
 from app.services.context import Services
@@ -184,7 +184,7 @@ def _read_settings(
                 f"{', '.join(sorted(method_options))}.",
                 field=f"options.{name}",
             )
-    if size is None and kind is not attempts.SelfLearningSettings:
+    if size is None and kind is not self_learning.SelfLearningSettings:
         size = min(DEFAULT_OPTIMISED, most)
     return kind(size=size, **options)  # type: ignore[arg-type]
 
@@ -209,14 +209,14 @@ def _require_startable(
             field="size",
             limit=most,
         )
-    if isinstance(settings, attempts.SelfLearningSettings):
+    if isinstance(settings, self_learning.SelfLearningSettings):
         _require_learnable(settings, seeds, x, y, most=most)
     else:
         _require_optimisable(settings, seeds, x, y)
 
 
 def _require_learnable(
-    settings: attempts.SelfLearningSettings,
+    settings: self_learning.SelfLearningSettings,
     seeds: list[tuple[int, int]],
     x: pools.PoolSide,
     y: pools.PoolSide,

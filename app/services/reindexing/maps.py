@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from app.errors import Conflict, OutOfRange
-from app.maths.anchors.known_rows import KnownRows, find_known_rows, index_known_rows
+from app.maths.anchors.known_rows import find_known_rows, index_known_rows
 from app.maths.geometry.space import LARGEST_MAGNITUDE
 from app.maths.quality.confidence import Confidence, expected_cosines
 from app.maths.translators.translator import Translator, apply_into
@@ -75,7 +75,7 @@ class OneWayMap:
         return PlacedTranslator(self.translator, self.device)
 
     @cached_property
-    def known_rows(self) -> KnownRows:
+    def known_rows(self) -> Any:
         return index_known_rows(self.anchors)
 
     def find_anchors(self, vectors: Tensor) -> Tensor:
@@ -86,8 +86,8 @@ class OneWayMap:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory, with the sorted anchors."""
-        return self.translator.nbytes + 2 * self.anchors.nbytes
+        """Bytes in memory, with the index of the anchors, which has them in float64."""
+        return self.translator.nbytes + 4 * self.anchors.nbytes
 
     def map_rows(self, vectors: StoreVectors) -> MappedPage:
         """Translate vectors (n, d). No vector stops it."""

@@ -40,7 +40,7 @@ from app.services.reindexing.maps import BuiltMaps, ReindexingMaps
 from app.services.relevance import advice
 from app.services.relevance.advice import AdviceTask, Prices
 from app.services.request_context import RequestContext
-from app.services.translators import weighting
+from app.services.translators import fit_anchors
 from app.services.translators.translator_ids import canonical_json
 from app.services.translators.translators import FitRequest
 from app.storage import tables
@@ -510,22 +510,15 @@ def _curve(services: Services, inputs: PlanInputs) -> ReEmbeddingCurve | None:
     source, target = inputs.pair
     if made_pairs.estimate_of(source.anchor_set) is not None:
         return None
-    fit_weights = weighting.find_weights(services, source, target)
+    anchors = fit_anchors.find_anchors(services, source, target)
     method, options = str(served.method), dict(served.options or {})
 
     def measure() -> ReEmbeddingCurve | None:
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
         with services.fitting():
-            return re_embedding_curve(
-                method,
-                x,
-                y,
-                options,
-                weights=fit_weights.weights,
-                counted=fit_weights.counted,
-            )
+            return re_embedding_curve(method, anchors.of(x), anchors.of(y), options)
 
-    fit: Key = (method, canonical_json(options), *fit_weights.key)
+    fit: Key = (method, canonical_json(options), *anchors.key)
     curve = services.cache.get_or_make(
         ("re-embedding curve", source.blob, target.blob, *fit),
         measure,

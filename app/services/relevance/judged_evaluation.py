@@ -391,10 +391,10 @@ def _choose_fusion(
 
     A chosen weight is measured on queries that it was not chosen on.
     """
-    values = {option: metrics.table for option, metrics in measured.options.items()}
+    values = dict(measured.options)
     fuse = None
     if measured.fused:
-        tables_by_weight = torch.stack([metrics.table for metrics in measured.fused], dim=1)
+        tables_by_weight = torch.stack(measured.fused, dim=1)
         by_weight = tables_by_weight[:, :, 0]
         weights = measured.weights
         choice = choose_weight(by_weight, usual=weights.index(default)) if given is None else None

@@ -20,7 +20,7 @@ from app.services.anchors import made_pairs, spaces
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.services.serving.apply import MappedVectors, ServedMap
-from app.services.translators import weighting
+from app.services.translators import fit_anchors
 from app.services.translators.translator_ids import canonical_json
 from app.services.upkeep.cache_codecs import CONFIDENCE
 from app.storage.cache import Key
@@ -117,21 +117,14 @@ def find_confidence(services: Services, served: ServedMap) -> Confidence | None:
         return None
     source, target = served.pair
     method, options = str(served.method), dict(served.options or {})
-    fit_weights = weighting.find_weights(services, source, target)
+    anchors = fit_anchors.find_anchors(services, source, target)
 
     def learn() -> Confidence | None:
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
         with services.fitting():
-            return fit_confidence(
-                method,
-                x,
-                y,
-                options,
-                weights=fit_weights.weights,
-                counted=fit_weights.counted,
-            )
+            return fit_confidence(method, anchors.of(x), anchors.of(y), options)
 
-    fit: Key = (method, canonical_json(options), *fit_weights.key)
+    fit: Key = (method, canonical_json(options), *anchors.key)
     return services.cache.get_or_make(
         ("confidence", source.blob, target.blob, *fit),
         learn,

@@ -15,11 +15,10 @@ from app.maths.translators.translator import apply
 from app.services.anchors import made_pairs, spaces
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.translators import translators, weighting
+from app.services.translators import fit_anchors, translators
 from app.services.translators.translator_ids import canonical_json
 from app.services.translators.translators import FitRequest, FittedTranslator
 from app.services.upkeep.cache_codecs import PAIR_PLANE
-from app.storage import tables
 from app.storage.cache import Key
 
 #: most items of a map: more points hide each other
@@ -62,23 +61,26 @@ def map_pair(services: Services, context: RequestContext, request: FitRequest) -
         )
     source, target = translators.find_pair(services, context.project, request)
     fitted = translators.fit(services, context, source, target, request)
-    fit_weights = weighting.find_weights(services, source, target)
-    weights = fit_weights.weights
+    anchors = fit_anchors.find_anchors(services, source, target)
     size, made = source.anchor_set.size, made_pairs.estimate_of(source.anchor_set) is not None
     rows = torch.tensor(sorted(draw_uniformly(size, size=min(size, MOST_MAPPED), seed=0)))
 
     def draw() -> PairPlane:
-        native = spaces.raw_anchors(services, target)[rows]
+        x, native = (spaces.raw_anchors(services, each)[rows] for each in (source, target))
+        counted = torch.ones(size, dtype=torch.bool)
+        if anchors.counted is not None:
+            counted = anchors.counted
         with services.fitting():
-            held = None if made else _hold_out_all(services, source, native, rows, fitted, weights)
-            translated = held
-            if translated is None:
-                anchors = spaces.raw_anchors(services, source)[rows]
-                translated = apply(fitted.translator, anchors).vectors
+            # No fit has seen the anchors that do not count.
+            translated = apply(fitted.translator, x).vectors.double()
+            kept = counted[rows]
+            held = None if made else _hold_out_all(x[kept], native[kept], fitted)
+            if held is not None:
+                translated[kept] = held
             space = spaces.fitted_space(services, target)
             return project_pairs(space, native, translated, held_out=held is not None)
 
-    fit_key: Key = (fitted.method, canonical_json(fitted.options), *fit_weights.key)
+    fit_key: Key = (fitted.method, canonical_json(fitted.options), *anchors.key)
     plane = services.cache.get_or_make(
         ("pair map", source.blob, target.blob, len(rows), made, *fit_key),
         draw,
@@ -88,26 +90,12 @@ def map_pair(services: Services, context: RequestContext, request: FitRequest) -
     return PairMap(rows, plane, fitted, made, size)
 
 
-def _hold_out_all(
-    services: Services,
-    source: tables.SpaceRow,
-    native: Tensor,
-    rows: Tensor,
-    fitted: FittedTranslator,
-    weights: Tensor | None,
-) -> Tensor | None:
+def _hold_out_all(x: Tensor, native: Tensor, fitted: FittedTranslator) -> Tensor | None:
     """Return each row translated by a fit without it.
 
     None where there are too few distinct anchors, or where the fits would take too long.
     """
-    if len(rows) * (source.encoder.dim**2 + native.shape[1] ** 2) > MOST_HELD_OUT_WORK:
+    if len(x) * (x.shape[1] ** 2 + native.shape[1] ** 2) > MOST_HELD_OUT_WORK:
         return None
-    held = hold_out(
-        fitted.method,
-        spaces.raw_anchors(services, source)[rows],
-        native,
-        fitted.options,
-        weights=None if weights is None else weights[rows],
-        most=len(rows),
-    )
+    held = hold_out(fitted.method, x, native, fitted.options, most=len(x))
     return None if held is None else held.translated

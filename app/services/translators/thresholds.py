@@ -19,7 +19,7 @@ from app.maths.thresholds.calibration import (
 from app.maths.thresholds.score_pairs import CalibrationItems, GivenSide, translate_held_out
 from app.services.anchors import made_pairs, spaces
 from app.services.context import Services
-from app.services.translators import weighting
+from app.services.translators import fit_anchors
 from app.services.translators.translator_ids import canonical_json
 from app.services.translators.translators import find_translator
 from app.storage import tables
@@ -109,20 +109,12 @@ def _hold_out(services: Services, row: tables.TranslatorRow) -> CalibrationItems
         raise TooFewAnchors(
             f"A threshold needs known pairs: {made_pairs.NOT_MEASURED}.", field="id"
         )
+    anchors = fit_anchors.stored_anchors(services, row)
     source, target = (
-        spaces.raw_anchors(services, row.source),
-        spaces.raw_anchors(services, row.target),
+        anchors.of(spaces.raw_anchors(services, space)) for space in (row.source, row.target)
     )
-    fit_weights = weighting.stored_weights(services, row)
     with services.fitting():
-        items = translate_held_out(
-            row.method,
-            source,
-            target,
-            row.options,
-            weights=fit_weights.weights,
-            counted=fit_weights.counted,
-        )
+        items = translate_held_out(row.method, source, target, row.options)
     if items is None:
         raise TooFewAnchors(
             f"A threshold needs at least {FEWEST_DISTINCT} distinct anchors that are not nearly "

@@ -26,7 +26,7 @@ from app.maths.quality.promise import (
 from app.services.anchors import made_pairs, spaces
 from app.services.anchors.samples import sample_of
 from app.services.context import Services
-from app.services.translators import weighting
+from app.services.translators import fit_anchors
 from app.storage import tables
 
 #: a report of another version is measured again
@@ -64,24 +64,17 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
             "source": _space_json(row.source, source),
             "target": _space_json(row.target, target),
         }
-    fit_weights = weighting.stored_weights(services, row)
-    weights, counted = fit_weights.weights, fit_weights.counted
+    anchors = fit_anchors.stored_anchors(services, row)
+    x, y = anchors.of(source), anchors.of(target)
     with services.fitting():
-        held = crossfit.hold_out(
-            row.method, source, target, row.options, weights=weights, counted=counted
-        )
+        held = crossfit.hold_out(row.method, x, y, row.options)
         split = crossfit.cut_into_folds(source, target, folds=None, seed=0)
-        held_out = None if held is None else crossfit.held_out_quality(held, source, target)
-        curve = learning_curve(
-            row.method, source, target, row.options, weights=weights, counted=counted
-        )
+        held_out = None if held is None else crossfit.held_out_quality(held, x, y)
+        curve = learning_curve(row.method, x, y, row.options)
         basis = None
         if held is not None and held_out is not None:
-            partitions = more_partitions(
-                held, row.method, source, target, row.options, weights=weights, counted=counted
-            )
-            sample = sample_of(services, row.target)
-            curves = measure_curves(partitions, target, sample, weights=weights)
+            partitions = more_partitions(held, row.method, x, y, row.options)
+            curves = measure_curves(partitions, y, sample_of(services, row.target))
             basis = promise_basis(curves, held_out, curve)
         return {
             **facts(row),
@@ -90,7 +83,7 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
             **_promises_json(basis, default_index(row)),
             "evidence": None
             if held is None
-            else _evidence_json(evidence(held.translated, target, held.first, held.fold_of)),
+            else _evidence_json(evidence(held.translated, y, held.first, held.fold_of)),
             "held_out": None if held_out is None else asdict(held_out),
             "learning": None if curve is None else _learning_json(curve),
             "influence": None if held_out is None else _influence_json(source, target),

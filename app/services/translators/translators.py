@@ -21,7 +21,7 @@ from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
 from app.services.jobs.submission import submit_job
 from app.services.request_context import RequestContext
-from app.services.translators import contracts, translator_reports, weighting
+from app.services.translators import contracts, fit_anchors, translator_reports
 from app.services.translators.translator_ids import canonical_json, public_id
 from app.services.upkeep.cache_codecs import CHOICE, TRANSLATOR
 from app.storage import tables
@@ -122,15 +122,15 @@ def fit(
     Raises UnknownOption, InvalidOption, Overloaded, and Conflict when a space was deleted
     meanwhile.
     """
-    fit_weights = weighting.find_weights(services, source, target)
-    method, options, choice = _choose_method(services, source, target, request, fit_weights)
+    anchors = fit_anchors.find_anchors(services, source, target)
+    method, options, choice = _choose_method(services, source, target, request, anchors)
 
     def make() -> Translator:
-        x, y = weighting.fitted_spaces(services, source, target, fit_weights)
+        x, y = fit_anchors.fitted_spaces(services, source, target, anchors)
         with services.fitting():
             return methods.fit(method, x, y, options)
 
-    fit_key: Key = (method, canonical_json(options), *fit_weights.key)
+    fit_key: Key = (method, canonical_json(options), *anchors.key)
     key: Key = ("translator", source.blob, target.blob, *fit_key)
     translator = services.cache.get_or_make(
         key, make, lambda value: value.nbytes, shared=TRANSLATOR
@@ -143,7 +143,7 @@ def fit(
             target_id=target.id,
             method=method,
             options=dict(options),
-            weights=weighting.store_weights(services, fit_weights),
+            weights=fit_anchors.store_anchors(services, anchors),
             choices=None if choice is None else {choice.prefer: asdict(choice)},
         )
 
@@ -217,7 +217,7 @@ def find_with_report(
             )
             row.report = measures
     # The row has left its session: this is not written.
-    row.report = {**(row.report or {}), "weights": weighting.describe_weights(services, row)}
+    row.report = {**(row.report or {}), "weights": fit_anchors.describe_anchors(services, row)}
     return row
 
 
@@ -251,7 +251,7 @@ def _choose_method(
     source: tables.SpaceRow,
     target: tables.SpaceRow,
     request: FitRequest,
-    fit_weights: weighting.FitWeights,
+    anchors: fit_anchors.FitAnchors,
 ) -> tuple[str, methods.Options, selection.Choice | None]:
     """Return the method, all its options, and the choice of auto.
 
@@ -273,15 +273,10 @@ def _choose_method(
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
         with services.fitting():
             return selection.choose_method(
-                x.double(),
-                y.double(),
-                prefer=request.prefer,
-                shape=shape,
-                weights=fit_weights.weights,
-                counted=fit_weights.counted,
+                anchors.of(x).double(), anchors.of(y).double(), prefer=request.prefer, shape=shape
             )
 
-    choice_key: Key = (request.prefer, canonical_json(shape), *fit_weights.key)
+    choice_key: Key = (request.prefer, canonical_json(shape), *anchors.key)
     key: Key = ("choice", source.blob, target.blob, *choice_key)
     choice = services.cache.get_or_make(key, choose, lambda _: CACHED_CHOICE_BYTES, shared=CHOICE)
     return choice.method, choice.options, choice

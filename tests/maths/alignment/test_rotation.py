@@ -52,13 +52,3 @@ def test_a_rough_map_becomes_the_right_one_on_pools_that_share_no_item():
 
     assert mean_cosine(rough) < 0.8
     assert mean_cosine(refined) > 0.97
-
-
-def test_the_beat_can_end_it():
-    x, y, truth = two_pools(400)
-
-    def stop() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        refine(x, y, truth, ROUNDS, seed=0, beat=stop)

@@ -69,22 +69,23 @@ def test_vectors_that_are_normalised_now_are_rescaled_in_half_precision_too():
     assert compare_embeddings(OLD, (3 * OLD).half().float()).verdict == "rescaled"
 
 
-@pytest.mark.parametrize("rows", [300, 100])
-def test_a_rotation_is_found_above_and_below_the_dimension_with_any_scale_and_shift(rows):
+@pytest.mark.parametrize(("rows", "dim"), [(120, 384), (120, 24)])
+def test_a_rotation_is_found_above_and_below_the_dimension_with_any_scale_and_shift(rows, dim):
+    old = OLD[:rows, :dim]
     for new in (
-        OLD @ rotation(2, 384),
-        5 * OLD @ rotation(3, 384) + 1,
-        (OLD @ rotation(2, 384)).half().float(),
+        old @ rotation(2, dim),
+        5 * old @ rotation(3, dim) + 1,
+        (old @ rotation(2, dim)).half().float(),
     ):
-        found = compare_embeddings(OLD[:rows], new[:rows])
+        found = compare_embeddings(old, new)
         assert found.verdict == "rotated"
         assert bool(found.changed.all())
         assert found.held_out.nothing < 0.2
 
 
 def test_another_encoder_is_changed_and_reports_the_quality_of_a_translator():
-    for new in (LENGTHS, PACK.vectors["static-256"][:300]):
-        found = compare_embeddings(OLD, new)
+    for new in (LENGTHS[:200], PACK.vectors["static-256"][:200]):
+        found = compare_embeddings(OLD[:200], new)
         assert (found.verdict, found.moved, found.deviations, found.cosines) == (
             "changed",
             False,
@@ -93,9 +94,9 @@ def test_another_encoder_is_changed_and_reports_the_quality_of_a_translator():
         )
         assert 0.6 < found.held_out.translator < 0.95
         assert found.held_out.translator > found.held_out.nothing + 0.5
-        assert found.z > 20
+        assert found.z > 15
     turned = compare_embeddings(
-        PACK.vectors["static-256"][:300], PACK.vectors["minilm6-384"][:300, :256]
+        PACK.vectors["static-256"][:100], PACK.vectors["minilm6-384"][:100, :256]
     )
     assert (turned.verdict, turned.cosines is None) == ("changed", False)
 

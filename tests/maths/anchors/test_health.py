@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from app.maths.anchors import health
 from app.maths.anchors.health import COLLINEAR_TOLERANCE, MOST_LISTED_ROWS, examine
 from app.maths.geometry.space import fit_space
 from tests.maths.clouds import normal
@@ -69,9 +68,8 @@ def collinear_rows(unit: torch.Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize("falling", [1.0, 0.9, 0.01], ids=["even", "falling", "one direction"])
-def test_screening_in_a_few_directions_loses_no_line(monkeypatch, falling):
+def test_no_line_is_lost(falling):
     """Rows just within the tolerance and just beyond it, of clouds of several shapes."""
-    monkeypatch.setattr(health, "SCREENED_DIRECTIONS", 4)
     scales = falling ** torch.arange(40, dtype=torch.float64)
     rows = normal(11, 300, 40)
     turned = rows + normal(12, 300, 40) * torch.linspace(0, 3e-3, 300)[:, None]

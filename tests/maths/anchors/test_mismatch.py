@@ -18,7 +18,6 @@ from app.maths.anchors.mismatch import (
     compare_anchors,
     leave_one_out_predictions,
     permutation_score,
-    reduce_to_span,
     ridge_predictions,
 )
 from app.maths.quality.crossfit import FEWEST_DISTINCT
@@ -75,14 +74,6 @@ def test_regression_is_the_same_from_either_side(seed, shape):
     )
     inverse = torch.linalg.inv(x.T @ x + torch.eye(shape[1], dtype=x.dtype))
     assert torch.allclose(ridge_predictions(x, y, queries), queries @ inverse @ x.T @ y)
-
-
-@given(seed=seeds, shape=st.sampled_from([(5, 12), (12, 5), (7, 7)]))
-def test_rows_in_their_own_span_have_the_same_products(seed, shape):
-    rows = normal(seed, *shape)
-    narrow = reduce_to_span(rows)
-    assert narrow.shape == (shape[0], min(shape))
-    assert torch.allclose(narrow @ narrow.T, rows @ rows.T)
 
 
 def test_the_score_is_the_sum_over_its_spread_under_all_permutations():

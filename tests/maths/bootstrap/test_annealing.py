@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -60,6 +60,7 @@ def surprise(plan: Tensor) -> float:
 # one round
 
 
+@settings(max_examples=10)
 @given(seed=seeds, n=st.integers(2, 40), m=st.integers(2, 40), done=st.integers(0, 9))
 def test_a_round_equals_that_of_the_whole_plan_for_any_memory(seed, n, m, done):
     x, y, known = unit(seed, n, 6), unit(seed + 1, m, 5), normal(seed + 2, 6, 5)
@@ -114,6 +115,7 @@ def test_a_round_of_larger_pools_is_that_of_the_whole_plan(n, m):
     is_that_of_the_whole_plan(found, x, y, known, stands, Schedule())
 
 
+@settings(max_examples=8)
 @given(seed=seeds, n=st.integers(3, 60), m=st.integers(3, 60))
 def test_a_round_is_independent_of_the_axes_of_the_target(seed, n, m):
     x, y, turn = unit(seed, n, 6), unit(seed + 1, m, 5), rotation(seed + 2, 5)
@@ -138,7 +140,7 @@ def test_the_potentials_converge_to_equal_masses_of_the_targets():
     # So much is known that the overlap stays; so narrow a start that the temperature does.
     schedule, known = Schedule(breadth=0.0, sharpness=8.0, flattening=1.0), 1e8 * torch.eye(6)
     stands = start_annealing(known, target=60)
-    for _ in range(200):
+    for _ in range(80):
         stands = anneal_round(x, y, known, stands, schedule, beat=no_beat)
     q = map_rows(x, known, 1.0)
     plan = entropic(
@@ -271,14 +273,6 @@ def test_directions_are_the_eigenvectors_of_the_covariance(n, d, decay):
     torch.testing.assert_close(
         found.along.double() @ found.along.double().T, table, rtol=0, atol=5e-3
     )
-
-
-@pytest.mark.parametrize("d", [60, annealing.MOST_EXACT_DIMENSIONS + 16])
-def test_of_few_rows_all_that_they_span_is_kept_and_no_more(d):
-    rows = pool(3, 30, d, decay=0.0)
-    found = principal_directions(rows)
-    assert found.along.shape == (30, 29)
-    torch.testing.assert_close(found.along @ found.along.T, rows @ rows.T, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("more", [5, annealing.MOST_EXACT_DIMENSIONS])

@@ -24,7 +24,7 @@ from app.maths.bootstrap.estimate import (
     wrong_seeds,
 )
 from app.maths.bootstrap.neighbours import graded_map, learn_and_match, mutual_partners, no_beat
-from tests.maths.bootstrap.clouds import every, interrupt, normal, views
+from tests.maths.bootstrap.clouds import every, normal, views
 
 seeds = st.integers(0, 2**31)
 NOBODY = torch.empty(0, 2, dtype=torch.int64)
@@ -76,14 +76,6 @@ def test_few_common_rows_are_no_agreement(one, other):
 
 
 # confirmation
-
-
-@given(pairs=st.integers(0, 50), repeat=st.integers(0, 9), seed=st.integers(0, 2**63 - 1))
-def test_halves_have_half_of_the_pairs_and_depend_on_the_seed(pairs, repeat, seed):
-    half = estimate.draw_half(pairs, repeat, seed)
-    assert half.shape == (pairs,)
-    assert int(half.sum()) == pairs // 2
-    assert torch.equal(half, estimate.draw_half(pairs, repeat, seed))
 
 
 @given(seed=seeds, pairs=st.integers(0, 30))
@@ -144,7 +136,7 @@ def test_a_seed_is_ranked_by_a_map_without_it_whether_it_is_a_pair_or_not():
 
 def test_a_right_partner_is_not_behind_itself_by_rounding():
     # In a small pool one place is a suspicion: among 18 rows, 1/18 exceeds SUSPECT_RANK.
-    for seed in range(0, 300, 3):
+    for seed in range(0, 60, 3):
         x, y = views(seed, 18, 40, noise=0.0)
         _, ranks = said(x, y, every(18), every(18), first_half(18))
         table = normalize(x @ graded_map(x[9:], y[9:]).float()).double() @ normalize(y).double().T
@@ -166,18 +158,6 @@ def test_a_map_of_no_pairs_confirms_nothing(pairs):
     told = estimate_right(votes, pair_confidence(votes, 1.0)[chosen], agreed=1.0, chance=None)
     assert told.seeds_confirmed == float((ranks <= estimate.SUSPECT_RANK).sum()) / 2
     assert not set(wrong_seeds(votes, every(2))) & set(ranks.isnan().nonzero()[:, 0].tolist())
-
-
-def test_an_exception_of_the_beat_ends_a_confirmation():
-    x, y = views(1, 30)
-    with pytest.raises(KeyboardInterrupt):
-        confirm_pairs(x, y, every(30), every(3), first_half(30), beat=interrupt)
-
-
-def test_the_median_of_the_repeats_counts():
-    ranks = torch.tensor([[0.0, 0.9, 0.1], [0.5, 0.8, 0.1], [0.2, 0.0, 0.1]])
-    assert estimate.median_ranks(ranks).tolist() == pytest.approx([0.2, 0.8, 0.1])
-    assert estimate.median_ranks(torch.empty(3, 0)).shape == (0,)
 
 
 # the estimate
@@ -284,16 +264,6 @@ def test_some_confirmed_pairs_are_wrong_where_chance_confirms_many():
     )
 
 
-def test_pairs_that_all_maps_and_attempts_confirm_have_the_confidence_that_was_measured():
-    assert pair_confidence(votes_of([0.0, 1 / 3, 2 / 3, 1.0], []), 1.0).tolist() == pytest.approx(
-        estimate.RIGHT_BY_VOTES
-    )
-    # Of five repeats, the nearest of the four shares.
-    assert pair_confidence(votes_of([0.2, 0.4, 0.8, 1.0], []), 1.0).tolist() == pytest.approx(
-        [*estimate.RIGHT_BY_VOTES[1:2] * 2, *estimate.RIGHT_BY_VOTES[2:]]
-    )
-
-
 def test_wrong_seeds_bound_the_estimate():
     sure = [1.0] * 50
     votes = votes_of(sure, [0.0] * 20)
@@ -344,22 +314,6 @@ def test_seeds_of_unknown_rank_are_not_called_wrong():
     assert wrong_seeds(Votes(NOBODY, torch.empty(0), torch.empty(0)), NOBODY) == []
 
 
-@given(seed=st.integers(0, 10**6), swaps=st.integers(0, 4))
-def test_swapped_seeds_are_named_and_no_others(seed, swaps):
-    x, y = views(seed, 120)
-    given = every(20)
-    for k in range(swaps):
-        given[[2 * k, 2 * k + 1], 1] = given[[2 * k + 1, 2 * k], 1]
-    repeats = [
-        said(x, y, every(120), given, estimate.draw_half(120, repeat, seed)) for repeat in range(3)
-    ]
-    confirmed = torch.stack([chosen for chosen, _ in repeats]).float().mean(dim=0)
-    votes = Votes(
-        every(120), confirmed, estimate.median_ranks(torch.stack([ranks for _, ranks in repeats]))
-    )
-    assert wrong_seeds(votes, given) == list(range(2 * swaps))
-
-
 # whom to ask
 
 
@@ -391,16 +345,6 @@ def test_rows_to_label_are_the_greedy_choice_of_the_largest_leverage(seed, n, r,
             max(float(worth[other]) for other in left), rel=1e-9
         )
         heard.append(row)
-
-
-def test_rows_to_label_cover_the_unknown_directions():
-    # Two of three groups are known, so the first row to label is in the third.
-    centres = torch.eye(3).repeat_interleave(10, dim=0)
-    z = normalize(centres + 0.05 * normal(1, 30, 3))
-    found = estimate.d_optimal_rows(
-        z, torch.tensor([0, 1, 10, 11]), torch.zeros(30, dtype=torch.bool), 1
-    )
-    assert int(found[0]) >= 20
 
 
 # the reason of a low estimate

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from app.maths.bootstrap import attempts, paper
+from app.maths.bootstrap import paper, self_learning
 from app.maths.bootstrap.methods import (
     DEFAULT_METHOD,
     SETTINGS_CLASSES,
@@ -21,7 +21,7 @@ from tests.maths.bootstrap.clouds import normal, states
 
 #: of each method, small
 SMALL: dict[str, MethodSettings] = {
-    "self-learning": attempts.SelfLearningSettings(rounds=10, attempts=2),
+    "self-learning": self_learning.SelfLearningSettings(rounds=10, attempts=2),
     "paper": paper.PaperSettings(size=40, steps=12),
 }
 every_method = pytest.mark.parametrize("settings", SMALL.values(), ids=SMALL)
@@ -85,21 +85,6 @@ def test_every_method_has_the_same_outcome_from_its_last_checkpoint(settings):
         assert repr(again.estimate) == repr(whole.estimate)
 
 
-@every_method
-def test_an_exception_of_on_step_ends_every_method(settings):
-    pools, true = world(1)
-    calls: list[Step] = []
-    run(pools, true[:8], settings, on_step=calls.append)
-
-    def stop_at_the_last(step: Step) -> None:
-        calls.pop()
-        if not calls:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(pools, true[:8], settings, on_step=stop_at_the_last)
-
-
 # verdicts on pairs
 
 
@@ -140,20 +125,6 @@ def test_confidence_separates_the_right_half_from_the_wrong_one():
     assert told.estimate.right == pytest.approx(float(told.confidence.mean()))
 
 
-def test_a_swapped_seed_is_named():
-    pools, true = world(1)
-    seeds = [*true[:8], (8, true[9][1]), (9, true[8][1])]
-    assert judged(pools, seeds, true).wrong_seeds == [8, 9]
-
-
-def test_no_seed_is_called_wrong_where_most_pairs_are():
-    pools = fit_pools(normal(1, 200, 16), normal(2, 200, 16))
-    seeds = [(i, i) for i in range(15)]
-    told = judged(pools, seeds, [(i, i) for i in range(100)])
-    assert told.estimate.right < 0.5
-    assert told.wrong_seeds == []
-
-
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 def test_very_few_pairs_are_judged_without_a_nan(count):
     pools, true = world(1)
@@ -173,11 +144,3 @@ def test_a_judgement_is_the_same_for_equal_seeds_and_for_any_memory():
     assert torch.equal(one.confidence, again.confidence)
     assert torch.equal(one.confidence, narrow.confidence)
     assert not torch.equal(one.confidence, judged(pools, true[:5], true, seed=1).confidence)
-
-
-def test_a_judgement_gives_signs_of_life_at_the_end_of_the_progress():
-    pools, true = world(1)
-    steps: list[Step] = []
-    judge_pairs(pools, true[:5], grown(true), seed=0, on_step=steps.append, total=12)
-    assert steps
-    assert {(step.done, step.total, step.state) for step in steps} == {(12, 12, None)}

@@ -27,7 +27,7 @@ from app.maths.bootstrap.estimate import (
     share_with_partner,
 )
 from app.maths.bootstrap.neighbours import learn_and_match, no_beat
-from tests.maths.bootstrap.clouds import every, interrupt, normal, views
+from tests.maths.bootstrap.clouds import every, normal, views
 
 shares = st.floats(0, 1)
 
@@ -51,13 +51,6 @@ def test_the_right_share_falls_with_paired_orphans_and_with_fewer_pairs(given_sh
     assert told <= share_with_partner(max(given_share, more), paired) + 1e-9
 
 
-def test_without_paired_orphans_there_is_no_discount():
-    assert share_with_partner(0.3, 0.0) == 1.0
-    assert share_with_partner(0.3, math.nan) == 1.0
-    assert share_with_partner(0.3, 0.3) == 0.0
-    assert share_with_partner(1.0, 0.97) == 0.0
-
-
 def orphaned(x: Tensor, y: Tensor, pairs: Tensor) -> float:
     tried = OrphanTrials()
     while tried.needs_another(len(pairs), 1.0):
@@ -74,13 +67,6 @@ def test_orphans_find_their_partners_twin_and_seldom_others():
         torch.cat([y, y + 0.01 * normal(6, 200, 8)]),
     )
     assert orphaned(*twins, every(200)) > few + 0.15
-
-
-def test_orphans_are_the_same_whatever_the_order_of_the_pools():
-    x, y = views(1, 120, 4)
-    order = torch.randperm(120, generator=torch.Generator().manual_seed(1))
-    moved = torch.stack([torch.arange(120), order.argsort()], dim=1)
-    assert orphaned(x, y, every(120)) == orphaned(x, y[order], moved)
 
 
 def test_a_pair_that_becomes_an_orphan_twice_counts_once():
@@ -122,11 +108,6 @@ def test_an_orphan_counts_only_if_maps_of_half_of_the_pairs_confirm_its_pair(
 @pytest.mark.parametrize("pairs", [0, 7])
 def test_too_few_pairs_have_no_orphans(pairs):
     assert math.isnan(orphaned(*views(1, 30), every(pairs)))
-
-
-def test_an_exception_of_the_beat_ends_the_orphans():
-    with pytest.raises(KeyboardInterrupt):
-        run_trial(*views(1, 60), every(60), OrphanTrials(), seed=0, beat=interrupt)
 
 
 counts = st.integers(0, 10**6)

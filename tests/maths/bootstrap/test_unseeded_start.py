@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from app.maths.bootstrap.annealing import CentroidSettings, centroid_overlap
 from app.maths.bootstrap.neighbours import no_beat
-from tests.maths.bootstrap.clouds import interrupt, normal, rotation
+from tests.maths.bootstrap.clouds import normal, rotation
 
 
 def groups(seed: int, count: int, each: int, d: int = 8) -> Tensor:
@@ -46,13 +46,6 @@ def test_a_rotated_target_has_the_rotated_overlap():
     torch.testing.assert_close(first(x, y @ turn), first(x, y) @ turn, rtol=0, atol=1e-2)
 
 
-def test_equal_seeds_give_equal_bits():
-    x, y = normalize(normal(1, 200, 7)), normalize(normal(2, 150, 5))
-    assert first(x, y).shape == (7, 5)
-    assert torch.equal(first(x, y, seed=3), first(x, y, seed=3))
-    assert not torch.equal(first(x, y, seed=3), first(x, y, seed=4))
-
-
 @pytest.mark.parametrize("n", [2, 3, 20])
 def test_the_smallest_pools_have_as_many_centroids_as_pairs_of_rows(n):
     found = first(normalize(normal(1, n, 4)), normalize(normal(2, n, 4)))
@@ -66,14 +59,3 @@ def test_fewer_different_rows_than_centroids_raise_no_error(different):
     for x, y in ((few, many), (many, few), (few, few)):
         assert bool(first(x, y).isfinite().all())
     assert first(torch.zeros(50, 4), many).abs().max() == 0  # rows of nothing
-
-
-def test_the_beat_is_called_before_every_start_and_its_exception_passes_through():
-    x, y = normalize(normal(1, 60, 4)), normalize(normal(2, 60, 4))
-    beats: list[None] = []
-    centroid_overlap(
-        x, y, CentroidSettings(count=5, starts=7), seed=0, beat=lambda: beats.append(None)
-    )
-    assert len(beats) >= 7
-    with pytest.raises(KeyboardInterrupt):
-        centroid_overlap(x, y, CentroidSettings(), seed=0, beat=interrupt)

@@ -21,13 +21,6 @@ def test_samples_have_size_distinct_indices_in_range_equal_for_equal_seeds(seed,
     assert found == draw_uniformly(pool, size=size, seed=seed)
 
 
-def test_samples_reach_every_item_and_other_seeds_choose_others():
-    assert sorted(draw_uniformly(20, size=20, seed=3)) == list(range(20))
-    assert {index for seed in range(100) for index in draw_uniformly(20, size=2, seed=seed)} == set(
-        range(20)
-    )
-
-
 @pytest.mark.parametrize("size", [-1, 0, 11])
 def test_a_size_outside_one_to_the_pool_is_refused(size):
     with pytest.raises(InvalidOption) as caught:

@@ -132,34 +132,3 @@ def test_float32_rows_of_any_accepted_magnitude_scale_to_length_one(seed, log_sc
         rtol=0,
         atol=1e-5,
     )
-
-
-def test_a_weight_of_an_integer_counts_as_that_many_copies_and_zero_as_none():
-    anchors, copies = normal(30, 9, 5) + 2, torch.tensor([1, 3, 0, 2, 1, 0, 4, 1, 1])
-    weighted, repeated = fit_space(anchors, copies), fit_space(anchors.repeat_interleave(copies, 0))
-    torch.testing.assert_close(weighted.mean, repeated.mean)
-    assert weighted.scale == pytest.approx(repeated.scale, rel=1e-12)
-    torch.testing.assert_close(
-        weighted.unit.T @ weighted.unit, repeated.unit.T @ repeated.unit, rtol=1e-12, atol=1e-12
-    )
-    assert weighted.spectrum.size == repeated.spectrum.size == 13
-    torch.testing.assert_close(weighted.directions[1], repeated.directions[1])
-
-
-def test_weights_of_one_give_the_bytes_of_no_weights():
-    anchors = normal(31, 9, 5) + 2
-    plain, weighted = fit_space(anchors), fit_space(anchors, torch.ones(9))
-    assert weighted.roots is None
-    assert torch.equal(plain.unit, weighted.unit)
-    assert torch.equal(plain.mean, weighted.mean)
-
-
-def test_weights_that_leave_one_anchor_or_equal_ones_are_refused():
-    anchors = normal(32, 4, 3)
-    with pytest.raises(DegenerateAnchors, match="1 of 4 anchors"):
-        fit_space(anchors, torch.tensor([0.0, 2.0, 0.0, 0.0]))
-    with pytest.raises(DegenerateAnchors, match="2 anchors with a weight"):
-        fit_space(anchors[[0, 1, 1]], torch.tensor([0.0, 2.0, 1.0]))
-    for weights in ([1.0, -1.0, 1.0, 1.0], [1.0, float("nan"), 1.0, 1.0], [1.0, 2.0]):
-        with pytest.raises(ValueError, match="4 finite numbers"):
-            fit_space(anchors, torch.tensor(weights))

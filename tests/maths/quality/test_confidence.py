@@ -71,28 +71,6 @@ def found(x: Tensor, y: Tensor, asked: Tensor, native: Tensor, method: str = "gr
     )
 
 
-@pytest.mark.parametrize("method", ["graded", "ridge"])
-def test_foreign_anchors_of_weight_0_change_nothing(method):
-    own, foreign = world(0, noise=0.1), world(1, noise=5.0)
-    (x, y), (other_x, other_y) = own(60), foreign(300)
-    options = methods.resolve(method, {}, anchors=360)
-    counted = torch.arange(360) < 60
-    weighted = fit_confidence(
-        method,
-        torch.cat([x, other_x]),
-        torch.cat([y, other_y]),
-        options,
-        weights=counted.double(),
-        counted=counted,
-    )
-    vectors = torch.cat([own(40)[0], other_x[:40]])
-    alone = expected_cosines(learn(x, y, method), vectors)
-    for name, value in vars(expected_cosines(weighted, vectors)).items():
-        assert torch.allclose(value.double(), vars(alone)[name].double(), atol=1e-3), name
-    assert alone.cosine[:40].mean() > 0.9
-    assert alone.strange[40:].any()
-
-
 def share(told: ExpectedCosines, cosines: Tensor) -> float:
     return float(((told.low <= cosines) & (cosines <= told.high)).double().mean())
 
@@ -145,25 +123,19 @@ def test_a_level_needs_exactly_the_stated_number_of_errors(level, count):
 # --- expected behaviour ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("method", "anchors"),
-    [("graded", 78), pytest.param("procrustes", 78, marks=pytest.mark.long)],
-)
-def test_intervals_of_exchangeable_items_have_their_coverage(method, anchors):
+def test_intervals_of_exchangeable_items_have_their_coverage():
     """Of 39 errors, the 38th and the 2nd: 36 of 40 places between them, which is .9 exactly."""
     shares = []
-    for seed in range(40):
+    for seed in range(20):
         sample = world(seed)
-        (x, y), (asked, native) = sample(anchors), sample(100)
-        shares.append(
-            share(expected_cosines(learn(x, y, method), asked), found(x, y, asked, native, method))
-        )
+        (x, y), (asked, native) = sample(78), sample(100)
+        shares.append(share(expected_cosines(learn(x, y), asked), found(x, y, asked, native)))
     assert 0.87 < sum(shares) / len(shares) < 0.93
 
 
 def test_expected_cosines_follow_the_true_ones_and_flags_are_as_frequent_as_promised():
     flagged, correlations = [], []
-    for seed in range(20):
+    for seed in range(8):
         sample = world(seed)
         (x, y), (asked, native) = sample(150), sample(300)
         made = learn(x, y)

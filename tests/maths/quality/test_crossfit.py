@@ -14,7 +14,6 @@ from app.maths.quality.crossfit import (
     FEWEST_DISTINCT,
     HELD_OUT_FOLDS,
     cross_fit,
-    draw_anchors,
     held_out_quality,
     hold_out,
     limit_omega,
@@ -121,49 +120,3 @@ def test_chains_of_copies_are_one_group():
     rows = torch.arange(k)
     source, target = normal(50, k, 2)[rows // 2], normal(51, k, 2)[(rows + 1) // 2]
     assert cross_fit("ridge", source, target, resolve("ridge", {}, anchors=k)) is None
-
-
-def test_anchors_that_do_not_count_are_in_every_fit_with_their_weights():
-    source, target = normal(70, 60, 8), normal(71, 60, 5)
-    source[7] = source[50]  # a copy of an anchor that counts shares its fold
-    own = torch.arange(60) % 3 == 2
-    options = resolve("ridge", {"ridge": 1.0}, anchors=60)
-    held = hold_out("ridge", source, target, options, counted=own)
-    assert held.first.tolist() == own.tolist()
-    assert held.fold_of[7] == held.fold_of[50] >= 0
-    others = ~own
-    others[7] = False
-    assert held.fold_of[others].unique().tolist() == [-1]
-    rest = held.fold_of != 0
-    fitted = fit("ridge", fit_space(source[rest]), fit_space(target[rest]), options)
-    torch.testing.assert_close(
-        held.translated[~rest], apply(fitted, source[~rest]).vectors.double()
-    )
-
-
-def test_anchors_without_weight_that_do_not_count_change_nothing():
-    source, target = normal(72, 40, 8), normal(73, 40, 5)
-    own = torch.arange(40) < 25
-    source[~own], target[~own] = 9 * source[~own] + 3, 9 * target[~own] + 3
-    options = resolve("graded", {}, anchors=25)
-    alone = cross_fit("graded", source[own], target[own], options)
-    beside = cross_fit("graded", source, target, options, weights=own.double(), counted=own)
-    assert beside.translated.cosine == pytest.approx(alone.translated.cosine, abs=1e-6)
-    assert beside.translated.mrr == pytest.approx(alone.translated.mrr)
-    assert beside.native == alone.native
-
-
-def test_of_many_anchors_all_that_count_are_drawn_and_the_others_keep_their_total_weight():
-    source, own = normal(76, 100, 3), torch.arange(100) < 15
-    x, y, weights, counted = draw_anchors(
-        source,
-        source,
-        torch.full((100,), 0.5, dtype=torch.float64),
-        own,
-        most=20,
-        generator=torch.Generator().manual_seed(0),
-    )
-    assert len(x) == len(y) == 35
-    assert counted.sum() == 15
-    assert weights[counted].tolist() == [0.5] * 15
-    assert float(weights[~counted].sum()) == pytest.approx(85 * 0.5)

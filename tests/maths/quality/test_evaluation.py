@@ -72,23 +72,6 @@ def test_without_a_corpus_csls_leaves_the_item_itself_out_of_its_neighbours_and_
         )
 
 
-@pytest.mark.parametrize("corpus", [None, 25])
-def test_native_vectors_are_perfect_by_cosine_and_less_so_by_csls(corpus):
-    native = normal(2, 30, 6)
-    index = None if corpus is None else normal(3, corpus, 6)
-    found = evaluate({"native": native}, native, 5, corpus=index, csls_neighbours=5)["native"]
-    for name in (
-        "cosine",
-        "reciprocal_rank",
-        "recall",
-        "recall_1",
-        "jaccard_target",
-        "jaccard_own",
-    ):
-        assert float(getattr(found.items, name).min()) == pytest.approx(1.0, abs=1e-12)
-    assert 0.5 < float(found.csls.recall.mean()) < 1
-
-
 @pytest.mark.parametrize("corpus", [None, 9, 40])
 @pytest.mark.parametrize("corrected", [False, True])
 def test_the_predicted_number_of_cosines_is_computed(corpus, corrected):

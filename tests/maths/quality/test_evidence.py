@@ -14,7 +14,7 @@ from torch import Tensor
 from app.demo.pack import load_pack
 from app.maths.quality import evidence as evidences
 from app.maths.quality.crossfit import hold_out
-from app.maths.quality.evidence import Evidence, cosine_moments, evidence, permutation_moments
+from app.maths.quality.evidence import Evidence, evidence, permutation_moments
 from app.maths.translators.methods import resolve
 from research.definitions import mrr
 from tests.maths.clouds import normal
@@ -52,16 +52,6 @@ def test_the_moments_are_those_over_all_pairings(seed, n):
     assert found.variance == pytest.approx(float(sums.var(correction=0)), abs=1e-10)
 
 
-@given(seed=seeds, n=st.integers(1, 30), d=st.integers(1, 60))
-def test_the_moments_of_cosines_are_those_of_their_matrix_from_either_side(seed, n, d):
-    queries, index = normal(seed, n, d), normal(seed + 1, n, d)
-    queries, index = (rows / rows.norm(dim=1, keepdim=True) for rows in (queries, index))
-    for fast, slow in zip(
-        cosine_moments(queries, index), permutation_moments(queries @ index.T), strict=True
-    ):
-        assert fast == pytest.approx(slow, abs=1e-9)
-
-
 def test_of_one_fit_the_chance_of_mrr_is_a_harmonic_number_and_what_is_found_is_the_mrr():
     translated, native, every = normal(0, 40, 6), normal(1, 40, 6), torch.ones(40, dtype=torch.bool)
     found = evidence(translated, native, every)
@@ -90,15 +80,15 @@ def test_only_items_that_were_held_out_together_change_places():
     assert found.cosine.z == pytest.approx(float(sums[0] - sums.mean()) / deviation, abs=1e-9)
 
 
-def test_at_most_one_of_a_hundred_shuffled_sets_passes_and_z_is_about_normal():
-    seen = [judged("graded", *real(seed, 30, shuffled=1.0), seed) for seed in range(100)]
+def test_no_more_than_one_of_forty_shuffled_sets_passes_and_z_is_about_normal():
+    seen = [judged("graded", *real(seed, 30, shuffled=1.0), seed) for seed in range(40)]
     assert sum(each.verdict == "related" for each in seen) <= 1
     for z in (
         torch.tensor([each.cosine.z for each in seen]),
         torch.tensor([each.mrr.z for each in seen]),
     ):
-        assert abs(float(z.mean())) < 0.4
-        assert 0.7 < float(z.std()) < 1.2
+        assert abs(float(z.mean())) < 0.5
+        assert 0.7 < float(z.std()) < 1.3
 
 
 @given(seed=seeds, scale=st.floats(0.01, 100))

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.maths.geometry import space
 from app.maths.quality import metrics
 from app.maths.quality.evaluation import csls, skewness
 from app.maths.quality.metrics import cosine_blocks, search, unit
@@ -38,14 +37,6 @@ def test_csls_equals_a_loop_over_its_definition(seed, n, m, k):
     x, y, k = normal(seed, n, 4), normal(seed + 1, m, 4), min(k, n, m)
     found = whole(csls(unit(x), unit(y), k))
     np.testing.assert_allclose(found.numpy(), naive_csls(x.numpy(), y.numpy(), k), atol=1e-12)
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 32])
-def test_scores_do_not_depend_on_the_chunk(monkeypatch, chunk):
-    x, y = unit(normal(0, 33, 6)), unit(normal(1, 20, 6))
-    expected = whole(csls(x, y, 5))
-    monkeypatch.setattr(space, "COSINE_ROWS", chunk)
-    torch.testing.assert_close(whole(csls(x, y, 5)), expected, rtol=0, atol=1e-12)
 
 
 def test_blocks_hold_no_more_cosines_than_are_allowed_however_long_the_index_is(monkeypatch):
@@ -86,20 +77,6 @@ def test_csls_removes_a_hub_from_all_searches_but_its_partners():
     assert skewness(corrected.near, 7) < -2
 
 
-def test_in_many_dimensions_there_are_hubs_and_csls_makes_them_fewer():
-    """Radovanovic's setting: independent normal vectors, not centred on their index."""
-    n = 1_500
-    found = []
-    for d in (3, 64):
-        queries, index = unit(normal(4, n, d) + 0.4), unit(normal(5, n, d) + 0.2)
-        scores = (cosine_blocks(queries, index), csls(queries, index, 10))
-        found.append([skewness(search(blocks, 10, own=False).near, n) for blocks in scores])
-    (few, _), (many, corrected) = found
-    assert many > 1.5
-    assert few < 0.6 * many
-    assert corrected < 0.6 * many
-
-
 @given(seed=seeds, n=st.integers(1, 40), m=st.integers(2, 30))
 def test_skewness_is_that_of_the_counts(seed, n, m):
     k = min(3, m)
@@ -110,9 +87,3 @@ def test_skewness_is_that_of_the_counts(seed, n, m):
     third = np.mean([(count - counts.mean()) ** 3 for count in counts])
     expected = third / counts.std() ** 3 if counts.std() > 0 else 0.0
     assert skewness(near, m) == pytest.approx(expected, abs=1e-9)
-
-
-def test_random_lists_have_the_skewness_that_is_promised():
-    n, m, k = 4_000, 1_000, 10
-    near = torch.rand(n, m, generator=torch.Generator().manual_seed(0)).topk(k, dim=1).indices
-    assert skewness(near, m) == pytest.approx(1 / (n * k / m) ** 0.5, abs=0.1)

@@ -13,7 +13,6 @@ from app.errors import InvalidOption
 from app.maths.anchors import mismatch as influences
 from app.maths.anchors.mismatch import influence
 from app.maths.geometry.space import fit_space
-from app.maths.geometry.spectrum import usual_ridge
 from app.maths.quality.crossfit import FEWEST_DISTINCT
 from tests.maths.clouds import normal
 
@@ -61,15 +60,6 @@ def test_the_closed_form_equals_fits_without_the_row(k, dx, dy, ridge):
         for i in range(k)
     ]
     torch.testing.assert_close(found.own, torch.tensor(own, dtype=torch.float64), rtol=0, atol=1e-8)
-
-
-def test_the_ridge_is_the_source_s_usual_one_where_none_is_given():
-    source, target = normal(0, 30, 6), normal(1, 30, 4)
-    space = fit_space(source)
-    usual = usual_ridge(space.spectrum, dim=space.dim)
-    found, given_it = influence(source, target), influence(source, target, ridge=usual)
-    assert found.ridge == usual
-    torch.testing.assert_close(found.gain, given_it.gain, rtol=0, atol=0)
 
 
 @given(seed=seeds, k=st.integers(3, 25), scale=st.floats(0.01, 100))
@@ -134,14 +124,6 @@ def test_swapped_pairs_of_real_anchors_are_named_and_few_others(share, recall, p
             wrong += len(swapped)
     assert right / wrong >= recall
     assert right / named >= precision
-
-
-def test_of_clean_real_anchors_almost_none_is_named():
-    named = [
-        influence(source, target).hurting
-        for source, target in planted(0, 0.0)[0] + planted(1, 0.0)[0]
-    ]
-    assert sum(map(len, named)) <= 4  # of 3,600
 
 
 def test_without_the_named_rows_the_others_are_translated_better():

@@ -125,24 +125,6 @@ def test_anchors_in_a_sample_are_not_searched():
     assert measure_curves([held], y, copies) == measure_curves([held], y)
 
 
-def test_anchors_of_weight_0_do_not_narrow_a_promise():
-    (x, y), (other_x, other_y) = cloud(0, 60), [5.0 - each for each in cloud(8, 300)]
-    counted = torch.arange(360) < 60
-    both = torch.cat([x, other_x]), torch.cat([y, other_y])
-    weighing = {"weights": counted.double(), "counted": counted}
-    options = resolve("graded", {}, anchors=360)
-    held = hold_out("graded", *both, options, **weighing)
-    curves = measure_curves([held], both[1], weights=counted.double())
-    made = promise(promise_basis(curves, held_out_quality(held, *both), None), 1_000)
-    held = hold_out("graded", x, y, options)
-    alone = promise(
-        promise_basis(measure_curves([held], y), held_out_quality(held, x, y), None), 1_000
-    )
-    assert made.anchors == alone.anchors == 60
-    for name, estimate in alone.measures.items():
-        assert made.measures[name] == pytest.approx(estimate, abs=5e-3), name
-
-
 @pytest.mark.parametrize("anchors", [100, 300, 1_000])
 def test_promises_of_1000_items_hold_without_a_sample(anchors):
     true = found(anchors, 1_000)

@@ -186,7 +186,6 @@ def test_a_kernel_that_few_anchors_do_not_show_is_chosen_with_all_of_them(monkey
     assert found.options == methods.resolve("kernel", {"decode_power": 0.0}, anchors=1200)
     held = found.found["cosine"]
     assert held > 1.1 * max(each.cosine for each in found.candidates if each.method == "graded")
-    assert found == compare_at_full_size(monkeypatch, anchors, 30)
 
 
 def test_every_default_is_a_candidate_that_does_not_depend_on_the_pair():
@@ -206,12 +205,3 @@ def test_the_decoder_completes_the_power_and_ridge_of_the_encoding(encoded, deco
         decoded,
         ridge,
     )
-
-
-def test_anchors_without_weight_that_do_not_count_do_not_change_the_choice():
-    source, target = normal(90, 60, 8), normal(91, 60, 5)
-    own = torch.arange(60) < 40
-    alone = choose_method(source[own], target[own])
-    beside = choose_method(source, target, weights=own.double(), counted=own)
-    assert (beside.method, beside.anchors) == (alone.method, alone.anchors)
-    assert beside.found == pytest.approx(alone.found, abs=1e-6)

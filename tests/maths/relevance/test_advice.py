@@ -7,12 +7,10 @@ from hypothesis import strategies as st
 from app.maths.relevance.advice import (
     ADVISED_OPTIONS,
     FEWEST_QUERIES,
-    OTHER_DEVIATION,
     UNIT_COSTS,
     GainOverKeep,
     IndexFacts,
     MeasuredOption,
-    deviation_of,
     deviations,
     queries_needed,
     rank_options,
@@ -144,12 +142,3 @@ def test_the_queries_that_decide_give_an_interval_as_narrow_as_the_difference(sd
     assert 1.96 * sd / queries**0.5 <= difference * (1 + 1e-9)
     assert queries == FEWEST_QUERIES or 1.96 * sd / (queries - 1) ** 0.5 > difference * (1 - 1e-9)
     assert queries_needed(sd, difference / 2) >= queries
-
-
-def test_an_interval_gives_back_its_deviation():
-    sd, queries = 0.2, 112
-    half = 1.96 * sd / queries**0.5
-    assert deviation_of(GainOverKeep(0.1, 0.1 - half, 0.1 + half), queries) == pytest.approx(sd)
-    measured = {"fuse": MeasuredOption(0.4, GainOverKeep(0.1, 0.1 - half, 0.1 + half))}
-    assert deviations(measured, queries)["fuse"] == pytest.approx(sd)
-    assert deviations(measured, queries)["cascade"] == OTHER_DEVIATION

@@ -68,6 +68,14 @@ def ridge(source: Tensor, target: Tensor) -> Translator:
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_resamples():
+    """A map costs 5 ms, and a calibration computes 200 by default."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(c, "MAP_RESAMPLES", 60)
+        yield
+
+
 @cache
 def noisy(scores: Scores, given: GivenSide = "source", seed: int = 0) -> Calibration:
     return calibrate(items_of(*noisy_pair(seed, 150)), scores, given=given)
@@ -89,10 +97,9 @@ def pair_scores(queries: Tensor, index: Tensor) -> Tensor:
 # --- the map --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_rotated_source_keeps_every_score_with_certainty(seed):
-    source = clustered(seed, 120, 10)
-    calibration = calibrate(items_of(source, source @ rotation(seed, 10)), NATIVE)
+def test_a_rotated_source_keeps_every_score_with_certainty():
+    source = clustered(0, 120, 10)
+    calibration = calibrate(items_of(source, source @ rotation(0, 10)), NATIVE)
     for score in inside(calibration):
         found = expected_score(calibration, score, level=0.9)
         assert found.answer == pytest.approx(score, abs=1e-5)
@@ -102,15 +109,16 @@ def test_a_rotated_source_keeps_every_score_with_certainty(seed):
         assert not found.extrapolated
 
 
-@pytest.mark.parametrize("given", ["source", "target"])
-@pytest.mark.parametrize("scores", Scores)
+@pytest.mark.parametrize(
+    ("scores", "given"), [(NATIVE, "source"), (TRANSLATED, "source"), (BOTH, "target")]
+)
 def test_the_map_never_falls(scores, given):
     calibration = noisy(scores, given)
     answers = [
-        expected_score(calibration, score, level=0.9).answer for score in inside(calibration, 200)
+        expected_score(calibration, score, level=0.9).answer for score in inside(calibration, 60)
     ]
     known = [answer for answer in answers if answer is not None]
-    assert len(known) > 150
+    assert len(known) > 45
     assert all(low <= high + 1e-12 for low, high in pairwise(known))
     assert known[-1] > known[0] + 0.3
     for each in (calibration.map, *(group.map for group in calibration.groups)):
@@ -141,7 +149,7 @@ def test_the_map_has_the_least_squares_values(points):
     assert -weight.sum() <= total <= weight.sum()
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(
     st.integers(10, 16),
     st.integers(2, 5),
@@ -173,24 +181,23 @@ def test_any_anchors_give_intervals_within_the_cosines_or_none_at_all(
 # --- intervals ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", [pytest.param(0.5, marks=pytest.mark.long), 0.9])
 @pytest.mark.parametrize("scores", [NATIVE, TRANSLATED])
-def test_the_interval_covers_the_new_scores_of_other_items(scores, level):
+def test_the_interval_covers_the_new_scores_of_other_items(scores):
     """Over several draws of the anchors, because the coverage of one draw varies; also for near
     pairs alone.
     """
     others, natives = noisy_pair(500, 400)
     old = pair_scores(others, others)
     shares, near_shares = [], []
-    for seed in (0, 10, 20, 30):
+    for seed in (0, 10, 20):
         calibration = noisy(scores, "source", seed)
         source, target = noisy_pair(seed, 150)
         translator = ridge(source, target)
         new = pair_scores(
             natives if scores == NATIVE else apply(translator, others).vectors, natives
         )
-        knots = inside(calibration, 60)
-        found = [expected_score(calibration, score, level=level).interval for score in knots]
+        knots = inside(calibration, 40)
+        found = [expected_score(calibration, score, level=0.9).interval for score in knots]
         assert all(interval is not None for interval in found)
         place = torch.bucketize(
             old,
@@ -201,15 +208,15 @@ def test_the_interval_covers_the_new_scores_of_other_items(scores, level):
         hit = (new >= ends[:, 0]) & (new <= ends[:, 1])
         shares.append(float(hit[within].double().mean()))
         near_shares.append(float(hit[within & (old > 0.6)].double().mean()))
-    assert sum(shares) / 4 == pytest.approx(level, abs=0.03)
-    assert sum(near_shares) / 4 == pytest.approx(level, abs=0.05)
+    assert sum(shares) / 3 == pytest.approx(0.9, abs=0.03)
+    assert sum(near_shares) / 3 == pytest.approx(0.9, abs=0.05)
 
 
 def test_the_interval_of_the_map_covers_what_other_anchors_say():
     """Maps from other draws of the anchors lie in it about as often as it promises."""
     own = noisy(NATIVE)
     hits = []
-    for seed in range(100, 160, 10):
+    for seed in range(100, 140, 10):
         other = noisy(NATIVE, "source", seed)
         for score in (0.0, 0.2, 0.4, 0.6):
             low, high = expected_score(own, score, level=0.9).map_interval or (math.nan, math.nan)
@@ -378,13 +385,3 @@ def test_an_item_scores_one_with_itself_unless_one_side_is_translated():
     assert c.same_item_interval(noisy(BOTH), 0.9) is None
     own = c.same_item_interval(noisy(TRANSLATED), 0.9)
     assert 0.3 < own[1] < own[0] < own[2] < 1
-
-
-def test_anchors_without_weight_that_do_not_count_give_the_same_items():
-    source, target = normal(90, 60, 8), normal(91, 60, 5)
-    own = torch.arange(60) < 40
-    options = resolve("ridge", {}, anchors=40)
-    alone = translate_held_out("ridge", source[own], target[own], options)
-    beside = translate_held_out("ridge", source, target, options, weights=own.double(), counted=own)
-    torch.testing.assert_close(beside.translated, alone.translated, atol=1e-5, rtol=0)
-    assert torch.equal(beside.fold_of, alone.fold_of)

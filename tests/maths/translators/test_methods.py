@@ -13,7 +13,6 @@ from app.maths.translators import linear
 from app.maths.translators.inverse import irp
 from app.maths.translators.linear import Pair
 from app.maths.translators.methods import LARGEST_SEED, METHODS, fit, fit_decoder, resolve
-from app.maths.translators.translator import apply
 from research.definitions import pair_of
 from tests.maths.clouds import normal
 
@@ -137,18 +136,3 @@ def test_a_joint_method_has_no_decoder_and_says_which_methods_do(name):
     with pytest.raises(MethodNotIndependent, match="irp, irp-ridge, graded, kernel") as caught:
         fit_decoder(name, fit_space(normal(5, 10, 4)), resolve(name, {}, anchors=10))
     assert caught.value.field == "method"
-
-
-@pytest.mark.parametrize("name", list(METHODS))
-@pytest.mark.parametrize("dims", [(6, 9), (30, 25)])
-def test_a_weight_is_a_number_of_copies_for_every_method(name, dims):
-    copies = torch.tensor([1, 3, 0, 2, 1, 0, 4, 1, 1, 2, 1, 1, 2, 1, 1, 1, 1, 1, 0, 1])
-    source, target = normal(40, 20, dims[0]) + 1, normal(41, 20, dims[1]) - 1
-    # irp keeps each direction once, so for it a weight only decides the mean.
-    options = resolve(name, {"delta": 0.0, "omega": 1} if name == "irp" else {}, anchors=20)
-    x, y = source.repeat_interleave(copies, 0), target.repeat_interleave(copies, 0)
-    weighted = fit(name, fit_space(source, copies), fit_space(target, copies), options)
-    repeated = fit(name, fit_space(x), fit_space(y), options)
-    torch.testing.assert_close(
-        apply(weighted, source).vectors, apply(repeated, source).vectors, rtol=1e-4, atol=1e-4
-    )

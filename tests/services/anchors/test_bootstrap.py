@@ -326,14 +326,14 @@ def test_a_job_that_is_stopped_again_and_again_ends_with_the_bits_of_an_undistur
     assert expected.state == JobState.succeeded, expected.error
     job, tries, reached = ask(quick, mixed, 10, name="stopped", **how), 0, []
     while (
-        row := run(quick, job, stopping=stop_after(40 + 20 * tries).__next__)
+        row := run(quick, job, stopping=stop_after(40 + 2 * tries).__next__)
     ).state == JobState.queued:
         tries += 1
         reached.append(row.furthest)
         assert tries < 100
-    # None began earlier than the one before; only the run against chance has no checkpoints.
-    assert reached == sorted(reached)
-    assert len(set(reached)) >= 4
+    # Each got further than the one before.
+    assert reached == sorted(set(reached))
+    assert tries >= 5
     assert (row.state, row.error, row.checkpoint) == (JobState.succeeded, None, None)
     assert {**row.result, "anchor_set": "undisturbed"} == expected.result
     assert blobs_of(quick, "stopped") == blobs_of(quick, "undisturbed")

@@ -37,7 +37,7 @@ class BootstrapOptions(Body):
     - `self-learning`: attempts, rounds, agreed, refinements, rows, seed.
     - `pairs: none`: attempts, seed; with seeds: seed.
     - `paper` (Cannistraci et al. 2023, Table 3): steps, learning_rate, epsilon, sinkhorn_steps,
-      freeze_seeds, argmax, seed.
+      seed.
     """
 
     attempts: Annotated[int, Field(ge=1, le=64)] | None = Field(
@@ -72,12 +72,6 @@ class BootstrapOptions(Body):
     )
     sinkhorn_steps: Annotated[int, Field(ge=1, le=100)] | None = Field(
         None, description="Sinkhorn iterations of a step, 1 to 100. Default 1."
-    )
-    freeze_seeds: bool | None = Field(
-        None, description="Whether the seeds stay as they are. Default true."
-    )
-    argmax: Literal["columns", "rows"] | None = Field(
-        None, description="Side of the plan whose maxima become pairs. Default `columns`."
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(
         None, description="Random seed. Default 0."

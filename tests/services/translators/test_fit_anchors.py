@@ -1,4 +1,4 @@
-"""Samples of stores decide the weights of a fit."""
+"""Samples of stores decide which anchors a fit uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from app.services.anchors import anchor_reports, anchor_sets, samples
 from app.services.serving import apply
 from app.services.serving.confidence import confidence_of
-from app.services.translators import translators, weighting
+from app.services.translators import fit_anchors, translators
 from app.services.translators.warnings import warnings_about_pair
 from app.storage import tables
 from tests.services.helpers import CONTEXT, PROJECT, again, create_encoder, some
@@ -80,7 +80,7 @@ def expected_of(services, request=REQUEST):
     return confidence_of(services, CONTEXT, answer, 0.9, field="vectors").expected.cosine
 
 
-def test_the_confidence_is_of_the_weighed_translator(mixed):
+def test_the_confidence_is_of_the_translator_without_foreign_anchors(mixed):
     alone = expected_of(mixed, replace(REQUEST, anchor_set="own"))
     before = expected_of(mixed)
     put_sample(mixed)
@@ -94,7 +94,7 @@ def test_a_deleted_sample_gives_the_first_translator_again(mixed):
     second = translate(mixed).served.id
     samples.delete_sample(mixed, CONTEXT, anchor_set="mixed", encoder="x")
     assert translate(mixed).served.id == first != second
-    # The report of the weighed translator still measures with its own weights.
+    # The report of the second translator still measures with its own anchors.
     row = translators.find_with_report(mixed, PROJECT, second)
     assert row.report["weights"] is None
     assert row.report["promise"]["anchors"] > 0
@@ -104,18 +104,18 @@ def test_a_sample_of_the_target_serves_both_directions(mixed):
     put_sample(mixed, corpus(200, 0, 5)["y"], encoder="y")
     for request in (REQUEST, replace(REQUEST, source="y", target="x")):
         pair = translators.find_pair(mixed, PROJECT, request)
-        found = weighting.find_weights(mixed, *pair)
-        assert float(found.weights[OWN:].mean()) < 0.6
+        found = fit_anchors.find_anchors(mixed, *pair)
+        assert float(found.counted[OWN:].double().mean()) < 0.1
         assert [each.code for each in warnings_about_pair(mixed, *pair)].count(
             "foreign-anchors"
         ) == 1
 
 
-def test_anchors_of_the_store_are_not_weighed_and_nothing_is_warned_of(mixed):
+def test_anchors_of_the_store_are_all_used_and_nothing_is_warned_of(mixed):
     put_sample(mixed, name="own")
     request = replace(REQUEST, anchor_set="own")
     pair = translators.find_pair(mixed, PROJECT, request)
-    assert weighting.find_weights(mixed, *pair) is weighting.NO_WEIGHTS
+    assert fit_anchors.find_anchors(mixed, *pair) is fit_anchors.ALL_ANCHORS
     assert "foreign-anchors" not in [each.code for each in warnings_about_pair(mixed, *pair)]
     row = row_of(mixed, translate(mixed, request))
     assert row.weights is None
@@ -131,10 +131,10 @@ def test_the_report_of_a_set_lists_foreign_anchors(mixed):
 
 
 def test_queries_are_not_foreign_to_a_store_of_documents(mixed):
-    """Their vectors are unlike it, and they must keep their weight."""
+    """Their vectors are unlike it, and fits must use them."""
     roles = ["document"] * OWN + ["query"] * FOREIGN
     both = {name: torch.cat([OWN_ITEMS[name], FOREIGN_ITEMS[name]]) for name in DIMS}
     anchor_sets.create_anchor_set(mixed, CONTEXT, name="roles", embeddings=both, roles=roles)
     put_sample(mixed, name="roles")
     pair = translators.find_pair(mixed, PROJECT, replace(REQUEST, anchor_set="roles"))
-    assert weighting.find_weights(mixed, *pair) is weighting.NO_WEIGHTS
+    assert fit_anchors.find_anchors(mixed, *pair) is fit_anchors.ALL_ANCHORS
