@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.console_access import CONSOLE
+from app.api.http.admission import CONSOLE
 from app.api.http.deps import ReadContext, Reads, Svc, WriteContext
 from app.api.resources.translators import TranslatorId, TranslatorOut
 from app.api.schemas.quality import PromiseOut

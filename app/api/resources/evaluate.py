@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.http.bodies import body_docs, json_body
+from app.api.http.bodies import body_docs, context_of, json_body
 from app.api.http.deps import (
     ASYNC,
     IdempotencyKey,
@@ -17,7 +17,6 @@ from app.api.http.deps import (
     ReadContext,
     Svc,
     accepted,
-    context_of,
     wants_job,
 )
 from app.api.http.problems import documented

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import pyarrow as pa
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from app.services.serving.confidence import ARROW_COLUMNS as ARROW_COLUMNS
-from app.services.serving.confidence import RowConfidence
+from app.services.serving.confidence import ARROW_COLUMNS, RowConfidence
 
 #: Digits after the decimal point. The estimates are never more precise.
 DECIMALS = 5
@@ -54,28 +51,6 @@ def confidence_members(confidence: RowConfidence) -> dict[str, Any]:
         "threshold": confidence.threshold,
         "reason": confidence.reason,
         **{name: _numbers(getattr(confidence.expected, name)) for name in ARROW_COLUMNS},
-    }
-
-
-def arrays(about: Mapping[str, Any]) -> dict[str, pa.Array]:
-    """The columns for Arrow; empty if the client did not ask for confidence."""
-    confidence = about.get("confidence")
-    if confidence is None:
-        return {}
-    return {
-        column: pa.array(confidence[name], pa.float32()) for name, column in ARROW_COLUMNS.items()
-    }
-
-
-def summary(about: Mapping[str, Any]) -> dict[str, Any]:
-    """The members that apply to all rows."""
-    confidence = about.get("confidence")
-    if confidence is None:
-        return {}
-    return {
-        "confidence": {
-            name: value for name, value in confidence.items() if name not in ARROW_COLUMNS
-        }
     }
 
 

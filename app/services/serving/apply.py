@@ -558,10 +558,13 @@ async def serve_map(
         return await to_thread.run_sync(work)
     count, (_, makes) = len(vectors), served.dims
     context.reserve_bytes(count * makes * form.number_bytes)
-    with blaming(served.reads):
+    try:
         mapped = served.start(services, vectors, form.empty(count, makes), precision)
         await mapped.wait()
         mapped.result()
+    except AnchorageError as error:
+        error.field = error.field or served.reads
+        raise
     return mapped
 
 

@@ -12,7 +12,7 @@ import pytest
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
-from app.api.http.body_reading import watch_departure
+from app.api.http.bodies import watch_departure
 from app.main import create_app
 from app.services.context import Limits
 from app.settings import Settings
