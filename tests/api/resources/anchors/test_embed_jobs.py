@@ -289,30 +289,6 @@ def test_the_inputs_of_a_client_that_left_are_dropped(encoding, path, body):
     assert encoding.http.get("/anchor-sets/left").status_code == 404
 
 
-def test_a_small_request_whose_client_left_is_dropped_too(encoding):
-    """The small request waits without a thread behind a large one of the same model."""
-    settled(encoding)
-    before = encoding.gauge("anchorage_encode_dropped_total")
-    host, port = encoding.url.removeprefix("http://").split(":")
-    data = [
-        json.dumps({"model": "minilm", "input": texts}).encode()
-        for texts in (LONG[:400], LONG[400:408])
-    ]
-    head = (
-        "POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-        "Content-Type: application/json\r\nContent-Length: {}\r\n\r\n"
-    )
-    connections = []
-    for each in data:
-        connections.append(socket.create_connection((host, int(port))))
-        connections[-1].sendall(head.format(len(each)).encode() + each)
-        until(lambda: encoding.gauge("anchorage_encode_waiting_inputs") > 0)
-    for connection in reversed(connections):
-        connection.close()
-    settled(encoding)
-    assert encoding.gauge("anchorage_encode_dropped_total") > before + 100
-
-
 def anchors_of(encoding, name):
     """The stored anchors of a set, by encoder."""
     services = encoding.app.state.services
