@@ -31,11 +31,6 @@ cli.add_typer(stores.cli, name="stores")
 cli.add_typer(reindex.cli, name="reindex")
 cli.add_typer(keys.cli, name="keys")
 cli.add_typer(database.cli, name="db")
-# The names that these commands had before `anchorage db` existed: scripts may still use them.
-cli.command("migrate", hidden=True)(database.upgrade)
-cli.command("backup", hidden=True)(database.backup)
-cli.command("restore", hidden=True)(database.restore)
-cli.command("downgrade", hidden=True)(database.downgrade)
 
 
 def _print_version(wanted: bool) -> None:

@@ -13,7 +13,7 @@ from app.services.request_context import RequestContext
 from app.services.translators import translators
 from app.storage import tables
 from app.storage.name_cache import NameKey
-from app.storage.queries import aliases, resources
+from app.storage.queries import resources
 
 _NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 MODEL_ID_PATTERN = re.compile(
@@ -91,7 +91,7 @@ def _put(services: Services, context: RequestContext, name: str, model: str) -> 
             ) from None
     with services.db.transaction() as session:
         resources.require_free(session, tables.EncoderRow, context.project, name)
-        row = aliases.alias(session, context.project, name)
+        row = resources.alias(session, context.project, name)
         record_audit(session, context, "create" if row is None else "point", "alias", name)
         if row is None:
             row = tables.AliasRow(project=context.project, name=name)
@@ -116,7 +116,7 @@ def find_alias(services: Services, project: str, model: str) -> tables.AliasRow 
     if not re.fullmatch(_NAME_PATTERN, model):
         return None
     with services.db.transaction() as session:
-        return aliases.alias(session, project, model)
+        return resources.alias(session, project, model)
 
 
 def resolve_model(services: Services, project: str, model: str) -> str:

@@ -189,23 +189,6 @@ def test_a_worker_is_told_to_migrate_first_and_which_devices_there_are(
     assert "device" in refusal(tmp_path, "worker", redis_url=redis_url, devices="tpu")
 
 
-def test_a_way_back_to_an_unknown_revision_is_refused(tmp_path) -> None:
-    run(tmp_path, "db", "upgrade")
-    assert "schema stays" in refusal(tmp_path, "db", "downgrade", "9999")
-    assert run(tmp_path, "keys", "list").exit_code == 0
-
-
-def test_the_old_names_of_the_database_commands_work_and_are_hidden(tmp_path: Path) -> None:
-    assert run(tmp_path / "old", "migrate").exit_code == 0
-    run(tmp_path / "new", "db", "upgrade")
-    assert run(tmp_path / "new", "backup", str(tmp_path / "copy")).exit_code == 0
-    assert run(tmp_path / "again", "restore", str(tmp_path / "copy")).exit_code == 0
-    assert "schema" in said(run(tmp_path, "migrate", "--help").output)
-    listed = re.findall(r"^│ (\w+)", run(tmp_path, "--help").output, re.MULTILINE)
-    assert "db" in listed
-    assert not {"migrate", "downgrade", "backup", "restore"} & set(listed)
-
-
 # --- keys and db upgrade --------------------------------------------------------------------------
 
 

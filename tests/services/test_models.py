@@ -21,7 +21,7 @@ from app.services.anchors import anchor_sets
 from app.services.encoders import encoders
 from app.services.request_context import RequestContext
 from app.storage import name_cache, tables
-from app.storage.queries import access, aliases, resources
+from app.storage.queries import access, resources
 from tests.services.helpers import CONTEXT, PROJECT, another_process, create_encoder, some
 from tests.waiting import until
 
@@ -149,7 +149,7 @@ def test_what_an_alias_names_cannot_be_deleted(named):
             delete()
     with named.db.transaction() as session:
         of = {
-            name: aliases.aliases_of(
+            name: resources.aliases_of(
                 session, resources.by_name(session, tables.EncoderRow, PROJECT, name)
             )
             for name in ("a", "b", "m")

@@ -42,7 +42,7 @@ from app.services.translators import translators
 from app.services.translators.warnings import AnswerWarning
 from app.storage import tables
 from app.storage.name_cache import NameKey
-from app.storage.queries import aliases, resources
+from app.storage.queries import resources
 from app.types import EncoderKind, InputRole
 
 router = APIRouter(prefix="/v1", tags=["openai"])
@@ -285,7 +285,7 @@ def get_model(
 def _models(services: Services, project: str) -> Iterator[OpenAIModel]:
     with services.db.transaction() as session:
         encoders = resources.encoders_but(session, project, EncoderKind.external)
-        named = aliases.aliases(session, project, limit=MAX_MODELS_LISTED)
+        named = resources.aliases(session, project, limit=MAX_MODELS_LISTED)
         spaces = resources.spaces(session, project)
     rows: list[tables.EncoderRow | tables.AliasRow] = [*encoders, *named]
     for row in rows:
