@@ -88,6 +88,14 @@ def open_services(settings: Settings) -> Iterator[Services]:
         services.close()
 
 
+@contextmanager
+def open_database() -> Iterator[Services]:
+    """Yields the services, if their database has the schema of this version."""
+    with explain_faults(), open_services(read_settings()) as services:
+        services.db.require_schema()
+        yield services
+
+
 def has_usable_key(services: Services) -> bool:
     """Returns whether any API key works."""
     from app.storage.queries import access

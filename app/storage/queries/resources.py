@@ -22,6 +22,7 @@ from app.errors import (
     JobNotFound,
     NameTaken,
     PoolNotFound,
+    StoreNotFound,
     TranslatorNotFound,
 )
 from app.storage.queries import jobs as job_queries
@@ -36,6 +37,7 @@ from app.storage.tables import (
     PoolRow,
     ReindexingRow,
     SpaceRow,
+    StoreRow,
     TranslatorRow,
 )
 from app.types import JobState
@@ -43,7 +45,7 @@ from app.types import JobState
 #: most translators of one answer about pairs
 MOST_PAIR_REPORTS = 1_000
 
-Named = TypeVar("Named", EncoderRow, AnchorSetRow, HeadRow, PoolRow, AliasRow)
+Named = TypeVar("Named", EncoderRow, AnchorSetRow, HeadRow, PoolRow, AliasRow, StoreRow)
 
 _NOT_FOUND = {
     EncoderRow: EncoderNotFound,
@@ -51,6 +53,7 @@ _NOT_FOUND = {
     HeadRow: HeadNotFound,
     PoolRow: PoolNotFound,
     AliasRow: AliasNotFound,
+    StoreRow: StoreNotFound,
 }
 _NOUN = {
     EncoderRow: "encoder",
@@ -58,7 +61,9 @@ _NOUN = {
     HeadRow: "head",
     PoolRow: "pool",
     AliasRow: "alias",
+    StoreRow: "store",
 }
+_LISTED = {StoreRow: " `GET /stores` and `anchorage stores list` show those that there are."}
 
 
 def by_name(
@@ -75,7 +80,8 @@ def by_name(
     rows = _read(session, table, query.options(*options))
     row = rows[0] if rows else None
     if row is None:
-        raise _NOT_FOUND[table](f"There is no {_NOUN[table]} named {name!r}.", field=field)
+        detail = f"There is no {_NOUN[table]} named {name!r}.{_LISTED.get(table, '')}"
+        raise _NOT_FOUND[table](detail, field=field)
     return row
 
 

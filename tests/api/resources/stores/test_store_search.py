@@ -139,7 +139,7 @@ def moving(connected):
     """A running reindexing to `new`, whose new vectors this test writes itself."""
     services = connected.client.app.state.services
     with services.db.transaction() as session:
-        row = stores.store(session, "default", "docs")
+        row = resources.by_name(session, tables.StoreRow, "default", "docs")
         encoder = resources.by_name(session, tables.EncoderRow, "default", "new")
         moved = tables.ReindexingRow(
             store_id=row.id,
@@ -199,7 +199,9 @@ def test_old_vectors_are_not_searched_while_finish_may_have_deleted_them(moving)
     assert shop.search(mode="cascade")["side"] == "old"
     services = shop.client.app.state.services
     with services.db.transaction() as session:
-        row = stores.active_reindexing(session, stores.store(session, "default", "docs"))
+        row = stores.active_reindexing(
+            session, resources.by_name(session, tables.StoreRow, "default", "docs")
+        )
         row.position = {**row.position, "step": "finish"}
     old = embed(QUERIES, "old").tolist()
     for body in ({"mode": "cascade"}, {"mode": "bridge"}, {"target": "old", "queries": old}):
