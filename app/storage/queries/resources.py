@@ -63,7 +63,9 @@ _NOUN = {
     AliasRow: "alias",
     StoreRow: "store",
 }
-_LISTED = {StoreRow: " `GET /stores` and `anchorage stores list` show those that there are."}
+_LISTED: dict[type[Any], str] = {
+    StoreRow: " `GET /stores` and `anchorage stores list` show those that there are."
+}
 
 
 def by_name(
