@@ -21,10 +21,10 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner, Result
 
 from app.cli import cli
+from app.cli.shared import lock_data_dir
 from app.demo.client import free_port
 from app.main import create_app
 from app.settings import Settings
-from app.storage.folder_lock import exclusive
 
 BEYOND = "0.0.0.0"  # noqa: S104
 KEY = r"anc_[0-9a-f]{32}_[A-Za-z0-9_-]{43}"
@@ -352,7 +352,7 @@ def test_what_was_backed_up_is_there_again_after_it_was_lost(
             assert "other sessions use the database" in refusal(
                 home, "db", "restore", folder, **database
             )
-    with exclusive(home):  # as `anchorage serve` does without Redis
+    with lock_data_dir(Settings(data_dir=home)):  # as `anchorage serve` does without Redis
         assert "another process uses the data folder" in refusal(
             home, "db", "restore", folder, **database
         )
