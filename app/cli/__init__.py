@@ -18,7 +18,6 @@ from app.cli import (
 )
 from app.cli.diagnosis import doctor
 from app.cli.onboarding import quickstart
-from app.cli.output import AsJson, print_json
 
 cli = typer.Typer(no_args_is_help=True)
 cli.command()(serve.serve)
@@ -49,15 +48,6 @@ def root(
     ] = False,
 ) -> None:
     """Translate embeddings between encoders."""
-
-
-@cli.command()
-def version(as_json: AsJson = False) -> None:
-    """Print the version."""
-    if as_json:
-        print_json({"version": __version__})
-        return
-    typer.echo(__version__)
 
 
 def main() -> None:

@@ -296,7 +296,7 @@ def test_a_refused_command_leaves_no_connection_open(
 def test_the_version_is_printed(tmp_path: Path) -> None:
     from app import __version__
 
-    assert run(tmp_path, "version").stdout.strip() == __version__
+    assert run(tmp_path, "--version").stdout.strip() == __version__
 
 
 # --- settings -------------------------------------------------------------------------------------
