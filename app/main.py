@@ -37,8 +37,6 @@ from app.api.resources import (
     translators,
 )
 from app.api.resources.anchors import (
-    anchor_items,
-    anchor_pairs,
     anchor_reports,
     anchor_samples,
     anchor_sets,
@@ -68,10 +66,8 @@ RESOURCES = (
     heads,
     encoders,
     anchor_sets,
-    anchor_items,
     anchor_samples,
     anchor_reports,
-    anchor_pairs,
     contracts,
     pools,
     bootstrap,

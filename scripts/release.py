@@ -205,9 +205,9 @@ def install(tools: Path, wheel: Path, folder: Path) -> Path:
 
 def check_package(fresh: Path, version: str, scratch: Path) -> None:
     """Check that the command works, the packages are the installed ones, and migrations run."""
-    printed = run(fresh / "anchorage", "version", quiet=True, folder=scratch).strip()
+    printed = run(fresh / "anchorage", "--version", quiet=True, folder=scratch).strip()
     if printed != version:
-        raise ReleaseError(f"`anchorage version` prints {printed}, not {version}")
+        raise ReleaseError(f"`anchorage --version` prints {printed}, not {version}")
     run(fresh / "anchorage", "--help", quiet=True, folder=scratch)
     names = ", ".join(PACKAGES)
     code = f"import {names}; print(*(package.__path__[0] for package in ({names})), sep='\\n')"
@@ -312,7 +312,7 @@ def build_image(version: str) -> None:
         return
     tag = f"anchorage:{version}"
     run("docker", "build", "--target", "cpu", "--tag", tag, ROOT)
-    printed = run("docker", "run", "--rm", tag, "version", quiet=True).strip()
+    printed = run("docker", "run", "--rm", tag, "--version", quiet=True).strip()
     if printed != version:
         raise ReleaseError(f"the image {tag} says that it is version {printed}")
     report(f"image {tag} built; it answers with its version")

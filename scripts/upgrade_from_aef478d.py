@@ -6,7 +6,8 @@ Stop the API and all workers, and make a backup. Without a URL, the settings nam
 It refuses a database that has stores or heads of kinds that no longer exist, unfinished jobs, or
 unfinished reindexings by methods that no longer exist, and names them. It
 deletes the records of translators whose method or option no longer exists, and names them: fit
-these pairs again. A pair that is fitted again may get another id.
+these pairs again. A pair that is fitted again may get another id. It deletes aliases of heads,
+which only a removed protocol used, and names them.
 """
 
 from __future__ import annotations
@@ -138,6 +139,14 @@ def _change(connection: Connection) -> None:
             requests.alter_column(old, new_column_name=new, existing_type=lease[new], nullable=True)
     with op.batch_alter_table("translators") as translators:
         translators.drop_column("role")
+    of_heads = table("aliases", column("name"), column("head_id"))
+    for each in connection.execute(select(of_heads).where(of_heads.c.head_id.is_not(None))).all():
+        print(f"Deleted the alias {each.name}, whose model is a head.")
+    connection.execute(delete(of_heads).where(of_heads.c.head_id.is_not(None)))
+    with op.batch_alter_table("aliases") as aliases:
+        aliases.drop_index("ix_aliases_head_id")
+        aliases.drop_constraint("fk_aliases_head_id_heads", type_="foreignkey")
+        aliases.drop_column("head_id")
     for name, kind in lease.items():
         op.add_column("reindexings", Column(name, kind))
     for row in connection.execute(select(PLANS)).all():

@@ -27,7 +27,7 @@ from tests.pgvector_server import own_pgvector_server as own_pgvector_server
 from tests.pgvector_server import pgvector_server as pgvector_server
 from tests.pgvector_server import pgvector_url as pgvector_url
 
-# The tests share few cores with the processes they start. There OpenMP's threads wait for one another
+# The tests share few cores with the processes they start. Threads of OpenMP wait for one another
 # in busy loops: a fit that takes 12 s of CPU with one thread takes 70 s with two.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -16,14 +16,28 @@ from threading import Event
 from app.device_failures import is_device_failure
 from app.errors import DatabaseUnavailable
 from app.observability import metrics
+from app.services.anchors.anchor_embedding import run_embed
 from app.services.context import Services
 from app.services.jobs import runner
 from app.services.jobs.leases import Leases
+from app.services.reindexing.run import run_reindex
 from app.services.reindexing.sync import sync_all
+from app.services.relevance.judged_evaluation import run_any_evaluation
+from app.services.translators.alignment import run_any_bootstrap
+from app.services.translators.translators import run_translator
 from app.services.upkeep import retention
-from workers.runners import RUNNERS
+from app.types import JobKind
 
 log = logging.getLogger("anchorage.worker")
+
+#: what runs each kind of job
+RUNNERS: dict[str, runner.JobRunner] = {
+    JobKind.bootstrap: run_any_bootstrap,
+    JobKind.embed: run_embed,
+    JobKind.translator: run_translator,
+    JobKind.evaluate: run_any_evaluation,
+    JobKind.reindex: run_reindex,
+}
 
 #: how often an idle thread queries for a job that another process has queued
 IDLE_POLL_S = 0.25

@@ -40,11 +40,6 @@ PAGE_POLICY = (
 INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
-def is_public(path: str) -> bool:
-    """Whether a path belongs to the documentation or redirects to it."""
-    return path in PATHS or path.startswith(f"{STATIC}/")
-
-
 def install(app: FastAPI) -> None:
     """Adds the pages, their files, and a redirect from / to /docs."""
     app.mount(STATIC, StaticFiles(directory=FILES), name="static-offline-docs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Thread
@@ -14,20 +14,21 @@ from typing import Literal
 from anyio import move_on_after
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from app import __version__
-from app.api.database_collector import make_registry
 from app.api.http import admission
 from app.api.http.deps import Reads, Svc
 from app.api.http.problems import documented
 from app.errors import DatabaseUnavailable
 from app.observability.metrics import DEPENDENCY_UP
 from app.services.context import Services
-from app.services.upkeep.database_metrics import read_metrics
+from app.services.upkeep.database_metrics import DatabaseMetrics, read_metrics
 
 router = APIRouter(tags=["health"])
 log = logging.getLogger("anchorage")
@@ -184,11 +185,40 @@ async def metrics(request: Request, services: Svc, project: Reads) -> Response:
     return await run_in_threadpool(_read_metrics, services, project)
 
 
+class DatabaseCollector(Collector):
+    """Gauges of metrics that the database knows, which have been read already."""
+
+    def __init__(self, found: DatabaseMetrics) -> None:
+        self._found = found
+
+    def collect(self) -> Iterator[Metric]:
+        found = self._found
+        jobs = GaugeMetricFamily("anchorage_jobs", "Unfinished jobs, by state.", labels=["state"])
+        for state, count in found.jobs.items():
+            jobs.add_metric([state], count)
+        yield jobs
+        yield GaugeMetricFamily(
+            "anchorage_queue_oldest_seconds",
+            "How long the oldest queued job has waited.",
+            value=found.oldest_queued_s,
+        )
+        quality = GaugeMetricFamily(
+            "anchorage_translator_quality",
+            "Held-out quality of a translator, and of doing nothing, over its anchors.",
+            labels=["translator", "method", "vectors", "measure"],
+        )
+        for labels, value in found.qualities.items():
+            quality.add_metric(labels, value)
+        yield quality
+
+
 def _read_metrics(services: Services, project: str) -> Response:
     services.blobs.update_metrics()
     data = generate_latest(_registry())
     try:
-        data += generate_latest(make_registry(read_metrics(services, project)))
+        known = CollectorRegistry()
+        known.register(DatabaseCollector(read_metrics(services, project)))
+        data += generate_latest(known)
     except DatabaseUnavailable as error:
         log.warning("metrics from the database are missing: %s", error.detail)
     return Response(data, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -18,7 +18,6 @@ from app.cli import (
 )
 from app.cli.diagnosis import doctor
 from app.cli.onboarding import quickstart
-from app.cli.output import AsJson, print_json
 
 cli = typer.Typer(no_args_is_help=True)
 cli.command()(serve.serve)
@@ -31,11 +30,6 @@ cli.add_typer(stores.cli, name="stores")
 cli.add_typer(reindex.cli, name="reindex")
 cli.add_typer(keys.cli, name="keys")
 cli.add_typer(database.cli, name="db")
-# The names that these commands had before `anchorage db` existed: scripts may still use them.
-cli.command("migrate", hidden=True)(database.upgrade)
-cli.command("backup", hidden=True)(database.backup)
-cli.command("restore", hidden=True)(database.restore)
-cli.command("downgrade", hidden=True)(database.downgrade)
 
 
 def _print_version(wanted: bool) -> None:
@@ -54,15 +48,6 @@ def root(
     ] = False,
 ) -> None:
     """Translate embeddings between encoders."""
-
-
-@cli.command()
-def version(as_json: AsJson = False) -> None:
-    """Print the version."""
-    if as_json:
-        print_json({"version": __version__})
-        return
-    typer.echo(__version__)
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 cli = typer.Typer(
     no_args_is_help=True,
-    help="Manage the service's own database: its schema, backups, and the way back.",
+    help="Manage the service's own database: its schema and backups.",
 )
 
 
@@ -116,34 +116,3 @@ def restore(
         f"restored {copied.rows} rows and {copied.blobs} blobs; "
         f"{len(copied.lacking)} blobs are lacking"
     )
-
-
-@cli.command()
-def downgrade(
-    revision: Annotated[
-        str,
-        typer.Argument(help="The newest migration of the older version, such as 0006."),
-    ],
-    as_json: AsJson = False,
-) -> None:
-    """Bring the database to the schema of an older version, before you install that version.
-
-    Stop every API and worker first. Data that only the newer schema can hold is lost.
-    """
-    from alembic import command
-    from alembic.util import CommandError
-
-    from app.services.upkeep.backup import BackupError, require_alone
-    from app.storage.db import alembic_config
-
-    settings = read_settings()
-    with explain_faults(), lock_data_dir(settings), open_services(settings) as services:
-        try:
-            require_alone(services.db)
-            command.downgrade(alembic_config(services.db.url), revision)
-        except (BackupError, CommandError) as error:
-            raise typer.BadParameter(f"The schema stays as it is: {error}") from None
-    if as_json:
-        print_json({"revision": revision})
-        return
-    typer.echo(f"The database is at revision {revision}. Install the version that it belongs to.")

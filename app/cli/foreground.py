@@ -82,7 +82,7 @@ def _work(
 ) -> None:
     from app.errors import DatabaseUnavailable
     from app.services.jobs import runner
-    from workers.runners import RUNNERS
+    from workers.main import RUNNERS
 
     try:
         while not stopping():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from app.cli.output import AsJson, print_json, print_rows
-from app.cli.shared import explain_faults, open_services, read_settings
+from app.cli.shared import open_database
 from app.services.request_context import RequestContext
 from app.types import LONGEST_GRACE_S
 
@@ -60,7 +58,7 @@ def create(
         raise typer.BadParameter(f"There is no scope {wrong[0]!r}. Use read, write or admin.")
     if not project.strip() or not project.isprintable() or len(project) > 100:
         raise typer.BadParameter("The name of a project must have 1 to 100 printable characters.")
-    with _open_database() as services:
+    with open_database() as services:
         expires_at = None if days is None else now() + timedelta(days=days)
         scopes = [Scope(item) for item in scope or [Scope.read]]
         row, key = create_key(
@@ -93,7 +91,7 @@ def list_keys(
     from app.storage.queries import access
     from app.storage.tables import now
 
-    with _open_database() as services, services.db.transaction() as session:
+    with open_database() as services, services.db.transaction() as session:
         rows = access.api_keys(session, project)
     lines = []
     for row in rows:
@@ -117,7 +115,7 @@ def rotate(
     """Create a key with the same rights, and end this one."""
     from app.services.access.api_keys import rotate_key
 
-    with _open_database() as services:
+    with open_database() as services:
         context = RequestContext(_project_of(services, key_id))
         row, key = rotate_key(services, context, key_id, grace_s=grace)
     if as_json:
@@ -131,20 +129,12 @@ def revoke(key_id: str, as_json: AsJson = False) -> None:
     """End a key. Running servers notice it within two seconds."""
     from app.services.access.api_keys import revoke_key
 
-    with _open_database() as services:
+    with open_database() as services:
         revoke_key(services, RequestContext(_project_of(services, key_id)), key_id)
     if as_json:
         print_json({"id": key_id, "state": "revoked"})
         return
     typer.echo(f"{key_id} is revoked")
-
-
-@contextmanager
-def _open_database() -> Iterator[Services]:
-    """Yields the services, if their database has the schema of this version."""
-    with explain_faults(), open_services(read_settings()) as services:
-        services.db.require_schema()
-        yield services
 
 
 def _project_of(services: Services, key_id: str) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 
 from app.cli import plan_tables
 from app.cli.output import AsJson, print_json, print_rows
-from app.cli.shared import explain_faults, open_services, read_settings, validate
+from app.cli.shared import open_database, validate
 from app.services.request_context import RequestContext
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def plan(
         batch=batch,
         force_space=force_space,
     )
-    with _open() as services:
+    with open_database() as services:
         row = plan_reindexing(services, RequestContext(project), body.task())
         document = plan_document(row)
     if out is not None:
@@ -143,7 +142,7 @@ def run(
         changes["re_embed"] = _share(re_embed)
     if rows_per_second is not None:
         changes["rows_per_second"] = rows_per_second
-    with _open() as services:
+    with open_database() as services:
         context = RequestContext(project)
         row = change_plan(services, context, _id_of(which), changes)
         if document is not None and document != plan_document(row):
@@ -154,7 +153,7 @@ def run(
 @cli.command("verify")
 def verify(which: Which, project: Project = "default", as_json: AsJson = False) -> None:
     """Check rows, payloads and the new index. `cutover` needs a verification that passed."""
-    with _open() as services:
+    with open_database() as services:
         found = _complete(services, RequestContext(project), which, "verify", as_json)
         if not as_json:
             plan_tables.print_verification(found.row.found.get("verify") or {})
@@ -165,7 +164,7 @@ def verify(which: Which, project: Project = "default", as_json: AsJson = False) 
 @cli.command("sync")
 def sync(which: Which, project: Project = "default", as_json: AsJson = False) -> None:
     """Bring writes of the store's clients to the other side now."""
-    with _open() as services:
+    with open_database() as services:
         _complete(services, RequestContext(project), which, "sync", as_json)
 
 
@@ -182,7 +181,7 @@ def status(
     from app.api.schemas.reindexings import ReindexingAnswer
     from app.services.reindexing.reindexings import find_reindexing, list_reindexings
 
-    with _open() as services:
+    with open_database() as services:
         if which is not None:
             _report(find_reindexing(services, project, _id_of(which)), which, as_json)
             return
@@ -247,14 +246,6 @@ def abandon(
     _take(steps.abandon, which, project, as_json)
 
 
-@contextmanager
-def _open() -> Iterator[Services]:
-    """Yields the services, if their database has the schema of this version."""
-    with explain_faults(), open_services(read_settings()) as services:
-        services.db.require_schema()
-        yield services
-
-
 def _take(
     step: Callable[[Services, RequestContext, str], Reindexing],
     which: str,
@@ -262,7 +253,7 @@ def _take(
     as_json: bool,
 ) -> None:
     """Take a step, and print the state after it."""
-    with _open() as services:
+    with open_database() as services:
         _report(step(services, RequestContext(project), _id_of(which)), which, as_json)
 
 

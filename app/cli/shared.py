@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,17 +64,23 @@ def explain_faults() -> Iterator[None]:
 
 @contextmanager
 def lock_data_dir(settings: Settings) -> Iterator[None]:
-    """Keep other services out of the data dir; with Redis, services and workers share it."""
-    from app.storage.folder_lock import FolderHeld, exclusive
+    """Keep other services out of the data dir; with Redis, services and workers share it.
 
+    Another service would take the first one's jobs for lost. The lock ends with its process. Raises
+    typer.BadParameter when another process holds the folder.
+    """
     if settings.redis_url is not None:
         yield
         return
-    try:
-        with exclusive(settings.data_dir):
-            yield
-    except FolderHeld as error:
-        raise typer.BadParameter(str(error)) from None
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    with (settings.data_dir / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise typer.BadParameter(
+                f"another process uses the data folder {settings.data_dir}"
+            ) from None
+        yield
 
 
 @contextmanager
@@ -86,6 +93,14 @@ def open_services(settings: Settings) -> Iterator[Services]:
         yield services
     finally:
         services.close()
+
+
+@contextmanager
+def open_database() -> Iterator[Services]:
+    """Yields the services, if their database has the schema of this version."""
+    with explain_faults(), open_services(read_settings()) as services:
+        services.db.require_schema()
+        yield services
 
 
 def has_usable_key(services: Services) -> bool:

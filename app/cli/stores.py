@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from app.cli.output import AsJson, print_json, print_rows
-from app.cli.shared import explain_faults, open_services, read_settings, validate
+from app.cli.shared import open_database, validate
 from app.services.request_context import RequestContext
 
 if TYPE_CHECKING:
-    from app.services.context import Services
     from app.services.stores.stores import StoreReport
 
 cli = typer.Typer(
@@ -75,7 +73,7 @@ def connect(
         text_field=text_field,
         options=None if options is None else _json_object(options),
     )
-    with _open() as services:
+    with open_database() as services:
         report = create_store(services, RequestContext(project), body.definition())
     if as_json:
         print_json(describe(report).model_dump(mode="json"))
@@ -86,11 +84,14 @@ def connect(
 @cli.command("list")
 def list_connected(project: Project = "default", as_json: AsJson = False) -> None:
     """List the connected stores, without connecting to them."""
-    from app.services.stores.stores import list_stores
+    from app.storage.queries import resources
+    from app.storage.tables import StoreRow
 
     rows, after = [], ""
-    with _open() as services:
-        while page := list_stores(services, project, after=after, limit=STORES_PER_PAGE):
+    with open_database() as services, services.db.transaction() as session:
+        while page := resources.page(
+            session, StoreRow, project, after=after, limit=STORES_PER_PAGE
+        ):
             rows += [
                 (row.name, row.kind, row.address, row.collection, row.encoder.name) for row in page
             ]
@@ -162,7 +163,7 @@ def search(
         method="auto",
         payload=payload,
     )
-    with _open() as services:
+    with open_database() as services:
         answer = anyio.run(search_store, services, RequestContext(project), request)
     if as_json:
         print_json(search_members(answer))
@@ -185,20 +186,12 @@ def disconnect(
     """Forget a store. Nothing changes in the store itself."""
     from app.services.stores.stores import delete_store
 
-    with _open() as services:
+    with open_database() as services:
         delete_store(services, RequestContext(project), name)
     if as_json:
         print_json({"name": name, "state": "disconnected"})
         return
     typer.echo(f"{name} is disconnected. Its rows are as they were.")
-
-
-@contextmanager
-def _open() -> Iterator[Services]:
-    """Yields the services, if their database has the schema of this version."""
-    with explain_faults(), open_services(read_settings()) as services:
-        services.db.require_schema()
-        yield services
 
 
 def _print_report(report: StoreReport) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.console_access import ASSETS
+from app.api.http.admission import ASSETS
 from app.errors import NotFound
 
 router = APIRouter()

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
 
-from app.api.http.body_reading import media_of, read_whole, refuse_encoded
+from app.api.http.bodies import media_of, read_whole, refuse_encoded
 from app.errors import Malformed, UnsupportedMedia
 
 #: most bytes of a form: two vectors of 4,096 numbers

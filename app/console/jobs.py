@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from app.api.console_access import CONSOLE
+from app.api.http.admission import CONSOLE
 from app.api.http.deps import Moment, Reads, Svc, WriteContext
 from app.api.resources.jobs import JobId
 from app.api.schemas.jobs import Job, JobSummary

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.console_access import CONSOLE
+from app.api.http.admission import CONSOLE
 from app.api.http.deps import AdminContext, Administers, Moment, Reads, Svc
 from app.api.resources.api_keys import ApiKey, AuditEntry, KeyId
 from app.console.forms import Form, text_of

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import torch
 from fastapi import APIRouter, Query, Request, Response
 
-from app.api.console_access import CONSOLE
+from app.api.http.admission import CONSOLE
 from app.api.http.deps import ReadContext, Reads, Svc
 from app.console.fields import NameField
 from app.console.overview import find_pairs

@@ -7,7 +7,7 @@ from itertools import permutations
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.console_access import CONSOLE
+from app.api.http.admission import CONSOLE
 from app.api.http.deps import ReadContext, Reads, Svc
 from app.console import wording
 from app.console.fields import AnswerField, CountField, NameField

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.console_access import CONSOLE
+from app.api.http.admission import CONSOLE
 from app.api.http.deps import ReadContext, Reads, Svc, WriteContext
 from app.api.resources.translators import TranslatorId, TranslatorOut
 from app.api.schemas.quality import PromiseOut
@@ -18,12 +18,10 @@ from app.console.forms import Form, text_of
 from app.console.overview import find_pairs
 from app.console.pages import redirect, render
 from app.errors import TooFewAnchors
-from app.maths.thresholds.score_pairs import GivenSide
 from app.services.context import Services
 from app.services.translators import thresholds, translator_reports, translators, warnings
-from app.services.translators.thresholds import ThresholdQuestion
 from app.services.translators.translators import FitRequest
-from app.storage.queries.pair_reports import PairReport, pair_reports
+from app.storage.queries.resources import PairReport, pair_reports
 from app.types import Scores
 
 router = APIRouter()
@@ -33,7 +31,6 @@ HIGH_RECALL, MEDIUM_RECALL = 0.8, 0.5
 
 #: of the intervals of the calibration
 CALIBRATION_LEVEL = 0.9
-CALIBRATION_GIVEN: GivenSide = "source"
 
 
 @dataclass
@@ -106,9 +103,15 @@ def show_calibration(
     request: Request, id: TranslatorId, services: Svc, context: ReadContext
 ) -> Response:
     """Shows which new score stands for each old one. Raises TranslatorNotFound, Overloaded."""
-    question = ThresholdQuestion(id, Scores.translated_native, CALIBRATION_GIVEN, CALIBRATION_LEVEL)
     try:
-        scores = thresholds.map_all_scores(services, context.project, question)
+        scores = thresholds.map_all_scores(
+            services,
+            context.project,
+            id,
+            scores=Scores.translated_native,
+            given="source",
+            level=CALIBRATION_LEVEL,
+        )
     except TooFewAnchors as error:
         return render(request, "calibration.html", reason=error.detail, chart=None, rows=[])
     rows = [(score, point) for score, point in scores.points if point.answer is not None]

@@ -7,8 +7,7 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.console_access import CONSOLE, COOKIE, SIGN_IN
-from app.api.http.admission import address_of
+from app.api.http.admission import CONSOLE, COOKIE, SIGN_IN, address_of
 from app.console.forms import Form, text_of
 from app.console.pages import base_of, redirect, render
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.console_access import CONSOLE
+from app.api.http.admission import CONSOLE
 from app.api.http.deps import PathName, ReadContext, Reads, Svc
 from app.api.schemas.anchor_sets import ListedAnchorSet
 from app.console import wording

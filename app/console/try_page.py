@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request, Response
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from app.api.console_access import CONSOLE
 from app.api.http import answers
+from app.api.http.admission import CONSOLE
 from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.http.problems import status_of
 from app.api.schemas.fields import parse_vector

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partialmethod
 from pathlib import Path
+from threading import BoundedSemaphore
 
 from app.encoders.pool import EncoderPool
+from app.errors import Overloaded
 from app.services.image_lanes import ImageLanes
 from app.services.lanes import Lanes
-from app.services.work_slots import WorkSlots
 from app.storage.blobs import BlobStore
 from app.storage.cache import Cache
 from app.storage.db import Database
@@ -75,6 +76,30 @@ class Retention:
     jobs_days: int = 30
     audit_days: int = 365
     translators_days: int = 90
+
+
+class WorkSlots:
+    """Slots for one kind of work: `at_once` callers run, `waiting` more wait, others fail."""
+
+    def __init__(self, what: str, at_once: int, waiting: int) -> None:
+        self._busy = f"The server is busy: no further {what} can start now. Try again in 5 s."
+        self._running = BoundedSemaphore(at_once)
+        self._places = BoundedSemaphore(at_once + waiting)
+
+    @contextmanager
+    def take(self, wait_s: float | None) -> Iterator[None]:
+        """Hold a slot, after waiting up to `wait_s`; None: without a limit. Raises Overloaded."""
+        if not self._places.acquire(blocking=wait_s is None):
+            raise Overloaded(self._busy, retry_after_s=5)
+        try:
+            if not self._running.acquire(timeout=wait_s):
+                raise Overloaded(self._busy, retry_after_s=5)
+            try:
+                yield
+            finally:
+                self._running.release()
+        finally:
+            self._places.release()
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from functools import partial
 
 import torch
 
@@ -62,16 +62,10 @@ class Lanes:
     """The threads. The first product starts them."""
 
     def __init__(self, count: int | None = None, *, name: str = "products") -> None:
+        self.count = count or torch.get_num_threads()
         self._name = name
-        self._count = count or torch.get_num_threads()
-        self._tickets: SimpleQueue[_Task | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._starting = threading.Lock()
-
-    @property
-    def count(self) -> int:
-        """Number of threads."""
-        return self._count
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
 
     def submit(self, span: Span, rows: int, step: int) -> Future[None]:
         """Call `span` for all rows, `step` at a time, in any order.
@@ -79,39 +73,28 @@ class Lanes:
         The rows of an AnchorageError are rows of the request, not of the span.
         """
         task = _Task(span, rows, step)
-        self._start()
-        for _ in range(min(self._count, task.spans)):
-            self._tickets.put(task)
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.count, self._name, partial(use_threads, 1))
+            for _ in range(min(self.count, task.spans)):
+                self._pool.submit(self._take_turn, self._pool, task)
         if rows == 0:
             task.future.set_result(None)
         return task.future
 
     def close(self) -> None:
-        """Stop the lanes after all queued work."""
-        with self._starting:
-            for _ in self._threads:
-                self._tickets.put(None)
-            for thread in self._threads:
-                thread.join()
-            self._threads = []
-        # A task that shared the lanes has its next span queued behind the None that ends a lane.
-        with suppress(Empty):
-            while (task := self._tickets.get_nowait()) is not None:
-                while task.run_one():
-                    pass
+        """Stop the lanes after all queued work. Later work starts new ones."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
 
-    def _start(self) -> None:
-        if len(self._threads) == self._count:
+    def _take_turn(self, pool: ThreadPoolExecutor, task: _Task) -> None:
+        """Compute the next span of a task, and queue the task behind all others."""
+        if not task.run_one():
             return
-        with self._starting:
-            while len(self._threads) < self._count:
-                name = f"{self._name}-{len(self._threads)}"
-                thread = threading.Thread(target=self._lane, name=name, daemon=True)
-                thread.start()
-                self._threads.append(thread)
-
-    def _lane(self) -> None:
-        use_threads(1)
-        while (task := self._tickets.get()) is not None:
-            if task.run_one():
-                self._tickets.put(task)
+        try:
+            pool.submit(self._take_turn, pool, task)
+        except RuntimeError:  # the lanes are closing
+            while task.run_one():
+                pass

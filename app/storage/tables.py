@@ -250,12 +250,11 @@ class AliasRow(Owned, Base):
     __table_args__ = (UniqueConstraint("project", "name"),)
 
     name: Mapped[str] = mapped_column(String(NAME_LENGTH))
-    #: the id of the model: `encoder`, `head`, or `encoder->target@anchor-set`
+    #: the id of the model: `encoder` or `encoder->target@anchor-set`
     model: Mapped[str] = mapped_column(String(400))
     #: what the id names, so that none of it can be deleted. Names never change
     encoder_id: Mapped[str | None] = mapped_column(ForeignKey("encoders.id"), index=True)
     target_id: Mapped[str | None] = mapped_column(ForeignKey("encoders.id"), index=True)
-    head_id: Mapped[str | None] = mapped_column(ForeignKey("heads.id"), index=True)
     anchor_set_id: Mapped[str | None] = mapped_column(ForeignKey("anchor_sets.id"), index=True)
 
 

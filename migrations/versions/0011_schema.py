@@ -231,7 +231,6 @@ def upgrade() -> None:
         sa.Column("model", sa.String(length=400), nullable=False),
         sa.Column("encoder_id", sa.String(length=32), nullable=True),
         sa.Column("target_id", sa.String(length=32), nullable=True),
-        sa.Column("head_id", sa.String(length=32), nullable=True),
         sa.Column("anchor_set_id", sa.String(length=32), nullable=True),
         sa.Column("id", sa.String(length=32), nullable=False),
         sa.Column("project", sa.String(length=100), nullable=False),
@@ -242,7 +241,6 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(
             ["encoder_id"], ["encoders.id"], name=op.f("fk_aliases_encoder_id_encoders")
         ),
-        sa.ForeignKeyConstraint(["head_id"], ["heads.id"], name=op.f("fk_aliases_head_id_heads")),
         sa.ForeignKeyConstraint(
             ["target_id"], ["encoders.id"], name=op.f("fk_aliases_target_id_encoders")
         ),
@@ -251,7 +249,6 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_aliases_anchor_set_id"), "aliases", ["anchor_set_id"])
     op.create_index(op.f("ix_aliases_encoder_id"), "aliases", ["encoder_id"])
-    op.create_index(op.f("ix_aliases_head_id"), "aliases", ["head_id"])
     op.create_index(op.f("ix_aliases_target_id"), "aliases", ["target_id"])
     op.create_table(
         "contracts",

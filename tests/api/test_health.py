@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
+from app.api.health import DatabaseCollector
 from app.demo.client import free_port
+from app.services.upkeep.database_metrics import DatabaseMetrics
 
 
 def test_a_service_of_one_process_is_ready_with_its_worker(client):
@@ -83,3 +86,24 @@ def test_a_stopping_server_says_so_and_closes_its_connections(serve):
     )
     answer = client.get("/encoders")
     assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+
+
+def test_jobs_waiting_and_qualities_become_gauges():
+    measures = {
+        ("tr_1", "irp", "translated", "cosine"): 0.5,
+        ("tr_1", "irp", "do_nothing", "cosine"): 0.25,
+    }
+    registry = CollectorRegistry()
+    registry.register(
+        DatabaseCollector(DatabaseMetrics({"queued": 2, "running": 1}, 3.5, measures))
+    )
+    text = generate_latest(registry).decode()
+    lines = {line for line in text.splitlines() if not line.startswith("#")}
+    labels = 'measure="cosine",method="irp",translator="tr_1"'
+    assert lines == {
+        'anchorage_jobs{state="queued"} 2.0',
+        'anchorage_jobs{state="running"} 1.0',
+        "anchorage_queue_oldest_seconds 3.5",
+        f'anchorage_translator_quality{{{labels},vectors="translated"}} 0.5',
+        f'anchorage_translator_quality{{{labels},vectors="do_nothing"}} 0.25',
+    }

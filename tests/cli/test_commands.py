@@ -21,10 +21,10 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner, Result
 
 from app.cli import cli
+from app.cli.shared import lock_data_dir
 from app.demo.client import free_port
 from app.main import create_app
 from app.settings import Settings
-from app.storage.folder_lock import exclusive
 from tests.waiting import slack
 
 BEYOND = "0.0.0.0"  # noqa: S104
@@ -190,23 +190,6 @@ def test_a_worker_is_told_to_migrate_first_and_which_devices_there_are(
     assert "device" in refusal(tmp_path, "worker", redis_url=redis_url, devices="tpu")
 
 
-def test_a_way_back_to_an_unknown_revision_is_refused(tmp_path) -> None:
-    run(tmp_path, "db", "upgrade")
-    assert "schema stays" in refusal(tmp_path, "db", "downgrade", "9999")
-    assert run(tmp_path, "keys", "list").exit_code == 0
-
-
-def test_the_old_names_of_the_database_commands_work_and_are_hidden(tmp_path: Path) -> None:
-    assert run(tmp_path / "old", "migrate").exit_code == 0
-    run(tmp_path / "new", "db", "upgrade")
-    assert run(tmp_path / "new", "backup", str(tmp_path / "copy")).exit_code == 0
-    assert run(tmp_path / "again", "restore", str(tmp_path / "copy")).exit_code == 0
-    assert "schema" in said(run(tmp_path, "migrate", "--help").output)
-    listed = re.findall(r"^│ (\w+)", run(tmp_path, "--help").output, re.MULTILINE)
-    assert "db" in listed
-    assert not {"migrate", "downgrade", "backup", "restore"} & set(listed)
-
-
 # --- keys and db upgrade --------------------------------------------------------------------------
 
 
@@ -314,7 +297,7 @@ def test_a_refused_command_leaves_no_connection_open(
 def test_the_version_is_printed(tmp_path: Path) -> None:
     from app import __version__
 
-    assert run(tmp_path, "version").stdout.strip() == __version__
+    assert run(tmp_path, "--version").stdout.strip() == __version__
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -370,7 +353,7 @@ def test_what_was_backed_up_is_there_again_after_it_was_lost(
             assert "other sessions use the database" in refusal(
                 home, "db", "restore", folder, **database
             )
-    with exclusive(home):  # as `anchorage serve` does without Redis
+    with lock_data_dir(Settings(data_dir=home)):  # as `anchorage serve` does without Redis
         assert "another process uses the data folder" in refusal(
             home, "db", "restore", folder, **database
         )

@@ -19,7 +19,7 @@ from app.storage import tables
 from app.storage.blobs import ORPHAN_AGE_S
 from app.types import EncoderKind
 from app.wiring import make_services
-from workers.runners import RUNNERS
+from workers.main import RUNNERS
 
 PROJECT = "p"
 CONTEXT = RequestContext(PROJECT)

@@ -194,7 +194,7 @@ def test_a_lane_has_one_of_torchs_threads_and_all_others_keep_theirs():
     lanes, found = Lanes(2), []
     try:
         torch.set_num_threads(2)
-        assert Lanes()._count == 2
+        assert Lanes().count == 2
         lanes.submit(lambda start, stop: found.append(torch.get_num_threads()), 20, 1).result(
             SOON_S
         )

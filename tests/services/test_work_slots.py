@@ -11,7 +11,7 @@ import pytest
 from app.errors import (
     Overloaded,
 )
-from app.services.work_slots import WorkSlots
+from app.services.context import WorkSlots
 
 
 def test_work_that_keeps_all_cores_busy_takes_turns_and_sends_away_who_would_only_wait():

@@ -103,6 +103,22 @@ def test_a_schema_of_another_version_is_refused(database_url):
 OLD_TABLES = """
 DROP TABLE idempotent_requests;
 DROP TABLE reindexings;
+DROP TABLE aliases;
+CREATE TABLE aliases (
+    name VARCHAR(100) NOT NULL, model VARCHAR(400) NOT NULL, encoder_id VARCHAR(32),
+    target_id VARCHAR(32), head_id VARCHAR(32), anchor_set_id VARCHAR(32), id VARCHAR(32) NOT NULL,
+    project VARCHAR(100) NOT NULL, created_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    CONSTRAINT pk_aliases PRIMARY KEY (id),
+    CONSTRAINT fk_aliases_anchor_set_id_anchor_sets
+        FOREIGN KEY(anchor_set_id) REFERENCES anchor_sets (id),
+    CONSTRAINT fk_aliases_encoder_id_encoders FOREIGN KEY(encoder_id) REFERENCES encoders (id),
+    CONSTRAINT fk_aliases_head_id_heads FOREIGN KEY(head_id) REFERENCES heads (id),
+    CONSTRAINT fk_aliases_target_id_encoders FOREIGN KEY(target_id) REFERENCES encoders (id),
+    CONSTRAINT uq_aliases_project_name UNIQUE (project, name));
+CREATE INDEX ix_aliases_anchor_set_id ON aliases (anchor_set_id);
+CREATE INDEX ix_aliases_encoder_id ON aliases (encoder_id);
+CREATE INDEX ix_aliases_head_id ON aliases (head_id);
+CREATE INDEX ix_aliases_target_id ON aliases (target_id);
 CREATE TABLE idempotent_requests (
     key VARCHAR(255) NOT NULL, fingerprint VARCHAR(64) NOT NULL, claim VARCHAR(32) NOT NULL,
     claimed_until TIMESTAMP WITH TIME ZONE NOT NULL, made VARCHAR(32), id VARCHAR(32) NOT NULL,
@@ -132,6 +148,11 @@ ALTER TABLE translators ADD COLUMN role VARCHAR(20);
 UPDATE alembic_version SET version_num = '0010';
 INSERT INTO encoders (id, project, created_at, name, kind, dim, modality, options)
     VALUES ('e', 'p', '2026-01-02 03:04:05', 'e', 'external', 2, 'text', '{}');
+INSERT INTO heads (id, project, created_at, name, kind, dim, classes, outputs, settings, blob)
+    VALUES ('h', 'p', '2026-01-02 03:04:05', 'h', 'linear', 2, '[]', 1, '{}', 'b');
+INSERT INTO aliases (id, project, created_at, name, model, encoder_id, head_id)
+    VALUES ('of-encoder', 'p', '2026-01-02 03:04:05', 'x', 'e', 'e', NULL),
+    ('of-head', 'p', '2026-01-02 03:04:05', 'y', 'h', NULL, 'h');
 INSERT INTO anchor_sets (id, project, created_at, name, size)
     VALUES ('a', 'p', '2026-01-02 03:04:05', 'a', 3);
 INSERT INTO stores (id, project, created_at, name, kind, address, collection, options, encoder_id)
@@ -187,6 +208,7 @@ def test_a_database_of_aef478d_is_upgraded_once_with_its_rows(database_url):
         assert row.plan == {"method": "graded", "options": {}}
         request = session.scalars(select(tables.IdempotentRequestRow)).one()
         assert (request.key, request.lease, request.made) == ("k", "c", "made")
+        assert [each.name for each in session.scalars(select(tables.AliasRow))] == ["x"]
         [fitted] = session.scalars(select(tables.TranslatorRow)).all()
         assert (fitted.content, fitted.options) == ("kept", {"ridge": 1.0})
     with pytest.raises(SystemExit, match="0011"):

@@ -16,7 +16,7 @@ from app.services.jobs import progress, runner
 from app.settings import Settings
 from app.storage import tables
 from workers import processes, supervisor
-from workers.runners import RUNNERS
+from workers.main import RUNNERS
 
 #: what torch says of a kernel that read outside of its memory
 ILLEGAL_ACCESS = "CUDA error: an illegal memory access was encountered"

@@ -18,8 +18,8 @@ from app.services.context import Services
 from app.services.jobs import progress, runner
 from app.settings import Settings
 from app.storage import tables
+from workers.main import RUNNERS
 from workers.processes import work
-from workers.runners import RUNNERS
 
 #: while the job's file is there, a try goes this far and no further
 STEPS_OF_A_TRY = 20

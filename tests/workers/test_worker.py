@@ -18,7 +18,7 @@ from app.storage.queries import access, resources
 from app.types import JobState
 from tests.waiting import until
 from workers import main as worker_main
-from workers.runners import RUNNERS
+from workers.main import RUNNERS
 
 PROJECT = "default"
 CONTEXT = RequestContext(PROJECT)

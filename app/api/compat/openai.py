@@ -6,7 +6,6 @@ alias of either.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +16,6 @@ import numpy as np
 import pybase64
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
-from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
 from app.api.http.answers import add_warnings
@@ -26,28 +24,24 @@ from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.http.problems import documented_as_openai
 from app.api.schemas import fields
 from app.api.schemas.fields import Body
-from app.encoders.base import EncoderSpec, Input
+from app.encoders.base import Input
 from app.errors import (
-    ClientLeft,
     InputTooLong,
     InvalidOption,
     InvalidRequest,
     TokensNotRead,
 )
 from app.observability import metrics
-from app.services import incoming
+from app.services import incoming, models
 from app.services.context import Services
 from app.services.encoders import encoding
 from app.services.encoders.encoding import EncodedVectors
-from app.services.models import aliases, model_ids
-from app.services.models.model_ids import ModelId
 from app.services.request_context import RequestContext
 from app.services.serving import apply
 from app.services.translators import translators
 from app.services.translators.warnings import AnswerWarning
 from app.storage import tables
 from app.storage.name_cache import NameKey
-from app.storage.queries import aliases as alias_queries
 from app.storage.queries import resources
 from app.types import EncoderKind, InputRole
 
@@ -174,7 +168,7 @@ class EmbeddedInputs(EncodedVectors):
     warnings: Sequence[AnswerWarning] = ()
 
 
-async def _embed(
+def _embed(
     services: Services,
     context: RequestContext,
     model: str,
@@ -182,36 +176,28 @@ async def _embed(
     role: InputRole,
     dimensions: int | None,
 ) -> EmbeddedInputs:
-    """The inputs' vectors by a model. Small requests wait without a thread."""
-    model_id = await _read_model(services, context.project, model)
-    row, spec = await _encoder(services, context.project, model_id.encoder)
+    """The inputs' vectors by a model."""
+    project = context.project
+    model_id = models.parse_model(models.resolve_model(services, project, model))
     request = model_id.translator_request()
     if request is None:
+        row = services.names.find_or(
+            NameKey(project, "encoder", (model_id.encoder,)),
+            lambda: models.find_model(services, project, model_id)[0],
+        )
         _require_dimensions(model, row.dim, dimensions)
         incoming.reserve_answer(services, context, "input", len(inputs), dim=row.dim)
-        plain = await _encode(services, context, row, spec, inputs, role)
-        return EmbeddedInputs(plain.vectors, plain.tokens, plain.truncated)
+        own = encoding.encode(services, context, row, inputs, role=role, field="input")
+        return EmbeddedInputs(own.vectors, own.tokens, own.truncated)
     translation = apply.Translation(request)
-    pair = await run_in_threadpool(translators.resolve, services, translation.name(context.project))
+    pair = translators.resolve(services, translation.name(project))
     source, target = pair.both
-    # The encoder may have changed since it was cached: take the one that belongs to the anchors.
-    row, spec = source.encoder, encoding.spec_of(source.encoder)
     _require_dimensions(model, target.encoder.dim, dimensions)
-    own = await _encode(services, context, row, spec, inputs, role)
-    translated = await run_in_threadpool(
-        apply.apply_map, services, context, translation, vectors=own.vectors, pair=pair
-    )
+    own = encoding.encode(services, context, source.encoder, inputs, role=role, field="input")
+    translated = apply.apply_map(services, context, translation, vectors=own.vectors, pair=pair)
     return EmbeddedInputs(
         translated.output.vectors, own.tokens, own.truncated, translated.served.warnings
     )
-
-
-async def _read_model(services: Services, project: str, model: str) -> ModelId:
-    """The parts of a model id or an alias. Raises EncoderNotFound if it cannot be either."""
-    known = aliases.known_model(services, project, model)
-    if known is None:
-        known = await run_in_threadpool(aliases.resolve_model, services, project, model)
-    return model_ids.parse_model(known)
 
 
 def _require_dimensions(model: str, dim: int, dimensions: int | None) -> None:
@@ -223,50 +209,6 @@ def _require_dimensions(model: str, dim: int, dimensions: int | None) -> None:
         )
 
 
-async def _encode(
-    services: Services,
-    context: RequestContext,
-    row: tables.EncoderRow,
-    spec: EncoderSpec,
-    inputs: Sequence[Input],
-    role: InputRole,
-) -> EncodedVectors:
-    model = encoding.find_model(services, row, spec)
-    if model is None or not encoding.is_small(model, inputs):
-        return await run_in_threadpool(
-            encoding.encode, services, context, row, inputs, role=role, field="input"
-        )
-    ready = encoding.check_inputs(row, inputs, limits=services.limits, field="input")
-    work, items = encoding.start_small(services, context, model, ready, role, "input")
-    try:
-        vectors = await asyncio.wrap_future(work.future)
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise ClientLeft("The client disconnected before its inputs were encoded.") from None
-    return encoding.check_encoded(vectors, items, row, field="input")
-
-
-async def _encoder(
-    services: Services, project: str, name: str
-) -> tuple[tables.EncoderRow, EncoderSpec]:
-    cache_key = NameKey(project, "encoder and spec", (name,))
-    cached: tuple[tables.EncoderRow, EncoderSpec] | None = services.names.find(cache_key)
-    if cached is not None:
-        return cached
-    return await run_in_threadpool(
-        services.names.find_or, cache_key, lambda: _with_spec(services, project, name)
-    )
-
-
-def _with_spec(
-    services: Services, project: str, name: str
-) -> tuple[tables.EncoderRow, EncoderSpec]:
-    row = model_ids.find_encoder(services, project, name)
-    return row, encoding.spec_of(row)
-
-
 @router.post(
     "/embeddings",
     summary="Create embeddings",
@@ -274,7 +216,7 @@ def _with_spec(
     openapi_extra=body_docs(EmbeddingsRequest),
     response_model=None,
 )
-async def create_embeddings(
+def create_embeddings(
     context: ReadContext,
     body: Annotated[EmbeddingsRequest, json_body(EmbeddingsRequest)],
     services: Svc,
@@ -285,7 +227,7 @@ async def create_embeddings(
     """
     inputs = _read_inputs(body.input)
     role = InputRole(body.input_type)
-    encoded = await _embed(services, context, body.model, inputs, role, body.dimensions)
+    encoded = _embed(services, context, body.model, inputs, role, body.dimensions)
     count = len(encoded.vectors)
     if encoded.truncated and not body.truncate:
         raise InputTooLong(
@@ -306,10 +248,7 @@ async def create_embeddings(
     }
     if encoded.truncated:
         answer["truncated"] = encoded.truncated
-    if count > encoding.INLINE_INPUTS:
-        response = await run_in_threadpool(fields.respond_json, answer)
-    else:
-        response = fields.respond_json(answer)
+    response = fields.respond_json(answer)
     add_warnings(response, encoded.warnings)
     return response
 
@@ -337,16 +276,16 @@ def get_model(
     project: Reads,
 ) -> OpenAIModel:
     """Returns one model."""
-    alias = aliases.find_alias(services, project, model)
-    model_id = model_ids.parse_model(model if alias is None else alias.model)
-    row, target = model_ids.find_embedding_model(services, project, model_id)
+    alias = models.find_alias(services, project, model)
+    model_id = models.parse_model(model if alias is None else alias.model)
+    row, target = models.find_model(services, project, model_id)
     return _model(model, (alias or target or row).created_at, project)
 
 
 def _models(services: Services, project: str) -> Iterator[OpenAIModel]:
     with services.db.transaction() as session:
         encoders = resources.encoders_but(session, project, EncoderKind.external)
-        named = alias_queries.embedding_aliases(session, project, limit=MAX_MODELS_LISTED)
+        named = resources.aliases(session, project, limit=MAX_MODELS_LISTED)
         spaces = resources.spaces(session, project)
     rows: list[tables.EncoderRow | tables.AliasRow] = [*encoders, *named]
     for row in rows:

@@ -1,6 +1,7 @@
-"""Admits or refuses every request before a route sees it: Host, Origin, key, rate, memory.
+"""The edge: admits or refuses each request before a route sees it, and sends its answer.
 
-The middleware is plain ASGI outside the framework, so that a refusal is cheap and keeps no body.
+It checks Host, Origin, key, rate and memory. The middleware is plain ASGI outside the framework, so
+that a refusal is cheap and keeps no body.
 """
 
 from __future__ import annotations
@@ -10,19 +11,23 @@ import contextlib
 import logging
 import os
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 
 import structlog
 from anyio import CapacityLimiter, move_on_after, to_thread
 from fastapi import Request
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from prometheus_client import Histogram
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api import console_access, docs
-from app.api.http import body_reading, problems
-from app.api.http.answer_sender import AnswerSender
+from app.api import docs
+from app.api.http import bodies, problems
 from app.api.http.connections import CONNECTION
 from app.api.http.in_flight import InFlight, Reservation
 from app.api.http.rates import FailedKeys, RateLimiter
@@ -35,6 +40,35 @@ log = logging.getLogger("anchorage.request")
 
 #: paths that need no key: they show no project's data
 PROBE_PATHS = frozenset({"/livez", "/readyz"})
+
+CONSOLE = "/console"
+SIGN_IN = f"{CONSOLE}/sign-in"
+ASSETS = f"{CONSOLE}/static"
+
+#: pages ask for these every few seconds
+POLLED_PATH = re.compile(rf"{CONSOLE}/jobs(/[^/]+)?/live")
+
+#: the cookie that holds the API key, which only requests below CONSOLE carry
+COOKIE = "anchorage_key"
+
+#: pages load only files of the service, and run no inline script and no inline style
+CONSOLE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'"
+)
+
+#: methods that metrics label by name; clients can send any text
+COUNTED_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+#: the status of a request whose client left before its answer, as in nginx
+UNANSWERED = 499
+
+#: answers are sent in pieces of this size, which shows whether the client reads
+PIECE_BYTES = 256 * 1024
+#: time for the client to read an answer, and one more second for each ANSWER_BYTES_PER_S
+ANSWER_READ_S = 60
+ANSWER_BYTES_PER_S = 256 * 1024
 
 #: methods that change nothing: a page of another site can send them, but cannot read the answer
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -87,22 +121,22 @@ class Admission:
 
     def is_console(self, scope: Scope) -> bool:
         """Whether the request is of the console, and the server has one."""
-        return self.console and console_access.is_console(scope["path"])
+        return self.console and is_console(scope["path"])
 
     def is_public(self, scope: Scope) -> bool:
         """Whether the request needs no key."""
         path = scope["path"]
         return (
             path in PROBE_PATHS
-            or docs.is_public(path)
-            or (self.console and console_access.needs_no_key(path))
+            or _is_docs(path)
+            or (self.console and (path == SIGN_IN or path.startswith(f"{ASSETS}/")))
         )
 
     def is_quiet(self, scope: Scope, status: int) -> bool:
         """Whether the log leaves the request out. It has every sign-in and every refused one."""
         if not self.is_console(scope):
             return self.is_public(scope)
-        polled = console_access.POLLED_PATH.fullmatch(scope["path"]) is not None
+        polled = POLLED_PATH.fullmatch(scope["path"]) is not None
         return (
             (polled or self.is_public(scope))
             and scope["method"] in SAFE_METHODS
@@ -115,7 +149,8 @@ class Admission:
         Raises Unauthenticated, RateLimited and DatabaseUnavailable.
         """
         if self.keys is None:
-            await self.rates.count(f"address {address}", None)
+            if self.rates.default is not None:
+                await self.rates.count(f"address {address}", self.rates.default)
             return Caller()
         if text is None:
             raise Unauthenticated(
@@ -123,7 +158,8 @@ class Admission:
             )
         caller = self.keys.recall(text) or await self._look_up(self.keys, text, address)
         structlog.contextvars.bind_contextvars(key_id=caller.key_id)
-        await self.rates.count(f"key {caller.key_id}", caller.rate_limit)
+        if (rate := caller.rate_limit or self.rates.default) is not None:
+            await self.rates.count(f"key {caller.key_id}", rate)
         return caller
 
     async def _look_up(self, keys: KeyRing, text: str, address: str) -> Caller:
@@ -148,6 +184,103 @@ class Admission:
                 raise
         assert trusted is not None
         return trusted
+
+
+class AnswerSender:
+    """Sends one answer with the service's headers.
+
+    abort     closes the connection at once
+    stopping  returns whether the server stops, so that connections close after their answer
+    policy    the Content-Security-Policy of a page that sets none; None: the answer is no page
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        request_id: str,
+        *,
+        abort: Callable[[], object],
+        stopping: Callable[[], bool],
+        policy: str | None,
+    ) -> None:
+        self._send = send
+        self._abort = abort
+        self._stopping = stopping
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._policy = policy
+        self.request_id = request_id
+        self.started = time.perf_counter()
+        self.status = UNANSWERED
+
+    @property
+    def begun(self) -> bool:
+        """Whether the status has been sent."""
+        return self.status != UNANSWERED
+
+    async def send(self, message: Message) -> None:
+        """Sends a message, and closes the connection if the client does not read it in time."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-ID"] = self.request_id
+            headers.raw.append((b"x-content-type-options", b"nosniff"))
+            if self._policy is not None:
+                headers.raw.extend(docs.SECURITY_HEADERS)
+                headers.setdefault("Content-Security-Policy", self._policy)
+            if self._stopping():
+                headers["Connection"] = "close"
+        data = message.get("body", b"")
+        if self._timer is None or len(data) > PIECE_BYTES:
+            self._start_timer(ANSWER_READ_S + len(data) / ANSWER_BYTES_PER_S)
+        if len(data) > PIECE_BYTES:
+            await self._send_pieces(message, memoryview(data))  # whose slices are no copies
+        else:
+            await self._send(message)
+        if message["type"] == "http.response.body":
+            self.stop_timer()
+
+    def stop_timer(self) -> None:
+        """Ends the deadline: the client has read what was sent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def record(self, scope: Scope, *, quiet: bool) -> None:
+        """Records the metric, and the log line unless `quiet`.
+
+        The metric is labelled by route, because paths hold names that belong to projects.
+        """
+        seconds = time.perf_counter() - self.started
+        route = getattr(scope.get("route"), "path", "none")
+        method = scope["method"] if scope["method"] in COUNTED_METHODS else "other"
+        _duration_histogram(method, route, self.status).observe(seconds)
+        if quiet or not log.isEnabledFor(logging.INFO):
+            return
+        # A record made by hand saves the look-up of the caller's line.
+        values = (scope["method"], scope["path"], self.status)
+        extra = {"ms": round(seconds * 1000, 2)}
+        log.handle(
+            log.makeRecord(
+                log.name, logging.INFO, __file__, 0, "%s %s %d", values, None, extra=extra
+            )
+        )
+
+    def _start_timer(self, seconds: float) -> None:
+        self.stop_timer()
+        self._timer = self._loop.call_later(seconds, self._break_off)
+
+    async def _send_pieces(self, message: Message, data: memoryview) -> None:
+        *first, last = range(0, len(data), PIECE_BYTES)
+        for start in first:
+            await self._send(
+                {**message, "body": data[start : start + PIECE_BYTES], "more_body": True}
+            )
+        await self._send({**message, "body": data[last:]})
+
+    def _break_off(self) -> None:
+        log.warning("connection closed: the client does not read its answer")
+        self._abort()
 
 
 class AdmissionMiddleware:
@@ -288,8 +421,8 @@ class AdmissionMiddleware:
     def _policy(self, scope: Scope) -> str | None:
         """Returns the Content-Security-Policy of a page; None for other answers."""
         if self._admission.is_console(scope):
-            return console_access.CONSOLE_POLICY
-        return docs.DENY_ALL_POLICY if docs.is_public(scope["path"]) else None
+            return CONSOLE_POLICY
+        return docs.DENY_ALL_POLICY if _is_docs(scope["path"]) else None
 
     async def _refuse(
         self, error: AnchorageError, scope: Scope, receive: Receive, send: Send
@@ -298,10 +431,20 @@ class AdmissionMiddleware:
         if (connection := CONNECTION.get()) is not None:
             connection.may_be_replaced()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(body_reading.DISCARD_S):
+            async with asyncio.timeout(bodies.DISCARD_S):
                 await _discard(receive, Headers(scope=scope), self._admission.max_body_bytes)
         response = problems.respond(Request(scope), error)
         await response(scope, receive, send)
+
+
+def is_console(path: str) -> bool:
+    """Whether the path is a page or a file of the console."""
+    return path == CONSOLE or path.startswith(f"{CONSOLE}/")
+
+
+def _is_docs(path: str) -> bool:
+    """Whether the path belongs to the documentation or redirects to it."""
+    return path in docs.PATHS or path.startswith(f"{docs.STATIC}/")
 
 
 def set_gauges(admission: Admission) -> None:
@@ -363,7 +506,13 @@ def _key(headers: Headers, *, cookie: bool) -> str | None:
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value.strip():
         return value.strip()
-    return headers.get("x-api-key") or (console_access.cookie_key(headers) if cookie else None)
+    return headers.get("x-api-key") or (_cookie_key(headers) if cookie else None)
+
+
+def _cookie_key(headers: Headers) -> str | None:
+    """Returns the API key of the cookie; None without one."""
+    # Python's own parser would drop the key behind another program's cookie.
+    return cookie_parser(headers.get("cookie", "")).get(COOKIE) or None
 
 
 def _body_bytes(headers: Headers, limit: int) -> int:
@@ -384,3 +533,8 @@ async def _discard(receive: Receive, headers: Headers, limit: int) -> None:
         seen += len(message.get("body", b""))
         if message["type"] != "http.request" or not message.get("more_body", False):
             return
+
+
+@lru_cache(maxsize=4096)
+def _duration_histogram(method: str, route: str, status: int) -> Histogram:
+    return metrics.REQUEST_SECONDS.labels(method, route, str(status))

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from app.api.codecs import arrow, media_types, npy
 from app.api.http.bodies import Call
-from app.api.schemas import confidence
 from app.api.schemas.fields import Dtype, Encoding
 from app.errors import InvalidRequest, NotAcceptable
 from app.maths.translators.translator import no_flags
 from app.services.incoming import ANSWER_NUMBER_BYTES
 from app.services.serving.apply import AnswerForm, refuse_overflow
+from app.services.serving.confidence import ARROW_COLUMNS
 from app.services.translators.warnings import AnswerWarning
 
 ANSWER_MEDIA = (media_types.JSON, *media_types.VECTORS)
@@ -151,7 +151,11 @@ class Writer:
         columns = {column: arrow.vectors_array(self._rounded(vectors))}
         if (labels := about.get("labels")) is not None:
             columns["label"] = pa.array(labels, pa.string())
-        columns |= confidence.arrays(about)
+        if (confidence := about.get("confidence")) is not None:
+            columns |= {
+                column: pa.array(confidence[each], pa.float32())
+                for each, column in ARROW_COLUMNS.items()
+            }
         columns[arrow.FLAG] = arrow.flags_array(len(vectors), about["flags"])
         parts = arrow.write(columns, describe_in_texts(about))
         return PartsResponse(parts, self.media, describe_in_headers({**about, "flags": []}))
@@ -277,7 +281,10 @@ def _weight(text: str) -> float:
 def describe_in_texts(about: Mapping[str, Any]) -> dict[str, str]:
     """Returns the description of an answer as short texts by name."""
     shown = {name: about[name] for name in DESCRIBED if about.get(name) not in (None, [], {})}
-    shown |= confidence.summary(about)
+    if (confidence := about.get("confidence")) is not None:
+        shown["confidence"] = {
+            name: value for name, value in confidence.items() if name not in ARROW_COLUMNS
+        }
     if about.get("warnings"):
         shown["warnings"] = ", ".join(each["code"] for each in about["warnings"])
     return {

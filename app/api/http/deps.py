@@ -8,14 +8,13 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Path, Query, Request, Response, Security
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+from fastapi.security import HTTPAuthorizationCredentials, SecurityScopes
 from pydantic import AfterValidator, AwareDatetime
 
-from app.api.http.body_reading import read_body_once
+from app.api.http.bodies import bearer, context_of, read_body_once
 from app.api.schemas.fields import NAME_PATTERN
 from app.api.schemas.jobs import Job
-from app.errors import InvalidRequest, ScopeMissing
-from app.services.access.api_keys import Caller
+from app.errors import InvalidRequest
 from app.services.context import Services
 from app.services.request_context import Repeat, RequestContext
 from app.storage import tables
@@ -27,26 +26,6 @@ IDEMPOTENCY_KEY = re.compile(r"[ -~]{1,255}")
 async def services(request: Request) -> Services:
     # async, because slow requests can occupy all threads.
     return request.app.state.services  # type: ignore[no-any-return]
-
-
-bearer = HTTPBearer(
-    auto_error=False,
-    description="An API key: `anc_...`. By default, a server on loopback requires none.",
-)
-
-
-def context_of(request: Request, *scopes: str) -> RequestContext:
-    """Returns the context that AdmissionMiddleware made. Raises ScopeMissing."""
-    state = request.scope["state"]
-    caller: Caller = state["caller"]
-    for scope in scopes:
-        if not caller.may(Scope(scope)):
-            held = ", ".join(sorted(caller.scopes))
-            raise ScopeMissing(
-                f"This route needs a key with the scope `{scope}`. This key has: {held}."
-            )
-    context: RequestContext = state["context"]
-    return context
 
 
 async def _context(

@@ -13,19 +13,17 @@ from app.api.schemas.fields import BODY_ROWS, Body
 from app.errors import InvalidRequest
 
 
-def refuse(request: Request) -> None:
-    """Raises InvalidRequest for every parameter."""
-    if request.scope["query_string"]:
+def read(request: Request, model: type[Body] | None) -> dict[str, Any]:
+    """Returns the fields of the query string, with options by name. Raises InvalidRequest.
+
+    model  None: the route reads no parameters, and refuses each
+    """
+    if model is None:
         for name in request.query_params:
             raise InvalidRequest(
                 f"This route reads no query parameters. Send `{name[:100]}` in the body.",
                 field=name[:100],
             )
-
-
-def read(request: Request, model: type[Body]) -> dict[str, Any]:
-    """Returns the fields of the query string, with options by name. Raises InvalidRequest."""
-    if not request.scope["query_string"]:
         return {}
     texts, options = _texts_and_options(model)
     fields: dict[str, Any] = {}

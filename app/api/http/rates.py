@@ -33,10 +33,13 @@ ADDRESSES = 20_000
 
 
 class RateLimiter:
-    """A sliding window for each caller; `default` is the rate of callers that have no other."""
+    """A sliding window for each caller.
+
+    default  the rate of callers that have no other; None: no limit
+    """
 
     def __init__(self, default: str | None, redis_url: str | None, prefix: str) -> None:
-        self._default = default
+        self.default = default
         self._own = SlidingWindowCounterRateLimiter(MemoryStorage())
         self._common: SlidingWindowCounterRateLimiter | None = None
         self._circuit = Circuit()
@@ -51,11 +54,8 @@ class RateLimiter:
             )
             self._common = SlidingWindowCounterRateLimiter(storage)
 
-    async def count(self, caller: str, rate: str | None) -> None:
+    async def count(self, caller: str, rate: str) -> None:
         """Counts one request. Raises RateLimited above the rate."""
-        rate = rate or self._default
-        if rate is None:
-            return
         if self._common is not None and self._circuit.admits():
             try:
                 async with asyncio.timeout(REDIS_COUNT_S):

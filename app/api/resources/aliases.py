@@ -12,7 +12,7 @@ from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, RowModel
-from app.services.models import aliases
+from app.services import models
 from app.storage import tables
 from app.storage.queries import resources
 
@@ -25,8 +25,7 @@ class NewAlias(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"model": "new->old@faq"}]})
 
     model: Annotated[str, Field(max_length=400)] = Field(
-        description="`encoder`, `head`, `encoder->target@anchor-set` or "
-        "`encoder->head@anchor-set`. It must exist."
+        description="`encoder` or `encoder->target@anchor-set`. It must exist."
     )
 
 
@@ -60,9 +59,9 @@ def put_alias(
 
     Its name then works as `model` in `/v1`.
     When this call has answered, every process of the service uses the new model.
-    Fails with `name-taken` if an encoder or a head has the name.
+    Fails with `name-taken` if an encoder has the name.
     """
-    row = aliases.put_alias(services, context, name, body.model)
+    row = models.put_alias(services, context, name, body.model)
     return Alias.model_validate(row)
 
 
@@ -86,4 +85,4 @@ def get_alias(name: PathName, services: Svc, project: Reads) -> Alias:
 )
 def delete_alias(name: PathName, services: Svc, context: WriteContext) -> None:
     """Deletes an alias. Its model stays."""
-    aliases.delete_alias(services, context, name)
+    models.delete_alias(services, context, name)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.http.bodies import body_docs, json_body
+from app.api.http.bodies import body_docs, context_of, json_body
 from app.api.http.deps import (
     ASYNC,
     IdempotencyKey,
@@ -17,7 +16,6 @@ from app.api.http.deps import (
     ReadContext,
     Svc,
     accepted,
-    context_of,
     wants_job,
 )
 from app.api.http.problems import documented
@@ -28,9 +26,7 @@ from app.api.schemas.quality import QualityWithIntervalsOut
 from app.api.schemas.translation import PairRequest
 from app.errors import InvalidRequest
 from app.services.access.idempotency import idempotent
-from app.services.context import Services
 from app.services.relevance import judged_evaluation
-from app.services.request_context import RequestContext
 from app.services.translators import evaluation
 from app.storage import tables
 from app.types import Scope
@@ -86,9 +82,6 @@ class EvaluateRequest(PairRequest, JudgedFields):
         description="Number of neighbours for CSLS, 1 to 100. "
         "Default 10, or all if there are fewer. Only applies with `csls: true`.",
     )
-
-    def settings(self) -> evaluation.EvaluationSettings:
-        return evaluation.EvaluationSettings(self.k, self.csls, self.csls_neighbours)
 
     def refuse_other_fields(self) -> None:
         """Raises InvalidRequest for fields that only apply with judgements, or without them."""
@@ -209,54 +202,30 @@ def evaluate(
     a job needs a key with the scope `write`.
     """
     body.refuse_other_fields()
-    work: EvaluationWork = (
-        _plain_work(services, context, body)
+    task = (
+        evaluation.check_evaluation(
+            services,
+            context.project,
+            body.translator_request(),
+            vectors=body.vectors,
+            native=body.native,
+            corpus=body.corpus,
+            settings=evaluation.EvaluationSettings(body.k, body.csls, body.csls_neighbours),
+        )
         if body.judgements is None
-        else _judged_work(services, context, body)
+        else body.judged_task(services, context.project, body.translator_request())
     )
-    if work.is_small and not wants_job(prefer):
-        return work.answer(context)
-    context_of(request, Scope.write)
-    job = idempotent(services, context, repeat, tables.JobRow, work.submit)
-    return accepted(response, job, preferred=wants_job(prefer))
-
-
-@dataclass(frozen=True, eq=False)
-class EvaluationWork:
-    """A checked evaluation, to be answered at once or by a job."""
-
-    is_small: bool
-    answer: Callable[[RequestContext], EvaluationOut | RelevanceOut]
-    submit: Callable[[RequestContext], tables.JobRow]
-
-
-def _plain_work(
-    services: Services, context: RequestContext, body: EvaluateRequest
-) -> EvaluationWork:
-    task = evaluation.check_evaluation(
-        services,
-        context.project,
-        body.translator_request(),
-        vectors=body.vectors,
-        native=body.native,
-        corpus=body.corpus,
-        settings=body.settings(),
-    )
-    return EvaluationWork(
-        task.is_small,
-        lambda context: EvaluationOut.model_validate(evaluation.evaluate(services, context, task)),
-        lambda context: evaluation.request_evaluation(services, context, task),
-    )
-
-
-def _judged_work(
-    services: Services, context: RequestContext, body: EvaluateRequest
-) -> EvaluationWork:
-    task = body.judged_task(services, context.project, body.translator_request())
-    return EvaluationWork(
-        task.is_small,
-        lambda context: RelevanceOut.model_validate(
+    if not task.is_small or wants_job(prefer):
+        context_of(request, Scope.write)
+        queue = (
+            partial(judged_evaluation.request_judged, services, task=task)
+            if isinstance(task, judged_evaluation.JudgedTask)
+            else partial(evaluation.request_evaluation, services, task=task)
+        )
+        job = idempotent(services, context, repeat, tables.JobRow, queue)
+        return accepted(response, job, preferred=wants_job(prefer))
+    if isinstance(task, judged_evaluation.JudgedTask):
+        return RelevanceOut.model_validate(
             judged_evaluation.evaluate_judged(services, context, task)
-        ),
-        lambda context: judged_evaluation.request_judged(services, context, task),
-    )
+        )
+    return EvaluationOut.model_validate(evaluation.evaluate(services, context, task))

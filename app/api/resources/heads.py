@@ -312,5 +312,5 @@ def get_head(name: PathName, services: Svc, project: Reads) -> Head:
     "/{name}", status_code=204, summary="Delete a head", responses=documented(404, 409, 422)
 )
 def delete_head(name: PathName, services: Svc, context: WriteContext) -> None:
-    """Deletes a head and its weights. Fails with `in-use` if an alias names it."""
+    """Deletes a head and its weights."""
     heads.delete_head(services, context, name)

@@ -12,7 +12,7 @@ from app.api.http.problems import documented
 from app.errors import NotExactlyOne
 from app.maths.thresholds.score_pairs import GivenSide
 from app.services.translators import thresholds
-from app.services.translators.thresholds import ScoreMap, ThresholdQuestion
+from app.services.translators.thresholds import ScoreMap
 from app.types import Scores
 
 router = APIRouter(prefix="/translators/{id}", tags=["translators"])
@@ -152,12 +152,13 @@ def get_threshold(
     given: GivenSide = "source" if target is None else "target"
     score = source if source is not None else target
     assert score is not None
-    question = ThresholdQuestion(id, scores, given, level)
-    answer = thresholds.map_score(services, project, question, score)
-    [point] = _points(question, answer)
+    answer = thresholds.map_score(
+        services, project, id, score, scores=scores, given=given, level=level
+    )
+    [point] = _points(given, answer)
+    about = {"scores": scores, "level": level, "agreement": answer.agreement}
     return ThresholdOut.model_validate(
-        {**point, **_common_members(question, answer), "agreement": answer.agreement},
-        from_attributes=True,
+        {**point, **_common_members(answer), **about}, from_attributes=True
     )
 
 
@@ -171,30 +172,27 @@ def get_calibration(
     level: Level = 0.9,
 ) -> CalibrationOut:
     """Returns the map from one score to the other, to convert many scores."""
-    question = ThresholdQuestion(id, scores, given, level)
-    answer = thresholds.map_all_scores(services, project, question)
+    answer = thresholds.map_all_scores(
+        services, project, id, scores=scores, given=given, level=level
+    )
+    about = {"given": given, "scores": scores, "level": level}
     return CalibrationOut.model_validate(
-        {"given": given, "points": _points(question, answer), **_common_members(question, answer)}
+        {"points": _points(given, answer), **_common_members(answer), **about}
     )
 
 
-def _points(question: ThresholdQuestion, answer: ScoreMap) -> list[dict[str, Any]]:
-    other = "target" if question.given == "source" else "source"
+def _points(given: GivenSide, answer: ScoreMap) -> list[dict[str, Any]]:
+    other = "target" if given == "source" else "source"
     return [
-        {**vars(expected), question.given: score, other: expected.answer}
+        {**vars(expected), given: score, other: expected.answer}
         for score, expected in answer.points
     ]
 
 
-def _common_members(question: ThresholdQuestion, answer: ScoreMap) -> dict[str, Any]:
+def _common_members(answer: ScoreMap) -> dict[str, Any]:
     same = (
         None
         if answer.same_item is None
         else {"mean": answer.same_item[0], "interval": answer.same_item[1:]}
     )
-    return {
-        "covered": answer.covered,
-        "same_item": same,
-        "scores": question.scores,
-        "level": question.level,
-    }
+    return {"covered": answer.covered, "same_item": same}

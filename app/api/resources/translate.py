@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
+from torch import Tensor
 
 from app.api.codecs import media_types
 from app.api.http import answers
 from app.api.http.bodies import MATRIX_AND_QUERY, VECTOR_ANSWERS, Call, body_docs, vector_call
 from app.api.http.problems import documented
-from app.api.schemas.confidence import ConfidenceOut, confidence_members
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Vectors
 from app.api.schemas.translation import AnswerWarningOut, Flag, PairRequest, Share
 from app.errors import InvalidRequest, MissingField, NotExactlyOne
@@ -26,6 +26,9 @@ router = APIRouter(tags=["vectors"])
 REQUEST_SIZES = metrics.BATCH_VECTORS.labels("translate")
 
 DEFAULT_CONFIDENCE_LEVEL = 0.9
+
+#: digits after the decimal point of a confidence: the estimates are never more precise
+DECIMALS = 5
 
 
 class TranslateRequest(PairRequest, InputsBody):
@@ -143,6 +146,36 @@ class PrecisionOut(BaseModel):
     error: PrecisionErrorOut = Field(description="Error against float32.")
 
 
+class ConfidenceOut(BaseModel):
+    """Expected quality of each row. Every list has one number for each row.
+
+    Cosines are to the target encoder's own vector, both centred on the target's anchors' mean.
+    """
+
+    level: float = Field(
+        description="Probability that an interval holds the cosine, for items like the anchors."
+    )
+    held_out: int = Field(
+        description="Number of held-out anchors behind the estimates; 0 if there are too few."
+    )
+    threshold: float | None = Field(
+        description="Rows with a p-value at or below it are flagged `out-of-distribution`. "
+        "It is also the share of rows like the anchors that are flagged."
+    )
+    reason: str | None = Field(
+        description="Why the intervals, or all numbers, are missing. Null if none are."
+    )
+    cosine: list[float | None] = Field(
+        description="Expected cosine, -1 to 1. Null if the translation is the target's mean."
+    )
+    low: list[float | None] = Field(description="Lower end of the interval.")
+    high: list[float | None] = Field(description="Upper end of the interval.")
+    p_value: list[float | None] = Field(
+        description="p-value of the hypothesis that the vector is like the anchors, 0 to 1. "
+        "Null if the vector equals the source's mean."
+    )
+
+
 class TranslateAnswer(BaseModel):
     """The translated vectors, in the target encoder's units."""
 
@@ -237,10 +270,29 @@ def _describe(
         "warnings": answers.warning_members(served.warnings),
     }
     if row_confidence is not None:
-        about["confidence"] = confidence_members(row_confidence)
+        about["confidence"] = _confidence_members(row_confidence)
     if precision != "float32" and served.translator is not None:
         about["precision"] = {
             "name": precision,
             "error": apply.precision_error(served.translator, answer.vectors, translated.vectors),
         }
     return about
+
+
+def _confidence_members(found: confidence.RowConfidence) -> dict[str, Any]:
+    """The members of `ConfidenceOut`."""
+    return {
+        "level": found.level,
+        "held_out": found.held_out,
+        "threshold": found.threshold,
+        "reason": found.reason,
+        **{name: _numbers(getattr(found.expected, name)) for name in confidence.ARROW_COLUMNS},
+    }
+
+
+def _numbers(column: Tensor) -> list[float | None]:
+    """The numbers, rounded, with None for NaN."""
+    return [
+        None if number != number else number
+        for number in column.double().round(decimals=DECIMALS).tolist()
+    ]

@@ -31,7 +31,6 @@ from app.services.access.idempotency import idempotent
 from app.services.request_context import RequestContext
 from app.services.translators import (
     contracts,
-    translator_files,
     translator_reports,
     translators,
 )
@@ -207,7 +206,7 @@ def download_translator(id: TranslatorId, services: Svc, context: ReadContext) -
     `docs/how-to/clients.md` gives the formula.
     """
     return Response(
-        translator_files.read_file(services, context, id),
+        translators.read_file(services, context, id),
         media_type=OCTETS,
         headers={"Content-Disposition": f'attachment; filename="{id}.safetensors"'},
     )

@@ -28,7 +28,7 @@ from app.services.incoming import checked_vectors
 from app.services.name_lookup import refuse_in_use, require_free
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.storage.queries import aliases, resources, set_versions, stores
+from app.storage.queries import resources, set_versions, stores
 
 
 def create_anchor_set(
@@ -226,7 +226,7 @@ def delete_anchor_set(services: Services, context: RequestContext, name: str) ->
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.AnchorSetRow, context.project, name)
         users = resources.users_of_anchor_set(session, row)
-        users += stores.stores_of_anchor_set(session, row) + aliases.aliases_of(session, row)
+        users += stores.stores_of_anchor_set(session, row) + resources.aliases_of(session, row)
         refuse_in_use(f"anchor set {name!r}", users)
         resources.remove(session, row)
         record_audit(session, context, "delete", "anchor-set", name)

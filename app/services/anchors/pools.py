@@ -23,7 +23,7 @@ from app.maths.geometry.space import fit_space
 from app.services import incoming
 from app.services.access.audit import record_audit
 from app.services.context import Services
-from app.services.encoders import vectors_or_inputs
+from app.services.encoders import encoding
 from app.services.encoders.encoding import Inputs, check_inputs, encode, spec_of
 from app.services.request_context import RequestContext
 from app.storage import tables
@@ -71,7 +71,7 @@ def create_pool(
     Raises NameTaken, EncoderNotFound, NotExactlyOne, PoolTooLarge, and the errors of
     `vectors_or_encoded`.
     """
-    field, count = vectors_or_inputs.exactly_one(vectors, inputs)
+    field, count = encoding.exactly_one(vectors, inputs)
     with services.db.transaction() as session:
         resources.require_free(session, tables.PoolRow, context.project, name)
         encoder_row = resources.by_name(
@@ -80,9 +80,7 @@ def create_pool(
     _require_room(services, count, field)
     piece = _store_piece(
         services,
-        vectors_or_inputs.vectors_or_encoded(
-            services, context, encoder_row, vectors, inputs
-        ).vectors,
+        encoding.vectors_or_encoded(services, context, encoder_row, vectors, inputs).vectors,
     )
     row = tables.PoolRow(
         project=context.project,
@@ -113,7 +111,7 @@ def append_piece(
     Raises PoolNotFound, OffsetMismatch, NotExactlyOne, PoolTooLarge, Conflict, and the errors of
     `vectors_or_encoded`.
     """
-    field, count = vectors_or_inputs.exactly_one(vectors, inputs)
+    field, count = encoding.exactly_one(vectors, inputs)
     with services.db.transaction() as session:
         row = resources.whole_pool(session, context.project, name)
     if offset != row.items:
@@ -128,9 +126,7 @@ def append_piece(
         )
     piece = _store_piece(
         services,
-        vectors_or_inputs.vectors_or_encoded(
-            services, context, row.encoder, vectors, inputs
-        ).vectors,
+        encoding.vectors_or_encoded(services, context, row.encoder, vectors, inputs).vectors,
     )
     with services.db.transaction() as session:
         is_appended = resources.extend_pool(session, row, piece)

@@ -16,8 +16,7 @@ from app.services.request_context import RequestContext
 from app.services.serving.apply import Translation, prepare_map
 from app.services.serving.confidence import find_confidence
 from app.services.serving.placed_translator import PlacedTranslator, empty_rows
-from app.services.translators.translator_ids import canonical_json
-from app.services.translators.translators import FitRequest
+from app.services.translators.translators import FitRequest, canonical_json
 
 #: the level of the intervals of `--confidence`
 BULK_LEVEL = 0.9

@@ -14,7 +14,7 @@ from app.services.encoders.encoding import load_current_model, spec_of
 from app.services.name_lookup import refuse_in_use, require_free
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.storage.queries import aliases, resources, stores
+from app.storage.queries import resources, stores
 from app.types import EncoderKind, Modality
 
 
@@ -96,7 +96,7 @@ def delete_encoder(services: Services, context: RequestContext, name: str) -> No
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.EncoderRow, context.project, name)
         users = resources.users_of_encoder(session, row) + stores.stores_of_encoder(session, row)
-        users += aliases.aliases_of(session, row)
+        users += resources.aliases_of(session, row)
         refuse_in_use(f"encoder {name!r}", users)
         resources.remove(session, row)
         record_audit(session, context, "delete", "encoder", name)

@@ -26,11 +26,13 @@ from app.errors import (
     EncoderNeedsVectors,
     InputTooLong,
     InvalidInput,
+    NotExactlyOne,
     TooManyInputs,
     blaming,
 )
 from app.maths.geometry.space import check_vectors
 from app.services.context import Limits, Services
+from app.services.incoming import checked_vectors
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.types import InputRole, Modality
@@ -40,9 +42,6 @@ PIECE_INPUTS = {Modality.text: 256, Modality.image: 32}
 
 #: how often a job that waits for a piece checks whether it is cancelled
 ENCODING_CHECK_S = 0.5
-
-#: most texts and characters that are tokenized on the event loop, without a thread
-INLINE_INPUTS, INLINE_CHARACTERS = 16, 16_384
 
 #: a commit of a hub; the digest of a folder is longer
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -109,7 +108,7 @@ def encode(
             """Wait for the oldest piece, and drop its inputs."""
             nonlocal count
             work, items = begun[0]
-            encoded = check_encoded(
+            encoded = _check_encoded(
                 _await(work, field, partial(on_progress, count)), items, encoder, field=field
             )
             done.append(replace(encoded, truncated=[row + count for row in encoded.truncated]))
@@ -172,7 +171,7 @@ def _has_ended(work: EncodeTask) -> bool:
     return work.future.done()
 
 
-def check_encoded(
+def _check_encoded(
     vectors: Tensor, items: Sequence[Item], encoder: tables.EncoderRow, *, field: str
 ) -> EncodedVectors:
     """Check a model's vectors. Raises EncoderFailed: the model is at fault, not the client."""
@@ -192,25 +191,13 @@ def load_model(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
     Raises EncoderNeedsVectors, EncoderUnavailable, EncoderChanged, Overloaded.
     """
     spec = spec_of(encoder)
-    model = find_model(services, encoder, spec)
-    if model is None:
-        model = load_current_model(services, spec)
+    model = load_current_model(services, spec)
+    try:
         require_unchanged(encoder, model)
-    return model
-
-
-def find_model(
-    services: Services, encoder: tables.EncoderRow, spec: EncoderSpec
-) -> EncoderModel | None:
-    """Return the encoder's model if it is in memory. Raises EncoderChanged."""
-    model = services.encoders.loaded(spec)
-    if model is not None:
-        try:
-            require_unchanged(encoder, model)
-        except EncoderChanged:
-            # Its files may have been restored since.
-            services.encoders.forget(spec, after_s=RECHECK_MODEL_S)
-            raise
+    except EncoderChanged:
+        # Its files may have been restored since.
+        services.encoders.forget(spec, after_s=RECHECK_MODEL_S)
+        raise
     return model
 
 
@@ -309,26 +296,43 @@ def _decode_image(value: Input, row: int, field: str) -> bytes:
         ) from None
 
 
-def is_small(model: EncoderModel, inputs: Sequence[Input]) -> bool:
-    """Whether the inputs are few and short texts. Images may be large when decoded."""
-    return (
-        model.modality is Modality.text
-        and len(inputs) <= INLINE_INPUTS
-        and sum(map(len, inputs)) <= INLINE_CHARACTERS
-    )
+def exactly_one(
+    vectors: Tensor | None, inputs: Inputs | None, *, field: str = "vectors"
+) -> tuple[str, int]:
+    """Return the field that the client sent, and its number of rows. Raises NotExactlyOne.
+
+    field  the name of the field of vectors
+    """
+    if vectors is not None and inputs is None:
+        return field, len(vectors)
+    if inputs is not None and vectors is None:
+        return "inputs", len(inputs.values)
+    raise NotExactlyOne("Send exactly one of `vectors` and `inputs`.", field="vectors")
 
 
-def start_small(
+def vectors_or_encoded(
     services: Services,
     context: RequestContext,
-    model: EncoderModel,
-    inputs: Sequence[Input],
-    role: InputRole,
-    field: str,
-) -> tuple[EncodeTask, Sequence[Item]]:
-    """Queue the inputs of a small request, which waits without a thread.
+    encoder: tables.EncoderRow,
+    vectors: Tensor | None,
+    inputs: Inputs | None,
+    *,
+    field: str = "vectors",
+    dim: int | None = None,
+) -> EncodedVectors:
+    """Return the client's vectors, or encode its inputs.
 
-    Raises the errors of `encode`.
+    field  the name of the field of vectors
+    dim    of those vectors; None: the encoder's
+
+    Raises NotExactlyOne, the vector errors, and the errors of `encode`.
     """
-    [(work, items)] = _start_pieces(services, context, model, inputs, role, field)
-    return work, items
+    exactly_one(vectors, inputs)
+    if vectors is None:
+        assert inputs is not None
+        return encode(services, context, encoder, inputs.values, role=inputs.role)
+    return EncodedVectors(
+        checked_vectors(
+            vectors, field=field, limits=services.limits, dim=encoder.dim if dim is None else dim
+        )
+    )

@@ -22,7 +22,7 @@ from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.storage.queries import aliases, resources, set_versions
+from app.storage.queries import resources, set_versions
 from app.types import HeadOutput, repeated_positions
 
 
@@ -78,7 +78,6 @@ def create_head(
             field="encode_power",
         )
     name_lookup.require_free(services, tables.HeadRow, context.project, new.name)
-    name_lookup.require_free(services, tables.AliasRow, context.project, new.name)
     with services.db.transaction() as session:
         row = _build_row(session, context.project, new)
     head = make(row.dim)
@@ -105,7 +104,6 @@ def create_head(
 
 def _build_row(session: Session, project: str, new: HeadDefinition) -> tables.HeadRow:
     resources.require_free(session, tables.HeadRow, project, new.name)
-    resources.require_free(session, tables.AliasRow, project, new.name)
     row = tables.HeadRow(
         project=project,
         name=new.name,
@@ -158,10 +156,9 @@ def _check_outputs(new: HeadDefinition, head: HeadModel) -> None:
 
 
 def delete_head(services: Services, context: RequestContext, name: str) -> None:
-    """Delete a head. Raises HeadNotFound, InUse."""
+    """Delete a head. Raises HeadNotFound."""
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.HeadRow, context.project, name)
-        name_lookup.refuse_in_use(f"head {name!r}", aliases.aliases_of(session, row))
         resources.remove(session, row)
         record_audit(session, context, "delete", "head", name)
     services.names.forget()

@@ -26,7 +26,7 @@ from app.maths.quality.candidates import Preference
 from app.maths.translators.methods import Options
 from app.services import incoming, name_lookup
 from app.services.context import Services
-from app.services.encoders import vectors_or_inputs
+from app.services.encoders import encoding
 from app.services.encoders.encoding import Inputs
 from app.services.heads.heads import draw_images, load_head, output_of
 from app.services.request_context import RequestContext
@@ -159,7 +159,7 @@ def stitch(
     source = name_lookup.find_by_name(
         services, tables.EncoderRow, context.project, encoder, field="encoder"
     )
-    field, count = vectors_or_inputs.exactly_one(vectors, inputs)
+    field, count = encoding.exactly_one(vectors, inputs)
     incoming.reserve_answer(services, context, field, count, dim=row.outputs)
     truth_values = _read_truth(services, row, truth, count)
     ready = _reach_head(
@@ -207,7 +207,7 @@ def _reach_head(
     assert row.encoder is not None
     if row.encoder_id == source.id:
         _refuse_translation(choice, f"head {row.name!r} reads vectors of {source.name!r}")
-        encoded = vectors_or_inputs.vectors_or_encoded(services, context, source, vectors, inputs)
+        encoded = encoding.vectors_or_encoded(services, context, source, vectors, inputs)
         return HeadVectors(encoded.vectors, encoded.truncated)
     if anchor_set is None:
         raise MissingField(
@@ -361,7 +361,7 @@ def _predict_native(
         return _predict(
             services,
             row,
-            vectors_or_inputs.vectors_or_encoded(services, context, own, None, inputs).vectors,
+            encoding.vectors_or_encoded(services, context, own, None, inputs).vectors,
         )
     except (EncoderUnavailable, EncoderChanged, EncoderFailed, InvalidInput) as error:
         # The encoder's model may be gone, and the head still there.

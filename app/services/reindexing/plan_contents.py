@@ -41,8 +41,7 @@ from app.services.relevance import advice
 from app.services.relevance.advice import AdviceTask, Prices
 from app.services.request_context import RequestContext
 from app.services.translators import fit_anchors
-from app.services.translators.translator_ids import canonical_json
-from app.services.translators.translators import FitRequest
+from app.services.translators.translators import FitRequest, canonical_json
 from app.storage import tables
 from app.storage.cache import Key
 from app.stores.base import Capabilities, Store, StoreFacts, StoreId, StoreVectors

@@ -27,8 +27,8 @@ from app.maths.relevance.advice import (
 )
 from app.services.context import Services
 from app.services.relevance import judged_evaluation
-from app.services.relevance.default_weights import default_weight_of
 from app.services.relevance.judged_evaluation import JudgedTask, RowOrId
+from app.services.relevance.rescoring import default_weight_of
 from app.services.request_context import RequestContext
 from app.services.serving import apply, confidence
 from app.services.serving.apply import ServedMap, Translation

@@ -34,7 +34,7 @@ from app.services.context import Services
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
 from app.services.jobs.submission import submit_job
-from app.services.relevance.default_weights import default_weight_of
+from app.services.relevance.rescoring import default_weight_of
 from app.services.request_context import RequestContext
 from app.services.translators import evaluation, translators
 from app.services.translators.translators import FittedTranslator

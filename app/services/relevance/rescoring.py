@@ -22,17 +22,19 @@ from app.errors import (
 )
 from app.maths.geometry.space import check_vectors
 from app.maths.relevance import rescoring
+from app.maths.relevance.fuse_weight import default_weight, held_out_cosine
 from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import ProductPrecision, no_flags
+from app.services.anchors import made_pairs, spaces
 from app.services.context import Services
 from app.services.encoders import encoding
 from app.services.encoders.encoding import Inputs
-from app.services.relevance.default_weights import default_weight_of
 from app.services.request_context import RequestContext
 from app.services.serving import apply
 from app.services.serving.apply import MappedVectors, ServedMap, Translation
 from app.services.translators import translators
 from app.services.translators.translators import SpacePair
+from app.storage import tables
 from app.types import EncoderKind
 
 RescoreMode = Literal["cascade", "fuse"]
@@ -43,6 +45,9 @@ CANDIDATE_BYTES = 96
 
 #: more numbers or queries than these are scored in a thread, so that other requests need not wait
 INLINE_SCORED, INLINE_QUERIES = 2**18, 64
+
+#: cache size of a weight
+CACHED_WEIGHT_BYTES = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,3 +344,23 @@ def _weight(
 
 def _at_least_float32(vectors: Tensor) -> Tensor:
     return vectors.float() if vectors.dtype is torch.float16 else vectors
+
+
+def default_weight_of(
+    services: Services, source: tables.SpaceRow, target: tables.SpaceRow
+) -> float:
+    """Return the weight, from the cache or measured now on held-out anchors. Raises Overloaded.
+
+    Made pairs give no weight to a translation that they cannot measure.
+    """
+    if made_pairs.estimate_of(source.anchor_set) is not None:
+        return 0.0
+
+    def measure() -> float:
+        x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
+        with services.fitting():
+            return default_weight(held_out_cosine(x, y))
+
+    return services.cache.get_or_make(
+        ("fuse-weight", source.blob, target.blob), measure, lambda _: CACHED_WEIGHT_BYTES
+    )

@@ -28,11 +28,11 @@ from app.maths.translators.translator import ProductPrecision, RowFlags, Transla
 from app.services import incoming
 from app.services.anchors import spaces
 from app.services.context import Limits, Services
-from app.services.encoders import vectors_or_inputs
+from app.services.encoders import encoding
 from app.services.encoders.encoding import Inputs
 from app.services.request_context import RequestContext
 from app.services.serving.decoding import resolve_decoding
-from app.services.translators import translator_ids, translators, warnings
+from app.services.translators import translators, warnings
 from app.services.translators.translators import FittedTranslator, SpacePair
 from app.services.translators.warnings import AnswerWarning
 from app.services.upkeep.cache_codecs import DECODER, MATRIX
@@ -209,7 +209,7 @@ class Decoding:
         )
         # Only a kernel depends on the space whose cosines it decodes.
         source = pair.source if methods.METHODS[method].core is None else None
-        key: Key = ("decoder", target.blob, method, translator_ids.canonical_json(options))
+        key: Key = ("decoder", target.blob, method, translators.canonical_json(options))
         if source is not None:
             key = (*key, source.blob)
 
@@ -516,11 +516,11 @@ def apply_map(
     """
     pair = pair or translators.resolve(services, request.name(context.project))
     space, reads, makes = request.sides(pair)
-    field, count = vectors_or_inputs.exactly_one(vectors, inputs, field=request.reads)
+    field, count = encoding.exactly_one(vectors, inputs, field=request.reads)
     incoming.reserve_answer(
         services, context, field, count, dim=makes, number_bytes=form.number_bytes
     )
-    read = vectors_or_inputs.vectors_or_encoded(
+    read = encoding.vectors_or_encoded(
         services, context, space.encoder, vectors, inputs, field=request.reads, dim=reads
     )
     served = prepare_map(services, context, request, pair)
@@ -558,10 +558,13 @@ async def serve_map(
         return await to_thread.run_sync(work)
     count, (_, makes) = len(vectors), served.dims
     context.reserve_bytes(count * makes * form.number_bytes)
-    with blaming(served.reads):
+    try:
         mapped = served.start(services, vectors, form.empty(count, makes), precision)
         await mapped.wait()
         mapped.result()
+    except AnchorageError as error:
+        error.field = error.field or served.reads
+        raise
     return mapped
 
 

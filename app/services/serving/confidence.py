@@ -21,7 +21,7 @@ from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.services.serving.apply import MappedVectors, ServedMap
 from app.services.translators import fit_anchors
-from app.services.translators.translator_ids import canonical_json
+from app.services.translators.translators import canonical_json
 from app.services.upkeep.cache_codecs import CONFIDENCE
 from app.storage.cache import Key
 

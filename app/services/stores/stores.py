@@ -83,7 +83,7 @@ def create_store(
     require_known_options(definition.kind, definition.options)
     find_address(services.stores.addresses, definition.address, context.project)
     with services.db.transaction() as session:
-        store_queries.require_free_store(session, context.project, definition.name)
+        resources.require_free(session, tables.StoreRow, context.project, definition.name)
         encoder = resources.by_name(
             session, tables.EncoderRow, context.project, definition.encoder, field="encoder"
         )
@@ -106,7 +106,7 @@ def create_store(
         raise
     _remember_field(services, row, report.facts)
     with services.db.transaction() as session:
-        store_queries.require_free_store(session, context.project, definition.name)
+        resources.require_free(session, tables.StoreRow, context.project, definition.name)
         # The encoder may have been deleted while the store was read.
         row.encoder = resources.by_name(
             session, tables.EncoderRow, context.project, definition.encoder, field="encoder"
@@ -210,15 +210,7 @@ def call_row(
 def find_store(services: Services, project: str, name: str) -> tables.StoreRow:
     """Return the row of a store, without connecting. Raises StoreNotFound."""
     with services.db.transaction() as session:
-        return store_queries.store(session, project, name)
-
-
-def list_stores(
-    services: Services, project: str, *, after: str, limit: int
-) -> list[tables.StoreRow]:
-    """Return stores in the order of their names, after the name `after`, without connecting."""
-    with services.db.transaction() as session:
-        return list(store_queries.stores(session, project, after=after, limit=limit))
+        return resources.by_name(session, tables.StoreRow, project, name)
 
 
 def delete_store(services: Services, context: RequestContext, name: str) -> None:
@@ -227,7 +219,7 @@ def delete_store(services: Services, context: RequestContext, name: str) -> None
     Raises StoreNotFound, and InUse until its reindexing has ended.
     """
     with services.db.transaction() as session:
-        row = store_queries.store(session, context.project, name)
+        row = resources.by_name(session, tables.StoreRow, context.project, name)
         active = store_queries.active_reindexing(session, row)
         users = [] if active is None else [f"reindexing {active.id} ({active.state})"]
         refuse_in_use(f"store {name!r}", users, "Finish or abandon it first.")

@@ -47,7 +47,7 @@ from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
 from app.services.jobs.submission import submit_job
 from app.services.request_context import RequestContext
-from app.services.translators.translator_ids import public_id
+from app.services.translators.translators import public_id
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import JobKind

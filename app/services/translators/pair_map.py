@@ -16,8 +16,7 @@ from app.services.anchors import made_pairs, spaces
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.services.translators import fit_anchors, translators
-from app.services.translators.translator_ids import canonical_json
-from app.services.translators.translators import FitRequest, FittedTranslator
+from app.services.translators.translators import FitRequest, FittedTranslator, canonical_json
 from app.services.upkeep.cache_codecs import PAIR_PLANE
 from app.storage.cache import Key
 

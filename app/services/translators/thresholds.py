@@ -20,26 +20,13 @@ from app.maths.thresholds.score_pairs import CalibrationItems, GivenSide, transl
 from app.services.anchors import made_pairs, spaces
 from app.services.context import Services
 from app.services.translators import fit_anchors
-from app.services.translators.translator_ids import canonical_json
-from app.services.translators.translators import find_translator
+from app.services.translators.translators import canonical_json, find_translator
 from app.storage import tables
 from app.storage.cache import Key
 from app.types import Scores
 
 #: scores of a whole map
 MAP_POINTS = 100
-
-
-@dataclass(frozen=True)
-class ThresholdQuestion:
-    """A translator, the cosine that replaces the source's, the given score, the intervals'
-    level.
-    """
-
-    translator: str
-    scores: Scores
-    given: GivenSide
-    level: float
 
 
 @dataclass(frozen=True)
@@ -57,25 +44,47 @@ class ScoreMap:
 
 
 def map_score(
-    services: Services, project: str, question: ThresholdQuestion, score: float
+    services: Services,
+    project: str,
+    translator: str,
+    score: float,
+    *,
+    scores: Scores,
+    given: GivenSide,
+    level: float,
 ) -> ScoreMap:
-    """Map one score in [-1, 1]. Raises TranslatorNotFound, TooFewAnchors, Overloaded."""
-    fitted = _find_calibration(services, project, question)
+    """Map one score in [-1, 1].
+
+    scores  what replaces the source's cosine
+    given   whose score is mapped
+    level   of the intervals
+
+    Raises TranslatorNotFound, TooFewAnchors, Overloaded.
+    """
+    fitted = _find_calibration(services, project, translator, scores, given)
     return replace(
-        _map_scores(fitted, [score], question.level), agreement=threshold_agreement(fitted, score)
+        _map_scores(fitted, [score], level), agreement=threshold_agreement(fitted, score)
     )
 
 
-def map_all_scores(services: Services, project: str, question: ThresholdQuestion) -> ScoreMap:
-    """Map MAP_POINTS scores of the covered range. Raises the errors of `map_score`."""
-    fitted = _find_calibration(services, project, question)
+def map_all_scores(
+    services: Services,
+    project: str,
+    translator: str,
+    *,
+    scores: Scores,
+    given: GivenSide,
+    level: float,
+) -> ScoreMap:
+    """Map MAP_POINTS scores of the covered range. As `map_score`."""
+    fitted = _find_calibration(services, project, translator, scores, given)
     covered = calibration.covered_range(fitted)
-    scores = (
+    points = (
         []
         if covered is None
         else np.linspace(*covered, MAP_POINTS if covered[0] < covered[1] else 1).tolist()
     )
-    return _map_scores(fitted, scores, question.level)
+    return _map_scores(fitted, points, level)
 
 
 def _map_scores(fitted: Calibration, scores: list[float], level: float) -> ScoreMap:
@@ -85,9 +94,11 @@ def _map_scores(fitted: Calibration, scores: list[float], level: float) -> Score
     )
 
 
-def _find_calibration(services: Services, project: str, question: ThresholdQuestion) -> Calibration:
+def _find_calibration(
+    services: Services, project: str, translator: str, scores: Scores, given: GivenSide
+) -> Calibration:
     """The calibration of a translator, from the cache or computed now."""
-    row = find_translator(services, project, question.translator)
+    row = find_translator(services, project, translator)
     fit: Key = (row.method, canonical_json(row.options), row.weights)
     key: Key = (row.source.blob, row.target.blob, *fit)
     items = services.cache.get_or_make(
@@ -96,10 +107,10 @@ def _find_calibration(services: Services, project: str, question: ThresholdQuest
 
     def make() -> Calibration:
         with services.fitting():
-            return calibration.calibrate(items, question.scores, given=question.given)
+            return calibration.calibrate(items, scores, given=given)
 
     return services.cache.get_or_make(
-        ("calibration", question.scores, question.given, *key), make, lambda value: value.nbytes
+        ("calibration", scores, given, *key), make, lambda value: value.nbytes
     )
 
 

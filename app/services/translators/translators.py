@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
+import orjson
+from safetensors.torch import save
 from sqlalchemy.orm import Session
 
 from app.errors import Conflict, UnknownOption
 from app.maths.quality import candidates, selection
 from app.maths.translators import methods
-from app.maths.translators.translator import Translator
+from app.maths.translators.translator import Translator, content_hash
 from app.services.access.audit import record_audit
 from app.services.anchors import made_pairs, spaces
 from app.services.context import Services
@@ -22,7 +25,6 @@ from app.services.jobs.runner import JobResult
 from app.services.jobs.submission import submit_job
 from app.services.request_context import RequestContext
 from app.services.translators import contracts, fit_anchors, translator_reports
-from app.services.translators.translator_ids import canonical_json, public_id
 from app.services.upkeep.cache_codecs import CHOICE, TRANSLATOR
 from app.storage import tables
 from app.storage.cache import Key
@@ -221,6 +223,54 @@ def find_with_report(
     return row
 
 
+def read_file(services: Services, context: RequestContext, content: str) -> bytes:
+    """Return the safetensors file of a translator, by its id.
+
+    Raises TranslatorNotFound, Overloaded, TooMuchAtOnce, and Conflict if its anchors have other
+    weights today.
+    """
+    row = find_translator(services, context.project, content)
+    request = FitRequest(
+        row.source.encoder.name,
+        row.target.encoder.name,
+        row.source.anchor_set.name,
+        row.method,
+        row.options,
+    )
+    fitted = fit(services, context, row.source, row.target, request)
+    if fitted.id != content:
+        raise Conflict(
+            f"The translator {content!r} was fitted with other weights of its anchors. Fit it "
+            "again with `POST /translators`.",
+            field="id",
+        )
+    context.reserve_bytes(2 * fitted.translator.nbytes)  # tensors copied into one file
+    return _as_safetensors(row, fitted.translator)
+
+
+def _as_safetensors(row: tables.TranslatorRow, translator: Translator) -> bytes:
+    decoder = translator.decoder
+    tensors = {
+        "source_mean": translator.source_mean,
+        "matrix": decoder.matrix,
+        "target_mean": decoder.mean,
+    }
+    if translator.landmarks is not None:
+        tensors["landmarks"] = translator.landmarks
+    about = {
+        "id": row.content,
+        "source": row.source.encoder.name,
+        "target": row.target.encoder.name,
+        "anchor_set": row.source.anchor_set.name,
+        "method": row.method,
+        "scale": decoder.scale,
+        "renormalise": decoder.renormalise,
+        "kernel": decoder.kernel,
+        "kept_scale": translator.kept_scale,
+    }
+    return save(tensors, {"anchorage": orjson.dumps(about).decode()})
+
+
 def request_translator(
     services: Services, context: RequestContext, request: FitRequest
 ) -> tables.JobRow:
@@ -379,3 +429,16 @@ def _add_row(services: Services, context: RequestContext, row: tables.Translator
                 session, row.project, row.content, between=between, change=True
             )
             existing.choices = {**(existing.choices or {}), **row.choices}
+
+
+def public_id(translator: Translator, row: tables.TranslatorRow) -> str:
+    """A hash of content and fit: equal matrices of two methods have two reports."""
+    text = f"{content_hash(translator)} {row.method} {canonical_json(row.options)!r}"
+    if row.weights is not None:
+        text += f" None {row.weights}"
+    return "tr_" + sha256(text.encode()).hexdigest()[:32]
+
+
+def canonical_json(options: Mapping[str, Any]) -> bytes:
+    """Return the options as JSON with sorted keys, so that equal options give equal bytes."""
+    return orjson.dumps(dict(options), option=orjson.OPT_SORT_KEYS)

@@ -16,28 +16,18 @@ MOST_TRANSLATORS = 200
 
 
 @dataclass(frozen=True)
-class TranslatorQuality:
-    """Held-out measures of a translator; by `vectors` "translated" or "do_nothing", then by
-    measure.
-    """
-
-    translator: str
-    method: str
-    measures: dict[str, dict[str, float]]
-
-
-@dataclass(frozen=True)
 class DatabaseMetrics:
     """Names that a client has chosen are not among these.
 
     jobs             unfinished jobs of all projects, by state
     oldest_queued_s  how long the oldest queued job has waited; 0 without one
-    qualities        of the project's newest translators that have a report
+    qualities        held-out measures of the project's newest translators that have a report, by
+                     translator, method, vectors ("translated" or "do_nothing") and measure
     """
 
     jobs: dict[str, int]
     oldest_queued_s: float
-    qualities: list[TranslatorQuality]
+    qualities: dict[tuple[str, str, str, str], float]
 
 
 def read_metrics(services: Services, project: str) -> DatabaseMetrics:
@@ -47,14 +37,11 @@ def read_metrics(services: Services, project: str) -> DatabaseMetrics:
         oldest = job_queries.oldest_queued(session)
         rows = resources.newest_reports(session, project, limit=MOST_TRANSLATORS)
     waited_s = 0.0 if oldest is None else max(0.0, (tables.now() - oldest).total_seconds())
-    return DatabaseMetrics(jobs, waited_s, [_quality(row) for row in rows])
-
-
-def _quality(row: tables.TranslatorRow) -> TranslatorQuality:
-    held_out = (row.report or {}).get("held_out") or {}
-    measures = {
-        vectors: {measure: held_out[vectors][measure] for measure in ("cosine", "recall", "mrr")}
-        for vectors in ("translated", "do_nothing")
-        if vectors in held_out
+    qualities = {
+        (row.content, row.method, vectors, measure): measures[measure]
+        for row in rows
+        for vectors, measures in ((row.report or {}).get("held_out") or {}).items()
+        if vectors in ("translated", "do_nothing")
+        for measure in ("cosine", "recall", "mrr")
     }
-    return TranslatorQuality(row.content, row.method, measures)
+    return DatabaseMetrics(jobs, waited_s, qualities)

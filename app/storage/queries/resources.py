@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from app.errors import (
     JobNotFound,
     NameTaken,
     PoolNotFound,
+    StoreNotFound,
     TranslatorNotFound,
 )
 from app.storage.queries import jobs as job_queries
@@ -35,11 +37,15 @@ from app.storage.tables import (
     PoolRow,
     ReindexingRow,
     SpaceRow,
+    StoreRow,
     TranslatorRow,
 )
 from app.types import JobState
 
-Named = TypeVar("Named", EncoderRow, AnchorSetRow, HeadRow, PoolRow, AliasRow)
+#: most translators of one answer about pairs
+MOST_PAIR_REPORTS = 1_000
+
+Named = TypeVar("Named", EncoderRow, AnchorSetRow, HeadRow, PoolRow, AliasRow, StoreRow)
 
 _NOT_FOUND = {
     EncoderRow: EncoderNotFound,
@@ -47,6 +53,7 @@ _NOT_FOUND = {
     HeadRow: HeadNotFound,
     PoolRow: PoolNotFound,
     AliasRow: AliasNotFound,
+    StoreRow: StoreNotFound,
 }
 _NOUN = {
     EncoderRow: "encoder",
@@ -54,6 +61,10 @@ _NOUN = {
     HeadRow: "head",
     PoolRow: "pool",
     AliasRow: "alias",
+    StoreRow: "store",
+}
+_LISTED: dict[type[Any], str] = {
+    StoreRow: " `GET /stores` and `anchorage stores list` show those that there are."
 }
 
 
@@ -71,7 +82,8 @@ def by_name(
     rows = _read(session, table, query.options(*options))
     row = rows[0] if rows else None
     if row is None:
-        raise _NOT_FOUND[table](f"There is no {_NOUN[table]} named {name!r}.", field=field)
+        detail = f"There is no {_NOUN[table]} named {name!r}.{_LISTED.get(table, '')}"
+        raise _NOT_FOUND[table](detail, field=field)
     return row
 
 
@@ -374,6 +386,84 @@ def named_blobs(session: Session) -> set[str]:
         if row.checkpoint is not None:
             named.add(row.checkpoint)
     return named
+
+
+def alias(session: Session, project: str, name: str) -> AliasRow | None:
+    """Return the alias of that name, or None. An encoder of the same name hides it.
+
+    Two requests at the same moment can create both.
+    """
+    hidden = exists().where(EncoderRow.project == project, EncoderRow.name == name)
+    return session.scalar(
+        select(AliasRow).where(AliasRow.project == project, AliasRow.name == name, ~hidden)
+    )
+
+
+def aliases(session: Session, project: str, *, limit: int) -> Sequence[AliasRow]:
+    """Return aliases in the order of their names."""
+    return session.scalars(
+        select(AliasRow).where(AliasRow.project == project).order_by(AliasRow.name).limit(limit)
+    ).all()
+
+
+def aliases_of(session: Session, row: EncoderRow | AnchorSetRow) -> list[str]:
+    """Return the aliases whose model names an encoder or a set, as 'alias a'."""
+    columns = {
+        EncoderRow: [AliasRow.encoder_id, AliasRow.target_id],
+        AnchorSetRow: [AliasRow.anchor_set_id],
+    }
+    names = session.scalars(
+        select(AliasRow.name)
+        .where(or_(*(column == row.id for column in columns[type(row)])))
+        .order_by(AliasRow.name)
+    ).all()
+    return [f"alias {name!r}" for name in names]
+
+
+@dataclass(frozen=True)
+class PairReport:
+    """A translator between current spaces, and the recall that its report promises.
+
+    recall  None without a report, and where nothing can be promised
+    index   number of items of the index that the recall is for
+    """
+
+    translator: str
+    anchor_set: str
+    source: str
+    target: str
+    method: str
+    created_at: datetime
+    recall: float | None
+    index: float | None
+
+
+def pair_reports(session: Session, project: str) -> Sequence[PairReport]:
+    """Return translators of the current versions of anchor sets, the newest first."""
+    source, target = aliased(SpaceRow), aliased(SpaceRow)
+    from_encoder, to_encoder = aliased(EncoderRow), aliased(EncoderRow)
+    promise = TranslatorRow.report["promise"]
+    query = (
+        select(
+            TranslatorRow.content,
+            AnchorSetRow.name,
+            from_encoder.name,
+            to_encoder.name,
+            TranslatorRow.method,
+            TranslatorRow.created_at,
+            promise["measures"]["recall"]["value"].as_float(),
+            promise["index"].as_float(),  # beyond an integer of 32 bits
+        )
+        .join(source, source.id == TranslatorRow.source_id)
+        .join(target, target.id == TranslatorRow.target_id)
+        .join(AnchorSetRow, AnchorSetRow.id == source.anchor_set_id)
+        .join(from_encoder, from_encoder.id == source.encoder_id)
+        .join(to_encoder, to_encoder.id == target.encoder_id)
+        .where(TranslatorRow.project == project, source.version == AnchorSetRow.version)
+        .order_by(TranslatorRow.created_at.desc(), TranslatorRow.id)
+        .limit(MOST_PAIR_REPORTS)
+    )
+    return [PairReport(*row) for row in session.execute(query)]
 
 
 def _article(noun: str) -> str:

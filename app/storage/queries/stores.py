@@ -2,45 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from sqlalchemy import and_, exists, select
+from sqlalchemy import and_, select
 from sqlalchemy.orm import Session, aliased
 
-from app.errors import NameTaken, StoreNotFound
 from app.storage.queries.resources import by_name
 from app.storage.tables import AnchorSetRow, EncoderRow, ReindexingRow, StoreRow
-
-
-def store(session: Session, project: str, name: str, *, field: str = "name") -> StoreRow:
-    """Return the store of that name. Raises StoreNotFound, which names `field`."""
-    row = session.scalar(select(StoreRow).where(StoreRow.project == project, StoreRow.name == name))
-    if row is None:
-        raise StoreNotFound(
-            f"There is no store named {name!r} in this project. `GET /stores` and `anchorage "
-            "stores list` show those that there are.",
-            field=field,
-        )
-    return row
-
-
-def require_free_store(session: Session, project: str, name: str) -> None:
-    """Raises NameTaken when the name is in use."""
-    taken = exists().where(StoreRow.project == project, StoreRow.name == name)
-    if session.scalar(select(taken)):
-        raise NameTaken(
-            f"A store named {name!r} exists. Choose another name or delete it.", field="name"
-        )
-
-
-def stores(session: Session, project: str, *, after: str, limit: int) -> Sequence[StoreRow]:
-    """Return stores in the order of their names, after the name `after`."""
-    return session.scalars(
-        select(StoreRow)
-        .where(StoreRow.project == project, StoreRow.name > after)
-        .order_by(StoreRow.name)
-        .limit(limit)
-    ).all()
 
 
 def active_reindexing(session: Session, store_row: StoreRow) -> ReindexingRow | None:
@@ -56,7 +22,7 @@ def moving_store(
     session: Session, project: str, name: str
 ) -> tuple[StoreRow, ReindexingRow | None]:
     """Return a store and its active reindexing, if it has one. Raises StoreNotFound."""
-    row = store(session, project, name)
+    row = by_name(session, StoreRow, project, name)
     return row, active_reindexing(session, row)
 
 
@@ -78,7 +44,7 @@ def searched_store(
     ).first()
     if found is not None and found[2] is not None:
         return found[0], found[1], found[2]
-    row = store(session, project, name)
+    row = by_name(session, StoreRow, project, name)
     encoder_row = by_name(session, EncoderRow, project, target, field="target")
     return row, active_reindexing(session, row), encoder_row
 

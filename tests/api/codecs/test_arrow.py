@@ -368,14 +368,6 @@ def test_an_answer_has_its_own_columns_and_describes_itself_in_metadata(service)
     assert np.array_equal(half, matrix(table).astype(np.float16))
 
 
-def test_a_head_answers_scores_and_labels(service):
-    path = "/stitch?encoder=first&anchor_set=items&head=sign"
-    table = answered(send(service, written(GOOD), path))
-    assert table.schema.names == ["scores", "label", "anchorage_flag"]
-    assert set(table.column("label").to_pylist()) <= {"no", "yes"}
-    np.testing.assert_allclose(matrix(table, "scores").sum(axis=1), 1, rtol=1e-5)
-
-
 def test_flags_are_a_column():
     flags = [{"row": 1, "code": "equals-anchor-mean"}, {"row": 1, "code": "outside-anchors"}]
     assert arrow.flags_array(3, flags).to_pylist() == [None, "outside-anchors", None]
@@ -405,17 +397,3 @@ def test_the_items_of_a_set_are_columns_of_vectors_and_texts():
     ):
         with pytest.raises(BadColumn):
             arrow.read_items(written(wrong), MOST_ROWS)
-
-
-def test_a_set_takes_another_encoders_embeddings_as_arrow(service, refused):
-    path = "/anchor-sets/more/embeddings/second"
-    anchors = np.random.default_rng(1).normal(size=(20, 8))
-    body = {"name": "more", "embeddings": {"first": anchors.tolist()}}
-    assert service.post("/anchor-sets", json=body).status_code == 201
-    sent = written(batch(v=fixed(np.random.default_rng(2).normal(size=(20, 6)))))
-    headers = {"content-type": ARROW}
-    refused(service.put(path, content=sent[:-30], headers=headers), 400, "bad-arrow", "vectors")
-    assert service.put(path, content=sent, headers=headers).status_code == 201
-    itself = matrix(answered(send(service, sent, "/relative?encoder=second&anchor_set=more")))
-    np.testing.assert_allclose(np.diag(itself), 1, atol=1e-4)  # row i is anchor i
-    assert service.delete("/anchor-sets/more").status_code == 204

@@ -278,26 +278,6 @@ def forms() -> dict[str, tuple[str, bytes]]:
     }
 
 
-@pytest.mark.parametrize("form", ["json", "base64", "npy", "arrow"])
-@pytest.mark.parametrize(
-    ("path", "dim"), [(TRANSLATE, 6), (RELATIVE, 40), (TRANSLATE + "&method=irp&omega=3&seed=1", 6)]
-)
-def test_any_form_in_gives_the_same_numbers_in_any_form_out(service, form, path, dim):
-    media, body = forms()[form]
-    truth = numbers(send(service, forms()["json"][1], path, JSON))
-    for accept, more in ((JSON, ""), (JSON, "&encoding=base64"), (NPY, ""), (ARROW, "")):
-        exact = send(
-            service, body, path + more, media.title() + "; v=1", accept=accept
-        )  # types may carry parameters
-        assert exact.headers["content-type"] == accept
-        found = numbers(exact)
-        assert (found.shape, found.dtype) == ((5, dim), np.float32)
-        np.testing.assert_allclose(found, truth, rtol=1e-5, atol=1e-6)
-        half = numbers(send(service, body, path + more + "&dtype=float16", media, accept=accept))
-        assert half.dtype == (np.float16 if (accept, more) != (JSON, "") else np.float32)
-        assert np.array_equal(half, found.astype(np.float16))
-
-
 @pytest.mark.parametrize(
     ("accept", "as_json", "as_npy"),
     [
@@ -339,13 +319,6 @@ def test_a_body_in_another_form_than_it_says_is_refused(service, refused):
     refused(send(service, json_body, media=ARROW), 400, "bad-arrow", "vectors")
     refused(send(service, npy_body, media=ARROW), 400, "bad-arrow", "vectors")
     refused(send(service, npy_body, media=JSON), 400, "malformed-json")
-
-
-def test_base64_is_of_json_answers(service, refused):
-    path = TRANSLATE + "&encoding=base64"
-    refused(send(service, written(VECTORS), path), 422, "invalid-request", "encoding")
-    answer = send(service, written(VECTORS), path, accept=JSON)
-    assert answer.json()["vectors"]["dtype"] == "float32"
 
 
 @pytest.mark.parametrize("accept", [JSON, NPY, ARROW])
@@ -402,50 +375,6 @@ def test_every_answer_says_where_its_time_went(service):
             parts = dict(part.split(";dur=") for part in timing.split(", "))
             assert list(parts) == ["read", "parse", "answer"]
             assert all(0 <= float(milliseconds) < 60_000 for milliseconds in parts.values())
-
-
-def test_bfloat16_is_near_float32_and_says_how_near(service, refused):
-    rows = written(np.random.default_rng(2).normal(size=(300, 8)).astype("f4"))
-    exact, rough = send(service, rows), send(service, rows, TRANSLATE + "&precision=bfloat16")
-    found = json.loads(rough.headers["anchorage-precision"])
-    assert found["name"] == "bfloat16"
-    assert 0 <= found["error"]["mean"] <= found["error"]["largest"] < 0.05
-    assert found["error"]["rows"] == 64
-    assert "anchorage-precision" not in exact.headers
-    distance = np.linalg.norm(numbers(rough) - numbers(exact), axis=1) / np.linalg.norm(
-        numbers(exact), axis=1
-    )
-    assert distance.max() < 0.05
-    assert (
-        send(service, rows, TRANSLATE + "&precision=bfloat16", accept=JSON).json()["precision"]
-        == found
-    )
-    for precision in ("float16", "int8", "", "BFLOAT16"):
-        refused(
-            send(service, rows, TRANSLATE + f"&precision={precision}"),
-            422,
-            "invalid-request",
-            "precision",
-        )
-    refused(
-        send(service, rows, RELATIVE + "&precision=bfloat16"), 422, "unknown-field", "precision"
-    )
-
-
-@pytest.mark.parametrize("accept", [JSON, NPY, ARROW])
-def test_a_classifiers_scores_come_in_every_form(service, accept):
-    path = "/stitch?encoder=first&anchor_set=items&head=classes"
-    listed = send(service, forms()["json"][1], path, JSON).json()
-    answer = send(service, written(VECTORS), path, accept=accept)
-    scores = np.load(io.BytesIO(answer.content)) if accept == NPY else numbers(answer, "scores")
-    np.testing.assert_allclose(scores, listed["scores"], rtol=1e-5)
-    if accept != JSON:
-        assert json.loads(answer.headers["anchorage-classes"]) == ["no", "é"]
-    if accept == ARROW:
-        table = ipc.open_stream(answer.content).read_all()
-        assert table.column_names == ["scores", "label", "anchorage_flag"]
-        assert table.column("label").to_pylist() == listed["labels"]
-        assert json.loads(table.schema.metadata[b"anchorage.classes"]) == ["no", "é"]
 
 
 # --- fields in the query string -------------------------------------------------------------------
@@ -542,46 +471,3 @@ def test_a_field_in_body_and_query_is_refused(service, refused):
     refused(send(service, written(VECTORS), "/translate"), 422, "missing-field", "target")
     many = "&".join(f"f{number}=1" for number in range(3000))
     assert send(service, written(VECTORS), f"/translate?{many}").status_code == 422
-
-
-def test_openapi_tells_of_binary_bodies_and_of_the_query(service):
-    paths = service.get("/openapi.json").json()["paths"]
-    binary = {"type": "string", "format": "binary"}
-    for path, method in (("/translate", "post"), ("/relative", "post"), ("/stitch", "post")):
-        route = paths[path][method]
-        for media in (NPY, ARROW):
-            for content in (route["requestBody"]["content"], route["responses"]["200"]["content"]):
-                assert content[media]["schema"].items() >= binary.items()
-        assert JSON in route["requestBody"]["content"]
-        assert {"406", "415"} <= set(route["responses"])
-        query = {each["name"] for each in route["parameters"] if each["in"] == "query"}
-        assert {"anchor_set", "dtype"} <= query
-        assert not {"vectors", "inputs", "options"} & query
-    assert {"delta", "omega", "seed", "ridge", "precision", "relative_power"} <= {
-        each["name"] for each in paths["/translate"]["post"]["parameters"]
-    }
-    content = paths["/anchor-sets/{name}/embeddings/{encoder}"]["put"]["requestBody"]["content"]
-    assert {JSON, NPY, ARROW} <= set(content)
-    for path, method, field in (
-        ("/pools/{name}", "put", "encoder"),
-        ("/pools/{name}/vectors", "post", "offset"),
-    ):
-        route = paths[path][method]
-        assert {JSON, NPY, ARROW} <= set(route["requestBody"]["content"])
-        assert {each["name"] for each in route["parameters"] if each["in"] == "query"} == {field}
-    assert {JSON, ARROW} == set(
-        paths["/anchor-sets/{name}/pairs"]["get"]["responses"]["200"]["content"]
-    )
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "br", "x"])
-def test_a_body_that_would_have_to_be_unpacked_is_refused(service, refused, encoding):
-    answer = send(service, written(VECTORS), **{"Content-Encoding": encoding})
-    refused(answer, 415, "unsupported-media-type", "Content-Encoding")
-
-
-@pytest.mark.parametrize("query", ["typo=1", "column=x"])
-def test_embeddings_come_without_a_query(service, refused, query):
-    path = f"/anchor-sets/items/embeddings/third?{query}"
-    answer = service.put(path, content=written(VECTORS), headers={"content-type": NPY})
-    refused(answer, 422, "invalid-request", query.partition("=")[0])

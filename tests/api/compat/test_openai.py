@@ -301,16 +301,6 @@ def test_an_alias_answers_as_its_model_and_under_its_own_name(api, encoding, fre
     assert name not in {each.id for each in api.models.list()}
 
 
-def test_an_alias_of_a_head_is_no_model_that_makes_vectors(api, encoding, fresh):
-    head, name = fresh(), fresh()
-    body = {"name": head, "encoder": "own", "classes": ["a", "b"], "weight": [[1] * 5, [0] * 5]}
-    assert encoding.http.post("/heads", json=body).status_code == 201
-    assert encoding.http.put(f"/aliases/{name}", json={"model": head}).status_code == 200
-    assert name not in {each.id for each in api.models.list()}
-    with pytest.raises(openai.NotFoundError):
-        api.models.retrieve(name)
-
-
 @pytest.mark.parametrize("path", ["minilm->own@texts", "minilm-%3Eown%40texts"])
 def test_a_models_id_may_be_percent_encoded(encoding, path):
     answer = encoding.http.get(f"/v1/models/{path}")

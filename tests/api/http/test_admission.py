@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from app.api.http import answer_sender, body_reading
+from app.api.http import admission, bodies
 from app.api.http.in_flight import InFlight, Reservation
 from app.demo.client import free_port
 from app.errors import Overloaded, TooMuchAtOnce
@@ -405,8 +405,8 @@ def test_answers_take_room_before_they_are_made(listen, encoding):
 
 
 def test_a_client_that_does_not_read_its_answer_is_hung_up_on(listen, monkeypatch):
-    monkeypatch.setattr(answer_sender, "ANSWER_READ_S", 0.5)
-    monkeypatch.setattr(answer_sender, "ANSWER_BYTES_PER_S", 2**30)
+    monkeypatch.setattr(admission, "ANSWER_READ_S", 0.5)
+    monkeypatch.setattr(admission, "ANSWER_BYTES_PER_S", 2**30)
     address = listen(max_in_flight=1)
     body = {**enlarging(address, 8192), "vectors": [[1.5]] * 2000}  # tens of megabytes
     with socket.socket() as deaf:
@@ -462,7 +462,7 @@ def test_an_answer_of_many_pieces_arrives_whole(listen):
     address = listen()
     body = {**enlarging(address, 2000), "vectors": [[1.5], [3.5]] * 150}
     answer, parsed = ask(address, "POST", "/translate", json.dumps(body).encode())
-    assert int(answer.headers["content-length"]) > 4 * answer_sender.PIECE_BYTES
+    assert int(answer.headers["content-length"]) > 4 * admission.PIECE_BYTES
     assert [len(row) for row in parsed["vectors"]] == [2000] * 300
     assert parsed["vectors"][::2] == [parsed["vectors"][0]] * 150
 
@@ -512,14 +512,14 @@ def test_a_body_of_unknown_length_counts_as_the_largest_there_may_be(listen):
 
 
 def test_a_body_that_does_not_arrive_gives_its_room_back(listen, monkeypatch):
-    monkeypatch.setattr(body_reading, "BODY_S", 0.2)
+    monkeypatch.setattr(bodies, "BODY_S", 0.2)
     address = listen(max_in_flight=1)
     assert Slow(address).read() == 408
     assert until(200, address)[1] == {"encoders": []}
 
 
 def test_a_refusal_does_not_wait_for_a_body_that_does_not_arrive(listen, monkeypatch):
-    monkeypatch.setattr(body_reading, "DISCARD_S", 0.2)
+    monkeypatch.setattr(bodies, "DISCARD_S", 0.2)
     assert Slow(listen(auth="keys")).read() == 401
 
 

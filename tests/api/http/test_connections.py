@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from app.api.http import body_reading, connections
+from app.api.http import bodies, connections
 from app.api.http.connections import Connections
 from app.demo.client import free_port
 from tests.waiting import slack
@@ -154,7 +154,7 @@ def test_requests_without_a_key_hold_no_connection_while_their_bodies_are_thrown
             )
         begun = time.monotonic()
         assert ask(port, "/livez") == 200
-        assert time.monotonic() - begun < slack() * (body_reading.DISCARD_S / 2)
+        assert time.monotonic() - begun < slack() * (bodies.DISCARD_S / 2)
 
 
 def test_a_request_that_is_answered_is_closed_for_nobody(listen, monkeypatch) -> None:

@@ -73,16 +73,6 @@ def test_a_repeated_request_has_the_same_answer_one_row_and_one_audit_row(stocke
         )
 
 
-def test_a_translator_asked_for_as_a_job_is_one_job(stocked, finished):
-    headers = {"Idempotency-Key": "again", "Prefer": "wait=5, Respond-Async; x=1"}
-    first, second = (stocked.post("/translators", json=PAIR, headers=headers) for _ in range(2))
-    assert (first.status_code, second.status_code) == (202, 202)
-    assert first.json()["id"] == second.json()["id"]
-    job = finished(stocked, first.json()["id"])
-    assert stocked.get(f"/translators/{job['result']['translator']}").status_code == 200
-    assert rows(stocked, tables.JobRow) == 1
-
-
 def test_the_same_key_with_another_preference_is_refused(stocked, refused):
     assert send(stocked, "/translators", PAIR).status_code == 201
     answer = stocked.post(
@@ -124,12 +114,6 @@ def test_the_same_key_with_another_body_is_refused(stocked, refused, path):
 def test_the_same_key_on_another_path_is_refused(stocked, refused):
     assert send(stocked, "/encoders", {"name": "new", "dim": 2}).status_code == 201
     refused(send(stocked, "/translators", PAIR), 422, "idempotency-key-reused", "Idempotency-Key")
-
-
-def test_another_key_is_another_request(client, refused):
-    body = {"name": "new", "dim": 2}
-    assert send(client, "/encoders", body, "one").status_code == 201
-    refused(send(client, "/encoders", body, "two"), 409, "name-taken", "name")
 
 
 @pytest.mark.parametrize("key", ["", "a" * 256, "\u00e9", "a\tb", "a\x7f"])
@@ -183,11 +167,3 @@ def test_a_refused_request_is_forgotten_and_may_succeed_later(client, embeddings
     assert send(client, path, body).headers["location"] == made.headers["location"]
     if path == "/bootstrap":
         client.post(f"/jobs/{made.json()['id']}/cancel")
-
-
-def test_a_name_freed_meanwhile_may_be_taken_by_the_same_request(client, refused):
-    body = {"name": "new", "dim": 2}
-    client.post("/encoders", json={"name": "new", "dim": 7})
-    refused(send(client, "/encoders", body), 409, "name-taken", "name")
-    client.delete("/encoders/new")
-    assert send(client, "/encoders", body).json()["dim"] == 2

@@ -68,48 +68,6 @@ def test_refusals_are_counted_by_code(client):
     assert value(client, "anchorage_refused_total", code="encoder-not-found") == before + 1
 
 
-def test_a_translators_quality_and_the_cache_it_uses_are_shown(stocked):
-    pair = {"source": "first", "target": "second", "anchor_set": "items", "method": "ridge"}
-    made = stocked.post("/translators", json=pair).json()
-    labels = {"translator": made["id"], "method": "ridge", "measure": "recall"}
-    held_out = made["report"]["held_out"]
-    for vectors in ("translated", "do_nothing"):
-        shown = value(stocked, "anchorage_translator_quality", vectors=vectors, **labels)
-        assert shown == pytest.approx(held_out[vectors]["recall"])
-    before = value(stocked, "anchorage_cache_total", kind="translator", outcome="memory")
-    stocked.post("/translate", json={**pair, "vectors": [[0.5] * 8] * 3})
-    assert (
-        value(stocked, "anchorage_cache_total", kind="translator", outcome="memory") == before + 1
-    )
-    assert value(stocked, "anchorage_batch_vectors_count", operation="translate") >= 1
-
-
-def test_waiting_jobs_are_shown(stocked, endless_bootstrap, finished):
-    ids = [
-        stocked.post("/bootstrap", json={**endless_bootstrap, "name": f"b{place}"}).json()["id"]
-        for place in range(3)
-    ]
-    _, samples = read(stocked)
-    states = {
-        dict(labels)["state"]: count
-        for (name, labels), count in samples.items()
-        if name == "anchorage_jobs"
-    }
-    assert states["queued"] + states["running"] == 3
-    assert states["queued"] >= 2  # one worker thread
-    assert samples["anchorage_queue_oldest_seconds", frozenset()] > 0
-    for id_ in reversed(ids):
-        stocked.post(f"/jobs/{id_}/cancel")
-    for id_ in ids:
-        finished(stocked, id_)
-    assert (
-        value(stocked, "anchorage_jobs", state="queued")
-        + value(stocked, "anchorage_jobs", state="running")
-        == 0
-    )
-    assert value(stocked, "anchorage_queue_oldest_seconds") == 0
-
-
 def test_what_the_service_depends_on_and_its_disk_are_shown(serve, redis_url, redis_prefix):
     def up(client):
         return {

@@ -120,22 +120,6 @@ def test_files_base64_and_data_urls_give_the_same_vectors(encoding, head, send):
     np.testing.assert_allclose(by_file, [item["embedding"][:4] for item in by_openai], atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "GIF", "WEBP"])
-def test_every_lossless_kind_of_file_is_the_same_picture(send, kind):
-    picture = PICTURES[0].quantize(64).convert("RGB")
-    lossless = written(picture)
-    other = BytesIO()
-    picture.quantize(64).save(other, kind, **({"lossless": True} if kind == "WEBP" else {}))
-    np.testing.assert_allclose(*send([lossless, other.getvalue()]).json()["outputs"], atol=1e-4)
-
-
-def test_files_keep_their_order_and_many_are_the_same_as_few(send):
-    few = np.array(send(FILES).json()["outputs"])
-    np.testing.assert_allclose(send(FILES[::-1]).json()["outputs"], few[::-1], atol=1e-6)
-    many = np.array(send(FILES * 30).json()["outputs"])  # more than are prepared at once
-    np.testing.assert_allclose(many, np.tile(few, (30, 1)), atol=1e-5)
-
-
 def test_under_one_idempotency_key_the_same_files_are_one_request_and_others_another(
     encoding, fresh, refused
 ):
@@ -195,41 +179,9 @@ def refused_any(answer, code):
     return answer.json()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "not base64!",
-        "data:text/plain;base64,aGk=",
-        "http://x/y.png",
-    ],
-)
-def test_text_that_is_no_image_is_refused_by_row(encoding, head, text):
-    answer = encoding.http.post(
-        "/stitch", json={"encoder": "eye", "head": head, "inputs": [BASE64[0], text]}
-    )
-    assert answer.status_code == 422, answer.text
-    assert answer.json()["code"] in ("bad-base64", "invalid-image")
-    assert answer.json()["rows"] == [1]
-    answer = encoding.http.post("/v1/embeddings", json={"model": "eye", "input": [BASE64[0], text]})
-    assert answer.status_code == 400, answer.text
-
-
 # --- bodies that are no parts ---------------------------------------------------------------------
 
 FILE = part("inputs", FILES[0])
-
-
-def test_the_parts_may_come_in_any_order_with_any_name_of_file_and_an_epilogue(raw):
-    usual = raw(b"REQUEST" + FILE + END)
-    assert usual.status_code == 200, usual.text
-    quoted = {"content-type": 'Multipart/Form-Data; charset=utf-8; boundary="edge"'}
-    for answer in (
-        raw(FILE + b"REQUEST" + END),
-        raw(b"REQUEST" + FILE + END + b"more"),
-        raw(b"REQUEST" + FILE + END, quoted),
-    ):
-        np.testing.assert_allclose(answer.json()["outputs"], usual.json()["outputs"], atol=1e-6)
 
 
 BODIES = {

@@ -4,55 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-WEIGHT = [[1.0] * 6, [0.5] * 6]
-
 
 @pytest.fixture
 def stocked(client, parallel):
-    """Encoders `first` and `second`, their set `items`, and the head `clf` of `second`."""
+    """Encoders `first` and `second`, and their set `items`."""
     for name, rows in parallel.items():
         assert client.post("/encoders", json={"name": name, "dim": rows.shape[1]}).is_success
     embeddings = {name: rows.tolist() for name, rows in parallel.items()}
     assert client.post("/anchor-sets", json={"name": "items", "embeddings": embeddings}).is_success
-    head = {"name": "clf", "encoder": "second", "classes": ["a", "b"], "weight": WEIGHT}
-    assert client.post("/heads", json=head).is_success
     return client
-
-
-def test_an_alias_is_created_shown_repointed_and_deleted(stocked, refused):
-    made = stocked.put("/aliases/judge", json={"model": "first->clf@items"})
-    assert made.status_code == 200, made.text
-    assert (made.json()["name"], made.json()["model"]) == ("judge", "first->clf@items")
-    assert stocked.get("/aliases/judge").json() == made.json()
-    moved = stocked.put("/aliases/judge", json={"model": "clf"}).json()
-    assert moved == {**made.json(), "model": "clf"}
-    assert stocked.get("/aliases").json() == {"aliases": [moved]}
-    assert stocked.delete("/aliases/judge").status_code == 204
-    for verb in (stocked.get, stocked.delete):
-        refused(verb("/aliases/judge"), 404, "alias-not-found", "name")
-
-
-def test_aliases_are_listed_in_pages_by_name(stocked):
-    for name in "cab":
-        stocked.put(f"/aliases/{name}", json={"model": "clf"})
-
-    def names(query):
-        return [each["name"] for each in stocked.get("/aliases" + query).json()["aliases"]]
-
-    assert names("") == ["a", "b", "c"]
-    assert names("?limit=2") == ["a", "b"]
-    assert names("?limit=2&after=b") == ["c"]
 
 
 @pytest.mark.parametrize(
     ("name", "body", "status", "code", "field"),
     [
-        ("first", {"model": "clf"}, 409, "name-taken", "name"),
+        ("first", {"model": "second"}, 422, "encoder-needs-vectors", "model"),
         ("x", {"model": "nothing"}, 404, "encoder-not-found", "model"),
         ("x", {"model": "first->second@items"}, 422, "encoder-needs-vectors", "model"),
-        ("x", {"model": "first->clf@nothing"}, 404, "anchor-set-not-found", "model"),
         ("x", {"model": "m" * 401}, 422, "invalid-request", "model"),
-        ("x@y", {"model": "clf"}, 422, "invalid-request", "name"),
+        ("x@y", {"model": "first"}, 422, "invalid-request", "name"),
     ],
 )
 def test_a_wrong_alias_is_refused_and_its_field_named(
@@ -60,3 +30,8 @@ def test_a_wrong_alias_is_refused_and_its_field_named(
 ):
     refused(stocked.put(f"/aliases/{name}", json=body), status, code, field)
     assert stocked.get("/aliases").json() == {"aliases": []}
+
+
+def test_an_unknown_alias_is_refused(stocked, refused):
+    for verb in (stocked.get, stocked.delete):
+        refused(verb("/aliases/x"), 404, "alias-not-found", "name")

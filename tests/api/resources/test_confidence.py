@@ -130,32 +130,6 @@ def test_garbage_is_flagged_in_json_and_nothing_else_changes(ask, pack):
         assert "confidence" not in plain
 
 
-def test_arrow_has_the_same_numbers_in_columns(service, ask, pack):
-    vectors = np.concatenate([pack[SOURCE][ANCHORS:], np.zeros((1, pack[SOURCE].shape[1]))])
-    answer = send(service, vectors, ARROW)
-    assert answer.status_code == 200, answer.text
-    rows = ipc.open_stream(answer.content).read_all()
-    listed = ask(vectors=lean(vectors))
-    names = [
-        "anchorage_cosine",
-        "anchorage_cosine_low",
-        "anchorage_cosine_high",
-        "anchorage_p_value",
-    ]
-    assert rows.column_names == ["vector", *names, "anchorage_flag"]
-    for column, name in zip(names, COLUMNS, strict=True):
-        np.testing.assert_allclose(rows[column].to_numpy(), table(told(listed))[name], atol=2e-5)
-    flagged = {
-        row
-        for row, flag in enumerate(rows["anchorage_flag"].to_pylist())
-        if flag == "out-of-distribution"
-    }
-    assert flagged == strange(listed)
-    assert ASKED in flagged
-    assert b'"level": 0.9' in rows.schema.metadata[b"anchorage.confidence"]
-    assert '"held_out": 300' in answer.headers["Anchorage-Confidence"]
-
-
 # --- few anchors ----------------------------------------------------------------------------------
 
 

@@ -19,29 +19,6 @@ def test_every_kind_has_a_loader_options_and_a_place_in_the_api() -> None:
     assert set(LOADERS) == {kind.value for kind in OPTIONS_BY_KIND} == kinds - {"external"}
 
 
-def test_an_encoder_is_created_listed_read_and_deleted(client, refused):
-    answer = client.post(
-        "/encoders", json={"name": "ada-002", "kind": "external", "dim": 1536, "modality": "image"}
-    )
-    assert answer.status_code == 201
-    assert answer.headers["location"] == "/encoders/ada-002"
-    created = answer.json()
-    assert [created[key] for key in ("name", "kind", "dim", "modality")] == [
-        "ada-002",
-        "external",
-        1536,
-        "image",
-    ]
-    assert (created["model"], created["revision"]) == (None, None)
-    assert created["created_at"].endswith(("Z", "+00:00"))
-    assert client.get(answer.headers["location"]).json() == created
-    assert client.get("/encoders").json() == {"encoders": [created]}
-    deleted = client.delete("/encoders/ada-002")
-    assert (deleted.status_code, deleted.content) == (204, b"")
-    refused(client.get("/encoders/ada-002"), 404, "encoder-not-found", "name", detail="'ada-002'")
-    refused(client.delete("/encoders/ada-002"), 404, "encoder-not-found", "name")
-
-
 def test_a_deleted_name_may_be_taken_again(client):
     for dim in (3, 4):
         assert client.post("/encoders", json={"name": "x", "dim": dim}).json()["dim"] == dim

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-from app.maths.quality.evaluation import evaluate
 from app.services.translators import evaluation
 
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
 ASYNC = {"Prefer": "respond-async"}
-RETRIEVAL = ("mrr", "recall", "recall_1", "jaccard_target")
 
 
 @pytest.fixture(scope="module")
@@ -55,63 +52,6 @@ def good(answer):
 
 
 # --- what is measured -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("where", ["among themselves", "in a corpus"])
-def test_a_translation_is_measured_beside_doing_nothing_and_beside_the_native_vectors(
-    ask, stocked, items, embeddings, where
-):
-    more = (
-        {}
-        if where == "among themselves"
-        else {"corpus": items["corpus"].tolist(), "k": 4, "csls_neighbours": 7}
-    )
-    body = good(ask(csls=True, **more))
-    assert {key: body[key] for key in PAIR} == PAIR
-    size, k, neighbours = (50, 4, 7) if more else (30, 10, 10)
-    assert (body["n"], body["index"], body["k"], body["csls_neighbours"]) == (
-        30,
-        size,
-        k,
-        neighbours,
-    )
-    assert (body["at_mean"], body["outside"]) == (0, 0)
-    made = stocked.post("/translate", json={**PAIR, "vectors": items["vectors"].tolist()}).json()
-    assert [body[name] for name in ("translator", "method", "options")] == [
-        made[name] for name in ("translator", "method", "options")
-    ]
-    mean = torch.from_numpy(embeddings["second"].astype("float32")).double().mean(dim=0)
-    native = torch.from_numpy(items["native"]).float().double() - mean
-    queries = {
-        "translated": torch.tensor(made["vectors"], dtype=torch.float64) - mean,
-        "do_nothing": torch.from_numpy(items["vectors"]).float().double()[:, :6] - mean,
-        "native": native,
-    }
-    corpus = torch.from_numpy(items["corpus"]).float().double() - mean if more else None
-    for kind, expected in evaluate(
-        queries, native, k, corpus=corpus, csls_neighbours=neighbours
-    ).items():
-        plain, corrected = body[kind], body[kind]["csls"]
-        assert (plain["n"], plain["k"], corrected["skewness"]) == (
-            30,
-            k,
-            pytest.approx(expected.csls.skewness),
-        )
-        for name in (*RETRIEVAL, "cosine", "jaccard_own"):
-            column = "reciprocal_rank" if name == "mrr" else name
-            assert plain[name] == pytest.approx(
-                float(getattr(expected.items, column).mean()), abs=1e-6
-            ), (kind, name)
-            if name in RETRIEVAL:
-                assert corrected[name] == pytest.approx(
-                    float(getattr(expected.csls, column).mean()), abs=1e-6
-                ), (kind, name)
-    assert body["translated"]["recall"] > body["do_nothing"]["recall"] + 0.3
-    assert {body["native"][name] for name in RETRIEVAL} == {1.0}
-    without = good(
-        ask(**{name: value for name, value in more.items() if name != "csls_neighbours"})
-    )
-    assert without["translated"] == {**body["translated"], "csls": None}
 
 
 def test_without_vectors_the_two_encoders_are_compared_on_the_anchors(ask):

@@ -109,26 +109,6 @@ def test_a_classifier_answers_what_torch_does(make, ask, stocked, embeddings):
     np.testing.assert_allclose(ask("first")["scores"], stitched, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp"])
-def test_a_head_of_numbers_answers_them_as_they_are(make, ask, embeddings, unpacked, kind):
-    model = nn.Linear(DIM, 4) if kind == "linear" else network(4)
-    weights = (
-        {"safetensors": text(save(dict(model.state_dict())))} if kind == "linear" else mlp(model)
-    )
-    head = make(output={"kind": "numbers"}, **weights)
-    assert (head["classes"], head["output"], head["outputs"]) == ([], {"kind": "numbers"}, 4)
-    answer = ask()
-    assert not {"labels", "scores", "images"} & {
-        key for key, value in answer.items() if value is not None
-    }
-    np.testing.assert_allclose(
-        answer["outputs"], by_torch(model, embeddings["second"][:10]), atol=1e-5
-    )
-    np.testing.assert_allclose(
-        unpacked(ask(encoding="base64")["outputs"]), answer["outputs"], atol=1e-6
-    )
-
-
 def test_probabilities_are_taken_as_they_are(make, ask, embeddings):
     model = network()
     make(**mlp(model), **CLASSES, probabilities=True)
@@ -282,25 +262,6 @@ def test_a_classifiers_accuracy_is_counted_stitched_and_native(make, ask, embedd
     itself = ask(rows=40, labels=truth)["quality"]
     assert itself["stitched"] == itself["native"] == quality["native"]
     assert itself["agreement"] == 1
-
-
-def test_a_decoders_error_is_the_mean_square(make, ask, embeddings):
-    model = network(2)
-    make(**mlp(model), output={"kind": "numbers"})
-    targets = np.random.default_rng(0).normal(size=(10, 2))
-    stitched, native = np.array(ask("first")["outputs"]), np.array(ask()["outputs"])
-    quality = ask(
-        "first", targets=targets.tolist(), native_vectors=embeddings["second"][:10].tolist()
-    )["quality"]
-    assert quality["stitched"] == {
-        "accuracy": None,
-        "mse": pytest.approx(np.mean((stitched - targets) ** 2), rel=1e-4),
-    }
-    assert quality["native"] == {
-        "accuracy": None,
-        "mse": pytest.approx(np.mean((native - targets) ** 2), rel=1e-4),
-    }
-    assert quality["agreement"] is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from sqlalchemy import select
 from app.demo.pack import load_pack
 from app.storage.tables import TranslatorRow
 
-MEASURES = ("cosine", "mrr", "recall", "recall_1", "jaccard_target", "jaccard_own")
 PAIR = {"source": "a", "target": "b", "anchor_set": "real"}
 
 
@@ -89,40 +88,6 @@ def test_a_report_of_another_version_is_measured_anew(real):
 
 
 # --- promises -------------------------------------------------------------------------------------
-
-
-def test_a_promise_has_every_measure_with_its_interval_beside_doing_nothing_and_native(real):
-    report = real.post("/translators", json={**PAIR, "index": 24}).json()["report"]
-    promise = report["promise"]
-    assert (promise["anchors"], promise["index"], promise["neighbours"]) == (120, 24, 10)
-    assert promise["measured"] is True
-    assert set(promise["measures"]) == set(MEASURES)
-    for name in MEASURES:
-        each = promise["measures"][name]
-        assert 0 <= each["low"] <= each["value"] <= each["high"] <= 1
-        assert each["low"] < each["high"]
-        found = report["held_out"]["translated"]
-        low, high = found["intervals"][name]
-        assert low <= found[name] <= high
-        assert report["held_out"]["native"][name] == pytest.approx(1)
-    # The served fit has a fifth more anchors than the held-out ones.
-    assert promise["measures"]["cosine"]["value"] > report["held_out"]["translated"]["cosine"]
-    assert (
-        promise["measures"]["recall"]["low"]
-        > report["held_out"]["do_nothing"]["intervals"]["recall"][1]
-    )
-
-
-def test_a_report_promises_for_usual_indexes_and_for_any_that_is_named(real):
-    made = real.post("/translators", json=PAIR).json()
-    promises = {each["index"]: each for each in made["report"]["promises"]}
-    assert list(promises) == [1_000, 10_000, 100_000]
-    assert made["report"]["promise"] == promises[10_000]
-    recalls = [each["measures"]["recall"]["value"] for each in promises.values()]
-    assert recalls == sorted(recalls, reverse=True)
-    assert len({each["measures"]["cosine"]["value"] for each in promises.values()}) == 1
-    named = real.get(f"/translators/{made['id']}", params={"index": 1_000}).json()
-    assert named["report"]["promise"] == promises[1_000]
 
 
 def test_a_minimum_is_compared_in_the_index_that_the_request_names(real, refused):

@@ -19,9 +19,6 @@ from app.maths.geometry.quantise import keeps_levels
 JSON, NPY, ARROW = "application/json", "application/x-npy", "application/vnd.apache.arrow.stream"
 NAMES = {"encoder": "first", "anchor_set": "items"}
 VECTORS = np.random.default_rng(5).normal(size=(50, 8)).astype(np.float32)
-#: Largest difference of a cosine between two forms of a request.
-ROUNDING = 1e-6
-BITS = pytest.mark.parametrize("bits", [2, 16])
 
 
 @pytest.fixture(scope="module")
@@ -92,48 +89,6 @@ def plain(service: TestClient, rows: np.ndarray = VECTORS) -> np.ndarray:
 
 
 # --- every form -----------------------------------------------------------------------------------
-
-
-FORMS = {
-    "lists": lambda service, **more: ask(service, **more),
-    "base64": lambda service, **more: ask(service, encoding="base64", **more),
-    "npy": lambda service, **more: send(service, NPY, **more),
-    "arrow": lambda service, **more: send(service, ARROW, **more),
-}
-EACH = pytest.mark.parametrize("form", FORMS)
-
-
-@EACH
-@BITS
-def test_every_form_answers_the_levels_and_says_step_and_bound(service, form, bits):
-    found, said = read(FORMS[form](service, bits=bits))
-    most = 2 ** (bits - 1) - 1
-    assert (said["bits"], said["step"]) == (bits, 1 / most)
-    assert found.dtype == np.float32
-    assert np.array_equal(found, (np.round(found.astype(float) * most) / most).astype(np.float32))
-    assert (
-        np.abs(found.astype(float) - plain(service).clip(-1, 1)).max() <= said["bound"] + ROUNDING
-    )
-    assert said["bound"] < 0.51 * said["step"]
-    exact = read(ask(service, bits=bits))[0]
-    # Other forms may round differently, which moves a code at a border by one.
-    assert np.abs(found - exact).max() <= 1.01 / most
-    assert (found == exact).mean() > 0.99
-
-
-@pytest.mark.parametrize("form", ["lists", "npy", "arrow"])
-@pytest.mark.parametrize("bits", [12])
-def test_float16_answers_keep_levels_apart_and_the_bound_includes_their_rounding(
-    service, form, bits
-):
-    found, said = read(FORMS[form](service, bits=bits, dtype="float16"))
-    most = 2 ** (bits - 1) - 1
-    codes = np.round(found.astype(float) * most)
-    wide = read(FORMS[form](service, bits=bits))[0]
-    assert np.array_equal(codes, np.round(wide.astype(float) * most))
-    assert (
-        np.abs(found.astype(float) - plain(service).clip(-1, 1)).max() <= said["bound"] + ROUNDING
-    )
 
 
 def test_widths_are_remembered_apart(service):

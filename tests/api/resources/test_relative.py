@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-
-from app.maths.geometry.space import fit_space
-from app.maths.geometry.spectrum import usual_ridge
 
 
 @pytest.fixture
@@ -41,16 +37,6 @@ def test_relative_vectors_are_the_centred_cosines_to_the_anchors(ask, embeddings
     np.testing.assert_allclose(
         answer.json()["vectors"], cosines(vectors, embeddings["first"]), atol=1e-5
     )
-
-
-def test_a_power_whitens_with_the_usual_ridge_of_the_anchors_unless_told(ask, embeddings):
-    plain, whitened = ask().json()["vectors"], ask(encode_power=1).json()["vectors"]
-    assert not np.allclose(plain, whitened, atol=1e-3)
-    usual = usual_ridge(fit_space(torch.tensor(embeddings["first"]).float()).spectrum, dim=8)
-    np.testing.assert_allclose(
-        ask(encode_power=1, ridge=usual).json()["vectors"], whitened, rtol=1e-5, atol=1e-6
-    )
-    assert ask(encode_power=1, ridge=0).json()["vectors"] != whitened
 
 
 @pytest.mark.parametrize(

@@ -64,26 +64,6 @@ def ask(stocked, make, embeddings):
 # --- heads ----------------------------------------------------------------------------------------
 
 
-def test_a_head_is_created_listed_read_and_deleted(make, stocked, refused):
-    answer = make()
-    assert answer.status_code == 201
-    assert answer.headers["location"] == "/heads/h"
-    head = answer.json()
-    assert [head[key] for key in ("name", "kind", "encoder", "anchor_set", "dim")] == [
-        "h",
-        "linear",
-        "second",
-        None,
-        6,
-    ]
-    assert head["classes"] == CLASSES
-    assert stocked.get("/heads/h").json() == head
-    assert stocked.get("/heads").json() == {"heads": [head]}
-    assert stocked.delete("/heads/h").status_code == 204
-    refused(stocked.get("/heads/h"), 404, "head-not-found", "name", detail="'h'")
-    refused(stocked.delete("/heads/h"), 404, "head-not-found", "name")
-
-
 @pytest.mark.parametrize(
     ("change", "status", "code", "field"),
     [

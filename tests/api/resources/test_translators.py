@@ -18,49 +18,6 @@ def ask(stocked, embeddings):
     return asker(stocked, embeddings["first"])
 
 
-@pytest.mark.parametrize("method", ["irp", "kernel"])
-def test_the_report_of_a_translator(ask, method):
-    answer = ask("/translators", vectors=..., method=method)
-    assert answer.status_code == 201
-    made = answer.json()
-    assert answer.headers["location"] == f"/translators/{made['id']}"
-    assert {key: made[key] for key in PAIR} == PAIR
-    assert (made["method"], made["options"]) == (method, METHODS[method])
-    report = made["report"]
-    assert report["anchors"] == 40
-    assert (report["source"]["encoder"], report["source"]["dim"], report["source"]["rank"]) == (
-        "first",
-        8,
-        8,
-    )
-    assert (report["target"]["encoder"], report["target"]["dim"], report["target"]["rank"]) == (
-        "second",
-        6,
-        6,
-    )
-    assert report["source"]["condition"] >= 1
-    assert 0.5 < report["cka"] <= 1
-    held_out = report["held_out"]
-    assert held_out["folds"] == 5
-    for quality in (held_out["translated"], held_out["do_nothing"]):
-        assert (quality["n"], quality["k"], quality["index"]) == (40, 3, 8)
-        assert all(
-            -1 <= quality[name] <= 1
-            for name in ("cosine", "mrr", "recall", "jaccard_target", "jaccard_own")
-        )
-    assert held_out["translated"]["cosine"] > held_out["do_nothing"]["cosine"] + 0.3
-
-
-def test_the_id_of_a_translation_can_be_asked_about(ask, stocked):
-    id_ = ask(method="irp").json()["translator"]
-    first = stocked.get(f"/translators/{id_}")
-    assert first.status_code == 200
-    assert first.json()["id"] == id_
-    assert first.json()["report"]["held_out"]["folds"] == 5
-    assert stocked.get(f"/translators/{id_}").json() == first.json()
-    assert ask("/translators", vectors=..., method="irp").json() == first.json()
-
-
 def test_a_download_names_its_translator(ask, stocked, refused):
     id_ = ask(method="irp").json()["translator"]
     answer = stocked.get(f"/translators/{id_}/file")
@@ -175,18 +132,3 @@ def test_the_list_shows_the_oldest_of_two_pairs_with_one_translator(ask, stocked
 @pytest.mark.parametrize("query", ["limit=0", f"after={'t' * 101}"])
 def test_a_wrong_page_is_refused(client, refused, query):
     refused(client.get(f"/translators?{query}"), 422, "invalid-request", query.partition("=")[0])
-
-
-def test_a_project_sees_only_its_own_translators(locked, new_key, bearing, embeddings):
-    ids = []
-    for project in ("one", "two"):
-        headers = bearing(new_key(locked, "write", project=project))
-        for name, vectors in embeddings.items():
-            locked.post("/encoders", json={"name": name, "dim": vectors.shape[1]}, headers=headers)
-        rows = {name: vectors.tolist() for name, vectors in embeddings.items()}
-        body = {"name": "items", "embeddings": rows}
-        locked.post("/anchor-sets", json=body, headers=headers)
-        body = {**PAIR, "method": "irp" if project == "one" else "ridge"}
-        ids.append(locked.post("/translators", json=body, headers=headers).json()["id"])
-        page = locked.get("/translators", headers=headers).json()["translators"]
-        assert [each["id"] for each in page] == ids[-1:]

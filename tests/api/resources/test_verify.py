@@ -51,26 +51,6 @@ def own(library, encoding):
     return library["minilm"].encode(encoding.texts).astype(np.float64)
 
 
-def test_the_librarys_vectors_are_the_services(verify, encoding, library, own):
-    found = verify("minilm", encoding.texts, own)
-    assert found["matches"] is True
-    assert (found["count"], found["dim"], found["given_dim"]) == (len(encoding.texts), 384, 384)
-    assert found["max_deviation"] < 1e-5
-    assert found["min_cosine"] == pytest.approx(1, abs=1e-5)
-    assert (found["likely_cause"], found["explanations"]) == (None, [])
-    toy = library["toy"].encode(encoding.texts)
-    assert verify("toy", encoding.texts, toy)["matches"] is True
-    assert (
-        verify(
-            "short",
-            ["a card"],
-            library["minilm"].encode(["find: a card"])[:, :128],
-            input_type="query",
-        )["dim"]
-        == 128
-    )
-
-
 def pooled(model, texts, mode):
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling

@@ -11,7 +11,7 @@ import torch
 from app.errors import Conflict, OffsetMismatch, PoolNotFound, PoolTooLarge, StorageUnavailable
 from app.services.anchors import anchor_sets, bootstrap, pools, spaces
 from app.services.context import Limits
-from app.services.encoders import encoders, vectors_or_inputs
+from app.services.encoders import encoders, encoding
 from app.services.upkeep import retention
 from app.storage import tables
 from app.storage.queries import access, resources
@@ -42,14 +42,14 @@ def meanwhile(monkeypatch):
     """Do this once, after the next piece's pool was looked at and before anything is written."""
 
     def arrange(act):
-        given = vectors_or_inputs.vectors_or_encoded
+        given = encoding.vectors_or_encoded
 
         def late(*arguments):
-            monkeypatch.setattr(vectors_or_inputs, "vectors_or_encoded", given)
+            monkeypatch.setattr(encoding, "vectors_or_encoded", given)
             act()
             return given(*arguments)
 
-        monkeypatch.setattr(vectors_or_inputs, "vectors_or_encoded", late)
+        monkeypatch.setattr(encoding, "vectors_or_encoded", late)
 
     return arrange
 

@@ -24,7 +24,7 @@ from app.services.reindexing import migration, steps
 from app.settings import Settings
 from app.wiring import make_services
 from tests.services.helpers import CONTEXT
-from workers.runners import RUNNERS
+from workers.main import RUNNERS
 
 
 def main(folder: str, database: str, store: str, what: str, *more: str) -> None:

@@ -26,7 +26,7 @@ from app.stores.handles import StoreAddress
 from app.types import ReindexingState
 from tests.pgvector_server import PgvectorServer
 from tests.services.helpers import CONTEXT, PROJECT, again, alter, create_encoder, some
-from workers.runners import RUNNERS
+from workers.main import RUNNERS
 
 OLD_DIM, NEW_DIM, ROWS = 12, 8, 1200
 

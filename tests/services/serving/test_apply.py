@@ -167,7 +167,7 @@ def test_a_product_that_nobody_waits_for_any_more_is_not_computed_to_its_end(
 ):
     monkeypatch.setattr(apply, "INLINE_MULTIPLICATIONS", 0)
     held, begun = threading.Event(), threading.Semaphore(0)
-    count = on_sqlite.lanes._count
+    count = on_sqlite.lanes.count
     lanes = [
         on_sqlite.lanes.submit(lambda *_: (begun.release(), held.wait(20)), 1, 1)
         for _ in range(count)

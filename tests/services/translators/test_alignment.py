@@ -144,9 +144,10 @@ def test_everything_that_is_said_about_made_pairs_is_the_stored_estimate(made):
         contracts.require_promise(row, {"recall": 0.1})
     found = anchor_reports.report_anchor_set(services, PROJECT, "made")
     assert "made-pairs" in [each["code"] for each in found["lint"]]
-    question = thresholds.ThresholdQuestion(fitted.id, Scores.native_native, "source", 0.9)
     with pytest.raises(errors.TooFewAnchors, match="known pairs"):
-        thresholds._find_calibration(services, PROJECT, question)
+        thresholds.map_all_scores(
+            services, PROJECT, fitted.id, scores=Scores.native_native, given="source", level=0.9
+        )
 
 
 def test_spaces_that_do_not_align_end_the_job_and_nothing_is_made(quick, clouds):

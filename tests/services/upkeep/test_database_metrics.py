@@ -9,7 +9,6 @@ import pytest
 from app.services.translators import translators
 from app.services.upkeep.database_metrics import (
     DatabaseMetrics,
-    TranslatorQuality,
     read_metrics,
 )
 from app.storage import tables
@@ -19,7 +18,7 @@ PROJECT = "p"
 
 
 def test_an_empty_service_shows_zeros(services):
-    assert read_metrics(services, PROJECT) == DatabaseMetrics({"queued": 0, "running": 0}, 0.0, [])
+    assert read_metrics(services, PROJECT) == DatabaseMetrics({"queued": 0, "running": 0}, 0.0, {})
 
 
 def test_unfinished_jobs_of_all_projects_are_counted_and_the_oldest_that_waits_gives_the_age(
@@ -54,14 +53,13 @@ def test_a_measured_translator_shows_its_held_out_quality(stocked):
     fitted = translators.fit(
         stocked, CONTEXT, *translators.find_pair(stocked, PROJECT, request), request
     )
-    assert not any(each.measures for each in read_metrics(stocked, PROJECT).qualities)
+    assert read_metrics(stocked, PROJECT).qualities == {}
     report = translators.find_with_report(stocked, PROJECT, fitted.id).report
-    measures = {
-        vectors: {name: report["held_out"][vectors][name] for name in ("cosine", "recall", "mrr")}
+    assert read_metrics(stocked, PROJECT).qualities == {
+        (fitted.id, "procrustes", vectors, name): report["held_out"][vectors][name]
         for vectors in ("translated", "do_nothing")
+        for name in ("cosine", "recall", "mrr")
     }
-    [quality] = read_metrics(stocked, PROJECT).qualities
-    assert quality == TranslatorQuality(fitted.id, "procrustes", measures)
 
 
 @pytest.mark.parametrize("report", [None, {"held_out": None}])
@@ -80,4 +78,4 @@ def test_a_translator_without_numbers_is_left_out(stocked, report):
                 report=report,
             )
         )
-    assert not any(each.measures for each in read_metrics(stocked, PROJECT).qualities)
+    assert read_metrics(stocked, PROJECT).qualities == {}

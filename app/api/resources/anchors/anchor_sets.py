@@ -5,9 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Response
+import numpy as np
+import pyarrow as pa
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
+from app.api.codecs import arrow, media_types
+from app.api.codecs.media_types import JSON
+from app.api.http import answers
 from app.api.http.bodies import ITEM_COLUMNS, MATRIX, body_docs, json_body
 from app.api.http.deps import (
     ASYNC,
@@ -23,18 +29,23 @@ from app.api.http.deps import (
     wants_job,
 )
 from app.api.http.problems import documented
+from app.api.schemas import fields
 from app.api.schemas.anchor_sets import AnchorSet, ItemsBody, ListedAnchorSet
 from app.api.schemas.fields import InputsBody, Name, Vectors
 from app.api.schemas.jobs import Job
-from app.errors import InvalidRequest, NotExactlyOne
+from app.errors import InvalidRequest, MissingField, NotExactlyOne
 from app.services.access.idempotency import idempotent
-from app.services.anchors import anchor_embedding, anchor_sets
+from app.services.anchors import anchor_embedding, anchor_sets, growth
 from app.services.anchors.anchor_embedding import MOST_SET_ENCODERS, EmbedRequest
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
 router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
+
+MAX_PAIRS_PER_PAGE = 10_000
+
+PAIRS_MEDIA = (JSON, media_types.ARROW)
 
 
 class NewAnchorSet(ItemsBody):
@@ -75,6 +86,30 @@ class NewEmbeddings(InputsBody):
     )
 
     vectors: Vectors = Field(None, description="Vectors of the encoder, one for each anchor.")
+
+
+class NewItems(ItemsBody):
+    """Items in the order in which the set continues: `embeddings`, `inputs` to encode, or both.
+
+    Each item needs a vector by each encoder of the set: from `embeddings`, or else encoded from
+    `inputs`. A set that stores its inputs needs `inputs` in any case.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"embeddings": {"old": [[1, 1, 0]], "new": [[0, 2, 1]]}}]}
+    )
+
+
+class AnchorPairsOut(BaseModel):
+    """The pairs in the order of the anchors."""
+
+    pairs: list[tuple[int, int]] = Field(
+        description="[row of the source's pool, row of the target's pool], from 0."
+    )
+    confidence: list[float | None] = Field(
+        description="Estimated probability that each pair is the same item, 0 to 1. "
+        "Null without an estimate."
+    )
 
 
 class AnchorSetPage(BaseModel):
@@ -182,6 +217,72 @@ def add_embeddings(
     )
 
 
+@router.post(
+    "/{name}/items",
+    status_code=201,
+    summary="Append items",
+    responses=documented(400, 404, 409, 413, 415, 422),
+    openapi_extra=body_docs(NewItems, ITEM_COLUMNS),
+)
+def append_items(
+    name: PathName,
+    context: WriteContext,
+    body: Annotated[NewItems, json_body(NewItems, ITEM_COLUMNS)],
+    services: Svc,
+    repeat: IdempotencyKey,
+) -> AnchorSet:
+    """Appends items to a set in all its spaces at once, as the next version of the set.
+
+    Requests that began before keep the old version to their end. Relative vectors have one number
+    for each anchor, so those of the old version cannot be decoded with the new one. The request
+    fails with `in-use` if a head reads relative vectors of the set.
+    """
+    inputs = body.items()
+    embeddings = body.by_encoder() or {}
+    if not embeddings and inputs is None:
+        raise MissingField("Send `embeddings`, `inputs` or both.", field="embeddings")
+    make = partial(
+        growth.append_items,
+        services,
+        anchor_set=name,
+        embeddings=embeddings,
+        inputs=inputs,
+        roles=body.roles,
+    )
+    return AnchorSet.model_validate(
+        idempotent(services, context, repeat, tables.AnchorSetRow, make)
+    )
+
+
+@router.get(
+    "/{name}/pairs",
+    summary="List bootstrapped pairs",
+    response_model=AnchorPairsOut,
+    responses={
+        200: {"content": {media_types.ARROW: {"schema": {"type": "string", "format": "binary"}}}},
+        **documented(404, 406, 409, 422),
+    },
+)
+def get_pairs(
+    name: PathName,
+    request: Request,
+    services: Svc,
+    project: Reads,
+    after: Annotated[
+        int, Query(ge=-1, description="Number of the last anchor on the previous page, from 0.")
+    ] = -1,
+    limit: Annotated[
+        int, Query(ge=1, le=MAX_PAIRS_PER_PAGE, description="Largest number of pairs to return.")
+    ] = 1_000,
+) -> Response:
+    """Returns the rows of the two pools behind each anchor of a set from `POST /bootstrap`."""
+    media = answers.preferred_media(request, JSON, PAIRS_MEDIA)
+    pairs, confidence = anchor_sets.load_pairs(services, project, name)
+    start = min(after + 1, len(pairs))
+    page = slice(start, start + limit)
+    return _respond_pairs(media, pairs[page], confidence[page])
+
+
 @router.get("", summary="List anchor sets", responses=documented(422))
 def list_anchor_sets(
     services: Svc, project: Reads, after: After = "", limit: Limit = 100
@@ -211,3 +312,17 @@ def delete_anchor_set(name: PathName, services: Svc, context: WriteContext) -> N
     Fails with `in-use` if a head, a reindexing or an alias uses it.
     """
     anchor_sets.delete_anchor_set(services, context, name)
+
+
+def _respond_pairs(media: str, pairs: Tensor, confidence: Tensor) -> Response:
+    probabilities = confidence.numpy()
+    if media == JSON:
+        return fields.respond_json(
+            {"pairs": pairs.numpy(), "confidence": probabilities}
+        )  # NaN becomes null
+    rows = {
+        name: pa.array(np.ascontiguousarray(pairs[:, side]))
+        for side, name in enumerate(("source_row", "target_row"))
+    }
+    columns = {**rows, "confidence": pa.array(probabilities, from_pandas=True)}  # NaN becomes null
+    return answers.PartsResponse(arrow.write(columns, {}), media_types.ARROW)

@@ -20,6 +20,7 @@ from app.services.request_context import RequestContext
 from app.services.stores import stores
 from app.services.stores.stores import StoreDefinition, StoreReport
 from app.storage import tables
+from app.storage.queries import resources
 from app.types import is_unicode
 
 router = APIRouter(prefix="/stores", tags=["stores"])
@@ -195,31 +196,22 @@ class StorePage(BaseModel):
 
 def describe(report: StoreReport) -> StoreOut:
     """The answer for a store."""
-    facts = report.facts
-    entry = StoreEntryOut.model_validate(report.row)
-    return StoreOut.model_validate(
-        {
-            "name": entry.name,
-            "kind": entry.kind,
-            "address": entry.address,
-            "collection": entry.collection,
-            "options": report.row.options,
-            "encoder": {"name": entry.encoder},
-            "created_at": entry.created_at,
-            "rows": facts.rows,
-            "dim": facts.dim,
-            "metric": facts.metric,
-            "dtype": facts.dtype,
-            "indexed": facts.indexed,
-            "vector_bytes": facts.vector_bytes,
-            "capabilities": CapabilitiesOut.model_validate(
-                report.capabilities, from_attributes=True
-            ),
-            "strategies": list(facts.strategies),
-            "notes": [StoreNoteOut(code=note.code, detail=note.detail) for note in facts.notes],
-            "space": SpaceOut.model_validate(report.space, from_attributes=True),
-        }
-    )
+    row, facts = report.row, report.facts
+    members = {
+        name: getattr(source, name)
+        for source in (facts, row)
+        for name in StoreOut.model_fields
+        if hasattr(source, name)
+    }
+    more = {
+        "encoder": {"name": row.encoder.name},
+        "options": row.options,
+        "capabilities": report.capabilities,
+        "strategies": list(facts.strategies),
+        "notes": list(facts.notes),
+        "space": report.space,
+    }
+    return StoreOut.model_validate({**members, **more}, from_attributes=True)
 
 
 @router.post(
@@ -254,7 +246,8 @@ def create_store(
 @router.get("", summary="List stores", responses=documented(422))
 def list_stores(services: Svc, project: Reads, after: After = "", limit: Limit = 100) -> StorePage:
     """Returns the project's stores in the order of their names. Connects to none."""
-    rows = stores.list_stores(services, project, after=after, limit=limit)
+    with services.db.transaction() as session:
+        rows = resources.page(session, tables.StoreRow, project, after=after, limit=limit)
     return StorePage(stores=[StoreEntryOut.model_validate(row) for row in rows])
 
 

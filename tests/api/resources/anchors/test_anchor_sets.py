@@ -29,30 +29,6 @@ def put(client, vectors, *, name="items", encoder="second"):
 # --- good -----------------------------------------------------------------------------------------
 
 
-def test_a_set_is_created_listed_read_and_deleted(pair, refused):
-    answer = pair.post(
-        "/anchor-sets", json={"name": "s", "embeddings": {"b": some(5, 2), "a": some(5, 3)}}
-    )
-    assert answer.status_code == 201
-    assert answer.headers["location"] == "/anchor-sets/s"
-    created = answer.json()
-    assert (created["name"], created["size"], created["provenance"]) == ("s", 5, None)
-    assert created["encoders"] == ["b", "a"]
-    assert [(space["encoder"], space["dim"]) for space in created["spaces"]] == [("b", 2), ("a", 3)]
-    health = created["spaces"][1]["health"]
-    assert health["rank"] == 3
-    assert health["condition"] >= 1
-    assert (health["at_mean"], health["duplicates"], health["collinear"]) == ([], [], [])
-    assert pair.get("/anchor-sets/s").json() == created
-    del created["roles"]
-    assert pair.get("/anchor-sets").json() == {"anchor_sets": [created]}
-    deleted = pair.delete("/anchor-sets/s")
-    assert (deleted.status_code, deleted.content) == (204, b"")
-    refused(pair.get("/anchor-sets/s"), 404, "anchor-set-not-found", "name", detail="'s'")
-    refused(pair.delete("/anchor-sets/s"), 404, "anchor-set-not-found", "name")
-    assert pair.delete("/encoders/a").status_code == 204
-
-
 def test_another_encoder_is_added_later_and_serves(pair):
     pair.post("/anchor-sets", json={"name": "s", "embeddings": {"a": some(5, 3)}})
     answer = put(pair, some(5, 2), name="s", encoder="b")

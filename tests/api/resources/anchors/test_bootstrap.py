@@ -36,40 +36,6 @@ def ask(stocked, embeddings):
     return post
 
 
-def test_a_bootstrap_is_a_job_that_makes_the_anchor_set(ask, stocked, finished):
-    answer = ask()
-    assert answer.status_code == 202
-    job = answer.json()
-    assert answer.headers["location"] == f"/jobs/{job['id']}"
-    assert (job["kind"], job["result"], job["error"]) == ("bootstrap", None, None)
-    job = finished(stocked, job["id"])
-    assert (job["state"], job["attempts"], job["error"]) == ("succeeded", 1, None), job
-    assert job["progress"]["done"] == job["progress"]["total"] == 20
-    result = job["result"]
-    assert (result["anchor_set"], result["method"], result["asked"]) == ("found", "paper", 20)
-    assert 12 <= result["size"] <= 20
-    assert result["pairs"][:12] == [[i, i] for i in range(12)]
-    assert len(result["pairs"]) == len(result["confidence"]) == result["size"]
-    assert all(0 <= sure <= 1 for sure in result["confidence"])
-    assert result["facts"]["loss"] > 0
-    assert 0 <= result["estimate"]["right"] <= 1
-    assert (
-        result["estimate"]["agreement"] is None
-    )  # agreement needs two attempts, and this method makes one
-    made = stocked.get("/anchor-sets/found").json()
-    assert (made["size"], made["encoders"]) == (result["size"], ["first", "second"])
-    told = made["provenance"]
-    assert (told["job"], told["method"], told["seeds"], told["pools"]) == (
-        job["id"],
-        "paper",
-        12,
-        {"source": 40, "target": 40},
-    )
-    assert (told["settings"]["steps"], told["estimate"]) == (20, result["estimate"])
-    body = {"source": "first", "target": "second", "anchor_set": "found", "vectors": [[1.0] * 8]}
-    assert stocked.post("/translate", json=body).status_code == 200
-
-
 PAIRS = [[i, i] for i in range(12)]
 LEARN = {"method": "self-learning", "options": {}, "min_right": 0.5}
 #: Pools large enough for self-learning.

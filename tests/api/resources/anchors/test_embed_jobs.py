@@ -58,28 +58,6 @@ def assert_same_space(encoding, one, other, encoder):
     np.testing.assert_allclose(vectors, other_vectors, atol=1e-5)
 
 
-def test_a_set_of_inputs_is_that_of_the_vectors_that_they_make(encoding, post, fresh):
-    answer, name = post(encoders=["toy", "minilm"])
-    assert answer.status_code == 201, answer.text
-    made = answer.json()
-    assert (made["size"], made["encoders"], made["keeps_inputs"]) == (
-        len(encoding.texts),
-        ["toy", "minilm"],
-        True,
-    )
-    by_hand = fresh()
-    embeddings = {}
-    for encoder in ("toy", "minilm"):
-        answer = encoding.http.post(
-            "/v1/embeddings", json={"model": encoder, "input": encoding.texts}
-        )
-        embeddings[encoder] = [item["embedding"] for item in answer.json()["data"]]
-    answer = encoding.http.post("/anchor-sets", json={"name": by_hand, "embeddings": embeddings})
-    assert answer.json()["keeps_inputs"] is False
-    for encoder in ("toy", "minilm"):
-        assert_same_space(encoding, name, by_hand, encoder)
-
-
 def test_a_job_makes_the_set_that_a_request_makes_and_tells_how_far_it_is(encoding, post, finished):
     now, waited = post(encoders=["toy", "short"])
     assert now.status_code == 201
@@ -120,31 +98,6 @@ def test_an_encoder_added_later_reads_the_inputs_that_were_kept(encoding, post, 
     assert (again.status_code, again.json()["code"]) == (409, "embeddings-exist")
     typed = put(encoding, name, "short", {"input_type": "document"}, headers)
     assert (typed.status_code, typed.json()["field"]) == (422, "input_type")
-
-
-def test_an_encoder_added_later_may_bring_inputs_of_its_own(encoding, post, finished):
-    _, name = post(keep_inputs=False)
-    _, whole = post(encoders=["toy", "minilm"])
-    answer = put(encoding, name, "minilm", headers=ASYNC)
-    assert (answer.status_code, answer.json()["code"]) == (409, "inputs-not-stored")
-    answer = put(encoding, name, "minilm")
-    assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (
-        409,
-        "inputs-not-stored",
-        "inputs",
-    )
-    assert encoding.http.get(f"/anchor-sets/{name}").json()["keeps_inputs"] is False
-    answer = put(encoding, name, "minilm", {"inputs": encoding.texts}, ASYNC)
-    assert finished(encoding.http, answer.json()["id"])["state"] == "succeeded"
-    assert_same_space(encoding, name, whole, "minilm")
-    short = put(encoding, name, "short", {"inputs": encoding.texts[:-1]})
-    assert (short.status_code, short.json()["code"], short.json()["field"]) == (
-        409,
-        "anchor-count-mismatch",
-        "inputs",
-    )
-    later = put(encoding, name, "short", {"inputs": encoding.texts[:-1]}, ASYNC)
-    assert (later.status_code, later.json()["code"]) == (409, "anchor-count-mismatch")
 
 
 def test_images_are_kept_as_files_and_read_again(encoding, fresh):
@@ -287,30 +240,6 @@ def test_the_inputs_of_a_client_that_left_are_dropped(encoding, path, body):
     settled(encoding)
     assert encoding.gauge("anchorage_encode_dropped_total") > before + 100
     assert encoding.http.get("/anchor-sets/left").status_code == 404
-
-
-def test_a_small_request_whose_client_left_is_dropped_too(encoding):
-    """The small request waits without a thread behind a large one of the same model."""
-    settled(encoding)
-    before = encoding.gauge("anchorage_encode_dropped_total")
-    host, port = encoding.url.removeprefix("http://").split(":")
-    data = [
-        json.dumps({"model": "minilm", "input": texts}).encode()
-        for texts in (LONG[:400], LONG[400:408])
-    ]
-    head = (
-        "POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-        "Content-Type: application/json\r\nContent-Length: {}\r\n\r\n"
-    )
-    connections = []
-    for each in data:
-        connections.append(socket.create_connection((host, int(port))))
-        connections[-1].sendall(head.format(len(each)).encode() + each)
-        until(lambda: encoding.gauge("anchorage_encode_waiting_inputs") > 0)
-    for connection in reversed(connections):
-        connection.close()
-    settled(encoding)
-    assert encoding.gauge("anchorage_encode_dropped_total") > before + 100
 
 
 def anchors_of(encoding, name):

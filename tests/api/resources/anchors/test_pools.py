@@ -51,23 +51,6 @@ def stored(client, name="p", project="default"):
 # --- pieces ---------------------------------------------------------------------------------------
 
 
-def test_a_pool_is_created_listed_read_and_deleted(stocked, refused):
-    answer = put(stocked)
-    assert answer.status_code == 201, answer.text
-    assert answer.headers["location"] == "/pools/p"
-    created = answer.json()
-    assert created.pop("created_at")
-    assert created == {"name": "p", "encoder": "first", "items": 30, "dim": 8, "bytes": 30 * 8 * 4}
-    assert stocked.get("/pools/p").json() == answer.json()
-    assert stocked.get("/pools").json() == {"pools": [answer.json()]}
-    deleted = stocked.delete("/pools/p")
-    assert (deleted.status_code, deleted.content) == (204, b"")
-    assert stocked.get("/pools").json() == {"pools": []}
-    refused(stocked.get("/pools/p"), 404, "pool-not-found", "name", detail="'p'")
-    refused(stocked.delete("/pools/p"), 404, "pool-not-found", "name")
-    refused(add(stocked, 30), 404, "pool-not-found", "name")
-
-
 @pytest.mark.parametrize("offset", [29, 31])
 def test_a_piece_that_begins_elsewhere_is_refused_with_where_the_pool_ends(
     stocked, refused, offset
@@ -204,35 +187,6 @@ def test_a_repeated_request_makes_a_pool_once_and_adds_a_piece_once(stocked, ref
 # --- inputs ---------------------------------------------------------------------------------------
 
 
-def test_inputs_are_the_vectors_that_they_make(encoding, fresh, refused):
-    name, texts = fresh(), encoding.texts
-    made = encoding.http.put(f"/pools/{name}", json={"encoder": "minilm", "inputs": texts[:10]})
-    assert made.status_code == 201, made.text
-    assert (made.json()["items"], made.json()["dim"]) == (10, 384)
-    piece = {"offset": 10, "inputs": texts[10:], "input_type": "query"}
-    assert encoding.http.post(f"/pools/{name}/vectors", json=piece).json()["items"] == len(texts)
-    answer = encoding.http.post("/v1/embeddings", json={"model": "minilm", "input": texts}).json()
-    expected = np.array([each["embedding"] for each in answer["data"]])
-    np.testing.assert_allclose(stored(encoding, name)[0], expected, atol=1e-5)
-    refused(
-        encoding.http.post(f"/pools/{name}/vectors", json=piece), 409, "offset-mismatch", "offset"
-    )
-    long = {"offset": len(texts), "inputs": ["fine", "x" * 40_000]}
-    refused(
-        encoding.http.post(f"/pools/{name}/vectors", json=long),
-        413,
-        "input-too-long",
-        "inputs",
-        [1],
-    )
-    none = {"offset": len(texts), "inputs": []}
-    refused(encoding.http.post(f"/pools/{name}/vectors", json=none), 422, "empty-vectors", "inputs")
-    own = {"encoder": "own", "inputs": texts}
-    refused(
-        encoding.http.put(f"/pools/{fresh()}", json=own), 422, "encoder-needs-vectors", "inputs"
-    )
-
-
 # --- bootstraps -----------------------------------------------------------------------------------
 
 
@@ -359,24 +313,6 @@ def grown(stocked, embeddings):
     with services.db.transaction() as session:
         anchor_sets.add_anchor_set(session, RequestContext("default"), row)
     return stocked, pairs.tolist(), [None if sure != sure else sure for sure in confidence.tolist()]
-
-
-def test_the_pairs_of_a_grown_set_come_in_pages(grown):
-    client, pairs, confidence = grown
-    whole = client.get("/anchor-sets/grown/pairs").json()
-    assert whole["pairs"] == pairs
-    assert whole["confidence"][5] is None
-    assert np.allclose(whole["confidence"][6:], confidence[6:])
-    found: list = []
-    while page := client.get(
-        "/anchor-sets/grown/pairs", params={"after": len(found) - 1, "limit": 7}
-    ).json()["pairs"]:
-        assert len(page) <= 7
-        found += page
-    assert found == pairs
-    for after in (39, 40, 2**62, 10**30):
-        answer = client.get("/anchor-sets/grown/pairs", params={"after": after})
-        assert answer.json() == {"pairs": [], "confidence": []}
 
 
 def test_the_pairs_come_in_arrow_too(grown):

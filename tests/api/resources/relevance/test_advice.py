@@ -80,28 +80,6 @@ def test_judgements_decide_and_the_cheapest_of_the_best_comes_first(ask, judged)
     assert options["re-embed"]["certainty"] == "measured"
 
 
-def test_costs_are_those_of_the_corpus_and_unknown_ones_are_null(ask):
-    prices = {
-        "corpus_size": 2_000_000,
-        "tokens_per_item": 100,
-        "price_per_million_tokens": 0.5,
-        "price_per_million_writes": 3,
-        "items_per_second": 1_000,
-    }
-    options = by_name(good(ask(**prices)))
-    costs = ("writes", "encodings", "encodings_per_query", "seconds", "price")
-    assert [options["re-embed"][name] for name in costs] == [2_000_000, 2_000_000, 1, 2_000, 106]
-    assert [options["translate"][name] for name in costs] == [2_000_000, 0, 1, None, 6]
-    assert [options["fuse"][name] for name in costs] == [0, 0, 2, 0, 0]
-    unknown = by_name(good(ask()))
-    assert [unknown["re-embed"][name] for name in costs] == [None, None, 1, None, None]
-    assert [unknown["keep"][name] for name in costs] == [0, 0, 1, 0, 0]
-    for corpus, index in ((1, 10), (500, 500), (2**52, 10**12)):
-        assert good(ask(corpus_size=corpus))["fidelity"]["index"] == index
-    half = by_name(good(ask(corpus_size=10, price_per_million_writes=1)))
-    assert half["re-embed"]["price"] is None
-
-
 def test_the_size_of_the_store_is_that_of_its_sample(ask, stocked, embeddings):
     path = "/anchor-sets/items/samples/first"
     sample = {"vectors": embeddings["first"].tolist(), "store_size": 70_000}

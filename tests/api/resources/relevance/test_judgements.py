@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
 
-from app.maths.relevance.fuse_weight import WEIGHT_GRID, default_weight, held_out_cosine
+from app.maths.relevance.fuse_weight import default_weight, held_out_cosine
 from tests.api.resources.translations import PAIR
 
 ASYNC = {"Prefer": "respond-async"}
@@ -73,82 +71,6 @@ def default(embeddings):
 def good(answer):
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-def cosines(queries, documents):
-    scores = queries @ documents.T
-    return (
-        scores
-        / np.linalg.norm(queries, axis=1)[:, None]
-        / np.linalg.norm(documents, axis=1)[None, :]
-    )
-
-
-def ndcg(order, grades):
-    gains = [grades.get(document, 0) for document in order[:10]]
-    ideal = sorted(grades.values(), reverse=True)[:10]
-    return sum(g / math.log2(r + 2) for r, g in enumerate(gains)) / sum(
-        g / math.log2(r + 2) for r, g in enumerate(ideal)
-    )
-
-
-def test_each_option_has_the_ndcg_of_its_definition(ask, stocked, search, judgements):
-    body = good(ask(weight=0.4, candidates=9))
-    assert (body["queries"], body["unjudged"], body["documents"]) == (QUERIES - 1, 1, DOCUMENTS)
-    there = stocked.post(
-        "/translate", json={**PAIR, "method": "graded", "vectors": search["documents"].tolist()}
-    ).json()
-    turned = {"source": "second", "target": "first", "anchor_set": "items", "method": "graded"}
-    back = stocked.post("/translate", json={**turned, "vectors": search["queries"].tolist()}).json()
-    assert (body["translator"], body["bridge"]) == (there["translator"], back["translator"])
-    keep = cosines(search["old_queries"], search["documents"])
-    bridge = cosines(np.array(back["vectors"]), search["documents"])
-    translate = cosines(search["queries"], np.array(there["vectors"]))
-    native = cosines(search["queries"], search["native_documents"])
-    expected: dict[str, list[float]] = {}
-    for query in range(QUERIES - 1):
-        grades = {j["document"]: j["grade"] for j in judgements if j["query"] == query}
-        found = (-bridge[query]).argsort()[:9]
-        both = sorted({*found.tolist(), *(-keep[query]).argsort()[:9].tolist()})
-        old, new = (
-            (each[query, both] - each[query, both].mean()) / each[query, both].std()
-            for each in (keep, translate)
-        )
-        orders = {
-            "keep": (-keep[query]).argsort(),
-            "bridge": (-bridge[query]).argsort(),
-            "cascade": found[(-translate[query, found]).argsort()],
-            "fuse": np.array(both)[(-(0.4 * new + 0.6 * old)).argsort()],
-            "translate": (-translate[query]).argsort(),
-            "re-embed": (-native[query]).argsort(),
-        }
-        for option, order in orders.items():
-            expected.setdefault(option, []).append(ndcg(order.tolist(), grades))
-    assert list(body["results"]) == list(expected)
-    for option, values in expected.items():
-        result = body["results"][option]
-        assert result["ndcg_10"] == pytest.approx(np.mean(values)), option
-        low, high = result["intervals"]["ndcg_10"]
-        assert low <= result["ndcg_10"] <= high
-        if option != "keep":
-            change = np.mean(values) - np.mean(expected["keep"])
-            assert result["over_keep"]["ndcg_10"] == pytest.approx(change, abs=1e-9)
-    assert body["results"]["keep"]["over_keep"] is None
-    assert body["missing"] == {}
-    assert body["fuse"]["weight_chosen_by"] == "request"
-    assert body["best"] == max(expected, key=lambda option: np.mean(expected[option]))
-
-
-def test_the_weight_of_fuse_is_chosen_on_other_queries(ask, default):
-    body = good(ask())
-    fuse = body["fuse"]
-    assert fuse["weight_chosen_by"] == "judgements"
-    assert fuse["default_weight"] == default
-    weights = [each["weight"] for each in fuse["by_weight"]]
-    assert weights == sorted({*WEIGHT_GRID, default})
-    best = max(fuse["by_weight"], key=lambda each: each["ndcg_10"])
-    assert fuse["weight"] == best["weight"]
-    assert body["results"]["fuse"]["ndcg_10"] <= best["ndcg_10"]
 
 
 def test_ids_and_rows_are_the_same_and_a_click_is_grade_1(ask, judgements):

@@ -63,11 +63,6 @@ def files(*arrays):
     return body.getvalue()
 
 
-def arrays_of(content, count):
-    body = io.BytesIO(content)
-    return [np.load(body) for _ in range(count)]
-
-
 def stream_of(table, rows_per_batch=None):
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -173,42 +168,6 @@ def test_flags_name_query_and_candidate(ask, embeddings, cloud):
 
 
 # --- formats --------------------------------------------------------------------------------------
-
-
-def test_base64_numbers_lists_and_npy_give_the_same(ask, stocked, cloud, packed):
-    queries, old_queries, blocks = cloud
-    queries, old_queries = queries[:2], old_queries[:2]
-    blocks = [blocks[0], blocks[2][:4]]
-    more = {"mode": "fuse", "weight": 0.5}
-    expected = ask(
-        **more,
-        queries=queries.tolist(),
-        old_queries=old_queries.tolist(),
-        candidates=listed(blocks),
-    ).json()
-    as_base64 = [
-        {**each, "vectors": packed(block, "float64")}
-        for each, block in zip(listed(blocks), blocks, strict=True)
-    ]
-    assert (
-        ask(
-            **more,
-            queries=packed(queries, "float64"),
-            old_queries=packed(old_queries, "float64"),
-            candidates=as_base64,
-        ).json()
-        == expected
-    )
-    answer = post(stocked, files(queries, np.stack(blocks), old_queries), NPY, **more, limit=3)
-    assert answer.headers["content-type"] == NPY
-    assert answer.headers["anchorage-weight"] == "0.5"
-    assert answer.headers["anchorage-weight-chosen-by"] == "request"
-    assert answer.headers["anchorage-translator"] == expected["translator"]
-    places, scores = arrays_of(answer.content, 2)
-    assert (places.dtype, scores.dtype, places.shape) == (np.int64, np.float32, (2, 3))
-    for row, result in enumerate(expected["results"]):
-        assert [f"{row}-{place}" for place in places[row]] == result["ids"][:3]
-        np.testing.assert_allclose(scores[row], result["scores"][:3], atol=1e-6)
 
 
 @pytest.mark.parametrize("rows_per_batch", [None, 1, 2])

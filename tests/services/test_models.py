@@ -16,16 +16,12 @@ from app.errors import (
     NameTaken,
     NotFound,
 )
-from app.heads.linear import make_linear_head
+from app.services import models
 from app.services.anchors import anchor_sets
 from app.services.encoders import encoders
-from app.services.heads import heads
-from app.services.models import aliases
 from app.services.request_context import RequestContext
 from app.storage import name_cache, tables
 from app.storage.queries import access, resources
-from app.storage.queries import aliases as alias_queries
-from app.types import HeadOutput
 from tests.services.helpers import CONTEXT, PROJECT, another_process, create_encoder, some
 from tests.waiting import until
 
@@ -47,41 +43,32 @@ def add_model(services, name, context=CONTEXT):
     return row
 
 
-def add_head(services, name, encoder=None, anchor_set=None):
-    definition = heads.HeadDefinition(name, "linear", encoder, anchor_set, HeadOutput.numbers)
-    return heads.create_head(
-        services, CONTEXT, definition, lambda dim: make_linear_head(some(2, dim), None, dim=dim)
-    )
-
-
 @pytest.fixture
 def named(stocked):
-    """Encoders a (3) and b (2), model m (4), set s of them, heads h of b and r of s."""
+    """Encoders a (3) and b (2), model m (4), and their set s."""
     add_model(stocked, "m")
     anchor_sets.add_embeddings(stocked, CONTEXT, anchor_set="s", encoder="m", vectors=some(12, 4))
-    add_head(stocked, "h", encoder="b")
-    add_head(stocked, "r", anchor_set="s")
     return stocked
 
 
 def put(services, name, model, context=CONTEXT):
-    return aliases.put_alias(services, context, name, model)
+    return models.put_alias(services, context, name, model)
 
 
 def resolved(services, name, project=PROJECT):
-    return aliases.resolve_model(services, project, name)
+    return models.resolve_model(services, project, name)
 
 
-@pytest.mark.parametrize("model", ["m", "m->b@s", "h", "r", "a->h@s", "m->h@s", "a->r@s"])
+@pytest.mark.parametrize("model", ["m", "m->b@s"])
 def test_an_alias_stands_for_every_kind_of_model_in_its_project_only(named, model):
     assert resolved(named, "x") == "x"
     assert put(named, "x", model).model == model
     assert resolved(named, "x") == model
     assert resolved(named, "x", "somebody else's") == "x"
-    aliases.delete_alias(named, CONTEXT, "x")
+    models.delete_alias(named, CONTEXT, "x")
     assert resolved(named, "x") == "x"
     with pytest.raises(AliasNotFound):
-        aliases.delete_alias(named, CONTEXT, "x")
+        models.delete_alias(named, CONTEXT, "x")
 
 
 @pytest.mark.parametrize(
@@ -94,12 +81,9 @@ def test_an_alias_stands_for_every_kind_of_model_in_its_project_only(named, mode
         ("s", EncoderNotFound),
         ("m->nothing@s", NotFound),
         ("m->b@nothing", NotFound),
-        ("nothing->h@s", NotFound),
         ("a", EncoderNeedsVectors),
         ("a->b@s", EncoderNeedsVectors),
         ("outside->b@s", AnchorsNotEmbedded),
-        ("outside->h@s", AnchorsNotEmbedded),
-        ("outside->r@s", AnchorsNotEmbedded),
     ],
 )
 def test_a_model_that_no_request_could_name_is_refused(named, model, error):
@@ -124,34 +108,30 @@ def test_a_repointed_alias_keeps_its_row_and_lets_go_of_its_old_model(named):
     assert resolved(named, "x") == "n"
     with named.db.transaction() as session:
         row = resources.by_name(session, tables.AliasRow, PROJECT, "x")
-    assert (row.target_id, row.head_id, row.anchor_set_id) == (None, None, None)
+    assert (row.target_id, row.anchor_set_id) == (None, None)
     with pytest.raises(InUse, match="encoder 'n' is used by alias 'x'"):
         encoders.delete_encoder(named, CONTEXT, "n")
 
 
-def test_names_are_unique_among_aliases_encoders_and_heads(named):
-    for taken, noun in (("a", "An encoder"), ("h", "A head")):
-        with pytest.raises(NameTaken, match=f"{noun} named '{taken}' exists") as caught:
-            put(named, taken, "m")
-        assert caught.value.field == "name"
+def test_names_are_unique_among_aliases_and_encoders(named):
+    with pytest.raises(NameTaken, match="An encoder named 'a' exists") as caught:
+        put(named, "a", "m")
+    assert caught.value.field == "name"
     put(named, "x", "m")
     with pytest.raises(NameTaken, match="An alias named 'x' exists"):
         create_encoder(named, "x", 2)
-    with pytest.raises(NameTaken, match="An alias named 'x' exists"):
-        add_head(named, "x", encoder="b")
     create_encoder(named, "x", 2, OTHERS)
-    aliases.delete_alias(named, CONTEXT, "x")
+    models.delete_alias(named, CONTEXT, "x")
     create_encoder(named, "x", 2)
 
 
 def test_an_encoder_hides_an_alias_that_was_created_at_the_same_moment(named):
-    put(named, "x", "h")
+    put(named, "x", "m->b@s")
     add_model(named, "x")  # past the check, as in a race
     assert resolved(named, "x") == "x"
 
 
 def test_what_an_alias_names_cannot_be_deleted(named):
-    put(named, "x", "m->h@s")
     put(named, "y", "m->b@s")
     add_model(named, "free")
     put(named, "z", "free")
@@ -160,9 +140,8 @@ def test_what_an_alias_names_cannot_be_deleted(named):
             "encoder 'free' is used by alias 'z'",
             lambda: encoders.delete_encoder(named, CONTEXT, "free"),
         ),
-        ("head 'h' is used by alias 'x'", lambda: heads.delete_head(named, CONTEXT, "h")),
         (
-            "anchor set 's' is used by head 'r', alias 'x', alias 'y'",
+            "anchor set 's' is used by alias 'y'",
             lambda: anchor_sets.delete_anchor_set(named, CONTEXT, "s"),
         ),
     ):
@@ -170,25 +149,25 @@ def test_what_an_alias_names_cannot_be_deleted(named):
             delete()
     with named.db.transaction() as session:
         of = {
-            name: alias_queries.aliases_of(
+            name: resources.aliases_of(
                 session, resources.by_name(session, tables.EncoderRow, PROJECT, name)
             )
             for name in ("a", "b", "m")
         }
-    assert of == {"a": [], "b": ["alias 'y'"], "m": ["alias 'x'", "alias 'y'"]}
-    for name in "xyz":
-        aliases.delete_alias(named, CONTEXT, name)
+    assert of == {"a": [], "b": ["alias 'y'"], "m": ["alias 'y'"]}
+    for name in "yz":
+        models.delete_alias(named, CONTEXT, name)
     encoders.delete_encoder(named, CONTEXT, "free")
-    heads.delete_head(named, CONTEXT, "h")
 
 
 def test_the_database_refuses_to_delete_what_an_alias_names(named):
     """The alias may be created between the check and the deletion."""
-    put(named, "x", "m->h@s")
+    add_model(named, "free")
+    put(named, "x", "free")
     with named.db.transaction() as session:
-        head = resources.by_name(session, tables.HeadRow, PROJECT, "h")
+        row = resources.by_name(session, tables.EncoderRow, PROJECT, "free")
     with pytest.raises(Conflict), named.db.transaction() as session:
-        resources.remove(session, head)
+        resources.remove(session, row)
 
 
 def test_of_two_requests_that_create_an_alias_both_succeed(named):
@@ -210,7 +189,7 @@ def test_of_two_requests_that_create_an_alias_both_succeed(named):
 def test_writes_of_aliases_are_audited(named):
     put(named, "x", "m")
     put(named, "x", "m->b@s")
-    aliases.delete_alias(named, CONTEXT, "x")
+    models.delete_alias(named, CONTEXT, "x")
     with named.db.transaction() as session:
         rows = access.audit(session, PROJECT, before=None, limit=100)
     assert [(row.action, row.name) for row in rows if row.resource == "alias"] == [
@@ -226,15 +205,5 @@ def test_a_change_counts_in_every_process_when_its_memory_ends(named, monkeypatc
     assert resolved(reader, "x") == "x"
     put(named, "x", "m")
     until(lambda: resolved(reader, "x") == "m")
-    aliases.delete_alias(named, CONTEXT, "x")
+    models.delete_alias(named, CONTEXT, "x")
     until(lambda: resolved(reader, "x") == "x")
-
-
-def test_models_are_remembered_without_the_database(named):
-    assert aliases.known_model(named, PROJECT, "m->b@s") == "m->b@s"
-    assert aliases.known_model(named, PROJECT, "x") is None
-    put(named, "x", "m")
-    resolved(named, "x")
-    assert aliases.known_model(named, PROJECT, "x") == "m"
-    put(named, "x", "h")
-    assert aliases.known_model(named, PROJECT, "x") is None

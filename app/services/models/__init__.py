@@ -1,1 +1,0 @@
-"""Models of the compatible protocols: their ids, and plain names for them."""
