@@ -1,4 +1,4 @@
-"""A reindexing into a second collection beside the first, for stores that report no writes.
+"""A reindexing into a second collection next to the first, for stores that report no writes.
 
 A connector subclasses `PairedStore`, which names the verbs that a store must have, and gets the
 whole reindexing. Writes of clients are found by comparing both collections, page by page: after
@@ -193,7 +193,7 @@ class PairedStore(Store):
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
         sides = self.find_sides()
         place = sides.place(side)
-        # what is copied must be what was translated, and not what a client writes in between
+        # `write` copies the rows that were translated, and not what a client writes meanwhile
         keep = side == "old" and sides.phase == "open"
         while True:
             rows, cursor = self.read_page(place, cursor, limit, vectors=True, content=keep)
