@@ -102,8 +102,8 @@ class Differences:
 
 
 class PairedStore(Store):
-    """A store whose reindexing is a second collection. The verbs are methods with `_rows` and so
-    on; each can be repeated after a crash.
+    """A store whose reindexing is a second collection. A connector defines the verbs; each can be
+    repeated after a crash.
     """
 
     #: where the text of a row is, if the location does not say it
@@ -267,9 +267,12 @@ class SecondCollection(Beside):
         self._store, self._tag, self._dim = store, tag, dim
         #: between `prepare` and `build_index`, rows without a new vector are no changes
         self._filling = False
-        #: the comparison that `changes` is in the middle of, and the side that clients write
+        #: the comparison that `changes` is in the middle of, the side that clients write, and what
+        #: it found that waits for `apply`
         self._comparison: Iterator[Differences] | None = None
         self._compared: Side = "old"
+        self._rows: list[StoredRow] = []
+        self._gone: list[StoreId] = []
 
     def _require(self, *phases: Phase) -> Sides:
         sides = self._store.find_sides(self._tag)
@@ -306,11 +309,11 @@ class SecondCollection(Beside):
         rows = self._store.take_served(new)
         others = [id for id in new if id not in rows]
         rows |= {row.id: row for row in self._read_whole(sides.old, others)}
-        if not replace:
-            there = self._store.read_rows(sides.new, list(new), vectors=False, content=False)
-            rows = {id: row for id, row in rows.items() if id not in there}
         if replace:
             self._store.delete_rows(sides.new, list(rows))
+        else:
+            there = self._store.read_rows(sides.new, list(new), vectors=False, content=False)
+            rows = {id: row for id, row in rows.items() if id not in there}
         if rows:
             written = np.stack([new[id] for id in rows])
             self._store.write_rows(sides.new, list(rows.values()), written)
@@ -326,25 +329,24 @@ class SecondCollection(Beside):
     # --- changes of clients -------------------------------------------------------------------
 
     def changes(self, limit: int) -> Changes:
-        """Return rows that differ between the sides; none at the end of a comparison.
-
-        The next call begins a new comparison.
+        """Return rows that differ between the sides. After the last ones, the next call begins a
+        new comparison.
         """
         sides = self._store.find_sides(self._tag)
         source: Side = "new" if sides.phase == "cut" else "old"
         if self._filling or sides.phase not in ("open", "cut"):
             return Changes([], stack_rows([], self._dim), [], (source, []))
-        if self._comparison is None or self._compared != source:
-            self._comparison, self._compared = self._differences(source, array("Q")), source
-        rows: list[StoredRow] = []
-        gone: list[StoreId] = []
-        for found in self._comparison:
-            rows += found.rows
-            gone += found.gone
-            if len(rows) + len(gone) >= limit:
-                break
-        else:
-            self._comparison = None
+        if self._compared != source or not (self._comparison or self._rows or self._gone):
+            self._rows, self._gone, self._compared = [], [], source
+            self._comparison = self._differences(source, array("Q"))
+        while self._comparison and len(self._rows) + len(self._gone) < limit:
+            found = next(self._comparison, None)
+            if found is None:
+                self._comparison = None
+            else:
+                self._rows += found.rows
+                self._gone += found.gone
+        rows, gone = list(self._rows), list(self._gone)
         vectors = stack_rows(rows, self._store.dim_of(sides.place(source)))
         return Changes([row.id for row in rows], vectors, gone, (source, rows))
 
@@ -363,6 +365,7 @@ class SecondCollection(Beside):
             self._store.delete_rows(target, gone)
         if known:
             self._store.skip_rows(sides, opposite(source), list(known.values()))
+        self._rows, self._gone = [], []
 
     def _differences(self, source: Side, seen: array[int]) -> Iterator[Differences]:
         """Yield rows that the other side lacks or has otherwise, then those that only it has.
@@ -379,6 +382,7 @@ class SecondCollection(Beside):
             bare = [row for row in found if row.vector is None]
             if bare:
                 self._store.write_rows(sides.place(opposite(source)), bare, None)
+            seen.extend(_fingerprint(row.id, row.digest) for row in found)
             yield Differences(sides, [row for row in found if row.vector is not None])
             if cursor is None:
                 break
@@ -469,7 +473,7 @@ class SecondCollection(Beside):
         seen = self._bring(source, translate)
         sides = self._source_sides(source)
         pause = self._store.swap(sides, opposite(source))
-        self._comparison = None
+        self._comparison, self._rows, self._gone = None, [], []
         self._bring_late(source, seen, translate)
         return Switch(pause)
 

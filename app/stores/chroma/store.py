@@ -124,12 +124,15 @@ class ChromaStore(PairedStore):
         return name, f"{name}.anchorage-{tag}", f"{name}.anchorage-{tag}.old"
 
     def _collections(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        found: list[Any] = []
         client = self.connection.client
         with self.connection.faults():
-            while page := client.list_collections(limit=NAMES_A_CALL, offset=len(found)):
-                found |= {each.name: each for each in page}
-        return found
+            while len(found) % NAMES_A_CALL == 0:
+                page = client.list_collections(limit=NAMES_A_CALL, offset=len(found))
+                found += page
+                if not page:
+                    break
+        return {each.name: each for each in found}
 
     def create(self, sides: Sides, tag: str, dim: int) -> None:
         with self.connection.faults():
