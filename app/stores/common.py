@@ -69,7 +69,14 @@ FAULT_SHOWN = 300
 FAULT_SIGNS: tuple[tuple[type[AnchorageError], tuple[str, ...], str], ...] = (
     (
         StoreFull,
-        ("no space left", "disk is full", "disk full", "not enough space", "out of disk"),
+        (
+            "no space left",
+            "disk is full",
+            "disk full",
+            "not enough space",
+            "out of disk",
+            "insufficient storage",
+        ),
         "Its disk is full. Free space there, then continue.",
     ),
     (

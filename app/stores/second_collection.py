@@ -92,13 +92,9 @@ class Sides:
         return found
 
 
-@dataclass(frozen=True, eq=False)
-class Differences:
-    """Rows of the source that a page of a comparison found, and ids that only the copy has."""
-
-    sides: Sides
-    rows: Sequence[StoredRow]
-    gone: Sequence[StoreId] = ()
+#: where both sides are, rows of the source that a page of a comparison found, and ids that only
+#: the copy has
+Differences = tuple[Sides, Sequence[StoredRow], Sequence[StoreId]]
 
 
 class PairedStore(Store):
@@ -344,8 +340,8 @@ class SecondCollection(Beside):
             if found is None:
                 self._comparison = None
             else:
-                self._rows += found.rows
-                self._gone += found.gone
+                self._rows += found[1]
+                self._gone += found[2]
         rows, gone = list(self._rows), list(self._gone)
         vectors = stack_rows(rows, self._store.dim_of(sides.place(source)))
         return Changes([row.id for row in rows], vectors, gone, (source, rows))
@@ -383,7 +379,7 @@ class SecondCollection(Beside):
             if bare:
                 self._store.write_rows(sides.place(opposite(source)), bare, None)
             seen.extend(_fingerprint(row.id, row.digest) for row in found)
-            yield Differences(sides, [row for row in found if row.vector is not None])
+            yield sides, [row for row in found if row.vector is not None], []
             if cursor is None:
                 break
         if source == "new" or self._store.shares_rows:
@@ -395,7 +391,7 @@ class SecondCollection(Beside):
             )
             ids = [row.id for row in rows]
             there = self._store.read_rows(sides.old, ids, vectors=False, content=False)
-            yield Differences(sides, [], [id for id in ids if id not in there])
+            yield sides, [], [id for id in ids if id not in there]
             if cursor is None:
                 return
 
@@ -409,10 +405,10 @@ class SecondCollection(Beside):
     def _bring(self, source: Side, translate: TranslateRows) -> NDArray[np.uint64]:
         """Bring every difference to the other side; return the fingerprints of what was read."""
         seen = array("Q")
-        for found in self._differences(source, seen):
-            self._copy(found.sides, source, found.rows, translate)
-            if found.gone:
-                self._store.delete_rows(found.sides.new, found.gone)
+        for sides, rows, gone in self._differences(source, seen):
+            self._copy(sides, source, rows, translate)
+            if gone:
+                self._store.delete_rows(sides.new, gone)
         return np.sort(np.asarray(seen, np.uint64))
 
     def _bring_late(self, source: Side, seen: NDArray[np.uint64], translate: TranslateRows) -> None:

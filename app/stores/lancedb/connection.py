@@ -75,8 +75,7 @@ class LanceConnection:
             )
         self._url = location.url
         self._database: Any = None
-        self._tables: dict[str, Any] = {}
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
 
     def faults(self) -> AbstractContextManager[None]:
         """Return a block that raises faults of LanceDB as errors of this project."""
@@ -94,10 +93,8 @@ class LanceConnection:
 
     def table(self, name: str) -> Any:
         """Return a table. Raises StoreChanged if it does not exist."""
-        with self._lock, self.faults():
-            if name not in self._tables:
-                self._tables[name] = self.database.open_table(name)
-            return self._tables[name]
+        with self.faults():
+            return self.database.open_table(name)
 
     def find_table(self, name: str) -> Any | None:
         """Return a table, or None if it does not exist."""
@@ -128,4 +125,3 @@ class LanceConnection:
     def close(self) -> None:
         with self._lock:
             self._database = None
-            self._tables = {}

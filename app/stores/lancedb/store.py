@@ -7,7 +7,7 @@ tells whether a client wrote a vector since the other one was made of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,13 +213,16 @@ class LancedbStore(PairedStore):
         self, place: LancePlace, ids: Sequence[StoreId], *, vectors: bool, content: bool
     ) -> dict[StoreId, StoredRow]:
         names = [place.id, place.vector, *([place.pair] if place.pair else [])]
-        rows: dict[StoreId, StoredRow] = {}
+        found = self._by_ids(place, ids, names)
+        return {row.id: row for part in found for row in _rows_of(part, place)}
+
+    def _by_ids(
+        self, place: LancePlace, ids: Sequence[StoreId], names: Sequence[str]
+    ) -> Iterator[pa.Table]:
         for start in range(0, len(ids), IDS_A_FILTER):
             part = id_filter(place.id, ids[start : start + IDS_A_FILTER])
             with self.connection.faults():
-                found = place.dataset.to_table(columns=names, filter=part)
-            rows |= {row.id: row for row in _rows_of(found, place)}
-        return rows
+                yield place.dataset.to_table(columns=list(names), filter=part)
 
     def compare_page(
         self, sides: Sides, source: Side, cursor: Cursor | None, limit: int
@@ -388,7 +391,7 @@ class LancedbStore(PairedStore):
         place: LancePlace = self.find_sides().old
         with self.connection.faults():
             total = place.dataset.count_rows()
-            draw = np.random.default_rng(seed).choice(total, min(count, total), replace=False)
+            draw = np.random.default_rng(seed).permutation(total)[:count]
             found = place.dataset.take(sorted(draw.tolist()), columns=[place.id, place.vector])
         plain = LancePlace(place.dataset, place.id, place.vector)
         return self._page(place, _rows_of(found, plain), None)
@@ -401,11 +404,8 @@ class LancedbStore(PairedStore):
                 field="text_field",
             )
         found: dict[StoreId, str | None] = {}
-        for start in range(0, len(ids), IDS_A_FILTER):
-            part = id_filter(place.id, ids[start : start + IDS_A_FILTER])
-            with self.connection.faults():
-                rows = place.dataset.to_table(columns=[place.id, name], filter=part)
-            found |= dict(zip(rows.column(0).to_pylist(), rows.column(1).to_pylist(), strict=True))
+        for part in self._by_ids(place, ids, [place.id, name]):
+            found |= dict(zip(part[place.id].to_pylist(), part[name].to_pylist(), strict=True))
         return [found.get(id) for id in ids]
 
     def search(

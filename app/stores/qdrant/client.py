@@ -20,8 +20,6 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 from app.errors import (
     AnchorageError,
     StoreChanged,
-    StoreFull,
-    StoreRefused,
     StoreUnavailable,
     StoreUnsupported,
 )
@@ -194,7 +192,8 @@ def qdrant_faults(where: str, *, filtered: bool = False) -> AbstractContextManag
 
     def translate(error: Exception) -> AnchorageError | None:
         if isinstance(error, UnexpectedResponse):
-            return _of_status(store, error, filtered)
+            text = f"{error.reason_phrase}: {error.content.decode(errors='replace')}"
+            return fault_of(store, text, filtered=filtered and error.status_code in (400, 422))
         source = getattr(error, "source", error)
         if isinstance(error, ResponseHandlingException) and isinstance(source, ValidationError):
             return StoreUnsupported(
@@ -208,17 +207,3 @@ def qdrant_faults(where: str, *, filtered: bool = False) -> AbstractContextManag
         return None
 
     return store_faults(store, QDRANT_PACKAGES, translate, filtered=filtered)
-
-
-def _of_status(store: str, error: UnexpectedResponse, filtered: bool) -> AnchorageError:
-    text, status = error.content.decode(errors="replace"), error.status_code or 0
-    fault = fault_of(store, text, filtered=filtered and status in (400, 422))
-    if isinstance(fault, StoreFull) or status in (400, 422):
-        return fault
-    kinds: dict[int, type[AnchorageError]] = {
-        401: StoreRefused,
-        403: StoreRefused,
-        404: StoreChanged,
-        507: StoreFull,
-    }
-    return kinds.get(status, StoreUnavailable)(f"{store} answered {status}: {fault.detail}")
