@@ -1,4 +1,4 @@
-"""What several connectors need: the other side, changes, checksums, and the errors of faults."""
+"""What several connectors need: checksums, and the errors of faults."""
 
 from __future__ import annotations
 
@@ -16,16 +16,7 @@ from app.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from app.stores.base import Changes, RowsChecksum, Side, StoreVectors, TranslateRows
-
-
-def opposite(side: Side) -> Side:
-    return "new" if side == "old" else "old"
-
-
-def translate_changes(translate: TranslateRows, changes: Changes) -> StoreVectors:
-    """Return the translated vectors (n, d) of changes; of none, without a call."""
-    return translate(changes.ids, changes.vectors) if len(changes.ids) else changes.vectors
+from app.stores.base import RowsChecksum
 
 
 def row_number(*parts: bytes) -> int:

@@ -34,7 +34,7 @@ from app.stores.base import (
     Switch,
     TranslateRows,
 )
-from app.stores.common import opposite, rows_checksum
+from app.stores.common import rows_checksum
 
 #: rows that are compared, copied or deleted at once
 ROWS_A_PAGE = 1000
@@ -489,6 +489,10 @@ class SecondCollection(Beside):
             sides = self._require("open")
         if sides.phase == "open":
             self._store.drop(sides, "new")
+
+
+def opposite(side: Side) -> Side:
+    return "new" if side == "old" else "old"
 
 
 def find_text(payload: Mapping[str, Any], field: str) -> str | None:

@@ -15,14 +15,13 @@ from chromadb.config import Settings
 
 from app.errors import (
     AnchorageError,
-    InvalidOption,
     StoreRefused,
     StoreUnavailable,
 )
 from app.stores.base import StoreLocation
 from app.stores.common import fault_of, raised_by, store_faults
 
-#: seconds to connect, and the longest wait for an answer unless `timeout_s` of the options says
+#: seconds to connect, and the longest wait for an answer
 CONNECT_S, ANSWER_S = 5.0, 30.0
 
 #: packages whose errors are faults of the store, and its name in errors
@@ -54,7 +53,6 @@ class ChromaConnection:
 
     def __init__(self, location: StoreLocation) -> None:
         self._url = location.url
-        self._timeout = _read_timeout(location.options)
         self._client: Any = None
         self._lock = threading.Lock()
 
@@ -94,7 +92,7 @@ class ChromaConnection:
         return chromadb.PersistentClient(path=str(folder), settings=settings)
 
     def _open_server(self, parts: SplitResult, settings: Settings) -> Any:
-        timeout = httpx.Timeout(self._timeout, connect=min(CONNECT_S, self._timeout))
+        timeout = httpx.Timeout(ANSWER_S, connect=min(CONNECT_S, ANSWER_S))
         host, secure = parts.hostname or "localhost", parts.scheme == "https"
         try:
             port = parts.port or (443 if secure else 8000)
@@ -119,13 +117,3 @@ def _sessions(client: Any) -> list[httpx.Client]:
     """Return the HTTP clients of a client, which the library neither shows nor closes."""
     servers: list[Any] = [client._server, client._admin_client._server]
     return [each._session for each in servers if hasattr(each, "_session")]
-
-
-def _read_timeout(options: Any) -> float:
-    value = options.get("timeout_s", ANSWER_S)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 3600:
-        raise InvalidOption(
-            "`timeout_s` is the number of seconds to wait for Chroma, above 0 and at most 3600.",
-            field="options",
-        )
-    return float(value)
