@@ -43,10 +43,6 @@ def translate(ids, vectors: np.ndarray) -> np.ndarray:
     return np.float32(vectors @ MAP)
 
 
-def translate_back(ids, vectors: np.ndarray) -> np.ndarray:
-    return np.float32(vectors @ np.linalg.pinv(MAP))
-
-
 def local(folder: Path, vectors, points, alias: str | None = "items", **more) -> StoreLocation:
     client = QdrantClient(path=str(folder / "q"))
     client.create_collection("base", vectors, **more)
