@@ -26,8 +26,8 @@ demo: $(INSTALLED) ## translate real sentences, measure the result and draw a ma
 	$(BIN)/anchorage demo
 
 # The tests start dozens of processes. Each would compile every module again if the environment
-# forbade compiled modules.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist worksteal
+# forbade compiled modules, and threads of OpenMP would wait for one another in busy loops.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
 # beartype checks every annotated shape and makes the maths a third slower: only its own tests use it.
 MATHS := tests/maths tests/heads tests/research
 SHAPES := --jaxtyping-packages=app.maths,app.heads,research,beartype.beartype

@@ -276,6 +276,13 @@ class Beside(ABC):
     def apply(self, changes: Changes, vectors: StoreVectors) -> None:
         """Write the translated vectors (n, d) of changes to the other side, and acknowledge."""
 
+    def requeue_different(self) -> int | None:
+        """Make rows wait for `apply` that differ between both sides, though no change waits.
+
+        Returns their number; None where rows cannot be compared, or both sides share them.
+        """
+        return None
+
     @abstractmethod
     def cutover(self, translate: TranslateRows) -> Switch:
         """Make clients see the new vectors, after the last changes are applied by `translate`.

@@ -58,7 +58,7 @@ def _facts(found: Found) -> dict[str, str]:
     interval = f"{promise['low']:.3f} to {promise['high']:.3f}"
     facts = {
         "rows": f"{found['settings']['rows']:,}",
-        "rows a second into the side table, between kills": f"{run['rows_per_second']:,.0f}",
+        "rows a second into the second table, between kills": f"{run['rows_per_second']:,.0f}",
         "kills": "; ".join(each["at"] for each in run["kills"]) or "none",
         "promised recall@10": f"{promise['recall']:.3f} ({interval})",
         "what the index finds of an exact search, before and after, by `verify`": (

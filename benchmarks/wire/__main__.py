@@ -59,7 +59,8 @@ def main() -> None:
     options = arguments.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
-        serve() as server,
+        # 4,096 vectors as JSON are larger than the default limit of such a body.
+        serve(max_json=2**26) as server,
         started([sys.executable, "-m", "benchmarks.wire.empty"], {}, Path(folder)) as routes,
     ):
         vectors, matrix = set_up(Plain(server.port))

@@ -33,6 +33,7 @@ from app.settings import Settings
 from app.storage.tables import Base
 from app.types import Scope
 from app.wiring import make_services
+from tests.waiting import slack
 
 
 @pytest.fixture(scope="session")
@@ -171,7 +172,7 @@ def _listen(stack: ExitStack, app: FastAPI) -> tuple[str, int]:
     thread.start()
     stack.callback(thread.join)
     stack.callback(setattr, server, "should_exit", True)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 30 * slack()
     while not server.started and time.monotonic() < deadline:
         time.sleep(0.01)
     return listener.getsockname()
@@ -459,7 +460,7 @@ def finished() -> Callable[..., dict[str, Any]]:
     """Wait until a job has ended, and return it."""
 
     def wait(client: TestClient, job_id: str, timeout: float = 60) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout * slack()
         while time.monotonic() < deadline:
             job = client.get(f"/jobs/{job_id}").json()
             if job["state"] in ("succeeded", "failed", "cancelled"):

@@ -25,6 +25,7 @@ from app.demo.client import free_port
 from app.main import create_app
 from app.settings import Settings
 from app.storage.folder_lock import exclusive
+from tests.waiting import slack
 
 BEYOND = "0.0.0.0"  # noqa: S104
 KEY = r"anc_[0-9a-f]{32}_[A-Za-z0-9_-]{43}"
@@ -106,7 +107,7 @@ def test_beyond_loopback_without_a_key_the_server_refuses_and_says_what_to_do(
 def test_told_so_in_words_the_server_lets_everyone_in_and_warns(tmp_path: Path) -> None:
     port = free_port()
     with serving(tmp_path, host=BEYOND, port=str(port), auth="none") as process:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 120 * slack()
         while time.monotonic() < deadline and process.poll() is None:
             try:
                 answer = httpx2.get(

@@ -28,6 +28,7 @@ from tests.cli.test_commands import logs_as_they_were, said
 from tests.pgvector_server import PgvectorServer, pgvector_server_of_process
 from tests.services.helpers import CONTEXT
 from tests.services.reindexing.moving import make_encoders, make_table, old_vectors
+from tests.waiting import slack
 
 __all__ = ["logs_as_they_were"]
 
@@ -211,7 +212,7 @@ def test_ctrl_c_pauses_and_the_same_command_continues(terminal: Terminal) -> Non
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 120 * slack()
         while "of 600 rows have been read" not in terminal.ok("reindex", "status", terminal.file):
             assert process.poll() is None
             assert time.monotonic() < deadline

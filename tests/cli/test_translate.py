@@ -20,6 +20,7 @@ from app.cli import cli
 from app.main import create_app
 from app.settings import Settings
 from tests.cli.test_commands import logs_as_they_were, said
+from tests.waiting import slack
 
 __all__ = ["logs_as_they_were"]
 
@@ -126,7 +127,7 @@ def test_a_run_that_ends_early_keeps_complete_shards_and_is_continued(
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 120 * slack()
         while not list(out.glob("0[0-9].parquet")) and time.monotonic() < deadline:
             assert process.poll() is None
             time.sleep(0.01)

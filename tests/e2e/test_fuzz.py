@@ -25,7 +25,7 @@ from app.types import Scope
 from app.wiring import make_services
 
 #: requests for an operation with a body; one without gets a third as many
-EXAMPLES = 16
+EXAMPLES = 6
 LONG_EXAMPLES = 64
 
 CHECKS = [

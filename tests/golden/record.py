@@ -24,6 +24,7 @@ from starlette.testclient import TestClient
 from app.main import create_app
 from app.settings import Settings, StoreEntry
 from tests.golden.steps import ARROW, NPY, Step, _real, steps
+from tests.waiting import slack
 
 ANSWERS = Path(__file__).with_name("answers.json")
 OPENAPI = Path(__file__).with_name("openapi.json")
@@ -72,7 +73,7 @@ def _end_of_job(client: TestClient, answer: Any) -> Any:
     if answer.status_code != 202:
         return answer
     path = answer.headers["location"]
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 300 * slack()
     while True:
         job = client.get(path)
         state = job.json().get("state")

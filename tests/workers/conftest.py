@@ -22,6 +22,7 @@ from app.settings import Settings
 from app.storage import tables
 from app.types import EncoderKind
 from app.wiring import make_services
+from tests.waiting import slack
 from workers.main import Worker
 
 PROJECT = "default"
@@ -83,7 +84,7 @@ class Deployment:
 
     def wait(self, job_id: str, true: Callable[[tables.JobRow], Any]) -> tables.JobRow:
         """The job's row once it is so: generous, because machines are busy."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 120 * slack()
         while not true(row := self.row(job_id)):
             assert time.monotonic() < deadline, (row.state, row.attempts, row.progress, row.error)
             time.sleep(0.02)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from psycopg import sql
 
@@ -11,7 +10,7 @@ from app.errors import StoreChanged
 from app.stores.base import Changes, StoreId
 from app.stores.pgvector import reading
 from app.stores.pgvector.connections import KeyKind, StoreConnection, key_type
-from app.stores.pgvector.layout import PgRelation, PgState, PgVectors, name_of
+from app.stores.pgvector.layout import PgState, PgVectors, name_of
 
 _CAPTURE = """
 CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
@@ -30,95 +29,90 @@ BEGIN
   RETURN NULL;
 END $anchorage$"""
 
-_TRIGGERS = (
-    "CREATE TRIGGER anchorage_capture AFTER INSERT OR DELETE ON {table} "
-    "FOR EACH ROW EXECUTE FUNCTION {function}()",
-    "CREATE TRIGGER anchorage_capture_update AFTER UPDATE ON {table} FOR EACH ROW WHEN "
-    "(OLD.{key} IS DISTINCT FROM NEW.{key} OR {changed}) EXECUTE FUNCTION {function}()",
-    "CREATE TRIGGER anchorage_capture_truncate AFTER TRUNCATE ON {table} "
-    "FOR EACH STATEMENT EXECUTE FUNCTION {function}()",
-    # also for a subscriber of logical replication
-    "ALTER TABLE {table} ENABLE ALWAYS TRIGGER anchorage_capture",
-    "ALTER TABLE {table} ENABLE ALWAYS TRIGGER anchorage_capture_update",
-    "ALTER TABLE {table} ENABLE ALWAYS TRIGGER anchorage_capture_truncate",
-)
-
-_ROWS_TRIGGERS = (
-    "CREATE TRIGGER anchorage_capture_rows AFTER UPDATE ON {table} FOR EACH ROW WHEN "
-    "(NOT (OLD.{key} IS DISTINCT FROM NEW.{key} OR {changed})) "
+_TRIGGERS = {
+    "anchorage_capture": "AFTER INSERT OR DELETE ON {table} FOR EACH ROW "
+    "EXECUTE FUNCTION {function}()",
+    "anchorage_capture_update": "AFTER UPDATE ON {table} FOR EACH ROW WHEN ({changed}) "
+    "EXECUTE FUNCTION {function}()",
+    "anchorage_capture_rows": "AFTER UPDATE ON {table} FOR EACH ROW WHEN (NOT ({changed})) "
     "EXECUTE FUNCTION {function}('rows')",
-    "ALTER TABLE {table} ENABLE ALWAYS TRIGGER anchorage_capture_rows",
-)
+    "anchorage_capture_truncate": "AFTER TRUNCATE ON {table} FOR EACH STATEMENT "
+    "EXECUTE FUNCTION {function}()",
+}
 
 
 def create_queue(
-    connection: StoreConnection, state: PgState, schema: str, key: str, kind: KeyKind, owner: str
+    connection: StoreConnection, state: PgState, schema: str, kind: KeyKind, owner: str
 ) -> None:
-    """Create the queue and the function of the triggers, which runs as the owner of the table."""
-    queue = sql.Identifier(schema, state.queue)
-    function = sql.Identifier(schema, name_of(state.tag, "capture"))
-    connection.run(
-        "CREATE TABLE {} (seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key {}, "
-        "rows_only boolean NOT NULL DEFAULT false)",
-        queue,
-        key_type(kind),
-    )
-    connection.run(_CAPTURE, function=function, queue=queue, key=key)
-    connection.run("ALTER TABLE {} OWNER TO {}", queue, owner)
-    connection.run("ALTER FUNCTION {}() OWNER TO {}", function, owner)
-
-
-def drop_queue(connection: StoreConnection, state: PgState, schema: str) -> None:
-    """Drop the queue and the function, and with it the triggers."""
+    """Create the queue, the marks, and the function of the triggers, all of the table's owner."""
+    names: dict[str, sql.Composable] = {
+        "queue": sql.Identifier(schema, state.queue),
+        "marks": sql.Identifier(schema, state.marks),
+        "function": sql.Identifier(schema, name_of(state.tag, "capture")),
+        "key": sql.Identifier(state.key),
+        "type": key_type(kind),
+        "owner": sql.Identifier(owner),
+    }
     for statement in (
-        "DROP TABLE IF EXISTS {queue}",
-        "DROP FUNCTION IF EXISTS {function}() CASCADE",
+        "CREATE TABLE {queue} (seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key {type}, "
+        "rows_only boolean NOT NULL DEFAULT false)",
+        "CREATE TABLE {marks} (key {type} PRIMARY KEY)",
+        _CAPTURE,
+        "ALTER TABLE {queue} OWNER TO {owner}",
+        "ALTER TABLE {marks} OWNER TO {owner}",
+        "ALTER FUNCTION {function}() OWNER TO {owner}",
     ):
-        connection.run(
-            statement,
-            queue=sql.Identifier(schema, state.queue),
-            function=sql.Identifier(schema, name_of(state.tag, "capture")),
-        )
+        connection.execute(sql.SQL(statement).format(**names))
 
 
-def start_capture(
-    connection: StoreConnection, tag: str, vectors: PgVectors, *, whole_rows: bool = False
-) -> None:
-    """Create the triggers. Waits for transactions that write to the table.
-
-    whole_rows  also capture updates of other columns, with `rows_only`
-    """
-    column = sql.Identifier(vectors.column)
-    changed = sql.SQL("OLD.{0} IS DISTINCT FROM NEW.{0}").format(column)
+def start_capture(connection: StoreConnection, tag: str, vectors: PgVectors) -> None:
+    """Create the triggers. Waits for transactions that write to the table."""
+    table = vectors.relation.identifier
+    # A dump shows IS DISTINCT FROM without the schema of its operator, and cannot be restored.
+    changed = sql.SQL(
+        "OLD.{key} IS DISTINCT FROM NEW.{key} OR (OLD.{column} OPERATOR({schema}.=) NEW.{column} "
+        "OR OLD.{column} IS NULL AND NEW.{column} IS NULL) IS NOT TRUE"
+    ).format(
+        key=sql.Identifier(vectors.key),
+        column=sql.Identifier(vectors.column),
+        schema=sql.Identifier(connection.extension),
+    )
     values = {
-        "table": vectors.relation.identifier,
+        "table": table,
         "function": sql.Identifier(vectors.relation.schema, name_of(tag, "capture")),
-        "key": sql.Identifier(vectors.key),
         "changed": changed,
     }
-    for statement in _TRIGGERS + (_ROWS_TRIGGERS if whole_rows else ()):
-        connection.run(statement, **values)
+    for name, definition in _TRIGGERS.items():
+        create = sql.SQL("CREATE TRIGGER {name} " + definition)
+        connection.execute(create.format(name=sql.Identifier(name), **values))
+        # also for a subscriber of logical replication
+        connection.run("ALTER TABLE {} ENABLE ALWAYS TRIGGER {}", table, name)
 
 
 def stop_capture(connection: StoreConnection, vectors: PgVectors) -> None:
-    for part in ("", "_update", "_truncate", "_rows"):
-        name = f"anchorage_capture{part}"
+    for name in _TRIGGERS:
         connection.run("DROP TRIGGER IF EXISTS {} ON {}", name, vectors.relation.identifier)
 
 
-def require_capture(
-    connection: StoreConnection, vectors: PgVectors, *, whole_rows: bool = False
-) -> None:
+def require_capture(connection: StoreConnection, vectors: PgVectors, *, is_cut_over: bool) -> None:
     """Raises StoreChanged if a trigger is missing or disabled: writes of clients would be lost."""
-    row = connection.execute(
-        "SELECT count(*) FROM pg_trigger WHERE tgrelid = %s AND tgenabled = 'A' "
-        "AND starts_with(tgname, 'anchorage_capture')",
+    rows = connection.execute(
+        "SELECT tgname FROM pg_trigger WHERE tgrelid = %s AND tgenabled = 'A'",
         [vectors.relation.oid],
-    ).fetchone()
-    if row is None or row[0] != (4 if whole_rows else 3):
+    ).fetchall()
+    missing = ", ".join(each for each in _TRIGGERS if (each,) not in rows)
+    if missing and is_cut_over:
         raise StoreChanged(
-            f"A trigger of the reindexing on {vectors.relation.name!r} is missing or disabled, so "
-            "writes of clients may be lost. Abandon the reindexing, and plan a new one."
+            f"Triggers of the reindexing on {vectors.relation.name!r} are missing or disabled: "
+            f"{missing}. Writes of clients may be lost for a rollback. `finish` the reindexing. "
+            "Or, if you only disabled triggers, enable them by ALTER TABLE ... ENABLE ALWAYS "
+            "TRIGGER, and call `verify`: it copies again what differs in more than the vector."
+        )
+    if missing:
+        raise StoreChanged(
+            f"Triggers of the reindexing on {vectors.relation.name!r} are missing or disabled: "
+            f"{missing}. Writes of clients may be lost. `abandon` the reindexing, and plan a new "
+            "one."
         )
 
 
@@ -166,28 +160,22 @@ def claim(connection: StoreConnection, state: PgState, schema: str, numbers: Seq
 def acknowledge(
     connection: StoreConnection, state: PgState, schema: str, numbers: Sequence[int]
 ) -> None:
+    """Delete entries of the queue, and mark the rows whose old vector is now a translated one."""
+    names = {
+        "marks": sql.Identifier(schema, state.marks),
+        "queue": sql.Identifier(schema, state.queue),
+    }
+    connection.run(
+        "INSERT INTO {marks} SELECT DISTINCT key FROM {queue} WHERE seq = ANY(%s) "
+        "AND NOT rows_only AND key IS NOT NULL ON CONFLICT DO NOTHING"
+        if state.is_cut_over
+        else "DELETE FROM {marks} WHERE key IN "
+        "(SELECT key FROM {queue} WHERE seq = ANY(%s) AND NOT rows_only)",
+        params=[list(numbers)],
+        **names,
+    )
     connection.run(
         "DELETE FROM {} WHERE seq = ANY(%s)",
         sql.Identifier(schema, state.queue),
         params=[list(numbers)],
     )
-
-
-_ON_UPDATE = """
-SELECT tgname, tgenabled::text FROM pg_trigger WHERE tgrelid = %s AND NOT tgisinternal
-  AND tgenabled <> 'D' AND tgtype & 16 <> 0 AND NOT starts_with(tgname, 'anchorage_')"""
-
-_ENABLE = {"O": "ENABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
-
-
-@contextmanager
-def without_user_triggers(connection: StoreConnection, table: PgRelation) -> Iterator[None]:
-    """Disable triggers on UPDATE for this transaction: one would set `updated_at`, or refuse."""
-    triggers = connection.execute(_ON_UPDATE, [table.oid]).fetchall()
-    for name, _ in triggers:
-        connection.run("ALTER TABLE {} DISABLE TRIGGER {}", table.identifier, name)
-    yield
-    for name, mode in triggers:
-        connection.run(
-            "ALTER TABLE {} {} TRIGGER {}", table.identifier, sql.SQL(_ENABLE[mode]), name
-        )

@@ -1,4 +1,4 @@
-"""Where the rows and the vectors of a collection lie now: before, during and after a reindexing.
+"""Where the vectors of a collection are now: before, during and after a reindexing.
 
 PostgreSQL's catalogue says what a table is: columns, key, vectors and index. The state of a
 reindexing is JSON in the comment of its queue table, so that any process can read it and each step
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import psycopg
@@ -32,16 +32,13 @@ _METRIC_OF_OPERATORS: dict[str, Metric] = {"cosine": "cosine", "ip": "dot", "l2"
 
 _RELATION = """
 SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, pg_get_userbyid(c.relowner),
-  c.relrowsecurity, c.relforcerowsecurity, c.reltuples::float8, c.relpages,
-  c.relispartition OR EXISTS (SELECT FROM pg_inherits WHERE c.oid IN (inhrelid, inhparent)),
-  c.relpersistence::text
+  c.relrowsecurity, c.relforcerowsecurity, c.reltuples::float8, c.relpages, c.relpersistence::text
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s"""
 
 _COLUMNS_QUERY = """
 SELECT a.attname, t.typname, format_type(a.atttypid, a.atttypmod), a.atttypmod, a.attnotnull,
-  pg_get_expr(d.adbin, d.adrelid), a.attgenerated::text, a.attidentity::text, a.attnum
+  a.attgenerated::text, a.attidentity::text
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
 
 _UNIQUE = """
@@ -50,14 +47,12 @@ SELECT i.indisprimary, array(SELECT a.attname::text FROM pg_attribute a
 FROM pg_index i WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate
   AND i.indpred IS NULL AND i.indexprs IS NULL ORDER BY i.indisprimary DESC, i.indexrelid"""
 
-_INDEXES = """
-SELECT c.relname, m.amname, n.nspname, o.opcname, coalesce(c.reloptions, '{}')::text[],
-  i.indpred IS NOT NULL
-FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am m ON m.oid = c.relam
-JOIN pg_opclass o ON o.oid = i.indclass[0] JOIN pg_namespace n ON n.oid = o.opcnamespace
+_INDEX_OPERATORS = """
+SELECT o.opcname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+JOIN pg_am m ON m.oid = c.relam JOIN pg_opclass o ON o.oid = i.indclass[0]
 JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
 WHERE i.indrelid = %s AND a.attname = %s AND m.amname IN ('hnsw', 'ivfflat') AND i.indisvalid
-ORDER BY i.indexrelid"""
+ORDER BY i.indexrelid LIMIT 1"""
 
 
 @dataclass(frozen=True)
@@ -69,10 +64,8 @@ class PgColumn:
     type_text: str
     modifier: int
     not_null: bool
-    default: str | None
     generated: str
     identity: str
-    number: int
 
 
 @dataclass(frozen=True)
@@ -88,7 +81,6 @@ class PgRelation:
     force_row_security: bool
     tuples: float
     pages: int
-    inherits: bool
     persistence: str
     columns: tuple[PgColumn, ...]
 
@@ -105,22 +97,6 @@ class PgRelation:
             "reindexing if it is not cut over.",
             field="vector_field",
         )
-
-
-@dataclass(frozen=True)
-class VectorIndex:
-    """An hnsw or ivfflat index of a vector column."""
-
-    name: str
-    method: str
-    schema: str
-    operators: str
-    options: tuple[str, ...]
-    partial: bool
-
-    @property
-    def metric(self) -> Metric:
-        return _METRIC_OF_OPERATORS.get(self.operators.split("_")[1], "cosine")
 
 
 def find_relation(connection: StoreConnection, collection: str) -> int | None:
@@ -166,7 +142,7 @@ def relation_named(connection: StoreConnection, schema: str, name: str) -> PgRel
     if row is None:
         raise StoreChanged(
             f"The table {name!r}, which the reindexing created or renamed, is missing. Restore "
-            "it, or abandon the reindexing if it is not cut over."
+            "it; or `abandon` the reindexing if it is not cut over, and `finish` it if it is."
         )
     return load_relation(connection, row[0])
 
@@ -231,11 +207,10 @@ def key_column(
     return column, _KEY_KINDS[column.type_name]
 
 
-def vector_indexes(
-    connection: StoreConnection, relation: PgRelation, column: str
-) -> Sequence[VectorIndex]:
-    rows = connection.execute(_INDEXES, [relation.oid, column]).fetchall()
-    return [VectorIndex(*[*row[:4], tuple(row[4]), row[5]]) for row in rows]
+def index_metric(connection: StoreConnection, vectors: PgVectors) -> Metric | None:
+    """Return the metric of the approximate index; None without an index."""
+    row = connection.execute(_INDEX_OPERATORS, [vectors.relation.oid, vectors.column]).fetchone()
+    return None if row is None else _METRIC_OF_OPERATORS.get(row[0].split("_")[1], "cosine")
 
 
 def declared_dim(column: PgColumn) -> int | None:
@@ -247,14 +222,16 @@ def parse_number(text: Any) -> int | None:
     return int(found[0]) if found else None
 
 
-#: begins the comments that this connector writes
-MARK = '{"anchorage":'
+_STATES = """
+SELECT n.nspname, obj_description(c.oid, 'pg_class') FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND c.relname ~ '^anchorage_[0-9a-f]{8}_queue$'"""
 
-_MARKED = (
-    "SELECT c.relname, d.description FROM pg_class c JOIN pg_description d ON d.objoid = c.oid "
-    "AND d.classoid = 'pg_class'::regclass AND d.objsubid = 0 "
-    "WHERE c.relnamespace = %s::regnamespace AND starts_with(d.description, %s)"
-)
+_TRACES = """
+SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND starts_with(c.relname, %(prefix)s)
+UNION ALL SELECT n.nspname, p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+WHERE starts_with(p.proname, %(prefix)s)"""
 
 
 @dataclass(frozen=True)
@@ -272,57 +249,63 @@ class PgVectors:
 class PgState:
     """What the store remembers of a reindexing.
 
-    phase     prepared, cut-over or rolled-back
-    table     name of the collection in its schema
-    dim       dimensions of the new vectors, and type_name, their type
-    form      columns and key that `prepare` found
-    details   of the strategy
+    phase       prepared, cut-over or rolled-back
+    table       name of the collection in its schema
+    dim         dimensions of the new vectors, and type_name, their type
+    key         name of the key, and column, of the column of vectors
+    form        what `prepare` found, and must stay the same
+    files       numbers of both tables' files, when their rows were last known to be the same
+    unvalidated foreign keys that a switch added without reading their tables
     """
 
     tag: str
-    strategy: str
     phase: str
     table: str
     dim: int
     type_name: str
+    key: str
+    column: str
     form: Mapping[str, Any]
-    details: Mapping[str, Any]
+    files: Sequence[Sequence[int]] = ()
+    unvalidated: Sequence[Sequence[str]] = ()
 
     @property
     def queue(self) -> str:
         return name_of(self.tag, "queue")
 
     @property
+    def marks(self) -> str:
+        """The name of the table of keys whose old vector was translated back."""
+        return name_of(self.tag, "translated")
+
+    @property
     def new(self) -> str:
+        """The name of the table with the new vectors, until a cutover."""
         return name_of(self.tag, "new")
+
+    @property
+    def hidden(self) -> str:
+        """The name of the table that clients do not see."""
+        return name_of(self.tag, "old") if self.is_cut_over else self.new
 
     @property
     def is_cut_over(self) -> bool:
         return self.phase == "cut-over"
 
     def text(self) -> str:
-        return mark_text(state=self.__dict__)
-
-    def moved(self, phase: str, **details: Any) -> PgState:
-        return replace(self, phase=phase, details={**self.details, **details})
+        return json.dumps({"anchorage": 1, "state": self.__dict__}, separators=(",", ":"))
 
 
 @dataclass(frozen=True)
 class PgLayout:
-    """A collection.
-
-    table  what has the collection's name: a table, or the view of strategy `side`
-    rows   the table with everything except the vectors (and with the old ones, at first)
-    """
+    """A collection. table: what has its name, which clients see."""
 
     table: PgRelation
-    rows: PgRelation
     key: PgColumn
     kind: KeyKind
     old: PgVectors
     new: PgVectors | None
     state: PgState | None
-    is_view: bool
 
     def vectors(self, side: Side) -> PgVectors:
         if side == "old":
@@ -332,13 +315,22 @@ class PgLayout:
         return self.new
 
     @property
+    def _is_cut_over(self) -> bool:
+        return self.state is not None and self.state.is_cut_over
+
+    @property
     def seen(self) -> PgVectors:
         """The vectors that clients see."""
-        return self.new if self.new and self.state and self.state.is_cut_over else self.old
+        return self.vectors("new" if self._is_cut_over else "old")
+
+    @property
+    def other(self) -> PgVectors:
+        """The vectors that clients do not see."""
+        return self.vectors("old" if self._is_cut_over else "new")
 
     @property
     def payload(self) -> list[str]:
-        """Names of the columns that clients see, without the key and the vector."""
+        """Names of the columns without the key and the vector."""
         hidden = {self.key.name, self.old.column}
         return [each.name for each in self.table.columns if each.name not in hidden]
 
@@ -347,56 +339,42 @@ def name_of(tag: str, part: str) -> str:
     return f"anchorage_{tag}_{part}"
 
 
-def mark_text(**content: Any) -> str:
-    return json.dumps({"anchorage": 1, **content}, separators=(",", ":"))
+def read_state(text: str | None) -> PgState | None:
+    """Return the state in the comment of a queue table; None if the comment is another one."""
+    try:
+        return PgState(**json.loads(text or "")["state"])
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
-def marks(connection: StoreConnection, schema: str) -> dict[str, dict[str, Any]]:
-    """Return the JSON of each comment in the schema that this connector wrote, by table."""
-    rows = connection.execute(_MARKED, [sql_schema(schema), MARK]).fetchall()
-    return {name: json.loads(text) for name, text in rows}
+def states_of(connection: StoreConnection, schema: str, table: str) -> list[PgState]:
+    """Return the states of all reindexings of a table."""
+    rows = connection.execute(_STATES + " AND n.nspname = %s", [schema]).fetchall()
+    states = [read_state(text) for _, text in rows]
+    return [each for each in states if each is not None and each.table == table]
 
 
-def sql_schema(schema: str) -> str:
-    return '"' + schema.replace('"', '""') + '"'
-
-
-def states_of(found: Mapping[str, Mapping[str, Any]], table: str) -> list[PgState]:
-    every = [PgState(**each["state"]) for each in found.values() if "state" in each]
-    return [each for each in every if each.table == table]
-
-
-def states_of_tag(
+def traces_of(
     connection: StoreConnection, location: StoreLocation, tag: str
-) -> list[tuple[str, PgState]]:
-    """Return the schema and the state of a reindexing, also if its table has changed or is gone."""
+) -> list[tuple[str, str]]:
+    """Return schema and name of each table and function of a reindexing.
+
+    Names alone tell them: the collection may be gone, and the state unreadable.
+    """
     oid = find_relation(connection, location.collection)
-    if oid is not None:
-        schemas = [load_relation(connection, oid).schema]
+    if oid is None:
+        schema = location.collection.replace('"', "").rpartition(".")[0]
     else:
-        rows = connection.execute(
-            "SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE c.relname = %s",
-            [name_of(tag, "queue")],
-        ).fetchall()
-        schemas = [row[0] for row in rows]
-    name = location.collection.replace('"', "")
-    found = []
-    for schema in schemas:
-        for content in marks(connection, schema).values():
-            state = PgState(**content["state"]) if "state" in content else None
-            names = () if state is None else (state.table, f"{schema}.{state.table}")
-            if state is not None and state.tag == tag and name in names:
-                found.append((schema, state))
-    return found
+        schema = load_relation(connection, oid).schema
+    rows = connection.execute(_TRACES, {"prefix": name_of(tag, "")}).fetchall()
+    return [row for row in rows if schema in ("", row[0])]
 
 
-def comment(relation: sql.Identifier, text: str | None, kind: str = "TABLE") -> sql.Composed:
-    return sql.SQL("COMMENT ON {} {} IS {}").format(
-        sql.SQL(kind),
-        relation,
-        sql.Literal(text),
-    )
+def state_of_tag(connection: StoreConnection, schema: str, tag: str) -> PgState | None:
+    """Return the state of a reindexing; None if it is lost."""
+    rows = connection.execute(_STATES + " AND n.nspname = %s", [schema]).fetchall()
+    states = [read_state(text) for _, text in rows]
+    return next((each for each in states if each is not None and each.tag == tag), None)
 
 
 def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayout:
@@ -409,16 +387,13 @@ def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayou
             field="collection",
         )
     table = load_relation(connection, oid)
-    found = marks(connection, table.schema)
-    states = states_of(found, table.name)
+    states = states_of(connection, table.schema, table.name)
     if len(states) > 1:
         raise StoreRefused(
             f"The table {table.name!r} has traces of several reindexings: "
             f"{', '.join(each.tag for each in states)}. Abandon all except one."
         )
     state = states[0] if states else None
-    if table.kind == "v":
-        return _layout_of_view(connection, location, table, found, state)
     if table.kind not in ("r", "p"):
         raise StoreUnsupported(
             f"{table.name!r} is not a table. Name the table that holds the vectors.",
@@ -428,57 +403,12 @@ def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayou
     column = vector_column(table, location)
     seen = vectors_of(table, key.name, column)
     if state is None:
-        return PgLayout(table, table, key, kind, seen, None, None, is_view=False)
-    other = relation_named(
-        connection,
-        table.schema,
-        state.details["old"] if state.strategy == "swap" and state.is_cut_over else state.new,
-    )
-    old_names = state.details["column"], state.details["key"]
-    beside = vectors_of(other, old_names[1], other.column(old_names[0]))
-    old, new = (beside, seen) if state.is_cut_over else (seen, beside)
-    return PgLayout(table, table, key, kind, old, new, state, is_view=False)
+        return PgLayout(table, key, kind, seen, None, None)
+    hidden = relation_named(connection, table.schema, state.hidden)
+    other = vectors_of(hidden, state.key, hidden.column(state.column))
+    old, new = (other, seen) if state.is_cut_over else (seen, other)
+    return PgLayout(table, key, kind, old, new, state)
 
 
 def vectors_of(relation: PgRelation, key: str, column: PgColumn) -> PgVectors:
     return PgVectors(relation, key, column.name, column.type_name, declared_dim(column))
-
-
-def _layout_of_view(
-    connection: StoreConnection,
-    location: StoreLocation,
-    table: PgRelation,
-    found: Mapping[str, Mapping[str, Any]],
-    state: PgState | None,
-) -> PgLayout:
-    """A view that strategy `side` made, at a cutover or at an earlier `finish`."""
-    kept = [
-        each["view"] for each in found.values() if each.get("view", {}).get("name") == table.name
-    ]
-    if state is not None:
-        names: Mapping[str, Any] = state.details
-    elif kept:
-        names = kept[0]
-    else:
-        raise StoreUnsupported(
-            f"{table.name!r} is a view. Name the table that holds the vectors.",
-            field="collection",
-        )
-    rows = relation_named(connection, table.schema, names["rows"])
-    key, kind = key_column(connection, rows, location)
-    old_relation = relation_named(connection, table.schema, names["old"])
-    old = vectors_of(old_relation, names["key"], old_relation.column(names["column"]))
-    new = None
-    if state is not None:
-        new_relation = relation_named(connection, table.schema, state.new)
-        new = vectors_of(new_relation, names["key"], new_relation.column(names["column"]))
-    return PgLayout(table, rows, key, kind, old, new, state, is_view=True)
-
-
-def metric_of(connection: StoreConnection, layout: PgLayout) -> Metric:
-    """Return the metric of the index; without an index, cosine."""
-    if layout.state is not None:
-        metric: Metric = layout.state.details["metric"]
-        return metric
-    found = vector_indexes(connection, layout.seen.relation, layout.seen.column)
-    return found[0].metric if found else "cosine"

@@ -42,8 +42,8 @@ _COMPARISONS = {
 }
 
 
-def where(filter: Any, rows: PgRelation, alias: str = "r") -> tuple[sql.Composable, list[Any]]:
-    """Return a condition on `rows` and its parameters.
+def where(filter: Any, rows: PgRelation) -> tuple[sql.Composable, list[Any]]:
+    """Return a condition on `rows`, whose alias is `v`, and its parameters.
 
     filter  {column: value}, {column: [any of these]}, {column: null} or {column: {"$gt": value}};
             the operators are $eq, $ne, $gt, $gte, $lt, $lte, $in and $contains. All must hold.
@@ -64,7 +64,7 @@ def where(filter: Any, rows: PgRelation, alias: str = "r") -> tuple[sql.Composab
         if not isinstance(condition, Mapping):
             condition = {"$in" if isinstance(condition, list) else "$eq": condition}
         for operator, value in condition.items():
-            term, more = _term(sql.Identifier(alias, name), types[name], operator, value)
+            term, more = _term(sql.Identifier("v", name), types[name], operator, value)
             terms.append(term)
             values += more
     return sql.SQL(" AND ").join(terms), values
@@ -227,22 +227,22 @@ _CATEGORY = (
 def texts(
     connection: StoreConnection, layout: PgLayout, column: str, ids: Sequence[StoreId]
 ) -> Any:
-    if column not in {each.name for each in layout.rows.columns}:
+    if column not in {each.name for each in layout.table.columns}:
         raise StoreUnsupported(
             f"The table has no column `{column}`. Name the column of texts in `text_field`.",
             field="text_field",
         )
-    row = connection.execute(_CATEGORY, [layout.rows.oid, column]).fetchone()
+    row = connection.execute(_CATEGORY, [layout.table.oid, column]).fetchone()
     if row is None or row[0] != "S":
         raise StoreUnsupported(
-            f"The column `{column}` has the type {layout.rows.column(column).type_text}, which is "
+            f"The column `{column}` has the type {layout.table.column(column).type_text}, which is "
             "no text. Name the column of texts in `text_field`.",
             field="text_field",
         )
     query = sql.SQL("SELECT {}::text, {}::text FROM {} WHERE {} = ANY(%s::{}[])").format(
         sql.Identifier(layout.key.name),
         sql.Identifier(column),
-        layout.rows.identifier,
+        layout.table.identifier,
         sql.Identifier(layout.key.name),
         key_type(layout.kind),
     )
@@ -277,8 +277,8 @@ def set_search_options(
 
 def search(
     connection: StoreConnection,
-    layout: PgLayout,
     vectors: PgVectors,
+    kind: KeyKind,
     metric: Metric,
     query: StoreVectors,
     k: int,
@@ -287,31 +287,21 @@ def search(
     with_vectors: bool,
 ) -> tuple[list[StoreId], list[float], StoreVectors | None]:
     """Return ids, scores and vectors of the k nearest rows of one query (d)."""
-    joined: sql.Composable = sql.SQL("")
-    condition: sql.Composable = sql.SQL("TRUE")
-    values: list[Any] = []
-    if filter:
-        condition, values = where(filter, layout.rows)
-        joined = sql.SQL("JOIN {} r ON {} = {}").format(
-            layout.rows.identifier,
-            sql.Identifier("r", layout.key.name),
-            sql.Identifier("v", vectors.key),
-        )
+    condition, values = where(filter or {}, vectors.relation)
     column = sql.Identifier("v", vectors.column)
     text = "[" + ",".join(map(repr, query.tolist())) + "]"
     statement = sql.SQL(
         "SELECT {key}{text}, {column} {operator} %s::{type} AS distance, {vector} FROM {table} v "
-        "{joined} WHERE {column} IS NOT NULL AND {condition} "
+        "WHERE {column} IS NOT NULL AND {condition} "
         "ORDER BY {column} {operator} %s::{type} LIMIT %s"
     ).format(
         key=sql.Identifier("v", vectors.key),
-        text=sql.SQL("::text" if layout.kind == "uuid" else ""),
+        text=sql.SQL("::text" if kind == "uuid" else ""),
         column=column,
         operator=_DISTANCES[metric],
         type=sql.Identifier(connection.extension, vectors.type_name),
         vector=column if with_vectors else sql.SQL("NULL"),
         table=vectors.relation.identifier,
-        joined=joined,
         condition=condition,
     )
     rows = connection.cursor(binary=True).execute(statement, [text, *values, text, k]).fetchall()
@@ -337,7 +327,7 @@ def payloads(
     ).format(
         key=sql.Identifier("r", layout.key.name),
         columns=sql.SQL(", ").join(columns),
-        table=layout.rows.identifier,
+        table=layout.table.identifier,
         type=key_type(layout.kind),
     )
     found = dict(connection.execute(query, [stored_keys(ids, layout.kind)]).fetchall())

@@ -26,9 +26,8 @@ from app.stores.base import (
 from app.stores.pgvector import reading
 from app.stores.pgvector.connections import SHORT_STATEMENT_S, PgConnections
 from app.stores.pgvector.facts import collection_facts
-from app.stores.pgvector.layout import load_layout, metric_of
-from app.stores.pgvector.strategies.side import SideTable
-from app.stores.pgvector.strategies.swap import SwapTable
+from app.stores.pgvector.layout import index_metric, load_layout
+from app.stores.pgvector.migration import PgMigration
 
 
 class PgvectorStore(Store):
@@ -37,7 +36,7 @@ class PgvectorStore(Store):
     """
 
     capabilities = Capabilities(
-        strategies=("side", "swap"),
+        strategies=("swap",),
         captures_writes=True,
         atomic_cutover=True,
         filters=True,
@@ -94,16 +93,24 @@ class PgvectorStore(Store):
         # Without an index PostgreSQL may be silent for longer than it is in other searches.
         with self.connections.transaction("to search", long=exact) as connection:
             layout = load_layout(connection, self.location)
-            lie = layout.vectors(side)
-            reading.check_queries(queries, reading.dim_of(connection, lie))
-            metric = metric_of(connection, layout)
+            place = layout.vectors(side)
+            reading.check_queries(queries, reading.dim_of(connection, place))
+            metric = index_metric(connection, layout.seen) or "cosine"
             reading.set_search_options(connection, k, options, exact=exact, filtered=bool(filter))
             try:
                 for query in np.asarray(queries, dtype=np.float32):
-                    found = reading.search(
-                        connection, layout, lie, metric, query, k, filter, with_vectors=vectors
+                    results.append(
+                        reading.search(
+                            connection,
+                            place,
+                            layout.kind,
+                            metric,
+                            query,
+                            k,
+                            filter,
+                            with_vectors=vectors,
+                        )
                     )
-                    results.append(found)
             except psycopg.errors.QueryCanceled:
                 if not exact:
                     raise
@@ -124,8 +131,8 @@ class PgvectorStore(Store):
             return reading.checksum(connection, load_layout(connection, self.location))
 
     def beside(self, tag: str, dim: int, strategy: str | None = None) -> Beside:
-        make = {"side": SideTable, "swap": SwapTable}[self.chosen_strategy(strategy)]
-        return make(self.connections, self.location, tag, dim)
+        self.chosen_strategy(strategy)
+        return PgMigration(self.connections, self.location, tag, dim)
 
     def close(self) -> None:
         self.connections.close()

@@ -21,6 +21,7 @@ from app.services.translators import translators
 from app.settings import Settings
 from app.storage.tables import EncoderRow
 from app.types import Scope
+from tests.waiting import slack
 
 BEYOND = "0.0.0.0"  # noqa: S104
 ENCODER = json.dumps({"name": "x", "dim": 2}).encode()
@@ -318,7 +319,7 @@ def ask(address, verb="GET", path="/encoders", body=None, headers=None):
 
 def until(status, address, **request):
     """Ask until the answer has this status: the server notices the end of a request later."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 30 * slack()
     while time.monotonic() < deadline:
         answer, problem = ask(address, **request)
         if answer.status == status:

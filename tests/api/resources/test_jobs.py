@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from tests.waiting import slack
+
 
 @pytest.fixture
 def endless(stocked, endless_bootstrap):
@@ -20,7 +22,7 @@ def endless(stocked, endless_bootstrap):
 
 
 def running(client, job_id):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 20 * slack()
     while time.monotonic() < deadline:
         job = client.get(f"/jobs/{job_id}").json()
         if job["state"] == "running" and job["progress"].get("done"):

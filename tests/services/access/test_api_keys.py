@@ -29,7 +29,7 @@ from app.storage.queries import access
 from app.types import Scope
 from app.wiring import make_services
 from tests.services.helpers import CONTEXT, PROJECT, again, alter
-from tests.waiting import until
+from tests.waiting import slack, until
 
 
 def make(services: Services, **more) -> tuple[tables.ApiKeyRow, str]:
@@ -302,7 +302,7 @@ def test_a_key_that_worked_outlasts_a_database_that_refuses_connections_without_
     assert ring.recall(key) is None  # the database is away and not noticed yet
     assert ring.look_up(key) == caller
     assert ring.recall(key) == caller
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < slack() * 1.0
     for refused in (revoked_key, wrong, f"anc_{'0' * 32}_{'x' * 43}"):
         assert ring.recall(refused) is None
         with pytest.raises(DatabaseUnavailable):

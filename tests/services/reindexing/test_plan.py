@@ -51,6 +51,7 @@ from tests.services.reindexing.planning import (
     new,
     old,
 )
+from tests.waiting import slack
 
 ROWS = 700
 
@@ -98,7 +99,7 @@ def test_a_plan_says_everything_that_run_and_a_person_need(planning: Planning) -
         "anchor_set": "pairs",
         "rows": ROWS,
         "dim": NEW_DIM,
-        "strategy": "side",
+        "strategy": "swap",
         "re_embed": 0.0,
         "re_embed_below": None,
         "rows_per_second": 100.0,
@@ -198,7 +199,7 @@ def test_a_silent_store_is_given_up_within_the_documented_time(
     begun = time.monotonic()
     with pytest.raises(StoreUnavailable):
         planning.plan()
-    assert time.monotonic() - begun < STORE_ANSWER_S + 2
+    assert time.monotonic() - begun < slack() * (STORE_ANSWER_S + 2)
     own_pgvector.thaw()
     assert planning.plan().state == "planned"
     on_sqlite.stores.close()

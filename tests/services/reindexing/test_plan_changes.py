@@ -25,8 +25,8 @@ from tests.services.helpers import CONTEXT, PROJECT, again, alter, create_encode
 PLAN: dict[str, Any] = {
     "store": "rows",
     "rows": 700,
-    "strategy": "side",
-    "strategies": ["side", "swap"],
+    "strategy": "collection",
+    "strategies": ["collection", "named-vector"],
     "promise": {"recall": 0.7},
     "re_embed": 0.0,
     "re_embed_by": "centrality",
@@ -89,7 +89,7 @@ def test_an_edited_document_changes_the_plan(
     on_sqlite: Services, planned: tables.ReindexingRow
 ) -> None:
     wanted = {
-        "strategy": "swap",
+        "strategy": "named-vector",
         "rows_per_second": 500,
         "most_latency_ms": 12.5,
         "min_recall": 0.9,
@@ -154,7 +154,7 @@ def test_what_rows_were_written_by_stays_once_a_run_began(
     on_sqlite: Services, planned: tables.ReindexingRow
 ) -> None:
     alter(on_sqlite, planned, state=ReindexingState.paused)
-    for changes in ({"strategy": "swap"}, {"re_embed": 0.1}, {"re_embed_by": "confidence"}):
+    for changes in ({"strategy": "named-vector"}, {"re_embed": 0.1}, {"re_embed_by": "confidence"}):
         with pytest.raises(WrongState, match="before the first run"):
             change_plan(on_sqlite, CONTEXT, planned.id, changes)
     assert change_plan(on_sqlite, CONTEXT, planned.id, {"batch": 5}).plan["batch"] == 5

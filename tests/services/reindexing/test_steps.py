@@ -127,7 +127,11 @@ def test_a_row_without_a_direction_does_not_stop_a_rollback_to_not_null(moving: 
 def test_a_cutover_below_the_promise_is_refused_with_both_numbers(
     filled: Moving,
 ) -> None:
-    index = f"anchorage_{filled.id[:8]}_index_0"
+    with filled.connect() as connection:
+        [index] = connection.execute(
+            "SELECT indexname FROM pg_indexes WHERE tablename = %s AND indexdef LIKE '%%hnsw%%'",
+            [f"anchorage_{filled.id[:8]}_new"],
+        ).fetchone()
     filled.execute(f"DROP INDEX {index}")
     filled.execute(
         f"CREATE INDEX {index} ON anchorage_{filled.id[:8]}_new "
@@ -254,7 +258,7 @@ def test_steps_that_wait_leave_threads_for_other_requests(moving: Moving) -> Non
 def test_a_step_that_got_no_lock_leaves_every_other_call_possible(
     verified: Moving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.stores.pgvector.strategies.steps.LOCK_PATIENCE_S", 0.5)
+    monkeypatch.setattr("app.stores.pgvector.migration.LOCK_PATIENCE_S", 0.5)
 
     def refuse(step: str) -> list[str]:
         with verified.connect() as client, client.transaction():
@@ -278,9 +282,9 @@ def test_a_lost_table_after_a_cutover_is_not_answered_by_an_impossible_advice(
     verified: Moving,
 ) -> None:
     take(verified, "cutover")
-    verified.execute(f"ALTER TABLE anchorage_{verified.id[:8]}_new RENAME TO lost")
-    with pytest.raises(StoreChanged, match=r"Restore it, .* if it is not cut over\."):
+    verified.execute(f"ALTER TABLE anchorage_{verified.id[:8]}_old RENAME TO lost")
+    with pytest.raises(StoreChanged, match=r"Restore it; .*`finish` it if it is\."):
         take(verified, "rollback")
     assert verified.now.next == ["verify", "finish", "rollback", "sync"]
-    verified.execute(f"ALTER TABLE lost RENAME TO anchorage_{verified.id[:8]}_new")
+    verified.execute(f"ALTER TABLE lost RENAME TO anchorage_{verified.id[:8]}_old")
     assert take(verified, "rollback").row.state == "rolled-back"

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import httpx
 
+from tests.waiting import slack
+
 #: longest wait for the server's first answer
 STARTS_WITHIN_S = 60
 
@@ -37,7 +39,7 @@ class ChromaServer:
             stderr=log,
         )
         log.close()
-        end = time.monotonic() + STARTS_WITHIN_S
+        end = time.monotonic() + STARTS_WITHIN_S * slack()
         while time.monotonic() < end:
             assert self.process.poll() is None, (self.folder / "server.log").read_text()
             try:

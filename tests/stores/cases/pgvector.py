@@ -19,7 +19,7 @@ from tests.stores.cases.base import Rows, StoreCase
 
 class PgvectorCase(StoreCase):
     kind = "pgvector"
-    strategies = ("side", "swap")
+    strategies = ("swap",)
 
     def fill(self, folder: Path, rows: Rows) -> StoreLocation:
         schema = f"s_{uuid4().hex[:12]}"

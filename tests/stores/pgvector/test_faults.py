@@ -33,6 +33,7 @@ from tests.stores.pgvector.tables import (
     translate_back,
     vectors_of,
 )
+from tests.waiting import slack
 
 #: descriptors that select(2) knows
 FD_SETSIZE = 1024
@@ -123,7 +124,7 @@ def test_a_frozen_server_is_unavailable_within_seconds(
         store.scroll(page.cursor, 10)
     with pytest.raises(StoreUnavailable):
         store.facts()  # a new connection
-    assert monotonic() - began < 20
+    assert monotonic() - began < slack() * 20
     own_pgvector.thaw()
     assert store.scroll(page.cursor, 10).ids == list(range(10, 20))
     table.drop()
@@ -259,7 +260,8 @@ def test_a_table_that_changed_meanwhile(table: Table, change: str, word: str) ->
     if " TYPE " in change or "DROP COLUMN" in change:
         with pytest.raises(psycopg.Error, match="trigger"):
             table.execute(change)  # PostgreSQL protects what the triggers read
-        table.execute("DROP TRIGGER anchorage_capture_update ON {t}")
+        for name in ("update", "rows"):
+            table.execute(f"DROP TRIGGER anchorage_capture_{name} ON {{t}}")
     table.execute(change)
     for step in (
         beside.prepare,
@@ -270,37 +272,6 @@ def test_a_table_that_changed_meanwhile(table: Table, change: str, word: str) ->
             step()
     beside.abandon()
     assert table.traces() == []
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "DROP TRIGGER anchorage_capture ON {t}",
-        "ALTER TABLE {t} DISABLE TRIGGER anchorage_capture_update",
-        f"DROP TABLE {{s}}.anchorage_{TAG}_new",
-    ],
-)
-def test_what_the_reindexing_created_is_gone(table: Table, change: str) -> None:
-    store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
-    table.execute(change)
-    for step in (lambda: beside.write([1], translate([1], vectors_of(1))), beside.prepare):
-        with pytest.raises(StoreChanged, match="missing"):
-            step()
-    with pytest.raises(StoreChanged, match="missing"):
-        beside.cutover(translate)
-    beside.abandon()
-    assert table.traces() == []
-
-
-def test_a_new_column_is_no_obstacle(table: Table) -> None:
-    store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
-    table.execute("ALTER TABLE {t} ADD COLUMN extra int DEFAULT 5")
-    beside.cutover(translate)
-    assert table.execute("SELECT extra FROM {t} WHERE id = 1") == [(5,)]
 
 
 def test_two_preparers_at_once(table: Table) -> None:
@@ -323,12 +294,12 @@ def test_two_preparers_at_once(table: Table) -> None:
     assert errors == []
     with pytest.raises(StoreRefused, match=TAG):
         table.store().beside("0badcafe", NEW_DIM).prepare()
-    with pytest.raises(StoreChanged, match="not 'side' for 9"):
+    with pytest.raises(StoreChanged, match="not for 9"):
         table.store().beside(TAG, 9).prepare()
 
 
 def test_a_busy_table_is_tried_again(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.stores.pgvector.strategies.steps.LOCK_PATIENCE_S", 0.5)
+    monkeypatch.setattr("app.stores.pgvector.migration.LOCK_PATIENCE_S", 0.5)
     store = table.store()
     beside = store.beside(TAG, NEW_DIM)
     sweep(store, beside)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,9 @@ from psycopg import sql
 
 from app.errors import StoreChanged, StoreUnsupported
 from app.stores.pgvector.connections import StoreConnection
+from app.stores.pgvector.copying import delete_waiting
 from app.stores.pgvector.facts import grants
-from app.stores.pgvector.layout import PgRelation, name_of
+from app.stores.pgvector.layout import PgLayout, PgRelation, PgState, name_of, relation_named
 
 _TABLE_INDEXES = """
 SELECT x.relname, pg_get_indexdef(i.indexrelid), format('CREATE %%sINDEX %%I ON %%I.%%I USING ',
@@ -33,7 +34,7 @@ WHERE i.indrelid = %s AND i.indisvalid ORDER BY i.indexrelid"""
 
 
 @dataclass(frozen=True)
-class TwinIndex:
+class CopiedIndex:
     """An index of the table that clients see. tail: its definition from USING on."""
 
     name: str
@@ -47,43 +48,42 @@ class TwinIndex:
 
     def hidden(self, tag: str) -> str:
         """The name of the same index of the other table."""
-        digest = hashlib.sha256(self.name.encode()).hexdigest()[:16]
-        return name_of(tag, f"twin_{digest}")
+        tail = re.sub(r"\bhalfvec_(\w+_ops)\b", r"vector_\1", self.tail)
+        content = repr((self.name, tail, self.unique, self.constraint, self.deferred))
+        digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+        return name_of(tag, f"index_{digest}")
 
     def is_of_key(self, key: str) -> bool:
         return self.unique and self.plain and self.columns == (key,)
 
 
-def twin_indexes(connection: StoreConnection, table: PgRelation) -> list[TwinIndex]:
+def copied_indexes(connection: StoreConnection, table: PgRelation) -> list[CopiedIndex]:
     found = []
     for row in connection.execute(_TABLE_INDEXES, [table.oid]).fetchall():
         name, definition, beginning = row[:3]
         if not definition.startswith(beginning):
-            raise StoreUnsupported(f"The index {name!r} cannot be copied. Choose `side`.")
+            raise StoreUnsupported(
+                f"The index {name!r} cannot be copied. Drop it for the reindexing."
+            )
         tail = definition.removeprefix(beginning)
-        found.append(TwinIndex(*[name, tail, *row[3:7], tuple(row[7]), row[8]]))
+        found.append(CopiedIndex(*[name, tail, *row[3:7], tuple(row[7]), row[8]]))
     return found
 
 
-def build_twins(
-    connection: StoreConnection,
-    tag: str,
-    front: PgRelation,
-    back: PgRelation,
-    type_name: str,
-    only_key: str | None,
-    resolve: Callable[[], object],
-) -> None:
-    """Build what `back` lacks of the indexes of `front`, and drop what it has too much.
+def copy_key_index(connection: StoreConnection, layout: PgLayout, state: PgState) -> None:
+    """Build the unique index of the key in a new copy of the table."""
+    back = relation_named(connection, layout.table.schema, state.new)
+    for each in copied_indexes(connection, layout.table):
+        if each.is_of_key(layout.key.name):
+            _build(connection, each, each.hidden(state.tag), back, state.type_name)
+            return
 
-    only_key  only the unique index of this column
-    resolve   deletes rows of `back` that are older than those of `front`
-    """
-    present = {each.name for each in twin_indexes(connection, back)}
-    wanted = twin_indexes(connection, front)
-    if only_key is not None:
-        wanted = [each for each in wanted if each.is_of_key(only_key)][:1]
-    for each in wanted:
+
+def copy_indexes(connection: StoreConnection, layout: PgLayout, tag: str) -> None:
+    """Build what the other table lacks of the indexes that clients see, and drop other ones."""
+    back, type_name = layout.other.relation, layout.other.type_name
+    present = {each.name for each in copied_indexes(connection, back)}
+    for each in copied_indexes(connection, layout.table):
         hidden = each.hidden(tag)
         if hidden in present:
             present.remove(hidden)
@@ -93,14 +93,14 @@ def build_twins(
                 with connection.transaction():
                     _build(connection, each, hidden, back, type_name)
             except psycopg.errors.UniqueViolation:
-                resolve()
+                delete_waiting(connection, layout)
                 _build(connection, each, hidden, back, type_name)
-    for name in present if only_key is None else ():
+    for name in present:
         _drop(connection, back, name)
 
 
 def _build(
-    connection: StoreConnection, index: TwinIndex, hidden: str, back: PgRelation, type_name: str
+    connection: StoreConnection, index: CopiedIndex, hidden: str, back: PgRelation, type_name: str
 ) -> None:
     tail = re.sub(r"\b(?:vector|halfvec)_(\w+_ops)\b", type_name + r"_\1", index.tail)
     name = sql.Identifier(hidden)
@@ -135,18 +135,15 @@ def _drop(connection: StoreConnection, table: PgRelation, name: str) -> None:
         connection.execute(statement)
 
 
-def exchange_names(
-    connection: StoreConnection, tag: str, front: PgRelation, back: PgRelation
-) -> None:
-    """Exchange the names of the indexes of both tables. Raises StoreChanged."""
-    wanted = twin_indexes(connection, front)
-    present = {each.name for each in twin_indexes(connection, back)}
-    if {each.hidden(tag) for each in wanted} != present:
-        raise StoreChanged(
-            f"The indexes of {front.name!r} changed while the tables were to be exchanged. Try "
-            "again."
-        )
-    for each in wanted:
+def has_same_indexes(connection: StoreConnection, layout: PgLayout, tag: str) -> bool:
+    """Return whether the other table has a copy of each index that clients see, and no other."""
+    present = {each.name for each in copied_indexes(connection, layout.other.relation)}
+    return present == {each.hidden(tag) for each in copied_indexes(connection, layout.table)}
+
+
+def exchange_names(connection: StoreConnection, tag: str, front: PgRelation) -> None:
+    """Exchange the names of the indexes of both tables."""
+    for each in copied_indexes(connection, front):
         exchange(connection, "INDEX", front.schema, (each.name, each.hidden(tag)), tag)
 
 
@@ -192,8 +189,31 @@ WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass
   AND d.refobjid = %s AND d.deptype IN ('a', 'i') ORDER BY a.attnum"""
 
 
+#: statements that write comments and targets of statistics again, for a table of the same name
+_REMARKS = """
+WITH t AS (SELECT c.oid, format('%%I.%%I', n.nspname, c.relname) AS name, n.nspname FROM pg_class c
+  JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s)
+SELECT format('COMMENT ON TABLE %%s IS %%L', name, obj_description(oid, 'pg_class')) FROM t
+UNION ALL SELECT format('COMMENT ON COLUMN %%s.%%I IS %%L', name, a.attname,
+  col_description(t.oid, a.attnum)) FROM t JOIN pg_attribute a ON a.attrelid = t.oid
+  WHERE a.attnum > 0 AND NOT a.attisdropped
+UNION ALL SELECT format('ALTER TABLE %%s ALTER COLUMN %%I SET STATISTICS %%s', name, a.attname,
+  coalesce(a.attstattarget, -1)) FROM t JOIN pg_attribute a ON a.attrelid = t.oid
+  WHERE a.attnum > 0 AND NOT a.attisdropped
+UNION ALL SELECT format('COMMENT ON INDEX %%I.%%I IS %%L', nspname, x.relname,
+  obj_description(x.oid, 'pg_class')) FROM t JOIN pg_index i ON i.indrelid = t.oid
+  JOIN pg_class x ON x.oid = i.indexrelid
+UNION ALL SELECT format('COMMENT ON CONSTRAINT %%I ON %%s IS %%L', k.conname, name,
+  obj_description(k.oid, 'pg_constraint')) FROM t JOIN pg_constraint k ON k.conrelid = t.oid
+UNION ALL SELECT format('COMMENT ON TRIGGER %%I ON %%s IS %%L', g.tgname, name,
+  obj_description(g.oid, 'pg_trigger')) FROM t JOIN pg_trigger g ON g.tgrelid = t.oid
+  WHERE NOT g.tgisinternal AND NOT starts_with(g.tgname, 'anchorage_')
+UNION ALL SELECT format('COMMENT ON POLICY %%I ON %%s IS %%L', p.polname, name,
+  obj_description(p.oid, 'pg_policy')) FROM t JOIN pg_policy p ON p.polrelid = t.oid"""
+
+
 @dataclass(frozen=True)
-class Belongings:
+class Attachments:
     """Statements that create again what was taken from a table, for a table of its name.
 
     foreign_keys  (schema, table, name) of those that were valid
@@ -203,9 +223,13 @@ class Belongings:
     foreign_keys: Sequence[Sequence[str]]
 
 
-def take(connection: StoreConnection, table: PgRelation) -> Belongings:
-    """Drop the table's foreign keys in both directions, policies and triggers, and return them."""
+def detach(connection: StoreConnection, table: PgRelation) -> Attachments:
+    """Drop the table's foreign keys in both directions, policies and triggers.
+
+    Returns them, and all comments.
+    """
     statements: list[sql.SQL | sql.Composed] = []
+    remarks = [sql.SQL(text) for [text] in connection.execute(_REMARKS, [table.oid]).fetchall()]
     valid = []
     for name, text in connection.execute(_POLICIES, [table.oid]).fetchall():
         statements.append(sql.SQL(text))
@@ -232,24 +256,65 @@ def take(connection: StoreConnection, table: PgRelation) -> Belongings:
         if validated:
             valid.append((schema, name, key))
         connection.run("ALTER TABLE {table} DROP CONSTRAINT {key}", **names)
-    return Belongings(statements, valid)
+    return Attachments([*statements, *remarks], valid)
+
+
+#: what `create_copy` copies; parameters: oid, and name of the column of vectors
+_DEFINITIONS = """
+SELECT 'column ' || quote_ident(a.attname), concat_ws(', ', 'number ' || row_number() OVER (
+    ORDER BY a.attnum), CASE WHEN a.attname <> %(column)s THEN
+    format_type(a.atttypid, a.atttypmod) END, CASE WHEN a.attnotnull THEN 'NOT NULL' END,
+  'DEFAULT ' || pg_get_expr(d.adbin, d.adrelid), 'generated ' || nullif(a.attgenerated::text, ''),
+  'identity ' || nullif(a.attidentity::text, ''), (SELECT concat_ws(' ', s.seqincrement, s.seqmin,
+    s.seqmax, s.seqcache, s.seqcycle) FROM pg_depend p JOIN pg_sequence s ON s.seqrelid = p.objid
+    WHERE p.refobjid = a.attrelid AND p.refobjsubid = a.attnum AND p.deptype = 'i'),
+  (SELECT 'COLLATE ' || quote_ident(c.collname) FROM pg_collation c WHERE c.oid = a.attcollation
+    AND c.collname <> 'default'),
+  'storage ' || a.attstorage::text, 'compression ' || nullif(a.attcompression::text, ''),
+  array_to_string(a.attoptions, ' '))
+FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
+UNION ALL SELECT 'constraint ' || quote_ident(conname), pg_get_constraintdef(oid)
+FROM pg_constraint WHERE conrelid = %(oid)s AND contype = 'c'
+UNION ALL SELECT 'storage', concat_ws(' ', relpersistence, (SELECT spcname FROM pg_tablespace s
+  WHERE s.oid = reltablespace), array_to_string(reloptions, ' ')) FROM pg_class WHERE oid = %(oid)s
+"""
+
+
+def require_same_definitions(connection: StoreConnection, layout: PgLayout) -> None:
+    """Raises StoreChanged if one table was altered in a way that a switch would undo."""
+    found = [
+        dict(
+            connection.execute(
+                _DEFINITIONS, {"oid": each.relation.oid, "column": each.column}
+            ).fetchall()
+        )
+        for each in (layout.seen, layout.other)
+    ]
+    seen, other = found
+    hidden = layout.other.relation.name
+    different = [
+        f"{name} is ({seen.get(name, 'absent')}), and ({other.get(name, 'absent')}) in {hidden}"
+        for name in sorted(seen.keys() | other.keys())
+        if seen.get(name) != other.get(name)
+    ]
+    if different:
+        raise StoreChanged(
+            f"The table {layout.table.name!r} was altered during the reindexing: "
+            f"{'; '.join(different)}. Undo the change, or alter {hidden} in the same way, and try "
+            "again."
+        )
 
 
 def copy_rights(connection: StoreConnection, front: PgRelation, back: PgRelation) -> None:
-    """Give `back` the owner, the rights, the switches of row security and the comment."""
+    """Give `back` the owner, the rights, and the switches of row security."""
     target = back.identifier
-    row = connection.execute("SELECT obj_description(%s, 'pg_class')", [front.oid]).fetchone()
-    remark = sql.Literal(None if row is None else row[0])
     row_security = "ENABLE" if front.row_security else "DISABLE"
     forced = "FORCE" if front.force_row_security else "NO FORCE"
     connection.run("ALTER TABLE {} OWNER TO {}", target, front.owner)
     _copy_grants(connection, front.oid, back.oid, target)
-    for statement in (
-        sql.SQL("ALTER TABLE {} {} ROW LEVEL SECURITY").format(target, sql.SQL(row_security)),
-        sql.SQL("ALTER TABLE {} {} ROW LEVEL SECURITY").format(target, sql.SQL(forced)),
-        sql.SQL("COMMENT ON TABLE {} IS {}").format(target, remark),
-    ):
-        connection.execute(statement)
+    for switch in (row_security, forced):
+        connection.run("ALTER TABLE {} {} ROW LEVEL SECURITY", target, sql.SQL(switch))
 
 
 def _copy_grants(
@@ -298,21 +363,18 @@ def move_sequences(
         exchange(connection, "SEQUENCE", schema, (name, hidden[column][1]), tag)
 
 
-def give(connection: StoreConnection, belongings: Belongings) -> None:
-    for each in belongings.statements:
-        connection.execute(each)
+def attach(connection: StoreConnection, attachments: Attachments) -> None:
+    connection.execute(sql.SQL("; ").join(attachments.statements))
 
 
-def validate(connection: StoreConnection, keys: Sequence[Sequence[str]]) -> None:
-    """Validate foreign keys, while clients write."""
-    for schema, table, key in keys:
-        row = connection.execute(
-            "SELECT k.convalidated FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid "
-            "JOIN pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE n.nspname = %s AND c.relname = %s AND k.conname = %s",
-            [schema, table, key],
-        ).fetchone()
-        if row is not None and not row[0]:
-            connection.run(
-                "ALTER TABLE {} VALIDATE CONSTRAINT {}", sql.Identifier(schema, table), key
-            )
+def validate(connection: StoreConnection, key: Sequence[str]) -> None:
+    """Validate a foreign key, while clients write."""
+    schema, table, name = key
+    row = connection.execute(
+        "SELECT k.convalidated FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid "
+        "JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %s AND c.relname = %s AND k.conname = %s",
+        [schema, table, name],
+    ).fetchone()
+    if row is not None and not row[0]:
+        connection.run("ALTER TABLE {} VALIDATE CONSTRAINT {}", sql.Identifier(schema, table), name)

@@ -1,4 +1,4 @@
-"""Strategy `swap`: the table stays a table, and all that belongs to it moves."""
+"""A reindexing: the table stays a table, and all that belongs to it moves to the new one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from app.errors import StoreChanged, StoreUnsupported
+from app.errors import StoreChanged, StoreUnsupported, WrongState
 from tests.stores.pgvector.tables import (
     NEW_DIM,
     TAG,
@@ -31,18 +31,24 @@ SELECT 'relation', c.relname || c.relkind::text || coalesce(c.relacl::text, '') 
 FROM pg_class c WHERE c.relnamespace = '{s}'::regnamespace AND c.relkind IN ('r', 'v', 'S', 'i')
 UNION ALL SELECT 'constraint', conrelid::regclass || conname || contype::text || convalidated ||
   pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = '{s}'::regnamespace
-UNION ALL SELECT 'index', pg_get_indexdef(i.indexrelid) FROM pg_index i
-  JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relnamespace = '{s}'::regnamespace
-UNION ALL SELECT 'trigger', pg_get_triggerdef(t.oid) || t.tgenabled::text FROM pg_trigger t
+UNION ALL SELECT 'index', pg_get_indexdef(i.indexrelid) || coalesce(obj_description(c.oid), '')
+  FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+  WHERE c.relnamespace = '{s}'::regnamespace
+UNION ALL SELECT 'trigger', pg_get_triggerdef(t.oid) || t.tgenabled::text ||
+  coalesce(obj_description(t.oid), '') FROM pg_trigger t
   JOIN pg_class c ON c.oid = t.tgrelid
   WHERE c.relnamespace = '{s}'::regnamespace AND NOT t.tgisinternal AND tgname !~ '^anchorage_'
 UNION ALL SELECT 'policy', policyname || tablename || roles::text || cmd || qual ||
   coalesce(with_check, '') FROM pg_policies WHERE schemaname = '{s}'
 UNION ALL SELECT 'view', viewname || definition FROM pg_views WHERE schemaname = '{s}'
-UNION ALL SELECT 'column', a.attname || a.attidentity::text || a.attgenerated::text ||
+UNION ALL SELECT 'policy', polname || coalesce(obj_description(oid), '') FROM pg_policy
+  WHERE polrelid = '{t}'::regclass
+UNION ALL SELECT 'column', a.attname || coalesce(a.attstattarget, -1) || a.attstorage::text ||
+  coalesce(col_description(a.attrelid, a.attnum), '') || a.attidentity::text ||
+  a.attgenerated::text ||
   coalesce(pg_get_expr(d.adbin, d.adrelid), '') || coalesce(pg_get_serial_sequence('{t}',
   a.attname), '') FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid
-  AND d.adnum = a.attnum WHERE a.attrelid = '{t}'::regclass AND a.attnum > 0"""
+  AND d.adnum = a.attnum WHERE a.attrelid = '{t}'::regclass AND a.attnum > 0 AND NOT attisdropped"""
 
 
 def shape(table: Table) -> list[tuple[str, str]]:
@@ -50,7 +56,7 @@ def shape(table: Table) -> list[tuple[str, str]]:
 
 
 def furnish(table: Table, role: str) -> None:
-    """A table with all that `swap` moves."""
+    """A table with all that a cutover moves."""
     table.execute("CREATE TABLE {s}.parent (id int PRIMARY KEY)")
     table.execute("INSERT INTO {s}.parent VALUES (1), (2)")
     table.fill(
@@ -78,7 +84,8 @@ def furnish(table: Table, role: str) -> None:
         "INSERT INTO {s}.child VALUES (5)",
         "CREATE FUNCTION {s}.touch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
         "NEW.at = NEW.at + 1; RETURN NEW; END $$",
-        "CREATE TRIGGER touch BEFORE UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION {s}.touch()",
+        "CREATE TRIGGER touch BEFORE UPDATE OF body, embedding ON {t} FOR EACH ROW "
+        "EXECUTE FUNCTION {s}.touch()",
         "CREATE TRIGGER idle BEFORE DELETE ON {t} FOR EACH ROW EXECUTE FUNCTION {s}.touch()",
         "ALTER TABLE {t} DISABLE TRIGGER idle",
         "COMMENT ON TABLE {t} IS 'their comment'",
@@ -125,7 +132,7 @@ def test_everything_of_the_table_survives(new_table: Callable[..., Table]) -> No
         before = shape(table)
         store = table.store()
         old = store.fetch([7, 9])
-        beside = store.beside(TAG, NEW_DIM, "swap")
+        beside = store.beside(TAG, NEW_DIM)
         sweep(store, beside)
         table.execute("UPDATE {t} SET body = 'late', parent = 2 WHERE id = 3")
         beside.cutover(translate)
@@ -155,9 +162,9 @@ def test_everything_of_the_table_survives(new_table: Callable[..., Table]) -> No
         table.execute(f"DROP ROLE {role}")
 
 
-def test_statements_that_a_view_refuses(table: Table) -> None:
+def test_a_table_that_was_altered_after_the_cutover(table: Table) -> None:
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM, "swap")
+    beside = store.beside(TAG, NEW_DIM)
     sweep(store, beside)
     beside.cutover(translate)
     assert store.facts().indexed
@@ -181,10 +188,81 @@ def test_statements_that_a_view_refuses(table: Table) -> None:
     assert table.traces() == []
 
 
+@pytest.mark.parametrize(
+    ("change", "undo", "word"),
+    [
+        ("ADD COLUMN extra int DEFAULT 5", "DROP COLUMN extra", "column extra"),
+        ("ALTER body SET DEFAULT 'x'", "ALTER body DROP DEFAULT", "DEFAULT 'x'::text"),
+        ("ALTER body SET NOT NULL", "ALTER body DROP NOT NULL", "NOT NULL"),
+        ("ADD CONSTRAINT few CHECK (id < 99)", "DROP CONSTRAINT few", "constraint few"),
+        ("ALTER body SET STORAGE EXTERNAL", "ALTER body SET STORAGE EXTENDED", "column body"),
+        ("SET (fillfactor = 50)", "RESET (fillfactor)", "fillfactor=50"),
+        ("REPLICA IDENTITY FULL", "REPLICA IDENTITY DEFAULT", "publication"),
+    ],
+)
+def test_alterations_that_a_switch_would_undo_are_refused(
+    table: Table, change: str, undo: str, word: str
+) -> None:
+    store = table.store()
+    beside = store.beside(TAG, NEW_DIM)
+    sweep(store, beside)
+    for switch, translation in ((beside.cutover, translate), (beside.rollback, translate_back)):
+        table.execute("ALTER TABLE {t} " + change)
+        with pytest.raises((StoreChanged, StoreUnsupported), match=word):
+            switch(translation)
+        table.execute("ALTER TABLE {t} " + undo)
+        switch(translation)
+
+
+def test_what_clients_add_and_rewrite_during_a_reindexing_is_kept(table: Table) -> None:
+    role = f"added_{table.schema}"
+    changes = (
+        "CREATE INDEX own ON {t} (body)",
+        "DROP INDEX {s}.own; CREATE INDEX own ON {t} (id, body)",
+        f"GRANT SELECT ON {{t}} TO {role}",
+        "COMMENT ON COLUMN {t}.body IS 'words'",
+        "COMMENT ON INDEX {s}.docs_pkey IS 'key'",
+        f"CREATE POLICY own ON {{t}} TO {role} USING (true)",
+        "COMMENT ON POLICY own ON {t} IS 'rights'",
+        "ALTER TABLE {t} ALTER id SET STATISTICS 500",
+        "ALTER TABLE {t} ALTER body TYPE text USING upper(body)",
+        "VACUUM FULL {t}",
+    )
+    table.execute("ALTER TABLE {t} ADD COLUMN last int DEFAULT 1")
+    table.execute("CREATE FUNCTION {s}.f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; "
+                  "END'")  # fmt: skip
+    table.execute(f"CREATE ROLE {role}")
+    try:
+        store = table.store()
+        beside = store.beside(TAG, NEW_DIM)
+        sweep(store, beside)
+        for each in changes:
+            table.execute(each)
+        table.execute("ALTER TABLE {t} DROP COLUMN last")
+        table.execute("ALTER TABLE {t} ADD COLUMN last int DEFAULT 1")
+        table.execute("UPDATE {t} SET last = 2 WHERE id = 3")
+        before, rows = shape(table), store.checksum()
+        assert beside.requeue_different() == 29  # the update waits
+        beside.cutover(translate)
+        assert (shape(table), store.checksum()) == (before, rows)
+        table.execute("COMMENT ON COLUMN {t}.body IS NULL")
+        table.execute("CREATE TRIGGER t BEFORE UPDATE ON {t} EXECUTE FUNCTION {s}.f()")
+        table.execute("COMMENT ON TRIGGER t ON {t} IS 'idle'")
+        table.execute("ALTER TABLE {t} ALTER body TYPE text USING lower(body)")
+        before, rows = shape(table), store.checksum()
+        beside.rollback(translate_back)
+        assert (shape(table), store.checksum()) == (before, rows)
+        assert np.array_equal(store.scroll(None, 100).vectors, vectors_of(30))
+        assert beside.requeue_different() == 0
+    finally:
+        table.execute(f"DROP OWNED BY {role} CASCADE")
+        table.execute(f"DROP ROLE {role}")
+
+
 def test_unique_values_that_move_between_rows(table: Table) -> None:
     table.execute("ALTER TABLE {t} ADD UNIQUE (body)")
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM, "swap")
+    beside = store.beside(TAG, NEW_DIM)
     sweep(store, beside)
 
     def move(end: str) -> None:
@@ -218,7 +296,7 @@ def test_rows_without_a_vector_are_copied(new_table: Callable[..., Table]) -> No
             "INSERT INTO {t} VALUES (%s, 'b', %s)", [each, None if each < 2 else text(vector)]
         )
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM, "swap")
+    beside = store.beside(TAG, NEW_DIM)
     sweep(store, beside)
     table.execute("UPDATE {t} SET embedding = NULL WHERE id = 5")
     table.execute("INSERT INTO {t} VALUES (6, 'c', NULL)")
@@ -231,25 +309,86 @@ def test_rows_without_a_vector_are_copied(new_table: Callable[..., Table]) -> No
     assert table.execute(query) == [(each, each in (0, 1, 4, 5)) for each in range(7)]
 
 
+@pytest.mark.parametrize("not_null", [True, False])
+def test_rows_that_were_not_translated_stay_visible(table: Table, not_null: bool) -> None:
+    if not not_null:
+        table.execute("ALTER TABLE {t} ALTER COLUMN embedding DROP NOT NULL")
+    table.execute("UPDATE {t} SET embedding = '[0,0,0,0]' WHERE id = 5")
+    store = table.store()
+    beside = store.beside(TAG, NEW_DIM)
+    beside.prepare()
+    page = store.scroll(None, 100)
+    kept = [place for place, each in enumerate(page.ids) if each != 5]
+    vectors = translate(None, page.vectors[kept])
+    beside.write([page.ids[place] for place in kept], vectors)
+    beside.build_index()
+    read = "SELECT embedding::text FROM {t} WHERE id = 5"
+    empty = text([0] * NEW_DIM).replace(".0", "") if not_null else None
+    for number in range(2):
+        beside.cutover(translate)
+        assert table.execute(read) == [(empty,)]
+        table.execute("UPDATE {t} SET body = %s WHERE id = 5", [f"body {number}"])
+        beside.rollback(translate_back)
+        assert table.execute(read) == [("[0,0,0,0]",)]
+    beside.cutover(translate)
+    beside.finish()
+    assert table.execute("SELECT count(*) FROM {t}") == [(30,)]
+    table.execute("UPDATE {t} SET embedding = %s WHERE id = 5", [NEW])
+    assert table.execute(read) == [(NEW.replace(".0", ""),)]
+
+
+def test_steps_in_the_wrong_state_are_refused(table: Table) -> None:
+    store = table.store()
+    beside = store.beside(TAG, NEW_DIM)
+    sweep(store, beside)
+    with pytest.raises(WrongState):
+        beside.finish()
+    beside.cutover(translate)
+    with pytest.raises(WrongState):
+        beside.abandon()
+
+
+def test_identities_that_are_always_generated_continue(new_table: Callable[..., Table]) -> None:
+    table = new_table()
+    table.execute(
+        "CREATE TABLE {t} (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, n serial, "
+        "embedding vector(4))"
+    )
+    for vector in vectors_of(3):
+        table.execute("INSERT INTO {t} (embedding) VALUES (%s)", [text(vector)])
+    store = table.store()
+    beside = store.beside(TAG, NEW_DIM)
+    sweep(store, beside)
+    beside.cutover(translate)
+    insert = "INSERT INTO {t} (embedding) VALUES (%s) RETURNING id, n"
+    assert table.execute(insert, [NEW]) == [(4, 4)]
+    beside.rollback(translate_back)
+    insert = "INSERT INTO {t} (embedding) VALUES ('[1,2,3,4]') RETURNING id, n"
+    assert table.execute(insert) == [(5, 5)]
+
+
 @pytest.mark.parametrize(
     ("statement", "code"),
     [
-        ("CREATE INDEX ON {t} ((embedding::vector(4)::text))", "swap-expression-index"),
-        ("ALTER TABLE {t} ADD CHECK (vector_dims(embedding) = 4)", "swap-constraint"),
-        ("ALTER TABLE {t} ALTER embedding SET DEFAULT '[1,2,3,4]'", "swap-default"),
-        ("ALTER TABLE {t} REPLICA IDENTITY FULL", "swap-publication"),
-        ("CREATE STATISTICS {s}.st ON id, body FROM {t}", "swap-statistics"),
-        ("CREATE TABLE {s}.other (d {t})", "swap-row-type"),
+        ("CREATE INDEX ON {t} ((embedding::vector(4)::text))", "expression-index"),
+        ("ALTER TABLE {t} ADD CHECK (vector_dims(embedding) = 4)", "constraint"),
+        ("ALTER TABLE {t} ADD CHECK (body <> 'body 3') NOT VALID", "constraint"),
+        ("ALTER TABLE {t} ALTER embedding SET DEFAULT '[1,2,3,4]'", "default"),
+        ("ALTER TABLE {t} REPLICA IDENTITY FULL", "publication"),
+        ("CREATE PUBLICATION p_{s} FOR TABLE {t}", "publication"),
+        ("CREATE STATISTICS {s}.st ON id, body FROM {t}", "statistics"),
+        ("CREATE TABLE {s}.other (d {t})", "row-type"),
+        ("CREATE MATERIALIZED VIEW {s}.m AS SELECT * FROM {t}", "materialized-views"),
     ],
 )
 def test_what_cannot_be_moved_is_refused(table: Table, statement: str, code: str) -> None:
     table.execute(statement)
     store = table.store()
     facts = store.facts()
-    assert "swap" not in facts.strategies
+    assert facts.strategies == ()
     assert code in {each.code for each in facts.notes}
     with pytest.raises(StoreUnsupported):
-        store.beside(TAG, NEW_DIM, "swap").prepare()
+        store.beside(TAG, NEW_DIM).prepare()
     assert table.traces() == []
 
 
@@ -259,7 +398,7 @@ from app.stores.base import StoreLocation
 from app.stores.pgvector import PgvectorStore
 from tests.stores.pgvector.tables import NEW_DIM, TAG, sweep, translate, translate_back
 store = PgvectorStore(StoreLocation("pgvector", sys.argv[1], sys.argv[2]))
-beside = store.beside(TAG, NEW_DIM, "swap")
+beside = store.beside(TAG, NEW_DIM)
 print("starts", flush=True)
 if store.facts().dim != NEW_DIM:
     sweep(store, beside, limit=5)
@@ -270,7 +409,7 @@ print("done", flush=True)
 """
 
 
-def test_a_swap_killed_at_any_moment_continues(new_table: Callable[..., Table]) -> None:
+def test_switches_killed_at_any_moment_continue(new_table: Callable[..., Table]) -> None:
     table = new_table().fill(60)
     table.execute("CREATE TABLE {s}.child (doc bigint REFERENCES {t})")
     table.execute("INSERT INTO {s}.child VALUES (1)")
@@ -281,6 +420,6 @@ def test_a_swap_killed_at_any_moment_continues(new_table: Callable[..., Table]) 
     assert new.ids == old.ids == list(range(60))
     assert np.array_equal(old.vectors, vectors_of(60))
     assert np.allclose(new.vectors, translate(None, old.vectors), atol=1e-5)
-    store.beside(TAG, NEW_DIM, "swap").finish()
+    store.beside(TAG, NEW_DIM).finish()
     assert shape(table) == before
     assert table.traces() == []

@@ -1,0 +1,431 @@
+"""The steps of a reindexing: a second table is filled, and takes the name of the first.
+
+Captured changes are repeated in the second table as whole rows, and after a cutover in the old one.
+Locks are tried briefly, so that clients do not queue behind them.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import psycopg
+from psycopg import sql
+
+from app.errors import (
+    StoreChanged,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUnsupported,
+    WrongState,
+)
+from app.stores.base import (
+    Beside,
+    Changes,
+    StoreId,
+    StoreLocation,
+    StoreVectors,
+    Switch,
+    TranslateRows,
+)
+from app.stores.pgvector.attachments import (
+    attach,
+    copy_indexes,
+    copy_key_index,
+    copy_rights,
+    detach,
+    exchange_names,
+    has_same_indexes,
+    move_sequences,
+    require_same_definitions,
+    validate,
+)
+from app.stores.pgvector.capture import (
+    create_queue,
+    read_changes,
+    require_capture,
+    start_capture,
+    stop_capture,
+)
+from app.stores.pgvector.connections import (
+    PgConnections,
+    StoreConnection,
+    zero_vector,
+)
+from app.stores.pgvector.copying import (
+    apply_changes,
+    copy_missing,
+    create_copy,
+    requeue_different,
+    table_files,
+    write_new,
+)
+from app.stores.pgvector.facts import (
+    create_views,
+    dependent_views,
+    drop_views,
+    first_state,
+    require_no_obstacles,
+    require_rights,
+    require_same,
+)
+from app.stores.pgvector.layout import (
+    PgLayout,
+    PgState,
+    load_layout,
+    load_relation,
+    name_of,
+    state_of_tag,
+    traces_of,
+)
+
+#: longest wait for one lock, during which others queue behind; and for how long to try again
+LOCK_MS, LOCK_PATIENCE_S = 100, 60.0
+
+#: how much longer than deadlock_timeout to wait: then the server cancels the autovacuum
+GRACE_MS = 2_000
+
+#: the steps that are one transaction: without the lock, they change nothing
+WHOLE_STEPS = ("to cut over", "to roll back", "to finish", "to abandon")
+
+#: captured writes of one transaction, which locks their rows, and how long such transactions may
+#: follow each other until few are left
+CAPTURED_ROWS, DRAIN_PATIENCE_S = 100, 300.0
+
+#: most rows to translate while clients wait: as many as take this long, between these limits
+REMAINDER_S, REMAINDER_ROWS = 0.1, (32, 400)
+
+Result = TypeVar("Result")
+
+
+class PgMigration(Beside):
+    """The new vectors of one reindexing, in a copy of the table."""
+
+    def __init__(
+        self, connections: PgConnections, location: StoreLocation, tag: str, dim: int
+    ) -> None:
+        self.connections = connections
+        self.location = location
+        self.tag = tag
+        self.dim = dim
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        with self.connections.use("to check the table") as connection:
+            if load_layout(connection, self.location).state is not None:
+                self._load(connection)  # no lock, because the index may be under construction
+                return
+
+        def step(connection: StoreConnection) -> None:
+            table = load_layout(connection, self.location).table
+            connection.execute(
+                "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))",
+                [f"anchorage {table.schema}.{table.name}"],
+            )
+            layout = load_layout(connection, self.location)  # as another process left it
+            if layout.state is not None:
+                self._load(connection)
+                return
+            self._require_no_traces(connection)
+            require_rights(connection, layout)
+            require_no_obstacles(connection, layout)
+            state = first_state(connection, layout, self.location, self.tag, self.dim)
+            create_copy(connection, layout, state)
+            copy_key_index(connection, layout, state)
+            create_queue(connection, state, table.schema, layout.kind, table.owner)
+            start_capture(connection, self.tag, layout.old)
+            self._save(connection, layout, state)
+
+        self._with_lock("to prepare the reindexing", step)
+
+    def write(
+        self, ids: Sequence[StoreId], vectors: StoreVectors, *, replace: bool = False
+    ) -> None:
+        if not len(ids):
+            return
+        with self.connections.transaction("to write new vectors", long=True) as connection:
+            layout, _ = self._load(connection)
+            write_new(connection, layout, ids, vectors, replace=replace)
+
+    def count(self) -> int:
+        with self.connections.use("to count new vectors", long=True) as connection:
+            layout = load_layout(connection, self.location)
+            if layout.state is None or layout.new is None:
+                return 0
+            row = connection.run(
+                "SELECT count(*) FROM {} WHERE {} OPERATOR({}.<>) {}",
+                layout.new.relation.identifier,
+                layout.new.column,
+                connection.extension,
+                zero_vector(connection.extension, layout.new.type_name, self.dim),
+            ).fetchone()
+            return 0 if row is None else int(row[0])
+
+    def build_index(self) -> None:
+        self._copy_indexes()
+        with self.connections.use("to analyze the table", long=True) as connection:
+            layout, _ = self._load(connection)
+            connection.run("ANALYZE {}", layout.other.relation.identifier)
+
+    def changes(self, limit: int) -> Changes:
+        with self.connections.use("to read captured writes") as connection:
+            layout = load_layout(connection, self.location)
+            if layout.state is None:
+                return Changes([], np.zeros((0, self.dim), np.float32))
+            limit = min(limit, CAPTURED_ROWS)
+            return read_changes(connection, layout.state, layout.seen, layout.kind, limit)
+
+    def apply(self, changes: Changes, vectors: StoreVectors) -> None:
+        with self.connections.transaction("to apply captured writes", long=True) as connection:
+            layout, _ = self._load(connection)
+            apply_changes(connection, layout, changes, vectors)
+
+    def cutover(self, translate: TranslateRows) -> Switch:
+        return self._switch("to cut over", translate, to_new=True)
+
+    def rollback(self, translate_back: TranslateRows) -> Switch:
+        return self._switch("to roll back", translate_back, to_new=False)
+
+    def finish(self) -> None:
+        self._validate()
+        self._with_lock("to finish", partial(self._remove, cut_over=True))
+
+    def abandon(self) -> None:
+        self._with_lock("to abandon", partial(self._remove, cut_over=False))
+
+    def requeue_different(self) -> int | None:
+        return self._compare(always=True)
+
+    # --- parts ------------------------------------------------------------------------------------
+
+    def _remove(self, connection: StoreConnection, *, cut_over: bool) -> None:
+        """Drop the table that clients do not see, and all traces, by their names."""
+        found = traces_of(connection, self.location, self.tag)
+        if not found:
+            return
+        names = [name for _, name in found]
+        state = state_of_tag(connection, found[0][0], self.tag)
+        is_old = name_of(self.tag, "new") in names if state is None else not state.is_cut_over
+        is_new = name_of(self.tag, "old") in names if state is None else state.is_cut_over
+        if is_old and cut_over:
+            raise WrongState("The reindexing cannot finish: it is not cut over. Cut over first.")
+        if is_new and not cut_over:
+            raise WrongState(
+                "The reindexing cannot be abandoned: it is cut over. Roll back first, or finish."
+            )
+        capture = name_of(self.tag, "capture")
+        for schema, name in sorted(found, key=lambda each: each[1] != capture):
+            if name == capture:  # and with it the triggers
+                connection.run("DROP FUNCTION {}() CASCADE", sql.Identifier(schema, name))
+            else:
+                connection.run("DROP TABLE {}", sql.Identifier(schema, name))
+
+    def _require_same_tables(self, connection: StoreConnection, layout: PgLayout) -> None:
+        """Raises StoreChanged and StoreUnsupported for what a switch would undo or not move."""
+        require_same_definitions(connection, layout)
+        require_no_obstacles(connection, layout)
+
+    def _validate(self) -> None:
+        """Validate the foreign keys that a switch has added."""
+        state = None
+        with self.connections.use("to read the state") as connection:
+            for schema, _ in traces_of(connection, self.location, self.tag)[:1]:
+                state = state_of_tag(connection, schema, self.tag)
+        for each in () if state is None else state.unvalidated:
+            self._with_lock("to validate a foreign key", partial(validate, key=each), long=True)
+
+    def _compare(self, *, always: bool) -> int | None:
+        """Queue rows that differ between both tables, as `requeue_different` of copying.py.
+
+        Unless `always`, only after PostgreSQL has rewritten a table since the last comparison.
+        """
+        with self.connections.transaction("to compare rows", long=True) as connection:
+            layout, state = self._load(connection)
+            files = table_files(connection, layout)
+            if files == state.files and not always:
+                return 0
+            self._require_same_tables(connection, layout)
+            count = requeue_different(connection, layout)
+            if count == 0:
+                self._save(connection, layout, replace(state, files=files))
+            return count
+
+    def _copy_indexes(self) -> None:
+        with self.connections.use("to build the indexes", long=True) as connection:
+            layout, _ = self._load(connection)
+            copy_indexes(connection, layout, self.tag)
+
+    def _switch(self, action: str, translate: TranslateRows, *, to_new: bool) -> Switch:
+        pause = Switch(0.0)
+        with self.connections.transaction("to check the table", long=True) as connection:
+            layout, state = self._load(connection)
+            if is_needed := state.is_cut_over != to_new:
+                self._require_same_tables(connection, layout)
+                copy_missing(connection, layout)
+        if is_needed:
+            self.build_index()
+            pause = self._flip(action, translate, to_new=to_new)
+        self._validate()
+        return pause
+
+    def _flip(self, action: str, translate: TranslateRows, *, to_new: bool) -> Switch:
+        most = REMAINDER_ROWS[0]
+
+        def step(connection: StoreConnection) -> bool:
+            layout, state = self._load(connection)
+            if state.is_cut_over == to_new:
+                return True
+            for table in (layout.table, layout.other.relation):
+                connection.run("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE", table.identifier)
+            layout, state = self._load(connection)  # nothing can change it from here on
+            is_same = has_same_indexes(connection, layout, self.tag)
+            if not is_same or table_files(connection, layout) != state.files:
+                return False
+            changes = read_changes(connection, state, layout.seen, layout.kind, most + 1)
+            if len(changes.token) > most:
+                return False
+            if len(changes):
+                vectors = translate(changes.ids, changes.vectors)
+                if not apply_changes(connection, layout, changes, vectors):
+                    return False
+            stop_capture(connection, layout.seen)
+            self._exchange(connection, layout, state)
+            return True
+
+        longest, until = 0.0, time.monotonic() + DRAIN_PATIENCE_S
+        while time.monotonic() < until:
+            self._copy_indexes()
+            most = self._drain(translate, until)
+            if self._compare(always=False) != 0:
+                continue
+            done, pause = self._with_lock(action, step)
+            longest = max(longest, pause)
+            if done:
+                return Switch(longest)
+        raise StoreUnavailable(
+            f"For {DRAIN_PATIENCE_S:.0f} s, clients wrote faster than their writes can be "
+            "translated, or altered the table. Try again when they write less."
+        )
+
+    def _drain(self, translate: TranslateRows, until: float) -> int:
+        """Apply captured writes until few are left. Returns how many rows take REMAINDER_S."""
+        least, most = REMAINDER_ROWS
+        remainder = least
+        while time.monotonic() < until:
+            began = time.monotonic()
+            changes = self.changes(CAPTURED_ROWS)
+            if not changes.token:
+                break
+            self.apply(changes, translate(changes.ids, changes.vectors))
+            rate = len(changes.token) / (time.monotonic() - began)
+            remainder = int(min(max(least, rate * REMAINDER_S), most))
+            if len(changes.token) <= min(remainder // 2, CAPTURED_ROWS - 1):
+                break
+        return remainder
+
+    def _exchange(self, connection: StoreConnection, layout: PgLayout, state: PgState) -> None:
+        """Give the name, and all that belongs to it, to the table that clients do not see."""
+        self._require_same_tables(connection, layout)
+        front, other = layout.table, layout.other
+        phase = "rolled-back" if state.is_cut_over else "cut-over"
+        after = replace(state, phase=phase)
+        views = dependent_views(connection, front.oid)
+        drop_views(connection, views)
+        attachments = detach(connection, front)
+        for table, name in ((front, after.hidden), (other.relation, front.name)):
+            connection.run("ALTER TABLE {} RENAME TO {}", table.identifier, name)
+        now = load_relation(connection, other.relation.oid)
+        exchange_names(connection, self.tag, load_relation(connection, front.oid))
+        copy_rights(connection, front, now)
+        move_sequences(connection, self.tag, front, other.relation, now)
+        attach(connection, attachments)
+        create_views(connection, views)
+        start_capture(connection, self.tag, replace(other, relation=now))
+        keys = [list(each) for each in attachments.foreign_keys]
+        # A switch that was killed may have left some to validate.
+        keys += [list(each) for each in state.unvalidated if list(each) not in keys]
+        self._save(connection, layout, replace(after, unvalidated=keys))
+
+    def _with_lock(
+        self, action: str, step: Callable[[StoreConnection], Result], *, long: bool = False
+    ) -> tuple[Result, float]:
+        """Run a step in a transaction that waits briefly for locks, and again if it must.
+
+        Returns its result, and the longest time that one attempt kept others waiting.
+        """
+        until, longest = time.monotonic() + LOCK_PATIENCE_S, 0.0
+        with self.connections.use(action, long=long) as connection:
+            while True:
+                began: float | None = None
+                try:
+                    with connection.transaction():
+                        self._stop_autovacuum(connection)
+                        began = time.monotonic()  # no client has waited until here
+                        connection.execute(f"SET LOCAL lock_timeout = {LOCK_MS}")
+                        result = step(connection)
+                    return result, max(longest, time.monotonic() - began)
+                except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+                    if began is not None:
+                        longest = max(longest, time.monotonic() - began)
+                    if time.monotonic() > until:
+                        error = StoreUnavailable(
+                            f"Other transactions hold the table for more than "
+                            f"{LOCK_PATIENCE_S:.0f} s. End them, and try again."
+                        )
+                        error.is_unchanged = action in WHOLE_STEPS
+                        raise error from None
+                time.sleep(random.uniform(0.05, 0.3))  # noqa: S311 (no secret)
+
+    def _stop_autovacuum(self, connection: StoreConnection) -> None:
+        """Wait for autovacuums of both tables, and keep new ones away until the transaction ends.
+
+        The server cancels an autovacuum once somebody has waited deadlock_timeout for its lock. An
+        autovacuum of a table with an HNSW index takes minutes. Clients do not wait meanwhile: SHARE
+        UPDATE EXCLUSIVE conflicts with none of their statements. Missing tables and rights are for
+        the next step to name, or, to abandon, no obstacle. Raises psycopg's LockNotAvailable.
+        """
+        lacking = (StoreChanged, StoreRefused, StoreUnsupported)
+        with suppress(*lacking, psycopg.errors.InsufficientPrivilege), connection.transaction():
+            connection.execute(
+                "SELECT set_config('lock_timeout', (%s + 1000 * extract(epoch FROM "
+                "current_setting('deadlock_timeout')::interval))::int::text, true)",
+                [GRACE_MS],
+            )
+            layout = load_layout(connection, self.location)
+            for each in (layout.old, layout.new):
+                if each is not None:
+                    table = each.relation.identifier
+                    connection.run("LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE", table)
+
+    def _load(self, connection: StoreConnection) -> tuple[PgLayout, PgState]:
+        """Return the layout and the state. Raises StoreChanged if they differ from `prepare`'s."""
+        layout = load_layout(connection, self.location)
+        if layout.state is None:
+            self._require_no_traces(connection)
+            raise StoreChanged(
+                "The table has no traces of this reindexing. Plan a new one.", field="collection"
+            )
+        state = require_same(layout, self.tag, self.dim)
+        require_capture(connection, layout.seen, is_cut_over=state.is_cut_over)
+        return layout, state
+
+    def _require_no_traces(self, connection: StoreConnection) -> None:
+        names = [name for _, name in traces_of(connection, self.location, self.tag)]
+        if names:
+            step = "`finish`" if name_of(self.tag, "old") in names else "`abandon`"
+            raise StoreChanged(
+                f"The state of the reindexing is missing: the table {name_of(self.tag, 'queue')} "
+                "was dropped, or its comment was changed. Writes of clients may be lost, or fail. "
+                f"{step} the reindexing: it removes {', '.join(sorted(names))}."
+            )
+
+    def _save(self, connection: StoreConnection, layout: PgLayout, state: PgState) -> None:
+        queue = sql.Identifier(layout.table.schema, state.queue)
+        connection.run("COMMENT ON TABLE {} IS {}", queue, sql.Literal(state.text()))

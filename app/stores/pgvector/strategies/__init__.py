@@ -1,1 +1,0 @@
-"""Ways to keep new vectors in PostgreSQL, and the steps of a reindexing by each."""
