@@ -1,22 +1,22 @@
-"""What several connectors need: the other side, changes, checksums, and whose fault an error is."""
+"""What several connectors need: checksums, and the errors of faults."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from app.stores.base import Changes, RowsChecksum, Side, StoreVectors, TranslateRows
-
-
-def opposite(side: Side) -> Side:
-    return "new" if side == "old" else "old"
-
-
-def translate_changes(translate: TranslateRows, changes: Changes) -> StoreVectors:
-    """Return the translated vectors (n, d) of changes; of none, without a call."""
-    return translate(changes.ids, changes.vectors) if len(changes.ids) else changes.vectors
+from app.errors import (
+    AnchorageError,
+    InvalidFilter,
+    StoreChanged,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+)
+from app.stores.base import RowsChecksum
 
 
 def row_number(*parts: bytes) -> int:
@@ -51,3 +51,101 @@ def raised_by(error: BaseException, packages: Collection[str]) -> bool:
         theirs = package in packages or (theirs and package != "app")
         trace = trace.tb_next
     return theirs
+
+
+#: most characters of a fault that an error repeats
+FAULT_SHOWN = 300
+
+#: errors, parts of messages in lower case that stand for them, and what to do
+FAULT_SIGNS: tuple[tuple[type[AnchorageError], tuple[str, ...], str], ...] = (
+    (
+        StoreFull,
+        (
+            "no space left",
+            "disk is full",
+            "disk full",
+            "not enough space",
+            "out of disk",
+            "insufficient storage",
+        ),
+        "Its disk is full. Free space there, then continue.",
+    ),
+    (
+        StoreUnavailable,
+        ("already accessed by another instance", "wouldblock", "database is locked"),
+        "Another process has the folder open, and the store lets one process in. Close it there, "
+        "or use a server.",
+    ),
+    (
+        StoreRefused,
+        (
+            "permission denied",
+            "read-only",
+            "readonly",
+            "forbidden",
+            "unauthorized",
+            "accessdenied",
+            "unable to open database",
+        ),
+        "Ask the operator for credentials or permissions that allow reads and writes.",
+    ),
+    (
+        StoreChanged,
+        (
+            "not found",
+            "doesn't exist",
+            "does not exist",
+            "no such file",
+            "not existing vector name",
+            "no point with id",
+            "vector dimension error",
+            "is not initialized",
+            "vector inserting error",
+        ),
+        "Somebody deleted, renamed or changed the collection. Look at it, then plan a new "
+        "reindexing.",
+    ),
+)
+
+
+def fault_of(store: str, text: str, *, filtered: bool = False) -> AnchorageError:
+    """Return the error that a message of a store's library stands for.
+
+    filtered  the call has a client's filter, so that an unknown message is about it
+    """
+    shown = text[:FAULT_SHOWN]
+    for kind, signs, advice in FAULT_SIGNS:
+        if any(sign in text.lower() for sign in signs):
+            return kind(f"{store} did not accept the call: {shown}. {advice}")
+    if filtered:
+        return InvalidFilter(f"{store} does not read the filter: {shown}.", field="filter")
+    return StoreUnavailable(
+        f"{store} failed: {shown}. Try again; if it fails again, ask the operator to look at its "
+        "log."
+    )
+
+
+@contextmanager
+def store_faults(
+    store: str,
+    packages: Collection[str],
+    translate: Callable[[Exception], AnchorageError | None] = lambda error: None,
+    *,
+    filtered: bool = False,
+) -> Iterator[None]:
+    """Raise faults of a store in the block as errors of this project, and mistakes of ours as are.
+
+    packages   the store's libraries, whose errors are faults of the store
+    translate  returns the error for a class of faults that its text does not tell
+    """
+    try:
+        yield
+    except AnchorageError:
+        raise
+    except Exception as error:
+        fault = translate(error)
+        if fault is None:
+            if not isinstance(error, OSError) and not raised_by(error, packages):
+                raise
+            fault = fault_of(store, str(error), filtered=filtered)
+        raise fault from error

@@ -17,10 +17,9 @@ CONNECTORS: dict[str, tuple[str, str, str]] = {
     "lancedb": ("app.stores.lancedb", "LancedbStore", "lancedb"),
 }
 
-#: the options of each kind; qdrant has none
+#: the options of each kind; qdrant and chroma have none
 STORE_OPTIONS: dict[str, tuple[str, ...]] = {
     "pgvector": ("ef_search", "probes", "iterative_scan", "type"),
-    "chroma": ("timeout_s",),
     "lancedb": ("distance",),
 }
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from types import FunctionType
 
-import numpy as np
 import pytest
 
-from app.stores.base import Changes
-from app.stores.common import opposite, raised_by, row_number, rows_checksum, translate_changes
+from app.stores.common import raised_by, row_number, rows_checksum
 
 
 def error_of(call) -> BaseException:
@@ -26,14 +24,6 @@ def test_an_error_belongs_to_the_package_that_our_code_called():
     # ours, although the library called us
     ours = FunctionType((lambda _: int("x")).__code__, {"__name__": "app.ours", "int": int})
     assert not raised_by(error_of(lambda: json.loads("{}", object_hook=ours)), {"json"})
-
-
-def test_sides_and_changes():
-    assert (opposite("old"), opposite("new")) == ("new", "old")
-    two = Changes(["a", "b"], np.ones((2, 3), np.float32))
-    assert translate_changes(lambda ids, vectors: vectors * 2, two).tolist() == [[2.0] * 3] * 2
-    none = Changes([], np.zeros((0, 3), np.float32), ["c"])
-    assert translate_changes(lambda ids, vectors: 1 / 0, none).shape == (0, 3)
 
 
 def test_each_row_counts_in_a_checksum_and_their_order_does_not():

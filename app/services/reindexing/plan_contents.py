@@ -137,11 +137,12 @@ def check_reading(reading: StoreReading, *, store: str, encoder: str, dim: int) 
 
 def choose_strategy(reading: StoreReading, wanted: str | None) -> str:
     """Return the strategy. Raises StoreUnsupported for one that the collection does not allow."""
-    allowed = reading.facts.strategies or reading.capabilities.strategies
+    allowed = reading.facts.strategies
     if not allowed:
+        reasons = " ".join(note.detail for note in reading.facts.notes)
         raise StoreUnsupported(
             "This collection allows no way to keep new vectors next to the old ones. Search it "
-            "with POST /stores/{name}/search, which writes nothing.",
+            f"with POST /stores/{{name}}/search, which writes nothing. {reasons}".rstrip(),
             field="store",
         )
     if wanted is None:
@@ -384,7 +385,7 @@ def make_plan(services: Services, context: RequestContext, inputs: PlanInputs) -
         "options": dict(served.options or {}),
         "translator": served.id,
         "strategy": inputs.strategy,
-        "strategies": list(reading.facts.strategies or reading.capabilities.strategies),
+        "strategies": list(reading.facts.strategies),
         "rows": reading.facts.rows,
         "dim": target.encoder.dim,
         "promise": inputs.promise,
@@ -494,8 +495,8 @@ def _notes(inputs: PlanInputs) -> list[dict[str, str]]:
         notes.append(
             {
                 "code": "writes-not-captured",
-                "detail": "The store does not report writes of other clients. Stop them during the "
-                "run, or run again before the cutover.",
+                "detail": "The store does not report writes of other clients. `sync`, `verify` and "
+                "`cutover` find them by comparing both sides. Stop writes during the cutover.",
             }
         )
     return notes

@@ -125,7 +125,7 @@ def check_payloads(move: MigrationContext, row: tables.ReindexingRow) -> Check:
     found = {"before": before.get("checksum"), "now": now.digest}
     if now.digest == before.get("checksum"):
         return Check("payloads", True, "All that is not the vector is as before the run.", found)
-    if move.store.capabilities.captures_writes:
+    if move.store.capabilities.captures_writes or row.position.get("applied"):
         detail = (
             "Rows or columns changed since the run began, so that the rows cannot be compared "
             f"with those before it. The run applied {row.position.get('applied', 0)} writes of "

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -16,56 +15,37 @@ from chromadb.config import Settings
 
 from app.errors import (
     AnchorageError,
-    InvalidFilter,
-    InvalidOption,
-    StoreChanged,
-    StoreFull,
     StoreRefused,
     StoreUnavailable,
 )
 from app.stores.base import StoreLocation
-from app.stores.common import raised_by
+from app.stores.common import fault_of, raised_by, store_faults
 
-#: seconds to connect, and the longest wait for an answer unless `timeout_s` of the options says
+#: seconds to connect, and the longest wait for an answer
 CONNECT_S, ANSWER_S = 5.0, 30.0
 
-#: packages whose ValueError and RuntimeError are faults of the store
-LIBRARIES = ("chromadb", "httpx")
-
-#: parts of messages, in lower case, and the error that they stand for
-FAULTS = {
-    "no space left": StoreFull,
-    "disk is full": StoreFull,
-    "readonly database": StoreRefused,
-    "read-only": StoreRefused,
-    "permission denied": StoreRefused,
-    "unable to open database": StoreRefused,
-}
+#: packages whose errors are faults of the store, and its name in errors
+LIBRARIES = ("chromadb", "chromadb_rust_bindings", "httpx")
+STORE = "The Chroma store"
 
 
-def translate_fault(error: Exception, place: str) -> AnchorageError:
-    """Return the error of this project that a fault of Chroma stands for."""
+def translate_fault(error: Exception) -> AnchorageError | None:
+    """Return the error of this project that a class of Chroma's faults stands for."""
     text = str(error)
-    for part, kind in FAULTS.items():
-        if part in text.lower():
-            return kind(f"{place} did not accept the call: {text}. Free space or grant rights.")
     if isinstance(error, httpx.TransportError):
-        return StoreUnavailable(
-            f"{place} did not answer ({type(error).__name__}). Check that the server runs."
-        )
-    if isinstance(error, errors.NotFoundError):
-        return StoreChanged(f"{place}: {text}. Somebody deleted or renamed the collection.")
+        kind = type(error).__name__
+        return StoreUnavailable(f"{STORE} did not answer ({kind}). Check that the server runs.")
     if isinstance(error, errors.AuthorizationError | errors.ChromaAuthError):
-        return StoreRefused(f"{place} refused the credentials of its address.")
-    if isinstance(error, errors.InvalidArgumentError) and "where" in text.lower():
-        return InvalidFilter(f"Chroma does not read the filter: {text}.", field="filter")
-    if isinstance(error, errors.InvalidArgumentError | errors.InvalidDimensionException):
-        return StoreRefused(f"{place} refused the call: {text}.")
-    if isinstance(error, ValueError) and "where" in text.lower():
-        return InvalidFilter(f"Chroma does not read the filter: {text}.", field="filter")
-    if isinstance(error, ValueError) and "connect" not in text.lower():
-        return StoreRefused(f"{place} refused the call: {text}.")
-    return StoreUnavailable(f"{place} failed: {text}.")
+        return StoreRefused(f"{STORE} refused the credentials of its address.")
+    if not isinstance(error, errors.ChromaError | httpx.HTTPError | ValueError):
+        return None
+    if not isinstance(error, errors.ChromaError) and not raised_by(error, LIBRARIES):
+        return None  # a mistake of ours
+    fault = fault_of(STORE, text, filtered="where" in text.lower())
+    is_refused = isinstance(error, errors.InvalidArgumentError | ValueError)
+    if type(fault) is StoreUnavailable and is_refused and "connect" not in text.lower():
+        return StoreRefused(f"{STORE} refused the call: {text}.")
+    return fault
 
 
 class ChromaConnection:
@@ -73,23 +53,12 @@ class ChromaConnection:
 
     def __init__(self, location: StoreLocation) -> None:
         self._url = location.url
-        self._timeout = _read_timeout(location.options)
         self._client: Any = None
         self._lock = threading.Lock()
 
-    @contextmanager
-    def faults(self) -> Iterator[None]:
-        """Raise faults of Chroma in the block as errors of this project."""
-        try:
-            yield
-        except AnchorageError:
-            raise
-        except (errors.ChromaError, httpx.HTTPError, OSError) as error:
-            raise translate_fault(error, "The Chroma store") from error
-        except (ValueError, RuntimeError) as error:
-            if not raised_by(error, LIBRARIES):
-                raise  # a mistake of ours
-            raise translate_fault(error, "The Chroma store") from error
+    def faults(self) -> AbstractContextManager[None]:
+        """Return a block that raises faults of Chroma as errors of this project."""
+        return store_faults(STORE, LIBRARIES, translate_fault)
 
     @property
     def client(self) -> Any:
@@ -123,7 +92,7 @@ class ChromaConnection:
         return chromadb.PersistentClient(path=str(folder), settings=settings)
 
     def _open_server(self, parts: SplitResult, settings: Settings) -> Any:
-        timeout = httpx.Timeout(self._timeout, connect=min(CONNECT_S, self._timeout))
+        timeout = httpx.Timeout(ANSWER_S, connect=min(CONNECT_S, ANSWER_S))
         host, secure = parts.hostname or "localhost", parts.scheme == "https"
         try:
             port = parts.port or (443 if secure else 8000)
@@ -148,13 +117,3 @@ def _sessions(client: Any) -> list[httpx.Client]:
     """Return the HTTP clients of a client, which the library neither shows nor closes."""
     servers: list[Any] = [client._server, client._admin_client._server]
     return [each._session for each in servers if hasattr(each, "_session")]
-
-
-def _read_timeout(options: Any) -> float:
-    value = options.get("timeout_s", ANSWER_S)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 3600:
-        raise InvalidOption(
-            "`timeout_s` is the number of seconds to wait for Chroma, above 0 and at most 3600.",
-            field="options",
-        )
-    return float(value)

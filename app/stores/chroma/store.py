@@ -1,12 +1,11 @@
-"""Chroma as a Store."""
+"""Chroma as a Store: the new vectors are in a second collection, and a cutover is two renames."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,30 +16,34 @@ from app.stores.base import (
     Hits,
     Metric,
     Page,
-    RowsChecksum,
     Side,
-    Store,
     StoreFacts,
     StoreId,
     StoreLocation,
     StoreNote,
     StoreVectors,
 )
-from app.stores.chroma import rows as chroma_rows
-from app.stores.chroma.beside import ChromaBeside
 from app.stores.chroma.connection import ChromaConnection
-from app.stores.chroma.rows import ChromaRow, rank_exactly, rank_with_index
-from app.stores.chroma.sides import ChromaSides, find_sides
-from app.stores.common import rows_checksum
+from app.stores.common import as_json, row_number
+from app.stores.second_collection import PairedStore, Sides, StoredRow
 
 #: spaces of Chroma
 SPACES: dict[str, Metric] = {"cosine": "cosine", "ip": "dot", "l2": "euclidean"}
 
-#: rows of the last pages that are remembered until they are written
-ROWS_REMEMBERED = 5000
-
 #: ids of a page that its cursor holds
 IDS_IN_CURSOR = 8
+
+#: collections in one answer of a list
+NAMES_A_CALL = 1000
+
+#: parts of a collection that a sample reads, each a run of rows at a random position
+SAMPLE_PARTS = 32
+
+#: most ids in one call
+IDS_A_CALL = 1000
+
+#: the members of a payload that are no metadata; Chroma reserves names that begin so
+DOCUMENT, RESOURCE = "chroma:document", "chroma:uri"
 
 CHROMA_NOTES = (
     StoreNote(
@@ -59,67 +62,164 @@ CHROMA_NOTES = (
         "Clients must send vectors, or pass the embedding function of the new encoder.",
     ),
     StoreNote(
-        "changes-by-comparison",
-        "Chroma has no log of changes. Writes of clients are found by reading the whole "
-        "collection again, when the new vectors are complete and at a cutover.",
+        "vectors-not-compared",
+        "Writes are found by comparing ids, documents, metadata and URIs, with `sync` and "
+        "`verify` and at a cutover. A write that changes only a vector is not found.",
     ),
 )
 
-Result = TypeVar("Result")
+
+class ChromaContent(NamedTuple):
+    """All that a record holds but its id and its vector."""
+
+    document: str | None
+    metadata: Mapping[str, Any] | None
+    uri: str | None
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        extra = {DOCUMENT: self.document, RESOURCE: self.uri}
+        return dict(self.metadata or {}) | {k: v for k, v in extra.items() if v is not None}
 
 
-class ChromaStore(Store):
-    """A collection on a Chroma server or in a folder."""
+class ChromaStore(PairedStore):
+    """A collection on a Chroma server or in a folder. Places are handles of collections, which
+    stay valid when a collection is renamed.
+    """
 
-    capabilities = Capabilities(strategies=("collection",), captures_writes=True, filters=True)
+    capabilities = Capabilities(strategies=("collection",), filters=True, exact_search=False)
+    default_text_field = DOCUMENT
 
     def __init__(self, location: StoreLocation) -> None:
+        super().__init__()
         self.location = location
         self.connection = ChromaConnection(location)
-        self._sides: ChromaSides | None = None
-        self._served: OrderedDict[str, ChromaRow] = OrderedDict()
-        self._lock = threading.Lock()
 
-    # --- handles ------------------------------------------------------------------------------
+    def close(self) -> None:
+        self.connection.close()
 
-    def sides(self) -> ChromaSides:
-        """Return the collections as they are now, of the reindexing that Chroma has."""
-        self._sides = self.sides_of(None)
-        return self._sides
+    # --- verbs of the second collection -------------------------------------------------------
 
-    def sides_of(self, tag: str | None) -> ChromaSides:
-        """Return the collections of a reindexing as they are now; None: of the one that exists.
+    def find_sides(self, tag: str | None = None) -> Sides:
+        name, found = self.location.collection, self._collections()
+        if tag is None:
+            pattern = re.compile(re.escape(name) + r"\.anchorage-([0-9a-f]{8})(\.old)?")
+            tag = min(
+                (match[1] for each in found if (match := pattern.fullmatch(each))), default=""
+            )
+        here, new, old = (found.get(each) for each in self._names(tag))
+        if here is not None and old is not None:
+            return Sides("cut", tag, old, here)
+        if old is not None and new is not None:
+            return Sides("between", tag, old, new)
+        if here is None:
+            raise StoreChanged(
+                f"Chroma has no collection `{name}`. Somebody deleted or renamed it."
+            )
+        return Sides("none", None, here) if new is None else Sides("open", tag, here, new)
 
-        Another process may end a reindexing and begin one, so that no tag is remembered.
-        """
+    def _names(self, tag: str) -> tuple[str, str, str]:
+        """Return the names of the clients' collection, of the copy, and of the old one later."""
+        name = self.location.collection
+        return name, f"{name}.anchorage-{tag}", f"{name}.anchorage-{tag}.old"
+
+    def _collections(self) -> dict[str, Any]:
+        found: list[Any] = []
         client = self.connection.client
         with self.connection.faults():
-            return find_sides(client, self.location.collection, tag)
+            while len(found) % NAMES_A_CALL == 0:
+                page = client.list_collections(limit=NAMES_A_CALL, offset=len(found))
+                found += page
+                if not page:
+                    break
+        return {each.name: each for each in found}
 
-    def _on(self, side: Side, call: Callable[[Any], Result]) -> Result:
-        """Call with the collection of a side, found anew if it is unknown or was deleted."""
-        sides = self._sides or self.sides()
-        if side == "new" and sides.new is None:
-            sides = self.sides()
-        try:
-            with self.connection.faults():
-                return call(_one_of(sides, side))
-        except StoreChanged:
-            again = self.sides()
-            if _same(again, sides, side):
-                raise
+    def create(self, sides: Sides, tag: str, dim: int) -> None:
         with self.connection.faults():
-            return call(_one_of(again, side))
+            configuration = sides.old.configuration_json
+            self.connection.client.create_collection(
+                self._names(tag)[1],
+                metadata=sides.old.metadata,
+                configuration={
+                    key: configuration[key] for key in ("hnsw", "spann") if configuration[key]
+                },
+                embedding_function=None,
+            )
+
+    def read_page(
+        self, place: Any, cursor: Cursor | None, limit: int, *, vectors: bool, content: bool
+    ) -> tuple[list[StoredRow], Cursor | None]:
+        with self.connection.faults():
+            start = (cursor and resume_position(place, cursor["at"], cursor["last"])) or 0
+            rows = read_records(place, vectors=vectors, content=content, limit=limit, offset=start)
+        last = [row.id for row in rows[-IDS_IN_CURSOR:]]
+        more = len(rows) == limit
+        return rows, {"at": start + len(rows), "last": last} if more else None
+
+    def read_rows(
+        self, place: Any, ids: Sequence[StoreId], *, vectors: bool, content: bool
+    ) -> dict[StoreId, StoredRow]:
+        with self.connection.faults():
+            rows: list[StoredRow] = []
+            for start in range(0, len(ids), IDS_A_CALL):
+                part = list(ids[start : start + IDS_A_CALL])
+                rows += read_records(place, vectors=vectors, content=content, ids=part)
+        return {row.id: row for row in rows}
+
+    def row_id(self, id: Any) -> StoreId:
+        return str(id)
+
+    def count_rows(self, place: Any) -> int:
+        with self.connection.faults():
+            return int(place.count())
+
+    def dim_of(self, place: Any) -> int:
+        return int(place.get_model().dimension or 0)
+
+    def write_rows(
+        self, place: Any, rows: Sequence[StoredRow], vectors: StoreVectors | None
+    ) -> None:
+        assert vectors is not None  # each record of Chroma has a vector
+        with self.connection.faults():
+            for start in range(0, len(rows), IDS_A_CALL):
+                part = rows[start : start + IDS_A_CALL]
+                ids = [row.id for row in part]
+                place.delete(ids=ids)  # an upsert would merge the metadata
+                place.add(
+                    ids=ids,
+                    embeddings=np.asarray(vectors[start : start + IDS_A_CALL], np.float32),
+                    documents=[row.content.document for row in part],
+                    metadatas=[row.content.metadata for row in part],
+                    uris=[row.content.uri for row in part],
+                )
+
+    def delete_rows(self, place: Any, ids: Sequence[StoreId]) -> None:
+        with self.connection.faults():
+            for start in range(0, len(ids), IDS_A_CALL):
+                place.delete(ids=list(ids[start : start + IDS_A_CALL]))
+
+    def swap(self, sides: Sides, visible: Side) -> float:
+        assert sides.tag is not None
+        here, new, old = self._names(sides.tag)
+        begun = time.monotonic()
+        with self.connection.faults():
+            if sides.phase == "open":
+                sides.old.modify(name=old)
+            if sides.phase == "cut":
+                sides.new.modify(name=new)
+            sides.place(visible).modify(name=here)
+        return time.monotonic() - begun
+
+    def drop(self, sides: Sides, side: Side) -> None:
+        with self.connection.faults():
+            self.connection.client.delete_collection(sides.place(side).name)
 
     # --- reading ------------------------------------------------------------------------------
 
     def facts(self) -> StoreFacts:
-        sides = self.sides()
-        with self.connection.faults():
-            count = sides.visible.count()
-            dim = sides.visible.get_model().dimension
-            space = _space(sides.visible)
-        if dim is None:
+        place = self.find_sides().visible
+        count, dim = self.count_rows(place), self.dim_of(place)
+        if not dim:
             raise StoreUnsupported(
                 f"The collection `{self.location.collection}` is empty, so its vectors have no "
                 "dimension yet. Add rows first."
@@ -127,46 +227,27 @@ class ChromaStore(Store):
         return StoreFacts(
             rows=count,
             dim=dim,
-            metric=space,
+            metric=_space(place),
             indexed=True,
             strategies=self.capabilities.strategies,
             vector_bytes=4 * count * dim,
             notes=CHROMA_NOTES,
         )
 
-    def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
-        return self._on(side, lambda collection: self._page(collection, cursor, limit, side))
-
-    def _page(self, collection: Any, cursor: Cursor | None, limit: int, side: Side) -> Page:
-        start = 0 if cursor is None else _resume(collection, cursor["at"], cursor["last"])
-        keep = side == "old" and self._sides is not None and self._sides.new is not None
-        found = chroma_rows.read_rows(collection, payload=keep, limit=limit, offset=start)
-        if keep:
-            self._remember(found)
-        page = _page_of(found, collection)
-        if len(found) < limit:
-            return page
-        last = [row.id for row in found[-IDS_IN_CURSOR:]]
-        return Page(page.ids, page.vectors, {"at": start + len(found), "last": last})
-
     def sample(self, count: int, seed: int = 0) -> Page:
-        ids = self._on("old", chroma_rows.all_ids)
-        draw = np.random.default_rng(seed).permutation(len(ids))[:count]
-        return self.fetch([ids[each] for each in sorted(draw)])
-
-    def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
-        def read(collection: Any) -> Page:
-            found = chroma_rows.read_ids(collection, [str(id) for id in ids], payload=False)
-            return _page_of([found[str(id)] for id in ids if str(id) in found], collection)
-
-        return self._on(side, read)
-
-    def texts(self, ids: Sequence[StoreId]) -> Sequence[str | None]:
-        name = self.location.text_field or chroma_rows.DOCUMENT
-        keys = [str(id) for id in ids]
-        found = self._on("old", lambda each: chroma_rows.read_ids(each, keys, vectors=False))
-        texts = [found[key].payload.get(name) if key in found else None for key in keys]
-        return [text if isinstance(text, str) else None for text in texts]
+        """Return rows of several parts of the collection, at random positions in each."""
+        place = self.find_sides().old
+        total = self.count_rows(place)
+        parts = 1 if count >= total else min(count, SAMPLE_PARTS)
+        edges = np.linspace(0, total, parts + 1).astype(int).tolist()
+        shares = np.diff(np.linspace(0, min(count, total), parts + 1).astype(int)).tolist()
+        random = np.random.default_rng(seed)
+        rows: list[StoredRow] = []
+        for first, end, share in zip(edges, edges[1:], shares, strict=False):
+            start = int(random.integers(first, max(first, end - share) + 1))
+            with self.connection.faults():
+                rows += read_records(place, vectors=True, content=False, limit=share, offset=start)
+        return self._page(place, list({row.id: row for row in rows}.values()), None)
 
     def search(
         self,
@@ -179,95 +260,37 @@ class ChromaStore(Store):
         vectors: bool = False,
         payload: bool = False,
     ) -> Sequence[Hits]:
-        choice = _read_filter(filter)
-        rank = rank_exactly if exact else rank_with_index
-
-        def search(collection: Any) -> Sequence[Hits]:
-            return rank(collection, queries, k, _space(collection), choice, vectors, payload)
-
-        return self._on(side, search) if len(queries) else []
-
-    def checksum(self) -> RowsChecksum:
-        visible = self.sides().visible
+        if exact:
+            raise StoreUnsupported("Chroma has no exact searches. Remove `exact`.", field="exact")
+        if not len(queries):
+            return []
+        place = self.find_sides().place(side)
+        include = ["distances"] + ["embeddings"] * vectors
+        include += ["documents", "metadatas", "uris"] * payload
         with self.connection.faults():
-            pages = chroma_rows.read_all(visible, vectors=False)
-            return rows_checksum(row.number() for page in pages for row in page)
-
-    # --- a reindexing -------------------------------------------------------------------------
-
-    def beside(self, tag: str, dim: int, strategy: str | None = None) -> ChromaBeside:
-        self.chosen_strategy(strategy)
-        self._sides = None
-        return ChromaBeside(self, tag, dim)
-
-    def _remember(self, found: Sequence[ChromaRow]) -> None:
-        with self._lock:
-            for row in found:
-                self._served[row.id] = row
-                self._served.move_to_end(row.id)
-            while len(self._served) > ROWS_REMEMBERED:
-                self._served.popitem(last=False)
-
-    def take_served(self, ids: Sequence[str]) -> dict[str, ChromaRow]:
-        """Return the rows that a scroll served last, as it served them, and forget them."""
-        with self._lock:
-            return {id: self._served.pop(id) for id in ids if id in self._served}
-
-    def close(self) -> None:
-        self._sides = None
-        self.connection.close()
-
-    @contextmanager
-    def forgetting(self) -> Iterator[None]:
-        """Find the collections anew after the block."""
-        try:
-            with self.connection.faults():
-                yield
-        finally:
-            self._sides = None
-
-
-def _one_of(sides: ChromaSides, side: Side) -> Any:
-    collection = sides.old if side == "old" else sides.new
-    if collection is None:
-        raise StoreChanged("The store has no new vectors. Prepare a reindexing first.")
-    return collection
-
-
-def _same(first: ChromaSides, second: ChromaSides, side: Side) -> bool:
-    """Whether a side is the same collection in both."""
-    one, other = (getattr(each, side) for each in (first, second))
-    return one is None or (other is not None and one.id == other.id)
+            answer = place.query(
+                query_embeddings=np.asarray(queries, np.float32),
+                n_results=k,
+                include=include,
+                **_read_filter(filter),
+            )
+        hits = []
+        for query, ids in enumerate(answer["ids"]):
+            distances = np.asarray(answer["distances"][query], np.float64)
+            scores = -distances if _space(place) == "euclidean" else 1 - distances
+            payloads = None
+            if payload:
+                columns = (answer[each][query] for each in ("documents", "metadatas", "uris"))
+                payloads = [ChromaContent(*each).payload for each in zip(*columns, strict=True)]
+            found = np.asarray(answer["embeddings"][query], np.float32) if vectors else None
+            hits.append(Hits(ids, scores.tolist(), found, payloads))
+        return hits
 
 
 def _space(collection: Any) -> Metric:
     configuration = collection.configuration_json
     index = configuration.get("hnsw") or configuration.get("spann") or {}
     return SPACES[index.get("space", "l2")]
-
-
-def _page_of(found: Sequence[ChromaRow], collection: Any) -> Page:
-    dim = collection.get_model().dimension or 0
-    vectors = np.stack([row.vector for row in found]) if found else np.zeros((0, dim), np.float32)  # type: ignore[misc]
-    return Page([row.id for row in found], np.ascontiguousarray(vectors, np.float32))
-
-
-def _resume(collection: Any, at: int, last: Sequence[str]) -> int:
-    """Return the position after the row that was read last.
-
-    Chroma orders rows by their first insertion, so a deletion before `at` moves them towards the
-    beginning. Without this, as many rows would be lost as were deleted.
-    """
-    window, known = IDS_IN_CURSOR, {id: place for place, id in enumerate(last)}
-    while True:
-        start = max(0, at - window)
-        ids = collection.get(include=[], limit=at - start, offset=start)["ids"]
-        places = [place for place, id in enumerate(ids) if id in known]
-        if places:
-            return start + places[-1] + 1
-        if start == 0:
-            return 0  # all of them were deleted: reading a row twice is harmless
-        window *= 8
 
 
 def _read_filter(filter: Any) -> Mapping[str, Any]:
@@ -277,3 +300,40 @@ def _read_filter(filter: Any) -> Mapping[str, Any]:
     if isinstance(filter, dict) and set(filter) <= {"where", "where_document"}:
         return filter
     return {"where": filter}
+
+
+def read_records(
+    collection: Any, *, vectors: bool, content: bool, **choice: Any
+) -> list[StoredRow]:
+    """Return the records of a `get` with the arguments `choice`, in the collection's order."""
+    include = ["embeddings"] * vectors + ["documents", "metadatas", "uris"] * content
+    answer = collection.get(include=include, **choice)
+    ids = answer["ids"]
+    found = np.asarray(answer["embeddings"], np.float32) if vectors and ids else [None] * len(ids)
+    if not content:
+        return [StoredRow(id, vector, None, 0, 0) for id, vector in zip(ids, found, strict=True)]
+    columns = (answer["documents"], answer["metadatas"], answer["uris"])
+    rows = []
+    for id, vector, document, metadata, uri in zip(ids, found, *columns, strict=True):
+        whole = ChromaContent(document, metadata or None, uri)
+        digest = row_number(as_json(id), as_json(whole.payload))
+        rows.append(StoredRow(id, vector, whole, digest, digest))
+    return rows
+
+
+def resume_position(collection: Any, at: int, last: Sequence[str]) -> int:
+    """Return the position after the row that was read last.
+
+    Chroma orders rows by their first insertion, so a deletion before `at` moves them towards the
+    beginning. Without this, as many rows would be lost as were deleted.
+    """
+    window, known = len(last), set(last)
+    while True:
+        start = max(0, at - window)
+        ids = collection.get(include=[], limit=at - start, offset=start)["ids"]
+        places = [place for place, id in enumerate(ids) if id in known]
+        if places:
+            return start + places[-1] + 1
+        if start == 0:
+            return 0  # all of them were deleted: reading a row twice is harmless
+        window *= 8

@@ -1,11 +1,10 @@
-"""The columns of a LanceDB table: vectors, what a reindexing calls its own, digests and indexes."""
+"""The columns of a LanceDB table: ids, vectors, digests of vectors, and indexes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +12,7 @@ from lancedb import index as kinds
 from numpy.typing import NDArray
 
 from app.errors import InvalidOption, StoreChanged, StoreUnsupported
-from app.stores.base import Metric, Side, StoreId, StoreLocation, StoreVectors
-
-#: none: there is no reindexing; staged: new vectors are in a separate table; open: they are in a
-#: column that clients do not search; cut: clients search them
-LancePhase = Literal["none", "staged", "open", "cut"]
+from app.stores.base import Metric, StoreId, StoreLocation, StoreVectors
 
 #: columns and tables that a reindexing creates
 OWN_NAME = re.compile(r"anchorage_([0-9a-f]{8})")
@@ -25,48 +20,13 @@ OWN_NAME = re.compile(r"anchorage_([0-9a-f]{8})")
 #: types of numbers in vectors
 FLOATS = {pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"}
 
-#: bytes of the digests of an old and a new vector
-PAIR_DIGEST_BYTES = 16
-
-
-@dataclass(frozen=True)
-class LanceColumns:
-    """Names of columns.
-
-    id, vector  those of the clients
-    new         the new vectors before a cutover
-    old         the old vectors after a cutover
-    digests     the digests of the old and the new vector of each row that is in step
-    """
-
-    id: str
-    vector: str
-    new: str
-    old: str
-    digests: str
-
-    @staticmethod
-    def of(id: str, vector: str, tag: str) -> LanceColumns:
-        new = f"{vector}_anchorage_{tag}"
-        return LanceColumns(id, vector, new, f"{new}_old", f"anchorage_{tag}_digests")
-
-    def side(self, side: Side, phase: LancePhase) -> str:
-        """Return the column of a side."""
-        if phase == "cut":
-            return self.old if side == "old" else self.vector
-        return self.vector if side == "old" else self.new
-
-    def own(self, schema: pa.Schema) -> list[str]:
-        """Return the columns of the reindexing that exist."""
-        return [name for name in (self.new, self.old, self.digests) if name in schema.names]
-
 
 def is_vector(kind: pa.DataType) -> bool:
     return bool(pa.types.is_fixed_size_list(kind)) and kind.value_type in FLOATS
 
 
-def find_columns(location: StoreLocation, schema: pa.Schema, tag: str) -> LanceColumns:
-    """Return the columns. Raises StoreUnsupported if they are not named and not clear."""
+def find_id(location: StoreLocation, schema: pa.Schema) -> str:
+    """Return the column of ids. Raises StoreUnsupported if there is none that can be used."""
     id = location.id_field or "id"
     if id not in schema.names:
         known = ", ".join(f"`{name}`" for name in schema.names)
@@ -81,10 +41,11 @@ def find_columns(location: StoreLocation, schema: pa.Schema, tag: str) -> LanceC
             f"The column `{id}` of ids has the type {kind}. Use integers or text.",
             field="id_field",
         )
-    return LanceColumns.of(id, _find_vector(location, schema), tag)
+    return id
 
 
-def _find_vector(location: StoreLocation, schema: pa.Schema) -> str:
+def find_vector(location: StoreLocation, schema: pa.Schema) -> str:
+    """Return the column of vectors. Raises StoreUnsupported and StoreChanged."""
     name = location.vector_field
     if name is None:
         own = [field.name for field in schema if is_vector(field.type)]
@@ -109,19 +70,16 @@ def _find_vector(location: StoreLocation, schema: pa.Schema) -> str:
 
 def to_numpy(column: pa.ChunkedArray | pa.Array) -> StoreVectors:
     """Return vectors (n, d) as float32; rows without a vector are zeros."""
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):  # an empty column has no chunk
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
-    dim = array.type.list_size
-    if array.null_count == 0:
-        flat = array.flatten().to_numpy(zero_copy_only=False)
-        return np.array(flat.reshape(-1, dim), np.float32)  # a copy: Arrow owns its buffers
-    vectors = np.zeros((len(array), dim), np.float32)
-    kept = array.drop_null()
-    if len(kept):
-        flat = kept.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
-        vectors[array.is_valid().to_numpy(zero_copy_only=False)] = flat
-    return vectors
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    dim = column.type.list_size
+    found = np.zeros((len(column), dim), np.float32)
+    flat = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks]
+    if flat:
+        valid = (
+            column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else slice(None)
+        )
+        found[valid] = np.concatenate(flat).reshape(-1, dim)
+    return found
 
 
 def to_arrow(vectors: NDArray[Any], kind: pa.DataType) -> pa.Array:
@@ -130,7 +88,7 @@ def to_arrow(vectors: NDArray[Any], kind: pa.DataType) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(numbers.reshape(-1)), type=kind)
 
 
-def halves(vectors: StoreVectors) -> NDArray[np.uint64]:
+def digests_of(vectors: StoreVectors) -> NDArray[np.int64]:
     """Return a digest (n,) of vectors (n, d): sums of their words with fixed odd weights."""
     words = np.ascontiguousarray(vectors + np.float32(0), np.float32).view(np.uint32)
     weights = np.random.default_rng(words.shape[1]).integers(
@@ -138,31 +96,8 @@ def halves(vectors: StoreVectors) -> NDArray[np.uint64]:
     )
     mixed = words.astype(np.uint64)
     mixed ^= mixed >> np.uint64(15)
-    return np.asarray((mixed * (weights * np.uint64(2) + np.uint64(1))).sum(1, dtype=np.uint64))
-
-
-def join_halves(
-    old: NDArray[np.uint64], new: NDArray[np.uint64], valid: NDArray[np.bool_] | None = None
-) -> pa.Array:
-    """Return the column of digests; rows that are not valid have none."""
-    raw = np.stack([old, new], 1).tobytes()
-    array = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(PAIR_DIGEST_BYTES), len(old), [None, pa.py_buffer(raw)]
-    )
-    if valid is None or valid.all():
-        return array
-    return pa.array(
-        [each if ok else None for each, ok in zip(array.to_pylist(), valid, strict=True)],
-        pa.binary(PAIR_DIGEST_BYTES),
-    )
-
-
-def split_halves(array: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return the digests of the old and the new vectors; zeros where there are none."""
-    empty = bytes(PAIR_DIGEST_BYTES)
-    raw = b"".join(each if each is not None else empty for each in array.to_pylist())
-    found = np.frombuffer(raw, np.uint64).reshape(-1, 2)
-    return found[:, 0], found[:, 1]
+    digests = (mixed * (weights * np.uint64(2) + np.uint64(1))).sum(1, dtype=np.uint64)
+    return np.asarray(digests).view(np.int64)
 
 
 def id_filter(column: str, ids: Sequence[StoreId]) -> str:

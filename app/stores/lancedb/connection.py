@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,37 +16,21 @@ from app.errors import (
     AnchorageError,
     InvalidFilter,
     InvalidRequest,
-    StoreChanged,
-    StoreFull,
-    StoreRefused,
     StoreUnavailable,
     StoreUnsupported,
 )
 from app.stores.base import StoreLocation
-from app.stores.common import raised_by
+from app.stores.common import raised_by, store_faults
 
 #: attempts to commit against clients that write at the same time
 COMMIT_ATTEMPTS = 30
 
-#: packages whose ValueError and RuntimeError are faults of the store
+#: packages whose errors are faults of the store, and its name in errors
 LANCE_PACKAGES = ("lance", "lancedb")
+STORE = "The LanceDB store"
 
-#: parts of messages, in lower case, and the error that they stand for
-LANCE_FAULTS: dict[str, type[AnchorageError]] = {
-    "no space left": StoreFull,
-    "permission denied": StoreRefused,
-    "read-only file system": StoreRefused,
-    "accessdenied": StoreRefused,
-    "unauthorized": StoreRefused,
-    "error parsing": InvalidFilter,
-    "sql parser": InvalidFilter,
-    "lexer error": InvalidFilter,
-    "schema error": InvalidFilter,
-    "no field named": InvalidFilter,
-    "was not found": StoreChanged,
-    "not found": StoreChanged,
-    "does not exist": StoreChanged,
-}
+#: parts of messages, in lower case, about a client's condition in SQL
+FILTER_SIGNS = ("error parsing", "sql parser", "lexer error", "schema error", "no field named")
 
 TABLE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 
@@ -57,6 +41,19 @@ def is_conflict(error: Exception) -> bool:
     """Whether another client's commit came first, so that the call may be repeated."""
     text = str(error).lower()
     return "conflict" in text or "concurrent writers" in text or "preempted" in text
+
+
+def _translate(error: Exception) -> AnchorageError | None:
+    if not isinstance(error, OSError) and not raised_by(error, LANCE_PACKAGES):
+        return None  # a mistake of ours
+    if any(sign in str(error).lower() for sign in FILTER_SIGNS):
+        return InvalidFilter(f"{STORE} does not read the filter: {error}.", field="filter")
+    if is_conflict(error):
+        return StoreUnavailable(
+            f"Other clients wrote to the LanceDB table during each of {COMMIT_ATTEMPTS} "
+            "attempts to commit. Repeat the call when they write less."
+        )
+    return None
 
 
 class LanceConnection:
@@ -78,29 +75,11 @@ class LanceConnection:
             )
         self._url = location.url
         self._database: Any = None
-        self._tables: dict[str, Any] = {}
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
 
-    @contextmanager
-    def faults(self) -> Iterator[None]:
-        """Raise faults of LanceDB in the block as errors of this project."""
-        try:
-            yield
-        except AnchorageError:
-            raise
-        except (OSError, RuntimeError, ValueError) as error:
-            if not isinstance(error, OSError) and not raised_by(error, LANCE_PACKAGES):
-                raise  # a mistake of ours
-            text = str(error)
-            for part, kind in LANCE_FAULTS.items():
-                if part in text.lower():
-                    raise kind(f"The LanceDB store did not accept the call: {text}.") from error
-            if is_conflict(error):
-                raise StoreUnavailable(
-                    f"Other clients wrote to the LanceDB table during each of {COMMIT_ATTEMPTS} "
-                    "attempts to commit. Repeat the call when they write less."
-                ) from error
-            raise StoreUnavailable(f"The LanceDB store failed: {text}.") from error
+    def faults(self) -> AbstractContextManager[None]:
+        """Return a block that raises faults of LanceDB as errors of this project."""
+        return store_faults(STORE, LANCE_PACKAGES, _translate)
 
     @property
     def database(self) -> Any:
@@ -114,10 +93,8 @@ class LanceConnection:
 
     def table(self, name: str) -> Any:
         """Return a table. Raises StoreChanged if it does not exist."""
-        with self._lock, self.faults():
-            if name not in self._tables:
-                self._tables[name] = self.database.open_table(name)
-            return self._tables[name]
+        with self.faults():
+            return self.database.open_table(name)
 
     def find_table(self, name: str) -> Any | None:
         """Return a table, or None if it does not exist."""
@@ -134,10 +111,6 @@ class LanceConnection:
         with self.faults():
             return self.table(name).to_lance()
 
-    def forget(self, name: str) -> None:
-        with self._lock:
-            self._tables.pop(name, None)
-
     def committing(self, call: Callable[[], Answer]) -> Answer:
         """Return what `call` returns, repeated while commits of other clients come first."""
         with self.faults():
@@ -152,4 +125,3 @@ class LanceConnection:
     def close(self) -> None:
         with self._lock:
             self._database = None
-            self._tables = {}

@@ -1,13 +1,19 @@
-"""LanceDB as a Store."""
+"""LanceDB as a Store: the new vectors become a second column, and a cutover renames both.
+
+The columns are two sides of the same rows, so nothing but vectors is copied. A column of digests
+tells whether a client wrote a vector since the other one was made of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from app.errors import InvalidFilter, StoreChanged, StoreUnsupported
 from app.stores.base import (
@@ -18,7 +24,6 @@ from app.stores.base import (
     Page,
     RowsChecksum,
     Side,
-    Store,
     StoreFacts,
     StoreId,
     StoreLocation,
@@ -26,25 +31,31 @@ from app.stores.base import (
     StoreVectors,
 )
 from app.stores.common import as_json, row_number, rows_checksum
-from app.stores.lancedb.beside import LancedbBeside
 from app.stores.lancedb.columns import (
     DISTANCES,
     FLOATS,
     OWN_NAME,
-    LanceColumns,
-    LancePhase,
+    build_like,
+    digests_of,
     distance_of,
-    find_columns,
+    find_id,
     find_index,
+    find_vector,
     id_filter,
     quoted,
+    to_arrow,
     to_numpy,
 )
 from app.stores.lancedb.connection import LanceConnection
-from app.stores.lancedb.staging import STAGED_ID, STAGED_VECTOR
-
-#: ids in one condition of `fetch`
-FETCH_IDS = 1000
+from app.stores.lancedb.merge import (
+    IDS_A_FILTER,
+    STAGED_DIGEST,
+    STAGED_ID,
+    STAGED_VECTOR,
+    Merge,
+    pair_of,
+)
+from app.stores.second_collection import PairedStore, Sides, StoredRow
 
 LANCE_NOTES = (
     StoreNote(
@@ -54,8 +65,8 @@ LANCE_NOTES = (
     ),
     StoreNote(
         "changes-by-digest",
-        "Writes of clients are found by digests of the vectors, in the fragments whose files "
-        "changed, when the new vectors are complete and at a cutover.",
+        "Writes of clients are found by digests of the vectors, when the new vectors are "
+        "complete, with each synchronisation, and at a cutover.",
     ),
     StoreNote(
         "space-after-finish",
@@ -66,156 +77,335 @@ LANCE_NOTES = (
 
 
 @dataclass(frozen=True, eq=False)
-class LanceView:
-    """The latest version of a table, and what a reindexing has made of it."""
+class LancePlace:
+    """A column of vectors in the latest version of a table.
+
+    pair    column of digests; None: there is none yet
+    half    place of this vector's digest in a pair
+    sweep   tag of the version that a scroll from the beginning reads; None: the latest
+    staged  the table that has only new vectors; None: the column is in the clients' table
+    """
 
     dataset: Any
-    columns: LanceColumns
-    phase: LancePhase
+    id: str
+    vector: str
+    pair: str | None = None
+    half: int = 0
+    sweep: str | None = None
     staged: Any = None
-    tag: str | None = None
+
+    @property
+    def kind(self) -> pa.DataType:
+        return self.dataset.schema.field(self.vector).type
 
 
-class LancedbStore(Store):
+class LancedbStore(PairedStore):
     """A table of a LanceDB database."""
 
     capabilities = Capabilities(
         strategies=("column",), captures_writes=True, atomic_cutover=True, filters=True
     )
+    shares_rows = True
 
     def __init__(self, location: StoreLocation) -> None:
+        super().__init__()
         self.location = location
         self.connection = LanceConnection(location)
+        self._name = location.collection
+
+    def close(self) -> None:
+        self.connection.close()
 
     # --- state --------------------------------------------------------------------------------
 
-    def staging_name(self, tag: str) -> str:
-        return f"{self.location.collection}_anchorage_{tag}"
+    def find_sides(self, tag: str | None = None) -> Sides:
+        dataset = self.connection.dataset(self._name)
+        for each in [tag] if tag else sorted(self._tags(dataset)):
+            sides = self._sides_of(dataset, each)
+            if sides.phase != "none":
+                return sides
+        id = find_id(self.location, dataset.schema)
+        return Sides(
+            "none", None, LancePlace(dataset, id, find_vector(self.location, dataset.schema))
+        )
 
-    def view(self, tag: str | None = None) -> LanceView:
-        """Return the table as it is now, and of a reindexing; None: of the one that it has.
-
-        Another process may end a reindexing and begin one, so that no tag is remembered.
-        Raises StoreChanged, StoreUnsupported.
-        """
-        dataset = self.connection.dataset(self.location.collection)
-        schema = dataset.schema
-        tag = tag or min(self.find_tags(dataset), default=None)
-        columns = find_columns(self.location, schema, tag or "00000000")
-        if tag is None:
-            return LanceView(dataset, columns, "none")
-        if columns.old in schema.names:
-            return LanceView(dataset, columns, "cut", tag=tag)
-        staged = self.connection.find_table(self.staging_name(tag))
-        if staged is not None:
-            return LanceView(dataset, columns, "staged", staged, tag)
-        phase: LancePhase = "open" if columns.new in schema.names else "none"
-        return LanceView(dataset, columns, phase, tag=tag)
-
-    def find_tags(self, dataset: Any) -> set[str]:
-        """Return the tags of reindexings of a table, from its own tags and its columns."""
+    def _tags(self, dataset: Any) -> set[str]:
         with self.connection.faults():
             names = {*dataset.tags.list()}
         names |= {each.removesuffix("_digests") for each in dataset.schema.names}
         return {found[1] for name in names if (found := OWN_NAME.fullmatch(name))}
 
-    # --- reading ------------------------------------------------------------------------------
+    def _sides_of(self, dataset: Any, tag: str) -> Sides:
+        schema = dataset.schema
+        id, vector = find_id(self.location, schema), find_vector(self.location, schema)
+        new, pair = f"{vector}_anchorage_{tag}", f"anchorage_{tag}_digests"
+        if f"{new}_old" in schema.names:
+            old = LancePlace(dataset, id, f"{new}_old", pair, 0)
+            return Sides("cut", tag, old, LancePlace(dataset, id, vector, pair, 1))
+        staged = self.connection.find_table(self._staged_name(tag))
+        if staged is not None:
+            old = LancePlace(dataset, id, vector, sweep=f"anchorage_{tag}")
+            table = staged.to_lance()
+            return Sides(
+                "open", tag, old, LancePlace(table, STAGED_ID, STAGED_VECTOR, staged=staged)
+            )
+        old = LancePlace(dataset, id, vector, pair, 0)
+        if new not in schema.names or pair not in schema.names:
+            return Sides("none", None, LancePlace(dataset, id, vector))
+        return Sides("open", tag, old, LancePlace(dataset, id, new, pair, 1))
 
-    def facts(self) -> StoreFacts:
-        view = self.view()
-        column = view.columns.vector
-        kind = view.dataset.schema.field(column).type
-        table = self.connection.table(self.location.collection)
+    def _staged_name(self, tag: str) -> str:
+        return f"{self._name}_anchorage_{tag}"
+
+    # --- verbs of the second collection -------------------------------------------------------
+
+    def create(self, sides: Sides, tag: str, dim: int) -> None:
+        old: LancePlace = sides.old
         with self.connection.faults():
-            rows = view.dataset.count_rows(filter=f"{quoted(column)} IS NOT NULL")
-            indexed = find_index(table, column) is not None
-        return StoreFacts(
-            rows=rows,
-            dim=kind.list_size,
-            metric=self._metric(column),
-            dtype=FLOATS[kind.value_type],
-            indexed=indexed,
-            strategies=self.capabilities.strategies,
-            vector_field=column,
-            vector_bytes=rows * kind.list_size * kind.value_type.bit_width // 8,
-            notes=LANCE_NOTES,
-        )
+            ids = old.dataset.to_table(columns=[old.id]).column(0)
+            if ids.null_count or pc.count_distinct(ids).as_py() != len(ids):
+                raise StoreChanged(
+                    f"The column `{old.id}` holds an id more than once, or rows without one. "
+                    "A reindexing needs one id for each row. Name another column in `id_field`."
+                )
+            self._drop_version(tag)
+            table = self.connection.table(self._name)
+            table.tags.create(f"anchorage_{tag}", table.version)
+            fields = [
+                pa.field(STAGED_ID, old.dataset.schema.field(old.id).type),
+                pa.field(STAGED_VECTOR, pa.list_(old.kind.value_type, dim)),
+                pa.field(STAGED_DIGEST, pa.int64()),
+            ]
+            self.connection.database.create_table(self._staged_name(tag), schema=pa.schema(fields))
 
-    def _metric(self, column: str) -> Metric:
-        table = self.connection.table(self.location.collection)
-        with self.connection.faults():
-            option = self.location.options.get("distance")
-            return DISTANCES[distance_of(table, column, option)]
+    def read_page(
+        self, place: LancePlace, cursor: Cursor | None, limit: int, *, vectors: bool, content: bool
+    ) -> tuple[list[StoredRow], Cursor | None]:
+        """Read by position in one version, which a cursor pins."""
+        names = [place.id, place.vector, *([place.pair] if place.pair else [])]
+        found, after = self._take(place.dataset, cursor, limit, names, place.sweep)
+        return _rows_of(found, place), after
 
-    def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
-        """Read by position in one version, which a cursor pins.
-
-        The sweep of a reindexing reads the version that `prepare` tagged: clients' later writes
-        do not move its rows, and are found as changes.
-        """
-        view = self.view()
-        dataset, id, vector = self._source(view, side)
+    def _take(
+        self,
+        dataset: Any,
+        cursor: Cursor | None,
+        limit: int,
+        names: Sequence[str],
+        sweep: str | None = None,
+    ) -> tuple[pa.Table, Cursor | None]:
         with self.connection.faults():
             if cursor is not None:
                 dataset = dataset.checkout_version(cursor["version"])
-            elif view.phase == "staged" and side == "old":
-                dataset = dataset.checkout_version(f"anchorage_{view.tag}")
-            if vector not in dataset.schema.names:
+            elif sweep is not None:
+                dataset = dataset.checkout_version(sweep)
+            if any(name not in dataset.schema.names for name in names):
                 raise StoreChanged(
                     "The columns were renamed after the scroll began. Begin again without cursor."
                 )
             start = 0 if cursor is None else int(cursor["at"])
             stop = min(start + limit, dataset.count_rows())
-            found = dataset.take(list(range(start, stop)), columns=[id, vector])
+            found = dataset.take(list(range(start, stop)), columns=list(dict.fromkeys(names)))
             more = stop < dataset.count_rows()
-        page = _page_of(found)
-        after = {"version": dataset.version, "at": stop} if more else None
-        return Page(page.ids, page.vectors, after)
+        return found, {"version": dataset.version, "at": stop} if more else None
 
-    def _source(self, view: LanceView, side: Side) -> tuple[Any, str, str]:
-        """Return the dataset of a side, and its columns of ids and vectors."""
-        if side == "new" and view.phase == "none":
-            raise StoreChanged("The store has no new vectors. Prepare a reindexing first.")
-        if side == "new" and view.phase == "staged":
-            return view.staged.to_lance(), STAGED_ID, STAGED_VECTOR
-        return view.dataset, view.columns.id, view.columns.side(side, view.phase)
+    def read_rows(
+        self, place: LancePlace, ids: Sequence[StoreId], *, vectors: bool, content: bool
+    ) -> dict[StoreId, StoredRow]:
+        names = [place.id, place.vector, *([place.pair] if place.pair else [])]
+        found = self._by_ids(place, ids, names)
+        return {row.id: row for part in found for row in _rows_of(part, place)}
+
+    def _by_ids(
+        self, place: LancePlace, ids: Sequence[StoreId], names: Sequence[str]
+    ) -> Iterator[pa.Table]:
+        for start in range(0, len(ids), IDS_A_FILTER):
+            part = id_filter(place.id, ids[start : start + IDS_A_FILTER])
+            with self.connection.faults():
+                yield place.dataset.to_table(columns=list(names), filter=part)
+
+    def compare_page(
+        self, sides: Sides, source: Side, cursor: Cursor | None, limit: int
+    ) -> tuple[list[tuple[StoredRow, StoredRow | None]], Cursor | None]:
+        """Read both sides of the same rows at once."""
+        here, there = sides.old, sides.new
+        if source == "new":
+            here, there = there, here
+        names = [here.id, here.vector, there.vector, here.pair]
+        found, after = self._take(here.dataset, cursor, limit, names)
+        others = {row.id: row for row in _rows_of(found, there)}
+        rows = [row for row in _rows_of(found, here) if row.vector is not None]
+        return [(row, others.get(row.id)) for row in rows], after
+
+    def count_rows(self, place: LancePlace) -> int:
+        with self.connection.faults():
+            return int(place.dataset.count_rows(filter=f"{quoted(place.vector)} IS NOT NULL"))
+
+    def dim_of(self, place: LancePlace) -> int:
+        return int(place.kind.list_size)
+
+    def write_rows(
+        self, place: LancePlace, rows: Sequence[StoredRow], vectors: StoreVectors | None
+    ) -> None:
+        assert vectors is not None  # a comparison leaves out rows without a vector
+        vectors = np.asarray(vectors, np.float32)
+        if place.staged is None:
+            self._update(place, rows, dict(zip((row.id for row in rows), vectors, strict=True)))
+            return
+        data = [
+            pa.array([row.id for row in rows], place.dataset.schema.field(STAGED_ID).type),
+            to_arrow(vectors, place.kind),
+            pa.array([row.digest for row in rows], pa.int64()),
+        ]
+        with self.connection.faults():
+            place.staged.add(pa.Table.from_arrays(data, schema=place.dataset.schema))
+
+    def skip_rows(self, sides: Sides, target: Side, rows: Sequence[StoredRow]) -> None:
+        place = sides.place(target)
+        stay = self.read_rows(place, [row.id for row in rows], vectors=True, content=False)
+        kept = {id: row.vector for id, row in stay.items() if target == "old"}
+        self._update(place, rows, {id: each for id, each in kept.items() if each is not None})
+
+    def _update(
+        self, place: LancePlace, rows: Sequence[StoredRow], vectors: Mapping[StoreId, StoreVectors]
+    ) -> None:
+        for start in range(0, len(rows), IDS_A_FILTER):
+            part = {row.id: row.digest for row in rows[start : start + IDS_A_FILTER]}
+            self.connection.committing(lambda part=part: self._replace(place, part, vectors))  # type: ignore[misc]
+
+    def _replace(
+        self,
+        place: LancePlace,
+        digests: Mapping[StoreId, int],
+        vectors: Mapping[StoreId, StoreVectors],
+    ) -> None:
+        """Rewrite whole rows, as clients' updates do, so that indexes of the others stay valid.
+
+        Fails with a conflict if somebody changes the table between reading and writing.
+        """
+        dataset = self.connection.dataset(self._name)
+        rows = dataset.to_table(filter=id_filter(place.id, list(digests)))
+        if not rows.num_rows:
+            return
+        ids = rows[place.id].to_pylist()
+        empty = np.zeros(place.kind.list_size, np.float32)
+        found = np.stack([vectors.get(id, empty) for id in ids])
+        column = to_arrow(found, place.kind)
+        other, own = [digests[id] for id in ids], digests_of(to_numpy(column)).tolist()
+        valid = [bool(each.any()) for each in found]
+        if not all(valid):
+            pairs = zip(column.to_pylist(), valid, strict=True)
+            column = pa.array([each if ok else None for each, ok in pairs], place.kind)
+        pair = pair_of(other, own) if place.half else pair_of(own, other)
+        for name, values in ((place.vector, column), (place.pair, pair)):
+            index = rows.schema.get_field_index(name)
+            rows = rows.set_column(index, rows.schema.field(index), values)
+        merge = dataset.merge_insert(place.id).when_matched_update_all()
+        merge.conflict_retries(0).execute(rows)
+
+    def delete_rows(self, place: LancePlace, ids: Sequence[StoreId]) -> None:
+        if place.staged is not None:  # otherwise a row is gone from both sides at once
+            with self.connection.faults():
+                for start in range(0, len(ids), IDS_A_FILTER):
+                    place.staged.delete(id_filter(STAGED_ID, ids[start : start + IDS_A_FILTER]))
+
+    def complete(self, sides: Sides) -> None:
+        """Merge the new vectors into the table, and build an index like the old one."""
+        if sides.phase == "cut" or sides.tag is None:
+            return
+        old: LancePlace = sides.old
+        new = f"{old.vector}_anchorage_{sides.tag}"
+        if sides.new.staged is not None:
+            pair = f"anchorage_{sides.tag}_digests"
+            with self.connection.faults():
+                Merge(self.connection, self._name, sides.new.staged, old.id, new, pair).run()
+                self.connection.database.drop_table(self._staged_name(sides.tag))
+        table = self.connection.table(self._name)
+        dims = (self.dim_of(old), self.dim_of(sides.new))
+        self.connection.committing(lambda: build_like(table, old.vector, new, *dims))
+
+    def swap(self, sides: Sides, visible: Side) -> float:
+        name = sides.visible.vector
+        new = f"{name}_anchorage_{sides.tag}"
+        hidden = new if visible == "old" else f"{new}_old"
+        steps = [
+            {"path": name, "rename": hidden},
+            {"path": sides.place(visible).vector, "rename": name},
+        ]
+        table = self.connection.table(self._name)
+        begun = time.monotonic()
+        self.connection.committing(lambda: table.alter_columns(*steps))
+        return time.monotonic() - begun
+
+    def drop(self, sides: Sides, side: Side) -> None:
+        """Drop a column with its index, and the digests; or the table of new vectors."""
+        place: LancePlace = sides.place(side)
+        table = self.connection.table(self._name)
+        pair = f"anchorage_{sides.tag}_digests"
+        own = {pair, f"{sides.old.vector}_anchorage_{sides.tag}"} if side == "new" else {pair}
+        with self.connection.faults():
+            if place.staged is None:
+                own.add(place.vector)
+                index = find_index(table, place.vector)
+                if index is not None:
+                    self.connection.committing(lambda: table.drop_index(index.name))
+            names = sorted(own & set(sides.old.dataset.schema.names))
+            if names:
+                self.connection.committing(lambda: table.drop_columns(names))
+            if place.staged is not None:
+                self.connection.database.drop_table(self._staged_name(str(sides.tag)))
+            self._drop_version(str(sides.tag))
+
+    def _drop_version(self, tag: str) -> None:
+        table = self.connection.table(self._name)
+        if f"anchorage_{tag}" in table.tags.list():
+            table.tags.delete(f"anchorage_{tag}")
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def facts(self) -> StoreFacts:
+        place: LancePlace = self.find_sides().visible
+        rows, kind = self.count_rows(place), place.kind
+        table = self.connection.table(self._name)
+        with self.connection.faults():
+            indexed = find_index(table, place.vector) is not None
+        return StoreFacts(
+            rows=rows,
+            dim=kind.list_size,
+            metric=self._metric(place.vector),
+            dtype=FLOATS[kind.value_type],
+            indexed=indexed,
+            strategies=self.capabilities.strategies,
+            vector_field=place.vector,
+            vector_bytes=rows * kind.list_size * kind.value_type.bit_width // 8,
+            notes=LANCE_NOTES,
+        )
+
+    def _metric(self, column: str) -> Metric:
+        table = self.connection.table(self._name)
+        with self.connection.faults():
+            option = self.location.options.get("distance")
+            return DISTANCES[distance_of(table, column, option)]
 
     def sample(self, count: int, seed: int = 0) -> Page:
-        view = self.view()
-        dataset, id, vector = self._source(view, "old")
+        place: LancePlace = self.find_sides().old
         with self.connection.faults():
-            total = dataset.count_rows()
+            total = place.dataset.count_rows()
             draw = np.random.default_rng(seed).permutation(total)[:count]
-            found = dataset.take(sorted(draw.tolist()), columns=[id, vector])
-        return _page_of(found)
-
-    def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
-        dataset, id, vector = self._source(self.view(), side)
-        found: dict[StoreId, StoreVectors] = {}
-        for start in range(0, len(ids), FETCH_IDS):
-            part = id_filter(id, ids[start : start + FETCH_IDS])
-            with self.connection.faults():
-                page = _page_of(dataset.to_table(columns=[id, vector], filter=part))
-            found |= dict(zip(page.ids, page.vectors, strict=True))
-        kept = [each for each in ids if each in found]
-        dim = dataset.schema.field(vector).type.list_size
-        vectors = np.stack([found[each] for each in kept]) if kept else np.zeros((0, dim))
-        return Page(kept, np.ascontiguousarray(vectors, np.float32))
+            found = place.dataset.take(sorted(draw.tolist()), columns=[place.id, place.vector])
+        plain = LancePlace(place.dataset, place.id, place.vector)
+        return self._page(place, _rows_of(found, plain), None)
 
     def texts(self, ids: Sequence[StoreId]) -> Sequence[str | None]:
-        name = self.location.text_field
-        view = self.view()
-        if name is None or name not in view.dataset.schema.names:
+        name, place = self.location.text_field, self.find_sides().old
+        if name is None or name not in place.dataset.schema.names:
             raise StoreUnsupported(
                 "The store names no column with the texts. Name one in `text_field`.",
                 field="text_field",
             )
         found: dict[StoreId, str | None] = {}
-        for start in range(0, len(ids), FETCH_IDS):
-            part = id_filter(view.columns.id, ids[start : start + FETCH_IDS])
-            with self.connection.faults():
-                rows = view.dataset.to_table(columns=[view.columns.id, name], filter=part)
-            found |= dict(zip(rows.column(0).to_pylist(), rows.column(1).to_pylist(), strict=True))
+        for part in self._by_ids(place, ids, [place.id, name]):
+            found |= dict(zip(part[place.id].to_pylist(), part[name].to_pylist(), strict=True))
         return [found.get(id) for id in ids]
 
     def search(
@@ -234,62 +424,61 @@ class LancedbStore(Store):
                 'A filter of LanceDB is a condition in SQL, as text: "price < 10".',
                 field="filter",
             )
-        view = self.view()
-        dataset, id, vector = self._source(view, side)
-        metric = self._metric(view.columns.vector)
-        others = self._others(view) if payload and dataset is view.dataset else []
-        columns = list(dict.fromkeys([id, *([vector] if vectors else []), *others]))
+        sides = self.find_sides()
+        place: LancePlace = sides.place(side)
+        metric = self._metric(sides.visible.vector)
+        others = self._others(sides) if payload and place.staged is None else []
+        columns = list(dict.fromkeys([place.id, *([place.vector] if vectors else []), *others]))
+        distance = {value: key for key, value in DISTANCES.items()}[metric]
         hits = []
         for query in np.asarray(queries, np.float32):
-            nearest = {"column": vector, "q": query, "k": k, "use_index": not exact}
-            nearest["metric"] = {v: k for k, v in DISTANCES.items()}[metric]
+            nearest = {"column": place.vector, "q": query, "k": k, "use_index": not exact}
             with self.connection.faults():
-                found = dataset.to_table(
-                    columns=[*columns, "_distance"], filter=filter, nearest=nearest, prefilter=True
+                found = place.dataset.to_table(
+                    columns=[*columns, "_distance"],
+                    filter=filter,
+                    nearest={**nearest, "metric": distance},
+                    prefilter=True,
                 )
-            hits.append(_hits_of(found, id, vector if vectors else None, others, metric, payload))
+            found = found.filter(found["_distance"].is_valid())
+            distances = found["_distance"].to_numpy()
+            scores = -distances if metric == "euclidean" else 1 - distances
+            hits.append(
+                Hits(
+                    found[place.id].to_pylist(),
+                    scores.tolist(),
+                    to_numpy(found[place.vector]) if vectors else None,
+                    found.select(others).to_pylist() if payload else None,
+                )
+            )
         return hits
 
-    def _others(self, view: LanceView) -> list[str]:
-        """Return the columns that are not vectors of this reindexing."""
-        own = {view.columns.vector, *view.columns.own(view.dataset.schema)}
-        return [name for name in view.dataset.schema.names if name not in own]
+    def _others(self, sides: Sides) -> list[str]:
+        """Return the columns that are neither vectors of this reindexing nor its digests."""
+        own = {sides.old.vector}
+        if sides.new is not None and sides.new.staged is None:
+            own |= {sides.new.vector, sides.new.pair}
+        return [name for name in sides.old.dataset.schema.names if name not in own]
 
     def checksum(self) -> RowsChecksum:
-        view = self.view()
+        sides = self.find_sides()
         with self.connection.faults():
-            batches = view.dataset.to_batches(columns=self._others(view))
+            batches = sides.old.dataset.to_batches(columns=self._others(sides))
             return rows_checksum(
                 row_number(as_json(row)) for batch in batches for row in batch.to_pylist()
             )
 
-    # --- a reindexing -------------------------------------------------------------------------
 
-    def beside(self, tag: str, dim: int, strategy: str | None = None) -> LancedbBeside:
-        self.chosen_strategy(strategy)
-        return LancedbBeside(self, tag, dim)
-
-    def close(self) -> None:
-        self.connection.close()
-
-
-def _page_of(found: pa.Table) -> Page:
-    """Return the rows with a vector, of a table with ids and vectors."""
-    if found.column(1).null_count:
-        found = found.filter(found.column(1).is_valid())
-    return Page(found.column(0).to_pylist(), to_numpy(found.column(1)))
-
-
-def _hits_of(
-    found: pa.Table, id: str, vector: str | None, others: list[str], metric: Metric, payload: bool
-) -> Hits:
-    found = found.filter(found["_distance"].is_valid())
-    distances = found["_distance"].to_numpy()
-    scores = -distances if metric == "euclidean" else 1 - distances
-    payloads: list[Mapping[str, Any]] = found.select(others).to_pylist() if payload else []
-    return Hits(
-        found[id].to_pylist(),
-        scores.tolist(),
-        to_numpy(found[vector]) if vector is not None else None,
-        payloads if payload else None,
-    )
+def _rows_of(found: pa.Table, place: LancePlace) -> list[StoredRow]:
+    """Return rows of a place: those with a vector, and those that are known to have none."""
+    ids, column = found[place.id].to_pylist(), found[place.vector]
+    vectors, valid = to_numpy(column), column.is_valid().to_pylist()
+    own = digests_of(vectors).tolist()
+    pairs = found[place.pair].to_pylist() if place.pair else [None] * len(ids)
+    rows = []
+    for id, vector, ok, digest, pair in zip(ids, vectors, valid, own, pairs, strict=True):
+        if ok or pair:
+            # no origin: a client wrote the vector since
+            origin = pair[1 - place.half] if pair and pair[place.half] == digest else None
+            rows.append(StoredRow(id, vector if ok else None, None, digest, origin))
+    return rows

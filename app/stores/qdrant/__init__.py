@@ -1,3 +1,3 @@
 """Qdrant: collections of a server, or of a folder in local mode."""
 
-from app.stores.qdrant.strategies import QdrantStore as QdrantStore
+from app.stores.qdrant.store import QdrantStore as QdrantStore

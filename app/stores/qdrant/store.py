@@ -1,64 +1,62 @@
-"""A Qdrant collection as it is read: on a server, or in a folder of local mode.
+"""Qdrant as a Store: the new vectors are in a second collection, and a cutover moves an alias.
 
-Where the old and the new vectors are, is found by what a reindexing left in the collection.
-Strategy `collection`: the aliases `anchorage-TAG-old` and `anchorage-TAG-new` name the
-collections.
-Strategy `named-vector`: the metadata `anchorage_TAG` names both vectors, and `anchorage_vectors`
-names the vector that clients pass as `using`.
+The aliases `anchorage-TAG-old` and `anchorage-TAG-new` mark both collections of a reindexing.
 """
 
 from __future__ import annotations
 
 import re
-from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from uuid import UUID
 
+import numpy as np
+from pydantic import BaseModel, ValidationError
 from qdrant_client import models
 
-from app.errors import InvalidRequest, StoreChanged, StoreUnsupported
+from app.errors import InvalidFilter, InvalidRequest, StoreChanged, StoreUnsupported
 from app.stores.base import (
     Capabilities,
     Cursor,
     Hits,
     Metric,
     Page,
-    RowsChecksum,
     Side,
-    Store,
     StoreFacts,
     StoreId,
     StoreLocation,
     StoreNote,
     StoreVectors,
 )
-from app.stores.common import rows_checksum
-from app.stores.qdrant.catch_up import digest
-from app.stores.qdrant.client import (
-    POINTS_PER_READ,
-    CollectionForm,
-    DenseForm,
-    QdrantEngine,
-    StoredPoint,
-    VectorPlace,
-    having,
-    point_id,
-    stack,
-)
+from app.stores.common import as_json, row_number
+from app.stores.qdrant.client import CollectionForm, QdrantEngine
+from app.stores.second_collection import PairedStore, Sides, StoredRow
 
 #: name of the metric of each distance that the connector reads
 METRICS: dict[str, Metric] = {"Cosine": "cosine", "Dot": "dot", "Euclid": "euclidean"}
 
-#: characters that no Qdrant server allows in the name of a collection
-FORBIDDEN_IN_COLLECTIONS = frozenset('<>:"/\\|?*\0\x1f')
-
-#: member of the metadata that maps each replaced vector to the live one
-LIVE_VECTORS = "anchorage_vectors"
+#: a name that every Qdrant server allows
+COLLECTION_NAME = re.compile(r'(?!\.{1,2}$)[^<>:"/\\|?*\x00\x1f]{1,255}')
 
 TAGGED_ALIAS = re.compile(r"anchorage-([0-9a-f]{8})-(old|new)")
-TAGGED_METADATA = re.compile(r"anchorage_([0-9a-f]{8})")
 
+#: points of one request that reads or deletes, and of one that writes
+POINTS_PER_READ = 1000
+POINTS_PER_WRITE = 500
+
+#: most numbers of one request: 10 bytes each in JSON, below the server's 32 MB
+NUMBERS_PER_REQUEST = 1_000_000
+
+#: settings that a copy has from the old collection as they are
+COPIED_SETTINGS = (
+    "shard_number",
+    "replication_factor",
+    "write_consistency_factor",
+    "on_disk_payload",
+    "payload",
+    "id_tracker",
+)
 
 LENGTHS_LOST = StoreNote(
     "lengths-lost",
@@ -66,192 +64,220 @@ LENGTHS_LOST = StoreNote(
     "cannot be used.",
 )
 
-
-UNNAMED_LOCAL = StoreNote(
-    "unnamed-vector",
-    "The collection's vector has no name. With the strategy `named-vector`, local mode refuses "
-    "points whose vector is a plain list; clients must send an object with the name ''. "
-    "Qdrant's engine accepts both.",
+VECTORS_NOT_COMPARED = StoreNote(
+    "vectors-not-compared",
+    "Writes are found by comparing ids, payloads and other vectors, with `sync` and `verify` and "
+    "at a cutover. A write that changes only the vector is not found.",
 )
 
-#: names of payload fields that the service reads texts from
-PAYLOAD_PATH = re.compile(r"[\w-][\w .\[\]-]*")
 
-
-@dataclass(frozen=True)
-class QdrantLayout:
-    """The collection of a store and the reindexing in it.
-
-    form      the collection that clients see
-    field     name of the vector in the location, or that of the first vector
-    tag       tag of the reindexing; None: there is none
-    old       the old vectors; None: they are deleted
-    new       the new vectors; None: there are none
-    """
+@dataclass(frozen=True, eq=False)
+class QdrantPlace:
+    """A vector of a collection. The unnamed one has the name ''."""
 
     form: CollectionForm
-    field: str
-    strategy: str | None
-    tag: str | None
-    old: VectorPlace | None
-    new: VectorPlace | None
-    cut_over: bool
+    vector: str
 
     @property
-    def live(self) -> VectorPlace:
-        """The vectors that clients see."""
-        place = self.new if self.cut_over else self.old
-        assert place is not None
-        return place
-
-    def side(self, side: Side) -> VectorPlace:
-        """Return one side. Raises StoreChanged if it is not there."""
-        place = self.old if side == "old" else self.new
-        if place is None:
-            raise StoreChanged(
-                f"{self.form.name!r} has no {side} vectors of a reindexing. Begin a new plan."
-            )
-        return place
+    def name(self) -> str:
+        return self.form.name
 
 
-class QdrantCollection(Store, ABC):
+@dataclass(frozen=True, eq=False)
+class PointContent:
+    payload: Mapping[str, Any]
+    vectors: Mapping[str, Any]
+
+
+class QdrantStore(PairedStore):
     """A collection. keeps_lengths is False until `facts` finds that it is not a Cosine one."""
 
     capabilities = Capabilities(
-        strategies=("collection", "named-vector"),
-        atomic_cutover=True,
-        keeps_lengths=False,
-        filters=True,
+        strategies=("collection",), atomic_cutover=True, keeps_lengths=False, filters=True
     )
 
     def __init__(self, location: StoreLocation) -> None:
+        super().__init__()
         self.location = location
         self.engine = QdrantEngine(location.url, repr(checked_name(location.collection)))
-
-    def layout(self) -> QdrantLayout:
-        """Return where the vectors are now."""
-        return find_layout(self.engine, self.location)
 
     def close(self) -> None:
         self.engine.close()
 
-    # --- facts ------------------------------------------------------------------------------------
+    # --- verbs of the second collection -------------------------------------------------------
+
+    def find_sides(self, tag: str | None = None) -> Sides:
+        form = self.engine.form(self.location.collection)
+        vector = _vector(form, self.location)
+        marked: dict[str, dict[str, str]] = {}
+        for alias, target in form.aliases.items():
+            if match := TAGGED_ALIAS.fullmatch(alias):
+                marked.setdefault(match[1], {})[match[2]] = target
+        for each, names in sorted(marked.items()):
+            if form.name in names.values() and tag in (None, each):
+                forms = {
+                    side: form if name == form.name else self.engine.form(name)
+                    for side, name in names.items()
+                }
+                old, new = (
+                    QdrantPlace(forms[side], vector) if side in forms else None
+                    for side in ("old", "new")
+                )
+                return Sides("cut" if form.name == names.get("new") else "open", each, old, new)
+        return Sides("none", None, QdrantPlace(form, vector))
+
+    def create(self, sides: Sides, tag: str, dim: int) -> None:
+        old: QdrantPlace = sides.old
+        if problem := copy_problem(old.form, self.location):
+            raise StoreUnsupported(problem.detail, field="strategy")
+        name = re.sub(r"-[0-9a-f]{8}$", "", old.name) + f"-{tag}"
+        with self.engine.session() as client:
+            if not client.collection_exists(name):
+                client.create_collection(name, **copied_config(old, dim))
+            for field, index in old.form.info.payload_schema.items():
+                client.create_payload_index(name, field, index.params or index.data_type)
+            marks = {"new": name, "old": old.name}
+            client.update_collection_aliases(
+                [_create_alias(_mark(tag, side), target) for side, target in marks.items()]
+            )
+
+    def read_page(
+        self,
+        place: QdrantPlace,
+        cursor: Cursor | None,
+        limit: int,
+        *,
+        vectors: bool,
+        content: bool,
+    ) -> tuple[list[StoredRow], Cursor | None]:
+        with self.engine.session() as client:
+            records, after = client.scroll(
+                place.name,
+                limit=limit,
+                offset=cursor,
+                with_payload=content,
+                with_vectors=_selector(place, vectors, content),
+            )
+        return [_row(record, place, content) for record in records], point_id(after)
+
+    def read_rows(
+        self, place: QdrantPlace, ids: Sequence[StoreId], *, vectors: bool, content: bool
+    ) -> dict[StoreId, StoredRow]:
+        rows: list[StoredRow] = []
+        for first in range(0, len(ids), POINTS_PER_READ):
+            with self.engine.session() as client:
+                records = client.retrieve(
+                    place.name,
+                    list(ids[first : first + POINTS_PER_READ]),
+                    with_payload=content,
+                    with_vectors=_selector(place, vectors, content),
+                )
+            rows += [_row(record, place, content) for record in records]
+        return {row.id: row for row in rows}
+
+    def row_id(self, id: Any) -> StoreId | None:
+        return point_id(id)
+
+    def count_rows(self, place: QdrantPlace) -> int:
+        with self.engine.session() as client:
+            return int(client.count(place.name, count_filter=_having(place), exact=True).count)
+
+    def dim_of(self, place: QdrantPlace) -> int:
+        dense = place.form.dense[place.vector]
+        metric_of(dense, place.vector)
+        return dense.size
+
+    def write_rows(
+        self, place: QdrantPlace, rows: Sequence[StoredRow], vectors: StoreVectors | None
+    ) -> None:
+        width = 1 if vectors is None else max(1, vectors.shape[1])
+        step = max(1, min(POINTS_PER_WRITE, NUMBERS_PER_REQUEST // width))
+        for first in range(0, len(rows), step):
+            points = []
+            for number, row in enumerate(rows[first : first + step], first):
+                named = dict(row.content.vectors)
+                if vectors is not None:
+                    named[place.vector] = vectors[number].tolist()
+                bare = named[""] if set(named) == {""} else named
+                payload = dict(row.content.payload)
+                points.append(models.PointStruct(id=row.id, vector=bare, payload=payload))
+            with self.engine.session() as client:
+                client.upsert(place.name, points)
+
+    def delete_rows(self, place: QdrantPlace, ids: Sequence[StoreId]) -> None:
+        for first in range(0, len(ids), POINTS_PER_READ):
+            part = list(ids[first : first + POINTS_PER_READ])
+            with self.engine.session() as client:
+                client.delete(place.name, models.PointIdsList(points=part))
+
+    def complete(self, sides: Sides) -> None:
+        self.engine.wait_for_index(sides.new.name)
+
+    def swap(self, sides: Sides, visible: Side) -> float:
+        old, new = sides.old, sides.new
+        sizes = [
+            {name: dense.size for name, dense in place.form.dense.items() if name != place.vector}
+            for place in (old, new)
+        ]
+        if sizes[0] != sizes[1] or old.form.sparse != new.form.sparse:
+            raise StoreChanged(
+                f"The vectors of {old.name!r} and {new.name!r} are no longer of the same form, "
+                "because a client added or removed one. Abandon the reindexing, and plan a new one."
+            )
+        alias = self.location.collection
+        with self.engine.session() as client:
+            client.update_collection_aliases(
+                [_delete_alias(alias), _create_alias(alias, sides.place(visible).name)]
+            )
+        return 0.0
+
+    def drop(self, sides: Sides, side: Side) -> None:
+        place = sides.old if side == "old" else sides.new
+        with self.engine.session() as client:
+            if place is not None:
+                client.delete_collection(place.name)
+            there = {each.alias_name for each in client.get_aliases().aliases}
+            marks = [_mark(str(sides.tag), each) for each in ("old", "new")]
+            client.update_collection_aliases(
+                [_delete_alias(each) for each in marks if each in there]
+            )
+
+    # --- reading ------------------------------------------------------------------------------
 
     def facts(self) -> StoreFacts:
-        layout = self.layout()
-        place = layout.live
-        form = layout.form
-        dense = form.dense[place.vector]
+        place: QdrantPlace = self.find_sides().visible
+        dense = place.form.dense[place.vector]
         metric = metric_of(dense, place.vector)
+        dtype = (dense.datatype or models.Datatype.FLOAT32).value
         self.capabilities = replace(type(self).capabilities, keeps_lengths=metric != "cosine")
-        rows = self.engine.count(place.collection, having(present=place.vector))
-        strategies, notes = self._strategies(form)
+        rows = self.count_rows(place)
+        problem = copy_problem(place.form, self.location)
+        notes = [VECTORS_NOT_COMPARED if problem is None else problem]
         if metric == "cosine":
             notes.append(LENGTHS_LOST)
-        if not place.vector and not self.engine.remote:
-            notes.append(UNNAMED_LOCAL)
         return StoreFacts(
             rows=rows,
             dim=dense.size,
             metric=metric,
-            dtype=dense.dtype,
-            indexed=form.indexed,
-            strategies=tuple(strategies),
-            vector_bytes=rows * dense.size * (2 if dense.dtype == "float16" else 4),
+            dtype=dtype,
+            indexed=bool(place.form.info.indexed_vectors_count),
+            strategies=self.capabilities.strategies if problem is None else (),
+            vector_bytes=rows * dense.size * (2 if dtype == "float16" else 4),
             notes=tuple(notes),
         )
 
-    def _strategies(self, form: CollectionForm) -> tuple[list[str], list[StoreNote]]:
-        strategies, notes = [], []
-        problem = copy_problem(form, self.location)
-        if problem is None:
-            strategies.append("collection")
-        else:
-            notes.append(problem)
-        if self.engine.can_add_vectors():
-            strategies.append("named-vector")
-        else:
-            notes.append(
-                StoreNote(
-                    "no-named-vector",
-                    "Qdrant adds named vectors to a collection from version 1.18 on. This server "
-                    "is older, so the strategy `named-vector` is not possible.",
-                )
-            )
-        return strategies, notes
-
-    # --- rows -------------------------------------------------------------------------------------
-
-    def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
-        layout = self.layout()
-        place = layout.side(side)
-        dim = self._dim(layout, place)
-        while True:
-            points, cursor = self.engine.scroll(
-                place.collection, cursor, limit, vectors=[place.vector]
-            )
-            points = [point for point in points if place.vector in point.vectors]
-            if points or cursor is None:
-                return _page(points, place.vector, dim, cursor)
-
     def sample(self, count: int, seed: int = 0) -> Page:
-        layout = self.layout()
-        place = layout.side("old")
-        points = self.engine.sample(place.collection, place.vector, count)
-        return _page(points, place.vector, self._dim(layout, place))
-
-    def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
-        layout = self.layout()
-        place = layout.side(side)
-        found = self._retrieve(place.collection, ids, vectors=[place.vector])
-        points = [point for point in found if point and place.vector in point.vectors]
-        return Page(
-            [
-                each
-                for each, point in zip(ids, found, strict=True)
-                if point and place.vector in point.vectors
-            ],
-            stack(points, place.vector, self._dim(layout, place)),
-        )
-
-    def texts(self, ids: Sequence[StoreId]) -> Sequence[str | None]:
-        field = self.location.text_field
-        if field is None:
-            raise StoreUnsupported(
-                "The store was registered without `text_field`, so there are no texts. Register "
-                "it again with the payload field that holds the text.",
-                field="text_field",
+        place: QdrantPlace = self.find_sides().place("old")
+        with self.engine.session() as client:
+            answer = client.query_points(
+                place.name,
+                query=models.SampleQuery(sample=models.Sample.RANDOM),
+                query_filter=_having(place),
+                limit=count,
+                with_payload=False,
+                with_vectors=_selector(place, True, False),
             )
-        if not PAYLOAD_PATH.fullmatch(field):
-            raise StoreUnsupported(
-                f"`text_field` is {field!r}, which is not the path of a payload field. Use "
-                "letters, digits, `_`, `-`, spaces, and dots between nested fields.",
-                field="text_field",
-            )
-        place = self.layout().live
-        found = self._retrieve(place.collection, ids, payload=[field])
-        return [_text(point.payload, field) if point else None for point in found]
-
-    def _retrieve(
-        self, collection: str, ids: Sequence[StoreId], **what: Any
-    ) -> list[StoredPoint | None]:
-        """Return the point of each id; None where there is none."""
-        numbers = [point_id(each) for each in ids]
-        known = list(dict.fromkeys(each for each in numbers if each is not None))
-        found: dict[StoreId, StoredPoint] = {}
-        for first in range(0, len(known), POINTS_PER_READ):
-            part = known[first : first + POINTS_PER_READ]
-            found |= self.engine.retrieve(collection, part, **what)
-        return [None if each is None else found.get(each) for each in numbers]
-
-    def _dim(self, layout: QdrantLayout, place: VectorPlace) -> int:
-        form = layout.form
-        if place.collection != form.name:
-            form = self.engine.form(place.collection)
-        metric_of(form.dense[place.vector], place.vector)
-        return form.dense[place.vector].size
-
-    # --- searches and checks ----------------------------------------------------------------------
+        return self._page(place, [_row(each, place, False) for each in answer.points], None)
 
     def search(
         self,
@@ -264,52 +290,91 @@ class QdrantCollection(Store, ABC):
         vectors: bool = False,
         payload: bool = False,
     ) -> Sequence[Hits]:
-        layout = self.layout()
-        place = layout.side(side)
-        hits = self.engine.nearest(
-            place.collection,
-            place.vector,
-            queries,
-            k,
-            filter=filter,
-            exact=exact,
-            vectors=vectors,
-            payload=payload,
-        )
-        form = layout.form if place.collection == layout.form.name else None
-        dense = (form or self.engine.form(place.collection)).dense[place.vector]
-        if metric_of(dense, place.vector) != "euclidean":
-            return hits
-        # Qdrant answers distances: the smallest is nearest
-        return [
-            Hits(each.ids, [-score for score in each.scores], each.vectors, each.payloads)
-            for each in hits
-        ]
-
-    def checksum(self) -> RowsChecksum:
-        layout = self.layout()
-        place = layout.live
-        mine = {each.vector for each in (layout.old, layout.new) if each}
-        others = [each for each in [*layout.form.dense, *layout.form.sparse] if each not in mine]
-        points = self.engine.every_point(place.collection, payload=True, vectors=others or False)
-        return rows_checksum(digest(point, others, layout.form) for point in points)
+        place: QdrantPlace = self.find_sides().place(side)
+        metric = metric_of(place.form.dense[place.vector], place.vector)
+        request: dict[str, Any] = {
+            "using": place.vector,
+            "filter": read_filter(filter),
+            "limit": k,
+            "with_payload": payload,
+            "with_vector": _selector(place, vectors, False),
+        }
+        if self.engine.remote and exact:  # local mode is always exact
+            request["params"] = models.SearchParams(exact=True)
+        requests = [models.QueryRequest(query=each.tolist(), **request) for each in queries]
+        with self.engine.session(filtered=filter is not None) as client:
+            answers = client.query_batch_points(place.name, requests)
+        sign = -1.0 if metric == "euclidean" else 1.0  # Qdrant answers distances
+        hits = []
+        for answer in answers:
+            page = self._page(place, [_row(each, place, False) for each in answer.points], None)
+            hits.append(
+                Hits(
+                    [point_id(each.id) for each in answer.points],  # type: ignore[misc]
+                    [sign * float(each.score) for each in answer.points],
+                    page.vectors if vectors else None,
+                    [dict(each.payload or {}) for each in answer.points] if payload else None,
+                )
+            )
+        return hits
 
 
-def _page(
-    points: Sequence[StoredPoint], vector: str, dim: int, cursor: Cursor | None = None
-) -> Page:
-    return Page([point.id for point in points], stack(points, vector, dim), cursor)
+def _having(place: QdrantPlace) -> models.Filter:
+    """Return the filter of points that have the vector."""
+    return models.Filter(must=[models.HasVectorCondition(has_vector=place.vector)])
 
 
-def _text(payload: Mapping[str, Any], field: str) -> str | None:
-    """Return a payload field, whose name may have dots for nested objects."""
-    if field in payload:
-        value: Any = payload[field]
-    else:
-        value = payload
-        for part in field.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-    return value if isinstance(value, str) else None
+def _selector(place: QdrantPlace, vectors: bool, content: bool) -> bool | list[str]:
+    """Return which vectors to read; the unnamed one cannot be selected, so all are read."""
+    return [place.vector] if vectors and place.vector and not content else vectors or content
+
+
+def point_id(value: Any) -> StoreId | None:
+    """Return an id as Qdrant writes it; None for one that no point can have."""
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, (int, np.integer)):
+        return int(value) if 0 <= value < 2**64 else None
+    try:
+        return str(UUID(str(value)))
+    except ValueError:
+        return None
+
+
+def read_filter(filter: Any) -> models.Filter | None:
+    """Return a filter from Qdrant's JSON. Raises InvalidFilter."""
+    try:
+        return None if filter is None else models.Filter.model_validate(filter)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise InvalidFilter(
+            f"`filter` is not a filter of Qdrant: {first['msg']} at `{place}`. Send an object with "
+            "`must`, `should` or `must_not`, as Qdrant's documentation describes it.",
+            field="filter",
+        ) from None
+
+
+def _row(record: Any, place: QdrantPlace, content: bool) -> StoredRow:
+    id = point_id(record.id)
+    assert id is not None
+    named = record.vector if isinstance(record.vector, Mapping) else {"": record.vector}
+    named = {name: each for name, each in named.items() if each is not None}
+    value = named.pop(place.vector, None)
+    vector = None if value is None else np.asarray(value, np.float32)
+    if not content:
+        return StoredRow(id, vector, None, 0, 0)
+    # Of other Cosine vectors only the presence counts: a copy scales them to unit length again,
+    # which can change the last bit.
+    parts = [as_json(id), as_json(record.payload or {}), as_json(vector is not None)]
+    for name, each in sorted(named.items()):
+        parts.append(name.encode() + b"\0")
+        if name in place.form.sparse:
+            parts.append(as_json(sorted(zip(each.indices, each.values, strict=True))))
+        elif place.form.dense[name].distance != models.Distance.COSINE:
+            parts.append(np.asarray(each, np.float32).tobytes())
+    digest = row_number(*parts)
+    return StoredRow(id, vector, PointContent(record.payload or {}, named), digest, digest)
 
 
 def copy_problem(form: CollectionForm, location: StoreLocation) -> StoreNote | None:
@@ -318,109 +383,83 @@ def copy_problem(form: CollectionForm, location: StoreLocation) -> StoreNote | N
         return StoreNote(
             "no-alias",
             f"Clients use the collection {form.name!r} by its own name, which Qdrant cannot give "
-            "to another collection. For the strategy `collection`, create an alias, let all "
-            "clients use it, and register the store with the alias as `collection`.",
+            "to another collection. For a reindexing, create an alias, let all clients use it, "
+            "and register the store with the alias as `collection`.",
         )
-    if form.config.config.params.sharding_method == models.ShardingMethod.CUSTOM:
+    if form.info.config.params.sharding_method == models.ShardingMethod.CUSTOM:
         return StoreNote(
             "custom-sharding",
-            "The collection has shard keys, which the strategy `collection` does not copy. "
-            "Use `named-vector`.",
+            "The collection has shard keys, which a copy would not have, so it cannot be "
+            "reindexed. Searches work.",
         )
     return None
 
 
-def alias_of(tag: str, side: Side) -> str:
+def copied_config(place: QdrantPlace, dim: int) -> dict[str, Any]:
+    """Return the arguments that create a collection like the old one, with `dim` dimensions."""
+    config = place.form.info.config
+    params = config.params
+    if isinstance(params.vectors, models.VectorParams):
+        vectors: Any = params.vectors.model_copy(update={"size": dim})
+    else:
+        vectors = dict(params.vectors)
+        vectors[place.vector] = vectors[place.vector].model_copy(update={"size": dim})
+    strict = getattr(config, "strict_mode_config", None)
+    arguments = {name: getattr(params, name, None) for name in COPIED_SETTINGS} | {
+        "vectors_config": vectors,
+        "sparse_vectors_config": params.sparse_vectors,
+        "hnsw_config": _as(models.HnswConfigDiff, config.hnsw_config),
+        "optimizers_config": _as(models.OptimizersConfigDiff, config.optimizer_config),
+        "wal_config": _as(models.WalConfigDiff, config.wal_config),
+        "quantization_config": config.quantization_config,
+        "strict_mode_config": strict and _as(models.StrictModeConfig, strict),
+        "metadata": getattr(config, "metadata", None) or None,
+    }
+    return {key: value for key, value in arguments.items() if value is not None}
+
+
+def _as(kind: type[BaseModel], value: BaseModel | None) -> BaseModel | None:
+    """Return the settings that the server reports as those that it takes."""
+    if value is None:
+        return None
+    known = value.model_dump(exclude_none=True, include=set(kind.model_fields))
+    return kind.model_validate(known)
+
+
+def _mark(tag: str, side: str) -> str:
     """Return the alias that marks one side of a reindexing."""
     return f"anchorage-{tag}-{side}"
 
 
-def metadata_of(tag: str) -> str:
-    """Return the member of the metadata that notes a reindexing."""
-    return f"anchorage_{tag}"
+def _create_alias(alias: str, collection: str) -> models.CreateAliasOperation:
+    return models.CreateAliasOperation(
+        create_alias=models.CreateAlias(alias_name=alias, collection_name=collection)
+    )
 
 
-def find_layout(engine: QdrantEngine, location: StoreLocation) -> QdrantLayout:
-    """Return the layout as it is now. Raises StoreChanged and StoreUnsupported."""
-    form = engine.form(location.collection)
-    return _by_aliases(form, location) or _by_metadata(form, location) or _plain(form, location)
+def _delete_alias(alias: str) -> models.DeleteAliasOperation:
+    return models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias))
 
 
-def _by_aliases(form: CollectionForm, location: StoreLocation) -> QdrantLayout | None:
-    places: dict[str, dict[str, str]] = {}
-    for alias, target in form.aliases.items():
-        if match := TAGGED_ALIAS.fullmatch(alias):
-            places.setdefault(match[1], {})[match[2]] = target
-    for tag, sides in places.items():
-        if form.name in sides.values():
-            field, vector = _vector(form, location)
-            old, new = (
-                VectorPlace(sides[side], vector) if side in sides else None
-                for side in ("old", "new")
-            )
-            return QdrantLayout(
-                form, field, "collection", tag, old, new, form.name == sides.get("new")
-            )
-    return None
-
-
-def _by_metadata(form: CollectionForm, location: StoreLocation) -> QdrantLayout | None:
-    live = form.metadata.get(LIVE_VECTORS) or {}
-    for member, entry in form.metadata.items():
-        match = TAGGED_METADATA.fullmatch(member)
-        if match is None or location.vector_field not in (None, entry["field"]):
-            continue
-        old, new = (
-            VectorPlace(form.name, entry[side]) if entry[side] in form.dense else None
-            for side in ("old", "new")
-        )
-        cut_over = live.get(entry["field"]) == entry["new"]
-        if (new if cut_over else old) is None:
-            raise StoreChanged(
-                f"{form.name!r} has lost a vector of the reindexing {match[1]}. Look at the "
-                "collection; its metadata names the vectors."
-            )
-        return QdrantLayout(form, entry["field"], "named-vector", match[1], old, new, cut_over)
-    return None
-
-
-def _plain(form: CollectionForm, location: StoreLocation) -> QdrantLayout:
-    field, vector = _vector(form, location)
-    return QdrantLayout(form, field, None, None, VectorPlace(form.name, vector), None, False)
-
-
-def _vector(form: CollectionForm, location: StoreLocation) -> tuple[str, str]:
-    """Return the name in the location and the name of the live vector."""
-    live: dict[str, Any] = form.metadata.get(LIVE_VECTORS) or {}
-    field = location.vector_field
-    if field is None:
-        if len(form.dense) != 1:
-            raise StoreUnsupported(
-                _choose(form, "has several dense vectors or none"), field="vector_field"
-            )
-        [vector] = form.dense
-        field = next((each for each, name in live.items() if name == vector), vector)
-        return field, vector
-    vector = live.get(field, field)
-    if vector not in form.dense:
-        raise StoreUnsupported(
-            _choose(form, f"has no dense vector {field!r}"), field="vector_field"
-        )
-    return field, vector
-
-
-def _choose(form: CollectionForm, problem: str) -> str:
+def _vector(form: CollectionForm, location: StoreLocation) -> str:
+    """Return the name of the vector. Raises StoreUnsupported if it is not clear."""
+    if location.vector_field in form.dense:
+        return str(location.vector_field)
+    if location.vector_field is None and len(form.dense) == 1:
+        return next(iter(form.dense))
+    problem = "has several dense vectors or none"
+    if location.vector_field is not None:
+        problem = f"has no dense vector {location.vector_field!r}"
     names = ", ".join(repr(each) for each in sorted(form.dense)) or "none"
-    return f"{form.name!r} {problem}. Name one in `vector_field`; its dense vectors are: {names}."
+    raise StoreUnsupported(
+        f"{form.name!r} {problem}. Name one in `vector_field`; its dense vectors are: {names}.",
+        field="vector_field",
+    )
 
 
 def checked_name(collection: str) -> str:
     """Return the name of a collection. Raises InvalidRequest if it could leave the address."""
-    if (
-        collection in ("", ".", "..")
-        or len(collection) > 255
-        or FORBIDDEN_IN_COLLECTIONS & set(collection)
-    ):
+    if not COLLECTION_NAME.fullmatch(collection):
         raise InvalidRequest(
             f"{collection!r} is not the name of a Qdrant collection. A name has 1 to 255 "
             'characters, without any of < > : " / \\ | ? *. Send such a name.',
@@ -429,16 +468,17 @@ def checked_name(collection: str) -> str:
     return collection
 
 
-def metric_of(form: DenseForm, vector: str) -> Metric:
+def metric_of(params: models.VectorParams, vector: str) -> Metric:
     """Return the metric. Raises StoreUnsupported for vectors that cannot be translated."""
-    if not form.plain:
+    dtype = (params.datatype or models.Datatype.FLOAT32).value
+    if params.multivector_config is not None:
         problem = "holds several vectors per point (a multivector)"
-    elif form.dtype not in ("float32", "float16"):
-        problem = f"stores numbers of type {form.dtype}"
-    elif form.distance not in METRICS:
-        problem = f"has the distance {form.distance}"
+    elif dtype not in ("float32", "float16"):
+        problem = f"stores numbers of type {dtype}"
+    elif params.distance.value not in METRICS:
+        problem = f"has the distance {params.distance.value}"
     else:
-        return METRICS[form.distance]
+        return METRICS[params.distance.value]
     raise StoreUnsupported(
         f"The vector {vector!r} {problem}. Anchorage reads single vectors of float32 or float16 "
         "with the distances Cosine, Dot and Euclid. Choose another vector in `vector_field`.",

@@ -13,21 +13,18 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from app.stores.base import StoreId, StoreLocation
-from app.stores.qdrant.client import load_local
-from app.stores.qdrant.store import LIVE_VECTORS
+from app.stores.qdrant.client import lend_folder
 from tests.stores.cases.base import Rows, StoreCase
-from tests.stores.qdrant.visits import visit_folder
 
 
 class LocalQdrantCase(StoreCase):
-    """A collection with a vector `text`. Clients read its alias and its metadata."""
+    """A collection with a vector `text`. Clients use its alias."""
 
     kind = "qdrant"
-    strategies = ("collection", "named-vector")
+    strategies = ("collection",)
 
     def visit(self, location: StoreLocation):
-        folder = str(Path(location.url).resolve())
-        return visit_folder(folder, lambda: load_local(folder))
+        return lend_folder(str(Path(location.url).resolve()))
 
     def fill(self, folder: Path, rows: Rows) -> StoreLocation:
         with_client = QdrantClient(path=str(folder / "qdrant"))
@@ -42,17 +39,12 @@ class LocalQdrantCase(StoreCase):
         self.insert(location, rows)
         return location
 
-    def live(self, client: Any, location: StoreLocation) -> str:
-        metadata = client.get_collection(location.collection).config.metadata or {}
-        return str(metadata.get(LIVE_VECTORS, {}).get("text", "text"))
-
     def insert(self, location: StoreLocation, rows: Rows) -> None:
         with self.visit(location) as client:
-            name = self.live(client, location)
             client.upsert(
                 location.collection,
                 [
-                    models.PointStruct(id=each, vector={name: vector.tolist()}, payload=payload)
+                    models.PointStruct(id=each, vector={"text": vector.tolist()}, payload=payload)
                     for each, vector, payload in zip(
                         rows.ids, rows.vectors, rows.payloads, strict=True
                     )
@@ -65,8 +57,7 @@ class LocalQdrantCase(StoreCase):
 
     def read(self, location: StoreLocation) -> dict[StoreId, tuple[np.ndarray, dict[str, Any]]]:
         with self.visit(location) as client:
-            name = self.live(client, location)
             records, _ = client.scroll(
-                location.collection, limit=10_000, with_vectors=[name], with_payload=True
+                location.collection, limit=10_000, with_vectors=["text"], with_payload=True
             )
-        return {each.id: (np.float32(each.vector[name]), each.payload) for each in records}
+        return {each.id: (np.float32(each.vector["text"]), each.payload) for each in records}

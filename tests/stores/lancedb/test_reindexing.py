@@ -170,25 +170,30 @@ def test_clients_that_write_all_the_time_lose_nothing(filled):
     assert store.checksum().rows == len(written)
 
 
-def test_a_write_between_the_last_look_and_the_rename_arrives(filled, tmp_path):
-    """A client's commit after the drain is in the old column; it is found after the rename."""
+def test_a_write_between_the_last_look_and_the_rename_arrives(filled):
+    """A client's commit after the comparison is in the old column; it is found after the rename."""
     location, store = filled
     beside = store.beside(TAG, NEW_DIM)
     fill_beside(store, beside)
-    drain(beside)
-    names = store.view().columns
     late = rows(CASE, 1, 80)
-    CASE.insert(location, late)
     changed = Rows([3], -rows(CASE, 1, 3).vectors, rows(CASE, 1, 3).payloads)
-    CASE.insert(location, changed)
-    beside._rename({names.vector: names.old, names.new: names.vector})
     mine = np.ones((1, NEW_DIM), np.float32)
-    CASE.insert(location, Rows([5], mine, rows(CASE, 1, 5).payloads))
-    beside._bring_late("old", translate)
+    swap = store.swap
+
+    def swap_between_writes(sides, visible):
+        CASE.insert(location, late)
+        CASE.insert(location, changed)
+        pause = swap(sides, visible)
+        CASE.insert(location, Rows([5], mine, rows(CASE, 1, 5).payloads))
+        return pause
+
+    store.swap = swap_between_writes
+    beside.cutover(translate)
     found = CASE.read(location)
     assert np.allclose(found[80][0], translate(None, late.vectors)[0], atol=1e-5)
     assert np.allclose(found[3][0], translate(None, changed.vectors)[0], atol=1e-5)
     assert np.array_equal(found[5][0], mine[0]), "a client's new vector stays"
+    assert list(beside.changes(10).ids) == [5]
 
 
 @pytest.mark.parametrize("pages", [1, 7, 39, 40])

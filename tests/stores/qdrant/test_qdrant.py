@@ -28,19 +28,9 @@ from app.errors import (
     WrongState,
 )
 from app.stores.base import StoreLocation
-from app.stores.qdrant.client import (
-    CollectionForm,
-    DenseForm,
-    QdrantEngine,
-    StoredPoint,
-    load_local,
-    qdrant_faults,
-    stack,
-)
-from app.stores.qdrant.store import QdrantLayout, VectorPlace, find_layout
-from app.stores.qdrant.strategies import copied_config
+from app.stores.qdrant.client import CollectionForm, QdrantEngine, lend_folder, qdrant_faults
+from app.stores.qdrant.store import QdrantPlace, copied_config
 from app.stores.registry import open_store
-from tests.stores.qdrant.visits import visit_folder
 
 DIM, NEW_DIM, TAG = 4, 5, "0badcafe"
 COSINE, DOT = models.Distance.COSINE, models.Distance.DOT
@@ -51,10 +41,6 @@ VECTORS = RNG.normal(size=(12, DIM)).astype(np.float32)
 
 def translate(ids, vectors: np.ndarray) -> np.ndarray:
     return np.float32(vectors @ MAP)
-
-
-def translate_back(ids, vectors: np.ndarray) -> np.ndarray:
-    return np.float32(vectors @ np.linalg.pinv(MAP))
 
 
 def local(folder: Path, vectors, points, alias: str | None = "items", **more) -> StoreLocation:
@@ -70,8 +56,7 @@ def local(folder: Path, vectors, points, alias: str | None = "items", **more) ->
 
 
 def visit(location: StoreLocation):
-    folder = str(Path(location.url).resolve())
-    return visit_folder(folder, lambda: load_local(folder))
+    return lend_folder(str(Path(location.url).resolve()))
 
 
 def plain_points(count: int = 12):
@@ -115,14 +100,13 @@ def move(store, beside, map_rows=translate) -> None:
     beside.build_index()
 
 
-@pytest.mark.parametrize("strategy", ["collection", "named-vector"])
-def test_other_vectors_payloads_and_metadata_survive(tmp_path: Path, strategy: str) -> None:
+def test_other_vectors_payloads_and_metadata_survive(tmp_path: Path) -> None:
     location = several(tmp_path)
     store = open_store(location)
     with visit(location) as client:
         before = client.scroll("items", limit=50, with_vectors=["b", "s"])[0]
     checksum = store.checksum()
-    beside = store.beside(TAG, NEW_DIM, strategy)
+    beside = store.beside(TAG, NEW_DIM)
     move(store, beside)
     assert store.facts().rows == beside.count() == 8
     beside.cutover(translate)
@@ -142,23 +126,15 @@ def test_other_vectors_payloads_and_metadata_survive(tmp_path: Path, strategy: s
 def test_a_second_reindexing_follows_a_finished_one(tmp_path: Path) -> None:
     location = local(tmp_path, models.VectorParams(size=DIM, distance=DOT), plain_points())
     store = open_store(location)
-    for tag, strategy in [
-        ("11111111", "named-vector"),
-        ("22222222", "collection"),
-        ("33333333", "named-vector"),
-        ("44444444", "collection"),
-    ]:
-        beside = store.beside(tag, DIM, strategy)
+    for tag in ("11111111", "22222222"):
+        beside = store.beside(tag, DIM)
         move(store, beside, lambda ids, vectors: vectors + 1)
         beside.cutover(lambda ids, vectors: vectors + 1)
         beside.finish()
-    page = store.scroll(None, 50)
-    assert np.allclose(page.vectors, VECTORS + 4, atol=1e-4)
+    assert np.allclose(store.scroll(None, 50).vectors, VECTORS + 2, atol=1e-4)
     with visit(location) as client:
         names = [each.name for each in client.get_collections().collections]
-        assert names == ["base-44444444"]
-        vectors = client.get_collection("items").config.params.vectors
-        assert list(vectors) == ["anchorage-33333333"]
+        assert names == ["base-22222222"]
     store.close()
 
 
@@ -176,36 +152,6 @@ def test_uuids_are_text_and_missing_or_odd_ids_are_left_out(tmp_path: Path) -> N
     assert list(store.texts([ids[0], "x", 5])) == ["t0", None, "t3"]
     assert sorted(map(str, store.scroll(None, 10).ids)) == sorted(map(str, ids))
     store.close()
-
-
-def test_points_of_clients_are_found_at_the_cutover_and_at_the_rollback(tmp_path: Path) -> None:
-    for strategy in ("collection", "named-vector"):
-        folder = tmp_path / strategy
-        folder.mkdir()
-        location = local(folder, models.VectorParams(size=DIM, distance=DOT), plain_points(8))
-        store = open_store(location)
-        beside = store.beside(TAG, NEW_DIM, strategy)
-        move(store, beside)
-        with visit(location) as client:
-            # local mode refuses plain lists beside a second vector
-            points = [
-                models.PointStruct(id=row, vector={"": VECTORS[row].tolist()}) for row in (8, 9, 10)
-            ]
-            client.upsert("items", points)
-            client.delete("items", models.PointIdsList(points=[3]))
-        beside.cutover(translate)
-        assert list(store.scroll(None, 50, "new").ids) == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10]
-        assert np.allclose(
-            store.fetch([9], "new").vectors, translate(None, VECTORS[[9]]), atol=1e-4
-        )
-        new = translate(None, VECTORS[[11]])
-        name = store.layout().live.vector
-        with visit(location) as client:
-            vector = {name: new[0].tolist()}
-            client.upsert("items", [models.PointStruct(id=11, vector=vector)])
-        beside.rollback(translate_back)
-        assert np.allclose(store.fetch([11]).vectors, translate_back(None, new), atol=1e-4)
-        store.close()
 
 
 def test_filters_are_checked(tmp_path: Path) -> None:
@@ -228,26 +174,27 @@ def test_euclidean_scores_are_larger_for_nearer_rows(tmp_path: Path) -> None:
     assert list(hits.ids) == np.argsort(distances).tolist()
     assert not store.capabilities.keeps_lengths
     assert np.allclose(hits.scores, -np.sort(distances), atol=1e-4)
-    assert [note.code for note in store.facts().notes] == ["unnamed-vector"]
+    assert [note.code for note in store.facts().notes] == ["vectors-not-compared"]
     assert store.capabilities.keeps_lengths
     store.close()
 
 
 def test_cosine_collections_say_that_lengths_are_lost(tmp_path: Path) -> None:
     store = open_store(local(tmp_path, models.VectorParams(size=DIM, distance=COSINE), []))
-    assert [note.code for note in store.facts().notes] == ["lengths-lost", "unnamed-vector"]
+    assert [note.code for note in store.facts().notes] == ["vectors-not-compared", "lengths-lost"]
     assert not store.capabilities.keeps_lengths
     store.close()
 
 
-def test_without_an_alias_only_named_vectors_are_possible(tmp_path: Path) -> None:
+def test_without_an_alias_a_collection_can_only_be_searched(tmp_path: Path) -> None:
     params = models.VectorParams(size=DIM, distance=DOT)
     store = open_store(local(tmp_path, params, plain_points(), alias=None))
     facts = store.facts()
-    assert facts.strategies == ("named-vector",)
-    assert [note.code for note in facts.notes] == ["no-alias", "unnamed-vector"]
+    assert facts.strategies == ()
+    assert [note.code for note in facts.notes] == ["no-alias"]
+    assert list(store.search(VECTORS[:1], 1)[0].ids) == [0]
     with pytest.raises(StoreUnsupported, match="create an alias"):
-        store.beside(TAG, NEW_DIM, "collection").prepare()
+        store.beside(TAG, NEW_DIM).prepare()
     store.close()
 
 
@@ -304,7 +251,7 @@ def test_the_copied_configuration_is_that_of_the_server() -> None:
             scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
         ),
         strict_mode_config=models.StrictModeConfigOutput(enabled=True, max_query_limit=77),
-        metadata={"owner": "x", "anchorage_0badcafe": {}},
+        metadata={"owner": "x"},
     )
     info = models.CollectionInfo(
         status=models.CollectionStatus.GREEN,
@@ -313,11 +260,7 @@ def test_the_copied_configuration_is_that_of_the_server() -> None:
         config=config,
         payload_schema={},
     )
-    form = CollectionForm(
-        "base", {"": DenseForm(DIM, "Cosine", "float32", True)}, frozenset(), True, {}, config=info
-    )
-    layout = QdrantLayout(form, "", None, None, VectorPlace("base", ""), None, False)
-    copy = copied_config(layout, 9)
+    copy = copied_config(QdrantPlace(CollectionForm("base", {}, info), ""), 9)
     assert copy["vectors_config"] == config.params.vectors.model_copy(update={"size": 9})
     assert (copy["shard_number"], copy["replication_factor"]) == (3, 2)
     assert copy["hnsw_config"].ef_construct == 200
@@ -337,18 +280,17 @@ def test_the_copied_configuration_is_that_of_the_server() -> None:
 # --- order of the steps ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ["collection", "named-vector"])
-def test_steps_in_the_wrong_order_are_refused(tmp_path: Path, strategy: str) -> None:
+def test_steps_in_the_wrong_order_are_refused(tmp_path: Path) -> None:
     params = models.VectorParams(size=DIM, distance=DOT)
     store = open_store(local(tmp_path, params, plain_points()))
-    beside = store.beside(TAG, NEW_DIM, strategy)
+    beside = store.beside(TAG, NEW_DIM)
     with pytest.raises(StoreChanged):
         beside.cutover(translate)
     move(store, beside)
     with pytest.raises(WrongState):
         beside.finish()
     with pytest.raises(ReindexingActive, match=TAG):
-        store.beside("deadbeef", NEW_DIM, strategy).prepare()
+        store.beside("deadbeef", NEW_DIM).prepare()
     beside.cutover(translate)
     with pytest.raises(WrongState):
         beside.abandon()
@@ -358,7 +300,7 @@ def test_steps_in_the_wrong_order_are_refused(tmp_path: Path, strategy: str) -> 
 def test_a_collection_that_changed_stops_the_cutover(tmp_path: Path) -> None:
     location = several(tmp_path)
     store = open_store(location)
-    beside = store.beside(TAG, NEW_DIM, "collection")
+    beside = store.beside(TAG, NEW_DIM)
     move(store, beside)
     with visit(location) as client:
         dense = models.DenseVectorConfig(size=3, distance=DOT)
@@ -459,17 +401,10 @@ def test_faults_of_the_engine_have_names(raised: Exception, expected: type[Excep
         call()
 
 
-@pytest.mark.parametrize(
-    ("points", "kind"),
-    [
-        ([StoredPoint(1)], KeyError),
-        ([StoredPoint(1, {"v": [1.0]}), StoredPoint(2, {"v": [1.0, 2.0]})], ValueError),
-        ([StoredPoint(1, {"v": {}})], TypeError),
-    ],
-)
-def test_faults_of_the_connector_are_not_called_faults_of_the_store(points, kind) -> None:
-    with pytest.raises(kind), qdrant_faults("'items'"):
-        stack(points, "v", 1)
+def test_mistakes_of_ours_are_not_called_faults_of_the_store() -> None:
+    for mistake, kind in ((lambda: int("x"), ValueError), (lambda: {}["x"], KeyError)):
+        with pytest.raises(kind), qdrant_faults("'items'"):
+            mistake()
 
 
 WRITER = """
@@ -477,9 +412,9 @@ WRITER = """
     import numpy as np
     from app.stores.base import StoreLocation
     from app.stores.registry import open_store
-    url, collection, strategy = sys.argv[1:]
+    url, collection = sys.argv[1:]
     store = open_store(StoreLocation("qdrant", url, collection))
-    beside = store.beside("0badcafe", 5, strategy)
+    beside = store.beside("0badcafe", 5)
     beside.prepare()
     cursor = None
     while True:
@@ -494,11 +429,10 @@ WRITER = """
 """
 
 
-@pytest.mark.parametrize("strategy", ["collection", "named-vector"])
-def test_a_killed_run_continues_with_the_same_rows(tmp_path: Path, strategy: str) -> None:
+def test_a_killed_run_continues_with_the_same_rows(tmp_path: Path) -> None:
     params = models.VectorParams(size=DIM, distance=DOT)
     location = local(tmp_path, params, plain_points())
-    arguments = [location.url, location.collection, strategy]
+    arguments = [location.url, location.collection]
     command = [sys.executable, "-c", textwrap.dedent(WRITER), *arguments]
     for pages in (1, 4, 7):
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
@@ -511,8 +445,8 @@ def test_a_killed_run_continues_with_the_same_rows(tmp_path: Path, strategy: str
         return np.tile(vectors[:, :1], NEW_DIM)
 
     store = open_store(location)
-    assert find_layout(store.engine, location).tag == TAG
-    beside = store.beside(TAG, NEW_DIM, strategy)
+    assert store.find_sides().tag == TAG
+    beside = store.beside(TAG, NEW_DIM)
     assert 7 <= beside.count() <= 12
     move(store, beside, first)
     beside.cutover(first)

@@ -18,11 +18,13 @@ VECTORS = np.random.default_rng(3).normal(size=(40, 64)).astype(np.float32)
 
 def local(disk: Path) -> StoreLocation:
     client = QdrantClient(path=str(disk / "q"))
-    client.create_collection("items", models.VectorParams(size=64, distance=models.Distance.DOT))
+    client.create_collection("base", models.VectorParams(size=64, distance=models.Distance.DOT))
     points = [
         models.PointStruct(id=row, vector=VECTORS[row].tolist(), payload={}) for row in range(40)
     ]
-    client.upsert("items", points)
+    client.upsert("base", points)
+    alias = models.CreateAlias(alias_name="items", collection_name="base")
+    client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
     client.close()
     return StoreLocation("qdrant", str(disk / "q"), "items")
 
@@ -30,7 +32,7 @@ def local(disk: Path) -> StoreLocation:
 def test_a_full_disk_of_local_mode(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 2048) as disk:
         store = open_store(local(disk))
-        beside = store.beside("0badcafe", 64, "named-vector")
+        beside = store.beside("0badcafe", 64)
         beside.prepare()
         beside.write(range(3), VECTORS[:3])
         fill_disk(disk, 0)

@@ -1,0 +1,521 @@
+"""A reindexing into a second collection next to the first, for stores that report no writes.
+
+A connector subclasses `PairedStore`, which names the verbs that a store must have, and gets the
+whole reindexing. Writes of clients are found by comparing both collections, page by page: after
+the last page of a run, with each synchronisation, and at a cutover or a rollback. Rows are deleted
+from the copy only, and never from the collection that clients had before the reindexing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from abc import abstractmethod
+from array import array
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.errors import ReindexingActive, StoreChanged, StoreUnsupported, WrongState
+from app.stores.base import (
+    Beside,
+    Changes,
+    Cursor,
+    Page,
+    RowsChecksum,
+    Side,
+    Store,
+    StoreId,
+    StoreVectors,
+    Switch,
+    TranslateRows,
+)
+from app.stores.common import rows_checksum
+
+#: rows that are compared, copied or deleted at once
+ROWS_A_PAGE = 1000
+
+#: served pages whose rows are remembered until they are written
+PAGES_REMEMBERED = 2
+
+#: none: there is no reindexing; open: clients see the old vectors; between: a crash left the
+#: collection without its name, in the middle of a swap; cut: clients see the new vectors
+Phase = Literal["none", "open", "between", "cut"]
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRow:
+    """One row of a collection.
+
+    vector   None: it has none, or it was not read
+    content  all but the vector, as the connector writes it, with a member `payload`; None: it was
+             not read
+    digest   a number of what a copy of the row must follow: its id and its content
+    origin   the digest of the row that it was copied from; None: a client wrote it since
+    """
+
+    id: StoreId
+    vector: StoreVectors | None
+    content: Any
+    digest: int
+    origin: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """Where the old and the new vectors are, and the tag of the reindexing; None: there is none.
+
+    A place is the connector's own: a collection, its name, or a column.
+    """
+
+    phase: Phase
+    tag: str | None
+    old: Any
+    new: Any = None
+
+    @property
+    def visible(self) -> Any:
+        """The place that clients see; in the middle of a swap, the old one."""
+        return self.new if self.phase == "cut" else self.old
+
+    def place(self, side: Side) -> Any:
+        """Return the place of a side. Raises StoreChanged if there is none."""
+        found = self.old if side == "old" else self.new
+        if found is None:
+            raise StoreChanged(
+                f"The store has no {side} vectors of a reindexing. Plan a reindexing first."
+            )
+        return found
+
+
+#: where both sides are, rows of the source that a page of a comparison found, and ids that only
+#: the copy has
+Differences = tuple[Sides, Sequence[StoredRow], Sequence[StoreId]]
+
+
+class PairedStore(Store):
+    """A store whose reindexing is a second collection. A connector defines the verbs; each can be
+    repeated after a crash.
+    """
+
+    #: where the text of a row is, if the location does not say it
+    default_text_field: str | None = None
+
+    #: both sides are columns of the same rows, which clients delete at once
+    shares_rows = False
+
+    def __init__(self) -> None:
+        self._served: deque[dict[StoreId, StoredRow]] = deque(maxlen=PAGES_REMEMBERED)
+        self._served_lock = threading.Lock()
+
+    # --- verbs of a connector -----------------------------------------------------------------
+
+    @abstractmethod
+    def find_sides(self, tag: str | None = None) -> Sides:
+        """Return where both sides are now; without a tag, of the reindexing that there is.
+
+        Raises StoreChanged if the collection does not exist.
+        """
+
+    @abstractmethod
+    def create(self, sides: Sides, tag: str, dim: int) -> None:
+        """Create an empty place of new vectors, with the settings of the old one."""
+
+    @abstractmethod
+    def read_page(
+        self, place: Any, cursor: Cursor | None, limit: int, *, vectors: bool, content: bool
+    ) -> tuple[list[StoredRow], Cursor | None]:
+        """Return the next rows, also those without a vector. Digests need `content`."""
+
+    @abstractmethod
+    def read_rows(
+        self, place: Any, ids: Sequence[StoreId], *, vectors: bool, content: bool
+    ) -> dict[StoreId, StoredRow]:
+        """Return the rows of these ids that exist."""
+
+    @abstractmethod
+    def count_rows(self, place: Any) -> int:
+        """Return the number of rows with a vector."""
+
+    @abstractmethod
+    def dim_of(self, place: Any) -> int:
+        """Return the dimensions of the vectors of a place."""
+
+    @abstractmethod
+    def write_rows(
+        self, place: Any, rows: Sequence[StoredRow], vectors: StoreVectors | None
+    ) -> None:
+        """Insert or replace rows with the content of `rows` and these vectors; None: without."""
+
+    @abstractmethod
+    def delete_rows(self, place: Any, ids: Sequence[StoreId]) -> None:
+        """Delete rows of the copy."""
+
+    @abstractmethod
+    def swap(self, sides: Sides, visible: Side) -> float:
+        """Let clients see one side, and return the seconds that writes had to wait."""
+
+    @abstractmethod
+    def drop(self, sides: Sides, side: Side) -> None:
+        """Delete one side, which clients do not see, and all traces of the reindexing."""
+
+    def complete(self, sides: Sides) -> None:
+        """Build the index of the new vectors after the last page of a run."""
+
+    def skip_rows(self, sides: Sides, target: Side, rows: Sequence[StoredRow]) -> None:
+        """Note that changed rows cannot be translated: they have no new vector, and an old one
+        stays as it is.
+        """
+        if target == "new":
+            self.delete_rows(sides.new, [row.id for row in rows])
+
+    def compare_page(
+        self, sides: Sides, source: Side, cursor: Cursor | None, limit: int
+    ) -> tuple[list[tuple[StoredRow, StoredRow | None]], Cursor | None]:
+        """Return the next rows of one side, each with its row of the other side."""
+        there = sides.place(opposite(source))
+        rows, after = self.read_page(
+            sides.place(source), cursor, limit, vectors=False, content=True
+        )
+        found = self.read_rows(there, [row.id for row in rows], vectors=False, content=True)
+        return [(row, found.get(row.id)) for row in rows], after
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
+        sides = self.find_sides()
+        place = sides.place(side)
+        # `write` copies the rows that were translated, and not what a client writes meanwhile
+        keep = side == "old" and sides.phase == "open"
+        while True:
+            rows, cursor = self.read_page(place, cursor, limit, vectors=True, content=keep)
+            if keep:
+                with self._served_lock:
+                    self._served.append({row.id: row for row in rows})
+            page = self._page(place, rows, cursor)
+            if len(page.ids) or cursor is None:
+                return page
+
+    def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
+        place = self.find_sides().place(side)
+        keys = [self.row_id(each) for each in ids]
+        known = list(dict.fromkeys(key for key in keys if key is not None))
+        found = self.read_rows(place, known, vectors=True, content=False)
+        pairs = [
+            (each, found.get(key)) for each, key in zip(ids, keys, strict=True) if key in found
+        ]
+        kept = [(each, row) for each, row in pairs if row is not None and row.vector is not None]
+        page = self._page(place, [row for _, row in kept], None)
+        return Page([each for each, _ in kept], page.vectors)
+
+    def row_id(self, id: Any) -> StoreId | None:
+        """Return an id as the store writes it; None for one that no row can have."""
+        return id  # type: ignore[no-any-return]
+
+    def texts(self, ids: Sequence[StoreId]) -> Sequence[str | None]:
+        field = self.location.text_field or self.default_text_field
+        if field is None:
+            raise StoreUnsupported(
+                "The store was registered without `text_field`, so there are no texts. Register "
+                "it again with the field that holds the text.",
+                field="text_field",
+            )
+        keys = [self.row_id(each) for each in ids]
+        known = list(dict.fromkeys(key for key in keys if key is not None))
+        rows = self.read_rows(self.find_sides().visible, known, vectors=False, content=True)
+        payloads = [rows[key].content.payload if key in rows else {} for key in keys]
+        return [find_text(payload, field) for payload in payloads]
+
+    def checksum(self) -> RowsChecksum:
+        place = self.find_sides().visible
+        return rows_checksum(row.digest for row in self._every_row(place))
+
+    def _every_row(self, place: Any) -> Iterator[StoredRow]:
+        cursor: Cursor | None = None
+        while True:
+            rows, cursor = self.read_page(place, cursor, ROWS_A_PAGE, vectors=False, content=True)
+            yield from rows
+            if cursor is None:
+                return
+
+    def _page(self, place: Any, rows: Sequence[StoredRow], cursor: Cursor | None) -> Page:
+        kept = [row for row in rows if row.vector is not None]
+        return Page([row.id for row in kept], stack_rows(kept, self.dim_of(place)), cursor)
+
+    def take_served(self, ids: Collection[StoreId]) -> dict[StoreId, StoredRow]:
+        """Return the rows that a scroll served last, as it served them."""
+        with self._served_lock:
+            return {id: page[id] for page in self._served for id in ids if id in page}
+
+    def beside(self, tag: str, dim: int, strategy: str | None = None) -> Beside:
+        self.chosen_strategy(strategy)
+        return SecondCollection(self, tag, dim)
+
+
+class SecondCollection(Beside):
+    """The new vectors of one reindexing in a second collection."""
+
+    def __init__(self, store: PairedStore, tag: str, dim: int) -> None:
+        self._store, self._tag, self._dim = store, tag, dim
+        #: between `prepare` and `build_index`, rows without a new vector are no changes
+        self._filling = False
+        #: the comparison that `changes` is in the middle of, the side that clients write, and what
+        #: it found that waits for `apply`
+        self._comparison: Iterator[Differences] | None = None
+        self._compared: Side = "old"
+        self._rows: list[StoredRow] = []
+        self._gone: list[StoreId] = []
+
+    def _require(self, *phases: Phase) -> Sides:
+        sides = self._store.find_sides(self._tag)
+        if sides.phase not in phases or sides.new is None:
+            raise StoreChanged(
+                f"The new vectors of the reindexing {self._tag} are missing, or somebody else "
+                "switched or replaced a collection. Abandon it, and plan a new one."
+            )
+        return sides
+
+    # --- filling ------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        other = self._store.find_sides().tag
+        if other not in (None, self._tag):
+            raise ReindexingActive(
+                f"The collection has another reindexing, {other}. Finish or abandon it first."
+            )
+        sides = self._store.find_sides(self._tag)
+        self._filling = sides.phase in ("none", "open")
+        if sides.new is None:
+            self._store.create(sides, self._tag, self._dim)
+        elif (dim := self._store.dim_of(sides.new)) not in (0, self._dim):
+            raise StoreChanged(
+                f"The new vectors of this reindexing have {dim} dimensions instead of {self._dim}. "
+                "Abandon it, and plan a new one."
+            )
+
+    def write(
+        self, ids: Sequence[StoreId], vectors: StoreVectors, *, replace: bool = False
+    ) -> None:
+        sides = self._require("open")
+        new = dict(zip(ids, vectors, strict=True))
+        rows = self._store.take_served(new)
+        others = [id for id in new if id not in rows]
+        rows |= {row.id: row for row in self._read_whole(sides.old, others)}
+        if replace:
+            self._store.delete_rows(sides.new, list(rows))
+        else:
+            there = self._store.read_rows(sides.new, list(new), vectors=False, content=False)
+            rows = {id: row for id, row in rows.items() if id not in there}
+        if rows:
+            written = np.stack([new[id] for id in rows])
+            self._store.write_rows(sides.new, list(rows.values()), written)
+
+    def count(self) -> int:
+        sides = self._store.find_sides(self._tag)
+        return 0 if sides.new is None else self._store.count_rows(sides.new)
+
+    def build_index(self) -> None:
+        self._store.complete(self._require("open", "between", "cut"))
+        self._filling = False
+
+    # --- changes of clients -------------------------------------------------------------------
+
+    def changes(self, limit: int) -> Changes:
+        """Return rows that differ between the sides. After the last ones, the next call begins a
+        new comparison.
+        """
+        sides = self._store.find_sides(self._tag)
+        source: Side = "new" if sides.phase == "cut" else "old"
+        if self._filling or sides.phase not in ("open", "cut"):
+            return Changes([], stack_rows([], self._dim), [], (source, []))
+        if self._compared != source or not (self._comparison or self._rows or self._gone):
+            self._rows, self._gone, self._compared = [], [], source
+            self._comparison = self._differences(source, array("Q"))
+        while self._comparison and len(self._rows) + len(self._gone) < limit:
+            found = next(self._comparison, None)
+            if found is None:
+                self._comparison = None
+            else:
+                self._rows += found[1]
+                self._gone += found[2]
+        rows, gone = list(self._rows), list(self._gone)
+        vectors = stack_rows(rows, self._store.dim_of(sides.place(source)))
+        return Changes([row.id for row in rows], vectors, gone, (source, rows))
+
+    def apply(self, changes: Changes, vectors: StoreVectors) -> None:
+        sides = self._require("open", "cut")
+        source, rows = changes.token
+        if source != ("new" if sides.phase == "cut" else "old"):
+            raise StoreChanged("The sides were switched since the changes were read. Repeat.")
+        target = sides.place(opposite(source))
+        known = {row.id: row for row in rows}
+        written = [known.pop(id) for id in changes.ids]
+        if written:
+            self._store.write_rows(target, written, vectors)
+        gone = [id for id in changes.deleted if id not in known]
+        if gone and source == "old":
+            self._store.delete_rows(target, gone)
+        if known:
+            self._store.skip_rows(sides, opposite(source), list(known.values()))
+        self._rows, self._gone = [], []
+
+    def _differences(self, source: Side, seen: array[int]) -> Iterator[Differences]:
+        """Yield rows that the other side lacks or has otherwise, then those that only it has.
+
+        Adds a fingerprint of each row of the source to `seen`.
+        """
+        cursor: Cursor | None = None
+        while True:
+            sides = self._source_sides(source)
+            pairs, cursor = self._store.compare_page(sides, source, cursor, ROWS_A_PAGE)
+            seen.extend(_fingerprint(row.id, row.digest) for row, _ in pairs)
+            stale = [row.id for row, there in pairs if there is None or there.origin != row.digest]
+            found = list(self._read_whole(sides.place(source), stale))
+            bare = [row for row in found if row.vector is None]
+            if bare:
+                self._store.write_rows(sides.place(opposite(source)), bare, None)
+            seen.extend(_fingerprint(row.id, row.digest) for row in found)
+            yield sides, [row for row in found if row.vector is not None], []
+            if cursor is None:
+                break
+        if source == "new" or self._store.shares_rows:
+            return  # rows of the collection that clients had are never deleted
+        while True:
+            sides = self._source_sides(source)
+            rows, cursor = self._store.read_page(
+                sides.new, cursor, ROWS_A_PAGE, vectors=False, content=False
+            )
+            ids = [row.id for row in rows]
+            there = self._store.read_rows(sides.old, ids, vectors=False, content=False)
+            yield sides, [], [id for id in ids if id not in there]
+            if cursor is None:
+                return
+
+    def _source_sides(self, source: Side) -> Sides:
+        """Return the sides. Raises StoreChanged if clients no longer see `source`."""
+        return self._require("between", "open" if source == "old" else "cut")
+
+    def _read_whole(self, place: Any, ids: Sequence[StoreId]) -> Collection[StoredRow]:
+        return self._store.read_rows(place, ids, vectors=True, content=True).values()
+
+    def _bring(self, source: Side, translate: TranslateRows) -> NDArray[np.uint64]:
+        """Bring every difference to the other side; return the fingerprints of what was read."""
+        seen = array("Q")
+        for sides, rows, gone in self._differences(source, seen):
+            self._copy(sides, source, rows, translate)
+            if gone:
+                self._store.delete_rows(sides.new, gone)
+        return np.sort(np.asarray(seen, np.uint64))
+
+    def _bring_late(self, source: Side, seen: NDArray[np.uint64], translate: TranslateRows) -> None:
+        """Bring what clients wrote to `source` between its comparison and the swap.
+
+        A row that they wrote since the swap is newer, and stays.
+        """
+        sides, cursor = self._require("cut" if source == "old" else "open"), None
+        while True:
+            pairs, cursor = self._store.compare_page(sides, source, cursor, ROWS_A_PAGE)
+            late = [
+                row.id
+                for row, there in pairs
+                if not _contains(seen, _fingerprint(row.id, row.digest))
+                and (there is None or _contains(seen, _fingerprint(row.id, there.origin)))
+            ]
+            found = self._read_whole(sides.place(source), late)
+            whole = [row for row in found if row.vector is not None]
+            self._copy(sides, source, whole, translate)
+            if cursor is None:
+                return
+
+    def _copy(
+        self, sides: Sides, source: Side, rows: Sequence[StoredRow], translate: TranslateRows
+    ) -> None:
+        """Write translated rows. One without a direction must not replace an old vector."""
+        if not rows:
+            return
+        target = opposite(source)
+        vectors = translate([row.id for row in rows], stack_rows(rows, 0))
+        lost = set(np.flatnonzero(~vectors.any(axis=1)).tolist()) if source == "new" else set()
+        if lost:
+            ids = [rows[place].id for place in lost]
+            there = self._store.read_rows(sides.old, ids, vectors=False, content=False)
+            lost = {place for place in lost if rows[place].id in there}
+            self._store.skip_rows(sides, target, [rows[place] for place in lost])
+        kept = [place for place in range(len(rows)) if place not in lost]
+        if kept:
+            written = [rows[place] for place in kept]
+            self._store.write_rows(sides.place(target), written, vectors[kept])
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def cutover(self, translate: TranslateRows) -> Switch:
+        return self._switch("old", translate)
+
+    def rollback(self, translate_back: TranslateRows) -> Switch:
+        return self._switch("new", translate_back)
+
+    def _switch(self, source: Side, translate: TranslateRows) -> Switch:
+        """Let clients see the other side than `source`, after it has all that `source` has."""
+        sides = self._require("open", "between", "cut")
+        done: Phase = "cut" if source == "old" else "open"
+        if sides.phase == done:
+            return Switch(0.0)
+        if source == "old":
+            self._store.complete(sides)
+        seen = self._bring(source, translate)
+        sides = self._source_sides(source)
+        pause = self._store.swap(sides, opposite(source))
+        self._comparison, self._rows, self._gone = None, [], []
+        self._bring_late(source, seen, translate)
+        return Switch(pause)
+
+    def finish(self) -> None:
+        sides = self._store.find_sides(self._tag)
+        if sides.phase in ("open", "between"):
+            raise WrongState("Clients still see the old vectors. Cut over before you finish.")
+        if sides.phase == "cut":
+            self._store.drop(sides, "old")
+
+    def abandon(self) -> None:
+        sides = self._store.find_sides(self._tag)
+        if sides.phase == "cut":
+            raise WrongState("Clients see the new vectors. Roll back before you abandon.")
+        if sides.phase == "between":
+            self._store.swap(sides, "old")
+            sides = self._require("open")
+        if sides.phase == "open":
+            self._store.drop(sides, "new")
+
+
+def opposite(side: Side) -> Side:
+    return "new" if side == "old" else "old"
+
+
+def find_text(payload: Mapping[str, Any], field: str) -> str | None:
+    """Return a text of a payload. The name of a field may have dots for nested objects."""
+    value: Any = payload.get(field, payload)
+    for part in field.split(".") if value is payload else ():
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value if isinstance(value, str) else None
+
+
+def stack_rows(rows: Sequence[StoredRow], dim: int) -> StoreVectors:
+    """Return the vectors (n, dim) of rows that all have one."""
+    if not rows:
+        return np.zeros((0, dim), np.float32)
+    return np.ascontiguousarray([row.vector for row in rows], np.float32)
+
+
+def _fingerprint(id: StoreId, digest: int | None) -> int:
+    """Return a number below 2^64 of a row as it was read."""
+    text = f"{id!r} {digest}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
+
+
+def _contains(sorted_numbers: NDArray[np.uint64], number: int) -> bool:
+    place = int(np.searchsorted(sorted_numbers, np.uint64(number)))
+    return place < len(sorted_numbers) and int(sorted_numbers[place]) == number
