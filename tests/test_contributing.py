@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+TOPS = ("app", "workers", "tests", "benchmarks")
 
 
 def test_every_path_exists():
@@ -20,10 +21,12 @@ def test_every_name_exists():
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     quoted = re.findall(r"`([A-Za-z_][\w.]*)(?:\([^`]*\))?`", text)
     names = {name.rpartition(".")[2] for name in quoted if not re.search(r"\.(md|py|toml)$", name)}
-    folders = {part for path in ROOT.rglob("*") if path.is_dir() for part in [path.name]}
+    folders = {
+        path.name for top in (*TOPS, "clients") for path in (ROOT / top).rglob("*") if path.is_dir()
+    }
     code = "\n".join(
         path.read_text()
-        for top in ("app", "workers", "tests", "benchmarks")
+        for top in TOPS
         for path in (ROOT / top).rglob("*.py")
         if path.name != "test_contributing.py"
     )

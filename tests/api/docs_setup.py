@@ -121,7 +121,7 @@ def folders(http: httpx2.Client, folder: Path) -> None:
     for name, encoder in (("old", "static-256"), ("new", "minilm6-384")):
         (folder / name).mkdir()
         for number in range(2):
-            rows = pack.vectors[encoder][300 * number : 300 * (number + 1)]
+            rows = pack.vectors[encoder][100 * number : 100 * (number + 1)]
             np.save(folder / name / f"part-{number}.npy", rows.numpy())
 
 

@@ -54,7 +54,7 @@ def test_a_pair_a_store_and_its_reindexing_by_scripts(tmp_path: Path):
     folder = tmp_path / "vectors"
     folder.mkdir()
     for name, encoder in (("old", "static-256"), ("new", "minilm6-384")):
-        np.save(tmp_path / f"{name}.npy", pack.vectors[encoder][:300].numpy())
+        np.save(tmp_path / f"{name}.npy", pack.vectors[encoder][:120].numpy())
     rows = pack.vectors["static-256"][300:500].numpy()
     column = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
     table = pa.table({"id": range(len(rows)), "vector": column})
@@ -68,7 +68,7 @@ def test_a_pair_a_store_and_its_reindexing_by_scripts(tmp_path: Path):
         *("quickstart", "--old", str(tmp_path / "old.npy"), "--new", str(tmp_path / "new.npy")),
         *("--items", "1000", "--old-encoder-runs", "--no-texts-exist", "--name", "faq"),
     )
-    assert (pair["source"], pair["target"], pair["anchors"]) == ("old", "new", 300)
+    assert (pair["source"], pair["target"], pair["anchors"]) == ("old", "new", 120)
     made = call(tmp_path, "keys", "create", "--name", "script", "--scope", "write")
     listed = call(tmp_path, "keys", "list")
     assert [(row["id"], row["last_used"]) for row in listed] == [(made["id"], None)]

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -17,7 +16,6 @@ from app.services.jobs import progress as job_progress
 from app.services.jobs import submission
 from app.services.reindexing import reindexings, steps
 from app.storage import tables
-from app.stores.pgvector import PgvectorStore
 from app.types import JobKind, JobState
 from tests.services.helpers import CONTEXT, again, alter
 from tests.services.reindexing.moving import (
@@ -265,19 +263,6 @@ def test_a_second_run_of_a_filled_store_sweeps_again_and_forgets_the_verificatio
     assert filled.state == "filled"
     assert "verify" not in filled.now.row.found
     assert same(filled, old_vectors(ROWS))
-
-
-def test_a_second_run_compares_payloads_with_its_own_begin(
-    filled: Moving, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blind = replace(PgvectorStore.capabilities, captures_writes=False)
-    monkeypatch.setattr(PgvectorStore, "capabilities", blind)
-    filled.execute("UPDATE {} SET body = 'changed' WHERE id = 20")
-    filled.do("verify")
-    assert filled.now.row.found["verify"]["payloads"]["passed"] is False
-    filled.do("run")
-    filled.do("verify")
-    assert filled.now.row.found["verify"]["payloads"]["passed"]
 
 
 def test_a_job_whose_worker_was_lost_in_the_middle_is_taken_over(moving: Moving) -> None:
