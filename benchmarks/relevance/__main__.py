@@ -60,7 +60,8 @@ def measure(data: JudgedCollection, draws: int, method: str) -> dict[str, Any]:
     encoders = list(data.documents)
     pairs = list(permutations(encoders, 2))
     cells: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
-    with serve() as server:
+    # A request rescores every query: as JSON it is larger than the default limit.
+    with serve(max_json=2**26) as server:
         connection = Connection(server.port)
         register(connection, {name: data.documents[name].shape[1] for name in encoders})
         work = [(anchors, draw) for anchors in ANCHORS for draw in range(draws)]
