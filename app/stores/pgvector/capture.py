@@ -85,7 +85,7 @@ def start_capture(connection: StoreConnection, tag: str, vectors: PgVectors) -> 
     for name, definition in _TRIGGERS.items():
         create = sql.SQL("CREATE TRIGGER {name} " + definition)
         connection.execute(create.format(name=sql.Identifier(name), **values))
-        # also for a subscriber of logical replication
+        # also for sessions with session_replication_role = replica
         connection.run("ALTER TABLE {} ENABLE ALWAYS TRIGGER {}", table, name)
 
 

@@ -85,6 +85,10 @@ UNION ALL SELECT 'publication', 'A publication sends the table, or its replica i
   'DEFAULT.' FROM t WHERE relreplident <> 'd' OR EXISTS (SELECT FROM pg_publication_tables p
     JOIN pg_namespace n ON n.nspname = p.schemaname
     WHERE p.tablename = t.relname AND n.oid = t.relnamespace)
+UNION ALL SELECT 'subscription', 'A subscription of logical replication writes the table, and would '
+  'leave out the table that replaces it. Drop the subscription, or take the table out of its '
+  'publication and refresh the subscription.'
+  FROM t WHERE EXISTS (SELECT FROM pg_subscription_rel s WHERE s.srrelid = t.oid)
 UNION ALL SELECT 'statistics', 'The table has extended statistics. Drop them, and create them '
   'again after the reindexing.'
   FROM t WHERE EXISTS (SELECT FROM pg_statistic_ext s WHERE s.stxrelid = t.oid)
