@@ -44,7 +44,10 @@ _TRIGGERS = {
 def create_queue(
     connection: StoreConnection, state: PgState, schema: str, kind: KeyKind, owner: str
 ) -> None:
-    """Create the queue, the marks, and the function of the triggers, all of the table's owner."""
+    """Create the queue, the marks, and the function of the triggers, all of the table's owner.
+
+    vector of the queue: what a row had when `delete_waiting` deleted it
+    """
     names: dict[str, sql.Composable] = {
         "queue": sql.Identifier(schema, state.queue),
         "marks": sql.Identifier(schema, state.marks),
@@ -55,7 +58,7 @@ def create_queue(
     }
     for statement in (
         "CREATE TABLE {queue} (seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key {type}, "
-        "rows_only boolean NOT NULL DEFAULT false)",
+        "rows_only boolean NOT NULL DEFAULT false, vector real[])",
         "CREATE TABLE {marks} (key {type} PRIMARY KEY)",
         _CAPTURE,
         "ALTER TABLE {queue} OWNER TO {owner}",

@@ -114,13 +114,15 @@ def apply_changes(
         **names,
     )
     vector, values = sql.SQL("coalesce(i.vector, {empty})").format(**names), [keys]
-    if state.is_cut_over:
-        # A change of other columns must not replace the old vector by one translated back.
+    if state.phase != "prepared":
+        # A change of other columns must not replace a vector that clients wrote by a translation.
         vector = sql.SQL(
-            "coalesce((SELECT o.{column} FROM {other} o WHERE o.{key} = r.{key} AND (SELECT "
-            "bool_and(q.rows_only) FROM {queue} q WHERE q.key = r.{key} AND q.seq = ANY(%s))), "
-            "i.vector, {empty})"
-        ).format(**names)
+            "coalesce(CASE WHEN (SELECT bool_and(q.rows_only) FROM {queue} q WHERE "
+            "q.key = r.{key} AND q.seq = ANY(%s)) THEN coalesce("
+            "(SELECT o.{column} FROM {other} o WHERE o.{key} = r.{key}), "
+            "(SELECT q.vector::{stored} FROM {queue} q WHERE q.key = r.{key} "
+            "AND q.vector IS NOT NULL ORDER BY q.seq LIMIT 1)) END, i.vector, {empty})"
+        ).format(stored=sql.Identifier(connection.extension, other.type_name), **names)
         values = [numbers, keys]
     tail = sql.SQL(
         "LEFT JOIN {incoming} i ON i.key = r.{key} WHERE r.{key} = ANY(%s::{type}[])"
@@ -131,10 +133,16 @@ def apply_changes(
 
 
 def copy_missing(connection: StoreConnection, layout: PgLayout) -> None:
-    """Copy the rows that the other table lacks, with empty vectors."""
-    other = layout.other
-    tail = sql.SQL("WHERE NOT EXISTS (SELECT FROM {} o WHERE o.{} = r.{})").format(
-        other.relation.identifier, sql.Identifier(other.key), sql.Identifier(layout.key.name)
+    """Copy the rows that the other table lacks, with empty vectors. `apply` copies what waits."""
+    other, state = layout.other, layout.state
+    assert state is not None
+    tail = sql.SQL(
+        "WHERE NOT EXISTS (SELECT FROM {other} o WHERE o.{key} = r.{key}) "
+        "AND NOT EXISTS (SELECT FROM {queue} q WHERE q.key = r.{key})"
+    ).format(
+        other=other.relation.identifier,
+        queue=sql.Identifier(layout.table.schema, state.queue),
+        key=sql.Identifier(other.key),
     )
     _write_rows(connection, layout, _empty_vector(connection, other), tail, [], replace=False)
 
@@ -177,14 +185,20 @@ def requeue_different(connection: StoreConnection, layout: PgLayout) -> int | No
 
 
 def delete_waiting(connection: StoreConnection, layout: PgLayout) -> None:
-    """Delete rows of the other table with an entry in the queue: `apply` brings them back."""
+    """Delete rows of the other table with an entry in the queue: `apply` brings them back.
+
+    The entry keeps the vector of its row.
+    """
     other, state = layout.other, layout.state
     assert state is not None
     connection.run(
-        "DELETE FROM {} o USING {} q WHERE q.key = o.{}",
-        other.relation.identifier,
-        sql.Identifier(other.relation.schema, state.queue),
-        other.key,
+        "WITH deleted AS (DELETE FROM {other} o USING {queue} q WHERE q.key = o.{key} "
+        "RETURNING o.{key} AS key, o.{column} AS vector) "
+        "UPDATE {queue} q SET vector = d.vector::real[] FROM deleted d WHERE q.key = d.key",
+        other=other.relation.identifier,
+        queue=sql.Identifier(other.relation.schema, state.queue),
+        key=other.key,
+        column=other.column,
     )
 
 

@@ -288,6 +288,44 @@ def test_unique_values_that_move_between_rows(table: Table) -> None:
     assert beside.count() == 30
 
 
+def test_vectors_of_rows_whose_unique_values_move_survive(table: Table) -> None:
+    store = table.store()
+    beside = store.beside(TAG, NEW_DIM)
+    sweep(store, beside)
+    beside.cutover(translate)
+    table.execute("UPDATE {t} SET body = 'body 5' WHERE id = 4")
+    changes = beside.changes(10)
+    beside.apply(changes, translate_back(None, changes.vectors) + 1)
+    table.execute("UPDATE {t} SET body = 'body 4' WHERE id = 4")
+    table.execute("ALTER TABLE {t} ADD UNIQUE (body)")
+    beside.build_index()
+    for body, each in (("free", 1), ("body 1", 2), ("body 2", 1), ("plain", 3)):
+        table.execute("UPDATE {t} SET body = %s WHERE id = %s", [body, each])
+    while len(changes := beside.changes(2)):
+        beside.apply(changes, translate_back(None, changes.vectors) + 1)
+    table.execute("UPDATE {t} SET body = 'free' WHERE id = 1")
+    table.execute("UPDATE {t} SET body = 'body 2' WHERE id = 2")
+    beside.rollback(lambda ids, vectors: translate_back(ids, vectors) + 1)
+    assert np.array_equal(store.scroll(None, 100).vectors, vectors_of(30))
+    assert table.execute(f"SELECT FROM {{s}}.anchorage_{TAG}_translated") == []
+
+
+def test_new_vectors_of_clients_survive_a_rollback(table: Table) -> None:
+    store = table.store()
+    beside = store.beside(TAG, NEW_DIM)
+    sweep(store, beside)
+    beside.cutover(translate)
+    table.execute("UPDATE {t} SET embedding = %s WHERE id IN (4, 5)", [NEW])
+    beside.rollback(translate_back)
+    table.execute("UPDATE {t} SET body = 'other' WHERE id = 4")
+    table.execute("UPDATE {t} SET embedding = '[1,2,3,4]' WHERE id = 5")
+    beside.cutover(translate)
+    found = store.fetch([4, 5], "new").vectors
+    assert np.array_equal(found[0], np.arange(NEW_DIM))
+    expected = translate(None, np.array([[1, 2, 3, 4]], np.float32))[0]
+    assert np.allclose(found[1], expected, atol=1e-5)
+
+
 def test_rows_without_a_vector_are_copied(new_table: Callable[..., Table]) -> None:
     table = new_table()
     table.execute("CREATE TABLE {t} (id int PRIMARY KEY, body text, embedding vector(4))")
