@@ -342,9 +342,10 @@ class PgMigration(Beside):
         for table, name in ((front, after.hidden), (other.relation, front.name)):
             connection.run("ALTER TABLE {} RENAME TO {}", table.identifier, name)
         now = load_relation(connection, other.relation.oid)
-        exchange_names(connection, self.tag, load_relation(connection, front.oid))
+        hidden = load_relation(connection, front.oid)
+        exchange_names(connection, self.tag, hidden)
         copy_rights(connection, front, now)
-        move_sequences(connection, self.tag, front, other.relation, now)
+        move_sequences(connection, self.tag, front, other.relation, (hidden, now))
         attach(connection, attachments)
         create_views(connection, views)
         start_capture(connection, self.tag, replace(other, relation=now))
