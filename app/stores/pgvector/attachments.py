@@ -17,7 +17,7 @@ from psycopg import sql
 from app.errors import StoreChanged, StoreUnsupported
 from app.stores.pgvector.connections import StoreConnection
 from app.stores.pgvector.copying import delete_waiting
-from app.stores.pgvector.facts import grants
+from app.stores.pgvector.facts import grants, revoke_others
 from app.stores.pgvector.layout import PgLayout, PgRelation, PgState, name_of, relation_named
 
 _TABLE_INDEXES = """
@@ -312,23 +312,16 @@ def copy_rights(connection: StoreConnection, front: PgRelation, back: PgRelation
     row_security = "ENABLE" if front.row_security else "DISABLE"
     forced = "FORCE" if front.force_row_security else "NO FORCE"
     connection.run("ALTER TABLE {} OWNER TO {}", target, front.owner)
-    _copy_grants(connection, front.oid, back.oid, target)
+    _copy_grants(connection, front.oid, target)
     for switch in (row_security, forced):
         connection.run("ALTER TABLE {} {} ROW LEVEL SECURITY", target, sql.SQL(switch))
 
 
 def _copy_grants(
-    connection: StoreConnection, front: int, back: int, target: sql.Composable
+    connection: StoreConnection, front: int, target: sql.Identifier, kind: str = "TABLE"
 ) -> None:
-    others = connection.execute(
-        "SELECT DISTINCT CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE "
-        "quote_ident(pg_get_userbyid(a.grantee)) END FROM pg_class c, aclexplode(c.relacl) a "
-        "WHERE c.oid = %s AND a.grantee <> c.relowner",
-        [back],
-    ).fetchall()
-    for [role] in others:
-        connection.run("REVOKE ALL ON {} FROM {}", target, sql.SQL(role))
-    for statement in grants(connection, front, target):
+    revoke_others(connection, target, kind)
+    for statement in grants(connection, front, sql.SQL(kind + " {}").format(target)):
         connection.execute(statement)
 
 
@@ -371,7 +364,7 @@ def move_sequences(
             sql.Literal(sequence.as_string(connection)),
             sql.Identifier(hidden[column][0], hidden[column][1]),
         )
-        _copy_grants(connection, oid, hidden[column][3], sql.SQL("SEQUENCE {}").format(sequence))
+        _copy_grants(connection, oid, sequence, "SEQUENCE")
 
 
 def attach(connection: StoreConnection, attachments: Attachments) -> None:

@@ -10,6 +10,7 @@ from app.errors import StoreChanged
 from app.stores.base import Changes, StoreId
 from app.stores.pgvector import reading
 from app.stores.pgvector.connections import KeyKind, StoreConnection, key_type
+from app.stores.pgvector.facts import revoke_others
 from app.stores.pgvector.layout import PgState, PgVectors, name_of
 
 _CAPTURE = """
@@ -48,10 +49,12 @@ def create_queue(
 
     vector of the queue: what a row had when `delete_waiting` deleted it
     """
+    queue, marks = sql.Identifier(schema, state.queue), sql.Identifier(schema, state.marks)
+    function = sql.Identifier(schema, name_of(state.tag, "capture"))
     names: dict[str, sql.Composable] = {
-        "queue": sql.Identifier(schema, state.queue),
-        "marks": sql.Identifier(schema, state.marks),
-        "function": sql.Identifier(schema, name_of(state.tag, "capture")),
+        "queue": queue,
+        "marks": marks,
+        "function": function,
         "key": sql.Identifier(state.key),
         "type": key_type(kind),
         "owner": sql.Identifier(owner),
@@ -66,6 +69,10 @@ def create_queue(
         "ALTER FUNCTION {function}() OWNER TO {owner}",
     ):
         connection.execute(sql.SQL(statement).format(**names))
+    for table in (queue, marks):
+        revoke_others(connection, table)
+    # Whoever may execute it can put keys into the queue, by a trigger on a table of their own.
+    revoke_others(connection, function, "FUNCTION")
 
 
 def start_capture(connection: StoreConnection, tag: str, vectors: PgVectors) -> None:

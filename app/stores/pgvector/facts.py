@@ -108,6 +108,7 @@ class DependentView:
     """A view that reads the collection, with the statements that create it again."""
 
     identifier: sql.Identifier
+    create: tuple[sql.Composed, ...]
     statements: tuple[sql.Composed, ...]
 
 
@@ -140,6 +141,25 @@ def grants(connection: StoreConnection, oid: int, target: sql.Composable) -> lis
     ]
 
 
+def revoke_others(connection: StoreConnection, target: sql.Identifier, kind: str = "TABLE") -> None:
+    """Revoke the rights of everyone but the owner, which default privileges may have granted."""
+    acl = (
+        "coalesce(proacl, acldefault('f', proowner)), proowner FROM pg_proc WHERE oid = %s::regproc"
+        if kind == "FUNCTION"
+        else "relacl, relowner FROM pg_class WHERE oid = %s::regclass"
+    )
+    roles = connection.execute(
+        sql.SQL(
+            "SELECT DISTINCT CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE "
+            "quote_ident(pg_get_userbyid(a.grantee)) END FROM (SELECT {}) o(acl, owner), "
+            "aclexplode(o.acl) a WHERE a.grantee <> o.owner"
+        ).format(sql.SQL(acl)),
+        [target.as_string(connection)],
+    ).fetchall()
+    for [role] in roles:
+        connection.run("REVOKE ALL ON {} {} FROM {}", sql.SQL(kind), target, sql.SQL(role))
+
+
 def dependent_views(connection: StoreConnection, oid: int) -> Sequence[DependentView]:
     """Return the views that read the relation, each after those that it reads."""
     found = []
@@ -147,16 +167,16 @@ def dependent_views(connection: StoreConnection, oid: int) -> Sequence[Dependent
         view, schema, name, _, text, owner, options, remark = row[:8]
         identifier = sql.Identifier(schema, name)
         storage = sql.SQL(f" WITH ({', '.join(options)})" if options else "")
-        statements: list[sql.Composed] = [
+        create = (
             sql.SQL("CREATE VIEW {}{} AS {}").format(identifier, storage, sql.SQL(text)),
             sql.SQL("ALTER VIEW {} OWNER TO {}").format(identifier, sql.Identifier(owner)),
-            *grants(connection, view, identifier),
-        ]
+        )
+        statements = grants(connection, view, identifier)
         if remark is not None:
             statements.append(
                 sql.SQL("COMMENT ON VIEW {} IS {}").format(identifier, sql.Literal(remark))
             )
-        found.append(DependentView(identifier, tuple(statements)))
+        found.append(DependentView(identifier, create, tuple(statements)))
     return found
 
 
@@ -167,6 +187,9 @@ def drop_views(connection: StoreConnection, views: Sequence[DependentView]) -> N
 
 def create_views(connection: StoreConnection, views: Sequence[DependentView]) -> None:
     for each in views:
+        for statement in each.create:
+            connection.execute(statement)
+        revoke_others(connection, each.identifier)
         for statement in each.statements:
             connection.execute(statement)
 

@@ -347,9 +347,12 @@ def read_state(text: str | None) -> PgState | None:
         return None
 
 
-def states_of(connection: StoreConnection, schema: str, table: str) -> list[PgState]:
+def states_of(connection: StoreConnection, schema: str, table: str, owner: str) -> list[PgState]:
     """Return the states of all reindexings of a table."""
-    rows = connection.execute(_STATES + " AND n.nspname = %s", [schema]).fetchall()
+    # Anybody may create a table with such a name and comment, but only of their own.
+    rows = connection.execute(
+        _STATES + " AND n.nspname = %s AND pg_get_userbyid(c.relowner) = %s", [schema, owner]
+    ).fetchall()
     states = [read_state(text) for _, text in rows]
     return [each for each in states if each is not None and each.table == table]
 
@@ -387,7 +390,7 @@ def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayou
             field="collection",
         )
     table = load_relation(connection, oid)
-    states = states_of(connection, table.schema, table.name)
+    states = states_of(connection, table.schema, table.name, table.owner)
     if len(states) > 1:
         raise StoreRefused(
             f"The table {table.name!r} has traces of several reindexings: "
