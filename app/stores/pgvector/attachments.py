@@ -18,7 +18,14 @@ from app.errors import StoreChanged, StoreUnsupported
 from app.stores.pgvector.connections import StoreConnection
 from app.stores.pgvector.copying import delete_waiting
 from app.stores.pgvector.facts import grants, revoke_others
-from app.stores.pgvector.layout import PgLayout, PgRelation, PgState, name_of, relation_named
+from app.stores.pgvector.layout import (
+    PgLayout,
+    PgRelation,
+    PgState,
+    PgVectors,
+    name_of,
+    relation_named,
+)
 
 _TABLE_INDEXES = """
 SELECT x.relname, pg_get_indexdef(i.indexrelid), format('CREATE %%sINDEX %%I ON %%I.%%I USING ',
@@ -53,6 +60,12 @@ class CopiedIndex:
         digest = hashlib.sha256(content.encode()).hexdigest()[:16]
         return name_of(tag, f"index_{digest}")
 
+    def definition(self, vectors: PgVectors) -> str:
+        """The tail for a column of vectors of another type."""
+        if vectors.column not in self.columns:
+            return self.tail
+        return re.sub(r"\b(?:vector|halfvec)_(\w+_ops)\b", vectors.type_name + r"_\1", self.tail)
+
     def is_of_key(self, key: str) -> bool:
         return self.unique and self.plain and self.columns == (key,)
 
@@ -75,34 +88,34 @@ def copy_key_index(connection: StoreConnection, layout: PgLayout, state: PgState
     back = relation_named(connection, layout.table.schema, state.new)
     for each in copied_indexes(connection, layout.table):
         if each.is_of_key(layout.key.name):
-            _build(connection, each, each.hidden(state.tag), back, state.type_name)
+            _build(connection, each, each.hidden(state.tag), back, each.tail)
             return
 
 
 def copy_indexes(connection: StoreConnection, layout: PgLayout, tag: str) -> None:
     """Build what the other table lacks of the indexes that clients see, and drop other ones."""
-    back, type_name = layout.other.relation, layout.other.type_name
+    back = layout.other.relation
     present = {each.name for each in copied_indexes(connection, back)}
     for each in copied_indexes(connection, layout.table):
         hidden = each.hidden(tag)
         if hidden in present:
             present.remove(hidden)
             continue
+        tail = each.definition(layout.other)
         with connection.transaction():
             try:
                 with connection.transaction():
-                    _build(connection, each, hidden, back, type_name)
+                    _build(connection, each, hidden, back, tail)
             except psycopg.errors.UniqueViolation:
                 delete_waiting(connection, layout)
-                _build(connection, each, hidden, back, type_name)
+                _build(connection, each, hidden, back, tail)
     for name in present:
         _drop(connection, back, name)
 
 
 def _build(
-    connection: StoreConnection, index: CopiedIndex, hidden: str, back: PgRelation, type_name: str
+    connection: StoreConnection, index: CopiedIndex, hidden: str, back: PgRelation, tail: str
 ) -> None:
-    tail = re.sub(r"\b(?:vector|halfvec)_(\w+_ops)\b", type_name + r"_\1", index.tail)
     name = sql.Identifier(hidden)
     connection.run(
         "CREATE {} INDEX {} ON {} USING {}",
@@ -205,6 +218,15 @@ UNION ALL SELECT format('COMMENT ON INDEX %%I.%%I IS %%L', nspname, x.relname,
   JOIN pg_class x ON x.oid = i.indexrelid
 UNION ALL SELECT format('COMMENT ON CONSTRAINT %%I ON %%s IS %%L', k.conname, name,
   obj_description(k.oid, 'pg_constraint')) FROM t JOIN pg_constraint k ON k.conrelid = t.oid
+  WHERE k.contype <> 'n'
+UNION ALL SELECT format('COMMENT ON CONSTRAINT %%I ON %%I.%%I IS %%L', k.conname, m.nspname,
+  c.relname, obj_description(k.oid, 'pg_constraint')) FROM t
+  JOIN pg_constraint k ON k.confrelid = t.oid AND k.conrelid <> t.oid AND k.conparentid = 0
+  JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace m ON m.oid = c.relnamespace
+UNION ALL SELECT format('ALTER INDEX %%I.%%I ALTER COLUMN %%s SET STATISTICS %%s', nspname,
+  x.relname, a.attnum, coalesce(a.attstattarget, -1)) FROM t JOIN pg_index i ON i.indrelid = t.oid
+  JOIN pg_class x ON x.oid = i.indexrelid JOIN pg_attribute a ON a.attrelid = x.oid
+  WHERE i.indkey[a.attnum - 1] = 0
 UNION ALL SELECT format('COMMENT ON TRIGGER %%I ON %%s IS %%L', g.tgname, name,
   obj_description(g.oid, 'pg_trigger')) FROM t JOIN pg_trigger g ON g.tgrelid = t.oid
   WHERE NOT g.tgisinternal AND NOT starts_with(g.tgname, 'anchorage_')

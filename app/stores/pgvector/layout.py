@@ -362,13 +362,11 @@ def traces_of(
 ) -> list[tuple[str, str]]:
     """Return schema and name of each table and function of a reindexing.
 
-    Names alone tell them: the collection may be gone, and the state unreadable.
+    Names alone tell them: the collection may be gone or have another schema, and the state
+    unreadable.
     """
     oid = find_relation(connection, location.collection)
-    if oid is None:
-        schema = location.collection.replace('"', "").rpartition(".")[0]
-    else:
-        schema = load_relation(connection, oid).schema
+    schema = "" if oid is None else load_relation(connection, oid).schema
     rows = connection.execute(_TRACES, {"prefix": name_of(tag, "")}).fetchall()
     return [row for row in rows if schema in ("", row[0])]
 

@@ -26,6 +26,8 @@ from tests.stores.pgvector.tables import (
 
 NEW = text(np.arange(NEW_DIM))
 
+VIEW = "CREATE VIEW {s}.v AS SELECT * FROM {t}; "
+
 #: what the catalogue says of a schema, without what the vectors change
 SHAPE = """
 SELECT 'relation', c.relname || c.relkind::text || coalesce(c.relacl::text, '') ||
@@ -447,6 +449,42 @@ def test_a_number_that_is_drawn_during_a_switch_is_not_drawn_again(
     assert table.execute("SELECT nextval('{s}.docs_id_seq')")[0][0] not in drawn
 
 
+def test_deferred_unique_values_that_move(new_table: Callable[..., Table]) -> None:
+    table = new_table().fill(
+        150, "id int PRIMARY KEY, body text UNIQUE DEFERRABLE INITIALLY DEFERRED"
+    )
+    store = table.store()
+    beside = store.beside(TAG, NEW_DIM)
+    sweep(store, beside, 100)
+    table.execute("UPDATE {t} SET body = 'body ' || id + 1")
+    beside.cutover(translate)
+    assert table.execute("SELECT body FROM {t} WHERE id = 149") == [("body 150",)]
+
+
+def test_details_of_columns_and_indexes_are_copied(new_table: Callable[..., Table]) -> None:
+    table = new_table().fill(5, "id int PRIMARY KEY, body text NOT NULL, title halfvec(4)")
+    for statement in (
+        "ALTER TABLE {t} ALTER body SET (n_distinct = 5)",
+        "CREATE INDEX titles ON {t} USING hnsw (title halfvec_cosine_ops)",
+        "CREATE INDEX lowered ON {t} (lower(body))",
+        "ALTER INDEX {s}.lowered ALTER COLUMN 1 SET STATISTICS 500",
+        "CREATE TABLE {s}.child (doc int CONSTRAINT parent REFERENCES {t})",
+        "COMMENT ON CONSTRAINT parent ON {s}.child IS 'its document'",
+    ):
+        table.execute(statement)
+    store = table.store(vector_field="embedding")
+    beside = store.beside(TAG, NEW_DIM)
+    sweep(store, beside)
+    table.execute("ALTER TABLE {t} RENAME CONSTRAINT docs_body_not_null TO words")
+    beside.cutover(translate)
+    assert table.execute(
+        "SELECT attoptions::text, (SELECT attstattarget FROM pg_attribute WHERE attrelid = "
+        "'{s}.lowered'::regclass), (SELECT obj_description(oid, 'pg_constraint') FROM "
+        "pg_constraint WHERE conname = 'parent' AND connamespace = '{s}'::regnamespace) "
+        "FROM pg_attribute WHERE attrelid = '{t}'::regclass AND attname = 'body'"
+    ) == [("{n_distinct=5}", 500, "its document")]
+
+
 @pytest.mark.parametrize(
     ("statement", "code"),
     [
@@ -460,6 +498,16 @@ def test_a_number_that_is_drawn_during_a_switch_is_not_drawn_again(
         ("CREATE STATISTICS {s}.st ON id, body FROM {t}", "statistics"),
         ("CREATE TABLE {s}.other (d {t})", "row-type"),
         ("CREATE MATERIALIZED VIEW {s}.m AS SELECT * FROM {t}", "materialized-views"),
+        (VIEW + "CREATE MATERIALIZED VIEW {s}.m AS SELECT * FROM {s}.v", "materialized-views"),
+        (VIEW + "CREATE FUNCTION {s}.f({s}.v) RETURNS int LANGUAGE sql RETURN 1", "functions"),
+        ("CREATE TABLE {s}.other (d {t}[])", "row-type"),
+        ("CREATE FUNCTION {s}.f({t}[]) RETURNS int LANGUAGE sql RETURN 1", "functions"),
+        (VIEW + "COMMENT ON COLUMN {s}.v.id IS 'c'", "view-with-triggers"),
+        (VIEW + "CREATE RULE r AS ON DELETE TO {s}.v DO INSTEAD NOTHING", "view-with-triggers"),
+        (VIEW + "ALTER VIEW {s}.v ALTER body SET DEFAULT 'd'", "view-with-triggers"),
+        (VIEW + "GRANT SELECT (id) ON {s}.v TO PUBLIC", "view-with-triggers"),
+        ("ALTER TABLE {t} SET (toast.autovacuum_enabled = false)", "storage"),
+        ("ALTER TABLE {t} CLUSTER ON docs_pkey", "storage"),
     ],
 )
 def test_what_cannot_be_moved_is_refused(table: Table, statement: str, code: str) -> None:
