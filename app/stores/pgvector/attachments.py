@@ -287,8 +287,9 @@ SELECT 'column ' || quote_ident(a.attname), concat_ws(', ', 'number ' || row_num
     ORDER BY a.attnum), CASE WHEN a.attname <> %(column)s THEN
     format_type(a.atttypid, a.atttypmod) END, CASE WHEN a.attnotnull THEN 'NOT NULL' END,
   'DEFAULT ' || pg_get_expr(d.adbin, d.adrelid), 'generated ' || nullif(a.attgenerated::text, ''),
-  CASE WHEN a.attidentity <> '' THEN 'identity' END, (SELECT concat_ws(' ', s.seqincrement, s.seqmin,
-    s.seqmax, s.seqcache, s.seqcycle) FROM pg_depend p JOIN pg_sequence s ON s.seqrelid = p.objid
+  CASE WHEN a.attidentity <> '' THEN 'identity' END,
+  (SELECT concat_ws(' ', s.seqincrement, s.seqmin, s.seqmax,
+    s.seqcache, s.seqcycle) FROM pg_depend p JOIN pg_sequence s ON s.seqrelid = p.objid
     WHERE p.refobjid = a.attrelid AND p.refobjsubid = a.attnum AND p.deptype = 'i'),
   (SELECT 'COLLATE ' || quote_ident(c.collname) FROM pg_collation c WHERE c.oid = a.attcollation
     AND c.collname <> 'default'),

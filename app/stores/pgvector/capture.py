@@ -71,7 +71,7 @@ def create_queue(
         connection.execute(sql.SQL(statement).format(**names))
     for table in (queue, marks):
         revoke_others(connection, table)
-    # Whoever may execute it can put keys into the queue, by a trigger on a table of their own.
+    # Whoever may execute it can put keys into the queue, by a trigger on another table.
     revoke_others(connection, function, "FUNCTION")
 
 
@@ -151,6 +151,7 @@ def read_changes(
         [each for each in ids if each not in present],
         token=[seq for seq, _ in rows],
         truncated=any(key is None for _, key in rows),
+        cut_over=state.is_cut_over,
     )
 
 

@@ -67,8 +67,8 @@ UNION ALL SELECT 'row-type', 'The table ' || d.objid::regclass || ' has a column
 UNION ALL SELECT 'materialized-views', 'The materialized view ' || v.oid::regclass ||
   ' reads the table. Drop it, and create it again after the reindexing.'
   FROM readers r JOIN pg_class v ON v.oid = r.oid AND v.relkind = 'm'
-UNION ALL SELECT 'view-owner', 'The view ' || v.oid::regclass || ' belongs to another owner, or is '
-  'temporary. Drop it for the reindexing, or make the role of the service a member of its owner.'
+UNION ALL SELECT 'view-owner', 'The view ' || v.oid::regclass || ' belongs to another owner, or '
+  'is temporary. Drop it for the reindexing, or make the role of the service a member of its owner.'
   FROM readers r JOIN pg_class v ON v.oid = r.oid AND v.relkind = 'v'
   WHERE NOT pg_has_role(v.relowner, 'USAGE') OR v.relpersistence = 't'
 UNION ALL SELECT 'column-grants', 'Rights on single columns of the table are not copied. '
@@ -97,8 +97,8 @@ UNION ALL SELECT 'publication', 'A publication sends the table, or its replica i
   'DEFAULT.' FROM t WHERE relreplident <> 'd' OR EXISTS (SELECT FROM pg_publication_tables p
     JOIN pg_namespace n ON n.nspname = p.schemaname
     WHERE p.tablename = t.relname AND n.oid = t.relnamespace)
-UNION ALL SELECT 'subscription', 'A subscription of logical replication writes the table, and would '
-  'leave out the table that replaces it. Drop the subscription, or take the table out of its '
+UNION ALL SELECT 'subscription', 'A subscription of logical replication writes the table, and '
+  'would leave out the table that replaces it. Drop the subscription, or take the table out of its '
   'publication and refresh the subscription.'
   FROM t WHERE EXISTS (SELECT FROM pg_subscription_rel s WHERE s.srrelid = t.oid)
 UNION ALL SELECT 'statistics', 'The table has extended statistics. Drop them, and create them '

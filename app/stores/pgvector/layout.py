@@ -349,7 +349,7 @@ def read_state(text: str | None) -> PgState | None:
 
 def states_of(connection: StoreConnection, schema: str, table: str, owner: str) -> list[PgState]:
     """Return the states of all reindexings of a table."""
-    # Anybody may create a table with such a name and comment, but only of their own.
+    # Anybody may create a table with such a name and comment, but not for the owner.
     rows = connection.execute(
         _STATES + " AND n.nspname = %s AND pg_get_userbyid(c.relowner) = %s", [schema, owner]
     ).fetchall()

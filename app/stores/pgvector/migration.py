@@ -423,7 +423,8 @@ class PgMigration(Beside):
             step = "`finish`" if name_of(self.tag, "old") in names else "`abandon`"
             raise StoreChanged(
                 f"The state of the reindexing is missing: the table {name_of(self.tag, 'queue')} "
-                "was dropped, its comment was changed, or its owner is not the table's. Writes of clients may be lost, or fail. "
+                "was dropped, its comment was changed, or its owner is not the table's. "
+                "Writes of clients may be lost, or fail. "
                 f"{step} the reindexing: it removes {', '.join(sorted(names))}."
             )
 

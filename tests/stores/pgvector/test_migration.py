@@ -498,7 +498,7 @@ def test_details_of_columns_and_indexes_are_copied(new_table: Callable[..., Tabl
         ("CREATE STATISTICS {s}.st ON id, body FROM {t}", "statistics"),
         ("CREATE TABLE {s}.other (d {t})", "row-type"),
         ("CREATE MATERIALIZED VIEW {s}.m AS SELECT * FROM {t}", "materialized-views"),
-        (VIEW + "CREATE MATERIALIZED VIEW {s}.m AS SELECT * FROM {s}.v", "materialized-views"),
+        (VIEW + "CREATE MATERIALIZED VIEW {s}.m AS SELECT * FROM {s}.v", "materialized-views"),  # noqa: S608
         (VIEW + "CREATE FUNCTION {s}.f({s}.v) RETURNS int LANGUAGE sql RETURN 1", "functions"),
         ("CREATE TABLE {s}.other (d {t}[])", "row-type"),
         ("CREATE FUNCTION {s}.f({t}[]) RETURNS int LANGUAGE sql RETURN 1", "functions"),
