@@ -149,6 +149,7 @@ class Changes:
     deleted    ids whose rows no longer exist
     token      what `apply` acknowledges
     truncated  a client deleted all rows at once: it counts as one change
+    cut_over   whether the store says that clients see the new vectors; None if it cannot say
     """
 
     ids: Sequence[StoreId]
@@ -156,6 +157,7 @@ class Changes:
     deleted: Sequence[StoreId] = ()
     token: Any = None
     truncated: bool = False
+    cut_over: bool | None = None
 
     def __len__(self) -> int:
         return len(self.ids) + len(self.deleted) + self.truncated

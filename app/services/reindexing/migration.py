@@ -86,11 +86,12 @@ class MigrationContext:
         """Apply the changes that clients made, and yield the number of each batch.
 
         Ends with a batch of few changes, or after DRAIN_S: clients may write faster than they are
-        followed.
+        followed. What the store says wins over `after_cutover`: one of them may be restored from a
+        backup.
         """
         ends = time.monotonic() + DRAIN_S
         while len(changes := self.beside.changes(self.batch)):
-            self._apply(changes, after_cutover)
+            self._apply(changes, after_cutover if changes.cut_over is None else changes.cut_over)
             yield len(changes)
             if len(changes) < min(self.batch, FEW_CHANGES) or time.monotonic() >= ends:
                 return

@@ -17,8 +17,15 @@ from psycopg import sql
 from app.errors import StoreChanged, StoreUnsupported
 from app.stores.pgvector.connections import StoreConnection
 from app.stores.pgvector.copying import delete_waiting
-from app.stores.pgvector.facts import grants
-from app.stores.pgvector.layout import PgLayout, PgRelation, PgState, name_of, relation_named
+from app.stores.pgvector.facts import grants, revoke_others
+from app.stores.pgvector.layout import (
+    PgLayout,
+    PgRelation,
+    PgState,
+    PgVectors,
+    name_of,
+    relation_named,
+)
 
 _TABLE_INDEXES = """
 SELECT x.relname, pg_get_indexdef(i.indexrelid), format('CREATE %%sINDEX %%I ON %%I.%%I USING ',
@@ -53,6 +60,12 @@ class CopiedIndex:
         digest = hashlib.sha256(content.encode()).hexdigest()[:16]
         return name_of(tag, f"index_{digest}")
 
+    def definition(self, vectors: PgVectors) -> str:
+        """The tail for a column of vectors of another type."""
+        if vectors.column not in self.columns:
+            return self.tail
+        return re.sub(r"\b(?:vector|halfvec)_(\w+_ops)\b", vectors.type_name + r"_\1", self.tail)
+
     def is_of_key(self, key: str) -> bool:
         return self.unique and self.plain and self.columns == (key,)
 
@@ -75,34 +88,34 @@ def copy_key_index(connection: StoreConnection, layout: PgLayout, state: PgState
     back = relation_named(connection, layout.table.schema, state.new)
     for each in copied_indexes(connection, layout.table):
         if each.is_of_key(layout.key.name):
-            _build(connection, each, each.hidden(state.tag), back, state.type_name)
+            _build(connection, each, each.hidden(state.tag), back, each.tail)
             return
 
 
 def copy_indexes(connection: StoreConnection, layout: PgLayout, tag: str) -> None:
     """Build what the other table lacks of the indexes that clients see, and drop other ones."""
-    back, type_name = layout.other.relation, layout.other.type_name
+    back = layout.other.relation
     present = {each.name for each in copied_indexes(connection, back)}
     for each in copied_indexes(connection, layout.table):
         hidden = each.hidden(tag)
         if hidden in present:
             present.remove(hidden)
             continue
+        tail = each.definition(layout.other)
         with connection.transaction():
             try:
                 with connection.transaction():
-                    _build(connection, each, hidden, back, type_name)
+                    _build(connection, each, hidden, back, tail)
             except psycopg.errors.UniqueViolation:
                 delete_waiting(connection, layout)
-                _build(connection, each, hidden, back, type_name)
+                _build(connection, each, hidden, back, tail)
     for name in present:
         _drop(connection, back, name)
 
 
 def _build(
-    connection: StoreConnection, index: CopiedIndex, hidden: str, back: PgRelation, type_name: str
+    connection: StoreConnection, index: CopiedIndex, hidden: str, back: PgRelation, tail: str
 ) -> None:
-    tail = re.sub(r"\b(?:vector|halfvec)_(\w+_ops)\b", type_name + r"_\1", index.tail)
     name = sql.Identifier(hidden)
     connection.run(
         "CREATE {} INDEX {} ON {} USING {}",
@@ -205,6 +218,15 @@ UNION ALL SELECT format('COMMENT ON INDEX %%I.%%I IS %%L', nspname, x.relname,
   JOIN pg_class x ON x.oid = i.indexrelid
 UNION ALL SELECT format('COMMENT ON CONSTRAINT %%I ON %%s IS %%L', k.conname, name,
   obj_description(k.oid, 'pg_constraint')) FROM t JOIN pg_constraint k ON k.conrelid = t.oid
+  WHERE k.contype <> 'n'
+UNION ALL SELECT format('COMMENT ON CONSTRAINT %%I ON %%I.%%I IS %%L', k.conname, m.nspname,
+  c.relname, obj_description(k.oid, 'pg_constraint')) FROM t
+  JOIN pg_constraint k ON k.confrelid = t.oid AND k.conrelid <> t.oid AND k.conparentid = 0
+  JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace m ON m.oid = c.relnamespace
+UNION ALL SELECT format('ALTER INDEX %%I.%%I ALTER COLUMN %%s SET STATISTICS %%s', nspname,
+  x.relname, a.attnum, coalesce(a.attstattarget, -1)) FROM t JOIN pg_index i ON i.indrelid = t.oid
+  JOIN pg_class x ON x.oid = i.indexrelid JOIN pg_attribute a ON a.attrelid = x.oid
+  WHERE i.indkey[a.attnum - 1] = 0
 UNION ALL SELECT format('COMMENT ON TRIGGER %%I ON %%s IS %%L', g.tgname, name,
   obj_description(g.oid, 'pg_trigger')) FROM t JOIN pg_trigger g ON g.tgrelid = t.oid
   WHERE NOT g.tgisinternal AND NOT starts_with(g.tgname, 'anchorage_')
@@ -265,8 +287,9 @@ SELECT 'column ' || quote_ident(a.attname), concat_ws(', ', 'number ' || row_num
     ORDER BY a.attnum), CASE WHEN a.attname <> %(column)s THEN
     format_type(a.atttypid, a.atttypmod) END, CASE WHEN a.attnotnull THEN 'NOT NULL' END,
   'DEFAULT ' || pg_get_expr(d.adbin, d.adrelid), 'generated ' || nullif(a.attgenerated::text, ''),
-  'identity ' || nullif(a.attidentity::text, ''), (SELECT concat_ws(' ', s.seqincrement, s.seqmin,
-    s.seqmax, s.seqcache, s.seqcycle) FROM pg_depend p JOIN pg_sequence s ON s.seqrelid = p.objid
+  CASE WHEN a.attidentity <> '' THEN 'identity' END,
+  (SELECT concat_ws(' ', s.seqincrement, s.seqmin, s.seqmax,
+    s.seqcache, s.seqcycle) FROM pg_depend p JOIN pg_sequence s ON s.seqrelid = p.objid
     WHERE p.refobjid = a.attrelid AND p.refobjsubid = a.attnum AND p.deptype = 'i'),
   (SELECT 'COLLATE ' || quote_ident(c.collname) FROM pg_collation c WHERE c.oid = a.attcollation
     AND c.collname <> 'default'),
@@ -312,33 +335,32 @@ def copy_rights(connection: StoreConnection, front: PgRelation, back: PgRelation
     row_security = "ENABLE" if front.row_security else "DISABLE"
     forced = "FORCE" if front.force_row_security else "NO FORCE"
     connection.run("ALTER TABLE {} OWNER TO {}", target, front.owner)
-    _copy_grants(connection, front.oid, back.oid, target)
+    _copy_grants(connection, front.oid, target)
     for switch in (row_security, forced):
         connection.run("ALTER TABLE {} {} ROW LEVEL SECURITY", target, sql.SQL(switch))
 
 
 def _copy_grants(
-    connection: StoreConnection, front: int, back: int, target: sql.Composable
+    connection: StoreConnection, front: int, target: sql.Identifier, kind: str = "TABLE"
 ) -> None:
-    others = connection.execute(
-        "SELECT DISTINCT CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE "
-        "quote_ident(pg_get_userbyid(a.grantee)) END FROM pg_class c, aclexplode(c.relacl) a "
-        "WHERE c.oid = %s AND a.grantee <> c.relowner",
-        [back],
-    ).fetchall()
-    for [role] in others:
-        connection.run("REVOKE ALL ON {} FROM {}", target, sql.SQL(role))
-    for statement in grants(connection, front, target):
+    revoke_others(connection, target, kind)
+    for statement in grants(connection, front, sql.SQL(kind + " {}").format(target)):
         connection.execute(statement)
 
 
 def move_sequences(
-    connection: StoreConnection, tag: str, front: PgRelation, back: PgRelation, back_now: PgRelation
+    connection: StoreConnection,
+    tag: str,
+    front: PgRelation,
+    back: PgRelation,
+    now: tuple[PgRelation, PgRelation],
 ) -> None:
-    """Make the sequences of `front` continue in `back`, which has the name `back_now`.
+    """Make the sequences of `front` continue in `back`. now: both tables with exchanged names.
 
-    A serial's sequence changes its owner. An identity has its own sequence in each table.
+    A serial's sequence changes its owner. An identity has its own sequence in each table, which
+    is GENERATED BY DEFAULT in the table that clients do not see.
     """
+    front_now, back_now = now
     hidden: dict[str, Any] = {
         row[0]: row[1:] for row in connection.execute(_SEQUENCES, [back.oid]).fetchall() if row[3]
     }
@@ -353,14 +375,19 @@ def move_sequences(
                 sql.Identifier(back_now.schema, back_now.name, column),
             )
             continue
-        other = sql.Identifier(hidden[column][0], hidden[column][1])
+        modes = ("BY DEFAULT", "ALWAYS" if front.column(column).identity == "a" else "BY DEFAULT")
+        for table, mode in zip((front_now, back_now), modes, strict=True):
+            connection.run(
+                "ALTER TABLE {} ALTER {} SET GENERATED {}", table.identifier, column, sql.SQL(mode)
+            )
+        # The new names also lock both sequences: no client draws a number after it is read.
+        exchange(connection, "SEQUENCE", schema, (name, hidden[column][1]), tag)
         connection.run(
             "SELECT setval({}::regclass, last_value, is_called) FROM {}",
-            sql.Literal(other.as_string(connection)),
-            sequence,
+            sql.Literal(sequence.as_string(connection)),
+            sql.Identifier(hidden[column][0], hidden[column][1]),
         )
-        _copy_grants(connection, oid, hidden[column][3], sql.SQL("SEQUENCE {}").format(other))
-        exchange(connection, "SEQUENCE", schema, (name, hidden[column][1]), tag)
+        _copy_grants(connection, oid, sequence, "SEQUENCE")
 
 
 def attach(connection: StoreConnection, attachments: Attachments) -> None:

@@ -10,6 +10,7 @@ from app.errors import StoreChanged
 from app.stores.base import Changes, StoreId
 from app.stores.pgvector import reading
 from app.stores.pgvector.connections import KeyKind, StoreConnection, key_type
+from app.stores.pgvector.facts import revoke_others
 from app.stores.pgvector.layout import PgState, PgVectors, name_of
 
 _CAPTURE = """
@@ -44,18 +45,23 @@ _TRIGGERS = {
 def create_queue(
     connection: StoreConnection, state: PgState, schema: str, kind: KeyKind, owner: str
 ) -> None:
-    """Create the queue, the marks, and the function of the triggers, all of the table's owner."""
+    """Create the queue, the marks, and the function of the triggers, all of the table's owner.
+
+    vector of the queue: what a row had when `delete_waiting` deleted it
+    """
+    queue, marks = sql.Identifier(schema, state.queue), sql.Identifier(schema, state.marks)
+    function = sql.Identifier(schema, name_of(state.tag, "capture"))
     names: dict[str, sql.Composable] = {
-        "queue": sql.Identifier(schema, state.queue),
-        "marks": sql.Identifier(schema, state.marks),
-        "function": sql.Identifier(schema, name_of(state.tag, "capture")),
+        "queue": queue,
+        "marks": marks,
+        "function": function,
         "key": sql.Identifier(state.key),
         "type": key_type(kind),
         "owner": sql.Identifier(owner),
     }
     for statement in (
         "CREATE TABLE {queue} (seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key {type}, "
-        "rows_only boolean NOT NULL DEFAULT false)",
+        "rows_only boolean NOT NULL DEFAULT false, vector real[])",
         "CREATE TABLE {marks} (key {type} PRIMARY KEY)",
         _CAPTURE,
         "ALTER TABLE {queue} OWNER TO {owner}",
@@ -63,6 +69,10 @@ def create_queue(
         "ALTER FUNCTION {function}() OWNER TO {owner}",
     ):
         connection.execute(sql.SQL(statement).format(**names))
+    for table in (queue, marks):
+        revoke_others(connection, table)
+    # Whoever may execute it can put keys into the queue, by a trigger on another table.
+    revoke_others(connection, function, "FUNCTION")
 
 
 def start_capture(connection: StoreConnection, tag: str, vectors: PgVectors) -> None:
@@ -85,7 +95,7 @@ def start_capture(connection: StoreConnection, tag: str, vectors: PgVectors) -> 
     for name, definition in _TRIGGERS.items():
         create = sql.SQL("CREATE TRIGGER {name} " + definition)
         connection.execute(create.format(name=sql.Identifier(name), **values))
-        # also for a subscriber of logical replication
+        # also for sessions with session_replication_role = replica
         connection.run("ALTER TABLE {} ENABLE ALWAYS TRIGGER {}", table, name)
 
 
@@ -141,6 +151,7 @@ def read_changes(
         [each for each in ids if each not in present],
         token=[seq for seq, _ in rows],
         truncated=any(key is None for _, key in rows),
+        cut_over=state.is_cut_over,
     )
 
 

@@ -31,6 +31,10 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, pg_get_viewdef(c.oi
   pg_get_userbyid(c.relowner), coalesce(c.reloptions, '{}')::text[],
   obj_description(c.oid, 'pg_class'), max(f.depth),
   EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid)
+  OR EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = c.oid AND w.rulename <> '_RETURN')
+  OR EXISTS (SELECT FROM pg_attrdef e WHERE e.adrelid = c.oid)
+  OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid
+    AND (a.attacl IS NOT NULL OR col_description(c.oid, a.attnum) IS NOT NULL))
 FROM found f JOIN pg_class c ON c.oid = f.oid JOIN pg_namespace n ON n.oid = c.relnamespace
 GROUP BY c.oid, n.nspname, c.relname ORDER BY max(f.depth), c.oid"""
 
@@ -41,24 +45,32 @@ FROM pg_class c, aclexplode(c.relacl) a WHERE c.oid = %s AND a.grantee <> c.relo
 
 #: code and text of each obstacle; parameters: oid and column
 _OBSTACLES: LiteralString = """
-WITH t AS (SELECT c.*, a.attnum FROM pg_class c
+WITH RECURSIVE readers(oid) AS (
+  SELECT %(oid)s::oid UNION
+  SELECT r.ev_class FROM readers JOIN pg_depend d ON d.refobjid = readers.oid
+    AND d.refclassid = 'pg_class'::regclass AND d.classid = 'pg_rewrite'::regclass
+  JOIN pg_rewrite r ON r.oid = d.objid),
+types AS (SELECT unnest(ARRAY[c.oid, y.oid, y.typarray]) AS oid
+  FROM readers JOIN pg_class c ON c.oid = readers.oid JOIN pg_type y ON y.oid = c.reltype),
+t AS (SELECT c.*, a.attnum FROM pg_class c
   JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = %(column)s WHERE c.oid = %(oid)s)
 SELECT 'partitioned', 'The table is partitioned or inherits. Reindex each partition as a store.'
   FROM t WHERE relkind = 'p' OR relispartition
   OR EXISTS (SELECT FROM pg_inherits WHERE t.oid IN (inhrelid, inhparent))
 UNION ALL SELECT 'functions', 'The function ' || d.objid::regprocedure ||
   ' depends on the type of the table. Drop it, and create it again after the reindexing.'
-  FROM t JOIN pg_depend d ON d.refobjid IN (t.oid, t.reltype)
-  WHERE d.classid = 'pg_proc'::regclass
+  FROM types JOIN pg_depend d ON d.refobjid = types.oid WHERE d.classid = 'pg_proc'::regclass
 UNION ALL SELECT 'row-type', 'The table ' || d.objid::regclass || ' has a column of the row type. '
-  'Drop the column.' FROM t JOIN pg_depend d ON d.refobjid = t.reltype
+  'Drop the column.' FROM types JOIN pg_depend d ON d.refobjid = types.oid
   AND d.refclassid = 'pg_type'::regclass AND d.classid = 'pg_class'::regclass
   WHERE d.objsubid > 0
-UNION ALL SELECT 'materialized-views', 'The materialized view ' || r.ev_class::regclass ||
+UNION ALL SELECT 'materialized-views', 'The materialized view ' || v.oid::regclass ||
   ' reads the table. Drop it, and create it again after the reindexing.'
-  FROM t JOIN pg_depend d ON d.refobjid = t.oid AND d.classid = 'pg_rewrite'::regclass
-  JOIN pg_rewrite r ON r.oid = d.objid
-  JOIN pg_class v ON v.oid = r.ev_class AND v.relkind = 'm' GROUP BY r.ev_class
+  FROM readers r JOIN pg_class v ON v.oid = r.oid AND v.relkind = 'm'
+UNION ALL SELECT 'view-owner', 'The view ' || v.oid::regclass || ' belongs to another owner, or '
+  'is temporary. Drop it for the reindexing, or make the role of the service a member of its owner.'
+  FROM readers r JOIN pg_class v ON v.oid = r.oid AND v.relkind = 'v'
+  WHERE NOT pg_has_role(v.relowner, 'USAGE') OR v.relpersistence = 't'
 UNION ALL SELECT 'column-grants', 'Rights on single columns of the table are not copied. '
   'Grant them on the table, or revoke them.'
   FROM t WHERE EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = t.oid AND a.attacl IS NOT NULL)
@@ -77,7 +89,7 @@ UNION ALL SELECT 'expression-index', 'The index ' || i.indexrelid::regclass || '
 UNION ALL SELECT 'constraint', 'The constraint ' || quote_ident(n.conname) || ' checks the '
   'vectors, is not validated, or is an exclusion. Validate it, or drop it for the reindexing.'
   FROM t JOIN pg_constraint n ON n.conrelid = t.oid WHERE n.contype = 'x' OR n.contype = 'c'
-    AND (t.attnum = ANY(n.conkey) OR NOT n.convalidated)
+    AND t.attnum = ANY(n.conkey) OR n.contype IN ('c', 'n') AND NOT n.convalidated
 UNION ALL SELECT 'default', 'The column of vectors has a default. Drop the default for the '
   'reindexing.' FROM t JOIN pg_attrdef f ON f.adrelid = t.oid AND f.adnum = t.attnum
 UNION ALL SELECT 'publication', 'A publication sends the table, or its replica identity is '
@@ -85,9 +97,22 @@ UNION ALL SELECT 'publication', 'A publication sends the table, or its replica i
   'DEFAULT.' FROM t WHERE relreplident <> 'd' OR EXISTS (SELECT FROM pg_publication_tables p
     JOIN pg_namespace n ON n.nspname = p.schemaname
     WHERE p.tablename = t.relname AND n.oid = t.relnamespace)
+UNION ALL SELECT 'subscription', 'A subscription of logical replication writes the table, and '
+  'would leave out the table that replaces it. Drop the subscription, or take the table out of its '
+  'publication and refresh the subscription.'
+  FROM t WHERE EXISTS (SELECT FROM pg_subscription_rel s WHERE s.srrelid = t.oid)
 UNION ALL SELECT 'statistics', 'The table has extended statistics. Drop them, and create them '
   'again after the reindexing.'
   FROM t WHERE EXISTS (SELECT FROM pg_statistic_ext s WHERE s.stxrelid = t.oid)
+UNION ALL SELECT 'storage', 'Options of the TOAST table, the mark of CLUSTER, tablespaces of '
+  'indexes and security labels are not copied. Reset them (ALTER TABLE ... RESET (toast...), SET '
+  'WITHOUT CLUSTER, ALTER INDEX ... SET TABLESPACE pg_default), and set them again after the '
+  'reindexing.' FROM t
+  WHERE EXISTS (SELECT FROM pg_class o WHERE o.oid = t.reltoastrelid AND o.reloptions IS NOT NULL)
+  OR EXISTS (SELECT FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
+    WHERE i.indrelid = t.oid AND (i.indisclustered OR x.reltablespace <> 0))
+  OR EXISTS (SELECT FROM pg_seclabel s
+    WHERE s.objoid = t.oid AND s.classoid = 'pg_class'::regclass)
 UNION ALL SELECT 'policy', 'The policy ' || quote_ident(p.polname) || ' of another table '
   'reads the table. Drop it for the reindexing.' FROM t JOIN pg_depend d ON d.refobjid = t.oid
   AND d.classid = 'pg_policy'::regclass JOIN pg_policy p ON p.oid = d.objid
@@ -104,6 +129,7 @@ class DependentView:
     """A view that reads the collection, with the statements that create it again."""
 
     identifier: sql.Identifier
+    create: tuple[sql.Composed, ...]
     statements: tuple[sql.Composed, ...]
 
 
@@ -114,8 +140,9 @@ def obstacles(connection: StoreConnection, layout: PgLayout) -> list[StoreNote]:
     found += [
         StoreNote(
             "view-with-triggers",
-            f"The view {row[2]!r} reads the table and has triggers. Drop the view, and create it "
-            "again after the reindexing.",
+            f"The view {row[2]!r} reads the table and has triggers, rules, or rights, "
+            "defaults or comments of columns. Drop the view, and create it again after the "
+            "reindexing.",
         )
         for row in connection.execute(_VIEWS, [layout.table.oid])
         if row[9]
@@ -136,6 +163,25 @@ def grants(connection: StoreConnection, oid: int, target: sql.Composable) -> lis
     ]
 
 
+def revoke_others(connection: StoreConnection, target: sql.Identifier, kind: str = "TABLE") -> None:
+    """Revoke the rights of everyone but the owner, which default privileges may have granted."""
+    acl = (
+        "coalesce(proacl, acldefault('f', proowner)), proowner FROM pg_proc WHERE oid = %s::regproc"
+        if kind == "FUNCTION"
+        else "relacl, relowner FROM pg_class WHERE oid = %s::regclass"
+    )
+    roles = connection.execute(
+        sql.SQL(
+            "SELECT DISTINCT CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE "
+            "quote_ident(pg_get_userbyid(a.grantee)) END FROM (SELECT {}) o(acl, owner), "
+            "aclexplode(o.acl) a WHERE a.grantee <> o.owner"
+        ).format(sql.SQL(acl)),
+        [target.as_string(connection)],
+    ).fetchall()
+    for [role] in roles:
+        connection.run("REVOKE ALL ON {} {} FROM {}", sql.SQL(kind), target, sql.SQL(role))
+
+
 def dependent_views(connection: StoreConnection, oid: int) -> Sequence[DependentView]:
     """Return the views that read the relation, each after those that it reads."""
     found = []
@@ -143,16 +189,16 @@ def dependent_views(connection: StoreConnection, oid: int) -> Sequence[Dependent
         view, schema, name, _, text, owner, options, remark = row[:8]
         identifier = sql.Identifier(schema, name)
         storage = sql.SQL(f" WITH ({', '.join(options)})" if options else "")
-        statements: list[sql.Composed] = [
+        create = (
             sql.SQL("CREATE VIEW {}{} AS {}").format(identifier, storage, sql.SQL(text)),
             sql.SQL("ALTER VIEW {} OWNER TO {}").format(identifier, sql.Identifier(owner)),
-            *grants(connection, view, identifier),
-        ]
+        )
+        statements = grants(connection, view, identifier)
         if remark is not None:
             statements.append(
                 sql.SQL("COMMENT ON VIEW {} IS {}").format(identifier, sql.Literal(remark))
             )
-        found.append(DependentView(identifier, tuple(statements)))
+        found.append(DependentView(identifier, create, tuple(statements)))
     return found
 
 
@@ -163,6 +209,9 @@ def drop_views(connection: StoreConnection, views: Sequence[DependentView]) -> N
 
 def create_views(connection: StoreConnection, views: Sequence[DependentView]) -> None:
     for each in views:
+        for statement in each.create:
+            connection.execute(statement)
+        revoke_others(connection, each.identifier)
         for statement in each.statements:
             connection.execute(statement)
 

@@ -347,9 +347,12 @@ def read_state(text: str | None) -> PgState | None:
         return None
 
 
-def states_of(connection: StoreConnection, schema: str, table: str) -> list[PgState]:
+def states_of(connection: StoreConnection, schema: str, table: str, owner: str) -> list[PgState]:
     """Return the states of all reindexings of a table."""
-    rows = connection.execute(_STATES + " AND n.nspname = %s", [schema]).fetchall()
+    # Anybody may create a table with such a name and comment, but not for the owner.
+    rows = connection.execute(
+        _STATES + " AND n.nspname = %s AND pg_get_userbyid(c.relowner) = %s", [schema, owner]
+    ).fetchall()
     states = [read_state(text) for _, text in rows]
     return [each for each in states if each is not None and each.table == table]
 
@@ -359,13 +362,11 @@ def traces_of(
 ) -> list[tuple[str, str]]:
     """Return schema and name of each table and function of a reindexing.
 
-    Names alone tell them: the collection may be gone, and the state unreadable.
+    Names alone tell them: the collection may be gone or have another schema, and the state
+    unreadable.
     """
     oid = find_relation(connection, location.collection)
-    if oid is None:
-        schema = location.collection.replace('"', "").rpartition(".")[0]
-    else:
-        schema = load_relation(connection, oid).schema
+    schema = "" if oid is None else load_relation(connection, oid).schema
     rows = connection.execute(_TRACES, {"prefix": name_of(tag, "")}).fetchall()
     return [row for row in rows if schema in ("", row[0])]
 
@@ -387,7 +388,7 @@ def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayou
             field="collection",
         )
     table = load_relation(connection, oid)
-    states = states_of(connection, table.schema, table.name)
+    states = states_of(connection, table.schema, table.name, table.owner)
     if len(states) > 1:
         raise StoreRefused(
             f"The table {table.name!r} has traces of several reindexings: "

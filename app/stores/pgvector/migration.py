@@ -342,9 +342,10 @@ class PgMigration(Beside):
         for table, name in ((front, after.hidden), (other.relation, front.name)):
             connection.run("ALTER TABLE {} RENAME TO {}", table.identifier, name)
         now = load_relation(connection, other.relation.oid)
-        exchange_names(connection, self.tag, load_relation(connection, front.oid))
+        hidden = load_relation(connection, front.oid)
+        exchange_names(connection, self.tag, hidden)
         copy_rights(connection, front, now)
-        move_sequences(connection, self.tag, front, other.relation, now)
+        move_sequences(connection, self.tag, front, other.relation, (hidden, now))
         attach(connection, attachments)
         create_views(connection, views)
         start_capture(connection, self.tag, replace(other, relation=now))
@@ -422,7 +423,8 @@ class PgMigration(Beside):
             step = "`finish`" if name_of(self.tag, "old") in names else "`abandon`"
             raise StoreChanged(
                 f"The state of the reindexing is missing: the table {name_of(self.tag, 'queue')} "
-                "was dropped, or its comment was changed. Writes of clients may be lost, or fail. "
+                "was dropped, its comment was changed, or its owner is not the table's. "
+                "Writes of clients may be lost, or fail. "
                 f"{step} the reindexing: it removes {', '.join(sorted(names))}."
             )
 

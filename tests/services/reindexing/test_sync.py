@@ -12,6 +12,7 @@ from app.services.reindexing import steps, sync
 from app.services.reindexing.lease import take_lease
 from app.services.reindexing.migration import open_migration
 from app.stores.base import Store
+from app.types import ReindexingState
 from tests.services.helpers import CONTEXT, alter
 from tests.services.reindexing.moving import NEW_DIM, ROWS, Moving, expected, old_vectors
 from tests.waiting import until
@@ -164,3 +165,11 @@ def test_a_worker_synchronises_by_itself(verified: Moving, monkeypatch: pytest.M
         worker.stop()
     assert worker.alive is False
     assert {len(vector) for vector, _ in verified.read().values()} == {NEW_DIM}
+
+
+def test_a_store_that_was_restored_from_before_the_cutover(filled: Moving) -> None:
+    alter(filled.services, filled.now.row, state=ReindexingState.cut_over)
+    changed = old_vectors(1, 30)
+    filled.insert(3, changed)
+    assert sync.sync_all(filled.services) >= 1
+    assert np.allclose(filled.beside()[3], expected(filled, changed)[0], atol=1e-5)

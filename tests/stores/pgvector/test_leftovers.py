@@ -72,6 +72,15 @@ def test_a_disabled_trigger_that_is_enabled_again_allows_a_rollback(table: Table
     assert table.execute("SELECT count(*) FROM {t} WHERE body = 'unseen'") == [(3,)]
 
 
+def test_abandon_after_the_schema_got_another_name(table: Table) -> None:
+    beside = table.store().beside(TAG, NEW_DIM)
+    sweep(table.store(), beside)
+    table.execute("ALTER SCHEMA {s} RENAME TO {s}_moved")
+    beside.abandon()
+    table.schema += "_moved"
+    assert table.traces() == []
+
+
 def test_comments_of_others_are_no_states(table: Table) -> None:
     table.execute("COMMENT ON TABLE {t} IS '{\"anchorage\": oops'")
     table.execute("CREATE TABLE {s}.anchorage_00000000_queue (key int)")
