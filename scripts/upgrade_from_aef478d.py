@@ -4,7 +4,7 @@
 
 Stop the API and all workers, and make a backup. Without a URL, the settings name the database.
 It refuses a database that has stores or heads of kinds that no longer exist, unfinished jobs, or
-unfinished reindexings by methods that no longer exist, and names them. It
+unfinished reindexings, and names them. It
 deletes the records of translators whose method or option no longer exists, and names them: fit
 these pairs again. A pair that is fitted again may get another id. It deletes aliases of heads,
 which only a removed protocol used, and names them.
@@ -86,15 +86,11 @@ def _refuse_removed_kinds(connection: Connection) -> None:
         raise SystemExit(
             f"Delete these with the old version first, and run the script again: {', '.join(found)}"
         )
-    open_plans = [
-        each.id
-        for each in connection.execute(select(PLANS).where(PLANS.c.ended_at.is_(None)))
-        if _kept_options(each.plan) is None
-    ]
-    if open_plans:
+    open_plans = select(PLANS.c.id).where(PLANS.c.ended_at.is_(None))
+    if begun := connection.execute(open_plans).scalars().all():
         raise SystemExit(
-            "Finish or abandon these reindexings with the old version first, because their method "
-            f"or an option no longer exists: {', '.join(open_plans)}"
+            "Finish or abandon these reindexings with the old version first, because this version "
+            f"cannot continue what it left in the stores: {', '.join(begun)}"
         )
     jobs = table("jobs", column("id"), column("state"))
     unfinished = select(jobs.c.id).where(jobs.c.state.in_(("queued", "running")))

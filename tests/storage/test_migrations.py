@@ -199,6 +199,10 @@ def test_a_database_of_aef478d_is_upgraded_once_with_its_rows(database_url):
         upgrade(database_url)
     with db.transaction() as session:
         session.execute(text("UPDATE stores SET kind = 'pgvector'"))
+    with pytest.raises(SystemExit, match=r"Finish or abandon .*: r"):
+        upgrade(database_url)
+    with db.transaction() as session:
+        session.execute(text("UPDATE reindexings SET ended_at = '2026-01-03 03:04:05'"))
     upgrade(database_url)
     db.require_schema()
     assert look(database_url, difference) == []
