@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.errors import ReindexingActive, StoreRefused, StoreUnsupported
+from app.errors import ReindexingActive, StoreRefused, StoreUnsupported, WrongState
 from app.stores.base import Store, StoreLocation
 from app.stores.registry import open_store
 from tests.stores.cases.all_cases import CASES
@@ -223,6 +223,21 @@ def test_an_abandoned_reindexing_leaves_the_store_as_it_was(moving) -> None:
     assert all(np.array_equal(after[each][0], before[each][0]) for each in before)
     assert store.facts() == facts
     beside.abandon()
+
+
+def test_a_step_at_the_wrong_time_is_refused_and_deletes_nothing(moving) -> None:
+    case, location, store, beside = moving
+    before = case.read(location)
+    fill_beside(store, beside)
+    with pytest.raises(WrongState):
+        beside.finish()
+    beside.cutover(translate)
+    with pytest.raises(WrongState):
+        beside.abandon()
+    beside.rollback(translate_back)
+    after = case.read(location)
+    assert set(after) == set(before)
+    assert all(np.array_equal(after[each][0], before[each][0]) for each in before)
 
 
 def test_writes_of_clients_reach_the_other_side(moving) -> None:
