@@ -322,6 +322,26 @@ def test_a_row_without_a_direction_is_reported_once(moving) -> None:
     assert beside.count() == 52
 
 
+def test_a_row_that_cannot_be_translated_back_keeps_its_old_vector(moving) -> None:
+    case, location, store, beside = moving
+    if location.kind == "pgvector":
+        return  # the caller decides: it puts such a row among the deleted ones
+    before = case.read(location)
+    fill_beside(store, beside)
+    beside.cutover(translate)
+    written = rows(case, 1, 10, seed=1)
+    [lost] = written.ids
+    changed = [{**written.payloads[0], "number": 1000}]
+    case.insert(location, Rows(written.ids, translate(None, written.vectors), changed))
+
+    def without_direction(ids, vectors: np.ndarray) -> np.ndarray:
+        unknown = np.array([each == lost for each in ids])
+        return np.where(unknown[:, None], 0, translate_back(ids, vectors)).astype(np.float32)
+
+    beside.rollback(without_direction)
+    assert np.allclose(case.read(location)[lost][0], before[lost][0], atol=1e-6)
+
+
 def test_a_second_reindexing_of_the_collection_is_refused(request, moving) -> None:
     case, location, store, beside = moving
     fill_beside(store, beside)
