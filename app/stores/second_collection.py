@@ -202,13 +202,8 @@ class PairedStore(Store):
 
     def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
         place = self.find_sides().place(side)
-        keys = [self.row_id(each) for each in ids]
-        known = list(dict.fromkeys(key for key in keys if key is not None))
-        found = self.read_rows(place, known, vectors=True, content=False)
-        pairs = [
-            (each, found.get(key)) for each, key in zip(ids, keys, strict=True) if key in found
-        ]
-        kept = [(each, row) for each, row in pairs if row is not None and row.vector is not None]
+        found = zip(ids, self._rows_of(place, ids, vectors=True, content=False), strict=True)
+        kept = [(each, row) for each, row in found if row is not None and row.vector is not None]
         page = self._page(place, [row for _, row in kept], None)
         return Page([each for each, _ in kept], page.vectors)
 
@@ -224,11 +219,18 @@ class PairedStore(Store):
                 "it again with the field that holds the text.",
                 field="text_field",
             )
+        place = self.find_sides().visible
+        rows = self._rows_of(place, ids, vectors=False, content=True)
+        return [None if row is None else find_text(row.content.payload, field) for row in rows]
+
+    def _rows_of(
+        self, place: Any, ids: Sequence[StoreId], *, vectors: bool, content: bool
+    ) -> list[StoredRow | None]:
+        """Return the row of each id, which may repeat; None for one that does not exist."""
         keys = [self.row_id(each) for each in ids]
         known = list(dict.fromkeys(key for key in keys if key is not None))
-        rows = self.read_rows(self.find_sides().visible, known, vectors=False, content=True)
-        payloads = [rows[key].content.payload if key in rows else {} for key in keys]
-        return [find_text(payload, field) for payload in payloads]
+        rows = self.read_rows(place, known, vectors=vectors, content=content)
+        return [None if key is None else rows.get(key) for key in keys]
 
     def checksum(self) -> RowsChecksum:
         place = self.find_sides().visible
