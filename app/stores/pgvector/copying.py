@@ -30,7 +30,6 @@ WRITE_ATTEMPTS = 5
 #: vectors of one transaction, by key
 _INCOMING = sql.Identifier("pg_temp", "anchorage_incoming")
 
-
 _STORAGES = {"p": "PLAIN", "e": "EXTERNAL", "m": "MAIN", "x": "EXTENDED"}
 
 
@@ -261,7 +260,7 @@ def _write_rows(
     other, seen = layout.other, layout.seen.relation
     names = {each.name for each in seen.columns} - {other.column}
     columns = [e for e in other.relation.columns if e.name in names and not e.generated]
-    changed = [each.name for each in columns if each.identity != "a"] + [other.column]
+    changed = [each.name for each in columns] + [other.column]
     update = sql.SQL(", ").join(
         sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(each)) for each in changed
     )
