@@ -4,7 +4,7 @@ The URL comes from the caller (app.storage.db.alembic_config) or from `alembic -
 """
 
 from alembic import context
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from app.storage.db import make_engine, with_driver
 from app.storage.tables import Base, UtcDateTime
@@ -20,19 +20,27 @@ def render_item(kind, item, _context):
     return False
 
 
+def leave_transactions(driver, _record):
+    """Let SQLAlchemy begin transactions: the driver would commit before each change of a table."""
+    driver.isolation_level = None
+    # SQLite changes a constraint by a copy of the table; dropping the original would delete the
+    # rows that refer to it.
+    driver.execute("PRAGMA foreign_keys=OFF")
+
+
 url = context.config.attributes.get("url") or context.get_x_argument(as_dictionary=True)["url"]
 engine = make_engine(with_driver(url))
+if engine.dialect.name == "sqlite":
+    event.listen(engine, "connect", leave_transactions)
+    # the lock of writers: a second process waits
+    event.listen(engine, "begin", lambda each: each.exec_driver_sql("BEGIN IMMEDIATE"))
 try:
     with engine.connect() as connection:
-        if connection.dialect.name == "sqlite":
-            # SQLite changes a constraint by a copy of the table; dropping the original would delete
-            # the rows that refer to it.
-            connection.execute(text("PRAGMA foreign_keys=OFF"))
-            connection.commit()
         context.configure(
             connection=connection,
             target_metadata=Base.metadata,
             render_as_batch=True,
+            transactional_ddl=True,  # SQLite can, although its driver does not by default
             render_item=render_item,
         )
         with context.begin_transaction():

@@ -115,6 +115,10 @@ class BlobStore:
             raise _damaged(digest, of)
         return load(data)
 
+    def has(self, digest: str) -> bool:
+        """Whether the file is here, without a check of its content."""
+        return self._path(digest).is_file()
+
     def take(self, digest: str, source: BlobStore) -> bool:
         """Copy a file from another store unless this one has it.
 

@@ -112,8 +112,7 @@ class Cache:
             if shared is None or self.store is None:
                 metrics.cache_outcome(kind, "made").inc()
                 return make()
-            # Another version of the service may compute a different value.
-            return self.store.get_or_make(kind, repr((__version__, key)).encode(), make, shared)
+            return self.store.get_or_make(kind, _entry_key(key), make, shared)
 
         value = self.memory.get_or_make(key, fetch, size)
         if not missed:
@@ -122,12 +121,28 @@ class Cache:
             metrics.CACHE_BYTES.set(self.memory.used_bytes)
         return value
 
+    def find_shared(
+        self, key: Key, size: Callable[[Value], int], shared: TensorCodec[Value]
+    ) -> Value | None:
+        """Return the value if it is in memory or Redis. Waits for no thread that makes it."""
+        value: Value | None = self.find(key)
+        if value is None and self.store is not None:
+            value = self.store.find(str(key[0]), _entry_key(key), shared)
+            if value is not None:
+                self.memory.put(key, value, size(value))
+        return value
+
     def find(self, key: Key) -> Any | None:
         """Return the value if it is in memory. Does no IO and waits for no other thread."""
         value = self.memory.find(key)
         if value is not None:
             metrics.cache_outcome(str(key[0]), "memory").inc()
         return value
+
+
+def _entry_key(key: Key) -> bytes:
+    # Another version of the service may compute a different value.
+    return repr((__version__, key)).encode()
 
 
 class RedisStore:
@@ -151,15 +166,16 @@ class RedisStore:
         self, kind: str, key: bytes, make: Callable[[], Value], shared: TensorCodec[Value]
     ) -> Value:
         """Return the entry's value, or call `make` and store its result."""
-        name = f"{kind}:{hashlib.blake2b(key, digest_size=20).hexdigest()}"
-        value = self._find(kind, name, key, shared)
+        value = self.find(kind, key, shared)
         if value is None:
             metrics.cache_outcome(kind, "made").inc()
             value = make()
-            self._store(kind, name, pack(key, shared.dump(value)))
+            self._store(kind, _entry_name(kind, key), pack(key, shared.dump(value)))
         return value
 
-    def _find(self, kind: str, name: str, key: bytes, shared: TensorCodec[Value]) -> Value | None:
+    def find(self, kind: str, key: bytes, shared: TensorCodec[Value]) -> Value | None:
+        """Return the entry's value, or None."""
+        name = _entry_name(kind, key)
         data = self._ask(kind, lambda client: _bytes(client.get(self._entry_of(name))))
         if data is None:
             return None
@@ -187,6 +203,10 @@ class RedisStore:
 
     def _entry_of(self, name: str) -> str:
         return f"{self._prefix}:cache:{name}"
+
+
+def _entry_name(kind: str, key: bytes) -> str:
+    return f"{kind}:{hashlib.blake2b(key, digest_size=20).hexdigest()}"
 
 
 def _bytes(answer: object) -> bytes | None:
@@ -224,7 +244,7 @@ class MemoryCache:
                 found, value = self._look_up(key)
             if not found:
                 value = make()
-                self._store(key, value, size(value))
+                self.put(key, value, size(value))
             return value  # type: ignore[no-any-return]
 
         return self._flight.run(key, make_and_store)
@@ -243,10 +263,12 @@ class MemoryCache:
         self._entries.move_to_end(key)
         return True, entry[0]
 
-    def _store(self, key: Hashable, value: object, nbytes: int) -> None:
+    def put(self, key: Hashable, value: object, nbytes: int) -> None:
+        """Keep a value if it fits."""
         if nbytes > self.limit_bytes:
             return
         with self._lock:
+            self.used_bytes -= self._entries.pop(key, (None, 0))[1]
             self._entries[key] = (value, nbytes)
             self.used_bytes += nbytes
             while self.used_bytes > self.limit_bytes:

@@ -102,7 +102,7 @@ class Database:
         with within(CHECKOUT_S), self.engine.connect() as connection:
             connection.execute(text("SELECT 1"))
 
-    def migrate(self) -> None:
+    def upgrade(self) -> None:
         """Upgrade the schema to the newest revision. Raises SchemaOutdated if it is unknown."""
         try:
             command.upgrade(alembic_config(self.url), "head")

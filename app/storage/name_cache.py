@@ -24,7 +24,7 @@ MEMORY_S = 0.5
 AWAY_MEMORY_S = 60.0
 
 #: most entries
-MOST_NAMES = 10_000
+MAX_NAMES = 10_000
 
 
 class NameKey(NamedTuple):
@@ -94,7 +94,7 @@ class NameCache:
             raise
         with self._lock:
             if self._changes == changes:
-                if len(self._known) >= MOST_NAMES:
+                if len(self._known) >= MAX_NAMES:
                     self._known.clear()
                 self._known[name] = (found, since)
         return found

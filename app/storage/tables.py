@@ -12,10 +12,12 @@ from sqlalchemy import (
     DateTime,
     ForeignKey,
     Index,
+    LargeBinary,
     MetaData,
     String,
     UniqueConstraint,
     and_,
+    false,
     func,
     text,
 )
@@ -206,7 +208,7 @@ class TranslatorRow(Owned, Base):
 
 
 class ContractRow(Owned, Base):
-    """The least quality that a translator between two spaces must promise to be served."""
+    """The least quality that a translator between two spaces must estimate to be served."""
 
     __tablename__ = "contracts"
     __table_args__ = (UniqueConstraint("source_id", "target_id"),)
@@ -215,7 +217,7 @@ class ContractRow(Owned, Base):
     target_id: Mapped[str] = mapped_column(ForeignKey("spaces.id", ondelete="CASCADE"), index=True)
     #: measure -> least value
     min_quality: Mapped[dict[str, float]] = mapped_column(JSON)
-    #: number of items of the index that the quality is promised for; None: the service chooses
+    #: number of items of the index that the quality is estimated for; None: the service chooses
     index: Mapped[int | None] = mapped_column(BigInteger)
     source: Mapped[SpaceRow] = relationship(foreign_keys=[source_id], lazy="joined")
     target: Mapped[SpaceRow] = relationship(foreign_keys=[target_id], lazy="joined")
@@ -271,6 +273,7 @@ class JobRow(Leased, Owned, Base):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_project_created_at", "project", "created_at"),
+        Index("ix_jobs_project_started_at", "project", "started_at"),
         Index("ix_jobs_due_at", "due_at", **_UNFINISHED),
         Index("ix_jobs_lease", "lease", **_UNFINISHED),
         Index("ix_jobs_finished_at", "finished_at", **_FINISHED),
@@ -288,7 +291,8 @@ class JobRow(Leased, Owned, Base):
     checkpoint: Mapped[str | None] = mapped_column(String(64))
     #: the last step that any checkpoint has recorded
     furthest: Mapped[int] = mapped_column(default=0)
-    #: when a queued job may be claimed, by the database's clock; the longest due comes first
+    #: when a queued job may be claimed, by the database's clock; a project's longest due
+    #: comes first
     due_at: Mapped[datetime] = mapped_column(UtcDateTime, default=now)
     cancel_requested: Mapped[bool] = mapped_column(default=False)
     #: {"done": steps, "total": steps, ...}
@@ -319,19 +323,76 @@ class StoreRow(Owned, Base):
     encoder: Mapped[EncoderRow] = relationship(lazy="joined")
 
 
-#: a store has at most one reindexing whose traces are still in it
+class NativeVectorRow(Base):
+    """A vector that an encoder made of a text. The text is not stored."""
+
+    __tablename__ = "native_vectors"
+    __table_args__ = (Index("ix_native_vectors_store_id_row_id", "store_id", "row_id"),)
+
+    project: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    #: fingerprint of the encoder's identity
+    space: Mapped[str] = mapped_column(String(32), primary_key=True)
+    role: Mapped[str] = mapped_column(String(10), primary_key=True)
+    #: SHA-256 of the text
+    digest: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
+    #: (d,) float32, little-endian
+    vector: Mapped[bytes] = mapped_column(LargeBinary)
+    #: hours since 1970 at the last read
+    read_hour: Mapped[int] = mapped_column(index=True)
+    #: the row of a store that has the text, and the SHA-256 of its id; None: a request had it
+    store_id: Mapped[str | None] = mapped_column(String(32))
+    row_id: Mapped[str | None] = mapped_column(String(64))
+
+
+class NativeSpendingRow(Base):
+    """Texts that native rescoring had embedded for a project, in its last minute and day."""
+
+    __tablename__ = "native_spending"
+
+    project: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    #: minutes and days since 1970
+    minute: Mapped[int]
+    minute_texts: Mapped[int]
+    day: Mapped[int]
+    day_texts: Mapped[int]
+
+
+class StoreReadRow(Base):
+    """A row of a store that native scores of an encoder were read for."""
+
+    __tablename__ = "store_reads"
+    __table_args__ = (
+        Index("ix_store_reads_store_id_encoder_id_read_at", "store_id", "encoder_id", "read_at"),
+    )
+
+    store_id: Mapped[str] = mapped_column(
+        ForeignKey("stores.id", ondelete="CASCADE"), primary_key=True
+    )
+    encoder_id: Mapped[str] = mapped_column(
+        ForeignKey("encoders.id", ondelete="CASCADE"), primary_key=True
+    )
+    #: SHA-256 of the row's id, and the id
+    row_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    row: Mapped[Any] = mapped_column(JSON)
+    #: seconds since 1970
+    read_at: Mapped[int] = mapped_column(BigInteger)
+    #: whether a migration to the encoder has written the native vector
+    is_native: Mapped[bool] = mapped_column(default=False, server_default=false())
+
+
+#: a store has at most one migration whose traces are still in it
 _ACTIVE: dict[str, Any] = dict.fromkeys(
     ("sqlite_where", "postgresql_where"), text("ended_at IS NULL")
 )
 
 
-class ReindexingRow(Leased, Owned, Base):
+class MigrationRow(Leased, Owned, Base):
     """A move of a store to another encoder, next to the old vectors until it is finished."""
 
-    __tablename__ = "reindexings"
+    __tablename__ = "migrations"
     __table_args__ = (
-        Index("uq_reindexings_store_id", "store_id", unique=True, **_ACTIVE),
-        Index("ix_reindexings_project_created_at", "project", "created_at"),
+        Index("uq_migrations_store_id", "store_id", unique=True, **_ACTIVE),
+        Index("ix_migrations_project_created_at", "project", "created_at"),
     )
 
     store_id: Mapped[str] = mapped_column(ForeignKey("stores.id", ondelete="CASCADE"), index=True)
@@ -356,6 +417,11 @@ class ReindexingRow(Leased, Owned, Base):
     store: Mapped[StoreRow] = relationship(lazy="joined")
     target: Mapped[EncoderRow] = relationship(lazy="joined")
     anchor_set: Mapped[AnchorSetRow] = relationship(lazy="joined")
+
+    @property
+    def is_filled_by_reads(self) -> bool:
+        """Whether rows that searches read get native vectors."""
+        return self.plan.get("fill") == "reads"
 
 
 class ApiKeyRow(Owned, Base):
@@ -386,7 +452,7 @@ class AuditRow(Owned, Base):
     #: "create", "delete", "cancel", "rotate", "revoke", "embed", "append", "sample", "point"
     action: Mapped[str] = mapped_column(String(20))
     #: "encoder", "anchor-set", "pool", "head", "translator", "job", "api-key", "store",
-    #: "reindexing", "alias"
+    #: "migration", "alias"
     resource: Mapped[str] = mapped_column(String(20))
     #: the resource's name, or its id where it has none
     name: Mapped[str] = mapped_column(String(NAME_LENGTH))

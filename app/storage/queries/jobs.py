@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, exists, func, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Select, case, exists, func, or_, select, update
+from sqlalchemy.orm import Session, aliased
 
 from app.storage.queries import leases
 from app.storage.queries.statements import changed_rows
@@ -21,13 +21,16 @@ from app.types import JobKind, JobState
 UNFINISHED = JobRow.finished_at.is_(None)
 
 #: most evaluations of a pair among which one with judgements is looked for
-MOST_EVALUATIONS = 20
+MAX_EVALUATIONS = 20
 
 
 def claim_next(
     session: Session, *, lease: str, seconds: float, only: str | None = None
 ) -> tuple[JobRow, bool] | None:
-    """Claim the job that has been due longest, under `lease`. None if no job is due.
+    """Claim the next job, under `lease`. None if no job is due.
+
+    The projects take turns: the one with the fewest running jobs, and of those the one whose last
+    job started longest ago. Of its jobs, the one that has been due longest.
 
     only  claim this job or none
     Returns the job and whether its last worker was lost. A job is due when it waits and its pause
@@ -41,23 +44,41 @@ def claim_next(
     due = [UNFINISHED, JobRow.due_at <= now, or_(queued, lost)]
     if only is not None:
         due.append(JobRow.id == only)
-    oldest = select(JobRow).where(*due).order_by(JobRow.due_at).limit(1)
-    while (row := session.scalar(oldest.with_for_update(skip_locked=True))) is not None:
-        was_lost = row.state == JobState.running
-        taken = change(
-            session,
-            JobRow.id == row.id,
-            *due,
-            state=JobState.running,
-            lease=lease,
-            lease_until=now + timedelta(seconds=seconds),
-            attempts=JobRow.attempts + 1,
-            started_at=now,
-        )
-        if taken:
-            session.refresh(row)
-            return row, was_lost
+    for project in session.scalars(_projects_in_turn(*due)).all():
+        of_project = (*due, JobRow.project == project)
+        oldest = select(JobRow).where(*of_project).order_by(JobRow.due_at).limit(1)
+        while (row := session.scalar(oldest.with_for_update(skip_locked=True))) is not None:
+            was_lost = row.state == JobState.running
+            taken = change(
+                session,
+                JobRow.id == row.id,
+                *due,
+                state=JobState.running,
+                lease=lease,
+                lease_until=now + timedelta(seconds=seconds),
+                attempts=JobRow.attempts + 1,
+                started_at=now,
+            )
+            if taken:
+                session.refresh(row)
+                return row, was_lost
     return None
+
+
+def _projects_in_turn(*due: ColumnElement[bool]) -> Select[tuple[str]]:
+    """The projects with due jobs, the one whose turn it is first."""
+    waiting = select(JobRow.project, func.min(JobRow.due_at).label("due_at")).where(*due)
+    projects = waiting.group_by(JobRow.project).subquery()
+    others = aliased(JobRow)
+    running = (
+        select(func.count())
+        .where(others.finished_at.is_(None), others.lease.is_not(None))
+        .where(others.project == projects.c.project, others.state == JobState.running)
+        .scalar_subquery()
+    )
+    served = select(func.max(others.started_at)).where(others.project == projects.c.project)
+    last = served.scalar_subquery()
+    return select(projects.c.project).order_by(running, last.nulls_first(), projects.c.due_at)
 
 
 def change(session: Session, *where: ColumnElement[bool], **values: Any) -> bool:
@@ -124,6 +145,14 @@ def count_unfinished(session: Session, project: str) -> tuple[int, int]:
     return of_project, of_all
 
 
+def has_unfinished(
+    session: Session, project: str, kind: JobKind, arguments: dict[str, Any]
+) -> bool:
+    """Return whether an unfinished job of the project has this kind and these arguments."""
+    waiting = (UNFINISHED, JobRow.project == project, JobRow.kind == kind)
+    return arguments in session.scalars(select(JobRow.arguments).where(*waiting)).all()
+
+
 def count_by_state(session: Session) -> dict[str, int]:
     """Return the number of unfinished jobs of all projects by state."""
     counted = select(JobRow.state, func.count()).where(UNFINISHED).group_by(JobRow.state)
@@ -135,6 +164,30 @@ def oldest_queued(session: Session) -> datetime | None:
     """Return when the job that waits longest was submitted, or None."""
     waits = (UNFINISHED, JobRow.state == JobState.queued)
     return session.scalar(select(func.min(JobRow.created_at)).where(*waits))
+
+
+def newest_fit(session: Session, project: str, key: str, *, since: datetime) -> JobRow | None:
+    """Return the newest job that makes this fit, unfinished or ended after `since`, or None."""
+    query = (
+        select(JobRow)
+        .where(
+            JobRow.project == project,
+            JobRow.kind == JobKind.fit,
+            or_(UNFINISHED, JobRow.finished_at > since),
+            JobRow.arguments["key"].as_string() == key,
+        )
+        .order_by(JobRow.created_at.desc())
+        .limit(1)
+    )
+    return session.scalar(query)
+
+
+def count_fits(session: Session, project: str) -> int:
+    """Return the number of unfinished fits of the project."""
+    query = select(func.count()).where(
+        UNFINISHED, JobRow.project == project, JobRow.kind == JobKind.fit
+    )
+    return session.scalar(query) or 0
 
 
 def newest_judged(
@@ -152,7 +205,7 @@ def newest_judged(
             *(result[member].as_string() == name for member, name in pair.items()),
         )
         .order_by(JobRow.created_at.desc())
-        .limit(MOST_EVALUATIONS)
+        .limit(MAX_EVALUATIONS)
     )
     judged = (job_id for job_id, queries in session.execute(query) if queries)
     return next(judged, None)

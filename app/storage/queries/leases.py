@@ -14,9 +14,9 @@ from sqlalchemy import ColumnElement, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from app.storage.queries.statements import changed_rows
-from app.storage.tables import IdempotentRequestRow, JobRow, ReindexingRow, now
+from app.storage.tables import IdempotentRequestRow, JobRow, MigrationRow, now
 
-Leased = type[JobRow] | type[ReindexingRow] | type[IdempotentRequestRow]
+Leased = type[JobRow] | type[MigrationRow] | type[IdempotentRequestRow]
 
 
 def database_now(session: Session) -> datetime:

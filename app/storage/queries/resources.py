@@ -34,8 +34,8 @@ from app.storage.tables import (
     EncoderRow,
     HeadRow,
     JobRow,
+    MigrationRow,
     PoolRow,
-    ReindexingRow,
     SpaceRow,
     StoreRow,
     TranslatorRow,
@@ -43,7 +43,7 @@ from app.storage.tables import (
 from app.types import JobState
 
 #: most translators of one answer about pairs
-MOST_PAIR_REPORTS = 1_000
+MAX_PAIR_REPORTS = 1_000
 
 Named = TypeVar("Named", EncoderRow, AnchorSetRow, HeadRow, PoolRow, AliasRow, StoreRow)
 
@@ -369,7 +369,7 @@ def named_blobs(session: Session) -> set[str]:
         AnchorSetRow.pairs,
         TranslatorRow.weights,
         HeadRow.blob,
-        ReindexingRow.maps,
+        MigrationRow.maps,
     )
     named = {
         digest
@@ -422,9 +422,9 @@ def aliases_of(session: Session, row: EncoderRow | AnchorSetRow) -> list[str]:
 
 @dataclass(frozen=True)
 class PairReport:
-    """A translator between current spaces, and the recall that its report promises.
+    """A translator between current spaces, and the recall that its report estimates.
 
-    recall  None without a report, and where nothing can be promised
+    recall  None without a report, and where nothing can be estimated
     index   number of items of the index that the recall is for
     """
 
@@ -442,7 +442,7 @@ def pair_reports(session: Session, project: str) -> Sequence[PairReport]:
     """Return translators of the current versions of anchor sets, the newest first."""
     source, target = aliased(SpaceRow), aliased(SpaceRow)
     from_encoder, to_encoder = aliased(EncoderRow), aliased(EncoderRow)
-    promise = TranslatorRow.report["promise"]
+    estimate = TranslatorRow.report["estimate"]
     query = (
         select(
             TranslatorRow.content,
@@ -451,8 +451,8 @@ def pair_reports(session: Session, project: str) -> Sequence[PairReport]:
             to_encoder.name,
             TranslatorRow.method,
             TranslatorRow.created_at,
-            promise["measures"]["recall"]["value"].as_float(),
-            promise["index"].as_float(),  # beyond an integer of 32 bits
+            estimate["measures"]["recall"]["value"].as_float(),
+            estimate["index"].as_float(),  # beyond an integer of 32 bits
         )
         .join(source, source.id == TranslatorRow.source_id)
         .join(target, target.id == TranslatorRow.target_id)
@@ -461,7 +461,7 @@ def pair_reports(session: Session, project: str) -> Sequence[PairReport]:
         .join(to_encoder, to_encoder.id == target.encoder_id)
         .where(TranslatorRow.project == project, source.version == AnchorSetRow.version)
         .order_by(TranslatorRow.created_at.desc(), TranslatorRow.id)
-        .limit(MOST_PAIR_REPORTS)
+        .limit(MAX_PAIR_REPORTS)
     )
     return [PairReport(*row) for row in session.execute(query)]
 

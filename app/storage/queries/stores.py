@@ -1,4 +1,4 @@
-"""Queries of stores, and of the reindexings that hold them."""
+"""Queries of stores, and of the migrations that hold them."""
 
 from __future__ import annotations
 
@@ -6,39 +6,37 @@ from sqlalchemy import and_, select
 from sqlalchemy.orm import Session, aliased
 
 from app.storage.queries.resources import by_name
-from app.storage.tables import AnchorSetRow, EncoderRow, ReindexingRow, StoreRow
+from app.storage.tables import AnchorSetRow, EncoderRow, MigrationRow, StoreRow
 
 
-def active_reindexing(session: Session, store_row: StoreRow) -> ReindexingRow | None:
-    """Return the reindexing whose traces are in the store, or None."""
+def active_migration(session: Session, store_row: StoreRow) -> MigrationRow | None:
+    """Return the migration whose traces are in the store, or None."""
     return session.scalar(
-        select(ReindexingRow).where(
-            ReindexingRow.store_id == store_row.id, ReindexingRow.ended_at.is_(None)
+        select(MigrationRow).where(
+            MigrationRow.store_id == store_row.id, MigrationRow.ended_at.is_(None)
         )
     )
 
 
-def moving_store(
-    session: Session, project: str, name: str
-) -> tuple[StoreRow, ReindexingRow | None]:
-    """Return a store and its active reindexing, if it has one. Raises StoreNotFound."""
+def moving_store(session: Session, project: str, name: str) -> tuple[StoreRow, MigrationRow | None]:
+    """Return a store and its active migration, if it has one. Raises StoreNotFound."""
     row = by_name(session, StoreRow, project, name)
-    return row, active_reindexing(session, row)
+    return row, active_migration(session, row)
 
 
 def searched_store(
     session: Session, project: str, name: str, target: str
-) -> tuple[StoreRow, ReindexingRow | None, EncoderRow]:
-    """Return a store, its active reindexing, and the encoder `target`, by one statement.
+) -> tuple[StoreRow, MigrationRow | None, EncoderRow]:
+    """Return a store, its active migration, and the encoder `target`, by one statement.
 
     Raises StoreNotFound and EncoderNotFound.
     """
-    owns = and_(ReindexingRow.store_id == StoreRow.id, ReindexingRow.ended_at.is_(None))
+    owns = and_(MigrationRow.store_id == StoreRow.id, MigrationRow.ended_at.is_(None))
     encoder = aliased(EncoderRow)
     named = and_(encoder.project == StoreRow.project, encoder.name == target)
     found = session.execute(
-        select(StoreRow, ReindexingRow, encoder)
-        .outerjoin(ReindexingRow, owns)
+        select(StoreRow, MigrationRow, encoder)
+        .outerjoin(MigrationRow, owns)
         .outerjoin(encoder, named)
         .where(StoreRow.project == project, StoreRow.name == name)
     ).first()
@@ -46,28 +44,28 @@ def searched_store(
         return found[0], found[1], found[2]
     row = by_name(session, StoreRow, project, name)
     encoder_row = by_name(session, EncoderRow, project, target, field="target")
-    return row, active_reindexing(session, row), encoder_row
+    return row, active_migration(session, row), encoder_row
 
 
-def same_collection(session: Session, store_row: StoreRow) -> list[tuple[StoreRow, ReindexingRow]]:
+def same_collection(session: Session, store_row: StoreRow) -> list[tuple[StoreRow, MigrationRow]]:
     """Return other stores of this kind and collection, of all projects, with their active
-    reindexings. Their addresses may differ.
+    migrations. Their addresses may differ.
     """
     found = session.execute(
-        select(StoreRow, ReindexingRow)
-        .join(ReindexingRow, ReindexingRow.store_id == StoreRow.id)
+        select(StoreRow, MigrationRow)
+        .join(MigrationRow, MigrationRow.store_id == StoreRow.id)
         .where(
             StoreRow.id != store_row.id,
             StoreRow.kind == store_row.kind,
             StoreRow.collection == store_row.collection,
-            ReindexingRow.ended_at.is_(None),
+            MigrationRow.ended_at.is_(None),
         )
     )
-    return [(store_found, reindexing) for store_found, reindexing in found]
+    return [(store_found, migration) for store_found, migration in found]
 
 
 def stores_of_encoder(session: Session, encoder: EncoderRow) -> list[str]:
-    """Return what uses an encoder: 'store a', 'a reindexing of store b'. Ended ones count too:
+    """Return what uses an encoder: 'store a', 'a migration of store b'. Ended ones count too:
     their rows refer to it.
     """
     names = session.scalars(
@@ -75,23 +73,23 @@ def stores_of_encoder(session: Session, encoder: EncoderRow) -> list[str]:
     ).all()
     moved = session.scalars(
         select(StoreRow.name)
-        .join(ReindexingRow, ReindexingRow.store_id == StoreRow.id)
-        .where(ReindexingRow.target_id == encoder.id)
+        .join(MigrationRow, MigrationRow.store_id == StoreRow.id)
+        .where(MigrationRow.target_id == encoder.id)
         .distinct()
         .order_by(StoreRow.name)
     ).all()
     return [f"store {name!r}" for name in names] + [
-        f"a reindexing of store {name!r}" for name in moved if name not in names
+        f"a migration of store {name!r}" for name in moved if name not in names
     ]
 
 
 def stores_of_anchor_set(session: Session, anchor_set: AnchorSetRow) -> list[str]:
-    """Return the reindexings that use a set, as 'a reindexing of store b'."""
+    """Return the migrations that use a set, as 'a migration of store b'."""
     names = session.scalars(
         select(StoreRow.name)
-        .join(ReindexingRow, ReindexingRow.store_id == StoreRow.id)
-        .where(ReindexingRow.anchor_set_id == anchor_set.id)
+        .join(MigrationRow, MigrationRow.store_id == StoreRow.id)
+        .where(MigrationRow.anchor_set_id == anchor_set.id)
         .distinct()
         .order_by(StoreRow.name)
     ).all()
-    return [f"a reindexing of store {name!r}" for name in names]
+    return [f"a migration of store {name!r}" for name in names]
