@@ -214,7 +214,7 @@ MATCHING_STARTS = 20
 HALF_STAGE, WHOLE_STAGE = Rounds(16, 4_000, 20), Rounds(12, 6_000, 10)
 FINAL_STAGE = Rounds(6, 16_000, 10)
 #: Leading directions that wider pools are reduced to.
-MOST_ALIGNED_DIMENSIONS = 512
+MAX_ALIGNED_DIMENSIONS = 512
 #: Neighbours of a made pair that are averaged.
 MADE_NEIGHBOURS = 10
 
@@ -254,7 +254,7 @@ class MadePairs:
 class Alignment:
     """The result of an alignment.
 
-    rotation  an orthogonal map of centred unit rows; of pools above MOST_ALIGNED_DIMENSIONS, of
+    rotation  an orthogonal map of centred unit rows; of pools above MAX_ALIGNED_DIMENSIONS, of
               their unit rows along the leading directions
     """
 
@@ -409,7 +409,7 @@ def _half(side: Float32[Tensor, "n d"], which: int, *, seed: int) -> Float32[Ten
 
 
 def _narrow(side: Float32[Tensor, "n d"], beat: Beat) -> Float32[Tensor, "n r"]:
-    """Unit rows along at most MOST_ALIGNED_DIMENSIONS leading directions."""
-    if side.shape[1] <= MOST_ALIGNED_DIMENSIONS:
+    """Unit rows along at most MAX_ALIGNED_DIMENSIONS leading directions."""
+    if side.shape[1] <= MAX_ALIGNED_DIMENSIONS:
         return side
-    return normalize(principal_directions(side, most=MOST_ALIGNED_DIMENSIONS, beat=beat).along)
+    return normalize(principal_directions(side, most=MAX_ALIGNED_DIMENSIONS, beat=beat).along)

@@ -32,7 +32,7 @@ from app.maths.translators.translator import Translator, apply, make_translator
 #: Variances below this share of the largest count as this share.
 LEAST_VARIANCE = 1e-3
 #: Directions of each side that are aligned, because a round costs their cube.
-MOST_DIRECTIONS = 512
+MAX_DIRECTIONS = 512
 #: Ridge of the anchors' own correction of the map.
 CORRECTION_RIDGE = 3.0
 #: Rows of the index in which held-out anchors are searched, and neighbours that are compared.
@@ -219,11 +219,11 @@ def partial_whitening(
     unit: Float32[Tensor, "n d"], power: float, *, beat: Beat = no_beat
 ) -> tuple[Float32[Tensor, "d r"], Float32[Tensor, "r d"]]:
     """W = V diag(v)^((power - 1) / 2) of centred unit rows, and its pseudo-inverse; V diag(v) V^T
-    is their covariance in its leading directions, MOST_DIRECTIONS at most.
+    is their covariance in its leading directions, MAX_DIRECTIONS at most.
     """
     beat()
     values, vectors = torch.linalg.eigh((unit.T @ unit).double() / len(unit))
-    values, vectors = values[-MOST_DIRECTIONS:], vectors[:, -MOST_DIRECTIONS:]
+    values, vectors = values[-MAX_DIRECTIONS:], vectors[:, -MAX_DIRECTIONS:]
     values = values.clamp_min(float(values[-1]) * LEAST_VARIANCE)
     scale = (values / values.mean()) ** ((power - 1) / 2)
     return (vectors * scale).float(), (vectors / scale).T.float()

@@ -43,7 +43,7 @@ SHORT_SHARE = 1e-3
 
 #: Rows are compared with each other up to this many multiplications k^2 d, and up to this many rows
 #: (a table of 32 MiB). More rows are sampled.
-MOST_PRODUCTS, MOST_COMPARED_ROWS = 2**27, 2048
+MAX_PRODUCTS, MAX_COMPARED_ROWS = 2**27, 2048
 
 #: With fewer distinct rows, chance can look like a rotation: unrelated vectors of 4,096 dimensions
 #: also have cosines within NEAR_DEVIATION of each other (measured on normal ones: 11 of 400 pairs
@@ -209,8 +209,8 @@ def _median_scale(old: Float64[Tensor, "k d"], new: Float64[Tensor, "k e"]) -> f
 
 
 def _compared_rows(old: Float64[Tensor, "k d"], new: Float64[Tensor, "k e"], seed: int) -> Tensor:
-    """All rows, or as many as MOST_PRODUCTS and MOST_COMPARED_ROWS allow, in their order."""
-    most = min(MOST_COMPARED_ROWS, int((MOST_PRODUCTS / max(old.shape[1], new.shape[1])) ** 0.5))
+    """All rows, or as many as MAX_PRODUCTS and MAX_COMPARED_ROWS allow, in their order."""
+    most = min(MAX_COMPARED_ROWS, int((MAX_PRODUCTS / max(old.shape[1], new.shape[1])) ** 0.5))
     return torch.tensor(sorted(draw_uniformly(len(old), size=min(most, len(old)), seed=seed)))
 
 

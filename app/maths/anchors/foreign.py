@@ -37,7 +37,7 @@ FOREIGN_LEVEL = 0.05
 FEWEST_SAMPLED = 50
 
 #: A comparison uses at most this many rows of the sample, drawn by seed, to limit the time.
-MOST_SAMPLED = 2048
+MAX_SAMPLED = 2048
 
 #: A set has foreign anchors when at least this share of them is foreign.
 LEAST_FOREIGN_SHARE = 0.1
@@ -76,12 +76,12 @@ def compare_with_store(
 
     judged  (k,) the anchors that can be foreign; None: all. Queries look unlike every store of
             documents, so they are not judged
-    seed    draws MOST_SAMPLED rows of a larger sample
+    seed    draws MAX_SAMPLED rows of a larger sample
     Returns None below FEWEST_SAMPLED different vectors, and where no anchor is judged.
     """
     if judged is None:
         judged = torch.ones(len(anchors), dtype=torch.bool, device=anchors.device)
-    rows = draw_uniformly(len(sample), size=min(MOST_SAMPLED, len(sample)), seed=seed)
+    rows = draw_uniformly(len(sample), size=min(MAX_SAMPLED, len(sample)), seed=seed)
     sample, anchors = sample[torch.as_tensor(rows)].double(), anchors.double()
     if len(torch.unique(sample, dim=0)) < FEWEST_SAMPLED or not bool(judged.any()):
         return None

@@ -23,7 +23,7 @@ from app.types import repeated_positions
 COLLINEAR_TOLERANCE = 1e-6
 
 #: Rows that a list in the report names at most.
-MOST_LISTED_ROWS = 20
+MAX_LISTED_ROWS = 20
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Health:
     at_mean     rows equal to the mean: they have no direction and add nothing
     duplicates  rows equal to an earlier row
     collinear   rows on the line of an earlier row through the mean, without the duplicates
-    Lists are cut at MOST_LISTED_ROWS rows; the counts are complete.
+    Lists are cut at MAX_LISTED_ROWS rows; the counts are complete.
     """
 
     rank: int
@@ -60,11 +60,11 @@ def examine(anchors: Float64[Tensor, "k d"], space: Space) -> Health:
     return Health(
         rank=rank,
         condition=condition,
-        at_mean=at_mean[:MOST_LISTED_ROWS],
+        at_mean=at_mean[:MAX_LISTED_ROWS],
         at_mean_count=len(at_mean),
-        duplicates=duplicates[:MOST_LISTED_ROWS],
+        duplicates=duplicates[:MAX_LISTED_ROWS],
         duplicate_count=len(duplicates),
-        collinear=lines[:MOST_LISTED_ROWS],
+        collinear=lines[:MAX_LISTED_ROWS],
         collinear_count=len(lines),
     )
 
@@ -112,7 +112,7 @@ LEAST_RELATIVE_SPREAD = 1e-3
 
 #: Fewer numbers may be round by chance; and the number of values that the search for repeated ones
 #: reads.
-FEWEST_NUMBERS, MOST_NUMBERS_READ = 2**12, 2**18
+FEWEST_NUMBERS, MAX_NUMBERS_READ = 2**12, 2**18
 
 #: Different values of a byte.
 BYTE_LEVELS = 256
@@ -174,7 +174,7 @@ def value_precision(anchors: Float32[Tensor, "k d"]) -> ValuePrecision:
     """
     if anchors.numel() < FEWEST_NUMBERS:
         return "float32"
-    if len(torch.unique(anchors.flatten()[:MOST_NUMBERS_READ])) <= BYTE_LEVELS:
+    if len(torch.unique(anchors.flatten()[:MAX_NUMBERS_READ])) <= BYTE_LEVELS:
         return "quantised"
     is_half = any(
         torch.equal(anchors.to(dtype).float(), anchors) for dtype in (torch.float16, torch.bfloat16)

@@ -60,7 +60,7 @@ ENOUGH_FOR_VERDICT = 40
 #: A verdict for an answer needs, and reads at most, these numbers of rows. Of 240
 #: pairs of real encoders, 20 rows were called unrelated twice, and 15 rows 26 times; no pair whose
 #: rows were shifted by one was called related.
-FEWEST_JUDGED_ROWS, MOST_JUDGED_ROWS = 20, 1024
+FEWEST_JUDGED_ROWS, MAX_JUDGED_ROWS = 20, 1024
 
 #: With fewer rows, a single wrong row cannot be identified.
 FEWEST_FOR_SUSPECTS = 20
@@ -172,11 +172,11 @@ def judge_relatedness(
 
     Below ENOUGH_FOR_VERDICT rows, anchors are unrelated where z is below SIGNIFICANT_Z, as for
     `evidence`; unclear below FEWEST_JUDGED_ROWS, or where one side is a single vector. At most
-    MOST_JUDGED_ROWS rows take part, drawn by seed.
+    MAX_JUDGED_ROWS rows take part, drawn by seed.
     """
-    if len(source) > MOST_JUDGED_ROWS:
+    if len(source) > MAX_JUDGED_ROWS:
         generator = torch.Generator().manual_seed(seed)
-        rows = torch.randperm(len(source), generator=generator)[:MOST_JUDGED_ROWS]
+        rows = torch.randperm(len(source), generator=generator)[:MAX_JUDGED_ROWS]
         source, target = source[rows], target[rows]
     directions = _judged_directions(
         reduce_to_span(source.double()), reduce_to_span(target.double())
@@ -321,7 +321,7 @@ def _best_partner(sides: _Sides, rows: Int64[Tensor, " m"]) -> Int64[Tensor, " m
 
 #: Pairs of anchors that are computed: all for up to 2,896 anchors; of more anchors, fewer others
 #: judge each.
-MOST_INFLUENCE_PAIRS = 2**23
+MAX_INFLUENCE_PAIRS = 2**23
 
 #: Pairs that are stored at a time, 8 bytes each, in about a dozen matrices.
 PAIRS_PER_STEP = 2**20
@@ -385,7 +385,7 @@ def influence(
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item
     ridge   > 0, on the scale of squared singular values of U_x; None: `spectrum.usual_ridge` of the
             source
-    seed    draws the judges where k^2 exceeds MOST_INFLUENCE_PAIRS
+    seed    draws the judges where k^2 exceeds MAX_INFLUENCE_PAIRS
     A row is harmful when the others would gain without it and it stands out: the mean of two robust
     scores exceeds OUTSTANDING_SCORE, one of its gain and one of how badly it is translated itself,
     each (value - median) / (1.4826 median absolute deviation). Below FEWEST_DISTINCT anchors no row
@@ -403,10 +403,10 @@ def influence(
     ridge = usual_ridge(x.spectrum, dim=x.dim) if ridge is None else ridge
     fit, size = _ridge_fit(x, y, ridge), x.size
     judges = torch.arange(size, device=fit.free.device)
-    if size**2 > MOST_INFLUENCE_PAIRS:
+    if size**2 > MAX_INFLUENCE_PAIRS:
         judges = (
             torch.randperm(size, generator=torch.Generator().manual_seed(seed))[
-                : MOST_INFLUENCE_PAIRS // size
+                : MAX_INFLUENCE_PAIRS // size
             ]
             .sort()
             .values.to(judges)

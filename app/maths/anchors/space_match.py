@@ -49,7 +49,7 @@ MORE_LIKE_Z = 3.0
 FEWEST_MATCHED = 20
 
 #: most rows and most anchors of each encoder that are compared
-MOST_MATCHED_ROWS, MOST_MATCHED_ANCHORS = 512, 1024
+MAX_MATCHED_ROWS, MAX_MATCHED_ANCHORS = 512, 1024
 
 #: permutations of the coordinates; their mean nearness varies less than their alignment
 PERMUTATIONS, NEAR_PERMUTATIONS = 20, 4
@@ -110,11 +110,11 @@ def match_space(
     seed      draws the rows, the anchors and the permutations
     Rows of zeros are left out. Raises nothing; an encoder that cannot be judged is left out.
     """
-    rows = _distinct(sample, MOST_MATCHED_ROWS, seed)
+    rows = _distinct(sample, MAX_MATCHED_ROWS, seed)
     compared: dict[str, _RowShares] = {}
     if len(rows) >= FEWEST_MATCHED:
         for name, each in anchors.items():
-            found = _compare(rows, _distinct(each, MOST_MATCHED_ANCHORS, seed), seed)
+            found = _compare(rows, _distinct(each, MAX_MATCHED_ANCHORS, seed), seed)
             if found is not None:
                 compared[name] = found
     ranked = sorted(

@@ -42,11 +42,11 @@ from app.maths.bootstrap.neighbours import (
 from app.maths.bootstrap.sinkhorn import CACHED_NUMBERS, NEGLIGIBLE_LOGIT
 
 #: Leading directions of a pool that are kept.
-MOST_DIMENSIONS = 256
+MAX_DIMENSIONS = 256
 #: Additional columns, and multiplications by the covariance, of the search for leading directions.
 OVERSAMPLING, SUBSPACE_ITERATIONS = 32, 12
 #: Up to this dimension a pool's covariance is decomposed exactly.
-MOST_EXACT_DIMENSIONS = 384
+MAX_EXACT_DIMENSIONS = 384
 #: The search for a temperature uses this many rows and about this many cosines: fewer rows for a
 #: large target pool, but at least the last number.
 TEMPERATURE_ROWS, TEMPERATURE_COSINES, FEWEST_TEMPERATURE_ROWS = 256, 2**21, 32
@@ -138,7 +138,7 @@ def principal_directions(
     unit: Float32[Tensor, "n d"],
     rows: Int64[Tensor, " k"] | None = None,
     *,
-    most: int = MOST_DIMENSIONS,
+    most: int = MAX_DIMENSIONS,
     beat: Beat = no_beat,
 ) -> Directions:
     """The leading principal directions of centred unit rows (n, d), at most `most`; by subspace
@@ -155,7 +155,7 @@ def principal_directions(
         beat()
         covariance += piece.T @ piece
     covariance /= len(unit)
-    if d <= MOST_EXACT_DIMENSIONS:
+    if d <= MAX_EXACT_DIMENSIONS:
         variance, vectors = torch.linalg.eigh(covariance)
     else:
         generator = torch.Generator().manual_seed(0)
@@ -242,7 +242,7 @@ def map_rows(
 ) -> Float32[Tensor, "n ry"]:
     """Unit rows of x U s^flattening V^T, with U s V^T the overlap.
 
-    The SVD is the CPU's for every device: at most MOST_DIMENSIONS square, it would not fill another
+    The SVD is the CPU's for every device: at most MAX_DIMENSIONS square, it would not fill another
     one, and the host waits for its result there too. So equal overlaps have equal maps everywhere.
     """
     left, singular, right = torch.linalg.svd(overlap.cpu().double(), full_matrices=False)
@@ -291,7 +291,7 @@ def find_temperature(
 
 
 #: Rows of a pool that centroids are computed from.
-MOST_CENTROID_ROWS = 10_000
+MAX_CENTROID_ROWS = 10_000
 #: Rounds of k-means, and rows that its first centroids are drawn from, because scipy reads all of
 #: them for each.
 KMEANS_ROUNDS, INITIAL_ROWS = 20, 2_000
@@ -322,7 +322,7 @@ def centroid_overlap(
     """
     generator = np.random.default_rng(seed)
     some_x, some_y = (
-        _evenly_spread(side, MOST_CENTROID_ROWS).cpu().numpy().astype(np.float64) for side in (x, y)
+        _evenly_spread(side, MAX_CENTROID_ROWS).cpu().numpy().astype(np.float64) for side in (x, y)
     )
     # At most as many as there are different rows: k-means++ cannot choose among rows that are all
     # chosen already.

@@ -149,7 +149,7 @@ class Outcome:
     confidence   (p,) probability that each is right
     estimate     of the share that is right
     wrong_seeds  rows of the seeds that the others contradict
-    ask          (a,) rows of x whose partner would help most
+    label_next   (a,) rows of x whose partner would help most
     facts        numbers of the last step: loss, agreement
     """
 
@@ -157,7 +157,7 @@ class Outcome:
     confidence: Float32[Tensor, " p"]
     estimate: BootstrapEstimate
     wrong_seeds: list[int]
-    ask: Int64[Tensor, " a"]
+    label_next: Int64[Tensor, " a"]
     facts: Mapping[str, float]
 
 
@@ -408,7 +408,7 @@ def median_ranks(ranks: Float32[Tensor, "r s"]) -> Float32[Tensor, " s"]:
 
 #: One in ORPHAN_PARTS pairs becomes an orphan, on each side. Trials end with enough orphans; the
 #: last two numbers limit the trials, usually and for a doubtful result.
-ORPHAN_PARTS, ENOUGH_ORPHANS, USUAL_TRIALS, MOST_TRIALS = 8, 200, 3, 16
+ORPHAN_PARTS, ENOUGH_ORPHANS, USUAL_TRIALS, MAX_TRIALS = 8, 200, 3, 16
 #: A result is doubtful when less than this share of it has a partner: half of it may be wrong.
 DOUBTFUL_SHARE = 0.75
 #: Share of items with a partner that are found.
@@ -439,8 +439,7 @@ class OrphanTrials:
             return False
         first = self.orphans < ENOUGH_ORPHANS and self.trials < USUAL_TRIALS
         return first or (
-            self.trials < MOST_TRIALS
-            and share_with_partner(pair_share, self.share) < DOUBTFUL_SHARE
+            self.trials < MAX_TRIALS and share_with_partner(pair_share, self.share) < DOUBTFUL_SHARE
         )
 
     def right_share(self, pairs: int, pair_share: float) -> float:

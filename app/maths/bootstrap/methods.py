@@ -94,7 +94,7 @@ def judge_pairs(
     )
     believed = [i for row, (i, _) in enumerate(seeds) if row not in set(wrong_rows)]
     certain = grown.pairs[votes.confirmed > self_learning.LIKELY_RIGHT, 0]
-    ask = rows_to_label(
+    label_next = rows_to_label(
         x, torch.tensor(believed, dtype=torch.int64), certain, self_learning.ROWS_TO_LABEL
     )
-    return Outcome(grown.pairs, votes.confirmed, estimate, wrong_rows, ask, grown.facts)
+    return Outcome(grown.pairs, votes.confirmed, estimate, wrong_rows, label_next, grown.facts)

@@ -187,7 +187,7 @@ class SelfLearningRun:
         return self._consensus()[0]
 
     def _beat(self, state: State | None = None) -> None:
-        self.on_step(Step(self._done(), most_steps(self.settings), dict(self.facts), state))
+        self.on_step(Step(self._done(), max_steps(self.settings), dict(self.facts), state))
 
     def _done(self) -> int:
         attempts = len(self.partners) if self.current is None else self.settings.attempts
@@ -346,7 +346,7 @@ class SelfLearningRun:
         return neighbours.partner_pairs(partners)
 
 
-def most_steps(settings: SelfLearningSettings) -> int:
+def max_steps(settings: SelfLearningSettings) -> int:
     """The largest number of steps of a run."""
     return (
         _total_rounds(settings, settings.attempts) + settings.refinements + settings.confirmations
@@ -400,14 +400,14 @@ def learn(
     wrong = set(found.wrong_seeds)
     believed = [place for row, place in enumerate(places) if row not in wrong]
     # The rows to label are those of the source as given.
-    ask = rows_to_label(
+    label_next = rows_to_label(
         principal_directions(smaller),
         torch.tensor(believed, dtype=torch.int64),
         found.pairs[found.confidence > LIKELY_RIGHT, 1],
         ROWS_TO_LABEL,
     )
     pairs = torch.stack([rows[found.pairs[:, 1]], found.pairs[:, 0]], dim=1)
-    return replace(found, pairs=pairs, ask=rows[ask])
+    return replace(found, pairs=pairs, label_next=rows[label_next])
 
 
 @torch.no_grad()
@@ -421,7 +421,7 @@ def learn_as_given(
 ) -> Outcome:
     """`learn` with y as the target, whichever pool is smaller."""
     check_pairs(seeds, source=len(pools.x), target=len(pools.y))
-    total = _total_steps(settings) + estimate.MOST_TRIALS
+    total = _total_steps(settings) + estimate.MAX_TRIALS
 
     def report(step: Step) -> None:
         on_step(replace(step, total=total))
@@ -449,7 +449,7 @@ def _chance_run(main: SelfLearningRun, state: State, report: OnStep) -> SelfLear
     """The run that measures chance, when it has ended: the target's directions scrambled, seeds
     drawn at random; continued from a checkpoint.
     """
-    settings, done = _chance_settings(main.settings), most_steps(main.settings)
+    settings, done = _chance_settings(main.settings), max_steps(main.settings)
     before = main.snapshot()
 
     def on_step(step: Step) -> None:
@@ -520,7 +520,7 @@ def _run_orphan_trials(
 
 def _total_steps(settings: SelfLearningSettings) -> int:
     """The largest number of steps of both runs."""
-    return most_steps(settings) + most_steps(_chance_settings(settings))
+    return max_steps(settings) + max_steps(_chance_settings(settings))
 
 
 def _chance_settings(settings: SelfLearningSettings) -> SelfLearningSettings:
@@ -572,7 +572,7 @@ def _outcome(
         share = right / estimated.right
         estimated = replace(estimated, right=right, orphans_paired=trials.share)
     certain = votes.pairs[accepted & (confidences * share > LIKELY_RIGHT), 0]
-    ask = rows_to_label(main.x, main.seeds[believed, 0].cpu(), certain, ROWS_TO_LABEL)
+    label_next = rows_to_label(main.x, main.seeds[believed, 0].cpu(), certain, ROWS_TO_LABEL)
     facts = {
         "right": estimated.right,
         "agreement": estimated.agreement,
@@ -580,7 +580,9 @@ def _outcome(
         "attempts": float(len(main.partners)),
     }
     found = torch.stack([rows[pairs[:, 0]], pairs[:, 1]], dim=1)[:size]
-    return Outcome(found, (certainty * share)[:size], estimated, wrong_rows, rows[ask], facts)
+    return Outcome(
+        found, (certainty * share)[:size], estimated, wrong_rows, rows[label_next], facts
+    )
 
 
 def _seeds_first(

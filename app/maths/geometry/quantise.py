@@ -24,7 +24,7 @@ includes.
 Moschella et al. 2023, appendix A.3, quantise the absolute embeddings instead: they cluster them
 agglomeratively up to a distance threshold and replace each vector by the centroid of its cluster.
 That is invariant to every change that moves no vector into another cluster. No bound on a
-distortion can promise this, because some vectors lie at a border. A vector that was not clustered
+distortion can estimate this, because some vectors lie at a border. A vector that was not clustered
 has no code, and items of one cluster become indistinguishable. `research/anchor_strategies`
 measures that variant; the service does not offer it.
 """
@@ -38,7 +38,7 @@ from torch import Tensor
 from app.errors import InvalidOption
 
 #: Below 2 bits no grid has a zero; above 16 bits a code does not fit int16.
-FEWEST_BITS, MOST_BITS = 2, 16
+FEWEST_BITS, MAX_BITS = 2, 16
 
 #: The largest error of a level written in an answer's dtype: half the distance of its numbers below
 #: 1. A float16 is rounded from a float32.
@@ -50,9 +50,9 @@ NUMBERS_PER_STEP = 2**17
 
 def largest_code(bits: int) -> int:
     """M = 2^(bits - 1) - 1; codes lie in -M..M. Raises InvalidOption unless 2 <= bits <= 16."""
-    if not FEWEST_BITS <= bits <= MOST_BITS:
+    if not FEWEST_BITS <= bits <= MAX_BITS:
         raise InvalidOption(
-            f"`bits` must lie between {FEWEST_BITS} and {MOST_BITS}, got {bits}.", field="bits"
+            f"`bits` must lie between {FEWEST_BITS} and {MAX_BITS}, got {bits}.", field="bits"
         )
     return (1 << (bits - 1)) - 1
 

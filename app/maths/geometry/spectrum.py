@@ -19,7 +19,7 @@ LARGEST_RIDGE = 1e6
 
 
 #: The largest part of a covariance that its shrinkage may replace.
-MOST_SHRINKAGE = 0.9
+MAX_SHRINKAGE = 0.9
 
 
 def rank_tolerance(shape: tuple[int, ...], largest: float) -> float:
@@ -131,7 +131,7 @@ def shrinkage(spectrum: Spectrum, *, dim: int) -> float:
     rho).
 
     With S = U^T U / k, whose trace is 1: rho = ((1 - |S|^2) / k) / (|S|^2 - 1/d), at most
-    MOST_SHRINKAGE (anchors without structure would be shrunk completely). Rows of norm 1 make the
+    MAX_SHRINKAGE (anchors without structure would be shrunk completely). Rows of norm 1 make the
     sum of the fourth moments k. dim is d.
     Returns a number >= 0, on the scale of squared singular values.
     Source: Ledoit and Wolf 2004, section 3.3.
@@ -139,7 +139,7 @@ def shrinkage(spectrum: Spectrum, *, dim: int) -> float:
     k = spectrum.size
     power = float(spectrum.values.pow(4).sum()) / k**2
     spread = power - 1.0 / dim
-    rho = min(MOST_SHRINKAGE, max(0.0, 1.0 - power) / k / spread) if spread > 0 else MOST_SHRINKAGE
+    rho = min(MAX_SHRINKAGE, max(0.0, 1.0 - power) / k / spread) if spread > 0 else MAX_SHRINKAGE
     return k / dim * rho / (1.0 - rho)
 
 

@@ -117,7 +117,7 @@ KERNEL_DECODER_OPTIONS: Options = {"ridge": 1.0, "decode_power": 0.0}
 SELECTION_MEASURES = ("recall", "mrr", "cosine", "agreement")
 
 #: Classes that stand in for those of an unknown head.
-MOST_CLUSTERS = 32
+MAX_CLUSTERS = 32
 
 
 def measure_candidates(
@@ -177,7 +177,7 @@ def _natives(target: Float64[Tensor, "k dy"]) -> _Natives:
     ).near
     truth = native.new_zeros(len(native), len(native), dtype=torch.bool)
     truth.scatter_(1, neighbours, True)
-    count = min(MOST_CLUSTERS, max(2, round(len(native) ** 0.5)))
+    count = min(MAX_CLUSTERS, max(2, round(len(native) ** 0.5)))
     centres = unit(cluster_centres(native, size=count, seed=0))
     return _Natives(mean, native, truth, centres, (native @ centres.T).argmax(dim=1))
 

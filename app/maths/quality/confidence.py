@@ -258,7 +258,7 @@ def reference_and_translations(
     # The rounding of |n(x)|^2 = 1 in float32 must not count as a part outside the span.
     ridge = max(usual_ridge(spectrum, dim=x.dim), 1e-6 * spectrum.size)
     order = torch.randperm(x.size, generator=torch.Generator().manual_seed(0))
-    sample = order[:MOST_COMPARED_ANCHORS]
+    sample = order[:MAX_COMPARED_ANCHORS]
     reference = Reference(
         mean=x.mean.float(),
         scale=x.scale,
@@ -382,7 +382,7 @@ def _strangeness(
 
 
 #: Anchors that a vector is compared with, and the number of nearest ones that count.
-MOST_COMPARED_ANCHORS = 2048
+MAX_COMPARED_ANCHORS = 2048
 NEAREST_ANCHORS = 10
 
 #: The columns of `features`; the first REGRESSION_FEATURES predict.
@@ -402,7 +402,7 @@ class Reference:
     right       (d, r)  V
     whitening   (r,)    1 / (s^2 + lambda), and `beyond` = 1 / lambda for the part outside the
                 anchors' span
-    anchors     (c, r)  at most MOST_COMPARED_ANCHORS of the unit anchors, as U V
+    anchors     (c, r)  at most MAX_COMPARED_ANCHORS of the unit anchors, as U V
     regression  (r, q)  V^T B with B the ridge regression of unit target anchors on unit source
                 anchors
     """

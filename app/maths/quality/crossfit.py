@@ -31,7 +31,7 @@ HELD_OUT_FOLDS = 5
 FEWEST_DISTINCT = 10
 
 #: Held-out anchors that suffice for an estimate.
-MOST_HELD_OUT = 2000
+MAX_HELD_OUT = 2000
 
 #: A fold with fewer distinct anchors is too small an index.
 SMALLEST_FOLD = 5
@@ -95,7 +95,7 @@ def hold_out(
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item
     folds   None: HELD_OUT_FOLDS, or 2 where these would contain fewer than SMALLEST_FOLD distinct
             anchors each
-    most    number of anchors that suffice; None: MOST_HELD_OUT
+    most    number of anchors that suffice; None: MAX_HELD_OUT
     Anchors that are equal on either side share a fold and count once: with a copy in another fold,
     a fit would have seen them. Of many anchors, only enough folds are held out to contain
     `most` of them; the rows of the other folds do not count, and are zero.
@@ -108,7 +108,7 @@ def hold_out(
         return None
     first, fold_of = parts
     folds = int(fold_of.max()) + 1
-    most = MOST_HELD_OUT if most is None else most
+    most = MAX_HELD_OUT if most is None else most
     enough = min(folds, math.ceil(most * folds / int(first.sum())))
     first &= fold_of < enough
     translated = torch.zeros_like(target)
@@ -182,7 +182,7 @@ def held_out_quality(
     The index of a translation contains the anchors that were held out with it. The other anchors
     stay out, because its fit has seen them and draws the translation towards them: with them in the
     index, recall would look better than it is, and MRR far worse. Every fit uses the other folds
-    only, so the numbers are slightly low; `app.maths.quality.promise` estimates by how much.
+    only, so the numbers are slightly low; `app.maths.quality.estimate` estimates by how much.
     """
     source, target = source.double(), target.double()
     mean = target.mean(dim=0)

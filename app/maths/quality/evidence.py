@@ -39,7 +39,7 @@ SIGNIFICANT_Z = 3.0
 FOLD_VARIANCE_FACTOR = 2.0
 
 #: The statistics use at most this many items, drawn by seed, which is ample.
-MOST_EVIDENCE_ITEMS = 4096
+MAX_EVIDENCE_ITEMS = 4096
 
 
 class ChanceComparison(NamedTuple):
@@ -96,17 +96,17 @@ def evidence(
     first               (k,) which items count, at least 2
     fold_of             (k,) which items were held out together; None: all, by one fit. A fold with
                         one item adds nothing
-    seed                draws the items where there are more than MOST_EVIDENCE_ITEMS
+    seed                draws the items where there are more than MAX_EVIDENCE_ITEMS
     Both are centred on the mean of the native vectors. z concerns the pairing
     alone: a large z does not prove a good translation; see `skill` and the quality for that.
     Source: Hoeffding 1951, "A combinatorial central limit theorem".
     """
     mean = native.double().mean(dim=0)
     rows = first.nonzero().flatten()
-    if len(rows) > MOST_EVIDENCE_ITEMS:
+    if len(rows) > MAX_EVIDENCE_ITEMS:
         rows = rows[
             torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[
-                :MOST_EVIDENCE_ITEMS
+                :MAX_EVIDENCE_ITEMS
             ]
         ]
     queries, index = unit(translated.double()[rows] - mean), unit(native.double()[rows] - mean)

@@ -21,7 +21,7 @@ MRR. When each other item of an index stays with probability f, an item of rank 
 reciprocal rank (1 - (1 - f)^r) / (r f). The logit of the mean is y, L = log10 of the index's size,
 and y(L) = a + b (L - 1) + c (L - 1)^2.
 
-The coefficients have normal priors, which were fitted to other data (docs/results/promises.md).
+The coefficients have normal priors, which were fitted to other data (docs/results/estimates.md).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ LEAST_ODDS = 1e-7
 SEARCHED_ROWS = 512
 
 #: Items of a sample that are searched at most.
-MOST_SAMPLE = 20_000
+MAX_SAMPLE = 20_000
 
 #: From this cosine on, an item of a sample is a copy of an anchor: 1.4 % of its distance from the
 #: mean away from it, more than the rounding to float16 or 8 bits.
@@ -95,7 +95,7 @@ class CurvePrior(NamedTuple):
     gain_error: float
 
 
-#: Fitted by maximum likelihood to draws of anchors other than those of benchmarks/promises.py, and
+#: Fitted by maximum likelihood to draws of anchors other than those of benchmarks/estimates.py, and
 #: then rounded and widened by hand.
 RECALL_PRIOR = CurvePrior((0.4, 0.24), (0.35, 0.08), 0.04, 2.0, -0.022, 0.05)
 MRR_PRIOR = CurvePrior((-1.5, 0.07), (0.2, 0.03), 0.025, 1.2, 0.2, 0.09)
@@ -130,7 +130,7 @@ class MeasuredCurve:
 
 @dataclass(frozen=True)
 class IndexCurves:
-    """Everything that a promise needs, as numbers that JSON can hold.
+    """Everything that an estimate needs, as numbers that JSON can hold.
 
     anchors       k of the served fit
     index         items that a query searched, its own included
@@ -184,7 +184,7 @@ def measure_curves(
     """
     mean = target.mean(dim=0)
     native = unit(target - mean)
-    store = None if sample is None else _without_copies(unit(sample[:MOST_SAMPLE] - mean), native)
+    store = None if sample is None else _without_copies(unit(sample[:MAX_SAMPLE] - mean), native)
     rankings = {name: _Rankings(name, held, store) for name in get_args(Ranking)}
     ranks, neighbours = [], rankings["others"].ten
     shared_all = native.new_zeros(len(target))

@@ -23,7 +23,7 @@ from app.errors import OutOfRange
 from app.maths.geometry.space import COSINE_ROWS, row_norms, unit_rows
 
 #: Cosines of query rows to the whole index that are stored at a time, 8 bytes each.
-MOST_COSINES = 2**24
+MAX_COSINES = 2**24
 
 #: Neighbours of recall and of the Jaccards.
 DEFAULT_NEIGHBOURS = 10
@@ -104,7 +104,7 @@ def cosine_blocks(queries: Float64[Tensor, "n d"], index: Float64[Tensor, "m d"]
     """Cosines of unit queries (n, d) to a unit index (m, d), as (first row, block of at most
     COSINE_ROWS rows).
     """
-    step = max(1, min(COSINE_ROWS, MOST_COSINES // index.shape[0]))
+    step = max(1, min(COSINE_ROWS, MAX_COSINES // index.shape[0]))
     for start in range(0, queries.shape[0], step):
         yield start, queries[start : start + step] @ index.T
 
@@ -252,7 +252,7 @@ def _hsic(x: Float64[Tensor, "n dx"], y: Float64[Tensor, "n dy"]) -> float:
 
 
 #: Counts (resamples x items) that are stored at a time, 8 bytes each.
-MOST_COUNTS = 1 << 21
+MAX_COUNTS = 1 << 21
 
 
 def bootstrap_interval(
@@ -297,7 +297,7 @@ def _resampled_means(
     """
     n = table.shape[0]
     generator = torch.Generator().manual_seed(seed)
-    step = max(1, MOST_COUNTS // n)
+    step = max(1, MAX_COUNTS // n)
     means = []
     for start in range(0, resamples, step):
         draws = torch.randint(n, (min(step, resamples - start), n), generator=generator)

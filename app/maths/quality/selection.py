@@ -10,11 +10,11 @@ hundred anchors, and lost to it above (benchmarks/quality). The estimate of the 
 candidate's quality is free of selection bias: each fold is measured by the candidate that the
 anchors of the other folds would have chosen (`Choice.found`).
 
-Equal anchors give equal choices: no clock takes part. MOST_SELECTION_ANCHORS limits the time.
+Equal anchors give equal choices: no clock takes part. MAX_SELECTION_ANCHORS limits the time.
 
 A kernel gains with every anchor, where linear maps saturate, so that the choice among few of many
-anchors is too low for it. Where there are more than MOST_SELECTION_ANCHORS, the linear choice and
-the kernel are compared once more, with up to MOST_KERNEL_ANCHORS, and a part of them held out.
+anchors is too low for it. Where there are more than MAX_SELECTION_ANCHORS, the linear choice and
+the kernel are compared once more, with up to MAX_KERNEL_ANCHORS, and a part of them held out.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from app.maths.translators.methods import METHODS, Options, resolve
 SELECTION_FOLDS = 5
 
 #: Anchors that a choice uses at most, drawn by seed; the fit itself uses all.
-MOST_SELECTION_ANCHORS = 1024
+MAX_SELECTION_ANCHORS = 1024
 
 #: Anchors that the second comparison uses at most, and how many of them it holds out: folds up to
 #: this number.
-MOST_KERNEL_ANCHORS, KERNEL_HELD_OUT = 5120, 1024
+MAX_KERNEL_ANCHORS, KERNEL_HELD_OUT = 5120, 1024
 
 #: The standard errors by which a candidate must be better than the default.
 DECISIVE_ERRORS = 1.5
@@ -123,7 +123,7 @@ def choose_method(
     candidates = candidates_for(prefer) if candidates is None else candidates
     size = len(source)
     source, target = draw_anchors(
-        *every, most=MOST_SELECTION_ANCHORS, generator=torch.Generator().manual_seed(seed)
+        *every, most=MAX_SELECTION_ANCHORS, generator=torch.Generator().manual_seed(seed)
     )
     parts = cut_into_folds(source, target, folds=SELECTION_FOLDS, seed=seed)
     measures = (
@@ -193,7 +193,7 @@ def _compare_with_kernels(
     source, target = draw_anchors(
         source,
         target,
-        most=MOST_KERNEL_ANCHORS,
+        most=MAX_KERNEL_ANCHORS,
         generator=torch.Generator().manual_seed(seed),
     )
     folds = max(SELECTION_FOLDS, round(len(source) / KERNEL_HELD_OUT))

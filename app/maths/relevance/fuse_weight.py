@@ -15,8 +15,8 @@ from app.maths.translators import methods
 from app.maths.translators.translator import apply
 
 #: The default weight is this factor times the square of the held-out cosine, at most
-#: MOST_DEFAULT: no better translation was measured.
-WEIGHT_FACTOR, MOST_DEFAULT = 0.7, 0.35
+#: MAX_DEFAULT: no better translation was measured.
+WEIGHT_FACTOR, MAX_DEFAULT = 0.7, 0.35
 
 #: The share of the anchors whose cosine is measured, one in HELD_OUT_PERIOD; fewer anchors than
 #: FEWEST_MEASURED get the weight 0.
@@ -46,7 +46,7 @@ def default_weight(held_out: float) -> float:
 
     held_out  c of `held_out_cosine`, in [-1, 1]; a negative one counts as 0
     """
-    return round(min(WEIGHT_FACTOR * max(held_out, 0.0) ** 2, MOST_DEFAULT), 2)
+    return round(min(WEIGHT_FACTOR * max(held_out, 0.0) ** 2, MAX_DEFAULT), 2)
 
 
 def held_out_cosine(x: Float[Tensor, "k dx"], y: Float[Tensor, "k dy"]) -> float:

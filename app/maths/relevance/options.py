@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 
 from app.maths.geometry.space import COSINE_ROWS
-from app.maths.quality.metrics import MOST_COSINES
+from app.maths.quality.metrics import MAX_COSINES
 from app.maths.relevance.ranking_metrics import RECALL_DEPTH, Judgements, measure_ranking
 from app.maths.relevance.rescoring import fuse
 
@@ -112,7 +112,7 @@ def measure_options(
     candidates   of each search of the old store, at least 1; more than m count as m
     on_progress  called before each block of queries with the number of queries that are done
 
-    Queries run in blocks, so that one table of cosines has at most MOST_COSINES numbers.
+    Queries run in blocks, so that one table of cosines has at most MAX_COSINES numbers.
     """
     searches = {name: NEEDED[name] for name in WHOLE_SEARCHES if name in vectors.options}
     unit = {
@@ -122,7 +122,7 @@ def measure_options(
     depth = min(candidates, judged.size)
     parts: dict[SearchOption, list[Tensor]] = {}
     fused: list[list[Tensor]] = [[] for _ in weights]
-    step = max(1, min(COSINE_ROWS, MOST_COSINES // judged.size))
+    step = max(1, min(COSINE_ROWS, MAX_COSINES // judged.size))
     for start in range(0, len(judged), step):
         on_progress(start)
         rows = judged.rows[start : start + step]

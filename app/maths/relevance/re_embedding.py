@@ -17,7 +17,7 @@ rows can be chosen by
 
 Scores are cosines of vectors in the encoder's own units, as a store computes them. On Cranfield,
 rows by confidence gain no more than random ones, not even by their true cosines: a vector that is
-translated badly is also found seldom (docs/how-to/reindex.md). Centrality is the hubness of
+translated badly is also found seldom (docs/how-to/migrate.md). Centrality is the hubness of
 Radovanovic et al. 2010, who show that points near the mean are neighbours of many.
 """
 
@@ -44,6 +44,7 @@ from app.maths.quality.confidence import (
     standardise,
 )
 from app.maths.quality.crossfit import cut_into_folds
+from app.maths.quality.estimate import IntervalEstimate
 from app.maths.quality.index_curves import overlap_to_y, y_to_overlap
 from app.maths.quality.metrics import (
     DEFAULT_NEIGHBOURS,
@@ -52,7 +53,6 @@ from app.maths.quality.metrics import (
     shared_count,
     unit,
 )
-from app.maths.quality.promise import IntervalEstimate
 from app.maths.translators.methods import Options
 
 #: Shares of the rows that a plan shows.
@@ -65,7 +65,7 @@ RANDOM_CHOICES = 8
 FEWEST_CHOSEN_FROM = 20
 
 #: Nearest anchors that the centrality is a mean over, and most anchors that are compared.
-CENTRAL_ANCHORS, MOST_CENTRAL_ANCHORS = 10, 1024
+CENTRAL_ANCHORS, MAX_CENTRAL_ANCHORS = 10, 1024
 
 #: How the rows to encode again are chosen.
 RowChoice = Literal["centrality", "confidence"]
@@ -204,11 +204,11 @@ def centrality(
     """The mean cosine of each translation (n, d) to its CENTRAL_ANCHORS nearest anchors (k, d).
 
     All are in the target encoder's units, and centred on the anchors' mean. Of many anchors,
-    MOST_CENTRAL_ANCHORS count, always the same.
+    MAX_CENTRAL_ANCHORS count, always the same.
     """
     anchors = anchors.double()
     mean = anchors.mean(dim=0)
-    drawn = draw_uniformly(len(anchors), size=min(MOST_CENTRAL_ANCHORS, len(anchors)), seed=0)
+    drawn = draw_uniformly(len(anchors), size=min(MAX_CENTRAL_ANCHORS, len(anchors)), seed=0)
     near = unit(anchors[torch.as_tensor(drawn)] - mean)
     parts = [
         block.topk(min(CENTRAL_ANCHORS, len(near)), dim=1).values.mean(dim=1)
@@ -217,13 +217,13 @@ def centrality(
     return torch.cat(parts) if parts else mean.new_zeros(0)
 
 
-def at_size(curve: ReEmbeddingCurve, promised: float, index: int) -> ReEmbeddingCurve:
-    """The curve for an index of another size, whose recall without native rows is `promised`.
+def at_size(curve: ReEmbeddingCurve, estimated: float, index: int) -> ReEmbeddingCurve:
+    """The curve for an index of another size, whose recall without native rows is `estimated`.
 
     index  number of rows
     Every recall keeps its distance from `before` in y = log(-2 Phi^-1(o / 2)), in which recall by
     size is nearly a line (`app/maths/quality/index_curves.py`). It is an extrapolation: the
-    intervals keep their width in y, and do not contain that of the promise.
+    intervals keep their width in y, and do not contain that of the estimate.
     """
     here = min(0.5, curve.neighbours / max(curve.index - 1.0, 1.0))
     there = min(0.5, DEFAULT_NEIGHBOURS / max(index - 1, 1))
@@ -232,7 +232,7 @@ def at_size(curve: ReEmbeddingCurve, promised: float, index: int) -> ReEmbedding
         known = torch.tensor([recall], dtype=torch.float64)
         return float(overlap_to_y(known, torch.tensor([share], dtype=torch.float64)))
 
-    shift = y(promised, there) - y(curve.before.value, here)
+    shift = y(estimated, there) - y(curve.before.value, here)
 
     def moved(estimate: IntervalEstimate) -> IntervalEstimate:
         ys = torch.tensor([y(each, here) + shift for each in estimate], dtype=torch.float64)

@@ -37,7 +37,7 @@ from torch import Tensor
 from app.maths.quality.crossfit import HELD_OUT_FOLDS
 from app.maths.thresholds.score_pairs import (
     FEWEST_SCORE_PAIRS,
-    MOST_CALIBRATION_ANCHORS,
+    MAX_CALIBRATION_ANCHORS,
     STRATA,
     CalibrationItems,
     GivenSide,
@@ -51,7 +51,7 @@ from app.types import Scores
 #: The reach of near scores, as a part of the range of given scores, and the number of nearest rows
 #: behind an interval.
 NEAR_RANGE_SHARE = 0.05
-MOST_NEAR_ROWS = 1_000
+MAX_NEAR_ROWS = 1_000
 
 #: Resamples of the items for the interval of the map.
 MAP_RESAMPLES = 200
@@ -250,17 +250,17 @@ def same_item_interval(calibration: Calibration, level: float) -> tuple[float, f
 
 
 def _near_rows(rows: ScorePairs, score: float) -> slice:
-    """The MOST_NEAR_ROWS rows whose given score is nearest, none farther than NEAR_RANGE_SHARE of
+    """The MAX_NEAR_ROWS rows whose given score is nearest, none farther than NEAR_RANGE_SHARE of
     the range.
     """
     reach = NEAR_RANGE_SHARE * float(rows.given[-1] - rows.given[0])
     ends = torch.tensor([score - reach, score + reach], dtype=torch.float64)
     low = int(torch.searchsorted(rows.given, ends[0]))
     high = int(torch.searchsorted(rows.given, ends[1], right=True))
-    if high - low <= MOST_NEAR_ROWS:
+    if high - low <= MAX_NEAR_ROWS:
         return slice(low, high)
     distance = (rows.given[low:high] - score).abs()
-    farthest = distance.kthvalue(MOST_NEAR_ROWS).values
+    farthest = distance.kthvalue(MAX_NEAR_ROWS).values
     inside = (distance <= farthest).nonzero().flatten()
     return slice(low + int(inside[0]), low + int(inside[-1]) + 1)
 
@@ -271,7 +271,7 @@ def _distinct_pairs(rows: ScorePairs, part: slice) -> int:
         torch.minimum(rows.first, rows.second)[part],
         torch.maximum(rows.first, rows.second)[part],
     )
-    return len(torch.unique(low * MOST_CALIBRATION_ANCHORS + high))
+    return len(torch.unique(low * MAX_CALIBRATION_ANCHORS + high))
 
 
 def _pair_groups(rows: ScorePairs, bin_of: Int64[Tensor, " n"], bins: int) -> list[PairGroup]:

@@ -29,11 +29,11 @@ from app.types import Scores
 FEWEST_SCORE_PAIRS = 10
 
 #: Anchors that are held out at most: five fits on more take long, and their pairs suffice.
-MOST_CALIBRATION_ANCHORS = 2_000
+MAX_CALIBRATION_ANCHORS = 2_000
 
-#: Rounds are added until there are this many pairs, up to MOST_ROUNDS.
+#: Rounds are added until there are this many pairs, up to MAX_ROUNDS.
 ENOUGH_PAIRS = 100_000
-MOST_ROUNDS = 8
+MAX_ROUNDS = 8
 
 #: Parts of equal width of the range of given scores, and the rows of each that are kept.
 STRATA = 200
@@ -95,7 +95,7 @@ def translate_held_out(
     *,
     seed: int = 0,
 ) -> CalibrationItems | None:
-    """Distinct anchors with held-out translations, of at most MOST_CALIBRATION_ANCHORS anchors
+    """Distinct anchors with held-out translations, of at most MAX_CALIBRATION_ANCHORS anchors
     chosen by the seed.
 
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item
@@ -104,17 +104,17 @@ def translate_held_out(
     Returns None for fewer than ten distinct anchors, or when a fold leaves only one vector. Raises
     InvalidOption.
     """
-    if len(source) > MOST_CALIBRATION_ANCHORS:
+    if len(source) > MAX_CALIBRATION_ANCHORS:
         parts = cut_into_folds(source.double(), target.double(), folds=HELD_OUT_FOLDS, seed=seed)
         if parts is None:
             return None
         distinct = parts[0].nonzero().flatten()
         order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed))
-        chosen = distinct[order[:MOST_CALIBRATION_ANCHORS]]
+        chosen = distinct[order[:MAX_CALIBRATION_ANCHORS]]
         source, target = source[chosen], target[chosen]
     pairs_a_round = len(source) ** 2 / (2 * HELD_OUT_FOLDS)
     rounds = []
-    for turn in range(min(MOST_ROUNDS, math.ceil(ENOUGH_PAIRS / pairs_a_round))):
+    for turn in range(min(MAX_ROUNDS, math.ceil(ENOUGH_PAIRS / pairs_a_round))):
         held_out = hold_out(name, source, target, options, seed=seed + turn)
         if held_out is None:
             return None
@@ -156,7 +156,7 @@ def sample_pairs(
         first=rows.first[kept],
         second=rows.second[kept],
         group=rows.group[kept],
-        fresh=_first_of_each(low * MOST_CALIBRATION_ANCHORS + high),
+        fresh=_first_of_each(low * MAX_CALIBRATION_ANCHORS + high),
     )
 
 

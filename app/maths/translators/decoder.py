@@ -45,14 +45,14 @@ class Decoder:
         return self.matrix.shape[0]
 
     @cached_property
-    def most_energy(self) -> float:
+    def max_energy(self) -> float:
         """The largest of `energy`."""
         return float(self.energy.max())
 
     def rounding_of(self, length: float) -> float:
         """The length below which the product of coordinates of that length may be noise."""
         rounding = NOISE_ROUNDINGS * torch.finfo(torch.float32).eps
-        return rounding * length * math.sqrt(self.most_energy)
+        return rounding * length * math.sqrt(self.max_energy)
 
     @cached_property
     def rounded(self) -> Tensor:

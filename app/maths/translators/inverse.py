@@ -16,9 +16,9 @@ from torch import Tensor
 from app.errors import InvalidOption
 from app.maths.geometry.spectrum import rank_tolerance
 
-#: Above this many anchors the k x k table of cosines is not stored; its rows are computed on
-#: demand.
-GRAM_LIMIT = 4096
+#: The most anchors that are pruned: their k x k table of cosines is stored, and with more of them
+#: a step costs fifty times as much.
+MAX_PRUNED = 4096
 
 
 def farthest_points(unit: Float64[Tensor, "k d"], *, delta: float, start: int) -> list[int]:
@@ -34,11 +34,10 @@ def farthest_points(unit: Float64[Tensor, "k d"], *, delta: float, start: int) -
     """
     if not (math.isfinite(delta) and 0.0 <= delta <= 1.0):
         raise InvalidOption(f"`delta` must lie in [0, 1], got {delta}.", field="options.delta")
-    gram = unit @ unit.T if unit.shape[0] <= GRAM_LIMIT else None
+    gram = unit @ unit.T
 
     def distances_to(index: int) -> Float64[Tensor, " k"]:
-        cosines = gram[index] if gram is not None else unit @ unit[index]
-        return (1.0 - cosines.abs()).clamp_min(0.0)
+        return (1.0 - gram[index].abs()).clamp_min(0.0)
 
     # Mask zero rows: their |cos| to every row, itself included, is 0, so one would stay the
     # farthest point forever.

@@ -30,7 +30,7 @@ KERNEL_RIDGES = tuple(10.0 ** (exponent / 4) for exponent in range(-12, 9))
 
 #: Anchors that choose the ridge at most: its cost grows with the cube of their number, and it
 #: hardly depends on it.
-MOST_GCV_ANCHORS = 1024
+MAX_GCV_ANCHORS = 1024
 
 #: The most landmarks of a fit.
 LANDMARKS = 2048
@@ -73,7 +73,7 @@ def fit_kernel(source: Space, target: Space, *, ridge: float | None) -> KernelFi
     usable = (source.unit.abs().amax(dim=1) > 0).nonzero().flatten()
     order = usable[torch.randperm(len(usable), generator=torch.Generator().manual_seed(0))]
     if ridge is None:
-        ridge = cross_validated_ridge(source, target, order[:MOST_GCV_ANCHORS])
+        ridge = cross_validated_ridge(source, target, order[:MAX_GCV_ANCHORS])
     rows = order[:LANDMARKS].sort().values if len(usable) > LANDMARKS else usable
     centres = source.unit[rows]
     factor = _factor(centres)

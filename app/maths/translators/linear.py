@@ -77,6 +77,23 @@ class Pair:
         keep = values > rank_tolerance(sizes, float(self.x.values[0] * self.y.values[0]))
         return left[:, keep] @ right[keep], float(values[keep].sum())
 
+    @cached_property
+    def usual_correlations(self) -> tuple[Tensor, ...]:
+        """`correlations` with each space's own ridge, which many candidates share."""
+        return self.correlations(None)
+
+    def correlations(self, ridge: float | None) -> tuple[Tensor, ...]:
+        """C_x (r_x,) and C_y (r_y,), s^2 + ridge of either side, and A, rho, B^T: the SVD of
+        diag(s_x C_x^-1/2) M diag(s_y C_y^-1/2).
+        """
+        sides = ((self.x, self.source.dim), (self.y, self.target.dim))
+        x, y = (
+            side.values.square() + (usual_ridge(side, dim=dim) if ridge is None else ridge)
+            for side, dim in sides
+        )
+        whitened = (self.x.values * x.rsqrt())[:, None] * self.overlap * (self.y.values * y.rsqrt())
+        return x, y, *torch.linalg.svd(whitened, full_matrices=False)
+
     def join(self, core: Core) -> Float64[Tensor, "dx dy"]:
         """The full matrix T = V_x F V_y^T (d_x, d_y) of a core F."""
         matrix: Tensor = (self.x.right.T @ core) @ self.y.right
@@ -195,16 +212,11 @@ def canonical(
     check_power(correlation_power, "options.correlation_power")
     check_power(dewhiten, "options.dewhiten")
     check_ridge(ridge)
-    sides = ((pair.x, pair.source.dim), (pair.y, pair.target.dim))
-    x, y = (
-        side.values.square() + (usual_ridge(side, dim=dim) if ridge is None else ridge)
-        for side, dim in sides
-    )
-    whitened = (pair.x.values * x.rsqrt())[:, None] * pair.overlap * (pair.y.values * y.rsqrt())
-    left, values, right = torch.linalg.svd(whitened, full_matrices=False)
+    shared = pair.usual_correlations if ridge is None else pair.correlations(ridge)
+    x, y, left, values, right = shared
     # Leave out directions whose correlation is rounding noise; for power 0 they would count in
     # full, because 0^0 = 1.
-    keep = values > torch.finfo(torch.float64).eps * max(whitened.shape)
+    keep = values > torch.finfo(torch.float64).eps * max(len(x), len(y))
     rotated = (left[:, keep] * values[keep].pow(correlation_power)) @ right[keep]
     core: Core = x.rsqrt()[:, None] * rotated * y.pow(dewhiten / 2)
     return core

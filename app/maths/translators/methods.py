@@ -162,7 +162,7 @@ def resolve(name: str, given: Options, *, anchors: int) -> dict[str, Any]:
 
     anchors  k; the default omega shrinks to it, an omega in `given` does not
     Raises UnknownOption for an option that the method does not have, InvalidOption for a seed out
-    of range.
+    of range and for more anchors than `irp` prunes.
     """
     method = METHODS[name]
     for option in given:
@@ -175,6 +175,13 @@ def resolve(name: str, given: Options, *, anchors: int) -> dict[str, Any]:
     options = {**method.defaults, **given}
     if "omega" in options and "omega" not in given:
         options["omega"] = min(options["omega"], anchors)
+    if name == "irp" and anchors > inverse.MAX_PRUNED:
+        raise InvalidOption(
+            f"`irp` prunes at most {inverse.MAX_PRUNED:,} anchors; the set has {anchors:,}. Use "
+            "`irp-ridge`, the same inverse in closed form, or a smaller set.",
+            field="method",
+            limit=inverse.MAX_PRUNED,
+        )
     if not 0 <= (options.get("seed") or 0) <= LARGEST_SEED:
         raise InvalidOption(
             f"`seed` must lie in [0, {LARGEST_SEED}], got {options['seed']}.",

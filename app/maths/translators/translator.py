@@ -111,7 +111,7 @@ class Translator:
         return self.landmarks.double().square().sum(dim=1).float()
 
     @cached_property
-    def most_energy(self) -> float:
+    def max_energy(self) -> float:
         """The largest of `energy`."""
         return float(self.energy.max())
 
@@ -266,7 +266,7 @@ def _fast_step(
     noise: float = (
         NOISE_ROUNDINGS
         * UNIT_ROUNDOFF["float32" if translator.landmarks is not None else precision]
-        * (far * far * translator.most_energy + translator.offset) ** 0.5
+        * (far * far * translator.max_energy + translator.offset) ** 0.5
     )
     if translator.landmarks is not None:
         products = centred @ translator.landmarks
@@ -314,7 +314,7 @@ def _fast_row(
     noise = (
         NOISE_ROUNDINGS
         * UNIT_ROUNDOFF["float32"]
-        * math.sqrt(norm * norm * translator.most_energy + translator.offset)
+        * math.sqrt(norm * norm * translator.max_energy + translator.offset)
     )
     reach = norm
     if rows.landmarks is None:

@@ -1,4 +1,4 @@
-"""The promise of a translator: the quality to expect in an index of any size, from held-out
+"""The estimate of a translator: the quality to expect in an index of any size, from held-out
 anchors, with the gain from fitting to all anchors.
 
 The learning curve of a translator: measured with fewer anchors, and extrapolated to all of them
@@ -82,7 +82,7 @@ ALTERNATIVE_EXPONENTS = (0.0, 1.0)
 
 #: Limits of the time: a curve uses at most this many anchors, drawn by seed, and enough folds to
 #: hold CURVE_HELD_OUT of them out.
-MOST_CURVE_ANCHORS = 1024
+MAX_CURVE_ANCHORS = 1024
 CURVE_HELD_OUT = 600
 
 #: A curve extends to this many times its anchors.
@@ -119,7 +119,7 @@ class LearningCurve:
     """The curves of all measures.
 
     anchors     k of the served fit, copies included
-    looked      the number of them that the curve used: all, or MOST_CURVE_ANCHORS
+    looked      the number of them that the curve used: all, or MAX_CURVE_ANCHORS
     held        the number of distinct held-out anchors
     sizes       the numbers of anchors of the fits, rising
     index       the mean size of the index; recall and MRR are for an index of that size
@@ -201,7 +201,7 @@ def learning_curve(
     source, target = source.double(), target.double()
     generator = torch.Generator().manual_seed(seed)
     anchors = len(source)
-    source, target = draw_anchors(source, target, most=MOST_CURVE_ANCHORS, generator=generator)
+    source, target = draw_anchors(source, target, most=MAX_CURVE_ANCHORS, generator=generator)
     parts = cut_into_folds(source, target, folds=folds, seed=seed)
     if parts is None or int(parts[0].sum()) < SMALLEST_FOLD * folds:
         return None
@@ -309,10 +309,10 @@ def _measure_fits(
     return torch.stack(columns, dim=1)
 
 
-#: Sizes of an index that can be promised for.
+#: Sizes of an index that can be estimated for.
 SMALLEST_INDEX, LARGEST_INDEX = 10, 10**12
 
-#: The index that a promise is for without a known store.
+#: The index that an estimate is for without a known store.
 DEFAULT_INDEX = 10_000
 
 #: Numbers of anchors and of their partitions: few anchors make small folds, whose overlaps are
@@ -327,7 +327,7 @@ NO_GAIN = IntervalEstimate(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Promise:
+class Estimate:
     """Expected quality of a served translator.
 
     anchors     k of the served fit
@@ -346,8 +346,8 @@ class Promise:
 
 
 @dataclass(frozen=True)
-class PromiseBasis:
-    """What the promises of a translator are computed from, for every index.
+class EstimateBasis:
+    """What the estimates of a translator are computed from, for every index.
 
     gains  of the served fit over held-out fits by the learning curve, in y of recall and MRR
     """
@@ -371,10 +371,10 @@ def more_partitions(
     return [held, *(each for each in others if each is not None)]
 
 
-def promise_basis(
+def estimate_basis(
     curves: IndexCurves, held_out: HeldOutQuality, curve: LearningCurve | None
-) -> PromiseBasis:
-    """What promises are computed from; without a learning curve, the gain is the prior's."""
+) -> EstimateBasis:
+    """What estimates are computed from; without a learning curve, the gain is the prior's."""
     quality = held_out.translated
     gains = {} if curve is None else curve.missing
     cosine = _raise_measure(
@@ -382,18 +382,18 @@ def promise_basis(
     )
     cosine = _widen(cosine, COSINE_ERROR * (100.0 / curves.anchors) ** 0.5)
     if curve is None or not gains:
-        return PromiseBasis(curves, cosine, {})
+        return EstimateBasis(curves, cosine, {})
     recall, mrr = (curve.lines[name].points[-1] for name in ("recall", "mrr"))
     share = torch.tensor([min(0.5, curve.neighbours / (curve.index - 1))] * 2, dtype=torch.float64)
     overlaps = torch.tensor([recall, min(recall + gains["recall"].value, 1.0)]).double()
     before, after = overlap_to_y(overlaps, share).tolist()
     odds = max(mrr * (1.0 - mrr), 0.01)
-    return PromiseBasis(
+    return EstimateBasis(
         curves, cosine, {"recall": after - before, "mrr": gains["mrr"].value / odds}
     )
 
 
-def promise(basis: PromiseBasis, index: int) -> Promise:
+def estimate(basis: EstimateBasis, index: int) -> Estimate:
     """The quality to expect in an index of that many items. Raises OutOfRange."""
     if not SMALLEST_INDEX <= index <= LARGEST_INDEX:
         raise OutOfRange(
@@ -425,11 +425,11 @@ def promise(basis: PromiseBasis, index: int) -> Promise:
     measured = _is_measured(
         basis.curves.curves["others"], -math.log10(neighbours / (index - 1)), neighbours
     )
-    return Promise(basis.curves.anchors, index, neighbours, measured, measures)
+    return Estimate(basis.curves.anchors, index, neighbours, measured, measures)
 
 
 def _overlap(
-    basis: PromiseBasis, ranking: Ranking, index: int, neighbours: int
+    basis: EstimateBasis, ranking: Ranking, index: int, neighbours: int
 ) -> IntervalEstimate:
     share = neighbours / (index - 1)
     level = -math.log10(share)
@@ -447,7 +447,7 @@ def _overlap(
     return IntervalEstimate(*y_to_overlap(ys, share).tolist())
 
 
-def _reciprocal_rank(basis: PromiseBasis, index: float | int) -> IntervalEstimate:
+def _reciprocal_rank(basis: EstimateBasis, index: float | int) -> IntervalEstimate:
     curve, level = basis.curves.curves["mrr"], math.log10(index)
     if _is_measured(curve, level, 0):
         value, variance = _interpolate(curve, level, 0, MRR_PRIOR)
@@ -461,7 +461,7 @@ def _reciprocal_rank(basis: PromiseBasis, index: float | int) -> IntervalEstimat
 
 
 def _add_gain(
-    basis: PromiseBasis, name: str, prior: CurvePrior, value: float, variance: float
+    basis: EstimateBasis, name: str, prior: CurvePrior, value: float, variance: float
 ) -> tuple[float, float]:
     """The y of the served fit, and its standard error."""
     gain = basis.gains.get(name, 0.0)

@@ -1,0 +1,74 @@
+"""What a fit costs, known before it starts: seconds of one core.
+
+Counts of multiplications times measured seconds for each, so right within a factor of about 3.
+"""
+
+from __future__ import annotations
+
+from app.maths.quality import selection
+from app.maths.quality.candidates import LINEAR_CANDIDATES
+from app.maths.translators.kernel import LANDMARKS, MAX_GCV_ANCHORS
+from app.maths.translators.methods import METHODS, Options
+
+#: seconds of an SVD of (m, n), n <= m: for each m n^2, and for each n^3
+SVD_TALL_S, SVD_SQUARE_S = 2.7e-10, 4.8e-10
+
+#: seconds of a multiplication in a product of matrices: float64, and float32
+PRODUCT_S, SINGLE_S = 1e-10, 5e-11
+
+#: seconds of a step of farthest point sampling, and for each of the anchors it looks at
+PRUNING_STEP_S, PRUNED_ANCHOR_S = 5e-5, 5e-8
+
+#: seconds of measuring a candidate, however few its anchors
+CALLS_S = 1e-3
+
+#: linear candidates of `auto` that decompose a matrix: the rotation and the canonical ones share it
+DECOMPOSITIONS = 2
+
+
+def svd_seconds(rows: int, columns: int) -> float:
+    """The seconds of one SVD of (rows, columns)."""
+    n, m = sorted((rows, columns))
+    return SVD_TALL_S * m * n * n + SVD_SQUARE_S * n * n * n
+
+
+def fit_seconds(method: str, anchors: int, dims: tuple[int, int], options: Options) -> float:
+    """The seconds of fitting a method to anchors (anchors, dims[0]) and (anchors, dims[1]).
+
+    `irp` is counted as if it kept almost all anchors: how many it keeps depends on their numbers.
+    """
+    x, y = dims
+    spectra = svd_seconds(anchors, x) + svd_seconds(anchors, y)
+    if METHODS[method].core is None:
+        return svd_seconds(anchors, y) + _kernel_seconds(anchors, dims)
+    joined = PRODUCT_S * anchors * x * y
+    if method == "irp":
+        step = PRUNING_STEP_S + PRUNED_ANCHOR_S * anchors
+        return spectra + joined + int(options["omega"]) * (anchors * step + svd_seconds(anchors, y))
+    if method == "irp-ridge":
+        return spectra + joined + svd_seconds(anchors, y)
+    return spectra + joined + svd_seconds(min(anchors, x), min(anchors, y))
+
+
+def choice_seconds(anchors: int, dims: tuple[int, int]) -> float:
+    """The seconds in which `auto` chooses a method by cross-validation."""
+    x, y = dims
+    folds = selection.SELECTION_FOLDS
+    used = min(anchors, selection.MAX_SELECTION_ANCHORS)
+    known, held = used * (folds - 1) // folds, used // folds
+    cores = svd_seconds(min(known, x), min(known, y)) * DECOMPOSITIONS
+    measured = SINGLE_S * held * y * (min(known, x) + used) * len(LINEAR_CANDIDATES)
+    kernel = _kernel_seconds(known, dims)
+    calls = CALLS_S * len(LINEAR_CANDIDATES)
+    spectra = svd_seconds(known, x) + svd_seconds(known, y)
+    seconds = folds * (spectra + cores + measured + kernel + calls)
+    if anchors > used:  # compared once more, with more anchors
+        more = min(anchors, selection.MAX_KERNEL_ANCHORS)
+        seconds += _kernel_seconds(more, dims) + svd_seconds(more, x) + svd_seconds(more, y)
+    return seconds
+
+
+def _kernel_seconds(anchors: int, dims: tuple[int, int]) -> float:
+    landmarks = min(anchors, LANDMARKS)
+    features = anchors * landmarks * (2 * landmarks + sum(dims))
+    return PRODUCT_S * (features + landmarks**3) + SVD_SQUARE_S * min(anchors, MAX_GCV_ANCHORS) ** 3
