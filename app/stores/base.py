@@ -1,6 +1,6 @@
-"""The port to somebody's vector store: what a search and a reindexing need of it.
+"""The port to somebody's vector store: what a search and a migration need of it.
 
-A connector subclasses Store and `Beside`, and declares what its store can do in Capabilities.
+A connector subclasses Store and `Migration`, and declares what its store can do in Capabilities.
 All calls block, and raise StoreUnavailable, StoreRefused, StoreFull and StoreChanged for faults of
 the store. tests/stores/test_contract.py holds for every connector.
 """
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import StoreUnsupported
+from app.stores.text_templates import parse_template
 
 #: the id of a row, in the store's own type; UUIDs are text
 StoreId = str | int
@@ -26,11 +27,14 @@ StoreVectors = NDArray[np.float32]
 #: a position in a scroll: a value that JSON can hold, and only the connector understands
 Cursor = Any
 
-#: `old`: the vectors that the store had before a reindexing; `new`: those written next to them.
+#: `old`: the vectors that the store had before a migration; `new`: those written next to them.
 #: The names stay the same after a cutover.
 Side = Literal["old", "new"]
 
 Metric = Literal["cosine", "dot", "euclidean"]
+
+#: hears how many rows a long call has read; what it raises ends the call
+HearRows = Callable[[int], None]
 
 #: translates the old vectors of rows; after a cutover, the new vectors back
 TranslateRows = Callable[[Sequence[StoreId], StoreVectors], StoreVectors]
@@ -45,7 +49,8 @@ class StoreLocation:
     collection    table, collection or file below that address
     vector_field  column or named vector; None: the only one
     id_field      column of ids; None: the primary key
-    text_field    column or payload field with the text that was encoded; None: there is none
+    text_field    column or payload field with the text that was encoded, or a template of several;
+                  None: there is none
     options       options of the kind
     """
 
@@ -63,7 +68,7 @@ class Capabilities:
     """What a store can do.
 
     strategies       ways to keep the new vectors, the default first
-    captures_writes  writes of other clients during a reindexing reach the other side
+    captures_writes  writes of other clients during a migration reach the other side
     atomic_cutover   no search sees a state between the old and the new vectors
     keeps_lengths    vectors come back with the length that they were written with
     filters          searches take a filter
@@ -80,7 +85,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class StoreNote:
-    """Something that a person must know before a reindexing, with a stable code."""
+    """Something that a person must know before a migration, with a stable code."""
 
     code: str
     detail: str
@@ -90,7 +95,7 @@ class StoreNote:
 class StoreFacts:
     """A collection as it is now.
 
-    rows          rows with a vector
+    rows          rows with a vector; all rows where counting those would read the vectors
     dtype         type of the stored numbers, as `float32` or `float16`
     indexed       the vectors have an approximate index
     strategies    those of the connector that this collection allows, the default first
@@ -195,9 +200,28 @@ class Store(ABC):
     def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
         """Return the rows of these ids that exist, in the order of `ids`."""
 
-    @abstractmethod
     def texts(self, ids: Sequence[StoreId]) -> Sequence[str | None]:
-        """Return the text of each row; None where there is none. Raises StoreUnsupported."""
+        """Return the text of each row, by `text_field`; None where there is none.
+
+        Raises StoreUnsupported.
+        """
+        template = parse_template(self.location.text_field or "")
+        if template is None:
+            return self.read_field(ids, self.location.text_field)
+        columns = {name: self.read_field(ids, name) for name in template.fields}
+        return [
+            template.fill({name: texts[row] for name, texts in columns.items()})
+            for row in range(len(ids))
+        ]
+
+    @abstractmethod
+    def read_field(self, ids: Sequence[StoreId], field: str | None) -> Sequence[str | None]:
+        """Return the text in a field of each row; None where there is none.
+
+        field  None: the connector's own, if it has one
+
+        Raises StoreUnsupported.
+        """
 
     @abstractmethod
     def search(
@@ -218,12 +242,12 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def checksum(self) -> RowsChecksum:
+    def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
         """Return the checksum of all rows without their vectors, as clients see them now."""
 
     @abstractmethod
-    def beside(self, tag: str, dim: int, strategy: str | None = None) -> Beside:
-        """Return the new vectors of the reindexing `tag`, without connecting.
+    def migration(self, tag: str, dim: int, strategy: str | None = None) -> Migration:
+        """Return the new vectors of the migration `tag`, without connecting.
 
         tag       eight lower-case hexadecimal digits, part of every name that is created
         dim       dimensions of the new vectors
@@ -246,8 +270,8 @@ class Store(ABC):
         return strategy or known[0]
 
 
-class Beside(ABC):
-    """The new vectors of one reindexing, next to the old ones. Every call can be repeated."""
+class Migration(ABC):
+    """The new vectors of one migration, next to the old ones. Every call can be repeated."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -262,6 +286,10 @@ class Beside(ABC):
     @abstractmethod
     def count(self) -> int:
         """Return the number of rows with a new vector; 0 before `prepare`."""
+
+    def count_old(self) -> int | None:
+        """Return the exact number of rows with an old vector; None: the store's facts have it."""
+        return None
 
     @abstractmethod
     def build_index(self) -> None:
@@ -302,7 +330,7 @@ class Beside(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Delete the old vectors, after a cutover, and all traces of the reindexing."""
+        """Delete the old vectors, after a cutover, and all traces of the migration."""
 
     @abstractmethod
     def abandon(self) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from app.errors import (
     AnchorageError,
@@ -16,7 +16,9 @@ from app.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from app.stores.base import RowsChecksum
+from app.stores.base import HearRows, RowsChecksum
+
+Cause = TypeVar("Cause", bound=BaseException)
 
 
 def row_number(*parts: bytes) -> int:
@@ -29,11 +31,12 @@ def as_json(content: Any) -> bytes:
     return json.dumps(content, sort_keys=True, default=repr).encode()
 
 
-def rows_checksum(numbers: Iterable[int]) -> RowsChecksum:
-    """Return the checksum of rows, by a `row_number` of each."""
+def rows_checksum(pages: Iterable[Sequence[int]], hear: HearRows) -> RowsChecksum:
+    """Return the checksum of pages of rows, by a `row_number` of each row."""
     count = total = 0
-    for number in numbers:
-        count, total = count + 1, total + number
+    for numbers in pages:
+        count, total = count + len(numbers), total + sum(numbers)
+        hear(count)
     return RowsChecksum(count, f"{total % 2**128:032x}")
 
 
@@ -103,7 +106,7 @@ FAULT_SIGNS: tuple[tuple[type[AnchorageError], tuple[str, ...], str], ...] = (
             "vector inserting error",
         ),
         "Somebody deleted, renamed or changed the collection. Look at it, then plan a new "
-        "reindexing.",
+        "migration.",
     ),
 )
 
@@ -125,6 +128,14 @@ def fault_of(store: str, text: str, *, filtered: bool = False) -> AnchorageError
     )
 
 
+def find_cause(error: BaseException, kind: type[Cause]) -> Cause | None:
+    """Return the error of this class that a library wrapped into its own, or None."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, kind):
+        found = found.__cause__ or found.__context__
+    return found
+
+
 @contextmanager
 def store_faults(
     store: str,
@@ -143,7 +154,7 @@ def store_faults(
     except AnchorageError:
         raise
     except Exception as error:
-        fault = translate(error)
+        fault = find_cause(error, AnchorageError) or translate(error)
         if fault is None:
             if not isinstance(error, OSError) and not raised_by(error, packages):
                 raise

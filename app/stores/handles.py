@@ -31,7 +31,7 @@ from app.stores.registry import open_store
 log = logging.getLogger("anchorage.stores")
 
 #: most stores that one process keeps open; the least recently used is closed first
-MOST_OPEN_STORES = 64
+MAX_OPEN_STORES = 64
 
 #: most calls of one address that run at once, and that wait
 CALLS_AT_ONCE, CALLS_WAITING = 8, 24
@@ -66,10 +66,12 @@ STORE_LIBRARIES = frozenset(
         "psycopg_binary",
         "pyarrow",
         "pyo3_runtime",
+        "pysqlite3",
         "qdrant_client",
         "requests",
         "s3fs",
         "sqlite3",
+        "sqlite_vec",
         "urllib3",
     }
 )
@@ -82,16 +84,16 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """A URL that may hold a password, and the projects that may use it; None: all projects."""
+    """A URL that may hold a password, and the projects that may use it."""
 
     url: str = field(repr=False)
-    projects: frozenset[str] | None = None
+    projects: frozenset[str] = frozenset({"default"})
 
 
 def find_address(addresses: Mapping[str, StoreAddress], name: str, project: str) -> StoreAddress:
     """Return the address. Raises AddressNotListed if this project may not use one of that name."""
     address = addresses.get(name)
-    if address is None or (address.projects is not None and project not in address.projects):
+    if address is None or project not in address.projects:
         # Somebody may send a URL with a password: only what looks like a name is repeated.
         named = f"named {name!r}" if _NAME.fullmatch(name) else "of that name"
         raise AddressNotListed(
@@ -184,7 +186,7 @@ class StoreHandles:
         with self._lock:
             found = self._stores.setdefault(key, opened)
             evicted = []
-            while len(self._stores) > MOST_OPEN_STORES:
+            while len(self._stores) > MAX_OPEN_STORES:
                 evicted.append(self._stores.popitem(last=False)[1])
         _close_all(evicted)
         return found

@@ -15,9 +15,10 @@ CONNECTORS: dict[str, tuple[str, str, str]] = {
     "qdrant": ("app.stores.qdrant", "QdrantStore", "qdrant"),
     "chroma": ("app.stores.chroma", "ChromaStore", "chroma"),
     "lancedb": ("app.stores.lancedb", "LancedbStore", "lancedb"),
+    "sqlite-vec": ("app.stores.sqlite_vec", "SqliteVecStore", "sqlite-vec"),
 }
 
-#: the options of each kind; qdrant and chroma have none
+#: the options of the kinds that have any
 STORE_OPTIONS: dict[str, tuple[str, ...]] = {
     "pgvector": ("ef_search", "probes", "iterative_scan", "type"),
     "lancedb": ("distance",),

@@ -1,9 +1,9 @@
-"""A reindexing into a second collection next to the first, for stores that report no writes.
+"""A migration into a second collection next to the first, for stores that report no writes.
 
 A connector subclasses `PairedStore`, which names the verbs that a store must have, and gets the
-whole reindexing. Writes of clients are found by comparing both collections, page by page: after
+whole migration. Writes of clients are found by comparing both collections, page by page: after
 the last page of a run, with each synchronisation, and at a cutover or a rollback. Rows are deleted
-from the copy only, and never from the collection that clients had before the reindexing.
+from the copy only, and never from the collection that clients had before the migration.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import ReindexingActive, StoreChanged, StoreUnsupported, WrongState
+from app.errors import MigrationActive, StoreChanged, StoreUnsupported, WrongState
 from app.stores.base import (
-    Beside,
     Changes,
     Cursor,
+    HearRows,
+    Hits,
+    Migration,
     Page,
     RowsChecksum,
     Side,
@@ -39,10 +41,13 @@ from app.stores.common import rows_checksum
 #: rows that are compared, copied or deleted at once
 ROWS_A_PAGE = 1000
 
+#: parts of a collection that a sample reads
+SAMPLE_PARTS = 32
+
 #: served pages whose rows are remembered until they are written
 PAGES_REMEMBERED = 2
 
-#: none: there is no reindexing; open: clients see the old vectors; between: a crash left the
+#: none: there is no migration; open: clients see the old vectors; between: a crash left the
 #: collection without its name, in the middle of a swap; cut: clients see the new vectors
 Phase = Literal["none", "open", "between", "cut"]
 
@@ -67,7 +72,7 @@ class StoredRow:
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """Where the old and the new vectors are, and the tag of the reindexing; None: there is none.
+    """Where the old and the new vectors are, and the tag of the migration; None: there is none.
 
     A place is the connector's own: a collection, its name, or a column.
     """
@@ -87,7 +92,7 @@ class Sides:
         found = self.old if side == "old" else self.new
         if found is None:
             raise StoreChanged(
-                f"The store has no {side} vectors of a reindexing. Plan a reindexing first."
+                f"The store has no {side} vectors of a migration. Plan a migration first."
             )
         return found
 
@@ -98,7 +103,7 @@ Differences = tuple[Sides, Sequence[StoredRow], Sequence[StoreId]]
 
 
 class PairedStore(Store):
-    """A store whose reindexing is a second collection. A connector defines the verbs; each can be
+    """A store whose migration is a second collection. A connector defines the verbs; each can be
     repeated after a crash.
     """
 
@@ -116,7 +121,7 @@ class PairedStore(Store):
 
     @abstractmethod
     def find_sides(self, tag: str | None = None) -> Sides:
-        """Return where both sides are now; without a tag, of the reindexing that there is.
+        """Return where both sides are now; without a tag, of the migration that there is.
 
         Raises StoreChanged if the collection does not exist.
         """
@@ -161,7 +166,7 @@ class PairedStore(Store):
 
     @abstractmethod
     def drop(self, sides: Sides, side: Side) -> None:
-        """Delete one side, which clients do not see, and all traces of the reindexing."""
+        """Delete one side, which clients do not see, and all traces of the migration."""
 
     def complete(self, sides: Sides) -> None:
         """Build the index of the new vectors after the last page of a run."""
@@ -207,12 +212,24 @@ class PairedStore(Store):
         page = self._page(place, [row for _, row in kept], None)
         return Page([each for each, _ in kept], page.vectors)
 
+    def add_vectors(self, place: Any, hits: Hits) -> Hits:
+        """Return results with vectors, which are read page by page, without rows that are gone."""
+        rows = self.read_rows(place, hits.ids, vectors=True, content=False)
+        found = [rows.get(id) for id in hits.ids]
+        kept = [at for at, row in enumerate(found) if row is not None and row.vector is not None]
+        return Hits(
+            [hits.ids[at] for at in kept],
+            [hits.scores[at] for at in kept],
+            stack_rows([row for at in kept if (row := found[at])], self.dim_of(place)),
+            None if hits.payloads is None else [hits.payloads[at] for at in kept],
+        )
+
     def row_id(self, id: Any) -> StoreId | None:
         """Return an id as the store writes it; None for one that no row can have."""
         return id  # type: ignore[no-any-return]
 
-    def texts(self, ids: Sequence[StoreId]) -> Sequence[str | None]:
-        field = self.location.text_field or self.default_text_field
+    def read_field(self, ids: Sequence[StoreId], field: str | None) -> Sequence[str | None]:
+        field = field or self.default_text_field
         if field is None:
             raise StoreUnsupported(
                 "The store was registered without `text_field`, so there are no texts. Register "
@@ -232,15 +249,18 @@ class PairedStore(Store):
         rows = self.read_rows(place, known, vectors=vectors, content=content)
         return [None if key is None else rows.get(key) for key in keys]
 
-    def checksum(self) -> RowsChecksum:
-        place = self.find_sides().visible
-        return rows_checksum(row.digest for row in self._every_row(place))
+    def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
+        return rows_checksum(self._content_numbers(self.find_sides().visible), hear)
 
-    def _every_row(self, place: Any) -> Iterator[StoredRow]:
+    def content_number(self, row: StoredRow) -> int:
+        """Return a number of all that is not the vector."""
+        return row.digest
+
+    def _content_numbers(self, place: Any) -> Iterator[list[int]]:
         cursor: Cursor | None = None
         while True:
             rows, cursor = self.read_page(place, cursor, ROWS_A_PAGE, vectors=False, content=True)
-            yield from rows
+            yield [self.content_number(row) for row in rows]
             if cursor is None:
                 return
 
@@ -253,13 +273,13 @@ class PairedStore(Store):
         with self._served_lock:
             return {id: page[id] for page in self._served for id in ids if id in page}
 
-    def beside(self, tag: str, dim: int, strategy: str | None = None) -> Beside:
+    def migration(self, tag: str, dim: int, strategy: str | None = None) -> Migration:
         self.chosen_strategy(strategy)
         return SecondCollection(self, tag, dim)
 
 
-class SecondCollection(Beside):
-    """The new vectors of one reindexing in a second collection."""
+class SecondCollection(Migration):
+    """The new vectors of one migration in a second collection."""
 
     def __init__(self, store: PairedStore, tag: str, dim: int) -> None:
         self._store, self._tag, self._dim = store, tag, dim
@@ -276,7 +296,7 @@ class SecondCollection(Beside):
         sides = self._store.find_sides(self._tag)
         if sides.phase not in phases or sides.new is None:
             raise StoreChanged(
-                f"The new vectors of the reindexing {self._tag} are missing, or somebody else "
+                f"The new vectors of the migration {self._tag} are missing, or somebody else "
                 "switched or replaced a collection. Abandon it, and plan a new one."
             )
         return sides
@@ -286,8 +306,8 @@ class SecondCollection(Beside):
     def prepare(self) -> None:
         other = self._store.find_sides().tag
         if other not in (None, self._tag):
-            raise ReindexingActive(
-                f"The collection has another reindexing, {other}. Finish or abandon it first."
+            raise MigrationActive(
+                f"The collection has another migration, {other}. Finish or abandon it first."
             )
         sides = self._store.find_sides(self._tag)
         self._filling = sides.phase in ("none", "open")
@@ -295,7 +315,7 @@ class SecondCollection(Beside):
             self._store.create(sides, self._tag, self._dim)
         elif (dim := self._store.dim_of(sides.new)) not in (0, self._dim):
             raise StoreChanged(
-                f"The new vectors of this reindexing have {dim} dimensions instead of {self._dim}. "
+                f"The new vectors of this migration have {dim} dimensions instead of {self._dim}. "
                 "Abandon it, and plan a new one."
             )
 
@@ -319,6 +339,9 @@ class SecondCollection(Beside):
     def count(self) -> int:
         sides = self._store.find_sides(self._tag)
         return 0 if sides.new is None else self._store.count_rows(sides.new)
+
+    def count_old(self) -> int:
+        return self._store.count_rows(self._store.find_sides(self._tag).place("old"))
 
     def build_index(self) -> None:
         self._store.complete(self._require("open", "between", "cut"))
@@ -374,13 +397,13 @@ class SecondCollection(Beside):
         while True:
             sides = self._source_sides(source)
             pairs, cursor = self._store.compare_page(sides, source, cursor, ROWS_A_PAGE)
-            seen.extend(_fingerprint(row.id, row.digest) for row, _ in pairs)
+            seen.extend(fingerprint(row.id, row.digest) for row, _ in pairs)
             stale = [row.id for row, there in pairs if there is None or there.origin != row.digest]
             found = list(self._read_whole(sides.place(source), stale))
             bare = [row for row in found if row.vector is None]
             if bare:
                 self._store.write_rows(sides.place(opposite(source)), bare, None)
-            seen.extend(_fingerprint(row.id, row.digest) for row in found)
+            seen.extend(fingerprint(row.id, row.digest) for row in found)
             yield sides, [row for row in found if row.vector is not None], []
             if cursor is None:
                 break
@@ -424,8 +447,8 @@ class SecondCollection(Beside):
             late = [
                 row.id
                 for row, there in pairs
-                if not _contains(seen, _fingerprint(row.id, row.digest))
-                and (there is None or _contains(seen, _fingerprint(row.id, there.origin)))
+                if not _contains(seen, fingerprint(row.id, row.digest))
+                and (there is None or _contains(seen, fingerprint(row.id, there.origin)))
             ]
             found = self._read_whole(sides.place(source), late)
             whole = [row for row in found if row.vector is not None]
@@ -493,6 +516,19 @@ class SecondCollection(Beside):
             self._store.drop(sides, "new")
 
 
+def random_runs(total: int, count: int, seed: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and the length of runs of rows that make a sample of a collection.
+
+    They are at random positions, one in each part of the collection.
+    """
+    parts = 1 if count >= total else min(count, SAMPLE_PARTS)
+    edges = np.linspace(0, total, parts + 1).astype(int).tolist()
+    shares = np.diff(np.linspace(0, min(count, total), parts + 1).astype(int)).tolist()
+    random = np.random.default_rng(seed)
+    for first, end, share in zip(edges, edges[1:], shares, strict=False):
+        yield int(random.integers(first, max(first, end - share) + 1)), share
+
+
 def opposite(side: Side) -> Side:
     return "new" if side == "old" else "old"
 
@@ -512,7 +548,7 @@ def stack_rows(rows: Sequence[StoredRow], dim: int) -> StoreVectors:
     return np.ascontiguousarray([row.vector for row in rows], np.float32)
 
 
-def _fingerprint(id: StoreId, digest: int | None) -> int:
+def fingerprint(id: StoreId, digest: int | None) -> int:
     """Return a number below 2^64 of a row as it was read."""
     text = f"{id!r} {digest}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())

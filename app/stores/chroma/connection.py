@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import chromadb
 import httpx
 from chromadb import errors
+from chromadb.api.client import Client
 from chromadb.config import Settings
 
 from app.errors import (
@@ -18,8 +19,9 @@ from app.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from app.stores.answers import limit_answers
 from app.stores.base import StoreLocation
-from app.stores.common import fault_of, raised_by, store_faults
+from app.stores.common import fault_of, find_cause, raised_by, store_faults
 
 #: seconds to connect, and the longest wait for an answer
 CONNECT_S, ANSWER_S = 5.0, 30.0
@@ -32,8 +34,8 @@ STORE = "The Chroma store"
 def translate_fault(error: Exception) -> AnchorageError | None:
     """Return the error of this project that a class of Chroma's faults stands for."""
     text = str(error)
-    if isinstance(error, httpx.TransportError):
-        kind = type(error).__name__
+    if cause := find_cause(error, httpx.TransportError):
+        kind = type(cause).__name__
         return StoreUnavailable(f"{STORE} did not answer ({kind}). Check that the server runs.")
     if isinstance(error, errors.AuthorizationError | errors.ChromaAuthError):
         return StoreRefused(f"{STORE} refused the credentials of its address.")
@@ -46,6 +48,37 @@ def translate_fault(error: Exception) -> AnchorageError | None:
     if type(fault) is StoreUnavailable and is_refused and "connect" not in text.lower():
         return StoreRefused(f"{STORE} refused the call: {text}.")
     return fault
+
+
+class LimitedClient(Client):
+    """The library's client of a server, with limits of time and size from its first calls.
+
+    It has two HTTP clients, which the library neither shows nor closes.
+    """
+
+    def get_user_identity(self) -> Any:
+        """Set the limits, before the first call."""
+        self._limit()
+        return super().get_user_identity()
+
+    def _validate_tenant_database(self, tenant: str, database: str) -> None:
+        self._limit()
+        super()._validate_tenant_database(tenant, database)
+
+    def _sessions(self) -> list[httpx.Client]:
+        owners: list[Any] = [self, getattr(self, "_admin_client", self)]
+        return [each._server._session for each in owners]
+
+    def _limit(self) -> None:
+        for session in self._sessions():
+            session.timeout = httpx.Timeout(ANSWER_S, connect=min(CONNECT_S, ANSWER_S))
+            limit_answers(session)
+
+    def close(self) -> None:
+        """Close the connections too."""
+        super().close()
+        for session in self._sessions():
+            session.close()
 
 
 class ChromaConnection:
@@ -74,8 +107,6 @@ class ChromaConnection:
             client, self._client = self._client, None
         if client is not None:
             client.close()
-            for session in _sessions(client):
-                session.close()
 
     def _connect(self) -> Any:
         parts = urlsplit(self._url)
@@ -92,7 +123,6 @@ class ChromaConnection:
         return chromadb.PersistentClient(path=str(folder), settings=settings)
 
     def _open_server(self, parts: SplitResult, settings: Settings) -> Any:
-        timeout = httpx.Timeout(ANSWER_S, connect=min(CONNECT_S, ANSWER_S))
         host, secure = parts.hostname or "localhost", parts.scheme == "https"
         try:
             port = parts.port or (443 if secure else 8000)
@@ -100,20 +130,9 @@ class ChromaConnection:
             raise StoreUnavailable("The address of the Chroma store has no valid port.") from error
         token = unquote(parts.password or parts.username or "")
         headers = {"Authorization": f"Bearer {token}", "X-Chroma-Token": token} if token else {}
-        heartbeat = f"{parts.scheme}://{host}:{port}/api/v2/heartbeat"
-        # The client's own first calls have no timeout: ask the server by a call that has one.
-        httpx.get(heartbeat, headers=headers, timeout=timeout).raise_for_status()
         names = [unquote(part) for part in parts.path.split("/") if part]
         places = dict(zip(("tenant", "database"), names, strict=False))
-        client = chromadb.HttpClient(
-            host=host, port=port, ssl=secure, headers=headers, settings=settings, **places
-        )
-        for session in _sessions(client):
-            session.timeout = timeout
-        return client
-
-
-def _sessions(client: Any) -> list[httpx.Client]:
-    """Return the HTTP clients of a client, which the library neither shows nor closes."""
-    servers: list[Any] = [client._server, client._admin_client._server]
-    return [each._session for each in servers if hasattr(each, "_session")]
+        settings.chroma_api_impl = "chromadb.api.fastapi.FastAPI"
+        settings.chroma_server_host, settings.chroma_server_http_port = host, port
+        settings.chroma_server_ssl_enabled, settings.chroma_server_headers = secure, headers
+        return LimitedClient(settings=settings, **places)

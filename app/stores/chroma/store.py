@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from app.errors import StoreChanged, StoreUnsupported
+from app.stores.answers import plan_search, read_parts, rows_a_read
 from app.stores.base import (
     Capabilities,
     Cursor,
@@ -25,7 +26,7 @@ from app.stores.base import (
 )
 from app.stores.chroma.connection import ChromaConnection
 from app.stores.common import as_json, row_number
-from app.stores.second_collection import PairedStore, Sides, StoredRow
+from app.stores.second_collection import PairedStore, Sides, StoredRow, random_runs
 
 #: spaces of Chroma
 SPACES: dict[str, Metric] = {"cosine": "cosine", "ip": "dot", "l2": "euclidean"}
@@ -36,10 +37,7 @@ IDS_IN_CURSOR = 8
 #: collections in one answer of a list
 NAMES_A_CALL = 1000
 
-#: parts of a collection that a sample reads, each a run of rows at a random position
-SAMPLE_PARTS = 32
-
-#: most ids in one call
+#: most ids in one call that writes
 IDS_A_CALL = 1000
 
 #: the members of a payload that are no metadata; Chroma reserves names that begin so
@@ -151,20 +149,22 @@ class ChromaStore(PairedStore):
     ) -> tuple[list[StoredRow], Cursor | None]:
         with self.connection.faults():
             start = (cursor and resume_position(place, cursor["at"], cursor["last"])) or 0
-            rows = read_records(place, vectors=vectors, content=content, limit=limit, offset=start)
+            rows: list[StoredRow] = []
+            more, run = True, range(start, start + limit)
+            for asked, found in read_records(place, run, vectors=vectors, content=content):
+                rows += found
+                more = len(found) == asked
+                if not more:
+                    break
         last = [row.id for row in rows[-IDS_IN_CURSOR:]]
-        more = len(rows) == limit
         return rows, {"at": start + len(rows), "last": last} if more else None
 
     def read_rows(
         self, place: Any, ids: Sequence[StoreId], *, vectors: bool, content: bool
     ) -> dict[StoreId, StoredRow]:
         with self.connection.faults():
-            rows: list[StoredRow] = []
-            for start in range(0, len(ids), IDS_A_CALL):
-                part = list(ids[start : start + IDS_A_CALL])
-                rows += read_records(place, vectors=vectors, content=content, ids=part)
-        return {row.id: row for row in rows}
+            parts = read_records(place, list(ids), vectors=vectors, content=content)
+            return {row.id: row for _, found in parts for row in found}
 
     def row_id(self, id: Any) -> StoreId:
         return str(id)
@@ -235,18 +235,13 @@ class ChromaStore(PairedStore):
         )
 
     def sample(self, count: int, seed: int = 0) -> Page:
-        """Return rows of several parts of the collection, at random positions in each."""
         place = self.find_sides().old
-        total = self.count_rows(place)
-        parts = 1 if count >= total else min(count, SAMPLE_PARTS)
-        edges = np.linspace(0, total, parts + 1).astype(int).tolist()
-        shares = np.diff(np.linspace(0, min(count, total), parts + 1).astype(int)).tolist()
-        random = np.random.default_rng(seed)
         rows: list[StoredRow] = []
-        for first, end, share in zip(edges, edges[1:], shares, strict=False):
-            start = int(random.integers(first, max(first, end - share) + 1))
+        for start, length in random_runs(self.count_rows(place), count, seed):
             with self.connection.faults():
-                rows += read_records(place, vectors=True, content=False, limit=share, offset=start)
+                run = range(start, start + length)
+                for _, found in read_records(place, run, vectors=True, content=False):
+                    rows += found
         return self._page(place, list({row.id: row for row in rows}.values()), None)
 
     def search(
@@ -265,26 +260,36 @@ class ChromaStore(PairedStore):
         if not len(queries):
             return []
         place = self.find_sides().place(side)
-        include = ["distances"] + ["embeddings"] * vectors
+        answers_vectors, step = plan_search(k, self.dim_of(place), vectors)
+        include = ["distances"] + ["embeddings"] * answers_vectors
         include += ["documents", "metadatas", "uris"] * payload
-        with self.connection.faults():
-            answer = place.query(
-                query_embeddings=np.asarray(queries, np.float32),
-                n_results=k,
-                include=include,
-                **_read_filter(filter),
-            )
-        hits = []
-        for query, ids in enumerate(answer["ids"]):
-            distances = np.asarray(answer["distances"][query], np.float64)
-            scores = -distances if _space(place) == "euclidean" else 1 - distances
-            payloads = None
-            if payload:
-                columns = (answer[each][query] for each in ("documents", "metadatas", "uris"))
-                payloads = [ChromaContent(*each).payload for each in zip(*columns, strict=True)]
-            found = np.asarray(answer["embeddings"][query], np.float32) if vectors else None
-            hits.append(Hits(ids, scores.tolist(), found, payloads))
+        hits: list[Hits] = []
+        for first in range(0, len(queries), step):
+            with self.connection.faults():
+                answer = place.query(
+                    query_embeddings=np.asarray(queries[first : first + step], np.float32),
+                    n_results=k,
+                    include=include,
+                    **_read_filter(filter),
+                )
+            hits += _hits(place, answer, answers_vectors, payload)
+        if vectors and not answers_vectors:
+            return [self.add_vectors(place, each) for each in hits]
         return hits
+
+
+def _hits(place: Any, answer: Any, vectors: bool, payload: bool) -> list[Hits]:
+    hits = []
+    for query, ids in enumerate(answer["ids"]):
+        distances = np.asarray(answer["distances"][query], np.float64)
+        scores = -distances if _space(place) == "euclidean" else 1 - distances
+        payloads = None
+        if payload:
+            columns = (answer[each][query] for each in ("documents", "metadatas", "uris"))
+            payloads = [ChromaContent(*each).payload for each in zip(*columns, strict=True)]
+        found = np.asarray(answer["embeddings"][query], np.float32) if vectors else None
+        hits.append(Hits(ids, scores.tolist(), found, payloads))
+    return hits
 
 
 def _space(collection: Any) -> Metric:
@@ -303,9 +308,30 @@ def _read_filter(filter: Any) -> Mapping[str, Any]:
 
 
 def read_records(
-    collection: Any, *, vectors: bool, content: bool, **choice: Any
+    collection: Any, chosen: range | list[StoreId], *, vectors: bool, content: bool
+) -> Iterator[tuple[int, list[StoredRow]]]:
+    """Yield records by their positions or by their ids, a few of them in each call, and before
+    them how many were asked for. Ends early at large records that are read by positions.
+    """
+
+    def choice(first: int, count: int) -> Mapping[str, Any]:
+        if isinstance(chosen, range):
+            return {"offset": chosen[first], "limit": count}
+        return {"ids": chosen[first : first + count]}
+
+    def read(first: int, count: int) -> list[StoredRow]:
+        return _get(collection, choice(first, count), vectors=vectors, content=content)
+
+    def name(first: int) -> StoreId:
+        return _get(collection, choice(first, 1), vectors=False, content=False)[0].id
+
+    step = rows_a_read(int(collection.get_model().dimension or 0) if vectors else 1)
+    yield from read_parts(len(chosen), step, read, name, is_page=isinstance(chosen, range))
+
+
+def _get(
+    collection: Any, choice: Mapping[str, Any], *, vectors: bool, content: bool
 ) -> list[StoredRow]:
-    """Return the records of a `get` with the arguments `choice`, in the collection's order."""
     include = ["embeddings"] * vectors + ["documents", "metadatas", "uris"] * content
     answer = collection.get(include=include, **choice)
     ids = answer["ids"]
@@ -336,4 +362,4 @@ def resume_position(collection: Any, at: int, last: Sequence[str]) -> int:
             return start + places[-1] + 1
         if start == 0:
             return 0  # all of them were deleted: reading a row twice is harmless
-        window *= 8
+        at, window = start, min(8 * window, IDS_A_CALL)

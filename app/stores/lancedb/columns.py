@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from app.errors import InvalidOption, StoreChanged, StoreUnsupported
 from app.stores.base import Metric, StoreId, StoreLocation, StoreVectors
 
-#: columns and tables that a reindexing creates
+#: columns and tables that a migration creates
 OWN_NAME = re.compile(r"anchorage_([0-9a-f]{8})")
 
 #: types of numbers in vectors

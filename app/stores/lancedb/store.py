@@ -7,18 +7,19 @@ tells whether a client wrote a vector since the other one was made of it.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from app.errors import InvalidFilter, StoreChanged, StoreUnsupported
 from app.stores.base import (
     Capabilities,
     Cursor,
+    HearRows,
     Hits,
     Metric,
     Page,
@@ -55,12 +56,12 @@ from app.stores.lancedb.merge import (
     Merge,
     pair_of,
 )
-from app.stores.second_collection import PairedStore, Sides, StoredRow
+from app.stores.second_collection import PairedStore, Sides, StoredRow, fingerprint
 
 LANCE_NOTES = (
     StoreNote(
         "columns-are-visible",
-        "Until `finish`, clients that read all columns also see the columns of the reindexing, "
+        "Until `finish`, clients that read all columns also see the columns of the migration, "
         "whose names contain `anchorage_`.",
     ),
     StoreNote(
@@ -162,11 +163,10 @@ class LancedbStore(PairedStore):
     def create(self, sides: Sides, tag: str, dim: int) -> None:
         old: LancePlace = sides.old
         with self.connection.faults():
-            ids = old.dataset.to_table(columns=[old.id]).column(0)
-            if ids.null_count or pc.count_distinct(ids).as_py() != len(ids):
+            if not has_unique_ids(old.dataset, old.id):
                 raise StoreChanged(
                     f"The column `{old.id}` holds an id more than once, or rows without one. "
-                    "A reindexing needs one id for each row. Name another column in `id_field`."
+                    "A migration needs one id for each row. Name another column in `id_field`."
                 )
             self._drop_version(tag)
             table = self.connection.table(self._name)
@@ -365,9 +365,9 @@ class LancedbStore(PairedStore):
 
     def facts(self) -> StoreFacts:
         place: LancePlace = self.find_sides().visible
-        rows, kind = self.count_rows(place), place.kind
-        table = self.connection.table(self._name)
+        kind, table = place.kind, self.connection.table(self._name)
         with self.connection.faults():
+            rows = place.dataset.count_rows()  # with a filter, it would read all vectors
             indexed = find_index(table, place.vector) is not None
         return StoreFacts(
             rows=rows,
@@ -391,13 +391,13 @@ class LancedbStore(PairedStore):
         place: LancePlace = self.find_sides().old
         with self.connection.faults():
             total = place.dataset.count_rows()
-            draw = np.random.default_rng(seed).permutation(total)[:count]
+            draw = np.random.default_rng(seed).choice(total, min(count, total), replace=False)
             found = place.dataset.take(sorted(draw.tolist()), columns=[place.id, place.vector])
         plain = LancePlace(place.dataset, place.id, place.vector)
         return self._page(place, _rows_of(found, plain), None)
 
-    def texts(self, ids: Sequence[StoreId]) -> Sequence[str | None]:
-        name, place = self.location.text_field, self.find_sides().old
+    def read_field(self, ids: Sequence[StoreId], field: str | None) -> Sequence[str | None]:
+        name, place = field, self.find_sides().old
         if name is None or name not in place.dataset.schema.names:
             raise StoreUnsupported(
                 "The store names no column with the texts. Name one in `text_field`.",
@@ -454,19 +454,29 @@ class LancedbStore(PairedStore):
         return hits
 
     def _others(self, sides: Sides) -> list[str]:
-        """Return the columns that are neither vectors of this reindexing nor its digests."""
+        """Return the columns that are neither vectors of this migration nor its digests."""
         own = {sides.old.vector}
         if sides.new is not None and sides.new.staged is None:
             own |= {sides.new.vector, sides.new.pair}
         return [name for name in sides.old.dataset.schema.names if name not in own]
 
-    def checksum(self) -> RowsChecksum:
+    def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
         sides = self.find_sides()
         with self.connection.faults():
             batches = sides.old.dataset.to_batches(columns=self._others(sides))
-            return rows_checksum(
-                row_number(as_json(row)) for batch in batches for row in batch.to_pylist()
-            )
+            pages = ([row_number(as_json(row)) for row in each.to_pylist()] for each in batches)
+            return rows_checksum(pages, hear)
+
+
+def has_unique_ids(dataset: Any, column: str) -> bool:
+    """Return whether each row has an id, and no two the same. Holds eight bytes of each row."""
+    seen = array("Q")
+    for batch in dataset.to_batches(columns=[column]):
+        seen.extend(fingerprint(id, None) for id in batch[column].to_pylist())
+        if batch[column].null_count:
+            return False
+    numbers = np.sort(np.asarray(seen, np.uint64))
+    return not bool((numbers[1:] == numbers[:-1]).any())
 
 
 def _rows_of(found: pa.Table, place: LancePlace) -> list[StoredRow]:

@@ -74,9 +74,11 @@ def copied_indexes(connection: StoreConnection, table: PgRelation) -> list[Copie
     found = []
     for row in connection.execute(_TABLE_INDEXES, [table.oid]).fetchall():
         name, definition, beginning = row[:3]
+        if definition is None:
+            continue  # a client dropped the index while the query ran
         if not definition.startswith(beginning):
             raise StoreUnsupported(
-                f"The index {name!r} cannot be copied. Drop it for the reindexing."
+                f"The index {name!r} cannot be copied. Drop it for the migration."
             )
         tail = definition.removeprefix(beginning)
         found.append(CopiedIndex(*[name, tail, *row[3:7], tuple(row[7]), row[8]]))
@@ -158,6 +160,20 @@ def exchange_names(connection: StoreConnection, tag: str, front: PgRelation) -> 
     """Exchange the names of the indexes of both tables."""
     for each in copied_indexes(connection, front):
         exchange(connection, "INDEX", front.schema, (each.name, each.hidden(tag)), tag)
+
+
+_NAMES_OF_NOT_NULL = """
+SELECT b.conname, f.conname FROM pg_constraint b
+JOIN pg_attribute i ON i.attrelid = b.conrelid AND i.attnum = b.conkey[1]
+JOIN pg_attribute j ON j.attrelid = %s AND j.attname = i.attname
+JOIN pg_constraint f ON f.conrelid = j.attrelid AND f.contype = 'n' AND f.conkey[1] = j.attnum
+WHERE b.conrelid = %s AND b.contype = 'n' AND b.conname <> f.conname"""
+
+
+def name_not_null(connection: StoreConnection, front: PgRelation, back: PgRelation) -> None:
+    """Name the constraints NOT NULL of `back` as those of `front`: they have names since 18."""
+    for name, wanted in connection.execute(_NAMES_OF_NOT_NULL, [front.oid, back.oid]).fetchall():
+        connection.run("ALTER TABLE {} RENAME CONSTRAINT {} TO {}", back.identifier, name, wanted)
 
 
 def exchange(
@@ -323,7 +339,7 @@ def require_same_definitions(connection: StoreConnection, layout: PgLayout) -> N
     ]
     if different:
         raise StoreChanged(
-            f"The table {layout.table.name!r} was altered during the reindexing: "
+            f"The table {layout.table.name!r} was altered during the migration: "
             f"{'; '.join(different)}. Undo the change, or alter {hidden} in the same way, and try "
             "again."
         )

@@ -113,15 +113,15 @@ def require_capture(connection: StoreConnection, vectors: PgVectors, *, is_cut_o
     missing = ", ".join(each for each in _TRIGGERS if (each,) not in rows)
     if missing and is_cut_over:
         raise StoreChanged(
-            f"Triggers of the reindexing on {vectors.relation.name!r} are missing or disabled: "
-            f"{missing}. Writes of clients may be lost for a rollback. `finish` the reindexing. "
+            f"Triggers of the migration on {vectors.relation.name!r} are missing or disabled: "
+            f"{missing}. Writes of clients may be lost for a rollback. `finish` the migration. "
             "Or, if you only disabled triggers, enable them by ALTER TABLE ... ENABLE ALWAYS "
             "TRIGGER, and call `verify`: it copies again what differs in more than the vector."
         )
     if missing:
         raise StoreChanged(
-            f"Triggers of the reindexing on {vectors.relation.name!r} are missing or disabled: "
-            f"{missing}. Writes of clients may be lost. `abandon` the reindexing, and plan a new "
+            f"Triggers of the migration on {vectors.relation.name!r} are missing or disabled: "
+            f"{missing}. Writes of clients may be lost. `abandon` the migration, and plan a new "
             "one."
         )
 

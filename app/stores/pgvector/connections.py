@@ -70,7 +70,7 @@ def fault(error: psycopg.Error, action: str) -> AnchorageError:
     if not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return StoreUnavailable(
             f"PostgreSQL does not answer, or dropped the connection, at the attempt {action}. "
-            "Try again; a reindexing continues where it stopped."
+            "Try again; a migration continues where it stopped."
         )
     reason = f"PostgreSQL reports {state or type(error).__name__}: {_first_line(error)}"
     if state in {"53100", "53400"}:
@@ -189,7 +189,7 @@ Step = TypeVar("Step")
 CONNECT_S, SHORT_STATEMENT_S, SILENCE_S = 5, 30, 8.0
 
 #: most connections of one store
-MOST_CONNECTIONS = 4
+MAX_CONNECTIONS = 4
 
 #: makes the text of values, and with it the checksum, the same in every session
 SESSION = (
@@ -269,13 +269,13 @@ class StoreConnection(psycopg.Connection[Any]):
 
 
 class PgConnections:
-    """At most MOST_CONNECTIONS connections that threads share."""
+    """At most MAX_CONNECTIONS connections that threads share."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._idle: list[StoreConnection] = []
         self._lock = threading.Lock()
-        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._process = os.getpid()
         #: number of calls of `close`: connections that were lent before are closed, too
         self._closed = 0

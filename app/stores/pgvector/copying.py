@@ -138,6 +138,12 @@ def apply_changes(
         "LEFT JOIN {incoming} i ON i.key = r.{key} WHERE r.{key} = ANY(%s::{type}[])"
     ).format(**names)
     _write_rows(connection, layout, vector, tail, values, replace=True)
+    # From here on, the other table has the vector of each row that was deleted to write another.
+    connection.run(
+        "UPDATE {queue} SET vector = NULL WHERE key = ANY(%s::{type}[]) AND vector IS NOT NULL",
+        params=[keys],
+        **names,
+    )
     acknowledge(connection, state, layout.table.schema, numbers)
     return True
 
@@ -197,10 +203,19 @@ def requeue_different(connection: StoreConnection, layout: PgLayout) -> int | No
 def delete_waiting(connection: StoreConnection, layout: PgLayout) -> None:
     """Delete rows of the other table with an entry in the queue: `apply` brings them back.
 
-    The entry keeps the vector of its row.
+    The entry keeps the vector of its row. The entry of a TRUNCATE has no key: it stands for all
+    rows that clients no longer see.
     """
     other, state = layout.other, layout.state
     assert state is not None
+    connection.run(
+        "DELETE FROM {other} o WHERE EXISTS (SELECT FROM {queue} WHERE key IS NULL) "
+        "AND NOT EXISTS (SELECT FROM {seen} s WHERE s.{key} = o.{key})",
+        other=other.relation.identifier,
+        queue=sql.Identifier(other.relation.schema, state.queue),
+        seen=layout.table.identifier,
+        key=other.key,
+    )
     connection.run(
         "WITH deleted AS (DELETE FROM {other} o USING {queue} q WHERE q.key = o.{key} "
         "RETURNING o.{key} AS key, o.{column} AS vector) "

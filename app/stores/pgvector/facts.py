@@ -1,6 +1,6 @@
-"""A table as it is now, and what a reindexing requires of it.
+"""A table as it is now, and what a migration requires of it.
 
-What depends on a table are views, which are created again, and obstacles to a reindexing.
+What depends on a table are views, which are created again, and obstacles to a migration.
 """
 
 from __future__ import annotations
@@ -54,44 +54,44 @@ types AS (SELECT unnest(ARRAY[c.oid, y.oid, y.typarray]) AS oid
   FROM readers JOIN pg_class c ON c.oid = readers.oid JOIN pg_type y ON y.oid = c.reltype),
 t AS (SELECT c.*, a.attnum FROM pg_class c
   JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = %(column)s WHERE c.oid = %(oid)s)
-SELECT 'partitioned', 'The table is partitioned or inherits. Reindex each partition as a store.'
+SELECT 'partitioned', 'The table is partitioned or inherits. Migrate each partition as a store.'
   FROM t WHERE relkind = 'p' OR relispartition
   OR EXISTS (SELECT FROM pg_inherits WHERE t.oid IN (inhrelid, inhparent))
 UNION ALL SELECT 'functions', 'The function ' || d.objid::regprocedure ||
-  ' depends on the type of the table. Drop it, and create it again after the reindexing.'
+  ' depends on the type of the table. Drop it, and create it again after the migration.'
   FROM types JOIN pg_depend d ON d.refobjid = types.oid WHERE d.classid = 'pg_proc'::regclass
 UNION ALL SELECT 'row-type', 'The table ' || d.objid::regclass || ' has a column of the row type. '
   'Drop the column.' FROM types JOIN pg_depend d ON d.refobjid = types.oid
   AND d.refclassid = 'pg_type'::regclass AND d.classid = 'pg_class'::regclass
   WHERE d.objsubid > 0
 UNION ALL SELECT 'materialized-views', 'The materialized view ' || v.oid::regclass ||
-  ' reads the table. Drop it, and create it again after the reindexing.'
+  ' reads the table. Drop it, and create it again after the migration.'
   FROM readers r JOIN pg_class v ON v.oid = r.oid AND v.relkind = 'm'
 UNION ALL SELECT 'view-owner', 'The view ' || v.oid::regclass || ' belongs to another owner, or '
-  'is temporary. Drop it for the reindexing, or make the role of the service a member of its owner.'
+  'is temporary. Drop it for the migration, or make the role of the service a member of its owner.'
   FROM readers r JOIN pg_class v ON v.oid = r.oid AND v.relkind = 'v'
   WHERE NOT pg_has_role(v.relowner, 'USAGE') OR v.relpersistence = 't'
 UNION ALL SELECT 'column-grants', 'Rights on single columns of the table are not copied. '
   'Grant them on the table, or revoke them.'
   FROM t WHERE EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = t.oid AND a.attacl IS NOT NULL)
 UNION ALL SELECT 'generated-columns', 'The column ' || quote_ident(a.attname) ||
-  ' is computed from the vectors. Drop it for the reindexing.'
+  ' is computed from the vectors. Drop it for the migration.'
   FROM t JOIN pg_depend d ON d.refobjid = t.oid AND d.refobjsubid = t.attnum
   AND d.classid = 'pg_attrdef'::regclass JOIN pg_attrdef f ON f.oid = d.objid
   JOIN pg_attribute a ON a.attrelid = f.adrelid AND a.attnum = f.adnum AND a.attgenerated <> ''
 UNION ALL SELECT 'rules', 'The rule ' || quote_ident(r.rulename) ||
-  ' rewrites statements on the table. Drop it for the reindexing.'
+  ' rewrites statements on the table. Drop it for the migration.'
   FROM t JOIN pg_rewrite r ON r.ev_class = t.oid AND r.rulename <> '_RETURN'
 UNION ALL SELECT 'expression-index', 'The index ' || i.indexrelid::regclass || ' computes from the '
-  'vectors. Drop it for the reindexing.' FROM t JOIN pg_index i ON i.indrelid = t.oid
+  'vectors. Drop it for the migration.' FROM t JOIN pg_index i ON i.indrelid = t.oid
   WHERE i.indexprs IS NOT NULL AND EXISTS (SELECT FROM pg_depend d WHERE d.objid = i.indexrelid
     AND d.refobjid = t.oid AND d.refobjsubid = t.attnum)
 UNION ALL SELECT 'constraint', 'The constraint ' || quote_ident(n.conname) || ' checks the '
-  'vectors, is not validated, or is an exclusion. Validate it, or drop it for the reindexing.'
+  'vectors, is not validated, or is an exclusion. Validate it, or drop it for the migration.'
   FROM t JOIN pg_constraint n ON n.conrelid = t.oid WHERE n.contype = 'x' OR n.contype = 'c'
     AND t.attnum = ANY(n.conkey) OR n.contype IN ('c', 'n') AND NOT n.convalidated
 UNION ALL SELECT 'default', 'The column of vectors has a default. Drop the default for the '
-  'reindexing.' FROM t JOIN pg_attrdef f ON f.adrelid = t.oid AND f.adnum = t.attnum
+  'migration.' FROM t JOIN pg_attrdef f ON f.adrelid = t.oid AND f.adnum = t.attnum
 UNION ALL SELECT 'publication', 'A publication sends the table, or its replica identity is '
   'not the default. Drop the publication or take the table out of it, and set REPLICA IDENTITY '
   'DEFAULT.' FROM t WHERE relreplident <> 'd' OR EXISTS (SELECT FROM pg_publication_tables p
@@ -102,23 +102,23 @@ UNION ALL SELECT 'subscription', 'A subscription of logical replication writes t
   'publication and refresh the subscription.'
   FROM t WHERE EXISTS (SELECT FROM pg_subscription_rel s WHERE s.srrelid = t.oid)
 UNION ALL SELECT 'statistics', 'The table has extended statistics. Drop them, and create them '
-  'again after the reindexing.'
+  'again after the migration.'
   FROM t WHERE EXISTS (SELECT FROM pg_statistic_ext s WHERE s.stxrelid = t.oid)
 UNION ALL SELECT 'storage', 'Options of the TOAST table, the mark of CLUSTER, tablespaces of '
   'indexes and security labels are not copied. Reset them (ALTER TABLE ... RESET (toast...), SET '
   'WITHOUT CLUSTER, ALTER INDEX ... SET TABLESPACE pg_default), and set them again after the '
-  'reindexing.' FROM t
+  'migration.' FROM t
   WHERE EXISTS (SELECT FROM pg_class o WHERE o.oid = t.reltoastrelid AND o.reloptions IS NOT NULL)
   OR EXISTS (SELECT FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
     WHERE i.indrelid = t.oid AND (i.indisclustered OR x.reltablespace <> 0))
   OR EXISTS (SELECT FROM pg_seclabel s
     WHERE s.objoid = t.oid AND s.classoid = 'pg_class'::regclass)
 UNION ALL SELECT 'policy', 'The policy ' || quote_ident(p.polname) || ' of another table '
-  'reads the table. Drop it for the reindexing.' FROM t JOIN pg_depend d ON d.refobjid = t.oid
+  'reads the table. Drop it for the migration.' FROM t JOIN pg_depend d ON d.refobjid = t.oid
   AND d.classid = 'pg_policy'::regclass JOIN pg_policy p ON p.oid = d.objid
   WHERE p.polrelid <> t.oid GROUP BY p.oid, p.polname
 UNION ALL SELECT 'foreign-key', 'The foreign key ' || quote_ident(n.conname) || ' belongs to '
-  'a partitioned table or to another owner. Drop it for the reindexing.'
+  'a partitioned table or to another owner. Drop it for the migration.'
   FROM t JOIN pg_constraint n ON n.confrelid = t.oid AND n.contype = 'f'
   JOIN pg_class r ON r.oid = n.conrelid
   WHERE r.relkind = 'p' OR NOT pg_has_role(r.relowner, 'USAGE')"""
@@ -134,7 +134,7 @@ class DependentView:
 
 
 def obstacles(connection: StoreConnection, layout: PgLayout) -> list[StoreNote]:
-    """Return what forbids a reindexing of this table."""
+    """Return what forbids a migration of this table."""
     values = {"oid": layout.table.oid, "column": layout.old.column}
     found = [StoreNote(*row) for row in connection.execute(_OBSTACLES, values)]
     found += [
@@ -142,7 +142,7 @@ def obstacles(connection: StoreConnection, layout: PgLayout) -> list[StoreNote]:
             "view-with-triggers",
             f"The view {row[2]!r} reads the table and has triggers, rules, or rights, "
             "defaults or comments of columns. Drop the view, and create it again after the "
-            "reindexing.",
+            "migration.",
         )
         for row in connection.execute(_VIEWS, [layout.table.oid])
         if row[9]
@@ -246,7 +246,7 @@ def collection_facts(connection: StoreConnection, layout: PgLayout) -> StoreFact
 
 
 def require_no_obstacles(connection: StoreConnection, layout: PgLayout) -> None:
-    """Raises StoreUnsupported for the first obstacle to a reindexing."""
+    """Raises StoreUnsupported for the first obstacle to a migration."""
     for each in obstacles(connection, layout):
         raise StoreUnsupported(each.detail, field="collection")
 
@@ -269,21 +269,21 @@ def require_same(layout: PgLayout, tag: str, dim: int) -> PgState:
     assert state is not None
     if state.tag != tag:
         raise StoreRefused(
-            f"Another reindexing, {state.tag}, is in progress on the table. Finish or abandon "
+            f"Another migration, {state.tag}, is in progress on the table. Finish or abandon "
             "it first. If no service knows it, the script on the page about pgvector removes it."
         )
     if state.dim != dim:
         raise StoreChanged(
-            f"The reindexing was prepared for {state.dim} dimensions, not for {dim}. Abandon it "
+            f"The migration was prepared for {state.dim} dimensions, not for {dim}. Abandon it "
             "first."
         )
     found = form_of(layout)
     if found != state.form:
         differences = [key for key in found if found[key] != state.form.get(key)]
         raise StoreChanged(
-            "The table has changed since the reindexing was prepared: "
+            "The table has changed since the migration was prepared: "
             + "; ".join(f"{key} was {state.form.get(key)}, is {found[key]}" for key in differences)
-            + ". Undo the change, or abandon the reindexing if it is not cut over."
+            + ". Undo the change, or abandon the migration if it is not cut over."
         )
     return state
 
@@ -295,7 +295,7 @@ def first_state(
     tag: str,
     dim: int,
 ) -> PgState:
-    """Return the state of a reindexing that begins. Raises StoreUnsupported."""
+    """Return the state of a migration that begins. Raises StoreUnsupported."""
     old = layout.old
     type_name = str(location.options.get("type", old.type_name))
     if type_name not in INDEXED_DIM:
@@ -329,7 +329,7 @@ def require_rights(connection: StoreConnection, layout: PgLayout) -> None:
     if layout.table.force_row_security and not bypasses:
         missing.append(f"all rows despite FORCE ROW LEVEL SECURITY (ALTER ROLE {role} BYPASSRLS)")
     if missing:
-        raise StoreRefused(f"The role {role} lacks what a reindexing needs: {'; '.join(missing)}.")
+        raise StoreRefused(f"The role {role} lacks what a migration needs: {'; '.join(missing)}.")
 
 
 def form_of(layout: PgLayout) -> dict[str, Any]:

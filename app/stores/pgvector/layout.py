@@ -1,7 +1,7 @@
-"""Where the vectors of a collection are now: before, during and after a reindexing.
+"""Where the vectors of a collection are now: before, during and after a migration.
 
 PostgreSQL's catalogue says what a table is: columns, key, vectors and index. The state of a
-reindexing is JSON in the comment of its queue table, so that any process can read it and each step
+migration is JSON in the comment of its queue table, so that any process can read it and each step
 changes it in its own transaction.
 """
 
@@ -94,7 +94,7 @@ class PgRelation:
                 return each
         raise StoreChanged(
             f"The table {self.name!r} has no column {name!r}. Restore it, or abandon the "
-            "reindexing if it is not cut over.",
+            "migration if it is not cut over.",
             field="vector_field",
         )
 
@@ -141,8 +141,8 @@ def relation_named(connection: StoreConnection, schema: str, name: str) -> PgRel
     ).fetchone()
     if row is None:
         raise StoreChanged(
-            f"The table {name!r}, which the reindexing created or renamed, is missing. Restore "
-            "it; or `abandon` the reindexing if it is not cut over, and `finish` it if it is."
+            f"The table {name!r}, which the migration created or renamed, is missing. Restore "
+            "it; or `abandon` the migration if it is not cut over, and `finish` it if it is."
         )
     return load_relation(connection, row[0])
 
@@ -247,7 +247,7 @@ class PgVectors:
 
 @dataclass(frozen=True)
 class PgState:
-    """What the store remembers of a reindexing.
+    """What the store remembers of a migration.
 
     phase       prepared, cut-over or rolled-back
     table       name of the collection in its schema
@@ -311,7 +311,7 @@ class PgLayout:
         if side == "old":
             return self.old
         if self.new is None:
-            raise StoreChanged("The store has no new vectors: no reindexing is in progress.")
+            raise StoreChanged("The store has no new vectors: no migration is in progress.")
         return self.new
 
     @property
@@ -348,7 +348,7 @@ def read_state(text: str | None) -> PgState | None:
 
 
 def states_of(connection: StoreConnection, schema: str, table: str, owner: str) -> list[PgState]:
-    """Return the states of all reindexings of a table."""
+    """Return the states of all migrations of a table."""
     # Anybody may create a table with such a name and comment, but not for the owner.
     rows = connection.execute(
         _STATES + " AND n.nspname = %s AND pg_get_userbyid(c.relowner) = %s", [schema, owner]
@@ -360,7 +360,7 @@ def states_of(connection: StoreConnection, schema: str, table: str, owner: str) 
 def traces_of(
     connection: StoreConnection, location: StoreLocation, tag: str
 ) -> list[tuple[str, str]]:
-    """Return schema and name of each table and function of a reindexing.
+    """Return schema and name of each table and function of a migration.
 
     Names alone tell them: the collection may be gone or have another schema, and the state
     unreadable.
@@ -372,7 +372,7 @@ def traces_of(
 
 
 def state_of_tag(connection: StoreConnection, schema: str, tag: str) -> PgState | None:
-    """Return the state of a reindexing; None if it is lost."""
+    """Return the state of a migration; None if it is lost."""
     rows = connection.execute(_STATES + " AND n.nspname = %s", [schema]).fetchall()
     states = [read_state(text) for _, text in rows]
     return next((each for each in states if each is not None and each.tag == tag), None)
@@ -391,7 +391,7 @@ def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayou
     states = states_of(connection, table.schema, table.name, table.owner)
     if len(states) > 1:
         raise StoreRefused(
-            f"The table {table.name!r} has traces of several reindexings: "
+            f"The table {table.name!r} has traces of several migrations: "
             f"{', '.join(each.tag for each in states)}. Abandon all except one."
         )
     state = states[0] if states else None

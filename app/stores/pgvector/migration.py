@@ -1,4 +1,4 @@
-"""The steps of a reindexing: a second table is filled, and takes the name of the first.
+"""The steps of a migration: a second table is filled, and takes the name of the first.
 
 Captured changes are repeated in the second table as whole rows, and after a cutover in the old one.
 Locks are tried briefly, so that clients do not queue behind them.
@@ -26,8 +26,8 @@ from app.errors import (
     WrongState,
 )
 from app.stores.base import (
-    Beside,
     Changes,
+    Migration,
     StoreId,
     StoreLocation,
     StoreVectors,
@@ -43,6 +43,7 @@ from app.stores.pgvector.attachments import (
     exchange_names,
     has_same_indexes,
     move_sequences,
+    name_not_null,
     require_same_definitions,
     validate,
 )
@@ -104,8 +105,8 @@ REMAINDER_S, REMAINDER_ROWS = 0.1, (32, 400)
 Result = TypeVar("Result")
 
 
-class PgMigration(Beside):
-    """The new vectors of one reindexing, in a copy of the table."""
+class PgMigration(Migration):
+    """The new vectors of one migration, in a copy of the table."""
 
     def __init__(
         self, connections: PgConnections, location: StoreLocation, tag: str, dim: int
@@ -143,7 +144,7 @@ class PgMigration(Beside):
             start_capture(connection, self.tag, layout.old)
             self._save(connection, layout, state)
 
-        self._with_lock("to prepare the reindexing", step)
+        self._with_lock("to prepare the migration", step)
 
     def write(
         self, ids: Sequence[StoreId], vectors: StoreVectors, *, replace: bool = False
@@ -198,6 +199,7 @@ class PgMigration(Beside):
         self._with_lock("to finish", partial(self._remove, cut_over=True))
 
     def abandon(self) -> None:
+        self._validate()
         self._with_lock("to abandon", partial(self._remove, cut_over=False))
 
     def requeue_different(self) -> int | None:
@@ -215,10 +217,10 @@ class PgMigration(Beside):
         is_old = name_of(self.tag, "new") in names if state is None else not state.is_cut_over
         is_new = name_of(self.tag, "old") in names if state is None else state.is_cut_over
         if is_old and cut_over:
-            raise WrongState("The reindexing cannot finish: it is not cut over. Cut over first.")
+            raise WrongState("The migration cannot finish: it is not cut over. Cut over first.")
         if is_new and not cut_over:
             raise WrongState(
-                "The reindexing cannot be abandoned: it is cut over. Roll back first, or finish."
+                "The migration cannot be abandoned: it is cut over. Roll back first, or finish."
             )
         capture = name_of(self.tag, "capture")
         for schema, name in sorted(found, key=lambda each: each[1] != capture):
@@ -344,6 +346,7 @@ class PgMigration(Beside):
         now = load_relation(connection, other.relation.oid)
         hidden = load_relation(connection, front.oid)
         exchange_names(connection, self.tag, hidden)
+        name_not_null(connection, hidden, now)
         copy_rights(connection, front, now)
         move_sequences(connection, self.tag, front, other.relation, (hidden, now))
         attach(connection, attachments)
@@ -411,7 +414,7 @@ class PgMigration(Beside):
         if layout.state is None:
             self._require_no_traces(connection)
             raise StoreChanged(
-                "The table has no traces of this reindexing. Plan a new one.", field="collection"
+                "The table has no traces of this migration. Plan a new one.", field="collection"
             )
         state = require_same(layout, self.tag, self.dim)
         require_capture(connection, layout.seen, is_cut_over=state.is_cut_over)
@@ -422,10 +425,10 @@ class PgMigration(Beside):
         if names:
             step = "`finish`" if name_of(self.tag, "old") in names else "`abandon`"
             raise StoreChanged(
-                f"The state of the reindexing is missing: the table {name_of(self.tag, 'queue')} "
+                f"The state of the migration is missing: the table {name_of(self.tag, 'queue')} "
                 "was dropped, its comment was changed, or its owner is not the table's. "
                 "Writes of clients may be lost, or fail. "
-                f"{step} the reindexing: it removes {', '.join(sorted(names))}."
+                f"{step} the migration: it removes {', '.join(sorted(names))}."
             )
 
     def _save(self, connection: StoreConnection, layout: PgLayout, state: PgState) -> None:

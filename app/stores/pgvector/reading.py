@@ -11,8 +11,16 @@ import numpy as np
 from psycopg import sql
 
 from app.errors import DimensionMismatch, InvalidFilter, InvalidOption, StoreUnsupported
+from app.stores.answers import (
+    MAX_ANSWER_BYTES,
+    MAX_TEXT,
+    ROWS_A_READ,
+    answer_too_large,
+    read_parts,
+)
 from app.stores.base import (
     Cursor,
+    HearRows,
     Hits,
     Metric,
     Page,
@@ -120,8 +128,14 @@ _DISTANCES: dict[Metric, sql.SQL] = {
 #: below this number of rows a sample reads all keys
 SMALL_TABLE = 20_000
 
+#: rows that a checksum reads at once
+ROWS_A_FETCH = 10_000
+
+#: most bytes of the columns that a search returns of all its rows
+MAX_READ_BYTES = 256 << 20
+
 #: the limits of hnsw.ef_search
-LEAST_EF, MOST_EF = 40, 1000
+LEAST_EF, MAX_EF = 40, 1000
 
 
 def dim_of(connection: StoreConnection, vectors: PgVectors) -> int:
@@ -239,15 +253,44 @@ def texts(
             "no text. Name the column of texts in `text_field`.",
             field="text_field",
         )
-    query = sql.SQL("SELECT {}::text, {}::text FROM {} WHERE {} = ANY(%s::{}[])").format(
-        sql.Identifier(layout.key.name),
-        sql.Identifier(column),
-        layout.table.identifier,
-        sql.Identifier(layout.key.name),
-        key_type(layout.kind),
-    )
-    found = dict(connection.execute(query, [stored_keys(ids, layout.kind)]).fetchall())
+    text = sql.SQL("left({}::text, {})").format(sql.Identifier("r", column), MAX_TEXT)
+    found = _read_bounded(connection, layout, text, ids)
     return [found.get(str(each)) for each in ids]
+
+
+def _read_bounded(
+    connection: StoreConnection, layout: PgLayout, value: sql.Composable, ids: Sequence[StoreId]
+) -> dict[str, str | None]:
+    """Return a text of each row `r`, by its key. Raises StoreUnsupported above a limit."""
+    query = sql.SQL(
+        "SELECT k, CASE WHEN size <= %s THEN t END, size FROM (SELECT *, sum(octet_length(t)) OVER "
+        "() AS size FROM (SELECT {key}::text AS k, {value} AS t FROM {table} r "
+        "WHERE {key} = ANY(%s::{type}[])) texts) sized"
+    ).format(
+        key=sql.Identifier("r", layout.key.name),
+        value=value,
+        table=layout.table.identifier,
+        type=key_type(layout.kind),
+    )
+
+    def read(first: int, count: int) -> list[Any]:
+        keys = stored_keys(ids[first : first + count], layout.kind)
+        rows = connection.execute(query, [MAX_ANSWER_BYTES, keys]).fetchall()
+        if rows and (rows[0][2] or 0) > MAX_ANSWER_BYTES:
+            raise answer_too_large()
+        return rows
+
+    found: dict[str, str | None] = {}
+    size = 0
+    for _, rows in read_parts(len(ids), ROWS_A_READ, read, lambda first: ids[first]):
+        found |= {row[0]: row[1] for row in rows}
+        size += int(rows[0][2] or 0) if rows else 0
+        if size > MAX_READ_BYTES:
+            raise StoreUnsupported(
+                f"The columns of these {len(ids)} rows have more than {MAX_READ_BYTES >> 20} MiB. "
+                "Ask for fewer rows."
+            )
+    return found
 
 
 def set_search_options(
@@ -261,13 +304,13 @@ def set_search_options(
     else:
         ef = parse_number(options.get("ef_search", LEAST_EF))
         probes = parse_number(options.get("probes", 10))
-        if ef is None or probes is None or not 1 <= ef <= MOST_EF or not 1 <= probes <= 32768:
+        if ef is None or probes is None or not 1 <= ef <= MAX_EF or not 1 <= probes <= 32768:
             raise InvalidOption(
                 "`ef_search` is a number from 1 to 1000, and `probes` one from 1 to 32768.",
                 field="options",
             )
-        settings |= {"hnsw.ef_search": str(max(ef, min(k, MOST_EF))), "ivfflat.probes": str(probes)}
-        scan = options.get("iterative_scan", filtered or k > MOST_EF)
+        settings |= {"hnsw.ef_search": str(max(ef, min(k, MAX_EF))), "ivfflat.probes": str(probes)}
+        scan = options.get("iterative_scan", filtered or k > MAX_EF)
         if scan and connection.version >= (0, 8):
             settings["hnsw.iterative_scan"] = "strict_order"
             settings["ivfflat.iterative_scan"] = "relaxed_order"
@@ -321,17 +364,11 @@ def payloads(
 ) -> list[dict[str, Any]]:
     """Return the columns of each row that are neither the key nor the vector."""
     columns = [sql.Identifier("r", name) for name in layout.payload]
-    query = sql.SQL(
-        "SELECT {key}::text, (SELECT to_jsonb(p) FROM (SELECT {columns}) p) FROM {table} r "
-        "WHERE {key} = ANY(%s::{type}[])"
-    ).format(
-        key=sql.Identifier("r", layout.key.name),
-        columns=sql.SQL(", ").join(columns),
-        table=layout.table.identifier,
-        type=key_type(layout.kind),
+    value = sql.SQL("(SELECT to_jsonb(p) FROM (SELECT {}) p)::text").format(
+        sql.SQL(", ").join(columns)
     )
-    found = dict(connection.execute(query, [stored_keys(ids, layout.kind)]).fetchall())
-    return [found.get(str(each)) or {} for each in ids]
+    found = _read_bounded(connection, layout, value, ids)
+    return [json.loads(found.get(str(each)) or "{}") for each in ids]
 
 
 def check_queries(queries: StoreVectors, dim: int) -> None:
@@ -343,19 +380,26 @@ def check_queries(queries: StoreVectors, dim: int) -> None:
         )
 
 
-def checksum(connection: StoreConnection, layout: PgLayout) -> RowsChecksum:
+def checksum(connection: StoreConnection, layout: PgLayout, hear: HearRows) -> RowsChecksum:
     """Return sums of two hashes of each row's text: PostgreSQL streams, the order is free."""
     names = [layout.key.name, *sorted(layout.payload)]
-    row = connection.run(
-        "SELECT count(*), coalesce(sum(hashtextextended(h, 0)::numeric), 0)::text, "
-        "coalesce(sum(hashtextextended(h, 1)::numeric), 0)::text "
-        "FROM (SELECT ROW({columns})::text AS h FROM {table} t) hashes",
+    query = sql.SQL(
+        "SELECT hashtextextended(h, 0), hashtextextended(h, 1) "
+        "FROM (SELECT ROW({columns})::text AS h FROM {table} t) hashes"
+    ).format(
         columns=sql.SQL(", ").join(sql.Identifier("t", name) for name in names),
         table=layout.table.identifier,
-    ).fetchone()
-    assert row is not None
-    digest = hashlib.sha256(f"{names}:{row[1]}:{row[2]}".encode()).hexdigest()
-    return RowsChecksum(int(row[0]), digest)
+    )
+    count, sums = 0, (0, 0)
+    reading = connection.cursor("anchorage_checksum", binary=True)
+    with connection.transaction(), reading as cursor:
+        cursor.execute(query)
+        while rows := cursor.fetchmany(ROWS_A_FETCH):
+            parts = zip(sums, *rows, strict=True)
+            count, sums = count + len(rows), (sum(next(parts)), sum(next(parts)))
+            hear(count)
+    digest = hashlib.sha256(f"{names}:{sums[0]}:{sums[1]}".encode()).hexdigest()
+    return RowsChecksum(count, digest)
 
 
 def hits(

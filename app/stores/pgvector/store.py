@@ -10,10 +10,11 @@ import psycopg
 
 from app.errors import StoreUnsupported
 from app.stores.base import (
-    Beside,
     Capabilities,
     Cursor,
+    HearRows,
     Hits,
+    Migration,
     Page,
     RowsChecksum,
     Side,
@@ -65,16 +66,14 @@ class PgvectorStore(Store):
             layout = load_layout(connection, self.location)
             return reading.fetch(connection, layout.vectors(side), layout.kind, ids)
 
-    def texts(self, ids: Sequence[StoreId]) -> Sequence[str | None]:
-        if self.location.text_field is None:
+    def read_field(self, ids: Sequence[StoreId], field: str | None) -> Sequence[str | None]:
+        if field is None:
             raise StoreUnsupported(
                 "The store names no column of texts. Name it in `text_field`.", field="text_field"
             )
         with self.connections.use("to read texts") as connection:
             layout = load_layout(connection, self.location)
-            found: Sequence[str | None] = reading.texts(
-                connection, layout, self.location.text_field, ids
-            )
+            found: Sequence[str | None] = reading.texts(connection, layout, field, ids)
             return found
 
     def search(
@@ -126,11 +125,11 @@ class PgvectorStore(Store):
                 for found in results
             ]
 
-    def checksum(self) -> RowsChecksum:
+    def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
         with self.connections.use("to compute a checksum", long=True) as connection:
-            return reading.checksum(connection, load_layout(connection, self.location))
+            return reading.checksum(connection, load_layout(connection, self.location), hear)
 
-    def beside(self, tag: str, dim: int, strategy: str | None = None) -> Beside:
+    def migration(self, tag: str, dim: int, strategy: str | None = None) -> Migration:
         self.chosen_strategy(strategy)
         return PgMigration(self.connections, self.location, tag, dim)
 

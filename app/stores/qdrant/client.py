@@ -23,6 +23,7 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
+from app.stores.answers import ANSWER_HOOKS, UNCOMPRESSED
 from app.stores.common import fault_of, store_faults
 
 #: most seconds of one call
@@ -127,6 +128,8 @@ def _connect(url: str) -> QdrantClient:
             api_key=unquote(key) if key else None,
             timeout=CALL_TIMEOUT_S,
             check_compatibility=False,
+            headers=UNCOMPRESSED,
+            event_hooks=ANSWER_HOOKS,
         )
 
 

@@ -1,6 +1,6 @@
 """Qdrant as a Store: the new vectors are in a second collection, and a cutover moves an alias.
 
-The aliases `anchorage-TAG-old` and `anchorage-TAG-new` mark both collections of a reindexing.
+The aliases `anchorage-TAG-old` and `anchorage-TAG-new` mark both collections of a migration.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from qdrant_client import models
 
 from app.errors import InvalidFilter, InvalidRequest, StoreChanged, StoreUnsupported
+from app.stores.answers import plan_search, read_parts, rows_a_read
 from app.stores.base import (
     Capabilities,
     Cursor,
@@ -41,8 +42,8 @@ COLLECTION_NAME = re.compile(r'(?!\.{1,2}$)[^<>:"/\\|?*\x00\x1f]{1,255}')
 
 TAGGED_ALIAS = re.compile(r"anchorage-([0-9a-f]{8})-(old|new)")
 
-#: points of one request that reads or deletes, and of one that writes
-POINTS_PER_READ = 1000
+#: points of one request that deletes, and of one that writes
+POINTS_PER_DELETION = 1000
 POINTS_PER_WRITE = 500
 
 #: most numbers of one request: 10 bytes each in JSON, below the server's 32 MB
@@ -81,6 +82,15 @@ class QdrantPlace:
     @property
     def name(self) -> str:
         return self.form.name
+
+    @property
+    def dim(self) -> int:
+        return self.form.dense[self.vector].size
+
+    def rows_a_read(self, vectors: bool, content: bool) -> int:
+        """Return how many points one call may read; with `content`, with all their vectors."""
+        width = sum(each.size for each in self.form.dense.values()) if content else self.dim
+        return rows_a_read(width if vectors or content else 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,28 +160,43 @@ class QdrantStore(PairedStore):
         vectors: bool,
         content: bool,
     ) -> tuple[list[StoredRow], Cursor | None]:
-        with self.engine.session() as client:
-            records, after = client.scroll(
-                place.name,
-                limit=limit,
-                offset=cursor,
-                with_payload=content,
-                with_vectors=_selector(place, vectors, content),
-            )
-        return [_row(record, place, content) for record in records], point_id(after)
+        rows: list[StoredRow] = []
+        after = cursor
+
+        def read(_first: int, count: int) -> Any:
+            nonlocal after
+            with self.engine.session() as client:
+                records, after = client.scroll(
+                    place.name,
+                    limit=count,
+                    offset=after,
+                    with_payload=content,
+                    with_vectors=_selector(place, vectors, content),
+                )
+            return records
+
+        step = place.rows_a_read(vectors, content)
+        for _, records in read_parts(limit, step, read, lambda _: point_id(after), is_page=True):
+            rows += [_row(record, place, content) for record in records]
+            if after is None:
+                break
+        return rows, point_id(after)
 
     def read_rows(
         self, place: QdrantPlace, ids: Sequence[StoreId], *, vectors: bool, content: bool
     ) -> dict[StoreId, StoredRow]:
-        rows: list[StoredRow] = []
-        for first in range(0, len(ids), POINTS_PER_READ):
+        def read(first: int, count: int) -> Any:
             with self.engine.session() as client:
-                records = client.retrieve(
+                return client.retrieve(
                     place.name,
-                    list(ids[first : first + POINTS_PER_READ]),
+                    list(ids[first : first + count]),
                     with_payload=content,
                     with_vectors=_selector(place, vectors, content),
                 )
+
+        rows: list[StoredRow] = []
+        step = place.rows_a_read(vectors, content)
+        for _, records in read_parts(len(ids), step, read, lambda first: ids[first]):
             rows += [_row(record, place, content) for record in records]
         return {row.id: row for row in rows}
 
@@ -205,8 +230,8 @@ class QdrantStore(PairedStore):
                 client.upsert(place.name, points)
 
     def delete_rows(self, place: QdrantPlace, ids: Sequence[StoreId]) -> None:
-        for first in range(0, len(ids), POINTS_PER_READ):
-            part = list(ids[first : first + POINTS_PER_READ])
+        for first in range(0, len(ids), POINTS_PER_DELETION):
+            part = list(ids[first : first + POINTS_PER_DELETION])
             with self.engine.session() as client:
                 client.delete(place.name, models.PointIdsList(points=part))
 
@@ -222,7 +247,7 @@ class QdrantStore(PairedStore):
         if sizes[0] != sizes[1] or old.form.sparse != new.form.sparse:
             raise StoreChanged(
                 f"The vectors of {old.name!r} and {new.name!r} are no longer of the same form, "
-                "because a client added or removed one. Abandon the reindexing, and plan a new one."
+                "because a client added or removed one. Abandon the migration, and plan a new one."
             )
         alias = self.location.collection
         with self.engine.session() as client:
@@ -275,9 +300,8 @@ class QdrantStore(PairedStore):
                 query_filter=_having(place),
                 limit=count,
                 with_payload=False,
-                with_vectors=_selector(place, True, False),
             )
-        return self._page(place, [_row(each, place, False) for each in answer.points], None)
+        return self.fetch([each.id for each in answer.points])
 
     def search(
         self,
@@ -292,18 +316,21 @@ class QdrantStore(PairedStore):
     ) -> Sequence[Hits]:
         place: QdrantPlace = self.find_sides().place(side)
         metric = metric_of(place.form.dense[place.vector], place.vector)
+        answers_vectors, step = plan_search(k, place.dim, vectors)
         request: dict[str, Any] = {
             "using": place.vector,
             "filter": read_filter(filter),
             "limit": k,
             "with_payload": payload,
-            "with_vector": _selector(place, vectors, False),
+            "with_vector": _selector(place, answers_vectors, False),
         }
         if self.engine.remote and exact:  # local mode is always exact
             request["params"] = models.SearchParams(exact=True)
         requests = [models.QueryRequest(query=each.tolist(), **request) for each in queries]
-        with self.engine.session(filtered=filter is not None) as client:
-            answers = client.query_batch_points(place.name, requests)
+        answers = []
+        for first in range(0, len(requests), step):
+            with self.engine.session(filtered=filter is not None) as client:
+                answers += client.query_batch_points(place.name, requests[first : first + step])
         sign = -1.0 if metric == "euclidean" else 1.0  # Qdrant answers distances
         hits = []
         for answer in answers:
@@ -312,10 +339,12 @@ class QdrantStore(PairedStore):
                 Hits(
                     [point_id(each.id) for each in answer.points],  # type: ignore[misc]
                     [sign * float(each.score) for each in answer.points],
-                    page.vectors if vectors else None,
+                    page.vectors if answers_vectors else None,
                     [dict(each.payload or {}) for each in answer.points] if payload else None,
                 )
             )
+        if vectors and not answers_vectors:
+            return [self.add_vectors(place, each) for each in hits]
         return hits
 
 
@@ -383,14 +412,14 @@ def copy_problem(form: CollectionForm, location: StoreLocation) -> StoreNote | N
         return StoreNote(
             "no-alias",
             f"Clients use the collection {form.name!r} by its own name, which Qdrant cannot give "
-            "to another collection. For a reindexing, create an alias, let all clients use it, "
+            "to another collection. For a migration, create an alias, let all clients use it, "
             "and register the store with the alias as `collection`.",
         )
     if form.info.config.params.sharding_method == models.ShardingMethod.CUSTOM:
         return StoreNote(
             "custom-sharding",
             "The collection has shard keys, which a copy would not have, so it cannot be "
-            "reindexed. Searches work.",
+            "migrated. Searches work.",
         )
     return None
 
@@ -427,7 +456,7 @@ def _as(kind: type[BaseModel], value: BaseModel | None) -> BaseModel | None:
 
 
 def _mark(tag: str, side: str) -> str:
-    """Return the alias that marks one side of a reindexing."""
+    """Return the alias that marks one side of a migration."""
     return f"anchorage-{tag}-{side}"
 
 

@@ -1,0 +1,135 @@
+"""The limits of what a store may answer, so that no server can fill our memory.
+
+A read whose rows are too large for one answer is repeated with fewer of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import httpx
+
+from app.errors import StoreUnavailable, StoreUnsupported
+
+#: most bytes of one answer, and most values of its JSON: each may take a hundred bytes of memory
+MAX_ANSWER_BYTES, MAX_ANSWER_VALUES = 16 << 20, 1_000_000
+
+#: most characters of a text that a read returns: more than any encoder accepts
+MAX_TEXT = 32_769
+
+#: longest time of one answer: a server may send one byte a second
+MAX_ANSWER_S = 60.0
+
+#: most rows of one read, and most numbers of its vectors: at most 24 bytes each in JSON
+ROWS_A_READ, NUMBERS_A_READ = 256, 400_000
+
+#: what a result without its vector counts for, in numbers
+NUMBERS_A_RESULT = 8
+
+Part = TypeVar("Part")
+
+
+def rows_a_read(width: int) -> int:
+    """Return how many rows one call may read, whose vectors have `width` numbers."""
+    return max(1, min(ROWS_A_READ, NUMBERS_A_READ // max(1, width)))
+
+
+def plan_search(k: int, width: int, vectors: bool) -> tuple[bool, int]:
+    """Return whether a search for `k` rows answers their vectors too, and how many queries one
+    call may have. Vectors of many results are read afterwards, page by page.
+    """
+    answers_vectors = vectors and k * width <= NUMBERS_A_READ
+    numbers = width if answers_vectors else NUMBERS_A_RESULT
+    return answers_vectors, max(1, NUMBERS_A_READ // (k * numbers))
+
+
+def read_parts(
+    count: int,
+    step: int,
+    read: Callable[[int, int], Part],
+    name: Callable[[int], Any],
+    *,
+    is_page: bool = False,
+) -> Iterator[tuple[int, Part]]:
+    """Yield what `read(first, rows)` returns of `count` rows in parts of `step` rows, or of half as
+    many after an answer that was too large, and before it the rows of the part.
+
+    name     returns the id of a row that is too large alone, None if it is unknown
+    is_page  end after a smaller part: the rest of a page of large rows would fill the memory
+    Raises StoreUnsupported for one row above the limit.
+    """
+    first, whole = 0, step
+    while first < count:
+        rows = min(step, count - first)
+        try:
+            part = read(first, rows)
+        except StoreUnsupported as error:
+            if error.limit != MAX_ANSWER_BYTES:
+                raise
+            if rows == 1:
+                raise StoreUnsupported(
+                    f"The row with the id {name(first)!r} is too large to read. {error.detail}"
+                ) from error
+            step = rows // 2
+            continue
+        yield rows, part
+        first += rows
+        if is_page and step < whole:
+            return
+
+
+def answer_too_large() -> StoreUnsupported:
+    """Return the error of an answer above the limits, whose `limit` lets `read_parts` continue."""
+    return StoreUnsupported(
+        f"The store's answer has more than {MAX_ANSWER_BYTES >> 20} MiB or {MAX_ANSWER_VALUES:,} "
+        "values, which is the limit of one answer. Store less in each row.",
+        limit=MAX_ANSWER_BYTES,
+    )
+
+
+def limit_answers(client: httpx.Client) -> None:
+    """Let a client refuse larger answers before it holds or decodes them."""
+    client.headers.update(UNCOMPRESSED)
+    client.event_hooks = ANSWER_HOOKS
+
+
+def _limit_answer(response: httpx.Response) -> None:
+    coding = response.headers.get("content-encoding", "identity")
+    if coding != "identity":
+        raise StoreUnsupported(
+            f"The store's server compressed its answer ({coding[:20]!r}), although the request "
+            "forbids it. Ask the operator to switch compression off there."
+        )
+    if not isinstance(response.stream, httpx.SyncByteStream):
+        raise TypeError("the client is not synchronous")
+    response.stream = _LimitedStream(response.stream)
+
+
+#: headers and hooks of httpx.Client that keep answers below the limits
+UNCOMPRESSED = {"Accept-Encoding": "identity"}
+ANSWER_HOOKS = {"response": [_limit_answer]}
+
+
+class _LimitedStream(httpx.SyncByteStream):
+    def __init__(self, stream: httpx.SyncByteStream) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        size = values = 0
+        ends = time.monotonic() + MAX_ANSWER_S
+        for part in self._stream:
+            size += len(part)
+            values += part.count(b",") + part.count(b"[") + part.count(b"{")
+            if size > MAX_ANSWER_BYTES or values > MAX_ANSWER_VALUES:
+                raise answer_too_large()
+            if time.monotonic() > ends:
+                raise StoreUnavailable(
+                    f"The store's answer took longer than {MAX_ANSWER_S:g} s. Try again when its "
+                    "server is less busy."
+                )
+            yield part
+
+    def close(self) -> None:
+        self._stream.close()
