@@ -17,12 +17,14 @@ from app.device_failures import is_device_failure
 from app.errors import DatabaseUnavailable
 from app.observability import metrics
 from app.services.anchors.anchor_embedding import run_embed
+from app.services.anchors.learning import run_learn
 from app.services.context import Services
 from app.services.jobs import runner
 from app.services.jobs.leases import Leases
-from app.services.reindexing.run import run_reindex
-from app.services.reindexing.sync import sync_all
 from app.services.relevance.judged_evaluation import run_any_evaluation
+from app.services.serving.fit_jobs import run_fit
+from app.services.store_migrations.run import run_migration
+from app.services.store_migrations.sync import fill_all, sync_all
 from app.services.translators.alignment import run_any_bootstrap
 from app.services.translators.translators import run_translator
 from app.services.upkeep import retention
@@ -35,8 +37,10 @@ RUNNERS: dict[str, runner.JobRunner] = {
     JobKind.bootstrap: run_any_bootstrap,
     JobKind.embed: run_embed,
     JobKind.translator: run_translator,
+    JobKind.fit: run_fit,
     JobKind.evaluate: run_any_evaluation,
-    JobKind.reindex: run_reindex,
+    JobKind.migrate: run_migration,
+    JobKind.learn: run_learn,
 }
 
 #: how often an idle thread queries for a job that another process has queued
@@ -52,7 +56,7 @@ RENEWALS = 3
 #: how often old rows and blobs are deleted
 DELETE_OLD_S = 3600.0
 
-#: how often writes to stores that are reindexed are brought to the other side, and how long a stop
+#: how often writes to stores that are migrated are brought to the other side, and how long a stop
 #: waits for a store: a change that was not applied stays in the store for the next worker
 SYNC_S = 3.0
 SYNC_STOP_S = 0.5
@@ -62,7 +66,9 @@ class Worker:
     """Runs jobs in threads of this process. `wakeup` is set when this process queues a job."""
 
     def __init__(self, services: Services, wakeup: Event, *, threads: int = 1) -> None:
-        self.services = replace(services, notify_workers=wakeup.set, turn_wait_s=None)
+        self.services = replace(
+            services, notify_workers=wakeup.set, turn_wait_s=None, request_fit_s=None
+        )
         self._wakeup = wakeup
         self._stopping = Event()
         self._leases = Leases(self.services)
@@ -73,9 +79,10 @@ class Worker:
         renew_s = min(RENEW_S, self.services.lease_s / RENEWALS)
         self._caretaker = Periodic("renew leases", renew_s, self._renew)
         self._deleter = Periodic("delete old rows", DELETE_OLD_S, self._delete_old)
-        #: when each reindexing is next synchronised, by its id
+        #: when each migration is next synchronised, by its id
         self._sync_due: dict[str, float] = {}
         self._synchroniser = Periodic("synchronise stores", SYNC_S, self._sync)
+        self._filler = Periodic("fill migrations with reads", SYNC_S, self._fill)
 
     @property
     def alive(self) -> bool:
@@ -84,7 +91,7 @@ class Worker:
 
     @property
     def _periodics(self) -> tuple[Periodic, ...]:
-        return self._caretaker, self._deleter, self._synchroniser
+        return self._caretaker, self._deleter, self._synchroniser, self._filler
 
     def start(self) -> None:
         """Start all threads."""
@@ -107,7 +114,8 @@ class Worker:
                 "running jobs could not be handed back and restart when their leases expire: %s",
                 error.detail,
             )
-        self._synchroniser.stop(SYNC_STOP_S)
+        for each in (self._synchroniser, self._filler):
+            each.stop(SYNC_STOP_S)
         self._deleter.stop()
         self._caretaker.stop()
 
@@ -146,6 +154,9 @@ class Worker:
 
     def _sync(self) -> None:
         sync_all(self.services, due=self._sync_due, stopping=self._stopping.is_set)
+
+    def _fill(self) -> None:
+        fill_all(self.services, stopping=self._stopping.is_set)
 
 
 class Periodic(threading.Thread):

@@ -26,12 +26,12 @@ RESTART_S = 1.0
 CANNOT_START = 2
 
 #: most characters of the folder of temporary files: a Unix socket's path has at most 107
-MOST_TEMPORARY_FOLDER = 60
+MAX_TEMPORARY_FOLDER = 60
 
 
 def shorten_temporary_folder() -> None:
     """Keep this process's temporary files in /tmp if sockets cannot be in the folder they have."""
-    if len(tempfile.gettempdir()) > MOST_TEMPORARY_FOLDER:
+    if len(tempfile.gettempdir()) > MAX_TEMPORARY_FOLDER:
         tempfile.tempdir = "/tmp"  # noqa: S108  # what is made there belongs to this user alone
 
 

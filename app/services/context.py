@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partialmethod
 from pathlib import Path
-from threading import BoundedSemaphore
 
 from app.encoders.pool import EncoderPool
 from app.errors import Overloaded
 from app.services.image_lanes import ImageLanes
 from app.services.lanes import Lanes
+from app.single_flight import SingleFlight
 from app.storage.blobs import BlobStore
 from app.storage.cache import Cache
 from app.storage.db import Database
@@ -25,6 +26,13 @@ LEASE_S = 30.0
 #: most requests answered in threads at once; most of them wait for a slot or a database
 ANSWER_THREADS = 128
 
+#: the longest fit that a request of the API makes itself, in seconds of one core. `auto` costs 1 s
+#: with 300 anchors of 384 dimensions, and 10 s with 1,000 of 768
+REQUEST_FIT_S = 10.0
+
+#: most requests of a project that wait for fits or make them; each occupies a thread
+FIT_PLACES = 6
+
 #: how long a request waits for a slot
 TURN_WAIT_S = 30.0
 
@@ -34,13 +42,13 @@ ANSWER_NUMBERS_A_VECTOR = 2_048
 #: work that a process runs a limited number of times at once: its name in errors, the number, and
 #: how many more wait. Each occupies one of the threads that answer requests
 SLOTS = {
-    "fits": (2, 6),
-    "evaluations": (2, 6),
+    "fits": (4, 6),  # one of each project, and six that wait
+    "evaluations": (4, 6),
     "encoder loads": (2, 14),
     "encoder verifications": (1, 2),
     "requests with inputs": (ANSWER_THREADS * 3 // 4, 0),
     "requests to stores": (ANSWER_THREADS // 4, 0),
-    "steps of reindexings": (8, 0),  # a step has no deadline
+    "steps of migrations": (8, 0),  # a step has no deadline
 }
 
 
@@ -54,6 +62,9 @@ class Limits:
     numbers           numbers in one answer: a few vectors can become gigabytes in a large space
     jobs              unfinished jobs of all projects together
     project_jobs      unfinished jobs of one project
+    native_texts_a_minute, native_texts_a_day
+                      texts of one project that are embedded for native scores
+    native_remote     addresses of stores whose texts may be sent to remote encoders for that
     """
 
     vectors: int = 16_384
@@ -62,6 +73,9 @@ class Limits:
     numbers: int = ANSWER_NUMBERS_A_VECTOR * 16_384
     jobs: int = 10_000
     project_jobs: int = 1_000
+    native_texts_a_minute: int = 6_000
+    native_texts_a_day: int = 500_000
+    native_remote: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -71,35 +85,75 @@ class Retention:
     jobs_days         after a job ended
     audit_days        after the write that the audit row records
     translators_days  after the last use of a translator
+    native_bytes      of stored native vectors, above which the oldest are deleted
     """
 
     jobs_days: int = 30
     audit_days: int = 365
     translators_days: int = 90
+    native_bytes: int = 2**30
 
 
 class WorkSlots:
-    """Slots for one kind of work: `at_once` callers run, `waiting` more wait, others fail."""
+    """Slots for one kind of work: `at_once` callers run, `waiting` more wait, others fail.
+
+    Callers may name a project: it holds one slot at a time, `waiting` counts its own callers, and
+    the next slot is for the project that was served longest ago.
+    """
 
     def __init__(self, what: str, at_once: int, waiting: int) -> None:
         self._busy = f"The server is busy: no further {what} can start now. Try again in 5 s."
-        self._running = BoundedSemaphore(at_once)
-        self._places = BoundedSemaphore(at_once + waiting)
+        self._at_once, self._max_waiting = at_once, waiting
+        self._running: list[str | None] = []
+        self._waiting: list[_Place] = []
+        #: the turn in which each project was last served
+        self._served: dict[str | None, int] = {}
+        self._turn = 0
+        self._changed = threading.Condition()
 
     @contextmanager
-    def take(self, wait_s: float | None) -> Iterator[None]:
+    def take(self, wait_s: float | None, project: str | None = None) -> Iterator[None]:
         """Hold a slot, after waiting up to `wait_s`; None: without a limit. Raises Overloaded."""
-        if not self._places.acquire(blocking=wait_s is None):
-            raise Overloaded(self._busy, retry_after_s=5)
+        with self._changed:
+            self._wait(_Place(project), wait_s)
+            self._running.append(project)
+            self._turn += 1
+            self._served[project] = self._turn
+            self._changed.notify_all()
         try:
-            if not self._running.acquire(timeout=wait_s):
-                raise Overloaded(self._busy, retry_after_s=5)
-            try:
-                yield
-            finally:
-                self._running.release()
+            yield
         finally:
-            self._places.release()
+            with self._changed:
+                self._running.remove(project)
+                self._changed.notify_all()
+
+    def _wait(self, place: _Place, wait_s: float | None) -> None:
+        """Return when it is this place's turn. Raises Overloaded."""
+        ahead = sum(each.project == place.project for each in self._waiting)
+        self._waiting.append(place)
+        try:
+            if self._next() is place:
+                return
+            if wait_s is not None and ahead >= self._max_waiting:
+                raise Overloaded(self._busy, retry_after_s=5)
+            if not self._changed.wait_for(lambda: self._next() is place, wait_s):
+                raise Overloaded(self._busy, retry_after_s=5)
+        finally:
+            self._waiting.remove(place)
+
+    def _next(self) -> _Place | None:
+        if len(self._running) >= self._at_once:
+            return None
+        served = {project for project in self._running if project is not None}
+        places = (each for each in self._waiting if each.project not in served)
+        return min(places, key=lambda each: self._served.get(each.project, 0), default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """A place in the queue of a caller, who may work for a project."""
+
+    project: str | None
 
 
 @dataclass(frozen=True)
@@ -117,6 +171,9 @@ class Services:
     #: wakes idle workers when a job has been queued; never waits and never raises
     notify_workers: Callable[[], None] = lambda: None
     retention: Retention = field(default_factory=Retention)
+    #: the longest fit of a request, in seconds of one core; a job makes longer ones. None: no
+    #: limit, as in workers and commands
+    request_fit_s: float | None = None
     #: the stores that this process has opened
     stores: StoreHandles = field(default_factory=StoreHandles)
     #: how long to wait for a slot; None, in workers: without a limit
@@ -124,6 +181,9 @@ class Services:
     _slots: Mapping[str, WorkSlots] = field(
         default_factory=lambda: {work: WorkSlots(work, *sizes) for work, sizes in SLOTS.items()}
     )
+    _fit_places: dict[str, WorkSlots] = field(default_factory=dict)
+    #: of equal requests for a long fit, one looks for its job or queues one
+    fit_requests: SingleFlight = field(default_factory=SingleFlight)
     #: the operator's folder of ONNX heads
     heads_dir: Path | None = None
     #: decodes images
@@ -142,15 +202,32 @@ class Services:
         """A slot for work that SLOTS names. Raises Overloaded when none becomes free."""
         return self._slots[work].take(self.turn_wait_s)
 
-    #: slots for fitting or measuring a translator, and for loading or comparing encoders
-    fitting = partialmethod(take_slot, "fits")
-    evaluating = partialmethod(take_slot, "evaluations")
+    def take_turn(self, work: str, project: str) -> AbstractContextManager[None]:
+        """A slot of a project, one at a time. Raises Overloaded when none becomes free.
+
+        Jobs take none: the worker's threads limit them, and a request does not wait for a job.
+        """
+        if self.patient:
+            return nullcontext()
+        return self._slots[work].take(self.turn_wait_s, project)
+
+    def take_fit_place(self, project: str) -> AbstractContextManager[None]:
+        """One of the project's FIT_PLACES. Jobs take none. Raises Overloaded at once."""
+        if self.patient:
+            return nullcontext()
+        places = WorkSlots("fits of this project", FIT_PLACES, 0)
+        return self._fit_places.setdefault(project, places).take(0.0)
+
+    #: slots for fitting or measuring a translator
+    fitting = partialmethod(take_turn, "fits")
+    evaluating = partialmethod(take_turn, "evaluations")
+    #: slots for loading or comparing encoders
     loading = partialmethod(take_slot, "encoder loads")
     verifying = partialmethod(take_slot, "encoder verifications")
-    #: slots for waiting for inputs' vectors, for a store in a thread, for a step of a reindexing
+    #: slots for waiting for inputs' vectors, for a store in a thread, for a step of a migration
     encoding = partialmethod(take_slot, "requests with inputs")
     calling_store = partialmethod(take_slot, "requests to stores")
-    stepping = partialmethod(take_slot, "steps of reindexings")
+    stepping = partialmethod(take_slot, "steps of migrations")
 
     @property
     def patient(self) -> bool:

@@ -46,9 +46,9 @@ class ImageLanes:
         large: list[int] = []
         wrong: dict[int, InvalidImage | ImageTooLarge] = {}
 
-        def decode(row: int, most_pixels: int | None = None) -> None:
+        def decode(row: int, max_pixels: int | None = None) -> None:
             try:
-                items[row] = preparer.prepare_one(files[row], most_pixels=most_pixels)
+                items[row] = preparer.prepare_one(files[row], max_pixels=max_pixels)
             except LargeImage:
                 large.append(row)
             except (InvalidImage, ImageTooLarge) as error:

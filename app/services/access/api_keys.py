@@ -38,7 +38,7 @@ KEY_TRUST_S = 2.0
 KEY_TRUST_AWAY_S = 60.0
 
 #: most keys that a process remembers
-MOST_REMEMBERED_KEYS = 10_000
+MAX_REMEMBERED_KEYS = 10_000
 
 #: how often `last_used_at` is written
 LAST_USED_PRECISION = timedelta(minutes=1)
@@ -215,7 +215,7 @@ class KeyRing:
         with self._lock:
             self._known[remembered.key_id] = remembered
             self._known.move_to_end(remembered.key_id)
-            while len(self._known) > MOST_REMEMBERED_KEYS:
+            while len(self._known) > MAX_REMEMBERED_KEYS:
                 self._known.popitem(last=False)
         return remembered.caller
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from app.encoders.base import Input
 from app.errors import AnchorCountMismatch, EmptyVectors, InputsNotStored, InvalidRequest
-from app.services.anchors import anchor_sets
+from app.services.anchors import anchor_sets, store_anchors
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, check_inputs, encode, spec_of
 from app.services.jobs.progress import Progress
@@ -24,7 +24,7 @@ from app.storage.queries import resources
 from app.types import InputRole, JobKind
 
 #: most encoders of one request
-MOST_SET_ENCODERS = 64
+MAX_SET_ENCODERS = 64
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ def embed_later(
 
 def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
     """Run the job: create the set, or add embeddings to it."""
+    if "of_store" in job.arguments:
+        return store_anchors.run_store_embed(services, job, progress)
     arguments, context = dict(job.arguments), RequestContext.of_job(job)
     inputs = read_inputs(services, arguments.pop("blobs")["inputs"], of="this job")
     request = EmbedRequest(**arguments)
@@ -215,9 +217,9 @@ def _find_encoders(
 ) -> list[tables.EncoderRow]:
     """Return the encoders of a new set."""
     names = request.encoders
-    if not names or len(set(names)) < len(names) or len(names) > MOST_SET_ENCODERS:
+    if not names or len(set(names)) < len(names) or len(names) > MAX_SET_ENCODERS:
         raise InvalidRequest(
-            f"Expected 1 to {MOST_SET_ENCODERS} different encoders.", field="encoders"
+            f"Expected 1 to {MAX_SET_ENCODERS} different encoders.", field="encoders"
         )
     if not inputs.values:
         raise EmptyVectors("Expected at least one input.", field="inputs")

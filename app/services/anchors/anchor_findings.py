@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from app.maths.anchors.coverage import Coverage
-from app.maths.anchors.health import MOST_LISTED_ROWS, ValueFacts
+from app.maths.anchors.health import MAX_LISTED_ROWS, ValueFacts
 from app.maths.anchors.mismatch import Comparison, Suspect
 from app.maths.quality.crossfit import FEWEST_DISTINCT
 from app.services.anchors.samples import StoreCoverage
@@ -159,7 +159,7 @@ def _check_pair(pair: PairFacts) -> Iterator[AnchorFinding]:
             "error" if is_sure else "warning",
             text,
             pair.encoders,
-            rows[:MOST_LISTED_ROWS],
+            rows[:MAX_LISTED_ROWS],
             len(rows),
         )
 
@@ -223,7 +223,7 @@ def _check_store(space: SpaceFacts) -> Iterator[AnchorFinding]:
         rows = found.foreign.nonzero().flatten().tolist()
         text = space.store.describe().removesuffix(".")
         yield AnchorFinding(
-            "foreign-anchors", "warning", text, [space.encoder], rows[:MOST_LISTED_ROWS], len(rows)
+            "foreign-anchors", "warning", text, [space.encoder], rows[:MAX_LISTED_ROWS], len(rows)
         )
 
 
@@ -250,7 +250,7 @@ def _check_rows(space: SpaceFacts) -> Iterator[AnchorFinding]:
         assert isinstance(count, int)
         if count:
             yield AnchorFinding(
-                code, "warning", text, [space.encoder], rows[:MOST_LISTED_ROWS], count
+                code, "warning", text, [space.encoder], rows[:MAX_LISTED_ROWS], count
             )
     condition = space.health["condition"]
     assert isinstance(condition, int | float)
@@ -271,7 +271,7 @@ def _check_rows(space: SpaceFacts) -> Iterator[AnchorFinding]:
             "these anchors differ from the others in length or in distance from the mean. Check "
             "whether their items are empty or cut off, or their vectors another encoder's",
             [space.encoder],
-            sorted(each.row for each in outliers)[:MOST_LISTED_ROWS],
+            sorted(each.row for each in outliers)[:MAX_LISTED_ROWS],
             len(outliers),
         )
 

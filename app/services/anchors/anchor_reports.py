@@ -11,7 +11,7 @@ from torch import Tensor
 
 from app.errors import AnchorsNotEmbedded, DegenerateAnchors, NotExactlyOne, TooManyVectors
 from app.maths.anchors import coverage, health, mismatch
-from app.maths.anchors.health import MOST_LISTED_ROWS
+from app.maths.anchors.health import MAX_LISTED_ROWS
 from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import fit_space, normalise
 from app.services import incoming
@@ -25,14 +25,14 @@ from app.storage import tables
 from app.storage.queries import resources
 
 #: most spaces, and pairs of spaces, of one report
-MOST_SPACES, MOST_PAIRS = 16, 15
+MAX_SPACES, MAX_PAIRS = 16, 15
 
 #: most multiplications for the spaces of a report, for its pairs, and for suggestions: each about
 #: two seconds of one core
 SPACE_WORK, PAIR_WORK, POOL_WORK = 2**33, 2**33, 2**34
 
 #: most items of one suggestion
-MOST_SUGGESTED = 1_000
+MAX_SUGGESTED = 1_000
 
 
 def report_anchor_set(services: Services, project: str, name: str) -> dict[str, Any]:
@@ -43,11 +43,11 @@ def report_anchor_set(services: Services, project: str, name: str) -> dict[str, 
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.AnchorSetRow, project, name)
         spaces_of_set = list(row.spaces)
-    rows = spaces_of_set[:MOST_SPACES]
-    pairs = list(islice(combinations(rows, 2), MOST_PAIRS))
+    rows = spaces_of_set[:MAX_SPACES]
+    pairs = list(islice(combinations(rows, 2), MAX_PAIRS))
     pairs_left_out = comb(len(spaces_of_set), 2) - len(pairs)
     stores = [compare_space(services, space) for space in rows]
-    with services.fitting():
+    with services.fitting(project):
         space_facts = [
             _examine(services, space, row.size, work=SPACE_WORK // len(rows)) for space in rows
         ]
@@ -94,7 +94,7 @@ def suggest_items(
     if (pool is None) == (inputs is None):
         raise NotExactlyOne("Send exactly one of `pool` and `inputs`.", field="pool")
     anchors = spaces.raw_anchors(services, space)
-    row_count = min(len(anchors), most_rows_within(POOL_WORK // 2, anchors.shape[1]))
+    row_count = min(len(anchors), max_rows_within(POOL_WORK // 2, anchors.shape[1]))
     if pool is not None:
         _check_pool_size(len(pool), anchors, row_count, "pool")
         vectors = incoming.checked_vectors(
@@ -104,7 +104,7 @@ def suggest_items(
         assert inputs is not None
         _check_pool_size(len(inputs.values), anchors, row_count, "inputs")
         vectors = encode(services, context, space.encoder, inputs.values, role=inputs.role).vectors
-    with services.fitting():
+    with services.fitting(context.project):
         fitted = spaces.require_direction(anchors[:row_count], field="anchor_set")
         directions, _ = normalise(vectors.double(), fitted.mean)
         new = coverage.new_items(anchors, vectors)
@@ -139,7 +139,7 @@ def find_space(
             raise AnchorsNotEmbedded(error.detail, field="encoder") from None
 
 
-def most_rows_within(work: int, dim: int) -> int:
+def max_rows_within(work: int, dim: int) -> int:
     """The most rows, at least 1, whose ridge fit takes up to `work` multiplications.
 
     A fit to n rows of `dim` numbers takes n dim min(n, dim).
@@ -149,7 +149,7 @@ def most_rows_within(work: int, dim: int) -> int:
 
 def _check_pool_size(size: int, anchors: Tensor, row_count: int, field: str) -> None:
     """Raises TooManyVectors for a pool whose suggestion exceeds POOL_WORK."""
-    most = most_rows_within(POOL_WORK, anchors.shape[1]) - row_count
+    most = max_rows_within(POOL_WORK, anchors.shape[1]) - row_count
     if size > most:
         raise TooManyVectors(
             f"The pool has {size} items of dimension {anchors.shape[1]}; with {row_count} anchors "
@@ -216,7 +216,7 @@ def _space_json(facts: SpaceFacts) -> dict[str, Any]:
         "coverage": cover.left_out,
         "isolated": cover.isolated,
         "nearest_cosine": cover.nearest,
-        "outliers": [each._asdict() for each in numbers.outliers[:MOST_LISTED_ROWS]],
+        "outliers": [each._asdict() for each in numbers.outliers[:MAX_LISTED_ROWS]],
         "outlier_count": len(numbers.outliers),
         "length": numbers.length,
         "normalised": numbers.normalised,
@@ -233,7 +233,7 @@ def _pair_json(facts: PairFacts) -> dict[str, Any]:
         "z": comparison.z,
         "agreement": comparison.agreement,
         "cka": comparison.cka,
-        "mismatched": [each._asdict() for each in comparison.suspects[:MOST_LISTED_ROWS]],
+        "mismatched": [each._asdict() for each in comparison.suspects[:MAX_LISTED_ROWS]],
         "mismatched_count": len(comparison.suspects),
         "rows_read": facts.rows_read,
     }

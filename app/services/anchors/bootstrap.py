@@ -29,9 +29,9 @@ from app.storage.queries import resources
 from app.types import JobKind
 
 #: anchors that anchor optimisation searches for by default, as in the paper, and the most
-DEFAULT_OPTIMISED, MOST_OPTIMISED = 300, 4_096
+DEFAULT_OPTIMISED, MAX_OPTIMISED = 300, 4_096
 #: most items of one pool times items of the other: anchor optimisation then ends within hours
-MOST_CELLS = 2**30
+MAX_CELLS = 2**30
 #: fewest pairs of a set, and fewest whose share of right pairs can be estimated
 FEWEST_PAIRS, FEWEST_JUDGED = 2, 10
 
@@ -49,14 +49,14 @@ def request_bootstrap(
     method: str = methods.DEFAULT_METHOD,
     size: int | None = None,
     options: Mapping[str, Any] | None = None,
-    min_right: float = 0.5,
+    min_precision: float = 0.5,
 ) -> tables.JobRow:
     """Check the request, store the pools, and queue the job.
 
     size       the number of anchors; None: all that self-learning finds, or the default of anchor
                optimisation
     options    options of the method
-    min_right  the job fails below this estimated share of right pairs
+    min_precision  the job fails below this estimated share of right pairs
 
     Raises the not-found errors, NameTaken, InvalidRequest, UnknownOption, InvalidSeeds,
     PoolTooLarge, TooManyVectors, TooManyJobs, QueueFull, and the errors of `pools.check_side` and
@@ -79,7 +79,7 @@ def request_bootstrap(
         "seeds": [list(pair) for pair in seeds],
         "method": method,
         "settings": _settings_as_json(settings),
-        "min_right": min_right,
+        "min_precision": min_precision,
         **pools.store_sides(services, context, sides),
     }
     return submit_job(services, context, JobKind.bootstrap, arguments)
@@ -114,7 +114,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
         seeds=len(seeds),
         items=items,
         size=settings.size,
-        least=arguments["min_right"],
+        least=arguments["min_precision"],
     )
     provenance = {
         "job": job.id,
@@ -251,19 +251,19 @@ def _require_optimisable(
     x: pools.PoolSide,
     y: pools.PoolSide,
 ) -> None:
-    if settings.size > MOST_OPTIMISED:
+    if settings.size > MAX_OPTIMISED:
         raise InvalidRequest(
-            f"Anchor optimisation finds at most {MOST_OPTIMISED} anchors. Lower `size`.",
+            f"Anchor optimisation finds at most {MAX_OPTIMISED} anchors. Lower `size`.",
             field="size",
         )
     pool_maths.check_seeds(seeds, source=x.rows, target=y.rows, size=settings.size)
-    if x.rows * y.rows > MOST_CELLS:
+    if x.rows * y.rows > MAX_CELLS:
         larger = max(x, y, key=lambda side: side.rows)
         detail = (
             f"the pools have {x.rows * y.rows:,} items times items; anchor optimisation takes at "
-            f"most {MOST_CELLS:,}. Use self-learning, or smaller pools"
+            f"most {MAX_CELLS:,}. Use self-learning, or smaller pools"
         )
-        raise PoolTooLarge(detail, field=larger.field, limit=MOST_CELLS)
+        raise PoolTooLarge(detail, field=larger.field, limit=MAX_CELLS)
 
 
 def _settings_as_json(settings: methods.MethodSettings) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def _describe(outcome: estimation.Outcome, seeds: list[tuple[int, int]]) -> dict
     return {
         "estimate": estimate,
         "wrong_seeds": wrong,
-        "ask": outcome.ask.tolist(),
+        "label_next": outcome.label_next.tolist(),
         "facts": dict(outcome.facts),
     }
 
@@ -314,12 +314,12 @@ def _require_quality(
         detail += (
             f". The seeds suffice, but {outcome.estimate.orphans_paired:.0%} of the items that "
             "lost their partner in a trial were paired all the same. Send pools that share more "
-            "items, or set `min_right` to 0 and check the pairs, the most confident first"
+            "items, or set `min_precision` to 0 and check the pairs, the most confident first"
         )
     elif more:
         detail += (
             f". If the pools share most items and the seeds are right, about {more} more seeds "
-            "may be enough: see `more_seeds` and `ask`"
+            "may be enough: see `more_seeds` and `label_next`"
         )
     raise SeedsInsufficient(
         detail,
@@ -348,13 +348,13 @@ class MethodListener:
         self.progress(step.done, step.total, step.facts)
 
     def beat(self) -> None:
-        """Report that the job lives, before its first step. Raises HandedBack, Cancelled,
+        """Report that the job lives, before its first step. Raises Requeued, Cancelled,
         LeaseLost.
         """
         self.progress(0, self.total or 1)
 
     def end(self) -> None:
-        """Report all steps as done: a method may need fewer. Raises HandedBack, Cancelled,
+        """Report all steps as done: a method may need fewer. Raises Requeued, Cancelled,
         LeaseLost.
         """
         total = self.total or 1

@@ -16,7 +16,7 @@ from app.errors import (
     TooManyInputs,
 )
 from app.maths.anchors import drift
-from app.maths.anchors.health import MOST_LISTED_ROWS
+from app.maths.anchors.health import MAX_LISTED_ROWS
 from app.maths.anchors.mismatch import RELATED_Z
 from app.maths.geometry.sampling import draw_uniformly
 from app.services import incoming
@@ -30,7 +30,7 @@ from app.storage import tables
 from app.types import repeated_positions
 
 #: most items that one request embeds again, and the default
-MOST_REEMBEDDED, DEFAULT_REEMBEDDED = 1_024, 128
+MAX_REEMBEDDED, DEFAULT_REEMBEDDED = 1_024, 128
 
 
 class RowDrift(BaseModel):
@@ -128,7 +128,7 @@ def detect_drift(
         else _check_vectors(services, vectors, chosen, are_named=rows is not None)
     )
     old = spaces.raw_anchors(services, space)[chosen]
-    with services.fitting():
+    with services.fitting(context.project):
         comparison = drift.compare_embeddings(old, new, seed=seed)
     return _report(comparison, chosen, space, given_dim=new.shape[1], reembedded=reembedded)
 
@@ -149,12 +149,12 @@ def _check_rows(given: Sequence[int], size: int, *, reembedded: bool) -> list[in
         raise InvalidRequest(
             "Rows must differ; these repeat an earlier one.", field="rows", rows=again
         )
-    if reembedded and len(rows) > MOST_REEMBEDDED:
+    if reembedded and len(rows) > MAX_REEMBEDDED:
         raise TooManyInputs(
-            f"There are {len(rows)} rows to embed again; at most {MOST_REEMBEDDED} are allowed, "
+            f"There are {len(rows)} rows to embed again; at most {MAX_REEMBEDDED} are allowed, "
             "which is enough to detect drift. Send fewer.",
             field="rows",
-            limit=MOST_REEMBEDDED,
+            limit=MAX_REEMBEDDED,
         )
     return rows
 
@@ -222,7 +222,7 @@ def _report(
     cosines, deviations = comparison.cosines, comparison.deviations
     worst = []
     if cosines is not None and deviations is not None:
-        places = torch.argsort(cosines, stable=True)[:MOST_LISTED_ROWS].tolist()
+        places = torch.argsort(cosines, stable=True)[:MAX_LISTED_ROWS].tolist()
         worst = [
             RowDrift(row=rows[i], cosine=float(cosines[i]), deviation=float(deviations[i]))
             for i in places
@@ -245,7 +245,7 @@ def _report(
         mean_cosine=None if cosines is None else float(cosines.mean()),
         min_cosine=None if cosines is None else float(cosines.min()),
         scale=comparison.scale,
-        changed=sorted(changed)[:MOST_LISTED_ROWS],
+        changed=sorted(changed)[:MAX_LISTED_ROWS],
         changed_count=len(changed),
         changed_share=len(changed) / len(rows),
         worst=worst,

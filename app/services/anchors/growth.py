@@ -32,11 +32,13 @@ def append_items(
     embeddings: Mapping[str, Tensor],
     inputs: Inputs | None,
     roles: Sequence[str] | None,
+    read: tables.AnchorSetRow | None = None,
 ) -> tables.AnchorSetRow:
     """Append items to a set, in all its spaces or in none, and return its row.
 
     embeddings  vectors of the items, by encoder
     inputs      the items, which the set's other encoders encode
+    read        the set as the caller read it; None: as it is now
 
     Raises AnchorSetNotFound, InUse when a head reads relative vectors of the set, InvalidRequest,
     MissingField, UnequalAnchors, TooManyVectors, the vector errors, the errors of `encode`,
@@ -44,10 +46,12 @@ def append_items(
     """
     with services.db.transaction() as session:
         old = resources.whole_set(session, context.project, anchor_set)
+        if read is not None and (old.id, old.version) != (read.id, read.version):
+            raise anchor_sets.changed(anchor_set)
         _refuse_relative_heads(session, old)
     count = _check_items(services, old, embeddings, inputs, roles)
     new = _vectors_of_all(services, context, old, embeddings, inputs, roles)
-    with services.fitting():  # all anchors are examined again, which takes seconds
+    with services.fitting(context.project):  # all anchors are examined again, which takes seconds
         grown = [
             anchor_sets.build_space(
                 services,

@@ -18,7 +18,7 @@ from app.storage import tables
 from app.storage.queries import resources
 
 #: most characters of an item that a list shows
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _texts(
         _size_of,
     )
     items = [inputs.values[row] for row in rows]
-    return [item[:MOST_SHOWN] if isinstance(item, str) else None for item in items]
+    return [item[:MAX_SHOWN] if isinstance(item, str) else None for item in items]
 
 
 def _size_of(inputs: Inputs) -> int:

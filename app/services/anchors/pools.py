@@ -33,7 +33,7 @@ from app.storage.queries import resources
 POOL_TENSOR = "pool"
 
 #: most pieces of one pool: each is a file, and the pool's row names all
-MOST_POOL_PIECES = 4_096
+MAX_POOL_PIECES = 4_096
 
 #: items of one comparison, when a pool is searched for two that differ
 COMPARED_ITEMS = 1_024
@@ -117,12 +117,12 @@ def append_piece(
     if offset != row.items:
         raise _offset_mismatch(row, offset)
     _require_room(services, row.items + count, field)
-    if len(row.pieces) >= MOST_POOL_PIECES:
+    if len(row.pieces) >= MAX_POOL_PIECES:
         raise PoolTooLarge(
-            f"The pool has {MOST_POOL_PIECES} pieces, the most allowed. Create a pool of larger "
+            f"The pool has {MAX_POOL_PIECES} pieces, the most allowed. Create a pool of larger "
             "pieces.",
             field=field,
-            limit=MOST_POOL_PIECES,
+            limit=MAX_POOL_PIECES,
         )
     piece = _store_piece(
         services,

@@ -173,7 +173,7 @@ def compare_space(services: Services, space: tables.SpaceRow) -> StoreCoverage |
         anchors, sample = spaces.raw_anchors(services, space), sample_of(services, space)
         assert sample is not None
         queries = _queries(services, space, len(anchors))
-        with services.fitting():
+        with services.fitting(space.project):
             # Queries are unlike every store of documents.
             judged = None if queries is None else ~queries
             found = compare_with_store(anchors, sample, judged=judged)

@@ -35,7 +35,7 @@ Cause = Literal[
 ]
 
 #: most inputs of one verification: each is encoded about 20 times when the vectors differ
-MOST_VERIFIED_INPUTS = 64
+MAX_VERIFIED_INPUTS = 64
 
 #: least `drift.cosine_correlation` of two revisions of a model
 SAME_FAMILY = 0.7
@@ -90,12 +90,12 @@ def verify(
     """
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.EncoderRow, context.project, encoder)
-    if len(inputs.values) > MOST_VERIFIED_INPUTS:
+    if len(inputs.values) > MAX_VERIFIED_INPUTS:
         raise TooManyInputs(
-            f"The request has {len(inputs.values)} inputs; at most {MOST_VERIFIED_INPUTS} are "
+            f"The request has {len(inputs.values)} inputs; at most {MAX_VERIFIED_INPUTS} are "
             "allowed, which is enough for a verification. Send fewer.",
             field="inputs",
-            limit=MOST_VERIFIED_INPUTS,
+            limit=MAX_VERIFIED_INPUTS,
         )
     theirs = incoming.checked_vectors(vectors, field="vectors", limits=services.limits)
     if len(theirs) != len(inputs.values):

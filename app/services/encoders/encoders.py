@@ -11,10 +11,11 @@ from app.errors import (
 from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.encoders.encoding import load_current_model, spec_of
+from app.services.encoders.native_vectors import fingerprint_of
 from app.services.name_lookup import refuse_in_use, require_free
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.storage.queries import resources, stores
+from app.storage.queries import native_vectors, resources, stores
 from app.types import EncoderKind, Modality
 
 
@@ -98,6 +99,9 @@ def delete_encoder(services: Services, context: RequestContext, name: str) -> No
         users = resources.users_of_encoder(session, row) + stores.stores_of_encoder(session, row)
         users += resources.aliases_of(session, row)
         refuse_in_use(f"encoder {name!r}", users)
+        others = resources.encoders_but(session, context.project, EncoderKind.external)
+        if row.identity not in [each.identity for each in others if each.id != row.id]:
+            native_vectors.delete_of_space(session, context.project, fingerprint_of(row))
         resources.remove(session, row)
         record_audit(session, context, "delete", "encoder", name)
     services.names.forget()

@@ -25,6 +25,7 @@ from app.errors import (
     EncoderFailed,
     EncoderNeedsVectors,
     InputTooLong,
+    Invalid,
     InvalidInput,
     NotExactlyOne,
     TooManyInputs,
@@ -132,6 +133,38 @@ def encode(
         sum(each.tokens for each in done),
         [row for each in done for row in each.truncated],
     )
+
+
+def encode_valid(
+    services: Services,
+    context: RequestContext,
+    encoder: tables.EncoderRow,
+    texts: Sequence[str],
+    *,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> tuple[Sequence[int], Tensor]:
+    """Return the places of the texts that the encoder accepts, and their vectors (m, d).
+
+    Raises the errors of `encode` that are not about a text.
+    """
+    places = list(range(len(texts)))
+    while places:
+        try:
+            encoded = encode(
+                services,
+                context,
+                encoder,
+                [texts[each] for each in places],
+                on_progress=on_progress,
+            )
+        except Invalid as error:
+            wrong = set(error.rows)
+            if not wrong or isinstance(error, EmptyVectors):
+                raise
+            places = [each for row, each in enumerate(places) if row not in wrong]
+            continue
+        return places, encoded.vectors.float()
+    return [], torch.empty(0, encoder.dim)
 
 
 def _start_pieces(

@@ -45,11 +45,11 @@ class Cancelled(Exception):
     """Raised inside a job that a client cancels."""
 
 
-class HandedBack(Exception):
+class Requeued(Exception):
     """Raised inside a job whose worker stops: the job returns to the queue."""
 
 
-class GivesWay(HandedBack):
+class Yielded(Requeued):
     """Raised inside a long job while others wait: it returns to the end of the queue."""
 
 
@@ -92,12 +92,12 @@ class Progress:
 
         A call costs little: a job may call it at every step. A smaller `done` than before counts
         as a sign of life.
-        Raises HandedBack, Cancelled, LeaseLost.
+        Raises Requeued, Cancelled, LeaseLost.
         """
         if self._stopping():
             if self._skipped is not None:
                 self._write_checkpoint(*self._skipped)
-            raise HandedBack
+            raise Requeued
         self._done = max(done, self._done)
         self._facts.update(extra or {})
         now = null_nonfinite({"done": self._done, "total": total, **self._facts})
@@ -107,7 +107,7 @@ class Progress:
             self._record(now)
 
     def give_way(self) -> None:
-        """Raise GivesWay if the job has run for TURN_S and others wait.
+        """Raise Yielded if the job has run for TURN_S and others wait.
 
         A job calls it where a later attempt can continue without a loss.
         """
@@ -120,7 +120,7 @@ class Progress:
             log.warning("cannot see whether other jobs wait: %s", error.detail)
             others_wait = False
         if others_wait:
-            raise GivesWay
+            raise Yielded
         self._turn_ends = time.monotonic() + TURN_S
 
     def checkpoint(self, done: int, state: Mapping[str, Tensor]) -> None:

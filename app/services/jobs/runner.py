@@ -26,10 +26,10 @@ from app.services.context import Services
 from app.services.jobs.leases import Leases, hand_back
 from app.services.jobs.progress import (
     Cancelled,
-    GivesWay,
-    HandedBack,
     LeaseLost,
     Progress,
+    Requeued,
+    Yielded,
     null_nonfinite,
 )
 from app.storage import tables
@@ -40,7 +40,7 @@ from app.types import JobState
 log = logging.getLogger("anchorage.jobs")
 
 #: most attempts of a job that gets no further, because its workers are lost or a fault recurs
-MOST_ATTEMPTS = 5
+MAX_ATTEMPTS = 5
 
 #: the pause after a failed attempt, unless the error names a longer one; it doubles with each
 JOB_BACKOFF_S = 1.0
@@ -115,14 +115,14 @@ def _claim(session: Session, lease: str, seconds: float, only: str | None) -> ta
     if row.cancel_requested:
         jobs.change_leased(session, lease, **end, state=JobState.cancelled)
         session.refresh(row)
-    elif row.attempts > MOST_ATTEMPTS:
+    elif row.attempts > MAX_ATTEMPTS:
         where = f" after step {row.furthest}" if row.furthest else ""
         error = {
             "code": "attempts-exhausted",
-            "detail": f"the job's worker was lost {MOST_ATTEMPTS} times{where}",
+            "detail": f"the job's worker was lost {MAX_ATTEMPTS} times{where}",
         }
         jobs.change_leased(
-            session, lease, **end, state=JobState.failed, error=error, attempts=MOST_ATTEMPTS
+            session, lease, **end, state=JobState.failed, error=error, attempts=MAX_ATTEMPTS
         )
         session.refresh(row)
     session.expunge(row)
@@ -170,8 +170,8 @@ def _run(
     except Cancelled:
         _finish(services, lease, JobState.cancelled)
         return "cancelled"
-    except HandedBack as stop:
-        hand_back(services, lease, to_the_end=isinstance(stop, GivesWay))
+    except Requeued as stop:
+        hand_back(services, lease, to_the_end=isinstance(stop, Yielded))
         return "handed back"
     except LeaseLost:
         raise
@@ -278,7 +278,7 @@ def _try_again(
         row = jobs.leased_job(session, lease)
     if row is None:
         raise LeaseLost
-    if row.attempts >= MOST_ATTEMPTS:
+    if row.attempts >= MAX_ATTEMPTS:
         _finish(services, lease, JobState.failed, error=error)
         return "failed"
     pause_s = max(JOB_BACKOFF_S, wait_s) * 2 ** (row.attempts - 1)

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from app.errors import InvalidRequest, blaming
-from app.maths.quality.promise import LARGEST_INDEX, SMALLEST_INDEX
+from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
 from app.maths.relevance.advice import (
     DEFAULT_DIFFERENCE,
     FEWEST_FOR_FUSE,
@@ -141,7 +141,7 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
         "fuse_weight": weight,
         "rows_first": list(rows_first),
         "rows_first_by": by,
-        "fidelity": translator_reports.promise_for(row.report or {}, _index(task)),
+        "fidelity": translator_reports.estimate_for(row.report or {}, _index(task)),
         "translator": served.id,
         "method": str(served.method),
         "warnings": [each._asdict() for each in served.warnings],
@@ -176,7 +176,7 @@ def advise_by_records(
 
 
 def _index(task: AdviceTask) -> int | None:
-    """Return the size of the index to promise for; a corpus may exceed what can be promised."""
+    """Return the size of the index to estimate for; a corpus may exceed what can be estimated."""
     size = task.corpus_size
     if task.request.index is not None or size is None:
         return task.request.index

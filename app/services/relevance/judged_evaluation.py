@@ -164,7 +164,7 @@ def evaluate_judged(
     there, back = _fit_both(services, context, task)
     raw = spaces.raw_anchors(services, task.source)
     default = default_weight_of(services, task.source, task.target)
-    with services.evaluating():
+    with services.evaluating(context.project):
         vectors = _search_vectors(task.items, there, back)
         weight = task.weight
         measured = measure_options(

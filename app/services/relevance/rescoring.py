@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -21,7 +21,7 @@ from app.errors import (
     blaming,
 )
 from app.maths.geometry.space import check_vectors
-from app.maths.relevance import rescoring
+from app.maths.relevance import native, rescoring
 from app.maths.relevance.fuse_weight import default_weight, held_out_cosine
 from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import ProductPrecision, no_flags
@@ -29,11 +29,19 @@ from app.services.anchors import made_pairs, spaces
 from app.services.context import Services
 from app.services.encoders import encoding
 from app.services.encoders.encoding import Inputs
+from app.services.name_lookup import find_by_name
+from app.services.relevance.native_order import (
+    NativeCounts,
+    NativeScoring,
+    embeds_texts,
+    order_natively,
+    require_texts_encoder,
+)
 from app.services.request_context import RequestContext
 from app.services.serving import apply
 from app.services.serving.apply import MappedVectors, ServedMap, Translation
 from app.services.translators import translators
-from app.services.translators.translators import SpacePair
+from app.services.translators.warnings import AnswerWarning
 from app.storage import tables
 from app.types import EncoderKind
 
@@ -50,10 +58,19 @@ INLINE_SCORED, INLINE_QUERIES = 2**18, 64
 CACHED_WEIGHT_BYTES = 256
 
 
+@dataclass(frozen=True)
+class EncoderNames:
+    """The old and the new encoder of a fusion without anchors, which translates nothing."""
+
+    source: str
+    target: str
+
+
 @dataclass(frozen=True, eq=False)
 class Rescoring:
     """Queries, and the stored vectors of each query's candidates.
 
+    translation      of the stored vectors; `EncoderNames`: old and native scores alone count
     queries, inputs  (q, d_target) new vectors of the queries, or what the target encoder encodes
     candidates       for each query (m, d_source); (0, 0) for a query without candidates
     old_queries      (q, d_source) for `fuse`; None: the source encoder encodes the inputs
@@ -61,9 +78,10 @@ class Rescoring:
     limit            most results of a query; None: all
     known            places among the candidates of all queries, and their vectors by the target
                      encoder, which replace the translations
+    native           how many candidates are scored by vectors of their texts; None: none are
     """
 
-    translation: Translation
+    translation: Translation | EncoderNames
     queries: Tensor | None
     inputs: Inputs | None
     candidates: Sequence[Tensor]
@@ -73,32 +91,55 @@ class Rescoring:
     limit: int | None = None
     precision: ProductPrecision = "float32"
     known: tuple[Tensor, Tensor] | None = None
+    native: NativeScoring | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class RescoredQuery:
-    """Positions (m,) of the candidates, best first, with their scores (m,)."""
+    """Positions (m,) of the candidates, best first, with their scores (m,).
+
+    is_native  (m,) whether a score is by a native vector; None: none is
+    """
 
     places: Tensor
     scores: Tensor
+    is_native: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Rescored:
     """The results of each query, and how they were scored.
 
+    target      the encoder of the queries
+    served      the map of the translation; None without one
     weight, weight_chosen_by  None in a cascade
-    translated  the translated candidates of all queries, with their flags
+    translated  the translated candidates of all queries, with their flags; without a translation
+                (n, 0)
+    queries     (q, d_target)
+    old_scores  (n,) the source encoder's scores of all candidates; None in a cascade
     truncated   rows of the inputs that an encoder read only in part
+    native      how many texts were embedded; None without native scores
     """
 
     results: Sequence[RescoredQuery]
-    served: ServedMap
+    target: tables.EncoderRow
+    served: ServedMap | None
     counts: Sequence[int]
     weight: float | None
     weight_chosen_by: WeightSource | None
     translated: TranslatedRows
+    queries: Tensor
+    old_scores: Tensor | None = None
     truncated: Sequence[int] = ()
+    native: NativeCounts | None = None
+
+    @property
+    def warnings(self) -> list[AnswerWarning]:
+        """Those about the translator, and why native scores are missing."""
+        found = [] if self.served is None else list(self.served.warnings)
+        if self.native is not None and self.native.shortfall is not None:
+            found.append(AnswerWarning(*self.native.shortfall))
+        return found
 
 
 async def rescore(services: Services, context: RequestContext, request: Rescoring) -> Rescored:
@@ -108,14 +149,57 @@ async def rescore(services: Services, context: RequestContext, request: Rescorin
     Conflict, Overloaded, and the errors of `encode`.
     """
     _check_fields(request)
+    if request.native is None:
+        return await _rescore(services, context, request)
+    first = await _rescore(services, context, replace(request, limit=None))
+    return await _score_natively(services, context, request, request.native, first)
+
+
+async def _score_natively(
+    services: Services,
+    context: RequestContext,
+    request: Rescoring,
+    scoring: NativeScoring,
+    first: Rescored,
+) -> Rescored:
+    """Order the first candidates again, by native vectors of their texts."""
+    encoder = first.target
+    if first.served is not None and not scoring.is_required and not embeds_texts(encoder):
+        return replace(
+            first,
+            results=[
+                RescoredQuery(each.places[: request.limit], each.scores[: request.limit])
+                for each in first.results
+            ],
+        )
+    require_texts_encoder(encoder)
+    base = [each.scores[each.places.argsort()] for each in first.results]
+    old = None if first.old_scores is None else torch.split(first.old_scores, list(first.counts))
+    weight = native.NATIVE_WEIGHT if request.weight is None else request.weight
+    ordered = await order_natively(
+        services, context, encoder, first.queries, scoring, base, old, weight
+    )
+    results = [RescoredQuery(*(part[: request.limit] for part in each)) for each in ordered.queries]
+    return replace(
+        first,
+        results=results,
+        weight=None if old is None else weight if ordered.has_native else first.weight,
+        native=ordered.counts,
+    )
+
+
+async def _rescore(services: Services, context: RequestContext, request: Rescoring) -> Rescored:
+    """As `rescore`, by the translations, or by the old scores without them."""
     _check_counts(services, request)
     served = (
         None
-        if request.queries is None
+        if request.queries is None or isinstance(request.translation, EncoderNames)
         else apply.find_map(services, context.project, request.translation)
     )
     if served is None or request.queries is None:
         return await to_thread.run_sync(_prepare_and_rescore, services, context, request)
+    assert served.pair is not None
+    target = served.pair[1].encoder
     few = len(request.candidates) <= INLINE_QUERIES
     begin = partial(_begin, services, context, request, served)
     stored, running = begin() if few else await to_thread.run_sync(begin)
@@ -127,7 +211,15 @@ async def rescore(services: Services, context: RequestContext, request: Rescorin
         else _weight(services, request, served)
     )
     score = partial(
-        _score, request, served, request.queries, request.old_queries, stored, running, weight
+        _score,
+        request,
+        target,
+        served,
+        request.queries,
+        request.old_queries,
+        stored,
+        running,
+        weight,
     )
     small = stored is None or stored.shape[0] * sum(served.dims) <= INLINE_SCORED
     return score() if few and small else await to_thread.run_sync(score)
@@ -144,19 +236,38 @@ def _begin(
 def _prepare_and_rescore(
     services: Services, context: RequestContext, request: Rescoring
 ) -> Rescored:
-    pair = translators.resolve(services, request.translation.name(context.project))
-    _, *dims = request.translation.sides(pair)
-    stored = _join(services, context, request, (dims[0], dims[1]))
+    named = request.translation
+    if isinstance(named, EncoderNames):
+        source, target = (
+            find_by_name(
+                services, tables.EncoderRow, context.project, getattr(named, field), field=field
+            )
+            for field in ("source", "target")
+        )
+    else:
+        pair = translators.resolve(services, named.name(context.project))
+        source, target = (side.encoder for side in pair.both)
+    stored = _join(services, context, request, (source.dim, target.dim))
     _blame_query(request)
-    queries, old_queries, truncated = _encode(services, context, request, pair)
-    served = apply.prepare_map(services, context, request.translation)
-    running = None if stored is None else _translate(services, request, served, stored)
+    queries, old_queries, truncated = _encode(services, context, request, source, target)
+    served = running = None
+    if not isinstance(named, EncoderNames):
+        served = apply.prepare_map(services, context, named)
+        running = None if stored is None else _translate(services, request, served, stored)
     weight = _weight(services, request, served)
-    return _score(request, served, queries, old_queries, stored, running, weight, truncated)
+    return _score(request, target, served, queries, old_queries, stored, running, weight, truncated)
 
 
 def _check_fields(request: Rescoring) -> None:
     """Raises NotExactlyOne, MissingField, and InvalidRequest for fields of the other mode."""
+    if isinstance(request.translation, EncoderNames) and (
+        request.mode == "cascade" or request.native is None
+    ):
+        raise MissingField(
+            "`anchor_set` is missing. Name a set that `source` and `target` embedded. Only "
+            "`mode: fuse` with `native` and the candidates' `texts` needs none.",
+            field="anchor_set",
+        )
     if (request.queries is None) == (request.inputs is None):
         raise NotExactlyOne(
             "Send exactly one of `queries` and `inputs`.",
@@ -204,28 +315,31 @@ def _check_counts(services: Services, request: Rescoring) -> None:
 
 
 def _encode(
-    services: Services, context: RequestContext, request: Rescoring, pair: SpacePair
+    services: Services,
+    context: RequestContext,
+    request: Rescoring,
+    source: tables.EncoderRow,
+    target: tables.EncoderRow,
 ) -> tuple[Tensor, Tensor | None, Sequence[int]]:
     """Return the queries' vectors by the target and the source encoder, and the cut inputs.
 
     Raises MissingField where the source encoder cannot run here, and the errors of `encode`.
     """
-    source, target = pair.both
     if request.inputs is None:
         assert request.queries is not None
         return request.queries, request.old_queries, ()
     values, role = request.inputs.values, request.inputs.role
     runs_old = request.mode == "fuse" and request.old_queries is None
-    if runs_old and source.encoder.kind == EncoderKind.external:
+    if runs_old and source.kind == EncoderKind.external:
         raise MissingField(
-            f"The encoder {source.encoder.name} is external, so the service cannot run it. Add "
+            f"The encoder {source.name} is external, so the service cannot run it. Add "
             "`old_queries`, or set `mode: cascade`.",
             field="old_queries",
         )
-    new = encoding.encode(services, context, target.encoder, values, role=role)
+    new = encoding.encode(services, context, target, values, role=role)
     if not runs_old:
         return new.vectors, request.old_queries, new.truncated
-    old = encoding.encode(services, context, source.encoder, values, role=role)
+    old = encoding.encode(services, context, source, values, role=role)
     return new.vectors, old.vectors, sorted({*new.truncated, *old.truncated})
 
 
@@ -289,7 +403,8 @@ def _blame_query(request: Rescoring) -> None:
 
 def _score(
     request: Rescoring,
-    served: ServedMap,
+    target: tables.EncoderRow,
+    served: ServedMap | None,
     queries: Tensor,
     old_queries: Tensor | None,
     stored: Tensor | None,
@@ -299,30 +414,45 @@ def _score(
 ) -> Rescored:
     """Return the results, when the translation has ended. Raises NonFinite and OutOfRange."""
     counts = [len(block) for block in request.candidates]
-    translated = _result(request, served, running)
+    translated = _result(request, counts, running)
     if request.known is not None:
         places, vectors = request.known
         translated.vectors[places] = vectors.float()
     weight, chosen_by = weighting
-    if stored is None:
-        scores = torch.zeros(0, dtype=torch.float64)
-    else:
-        scores = rescoring.cosines(queries, translated.vectors, counts)
+    scores = torch.zeros(0, dtype=torch.float64)
+    old = None if weight is None else scores
+    if stored is not None:
         if old_queries is not None and weight is not None:
-            old = rescoring.cosines(old_queries, _at_least_float32(stored), counts)
-            owners = rescoring.owners_of(counts)
-            [scores] = rescoring.fuse(scores, old, owners, [weight])
+            scores = old = rescoring.cosines(old_queries, _at_least_float32(stored), counts)
+        if served is not None:
+            scores = rescoring.cosines(queries, translated.vectors, counts)
+            if old is not None and weight is not None:
+                owners = rescoring.owners_of(counts)
+                [scores] = rescoring.fuse(scores, old, owners, [weight])
     orders = rescoring.rank(scores, counts, request.limit)
     results = [
         RescoredQuery(order, part[order])
         for order, part in zip(orders, torch.split(scores, counts), strict=True)
     ]
-    return Rescored(results, served, counts, weight, chosen_by, translated, truncated)
+    return Rescored(
+        results,
+        target,
+        served,
+        counts,
+        weight,
+        chosen_by,
+        translated,
+        queries,
+        old,
+        truncated,
+    )
 
 
-def _result(request: Rescoring, served: ServedMap, running: MappedVectors | None) -> TranslatedRows:
+def _result(
+    request: Rescoring, counts: Sequence[int], running: MappedVectors | None
+) -> TranslatedRows:
     if running is None:
-        return TranslatedRows(torch.empty(0, served.dims[1]), *no_flags(0))
+        return TranslatedRows(torch.empty(sum(counts), 0), *no_flags(sum(counts)))
     try:
         return running.result()
     except AnchorageError:
@@ -331,13 +461,15 @@ def _result(request: Rescoring, served: ServedMap, running: MappedVectors | None
 
 
 def _weight(
-    services: Services, request: Rescoring, served: ServedMap
+    services: Services, request: Rescoring, served: ServedMap | None
 ) -> tuple[float | None, WeightSource | None]:
     """Return the weight of the new scores, and who chose it. Raises Overloaded."""
     if request.mode == "cascade":
         return None, None
     if request.weight is not None:
         return request.weight, "request"
+    if served is None:
+        return native.NATIVE_WEIGHT, "default"
     assert served.pair is not None
     return default_weight_of(services, *served.pair), "default"
 
@@ -358,7 +490,7 @@ def default_weight_of(
 
     def measure() -> float:
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
-        with services.fitting():
+        with services.fitting(source.project):
             return default_weight(held_out_cosine(x, y))
 
     return services.cache.get_or_make(

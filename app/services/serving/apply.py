@@ -21,6 +21,7 @@ from torch import Tensor
 from app.errors import AnchorageError, InvalidOption, OutOfRange, UnknownOption, blaming
 from app.maths.geometry.quantise import quantise_in_place
 from app.maths.geometry.space import check_vectors
+from app.maths.quality.cost import fit_seconds
 from app.maths.translators import decoder, linear, methods
 from app.maths.translators import translator as maths
 from app.maths.translators.decoder import Decoder, TranslatedRows
@@ -32,7 +33,7 @@ from app.services.encoders import encoding
 from app.services.encoders.encoding import Inputs
 from app.services.request_context import RequestContext
 from app.services.serving.decoding import resolve_decoding
-from app.services.translators import translators, warnings
+from app.services.translators import fit_queue, translators, warnings
 from app.services.translators.translators import FittedTranslator, SpacePair
 from app.services.translators.warnings import AnswerWarning
 from app.services.upkeep.cache_codecs import DECODER, MATRIX
@@ -44,7 +45,7 @@ from app.storage.name_cache import NameKey
 IDENTITY = "identity"
 
 #: most maps that a pair of spaces remembers
-MOST_MAPS = 1_000
+MAX_MAPS = 1_000
 
 #: most multiplications of a product that the caller's thread computes at once
 INLINE_MULTIPLICATIONS = 2**23
@@ -153,9 +154,10 @@ class Relation:
         key: Key = ("projector", row.blob, self.encode_power, self.ridge)
 
         def make_projector() -> Tensor:
-            made = linear.projector(
-                fitted.unit, power=self.encode_power, ridge=self.ridge, noise=fitted.noise
-            )
+            with services.fitting(row.project):
+                made = linear.projector(
+                    fitted.unit, power=self.encode_power, ridge=self.ridge, noise=fitted.noise
+                )
             return made.float().contiguous()
 
         try:
@@ -216,10 +218,23 @@ class Decoding:
         def fit() -> Decoder:
             y = spaces.fitted_space(services, target)
             x = None if source is None else spaces.fitted_space(services, source)
-            with services.fitting():
+            with services.fitting(target.project):
                 return methods.fit_decoder(method, y, options, source=x)
 
-        made = services.cache.get_or_make(key, fit, lambda value: value.nbytes, shared=DECODER)
+        seconds = fit_seconds(method, dims[0], (dims[1], dims[1]), options)
+        made = fit_queue.make_or_queue(
+            services,
+            context,
+            fit_queue.Fit(
+                self.request,
+                seconds,
+                key,
+                fit,
+                lambda value: value.nbytes,
+                DECODER,
+                self.relative_power,
+            ),
+        )
         hidden = ("encode_power", "keep_norms")
         return ServedMap(
             _decode_rows,
@@ -490,7 +505,7 @@ def prepare_map(
     served = find_map(services, context.project, request, pair)
     if served is None:
         served = request.make(services, context, pair)
-        if len(pair.maps) >= MOST_MAPS:
+        if len(pair.maps) >= MAX_MAPS:
             pair.maps.clear()
         pair.maps[request.key] = replace(served, parts=())
     return served

@@ -121,7 +121,7 @@ def find_confidence(services: Services, served: ServedMap) -> Confidence | None:
 
     def learn() -> Confidence | None:
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
-        with services.fitting():
+        with services.fitting(source.project):
             return fit_confidence(method, anchors.of(x), anchors.of(y), options)
 
     fit: Key = (method, canonical_json(options), *anchors.key)

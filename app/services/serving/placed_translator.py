@@ -18,7 +18,7 @@ from app.maths.translators.translator import RowFlags, Translator, apply_into
 FEWEST_MULTIPLICATIONS = 2**29
 
 #: most rows of a step, and most bytes of one of its few arrays
-MOST_ROWS, MOST_ARRAY_BYTES = 65_536, 2**28
+MAX_ROWS, MAX_ARRAY_BYTES = 65_536, 2**28
 
 #: each thread has its own stream, so that the copies of one overlap the products of another
 _streams = threading.local()
@@ -43,7 +43,7 @@ class PlacedTranslator:
         """The translator on the device."""
         moved = move_translator(self.translator, self.device)
         # What it computes once must be complete before other streams read it.
-        _ = moved.energy, moved.most_energy, moved.offset, moved.nearest
+        _ = moved.energy, moved.max_energy, moved.offset, moved.nearest
         _wait(self.device)
         return moved
 
@@ -51,7 +51,7 @@ class PlacedTranslator:
     def rows_per_step(self) -> int:
         """Rows that are on the device at a time."""
         widest = max(*self.translator.dims, self.translator.decoder.matrix.shape[0])
-        return max(1, min(MOST_ROWS, MOST_ARRAY_BYTES // (4 * widest)))
+        return max(1, min(MAX_ROWS, MAX_ARRAY_BYTES // (4 * widest)))
 
     def apply_into(self, vectors: Tensor, out: Tensor) -> RowFlags | None:
         """Translate vectors (n, d_x) of any float type into `out` (n, d_y), both on the CPU.

@@ -1,4 +1,4 @@
-"""Searches a store with queries of a new encoder, before, during and after a reindexing.
+"""Searches a store with queries of a new encoder, before, during and after a migration.
 
 Nothing is written. Vectors of two encoders are never compared: a bridge compares old vectors with
 queries translated into the old space, and every other mode compares vectors of the new space.
@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
+import anyio
 import numpy as np
-import torch
 from anyio import to_thread
 from torch import Tensor
 
 from app.errors import (
+    EncoderChanged,
+    EncoderUnavailable,
     Invalid,
     InvalidRequest,
     MissingField,
     NotExactlyOne,
     StoreChanged,
     TooManyVectors,
+    Unavailable,
     WrongState,
     blaming,
 )
@@ -32,28 +36,41 @@ from app.services.context import Services
 from app.services.encoders import encoding
 from app.services.encoders.encoding import Inputs
 from app.services.relevance import rescoring
-from app.services.relevance.rescoring import Rescored, Rescoring, WeightSource
+from app.services.relevance.native_order import USUAL_DEADLINE_S, NativeCounts
+from app.services.relevance.rescoring import (
+    EncoderNames,
+    Rescored,
+    RescoredQuery,
+    Rescoring,
+    WeightSource,
+)
 from app.services.request_context import RequestContext
 from app.services.serving import apply
 from app.services.serving.apply import ServedMap, Translation
+from app.services.stores.hits import hit_vectors, known_vectors, union
+from app.services.stores.native_texts import native_count, native_scoring
+from app.services.stores.reads import record_reads
 from app.services.translators.translators import FitRequest
 from app.services.translators.warnings import AnswerWarning
 from app.storage import tables
 from app.storage.queries import stores as queries
-from app.storage.queries.reindexings import STEP
+from app.storage.queries.migrations import STEP
 from app.stores.base import Hits, Page, Side, Store, StoreId, StoreVectors
-from app.types import EncoderKind, ReindexingState
+from app.types import EncoderKind, MigrationState
 
 StoreSearchMode = Literal["bridge", "cascade", "fuse", "translate"]
 
 #: candidates of each query, unless the request says otherwise
 USUAL_CANDIDATES = 100
 
+#: how long a search waits until its reads are recorded
+RECORD_S = 0.25
+
 #: bytes of memory for a candidate's id, score and place
 HIT_BYTES = 256
 
 #: states in which every row has a new vector, and an index
-COMPLETE = (ReindexingState.filled, ReindexingState.cut_over, ReindexingState.rolled_back)
+COMPLETE = (MigrationState.filled, MigrationState.cut_over, MigrationState.rolled_back)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +78,17 @@ class StoreSearch:
     """Queries of the encoder `target` for a store.
 
     queries, inputs  (q, d_target), or what the target encoder encodes
-    anchor_set       None: the set of the store's reindexing to the target
-    mode             None: `translate` where the store shows vectors of the target, else `cascade`
+    anchor_set       None: the set of the store's migration to the target
+    mode             None: `translate` where the store shows vectors of the target; `fuse` with
+                     native scores and old queries; else `cascade`
     k, candidates    results of each query, and rows that are scored; None: USUAL_CANDIDATES
     filter           in the store's language
     old_queries      (q, d_source) for `fuse`; None: the store's encoder encodes the inputs
     weight           of the new scores in `fuse`; None: chosen by the service
     payload          whether results have payloads
+    native           candidates of each query that the target encoder embeds; None: USUAL_NATIVE
+                     where the store has texts and the encoder runs in the process, else 0
+    native_deadline_s  how long native vectors are waited for
     """
 
     store: str
@@ -85,6 +106,8 @@ class StoreSearch:
     options: methods.Options = field(default_factory=dict)
     payload: bool = False
     exact: bool = False
+    native: int | None = None
+    native_deadline_s: float = USUAL_DEADLINE_S
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +115,13 @@ class _Ready:
     """A search that is ready for the store.
 
     compared    the vectors that the store compares, (m, d), and `candidates` rows for each
-    request     how stored vectors become vectors of the target; None in `translate`
+    request     how stored vectors become vectors of the target; None in `translate`, and where
+                native and old scores alone order the candidates
+    native      candidates of each query that the target encoder embeds
     has_new     whether rows may have a new vector already
-    cut_over    whether a reindexing of the store may finish, and delete its old vectors
+    reader      the target, where anchors or a migration learn from the rows that are embedded
+    read        receives these rows
+    cut_over    whether a migration of the store may finish, and delete its old vectors
     """
 
     row: tables.StoreRow
@@ -109,15 +136,19 @@ class _Ready:
     old_queries: Tensor | None = None
     bridging: ServedMap | None = None
     has_new: bool = False
+    native: int = 0
+    reader: tables.EncoderRow | None = None
+    read: list[StoreId] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class StoreResults:
-    """The results of one query, best first."""
+    """The results of one query, best first. native: ids that a native vector was scored for."""
 
     ids: Sequence[StoreId]
     scores: Sequence[float]
     payloads: Sequence[Mapping[str, Any]] | None = None
+    native: Sequence[StoreId] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,9 +156,10 @@ class StoreAnswer:
     """The results of each query, and how they were found.
 
     side       the vectors of the store that were searched
-    scoring    the translator of stored vectors; None in `bridge` and `translate`
+    scoring    the translator of stored vectors; None where none was translated
     bridging   the translator of the queries; None where none was translated
-    native     candidates that were scored by a new vector of the store
+    new_vectors  candidates that were scored by a new vector of the store
+    native     how many texts were embedded; None without native scores
     truncated  rows of the inputs that an encoder read only in part
     seconds    time of each step
     """
@@ -140,7 +172,8 @@ class StoreAnswer:
     bridging: ServedMap | None
     weight: float | None
     weight_chosen_by: WeightSource | None
-    native: int
+    new_vectors: int
+    native: NativeCounts | None
     truncated: Sequence[int]
     seconds: Mapping[str, float]
 
@@ -149,6 +182,8 @@ class StoreAnswer:
         """The warnings about the translators, each code once."""
         maps = [each for each in (self.scoring, self.bridging) if each is not None]
         every = [each for served in maps for each in served.warnings]
+        if self.native is not None and self.native.shortfall is not None:
+            every.append(AnswerWarning(*self.native.shortfall))
         return list({each.code: each for each in every}.values())
 
 
@@ -168,26 +203,38 @@ async def search_store(
     if ready.cut_over and ready.side == "old":
         await to_thread.run_sync(_refuse_if_finished, services, context, request, ready)
     stored = time.perf_counter()
-    if ready.request is None or ready.mode == "bridge":
-        results = [_results(each, request.k) for each in hits]
-        rescored = None
-    else:
-        rescored, results = await _rescore(services, context, request, ready, hits, new)
     seconds = {"bridge": bridged - began, "store": stored - bridged}
-    if rescored is not None:
-        seconds["rescore"] = time.perf_counter() - stored
-    return StoreAnswer(
-        results=results,
+    answer = StoreAnswer(
+        results=[],
         mode=ready.mode,
         side=ready.side,
-        candidates=None if rescored is None else ready.candidates,
-        scoring=None if rescored is None else rescored.served,
+        candidates=None,
+        scoring=None,
         bridging=ready.bridging,
-        weight=None if rescored is None else rescored.weight,
-        weight_chosen_by=None if rescored is None else rescored.weight_chosen_by,
-        native=0 if new is None else len(new.ids),
+        weight=None,
+        weight_chosen_by=None,
+        new_vectors=0 if new is None else len(new.ids),
+        native=None,
         truncated=ready.truncated,
         seconds=seconds,
+    )
+    if ready.mode in ("bridge", "translate"):
+        return replace(answer, results=[_results(each, request.k) for each in hits])
+    rescored = await _rescore(services, context, request, ready, hits, new)
+    if ready.reader is not None and ready.read:
+        anchor_set = None if ready.request is None else ready.request.anchor_set
+        record = partial(record_reads, services, context, ready.row, ready.reader)
+        with anyio.move_on_after(RECORD_S):
+            await to_thread.run_sync(record, ready.read, anchor_set, abandon_on_cancel=True)
+    seconds["rescore"] = time.perf_counter() - stored
+    return replace(
+        answer,
+        results=_results_of(hits, rescored.results),
+        candidates=ready.candidates,
+        scoring=rescored.served,
+        weight=rescored.weight,
+        weight_chosen_by=rescored.weight_chosen_by,
+        native=rescored.native,
     )
 
 
@@ -203,15 +250,15 @@ def _ask(store: Store, request: StoreSearch, ready: _Ready) -> tuple[Sequence[Hi
         vectors=scores,
         payload=request.payload,
     )
-    if ready.mode == "fuse":
+    if ready.mode == "fuse" and ready.bridging is not None:
         half = len(ready.queries)
-        hits = [_union(*pair) for pair in zip(hits[:half], hits[half:], strict=True)]
+        hits = [union(*pair) for pair in zip(hits[:half], hits[half:], strict=True)]
     if not (scores and ready.has_new):
         return hits, None
     ids = list(dict.fromkeys(each for one in hits for each in one.ids))
     try:
         return hits, store.fetch(ids, "new")
-    except StoreChanged:  # the reindexing has not begun to write, or was just abandoned
+    except StoreChanged:  # the migration has not begun to write, or was just abandoned
         return hits, None
 
 
@@ -223,12 +270,15 @@ def _prepare(services: Services, context: RequestContext, request: StoreSearch) 
         row, moving, target = queries.searched_store(
             session, context.project, request.store, request.target
         )
-    cut_over = moving is not None and moving.state == ReindexingState.cut_over
+    cut_over = moving is not None and moving.state == MigrationState.cut_over
     if moving is not None and moving.target.id != target.id:
         _refuse_unsettled(moving)
         moving = None
     same = row.encoder.id == target.id
+    native = native_count(services, row, target, request.native, request.mode)
     mode = request.mode or _usual_mode(same, moving)
+    if request.mode is None and mode == "cascade" and native and _runs_old(request, row):
+        mode = "fuse"
     _check_mode(request, mode, same, moving)
     if moving is not None and mode != "translate":
         _refuse_unsettled(moving)
@@ -236,26 +286,49 @@ def _prepare(services: Services, context: RequestContext, request: StoreSearch) 
     if mode == "translate":
         _reserve(services, context, len(vectors) * request.k, row, "k")
         side: Side = "old" if same else "new"
-        return _Ready(row, mode, side, vectors, _numpy(vectors), request.k, truncated, cut_over)
-    fit = _fit_request(request, row, moving)
-    old = _old_queries(services, context, request, row, len(vectors)) if mode == "fuse" else None
+        compared = _numpy(vectors)
+        return _Ready(row, mode, side, vectors, compared, request.k, truncated, cut_over)
+    native = 0 if mode == "bridge" else native
+    old = None
+    if mode == "fuse":
+        try:
+            old = _old_queries(services, context, request, row, len(vectors))
+        except (Unavailable, EncoderUnavailable, EncoderChanged):
+            if request.mode is not None or (request.anchor_set is None and moving is None):
+                raise
+            mode = "cascade"  # the store's encoder does not run now
+    alone = request.anchor_set is None and moving is None and mode == "fuse" and native > 0
+    fit = None if alone else _fit_request(request, row, moving)
     candidates = request.k if mode == "bridge" else _candidates(request)
-    _reserve(services, context, len(vectors) * (1 if old is None else 2) * candidates, row)
-    bridging, bridged = _bridge(services, context, row, fit, vectors)
-    compared = [_numpy(each) for each in (old, bridged) if each is not None]
+    both = old is not None and fit is not None
+    _reserve(services, context, len(vectors) * (2 if both else 1) * candidates, row)
+    bridging, bridged = (
+        (None, None) if fit is None else _bridge(services, context, row, fit, vectors)
+    )
+    every = [_numpy(each) for each in (old, bridged) if each is not None]
+    is_filling = moving is not None and moving.is_filled_by_reads and not cut_over
     return _Ready(
         row,
         mode,
         "old",
         vectors,
-        compared[0] if len(compared) == 1 else np.concatenate(compared),
+        every[0] if len(every) == 1 else np.concatenate(every),
         candidates,
         truncated,
         cut_over,
         request=fit,
         old_queries=old,
         bridging=bridging,
-        has_new=moving is not None and moving.state != ReindexingState.planned,
+        has_new=moving is not None and moving.state != MigrationState.planned,
+        native=native,
+        reader=target if row.options.get("learn") or is_filling else None,
+    )
+
+
+def _runs_old(request: StoreSearch, row: tables.StoreRow) -> bool:
+    """Return whether there are queries of the store's encoder, or it can make them."""
+    return request.old_queries is not None or (
+        request.inputs is not None and row.encoder.kind == EncoderKind.sentence_transformers
     )
 
 
@@ -269,27 +342,27 @@ def _refuse_if_finished(
         _refuse_unsettled(moving)
     if row.encoder.id != ready.row.encoder.id:
         raise WrongState(
-            f"The store now belongs to the encoder {row.encoder.name!r}: its reindexing ended "
+            f"The store now belongs to the encoder {row.encoder.name!r}: its migration ended "
             "during the search. Repeat the call."
         )
 
 
-def _refuse_unsettled(moving: tables.ReindexingRow) -> None:
+def _refuse_unsettled(moving: tables.MigrationRow) -> None:
     """Raises WrongState while `finish` deletes the old vectors, or was interrupted there.
 
     The store may then hold vectors of the target where the old ones were.
     """
     if moving.position.get(STEP) == "finish":
         raise WrongState(
-            f"`finish` of the store's reindexing {moving.id} deletes the old vectors, or was "
+            f"`finish` of the store's migration {moving.id} deletes the old vectors, or was "
             f"interrupted. Call `finish` of it again, or search with `target: {moving.target.name}`"
             " and `mode: translate`.",
             field="mode",
         )
 
 
-def _usual_mode(same: bool, moving: tables.ReindexingRow | None) -> StoreSearchMode:
-    cut_over = moving is not None and moving.state == ReindexingState.cut_over
+def _usual_mode(same: bool, moving: tables.MigrationRow | None) -> StoreSearchMode:
+    cut_over = moving is not None and moving.state == MigrationState.cut_over
     return "translate" if same or cut_over else "cascade"
 
 
@@ -297,7 +370,7 @@ def _check_mode(
     request: StoreSearch,
     mode: StoreSearchMode,
     same: bool,
-    moving: tables.ReindexingRow | None,
+    moving: tables.MigrationRow | None,
 ) -> None:
     """Raises InvalidRequest for fields of other modes, and WrongState."""
     if mode != "fuse":
@@ -316,7 +389,7 @@ def _check_mode(
         if not same and (moving is None or moving.state not in COMPLETE):
             raise WrongState(
                 f"The store has no complete vectors of {request.target!r}. Set `mode: cascade`, or "
-                "run a reindexing first.",
+                "run a migration first.",
                 field="mode",
             )
     elif same:
@@ -328,13 +401,15 @@ def _check_mode(
 
 
 def _fit_request(
-    request: StoreSearch, row: tables.StoreRow, moving: tables.ReindexingRow | None
+    request: StoreSearch, row: tables.StoreRow, moving: tables.MigrationRow | None
 ) -> FitRequest:
     """Return how stored vectors become vectors of the target. Raises MissingField."""
     if request.anchor_set is None and moving is None:
+        has_texts = row.options.get("text_field") is not None
         raise MissingField(
-            "`anchor_set` is missing (`--anchors` in a terminal). Name a set that the store's "
-            "encoder and `target` embedded.",
+            "`anchor_set` is missing (`--anchor-set` in a terminal). Name a set that the store's "
+            "encoder and `target` embedded"
+            + ("; POST /anchor-sets with `store` makes one." if has_texts else "."),
             field="anchor_set",
         )
     anchor_set = request.anchor_set or (moving.anchor_set.name if moving is not None else "")
@@ -446,30 +521,6 @@ def _numpy(vectors: Tensor) -> StoreVectors:
     return np.ascontiguousarray(vectors.float().numpy())
 
 
-def _union(first: Hits, second: Hits) -> Hits:
-    """Return the rows of both, those of the first before those that only the second has."""
-    seen = set(first.ids)
-    places = [place for place, each in enumerate(second.ids) if each not in seen]
-    vectors = [each.vectors for each in (first, second)]
-    if vectors[0] is None or vectors[1] is None:
-        joined = None
-    elif not first.ids:
-        joined = vectors[1]
-    else:
-        joined = np.concatenate([vectors[0], vectors[1][places]]) if places else vectors[0]
-    payloads = (
-        None
-        if first.payloads is None or second.payloads is None
-        else [*first.payloads, *(second.payloads[place] for place in places)]
-    )
-    return Hits(
-        ids=[*first.ids, *(second.ids[place] for place in places)],
-        scores=[*first.scores, *(second.scores[place] for place in places)],
-        vectors=joined,
-        payloads=payloads,
-    )
-
-
 async def _rescore(
     services: Services,
     context: RequestContext,
@@ -477,57 +528,45 @@ async def _rescore(
     ready: _Ready,
     hits: Sequence[Hits],
     new: Page | None,
-) -> tuple[Rescored, list[StoreResults]]:
+) -> Rescored:
     """Order the candidates by the new encoder. Raises StoreChanged for vectors of another form."""
-    assert ready.request is not None
-    dim = ready.row.encoder.dim
+    encoder = ready.row.encoder
     rescoring_request = Rescoring(
-        Translation(ready.request),
+        EncoderNames(encoder.name, request.target)
+        if ready.request is None
+        else Translation(ready.request),
         ready.queries,
         None,
-        [_vectors(each, dim) for each in hits],
+        [hit_vectors(each, encoder.dim) for each in hits],
         "fuse" if ready.mode == "fuse" else "cascade",
         ready.old_queries,
         request.weight,
         request.k,
-        known=_known(hits, new, ready.queries.shape[1]),
+        known=known_vectors(hits, new, ready.queries.shape[1]),
+        native=native_scoring(
+            services, ready.row, ready.native, request.native_deadline_s, hits, ready.read
+        )
+        if ready.native
+        else None,
     )
     try:
-        rescored = await rescoring.rescore(services, context, rescoring_request)
+        return await rescoring.rescore(services, context, rescoring_request)
     except Invalid as error:
         if (error.field or "").startswith("candidates"):
             raise StoreChanged(f"The store returned wrong vectors. {error.detail}") from None
         raise
+
+
+def _results_of(hits: Sequence[Hits], found: Sequence[RescoredQuery]) -> list[StoreResults]:
     results = []
-    for found, each in zip(rescored.results, hits, strict=True):
-        places = found.places.tolist()
+    for query, each in zip(found, hits, strict=True):
+        places = query.places.tolist()
         payloads = None if each.payloads is None else [each.payloads[place] for place in places]
         ids = [each.ids[place] for place in places]
-        results.append(StoreResults(ids, found.scores.tolist(), payloads))
-    return rescored, results
-
-
-def _vectors(hits: Hits, dim: int) -> Tensor:
-    """Return the vectors of candidates (m, d). Raises StoreChanged for another dimension."""
-    if not len(hits.ids) or hits.vectors is None:
-        return torch.empty(0, 0)
-    if hits.vectors.shape != (len(hits.ids), dim):
-        raise StoreChanged(
-            f"The store returned vectors of shape {hits.vectors.shape}, and its encoder has {dim} "
-            "dimensions. Delete the store here, and connect it again."
-        )
-    return torch.from_numpy(np.ascontiguousarray(hits.vectors))
-
-
-def _known(hits: Sequence[Hits], new: Page | None, dim: int) -> tuple[Tensor, Tensor] | None:
-    """Return the candidates of all queries that have a new vector, and these vectors."""
-    if new is None or not len(new.ids) or new.vectors.shape[1] != dim:
-        return None
-    rows = {each: row for row, each in enumerate(new.ids) if np.isfinite(new.vectors[row]).all()}
-    every = [each for one in hits for each in one.ids]
-    places = [place for place, each in enumerate(every) if each in rows]
-    chosen = new.vectors[[rows[every[place]] for place in places]]
-    return torch.tensor(places, dtype=torch.int64), torch.from_numpy(chosen)
+        is_native = [] if query.is_native is None else query.is_native.tolist()
+        native_ids = [id for id, native in zip(ids, is_native, strict=False) if native]
+        results.append(StoreResults(ids, query.scores.tolist(), payloads, native_ids))
+    return results
 
 
 def _results(hits: Hits, k: int) -> StoreResults:

@@ -25,20 +25,22 @@ from app.services.context import Services
 from app.services.name_lookup import refuse_in_use
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.storage.queries import resources
+from app.storage.queries import native_vectors, resources, store_reads
 from app.storage.queries import stores as store_queries
+from app.storage.queries.native_vectors import StoreRowId
 from app.stores.base import Capabilities, Store, StoreFacts, StoreId, StoreVectors
 from app.stores.handles import STORE_ANSWER_S, find_address
 from app.stores.registry import CONNECTORS, require_known_options
+from app.stores.text_templates import parse_template
 
 #: rows of a store that are compared
 CHECKED_ROWS = 256
 
 #: most encoders that a store is compared with
-MOST_CHECKED_ENCODERS = 32
+MAX_CHECKED_ENCODERS = 32
 
 #: kinds whose collection is a name inside the database, which the connector quotes
-NAMED_COLLECTIONS = ("pgvector",)
+NAMED_COLLECTIONS = ("pgvector", "sqlite-vec")
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class StoreDefinition:
     vector_field: str | None = None
     id_field: str | None = None
     text_field: str | None = None
+    learn: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -80,6 +83,13 @@ def create_store(
     DimensionMismatch, StoreUnsupported, and the errors of `call_row`.
     """
     _check_collection(definition)
+    parse_template(definition.text_field or "")
+    if definition.learn and definition.text_field is None:
+        raise InvalidRequest(
+            "`learn` makes anchors of the texts that searches read, and the store has no "
+            "`text_field`. Add one, or remove `learn`.",
+            field="learn",
+        )
     require_known_options(definition.kind, definition.options)
     find_address(services.stores.addresses, definition.address, context.project)
     with services.db.transaction() as session:
@@ -174,7 +184,7 @@ def check_space(
     rows = torch.from_numpy(vectors)
     rows = rows[rows.isfinite().all(dim=1)]
     anchors = _anchors(services, encoder, vectors.shape[1], anchor_set)
-    with services.evaluating():
+    with services.evaluating(encoder.project):
         return match_space(rows, anchors, encoder.name)
 
 
@@ -191,7 +201,7 @@ def _anchors(
         chosen.setdefault(row.encoder.name, row)
     names = sorted(chosen, key=lambda name: (name != encoder.name, name))
     return {
-        name: spaces.raw_anchors(services, chosen[name]) for name in names[:MOST_CHECKED_ENCODERS]
+        name: spaces.raw_anchors(services, chosen[name]) for name in names[:MAX_CHECKED_ENCODERS]
     }
 
 
@@ -214,19 +224,43 @@ def find_store(services: Services, project: str, name: str) -> tables.StoreRow:
 
 
 def delete_store(services: Services, context: RequestContext, name: str) -> None:
-    """Forget a store and its ended reindexings. Changes nothing in the store itself.
+    """Forget a store and its ended migrations. Changes nothing in the store itself.
 
-    Raises StoreNotFound, and InUse until its reindexing has ended.
+    Raises StoreNotFound, and InUse until its migration has ended.
     """
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.StoreRow, context.project, name)
-        active = store_queries.active_reindexing(session, row)
-        users = [] if active is None else [f"reindexing {active.id} ({active.state})"]
+        active = store_queries.active_migration(session, row)
+        users = [] if active is None else [f"migration {active.id} ({active.state})"]
         refuse_in_use(f"store {name!r}", users, "Finish or abandon it first.")
+        native_vectors.delete_of_store(session, row.id)
         session.delete(row)
         record_audit(session, context, "delete", "store", name)
     with suppress(AddressNotListed):
         services.stores.forget(services.stores.location(row))
+
+
+def delete_native_vectors(
+    services: Services, context: RequestContext, name: str, row_id: str | None
+) -> int:
+    """Delete vectors of the texts of a store's rows, or of one row; return their number.
+
+    The copies in the memory of processes go too, at the latest with these processes.
+    Raises StoreNotFound.
+    """
+    with services.db.transaction() as session:
+        row = resources.by_name(session, tables.StoreRow, context.project, name)
+        record_audit(session, context, "delete native vectors", "store", name)
+        if row_id is None:
+            store_reads.delete_reads_of_store(session, row.id)
+            return native_vectors.delete_of_store(session, row.id)
+        ids: list[int | str] = [row_id]
+        with suppress(ValueError):
+            ids.append(int(row_id))
+        rows = {StoreRowId.of(row.id, each) for each in ids}
+        for each in rows:
+            store_reads.delete_reads_of_store(session, *each)
+        return sum(native_vectors.delete_of_store(session, *each) for each in rows)
 
 
 def _remember_field(services: Services, row: tables.StoreRow, facts: StoreFacts) -> None:
@@ -241,6 +275,7 @@ def _row(project: str, definition: StoreDefinition, encoder: tables.EncoderRow) 
         "vector_field": definition.vector_field,
         "id_field": definition.id_field,
         "text_field": definition.text_field,
+        "learn": definition.learn,
         "options": dict(definition.options),
     }
     return tables.StoreRow(

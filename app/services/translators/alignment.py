@@ -77,12 +77,12 @@ def request_alignment(
     seeds: list[tuple[int, int]],
     size: int | None = None,
     options: Mapping[str, Any] | None = None,
-    min_right: float = 0.5,
+    min_precision: float = 0.5,
 ) -> tables.JobRow:
     """Check the request, store the pools, and queue the job.
 
     size       the number of made pairs; None: DEFAULT_MADE_PAIRS, or as many as the source has
-    min_right  the job fails below this estimated share of items that a translation is nearest to
+    min_precision  the job fails below this estimated share of nearest translations that are right
 
     Raises the errors of `pools.check_sides`, InvalidRequest, InvalidSeeds, UnknownOption,
     TooManyVectors, TooManyJobs, QueueFull.
@@ -116,7 +116,7 @@ def request_alignment(
         "source": source,
         "target": target,
         "settings": asdict(settings),
-        "min_right": min_right,
+        "min_precision": min_precision,
         **pools.store_sides(services, context, sides),
     }
     return submit_job(services, context, JobKind.bootstrap, arguments)
@@ -206,7 +206,7 @@ def _align_by_shape(
         fitted.x, fitted.y, settings=AlignmentSettings(**arguments["settings"]), on_step=listener
     )
     estimate = _describe(found)
-    _require_estimate(estimate, least=arguments["min_right"])
+    _require_estimate(estimate, least=arguments["min_precision"])
     return found.made.rows.cpu(), place(found.made, items[1]), estimate
 
 
@@ -234,7 +234,7 @@ def _align_by_seeds(
         beat=listener.beat,
     )
     estimate = _describe_seeded(found, len(seeds))
-    _require_gain(found, estimate, least=arguments["min_right"])
+    _require_gain(found, estimate, least=arguments["min_precision"])
     generator = torch.Generator().manual_seed(settings.seed)
     drawn = torch.randperm(len(items[0]), generator=generator)[: arguments["size"]].sort().values
     return drawn, apply(found.translator, items[0][drawn]).vectors, estimate
@@ -376,7 +376,7 @@ def _require_gain(found: AnchoredAlignment, estimate: Mapping[str, Any], *, leas
         raise SpacesNotAligned(
             f"the translations of {found.right:.1%} of the unseen seeds are nearest to the right "
             f"one of {found.index:,} items; the minimum is {least:.1%}. Check the seeds, send "
-            f"more seeds or larger pools, or lower `min_right`: {numbers}",
+            f"more seeds or larger pools, or lower `min_precision`: {numbers}",
             field="seeds",
             more={"estimate": dict(estimate)},
         )
@@ -393,7 +393,7 @@ def _fit_translator(
     estimate = made_pairs.estimate_of(row)
     seeds = estimate["seeds"] if estimate else 0
     method, options = made_pairs.made_method({}, anchors=row.size, seeds=seeds)
-    with services.fitting():
+    with services.fitting(row.project):
         translator = methods.fit(method, x, y, options)
     fitted = tables.TranslatorRow(project=row.project, method=method, options=dict(options))
     fitted.content = public_id(translator, fitted)

@@ -80,24 +80,25 @@ def list_contracts(
         return resources.contracts(session, anchor_set)
 
 
-def require_promise(
+def require_estimate(
     row: tables.TranslatorRow,
     minimum: Mapping[str, float],
     index: int | None = None,
     *,
     field: str = "min_quality",
 ) -> None:
-    """Raises QualityBelowMinimum unless the report promises the minimum of each measure in an index
-    of that many items; None: the report's own index.
+    """Raises QualityBelowMinimum unless the report's estimate reaches the minimum of each measure.
+
+    The estimate is for an index of that many items; None: the report's own index.
 
     field  where the minimum comes from; `anchor_set`: the contract of the pair
     """
     if not minimum:
         return
     report = row.report or {}
-    promised = translator_reports.promise_for(report, index)
+    estimated = translator_reports.estimate_for(report, index)
     for measure, least in minimum.items():
-        reason = _shortfall(row, report, promised, measure, least)
+        reason = _shortfall(row, report, estimated, measure, least)
         if reason is not None:
             pair = f"{row.source.encoder.name} -> {row.target.encoder.name}"
             source = "by contract, " if field == "anchor_set" else ""
@@ -105,23 +106,23 @@ def require_promise(
                 f"{pair} at {row.source.anchor_set.name}: {source}{measure} must be at least "
                 f"{least}, and {reason}",
                 field=field,
-                found=promised,
+                found=estimated,
             )
 
 
 def _shortfall(
     row: tables.TranslatorRow,
     report: Mapping[str, Any],
-    promised: Mapping[str, Any] | None,
+    estimated: Mapping[str, Any] | None,
     measure: str,
     least: float,
 ) -> str | None:
     """Why a minimum is not reached, and what to do; None if it is."""
     if report.get("alignment"):
         return f"{made_pairs.NOT_MEASURED}; or drop the minimum."
-    if promised is None:
+    if estimated is None:
         return (
-            "there are too few distinct anchors to promise any quality. Add anchors, or lower the "
+            "there are too few distinct anchors to estimate any quality. Add anchors, or lower the "
             "minimum."
         )
     if report["evidence"]["verdict"] == "useless":
@@ -134,12 +135,12 @@ def _shortfall(
         if skill >= least:
             return None
         return f"{row.method} has a skill of {skill:.3f}. Add anchors, or lower the minimum."
-    found = promised["measures"][measure]
+    found = estimated["measures"][measure]
     if found["value"] >= least:
         return None
     return (
-        f"{row.method} promises {found['value']:.3f} (95 %: {found['low']:.3f} to "
-        f"{found['high']:.3f}) in an index of {promised['index']:,} items. Add anchors, lower the "
+        f"{row.method} estimates {found['value']:.3f} (95 %: {found['low']:.3f} to "
+        f"{found['high']:.3f}) in an index of {estimated['index']:,} items. Add anchors, lower the "
         "minimum, or name the `index` that you have."
     )
 

@@ -168,11 +168,11 @@ def evaluate(
             spaces.raw_anchors(services, task.source),
             spaces.raw_anchors(services, task.target),
         )
-        with services.evaluating():
+        with services.evaluating(context.project):
             similarity = relative_similarity(x, y, first, second, of_anchors=True, cosines=cosines)
         return {**about, **NOTHING_TRANSLATED, "similarity": _describe_similarity(similarity)}
     fitted = translators.fit(services, context, task.source, task.target, request)
-    with services.evaluating():
+    with services.evaluating(context.project):
         translation = _translate(fitted.translator, items["vectors"])
         settings, n = task.settings, len(items["vectors"])
         assert settings.k is not None

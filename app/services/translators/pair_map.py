@@ -21,11 +21,11 @@ from app.services.upkeep.cache_codecs import PAIR_PLANE
 from app.storage.cache import Key
 
 #: most items of a map: more points hide each other
-MOST_MAPPED = 20_000
+MAX_MAPPED = 20_000
 
 #: most numbers, items times the squared dimensions, for which all items are held out: a minute or
 #: two of fits on one core
-MOST_HELD_OUT_WORK = 2**35
+MAX_HELD_OUT_WORK = 2**35
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class PairMap:
 
 
 def map_pair(services: Services, context: RequestContext, request: FitRequest) -> PairMap:
-    """Return the map of at most MOST_MAPPED anchors, from the cache or computed now.
+    """Return the map of at most MAX_MAPPED anchors, from the cache or computed now.
 
     Each anchor is translated by a fit that did not see it, where `plane.held_out` is true.
     Raises the not-found errors, AnchorsNotEmbedded, InvalidRequest, Overloaded, and Conflict when
@@ -62,14 +62,14 @@ def map_pair(services: Services, context: RequestContext, request: FitRequest) -
     fitted = translators.fit(services, context, source, target, request)
     anchors = fit_anchors.find_anchors(services, source, target)
     size, made = source.anchor_set.size, made_pairs.estimate_of(source.anchor_set) is not None
-    rows = torch.tensor(sorted(draw_uniformly(size, size=min(size, MOST_MAPPED), seed=0)))
+    rows = torch.tensor(sorted(draw_uniformly(size, size=min(size, MAX_MAPPED), seed=0)))
 
     def draw() -> PairPlane:
         x, native = (spaces.raw_anchors(services, each)[rows] for each in (source, target))
         counted = torch.ones(size, dtype=torch.bool)
         if anchors.counted is not None:
             counted = anchors.counted
-        with services.fitting():
+        with services.fitting(context.project):
             # No fit has seen the anchors that do not count.
             translated = apply(fitted.translator, x).vectors.double()
             kept = counted[rows]
@@ -94,7 +94,7 @@ def _hold_out_all(x: Tensor, native: Tensor, fitted: FittedTranslator) -> Tensor
 
     None where there are too few distinct anchors, or where the fits would take too long.
     """
-    if len(x) * (x.shape[1] ** 2 + native.shape[1] ** 2) > MOST_HELD_OUT_WORK:
+    if len(x) * (x.shape[1] ** 2 + native.shape[1] ** 2) > MAX_HELD_OUT_WORK:
         return None
     held = hold_out(fitted.method, x, native, fitted.options, most=len(x))
     return None if held is None else held.translated

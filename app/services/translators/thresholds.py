@@ -106,7 +106,7 @@ def _find_calibration(
     )
 
     def make() -> Calibration:
-        with services.fitting():
+        with services.fitting(row.project):
             return calibration.calibrate(items, scores, given=given)
 
     return services.cache.get_or_make(
@@ -124,7 +124,7 @@ def _hold_out(services: Services, row: tables.TranslatorRow) -> CalibrationItems
     source, target = (
         anchors.of(spaces.raw_anchors(services, space)) for space in (row.source, row.target)
     )
-    with services.fitting():
+    with services.fitting(row.project):
         items = translate_held_out(row.method, source, target, row.options)
     if items is None:
         raise TooFewAnchors(

@@ -10,19 +10,19 @@ from torch import Tensor
 
 from app.maths.anchors.mismatch import influence
 from app.maths.quality import crossfit, metrics
-from app.maths.quality.evidence import Evidence, evidence
-from app.maths.quality.index_curves import IndexCurves, MeasuredCurve, measure_curves
-from app.maths.quality.promise import (
+from app.maths.quality.estimate import (
     DEFAULT_INDEX,
     SMALLEST_INDEX,
+    EstimateBasis,
     IntervalEstimate,
     LearningCurve,
-    PromiseBasis,
+    estimate,
+    estimate_basis,
     learning_curve,
     more_partitions,
-    promise,
-    promise_basis,
 )
+from app.maths.quality.evidence import Evidence, evidence
+from app.maths.quality.index_curves import IndexCurves, MeasuredCurve, measure_curves
 from app.services.anchors import made_pairs, spaces
 from app.services.anchors.samples import sample_of
 from app.services.context import Services
@@ -32,14 +32,14 @@ from app.storage import tables
 #: a report of another version is measured again
 REPORT_VERSION = 5
 
-#: numbers of items that every report promises for, besides the store's
+#: numbers of items that every report estimates for, besides the store's
 USUAL_INDEXES = (1_000, 10_000, 100_000)
 
 #: numbers of additional anchors whose gain the report estimates, as far as the curve reaches
 MORE_ANCHORS = (50, 100, 200, 500, 1000)
 
 #: most rows in a list
-MOST_LISTED_ANCHORS = 20
+MAX_LISTED_ANCHORS = 20
 
 
 def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
             **facts(row),
             "anchors": len(source),
             "distinct": None,
-            **_promises_json(None, default_index(row)),
+            **_estimates_json(None, default_index(row)),
             **dict.fromkeys(("evidence", "held_out", "learning", "influence", "cka")),
             "alignment": estimate,
             "source": _space_json(row.source, source),
@@ -66,7 +66,7 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
         }
     anchors = fit_anchors.stored_anchors(services, row)
     x, y = anchors.of(source), anchors.of(target)
-    with services.fitting():
+    with services.fitting(row.project):
         held = crossfit.hold_out(row.method, x, y, row.options)
         split = crossfit.cut_into_folds(source, target, folds=None, seed=0)
         held_out = None if held is None else crossfit.held_out_quality(held, x, y)
@@ -75,12 +75,12 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
         if held is not None and held_out is not None:
             partitions = more_partitions(held, row.method, x, y, row.options)
             curves = measure_curves(partitions, y, sample_of(services, row.target))
-            basis = promise_basis(curves, held_out, curve)
+            basis = estimate_basis(curves, held_out, curve)
         return {
             **facts(row),
             "anchors": len(source),
             "distinct": None if split is None else int(split[0].sum()),
-            **_promises_json(basis, default_index(row)),
+            **_estimates_json(basis, default_index(row)),
             "evidence": None
             if held is None
             else _evidence_json(evidence(held.translated, y, held.first, held.fold_of)),
@@ -108,17 +108,17 @@ def default_index(row: tables.TranslatorRow) -> int:
     return max(SMALLEST_INDEX, known)
 
 
-def promise_for(report: Mapping[str, Any], index: int | None) -> dict[str, Any] | None:
-    """Return the report's promise for an index of that many items, or None if it has no promises.
+def estimate_for(report: Mapping[str, Any], index: int | None) -> dict[str, Any] | None:
+    """Return the report's estimate for an index of that many items, or None if it has no estimates.
 
     Raises OutOfRange.
     """
-    promised: dict[str, Any] | None = report.get("promise")
-    if promised is None or index is None or index == promised["index"]:
-        return promised
+    estimated: dict[str, Any] | None = report.get("estimate")
+    if estimated is None or index is None or index == estimated["index"]:
+        return estimated
     stored = report["basis"]
     curves = stored["curves"]
-    basis = PromiseBasis(
+    basis = EstimateBasis(
         IndexCurves(
             **{
                 **curves,
@@ -129,25 +129,25 @@ def promise_for(report: Mapping[str, Any], index: int | None) -> dict[str, Any] 
         IntervalEstimate(*stored["cosine"]),
         stored["gains"],
     )
-    return _promise_json(basis, index)
+    return _estimate_json(basis, index)
 
 
-def _promises_json(basis: PromiseBasis | None, index: int) -> dict[str, Any]:
-    """Return the promise for the default index, those for usual ones, and what others need."""
+def _estimates_json(basis: EstimateBasis | None, index: int) -> dict[str, Any]:
+    """Return the estimate for the default index, those for usual ones, and what others need."""
     if basis is None:
-        return {"promise": None, "promises": [], "basis": None}
+        return {"estimate": None, "estimates": [], "basis": None}
     return {
-        "promise": _promise_json(basis, index),
-        "promises": [_promise_json(basis, each) for each in sorted({*USUAL_INDEXES, index})],
+        "estimate": _estimate_json(basis, index),
+        "estimates": [_estimate_json(basis, each) for each in sorted({*USUAL_INDEXES, index})],
         "basis": asdict(basis),
     }
 
 
-def _promise_json(basis: PromiseBasis, index: int) -> dict[str, Any]:
-    promised = promise(basis, index)
+def _estimate_json(basis: EstimateBasis, index: int) -> dict[str, Any]:
+    estimated = estimate(basis, index)
     return {
-        **vars(promised),
-        "measures": {name: each._asdict() for name, each in promised.measures.items()},
+        **vars(estimated),
+        "measures": {name: each._asdict() for name, each in estimated.measures.items()},
     }
 
 
@@ -180,7 +180,7 @@ def _influence_json(source: Tensor, target: Tensor) -> dict[str, Any]:
     return {
         "hurting": [
             {"row": i, "gain": float(result.gain[i]), "own": float(result.own[i])}
-            for i in result.hurting[:MOST_LISTED_ANCHORS]
+            for i in result.hurting[:MAX_LISTED_ANCHORS]
         ],
         "hurting_count": len(result.hurting),
     }

@@ -14,7 +14,7 @@ from safetensors.torch import save
 from sqlalchemy.orm import Session
 
 from app.errors import Conflict, UnknownOption
-from app.maths.quality import candidates, selection
+from app.maths.quality import candidates, cost, selection
 from app.maths.translators import methods
 from app.maths.translators.translator import Translator, content_hash
 from app.services.access.audit import record_audit
@@ -24,7 +24,8 @@ from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
 from app.services.jobs.submission import submit_job
 from app.services.request_context import RequestContext
-from app.services.translators import contracts, fit_anchors, translator_reports
+from app.services.translators import contracts, fit_anchors, fit_queue, translator_reports
+from app.services.translators.fit_queue import Fit
 from app.services.upkeep.cache_codecs import CHOICE, TRANSLATOR
 from app.storage import tables
 from app.storage.cache import Key
@@ -121,21 +122,24 @@ def fit(
 ) -> FittedTranslator:
     """Return the cached translator, or fit one and store its row.
 
-    Raises UnknownOption, InvalidOption, Overloaded, and Conflict when a space was deleted
-    meanwhile.
+    Raises UnknownOption, InvalidOption, Overloaded, FitQueued, and Conflict when a space was
+    deleted meanwhile.
     """
     anchors = fit_anchors.find_anchors(services, source, target)
-    method, options, choice = _choose_method(services, source, target, request, anchors)
+    method, options, choice = _choose_method(services, context, source, target, request, anchors)
 
     def make() -> Translator:
         x, y = fit_anchors.fitted_spaces(services, source, target, anchors)
-        with services.fitting():
+        with services.fitting(source.project):
             return methods.fit(method, x, y, options)
 
     fit_key: Key = (method, canonical_json(options), *anchors.key)
     key: Key = ("translator", source.blob, target.blob, *fit_key)
-    translator = services.cache.get_or_make(
-        key, make, lambda value: value.nbytes, shared=TRANSLATOR
+    seconds = _seconds(method, source, target, options)
+    translator = fit_queue.make_or_queue(
+        services,
+        context,
+        Fit(request, seconds, key, make, lambda value: value.nbytes, TRANSLATOR),
     )
 
     def make_row() -> tables.TranslatorRow:
@@ -171,16 +175,28 @@ def enforce_minimum(
     if pair.minimum or request.min_quality:
         source, target = pair.both
         row = find_with_report(services, context.project, fitted.id, between=(source.id, target.id))
-        contracts.require_promise(row, pair.minimum, pair.index, field="anchor_set")
-        contracts.require_promise(row, request.min_quality, request.index)
+        contracts.require_estimate(row, pair.minimum, pair.index, field="anchor_set")
+        contracts.require_estimate(row, request.min_quality, request.index)
 
 
-def check_options(request: FitRequest, *, anchors: int) -> None:
-    """Check a request's options without a fit. Raises UnknownOption and InvalidOption."""
+def check_options(request: FitRequest, *, anchors: int) -> methods.Options:
+    """Return all options of a request's method, or those of `auto`, without a fit.
+
+    Raises UnknownOption and InvalidOption.
+    """
     if request.method == "auto":
-        _check_shape(request.options)
-    else:
-        methods.resolve(request.method, request.options, anchors=anchors)
+        return _check_shape(request.options)
+    return methods.resolve(request.method, request.options, anchors=anchors)
+
+
+def _seconds(
+    method: str, source: tables.SpaceRow, target: tables.SpaceRow, options: methods.Options
+) -> float:
+    """The seconds of one core that a fit, or the choice of `auto`, takes."""
+    size, dims = source.anchor_set.size, (source.encoder.dim, target.encoder.dim)
+    if method == "auto":
+        return cost.choice_seconds(size, dims)
+    return cost.fit_seconds(method, size, dims, options)
 
 
 def find_translator(
@@ -278,8 +294,9 @@ def request_translator(
 
     Raises the not-found errors, UnknownOption, InvalidOption, TooManyJobs, QueueFull.
     """
-    source, _ = find_pair(services, context.project, request)
-    check_options(request, anchors=source.anchor_set.size)
+    source, target = find_pair(services, context.project, request)
+    options = check_options(request, anchors=source.anchor_set.size)
+    fit_queue.require_short(_seconds(request.method, source, target, options))
     return submit_job(services, context, JobKind.translator, asdict(request))
 
 
@@ -291,13 +308,14 @@ def run_translator(services: Services, job: tables.JobRow, progress: Progress) -
     fitted = fit(services, context, source, target, request)
     progress(1, 2)
     row = find_with_report(services, job.project, fitted.id, between=(source.id, target.id))
-    contracts.require_promise(row, request.min_quality, request.index)
+    contracts.require_estimate(row, request.min_quality, request.index)
     progress(2, 2)
     return JobResult({"translator": fitted.id})
 
 
 def _choose_method(
     services: Services,
+    context: RequestContext,
     source: tables.SpaceRow,
     target: tables.SpaceRow,
     request: FitRequest,
@@ -307,28 +325,29 @@ def _choose_method(
 
     Raises UnknownOption, InvalidOption, Overloaded.
     """
+    options = check_options(request, anchors=source.anchor_set.size)
     if request.method != "auto":
-        return (
-            request.method,
-            methods.resolve(request.method, request.options, anchors=source.anchor_set.size),
-            None,
-        )
-    shape = _check_shape(request.options)
+        return request.method, options, None
     estimate = made_pairs.estimate_of(source.anchor_set)
     if estimate is not None:
         size, seeds = source.anchor_set.size, estimate["seeds"]
-        return (*made_pairs.made_method(shape, anchors=size, seeds=seeds), None)
+        return (*made_pairs.made_method(options, anchors=size, seeds=seeds), None)
 
     def choose() -> selection.Choice:
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
-        with services.fitting():
+        with services.fitting(source.project):
             return selection.choose_method(
-                anchors.of(x).double(), anchors.of(y).double(), prefer=request.prefer, shape=shape
+                anchors.of(x).double(), anchors.of(y).double(), prefer=request.prefer, shape=options
             )
 
-    choice_key: Key = (request.prefer, canonical_json(shape), *anchors.key)
+    choice_key: Key = (request.prefer, canonical_json(options), *anchors.key)
     key: Key = ("choice", source.blob, target.blob, *choice_key)
-    choice = services.cache.get_or_make(key, choose, lambda _: CACHED_CHOICE_BYTES, shared=CHOICE)
+    seconds = _seconds("auto", source, target, options)
+    choice = fit_queue.make_or_queue(
+        services,
+        context,
+        Fit(request, seconds, key, choose, lambda _: CACHED_CHOICE_BYTES, CHOICE),
+    )
     return choice.method, choice.options, choice
 
 

@@ -25,6 +25,9 @@ WarningCode = Literal[
     "foreign-anchors",
     "same-encoder",
     "made-pairs",
+    "native-budget",
+    "native-deadline",
+    "native-unavailable",
 ]
 
 #: cache size of a verdict
@@ -85,7 +88,7 @@ def warn_of_identity(space: tables.SpaceRow) -> AnswerWarning:
 def _are_unrelated(services: Services, source: tables.SpaceRow, target: tables.SpaceRow) -> bool:
     def judge() -> bool:
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
-        with services.fitting():
+        with services.fitting(source.project):
             return judge_relatedness(x, y) == "unrelated"
 
     return services.cache.get_or_make(

@@ -6,6 +6,7 @@ match. A backup of either database can be restored into SQLite and into PostgreS
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 import time
@@ -26,11 +27,14 @@ from app.storage.queries import resources
 #: the files of a backup's rows, before and after it is complete, and the folder of its blobs
 UNFINISHED_FILE, ROWS_FILE, BLOBS_FOLDER = "unfinished.db", "anchorage.db", "blobs"
 
+#: the checksum of the rows, as `sha256sum` writes it
+CHECKSUM_FILE = f"{ROWS_FILE}.sha256"
+
 #: rows that are copied at once
 ROWS_PER_BATCH = 1000
 
 #: most missing blobs that a message names
-MOST_NAMED_BLOBS = 20
+MAX_NAMED_BLOBS = 20
 
 #: counts the other sessions of a PostgreSQL database
 COUNT_OTHER_SESSIONS = (
@@ -69,6 +73,8 @@ def back_up(services: Services, folder: Path) -> BackupSummary:
     with services.blobs.unswept():
         rows, names = _dump_rows(services.db, folder / UNFINISHED_FILE)
         lacking = [name for name in sorted(names) if not blobs.take(name, services.blobs)]
+    checksum = _sha256(folder / UNFINISHED_FILE)
+    (folder / CHECKSUM_FILE).write_text(f"{checksum}  {ROWS_FILE}\n")
     (folder / UNFINISHED_FILE).rename(folder / ROWS_FILE)
     return BackupSummary(rows, len(names) - len(lacking), lacking)
 
@@ -76,18 +82,24 @@ def back_up(services: Services, folder: Path) -> BackupSummary:
 def restore(services: Services, folder: Path, *, force: bool = False) -> BackupSummary:
     """Restore a backup into an empty database; with `force`, replace the rows of a database.
 
-    Raises BackupError, before any row changes, when the backup is incomplete, when the database is
-    in use, and, without `force`, when the backup lacks blobs or the database has rows. Raises
-    SchemaOutdated for a backup of a newer version.
+    Raises BackupError, before any row changes, when the backup is incomplete, when its rows are
+    damaged, when the database is in use, and, without `force`, when the backup lacks blobs or the
+    database has rows. Raises SchemaOutdated for a backup of a newer version.
     """
-    if not (folder / ROWS_FILE).is_file():
-        raise BackupError(f"{folder} holds no complete backup: it has no {ROWS_FILE}")
+    for name in (ROWS_FILE, CHECKSUM_FILE):
+        if not (folder / name).is_file():
+            raise BackupError(f"{folder} holds no complete backup: it has no {name}")
     require_alone(services.db)
     with services.blobs.unswept(), tempfile.TemporaryDirectory(dir=services.blobs.root) as copies:
         file = Path(copies) / ROWS_FILE
         shutil.copy(folder / ROWS_FILE, file)  # migrated to this version's schema there
+        if (folder / CHECKSUM_FILE).read_bytes().split()[:1] != [_sha256(file).encode()]:
+            raise BackupError(
+                f"{folder / ROWS_FILE} has changed since the backup: it does not match "
+                f"{CHECKSUM_FILE}. Use another copy of the backup, or an earlier one"
+            )
         with closing(Database(sqlite_url(file))) as source:
-            source.migrate()
+            source.upgrade()
             with source.transaction() as session:
                 names = resources.named_blobs(session)
         lacking = [
@@ -98,18 +110,23 @@ def restore(services: Services, folder: Path, *, force: bool = False) -> BackupS
         if lacking and not force:
             raise BackupError(
                 f"{len(lacking)} of {len(names)} blobs of the backup are missing or damaged: "
-                f"{', '.join(lacking[:MOST_NAMED_BLOBS])}. With --force the rest is restored, and "
+                f"{', '.join(lacking[:MAX_NAMED_BLOBS])}. With --force the rest is restored, and "
                 "requests that need these fail with blob-missing"
             )
-        services.db.migrate()
+        services.db.upgrade()
         rows = _load_rows(services.db, file, force=force)
     return BackupSummary(rows, len(names) - len(lacking), lacking)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _dump_rows(db: Database, file: Path) -> tuple[int, set[str]]:
     """Write all rows to a SQLite file; return their number, and the blobs that they name."""
     with closing(Database(sqlite_url(file))) as copy:
-        copy.migrate()
+        copy.upgrade()
         with (
             _connect(db.url, isolation_level="SERIALIZABLE") as source,
             copy.engine.begin() as target,
@@ -184,10 +201,15 @@ def _copy_rows(source: Connection, target: Connection) -> int:
 
 
 def _tables() -> dict[str, Table]:
-    """All tables, referenced ones first. A JSON column without a value stays NULL."""
+    """All tables, referenced ones first. A JSON column without a value stays NULL.
+
+    Native vectors are left out: they can be large, and the encoder makes them again.
+    """
     metadata = MetaData()
     copies = {
-        table.name: table.to_metadata(metadata) for table in tables.Base.metadata.sorted_tables
+        table.name: table.to_metadata(metadata)
+        for table in tables.Base.metadata.sorted_tables
+        if table.name != tables.NativeVectorRow.__tablename__
     }
     for table in copies.values():
         for column in table.columns:

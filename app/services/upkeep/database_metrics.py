@@ -12,7 +12,7 @@ from app.storage.queries import jobs as job_queries
 from app.storage.queries import resources
 
 #: most translators of one reading: the newest
-MOST_TRANSLATORS = 200
+MAX_TRANSLATORS = 200
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def read_metrics(services: Services, project: str) -> DatabaseMetrics:
     with services.db.transaction() as session:
         jobs = dict(job_queries.count_by_state(session))
         oldest = job_queries.oldest_queued(session)
-        rows = resources.newest_reports(session, project, limit=MOST_TRANSLATORS)
+        rows = resources.newest_reports(session, project, limit=MAX_TRANSLATORS)
     waited_s = 0.0 if oldest is None else max(0.0, (tables.now() - oldest).total_seconds())
     qualities = {
         (row.content, row.method, vectors, measure): measures[measure]

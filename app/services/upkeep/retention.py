@@ -11,7 +11,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from app.services.context import Services
 from app.storage import tables
-from app.storage.queries import resources, set_versions
+from app.storage.queries import native_vectors, resources, set_versions
 from app.storage.queries.statements import changed_rows
 
 log = logging.getLogger("anchorage.retention")
@@ -51,17 +51,30 @@ def delete_old(services: Services, *, stopping: Callable[[], bool] = lambda: Fal
     days = services.retention
     translator, contract = tables.TranslatorRow, tables.ContractRow
     unused_days = days.translators_days and days.translators_days + TOUCH_DAYS
-    promised = exists().where(
+    estimated = exists().where(
         contract.source_id == translator.source_id, contract.target_id == translator.target_id
     )
     replaced = set_versions.replaced_before(tables.now() - timedelta(days=REPLACED_DAYS))
     clear("jobs", tables.JobRow.finished_at, days.jobs_days)
     clear("audit rows", tables.AuditRow.created_at, days.audit_days)
-    clear("translators", translator.used_at, unused_days, ~promised)
+    clear("translators", translator.used_at, unused_days, ~estimated)
     clear("replaced spaces", tables.SpaceRow.created_at, REPLACED_DAYS, replaced)
     clear("requests", tables.IdempotentRequestRow.created_at, REQUESTS_DAYS)
+    delete_native_vectors(services, stopping)
     if not stopping() and (deleted := sweep_blobs(services)):
         log.info("deleted %d blobs that no row names", deleted)
+
+
+def delete_native_vectors(services: Services, stopping: Callable[[], bool]) -> None:
+    """Delete the native vectors that were read longest ago, if all take too much space."""
+    with services.db.transaction() as session:
+        spare = native_vectors.spare_vectors(session, services.retention.native_bytes)
+    if spare:
+        log.info("about %d native vectors are too many", spare)
+    while spare > 0 and not stopping():
+        with services.db.transaction() as session:
+            deleted = native_vectors.delete_oldest(session, min(spare, DELETE_BATCH))
+        spare = spare - deleted if deleted else 0
 
 
 def sweep_blobs(services: Services) -> int:

@@ -1,4 +1,4 @@
-"""The job of a reindexing, and its longest action: to give every row a new vector.
+"""The job of a migration, and its longest action: to give every row a new vector.
 
 The sweep reads pages of old vectors, translates and writes them, and commits its cursor after the
 write. A worker that is killed at any point repeats at most one batch, and the result is the same.
@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.errors import AnchorageError, ReindexingActive, StoreFull, StoreUnsupported, Unavailable
+from app.errors import AnchorageError, MigrationActive, StoreFull, StoreUnsupported, Unavailable
 from app.services.context import Services
-from app.services.jobs.progress import Cancelled, HandedBack, LeaseLost, Progress
-from app.services.jobs.runner import MOST_ATTEMPTS, JobResult, NoFurtherAttempt, problem_of
-from app.services.reindexing import sync, verify
-from app.services.reindexing.lease import LEASE_S, Lease, take_lease
-from app.services.reindexing.migration import MigrationContext, open_migration, without_url
-from app.services.reindexing.reindexings import wrong_state
+from app.services.jobs.progress import Cancelled, LeaseLost, Progress, Requeued
+from app.services.jobs.runner import MAX_ATTEMPTS, JobResult, NoFurtherAttempt, problem_of
+from app.services.store_migrations import sync, verify
+from app.services.store_migrations.context import MigrationContext, open_migration, without_url
+from app.services.store_migrations.lease import LEASE_S, Lease, take_lease
+from app.services.store_migrations.records import wrong_state
 from app.storage import tables
 from app.stores.base import Page, StoreVectors
-from app.types import ReindexingState
+from app.types import MigrationState
 
 #: the share of its time that a run works: halved by a slow answer of the store, and raised by a
 #: quick one
@@ -35,26 +35,26 @@ class Pace:
     """Says how long a run waits after each batch.
 
     rows_per_second  most rows a second; None: without a limit
-    most_latency_ms  time of a search above which the run slows down; None: it never does
+    max_latency_ms  time of a search above which the run slows down; None: it never does
     """
 
     def __init__(
-        self, rows_per_second: float | None = None, most_latency_ms: float | None = None
+        self, rows_per_second: float | None = None, max_latency_ms: float | None = None
     ) -> None:
         self._rows_per_second = rows_per_second
-        self._most_latency_ms = most_latency_ms
+        self._max_latency_ms = max_latency_ms
         self.share = 1.0
 
     @property
     def measures_latency(self) -> bool:
         """Return whether the latency of the store matters."""
-        return self._most_latency_ms is not None
+        return self._max_latency_ms is not None
 
     def record_latency(self, latency_ms: float) -> None:
         """Slow down or speed up by the time that a search took."""
-        if self._most_latency_ms is None:
+        if self._max_latency_ms is None:
             return
-        if latency_ms > self._most_latency_ms:
+        if latency_ms > self._max_latency_ms:
             self.share = max(LEAST_SHARE, self.share / 2)
         else:
             self.share = min(1.0, self.share + SHARE_STEP)
@@ -83,14 +83,14 @@ LONGEST_NAP_S = 0.2
 SKIPPED_SHOWN = 20
 
 
-def run_reindex(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
-    """Run the job of a reindexing: `run`, `verify` or `sync`.
+def run_migration(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
+    """Run the job of a migration: `run`, `verify` or `sync`.
 
-    Raises the errors of the store, ReindexingActive, BlobMissing, and those of Progress.
+    Raises the errors of the store, MigrationActive, BlobMissing, and those of Progress.
     """
     action = job.arguments["action"]
     with (
-        take_lease(services, job.arguments["reindexing"], wait_s=2 * LEASE_S) as held,
+        take_lease(services, job.arguments["migration"], wait_s=2 * LEASE_S) as held,
         without_url(services, held.row),
     ):
         if action == "run":
@@ -108,9 +108,9 @@ def _run_or_pause(
         with without_url(services, held.row):
             return Run(services, progress, held).complete()
     except Cancelled:
-        held.save(state=ReindexingState.paused)
+        held.save(state=MigrationState.paused)
         raise
-    except (HandedBack, LeaseLost, ReindexingActive):
+    except (Requeued, LeaseLost, MigrationActive):
         raise
     except Exception as error:
         if isinstance(error, Unavailable) and not isinstance(error, StoreFull):
@@ -123,7 +123,7 @@ def _run_or_pause(
         problem = internal
         if isinstance(error, AnchorageError):
             problem = problem_of(error)
-        held.save(state=ReindexingState.paused, error=problem)
+        held.save(state=MigrationState.paused, error=problem)
         if isinstance(error, StoreFull):
             raise NoFurtherAttempt(error) from error
         raise
@@ -132,7 +132,7 @@ def _run_or_pause(
 def _is_last_attempt(services: Services, job: tables.JobRow) -> bool:
     """Return whether the queue gives the job up now. Progress since its claim counts anew."""
     with services.db.transaction() as session:
-        return session.get_one(tables.JobRow, job.id).attempts >= MOST_ATTEMPTS
+        return session.get_one(tables.JobRow, job.id).attempts >= MAX_ATTEMPTS
 
 
 class Run:
@@ -144,7 +144,7 @@ class Run:
         self._held = held
         self._move: MigrationContext = open_migration(services, held.row)
         plan = held.row.plan
-        self._pace = Pace(plan.get("rows_per_second"), plan.get("most_latency_ms"))
+        self._pace = Pace(plan.get("rows_per_second"), plan.get("max_latency_ms"))
         self._position = held.position
         self._facts: dict[str, Any] = {}
         self._began = self._drained_at = self._probed_at = time.monotonic()
@@ -152,8 +152,8 @@ class Run:
         self._queries: StoreVectors | None = None
 
     def complete(self) -> JobResult:
-        """Continue from the position to the end. Raises as `run_reindex`."""
-        if self._held.row.state != ReindexingState.running:
+        """Continue from the position to the end. Raises as `run_migration`."""
+        if self._held.row.state != MigrationState.running:
             raise wrong_state(self._held.row, "run", busy=False)
         self._progress.resume()
         if self._position.get("phase") == "filled":  # a client runs it again
@@ -168,17 +168,22 @@ class Run:
 
     def _prepare(self) -> None:
         self._report("prepare")
-        self._move.beside.prepare()
+        self._move.migration.prepare()
         position = {**dict.fromkeys(COUNTS, 0), "phase": "sweep", "cursor": None, **self._position}
-        position["of"] = self._move.store.facts().rows
+        position["total"] = self._move.store.facts().rows
         found = dict(self._held.row.found)
         found.pop("verify", None)
         if "before" not in found or self._position == {"again": True}:
-            checksum = self._move.store.checksum()
+            checksum = self._move.store.checksum(self._hear_checksum)
+            self._facts.pop("checked", None)
             found["before"] = {"rows": checksum.rows, "checksum": checksum.digest}
         self._save(position, found=found)
         self._rows_before = position["rows"]
         self._began = time.monotonic()
+
+    def _hear_checksum(self, rows: int) -> None:
+        self._facts["checked"] = rows
+        self._report("checksum")
 
     def _sweep_page(self) -> None:
         begun = time.monotonic()
@@ -210,7 +215,9 @@ class Run:
             position["skipped"] += len(lost)
             shown = [*found.get("skipped", []), *lost]
             found["skipped"] = list(dict.fromkeys(shown))[:SKIPPED_SHOWN]
-        self._move.beside.write(ids, vectors, replace=bool(position.get("again")))
+        # A row may be read, and have a native vector, after its translation was written.
+        again = bool(position.get("again")) or self._held.row.is_filled_by_reads
+        self._move.migration.write(ids, vectors, replace=again)
         position["rows"] += len(page.ids)
         position["anchors"] += made.known
         position["encoded"] += made.encoded
@@ -220,14 +227,14 @@ class Run:
         self._drain()
         self._report("index")
         begun = time.monotonic()
-        self._move.beside.build_index()
+        self._move.migration.build_index()
         index_s = time.monotonic() - begun
         self._drain()
         self._report("filled")
         found = {**self._held.row.found, "index_s": round(index_s, 3)}
         self._position = {**self._position, "phase": "filled"}
         self._held.save(
-            position=self._position, found=found, state=ReindexingState.filled, error=None
+            position=self._position, found=found, state=MigrationState.filled, error=None
         )
 
     def _drain(self) -> None:
@@ -272,15 +279,15 @@ class Run:
         self._held.save(position=position, **values)
 
     def _report(self, phase: str) -> None:
-        """Tell the client how far the run is. Raises Cancelled, HandedBack and LeaseLost."""
-        rows, of = self._position.get("rows", 0), self._position.get("of", 0)
+        """Tell the client how far the run is. Raises Cancelled, Requeued and LeaseLost."""
+        rows, total = self._position.get("rows", 0), self._position.get("total", 0)
         self._facts["phase"] = phase
         if phase == "sweep":
             seconds = time.monotonic() - self._began
             rate = (rows - self._rows_before) / seconds if seconds > 0 else 0.0
             self._facts["rows_per_second"] = round(rate, 1)
-            self._facts["eta_s"] = round(max(0, of - rows) / rate, 1) if rate > 0 else None
-        self._progress(rows, max(rows, of, 1), self._facts)
+            self._facts["eta_s"] = round(max(0, total - rows) / rate, 1) if rate > 0 else None
+        self._progress(rows, max(rows, total, 1), self._facts)
 
 
 #: members of `position` that count rows: read, skipped, equal to an anchor, encoded again, and

@@ -1,4 +1,4 @@
-"""Which rows of a reindexing are encoded again, and their vectors by the target encoder.
+"""Which rows of a migration are encoded again, and their vectors by the target encoder.
 
 Rows have a priority, and those below a threshold of the plan are encoded again. The threshold is a
 quantile of the priorities of the store's sample, so that the share of the rows is about the share
@@ -15,16 +15,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.errors import EmptyVectors, Invalid, InvalidRequest
+from app.errors import InvalidRequest
 from app.maths.quality.confidence import FEWEST_FOR_CONFIDENCE
 from app.maths.relevance.re_embedding import RowChoice, centrality
 from app.services.context import Services
 from app.services.encoders import encoding
-from app.services.reindexing.maps import MAPPED_ROWS, MappedPage, ReindexingMaps
 from app.services.request_context import RequestContext
+from app.services.store_migrations.maps import MAPPED_ROWS, MappedPage, MigrationMaps
 from app.storage import tables
 from app.stores.base import Store, StoreId, StoreVectors
-from app.types import InputRole
 
 #: above every priority: all rows are below it
 ABOVE_ALL = 2.0
@@ -45,9 +44,9 @@ class ReEmbeddedRows:
 
 
 def choose_rows(
-    maps: ReindexingMaps, plan: Mapping[str, Any], vectors: StoreVectors, mapped: MappedPage
+    maps: MigrationMaps, plan: Mapping[str, Any], vectors: StoreVectors, mapped: MappedPage
 ) -> NDArray[np.bool_]:
-    """Return which rows (n,) to encode again, by the plan of a reindexing.
+    """Return which rows (n,) to encode again, by the plan of a migration.
 
     vectors, mapped  (n, d_source) old vectors, and their translations
     Rows without a direction are chosen whenever the plan encodes any. Rows that are anchors never
@@ -63,7 +62,7 @@ def choose_rows(
 
 
 def priorities(
-    maps: ReindexingMaps, choice: RowChoice, vectors: StoreVectors, mapped: MappedPage
+    maps: MigrationMaps, choice: RowChoice, vectors: StoreVectors, mapped: MappedPage
 ) -> NDArray[np.float64]:
     """Return the priority (n,) of each row: the lowest is encoded first; NaN where it has none."""
     if choice == "confidence":
@@ -78,7 +77,7 @@ def priorities(
     return np.asarray(priority, dtype=np.float64)
 
 
-def sample_quantiles(maps: ReindexingMaps, sample: StoreVectors) -> dict[str, list[float]]:
+def sample_quantiles(maps: MigrationMaps, sample: StoreVectors) -> dict[str, list[float]]:
     """Return KEPT_QUANTILES quantiles of the priorities of a sample, by RowChoice.
 
     A choice without priorities is left out.
@@ -118,7 +117,7 @@ def require_choice(quantiles: Mapping[str, Sequence[float]], choice: str) -> Non
 def re_embed(
     services: Services,
     context: RequestContext,
-    row: tables.ReindexingRow,
+    row: tables.MigrationRow,
     store: Store,
     ids: Sequence[StoreId],
 ) -> ReEmbeddedRows:
@@ -135,17 +134,8 @@ def re_embed(
         for place, text in enumerate(store.texts(ids))
         if text is not None and text.strip()
     }
-    while texts:
-        places = list(texts)
-        try:
-            encoded = encoding.encode(
-                services, context, row.target, list(texts.values()), role=InputRole.document
-            )
-        except Invalid as error:
-            if not error.rows or isinstance(error, EmptyVectors):
-                raise
-            for wrong in error.rows:
-                del texts[places[wrong]]
-            continue
-        return ReEmbeddedRows(places, np.ascontiguousarray(encoded.vectors.float().numpy()))
-    return ReEmbeddedRows([], np.zeros((0, row.target.dim), dtype=np.float32))
+    places = list(texts)
+    accepted, vectors = encoding.encode_valid(services, context, row.target, list(texts.values()))
+    return ReEmbeddedRows(
+        [places[each] for each in accepted], np.ascontiguousarray(vectors.numpy())
+    )

@@ -1,4 +1,4 @@
-"""Plans a reindexing: reads the store, checks it, fits the maps, and says what it is worth.
+"""Plans a migration: reads the store, checks it, fits the maps, and says what it is worth.
 
 Nothing is written to the store. The plan is a row, which `run` obeys, and a document that people
 edit.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, get_args
 
 import torch
@@ -17,51 +17,53 @@ from app.errors import (
     Conflict,
     EncoderNeedsVectors,
     InvalidRequest,
+    MigrationActive,
     OutOfRange,
-    ReindexingActive,
     StoreUnsupported,
     WrongSpace,
     WrongState,
     blaming,
 )
-from app.maths.quality.promise import LARGEST_INDEX, SMALLEST_INDEX
+from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
 from app.maths.relevance.re_embedding import RowChoice
 from app.services.access.audit import record_audit
 from app.services.context import Services
-from app.services.reindexing import plan_contents, re_embedding
-from app.services.reindexing.maps import BuiltMaps, build_maps
-from app.services.reindexing.plan_contents import (
+from app.services.request_context import RequestContext
+from app.services.store_migrations import plan_contents, re_embedding
+from app.services.store_migrations.maps import BuiltMaps, build_maps
+from app.services.store_migrations.plan_contents import (
+    MigrationTask,
     PlanInputs,
-    ReindexingTask,
     StoreReading,
     check_reading,
     choose_strategy,
     read_store,
     refuse_lengths,
 )
-from app.services.reindexing.reindexings import find_reindexing
-from app.services.request_context import RequestContext
-from app.services.stores import stores
+from app.services.store_migrations.records import find_migration
+from app.services.stores import native_texts, stores
 from app.services.translators import contracts, translator_reports, translators
 from app.services.translators.translators import FitRequest
 from app.storage import tables
-from app.storage.queries import reindexings as queries
+from app.storage.queries import migrations as queries
 from app.storage.queries import stores as store_queries
-from app.types import EncoderKind, ReindexingState
+from app.types import EncoderKind, MigrationState
 
 #: how long the store may take to be read
 READING_S = 120.0
 
 
-def plan_reindexing(
-    services: Services, context: RequestContext, task: ReindexingTask
-) -> tables.ReindexingRow:
-    """Plan a reindexing, and return its row in the state `planned`.
+def plan_migration(
+    services: Services, context: RequestContext, task: MigrationTask
+) -> tables.MigrationRow:
+    """Plan a migration, and return its row in the state `planned`.
 
     Raises the not-found and option errors, AnchorsNotEmbedded, WrongSpace, DimensionMismatch,
-    ReindexingActive, QualityBelowMinimum, StoreUnsupported, the errors of the store, and
+    MigrationActive, QualityBelowMinimum, StoreUnsupported, the errors of the store, and
     Overloaded.
     """
+    # A repetition would sample the store again, and so need another fit.
+    services = replace(services, request_fit_s=None)
     with blaming("store", always=True):
         store, active = _find_store(services, context, task.store)
     if active is not None:
@@ -72,26 +74,28 @@ def plan_reindexing(
     translators.check_options(request, anchors=source.anchor_set.size)
     text_field = store.options.get("text_field")
     check_re_embedding(task.re_embed, text_field, target.encoder)
+    if task.fill == "reads":
+        native_texts.native_count(services, store, target.encoder, 1, None, field="fill")
     reading = _read(services, store, task.batch, text_field)
     check_reading(reading, store=store.name, encoder=store.encoder.name, dim=source.encoder.dim)
     strategy = choose_strategy(reading, task.strategy)
     found_space = _check_space(services, task, store, target.encoder.name, reading)
     built = build_maps(services, context, request, sample=torch.from_numpy(reading.sample))
     refuse_lengths(reading, str(built.served.method), _keeps_norms(built))
-    promise = _promise(services, context, built, request, reading.facts.rows)
-    inputs = PlanInputs(task, store, request, strategy, reading, found_space, built, promise)
+    estimate = _estimate(services, context, built, request, reading.facts.rows)
+    inputs = PlanInputs(task, store, request, strategy, reading, found_space, built, estimate)
     return _add_row(services, context, inputs, plan_contents.make_plan(services, context, inputs))
 
 
 def _find_store(
     services: Services, context: RequestContext, name: str
-) -> tuple[tables.StoreRow, tables.ReindexingRow | None]:
+) -> tuple[tables.StoreRow, tables.MigrationRow | None]:
     with services.db.transaction() as session:
         return store_queries.moving_store(session, context.project, name)
 
 
 def _refuse_shared(services: Services, store: tables.StoreRow) -> None:
-    """Raises ReindexingActive while another store of the same collection is reindexed.
+    """Raises MigrationActive while another store of the same collection is migrated.
 
     A plan of another project does not count until it runs: its owner may forget it.
     """
@@ -99,15 +103,15 @@ def _refuse_shared(services: Services, store: tables.StoreRow) -> None:
     with services.db.transaction() as session:
         others = store_queries.same_collection(session, store)
     for other, active in others:
-        if active.state == ReindexingState.planned and other.project != store.project:
+        if active.state == MigrationState.planned and other.project != store.project:
             continue
         address = services.stores.addresses.get(other.address)
         if address is None or address.url != url:
             continue
         if other.project == store.project:
             raise _active_error(other, active)
-        raise ReindexingActive(
-            f"Another project reindexes the collection of the store {store.name!r}. Wait until it "
+        raise MigrationActive(
+            f"Another project migrates the collection of the store {store.name!r}. Wait until it "
             "has finished or abandoned it.",
             field="store",
         )
@@ -126,7 +130,7 @@ def _read(
     )
 
 
-def _request(task: ReindexingTask, store: tables.StoreRow) -> FitRequest:
+def _request(task: MigrationTask, store: tables.StoreRow) -> FitRequest:
     """Return the fit of the forward map. Raises InvalidRequest for the store's own encoder."""
     source = store.encoder.name
     if task.target == source:
@@ -165,7 +169,7 @@ def check_re_embedding(share: float, text_field: str | None, target: tables.Enco
 
 def _check_space(
     services: Services,
-    task: ReindexingTask,
+    task: MigrationTask,
     store: tables.StoreRow,
     target: str,
     reading: StoreReading,
@@ -177,7 +181,7 @@ def _check_space(
         return found
     if match.likeliest == target:
         advice_text = (
-            f"They look like those of the target {target!r}: this reindexing would go the wrong "
+            f"They look like those of the target {target!r}: this migration would go the wrong "
             "way. The store may have been moved before. Register it with its present encoder"
         )
     else:
@@ -197,10 +201,10 @@ def _keeps_norms(built: BuiltMaps) -> bool:
     return (built.served.options or {}).get("keep_norms") is True
 
 
-def _promise(
+def _estimate(
     services: Services, context: RequestContext, built: BuiltMaps, request: FitRequest, rows: int
 ) -> dict[str, Any] | None:
-    """Return the promise in an index of the store's size; None with too few anchors.
+    """Return the estimate in an index of the store's size; None with too few anchors.
 
     Raises QualityBelowMinimum below the minimum of the request or of the pair's contract.
     """
@@ -214,35 +218,35 @@ def _promise(
         context.project, request.anchor_set, str(request.source), request.target
     )
     pair = translators.resolve(services, name)
-    contracts.require_promise(row, pair.minimum, pair.index, field="anchor_set")
-    contracts.require_promise(row, request.min_quality, index)
-    promised = translator_reports.promise_for(row.report or {}, index)
-    if promised is None:
+    contracts.require_estimate(row, pair.minimum, pair.index, field="anchor_set")
+    contracts.require_estimate(row, request.min_quality, index)
+    estimated = translator_reports.estimate_for(row.report or {}, index)
+    if estimated is None:
         return None
-    recall = promised["measures"]["recall"]
+    recall = estimated["measures"]["recall"]
     return {
-        "index": promised["index"],
-        "neighbours": promised["neighbours"],
-        "measured": promised["measured"],
+        "index": estimated["index"],
+        "neighbours": estimated["neighbours"],
+        "measured": estimated["measured"],
         "recall": recall["value"],
         "low": recall["low"],
         "high": recall["high"],
-        "cosine": promised["measures"]["cosine"]["value"],
+        "cosine": estimated["measures"]["cosine"]["value"],
     }
 
 
 def _add_row(
     services: Services, context: RequestContext, inputs: PlanInputs, plan: dict[str, Any]
-) -> tables.ReindexingRow:
-    """Store the plan. Raises ReindexingActive where another request was faster, and Conflict."""
+) -> tables.MigrationRow:
+    """Store the plan. Raises MigrationActive where another request was faster, and Conflict."""
     assert inputs.built.served.pair is not None
     source, target = inputs.built.served.pair
-    row = tables.ReindexingRow(
+    row = tables.MigrationRow(
         project=context.project,
         store_id=inputs.store.id,
         target_id=target.encoder_id,
         anchor_set_id=source.anchor_set_id,
-        state=ReindexingState.planned,
+        state=MigrationState.planned,
         plan=plan,
         maps=inputs.built.digest,
     )
@@ -251,7 +255,7 @@ def _add_row(
         with services.db.transaction() as session:
             session.add(row)
             session.flush()
-            record_audit(session, context, "create", "reindexing", row.id, row)
+            record_audit(session, context, "create", "migration", row.id, row)
             session.refresh(row)
     except Conflict:
         _, active = _find_store(services, context, inputs.store.name)
@@ -261,47 +265,47 @@ def _add_row(
     return row
 
 
-def _active_error(store: tables.StoreRow, active: tables.ReindexingRow) -> ReindexingActive:
-    return ReindexingActive(
-        f"Reindexing {active.id} of the store {store.name!r} is {active.state}. A store has one "
+def _active_error(store: tables.StoreRow, active: tables.MigrationRow) -> MigrationActive:
+    return MigrationActive(
+        f"Migration {active.id} of the store {store.name!r} is {active.state}. A store has one "
         "at a time: finish or abandon it first.",
         field="store",
-        more={"reindexing": active.id},
+        more={"migration": active.id},
     )
 
 
-#: the member of a document that names its reindexing
-DOCUMENT_ID = "reindexing"
+#: the member of a document that names its migration
+DOCUMENT_ID = "migration"
 
 #: most rows of a batch
-MOST_BATCH_ROWS = 10_000
+MAX_BATCH_ROWS = 10_000
 
 
-def plan_document(row: tables.ReindexingRow) -> dict[str, Any]:
-    """Return the plan of a reindexing as a document."""
+def plan_document(row: tables.MigrationRow) -> dict[str, Any]:
+    """Return the plan of a migration as a document."""
     return {DOCUMENT_ID: row.id, **row.plan}
 
 
 def change_plan(
     services: Services,
     context: RequestContext,
-    reindexing_id: str,
+    migration_id: str,
     document: Mapping[str, Any],
-) -> tables.ReindexingRow:
+) -> tables.MigrationRow:
     """Take over what an edited document changes, and return the row.
 
     Members that the document lacks stay as they are.
-    Raises ReindexingNotFound, WrongState while it runs or once it is filled, Conflict, and
+    Raises MigrationNotFound, WrongState while it runs or once it is filled, Conflict, and
     InvalidRequest, OutOfRange, StoreUnsupported and EncoderNeedsVectors, which name the member.
     """
-    found = find_reindexing(services, context.project, reindexing_id)
+    found = find_migration(services, context.project, migration_id)
     row = found.row
     changes = _changed(row, document)
     if not changes:
         return row
-    if found.is_busy or row.state not in (ReindexingState.planned, ReindexingState.paused):
+    if found.is_busy or row.state not in (MigrationState.planned, MigrationState.paused):
         raise WrongState(
-            f"The reindexing is {found.state}, and a plan only changes while it is planned or "
+            f"The migration is {found.state}, and a plan only changes while it is planned or "
             "paused. Pause it first, or plan another.",
             field=next(iter(changes)),
         )
@@ -313,21 +317,21 @@ def change_plan(
     with services.db.transaction() as session:
         if not queries.change(session, row, plan=plan):
             raise Conflict(
-                "Another request changed the reindexing at the same time. Read it, and send the "
+                "Another request changed the migration at the same time. Read it, and send the "
                 "plan again."
             )
-        record_audit(session, context, "change", "reindexing", row.id)
-    return find_reindexing(services, context.project, reindexing_id).row
+        record_audit(session, context, "change", "migration", row.id)
+    return find_migration(services, context.project, migration_id).row
 
 
-def _changed(row: tables.ReindexingRow, document: Mapping[str, Any]) -> dict[str, Any]:
+def _changed(row: tables.MigrationRow, document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the members that differ. Raises InvalidRequest for one that must not."""
     changes = {}
     for name, value in document.items():
         if name == DOCUMENT_ID:
             if value not in (None, row.id):
                 raise InvalidRequest(
-                    f"The document is of reindexing {value!r}, not {row.id!r}.", field=name
+                    f"The document is of migration {value!r}, not {row.id!r}.", field=name
                 )
         elif name not in row.plan:
             raise InvalidRequest(f"A plan has no member {name!r}. Remove it.", field=name)
@@ -335,7 +339,7 @@ def _changed(row: tables.ReindexingRow, document: Mapping[str, Any]) -> dict[str
             if name not in CHECKS:
                 raise InvalidRequest(
                     f"`{name}` of a plan cannot change. Only {', '.join(CHECKS)} can. Restore it, "
-                    "or plan another reindexing.",
+                    "or plan another migration.",
                     field=name,
                 )
             changes[name] = value
@@ -350,11 +354,11 @@ def _with_threshold(plan: dict[str, Any]) -> dict[str, Any]:
     return {**plan, "re_embed_below": below}
 
 
-def _check_rows(row: tables.ReindexingRow, plan: Mapping[str, Any]) -> None:
+def _check_rows(row: tables.MigrationRow, plan: Mapping[str, Any]) -> None:
     check_re_embedding(plan["re_embed"], row.store.options.get("text_field"), row.target)
 
 
-def _check_strategy(row: tables.ReindexingRow, value: Any) -> None:
+def _check_strategy(row: tables.MigrationRow, value: Any) -> None:
     _require_planned(row, "strategy")
     if value not in row.plan["strategies"]:
         raise StoreUnsupported(
@@ -363,22 +367,22 @@ def _check_strategy(row: tables.ReindexingRow, value: Any) -> None:
         )
 
 
-def _check_choice(row: tables.ReindexingRow, value: Any) -> None:
+def _check_choice(row: tables.MigrationRow, value: Any) -> None:
     _require_planned(row, "re_embed_by")
     if value not in get_args(RowChoice):
         raise InvalidRequest(f"Use one of: {', '.join(get_args(RowChoice))}.")
 
 
-def _check_re_embed(row: tables.ReindexingRow, value: Any) -> None:
+def _check_re_embed(row: tables.MigrationRow, value: Any) -> None:
     _require_planned(row, "re_embed")
     _require_number(value, "re_embed", 0.0, 1.0)
 
 
-def _require_planned(row: tables.ReindexingRow, name: str) -> None:
-    if row.state != ReindexingState.planned:
+def _require_planned(row: tables.MigrationRow, name: str) -> None:
+    if row.state != MigrationState.planned:
         raise WrongState(
             f"`{name}` only changes before the first run: rows were already written by it. "
-            "Abandon the reindexing and plan another."
+            "Abandon the migration and plan another."
         )
 
 
@@ -387,25 +391,25 @@ def _require_number(value: Any, name: str, low: float, high: float) -> None:
         raise OutOfRange(f"`{name}` must be a number from {low:g} to {high:g}.")
 
 
-def _check_pace(name: str) -> Callable[[tables.ReindexingRow, Any], None]:
-    def check(row: tables.ReindexingRow, value: Any) -> None:
+def _check_pace(name: str) -> Callable[[tables.MigrationRow, Any], None]:
+    def check(row: tables.MigrationRow, value: Any) -> None:
         if value is not None:
             _require_number(value, name, math.ulp(0.0), 1e9)
 
     return check
 
 
-def _check_batch(row: tables.ReindexingRow, value: Any) -> None:
-    _require_number(value, "batch", 1, MOST_BATCH_ROWS)
+def _check_batch(row: tables.MigrationRow, value: Any) -> None:
+    _require_number(value, "batch", 1, MAX_BATCH_ROWS)
     if not isinstance(value, int):
         raise OutOfRange("`batch` must be a whole number of rows.")
 
 
 #: how each member that may change is checked
-CHECKS: dict[str, Callable[[tables.ReindexingRow, Any], None]] = {
+CHECKS: dict[str, Callable[[tables.MigrationRow, Any], None]] = {
     "strategy": _check_strategy,
     "rows_per_second": _check_pace("rows_per_second"),
-    "most_latency_ms": _check_pace("most_latency_ms"),
+    "max_latency_ms": _check_pace("max_latency_ms"),
     "re_embed": _check_re_embed,
     "re_embed_by": _check_choice,
     "min_recall": lambda row, value: _require_number(value, "min_recall", 0.0, 1.0),

@@ -1,4 +1,4 @@
-"""The lease of a reindexing: one job, step or synchronisation at a time works on its store.
+"""The lease of a migration: one job, step or synchronisation at a time works on its store.
 
 It ends LEASE_S after it was last renewed. Only its holder writes `position` and `found`.
 """
@@ -14,13 +14,13 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from app.errors import DatabaseUnavailable, ReindexingActive
+from app.errors import DatabaseUnavailable, MigrationActive
 from app.services.context import Services
 from app.storage import tables
 from app.storage.queries import leases
-from app.storage.queries import reindexings as queries
+from app.storage.queries import migrations as queries
 
-log = logging.getLogger("anchorage.reindexing")
+log = logging.getLogger("anchorage.migration")
 
 #: how long a lease lasts without a renewal, and how often it is renewed
 LEASE_S = 15.0
@@ -32,9 +32,9 @@ AWAY_PAUSE_S = 0.5
 
 
 class Lease:
-    """A lease, which its context renews. `row` is the reindexing as last read or written."""
+    """A lease, which its context renews. `row` is the migration as last read or written."""
 
-    def __init__(self, services: Services, row: tables.ReindexingRow, token: str) -> None:
+    def __init__(self, services: Services, row: tables.MigrationRow, token: str) -> None:
         self.row = row
         self._services = services
         self._token = token
@@ -50,14 +50,14 @@ class Lease:
     def save(
         self,
         *,
-        unchanged: tables.ReindexingRow | None = None,
+        unchanged: tables.MigrationRow | None = None,
         within: Callable[[Session], object] = lambda session: None,
         **values: Any,
     ) -> None:
         """Write columns of the row, and what `within` adds, in one transaction under the lease.
 
         Tries again while the database is away, until the lease may have ended.
-        Raises ReindexingActive when the lease is lost, or when state or job are no longer those of
+        Raises MigrationActive when the lease is lost, or when state or job are no longer those of
         `unchanged`, and DatabaseUnavailable.
         """
         with self._lock:
@@ -73,25 +73,25 @@ class Lease:
     def _write(
         self,
         values: dict[str, Any],
-        unchanged: tables.ReindexingRow | None,
+        unchanged: tables.MigrationRow | None,
         within: Callable[[Session], object],
     ) -> bool:
         ends = time.monotonic() + LEASE_S
         with self._services.db.transaction() as session:
-            row = session.get(tables.ReindexingRow, self.row.id, populate_existing=True)
+            row = session.get(tables.MigrationRow, self.row.id, populate_existing=True)
             if row is None or row.lease != self._token:
-                raise ReindexingActive(
-                    "Another step of the reindexing took over, because this one did not renew its "
-                    "lease. Read the reindexing, and repeat the call if it is still needed."
+                raise MigrationActive(
+                    "Another step of the migration took over, because this one did not renew its "
+                    "lease. Read the migration, and repeat the call if it is still needed."
                 )
             if unchanged and (row.state, row.job_id) != (unchanged.state, unchanged.job_id):
-                raise ReindexingActive(
-                    "The reindexing changed at the same time. Read it, and repeat the call if it "
+                raise MigrationActive(
+                    "The migration changed at the same time. Read it, and repeat the call if it "
                     "is still possible.",
                     retry_after_s=1,
                 )
             until = leases.end_of_lease(session, LEASE_S)
-            own = tables.ReindexingRow.lease == self._token
+            own = tables.MigrationRow.lease == self._token
             if not queries.change(session, row, own, **values, lease_until=until):
                 return False
             within(session)
@@ -105,28 +105,28 @@ class Lease:
         while not self._ended.wait(LEASE_RENEWED_S):
             try:
                 self.save()
-            except ReindexingActive:
+            except MigrationActive:
                 return
             except DatabaseUnavailable as error:
-                log.warning("the lease of reindexing %s is not renewed: %s", self.row.id, error)
+                log.warning("the lease of migration %s is not renewed: %s", self.row.id, error)
 
     def end(self) -> None:
         """Give the lease up. Without the database, it ends by itself."""
         self._ended.set()
         try:
             with self._lock, self._services.db.transaction() as session:
-                leases.release(session, tables.ReindexingRow, self._token)
+                leases.release(session, tables.MigrationRow, self._token)
         except DatabaseUnavailable as error:
-            log.warning("the lease of reindexing %s ends by itself: %s", self.row.id, error.detail)
+            log.warning("the lease of migration %s ends by itself: %s", self.row.id, error.detail)
 
 
 @contextmanager
-def take_lease(services: Services, reindexing_id: str, *, wait_s: float = 0.0) -> Iterator[Lease]:
-    """Lease a reindexing inside this context, after waiting up to `wait_s` for another holder.
+def take_lease(services: Services, migration_id: str, *, wait_s: float = 0.0) -> Iterator[Lease]:
+    """Lease a migration inside this context, after waiting up to `wait_s` for another holder.
 
-    Raises ReindexingActive when another one still holds it.
+    Raises MigrationActive when another one still holds it.
     """
-    held = _take(services, reindexing_id, time.monotonic() + wait_s)
+    held = _take(services, migration_id, time.monotonic() + wait_s)
     renewal = threading.Thread(target=held.renew_until_ended, name="renew a lease", daemon=True)
     renewal.start()
     try:
@@ -135,19 +135,17 @@ def take_lease(services: Services, reindexing_id: str, *, wait_s: float = 0.0) -
         held.end()
 
 
-def _take(services: Services, reindexing_id: str, deadline: float) -> Lease:
+def _take(services: Services, migration_id: str, deadline: float) -> Lease:
     token = tables.new_id()
     while True:
         with services.db.transaction() as session:
-            taken = leases.claim(
-                session, tables.ReindexingRow, reindexing_id, token, seconds=LEASE_S
-            )
-            row = session.get_one(tables.ReindexingRow, reindexing_id, populate_existing=True)
+            taken = leases.claim(session, tables.MigrationRow, migration_id, token, seconds=LEASE_S)
+            row = session.get_one(tables.MigrationRow, migration_id, populate_existing=True)
         if taken:
             return Lease(services, row, token)
         if time.monotonic() >= deadline:
-            raise ReindexingActive(
-                "A job, a step or a synchronisation works on this reindexing now. Wait until it "
+            raise MigrationActive(
+                "A job, a step or a synchronisation works on this migration now. Wait until it "
                 "ends.",
                 retry_after_s=5,
             )

@@ -35,17 +35,17 @@ from app.maths.translators.methods import Options
 from app.services.anchors import made_pairs, spaces
 from app.services.context import Services
 from app.services.encoders import encoding
-from app.services.reindexing import re_embedding
-from app.services.reindexing.maps import BuiltMaps, ReindexingMaps
 from app.services.relevance import advice
 from app.services.relevance.advice import AdviceTask, Prices
 from app.services.request_context import RequestContext
+from app.services.store_migrations import re_embedding
+from app.services.store_migrations.maps import BuiltMaps, MigrationMaps
 from app.services.translators import fit_anchors
 from app.services.translators.translators import FitRequest, canonical_json
 from app.storage import tables
 from app.storage.cache import Key
 from app.stores.base import Capabilities, Store, StoreFacts, StoreId, StoreVectors
-from app.types import EncoderKind, InputRole
+from app.types import EncoderKind, Fill, InputRole
 
 #: rows of the sample, and pages that are read to measure the speed
 PLAN_SAMPLE, TIMED_PAGES = 2_000, 3
@@ -117,7 +117,7 @@ def check_reading(reading: StoreReading, *, store: str, encoder: str, dim: int) 
     """
     if reading.facts.rows == 0 or not (len(reading.sample) or reading.undirected):
         raise InvalidRequest(
-            f"The store {store!r} has no row with a vector, so there is nothing to reindex. Fill "
+            f"The store {store!r} has no row with a vector, so there is nothing to migrate. Fill "
             "it by the new encoder.",
             field="store",
         )
@@ -167,7 +167,7 @@ def refuse_lengths(reading: StoreReading, method: str, keep_norms: bool) -> None
         )
 
 
-log = logging.getLogger("anchorage.reindexing")
+log = logging.getLogger("anchorage.migration")
 
 #: bytes of a number by the dtype that a store names; others count as float32
 NUMBER_SIZES = {"float16": 2, "bfloat16": 2, "float64": 8, "int8": 1, "uint8": 1}
@@ -176,7 +176,7 @@ NUMBER_SIZES = {"float16": 2, "bfloat16": 2, "float64": 8, "int8": 1, "uint8": 1
 TIMED_TRANSLATIONS = 1_000
 
 
-def translate_speed(maps: ReindexingMaps, reading: StoreReading) -> float:
+def translate_speed(maps: MigrationMaps, reading: StoreReading) -> float:
     """Return the rows a second of a page, after a first one that warms caches."""
     rows = reading.sample[:TIMED_TRANSLATIONS]
     maps.translate(rows)
@@ -203,7 +203,7 @@ def encode_speed(
     return len(cut) / max(time.perf_counter() - begun, 1e-9)
 
 
-def estimate(
+def estimate_cost(
     reading: StoreReading,
     target_dim: int,
     *,
@@ -212,14 +212,14 @@ def estimate(
     re_embed: float,
     rows_per_second: float | None,
 ) -> dict[str, Any]:
-    """Return seconds, writes and disk_bytes of the reindexing, and what they rest on."""
+    """Return seconds, writes and disk_bytes of the migration, and what they rest on."""
     rows = reading.facts.rows
     seconds = rows / translates
     speeds: dict[str, float | None] = {
         "read_rows_per_second": reading.read_per_second,
         "translate_rows_per_second": translates,
         "encode_rows_per_second": encodes,
-        "most_rows_per_second": rows_per_second,
+        "max_rows_per_second": rows_per_second,
     }
     if reading.read_per_second is not None:
         seconds += rows / reading.read_per_second
@@ -256,8 +256,8 @@ def disk_bytes(reading: StoreReading, target_dim: int) -> int:
 
 def advice_document(
     found: Mapping[str, Any],
-    promise: Mapping[str, Any] | None,
-    estimates: Mapping[str, Any],
+    estimate: Mapping[str, Any] | None,
+    cost: Mapping[str, Any],
     reading: StoreReading,
     encodes: float | None,
 ) -> list[dict[str, Any]]:
@@ -266,7 +266,7 @@ def advice_document(
     translate_s = sum(
         rows / speed
         for name in ("read_rows_per_second", "translate_rows_per_second")
-        if (speed := estimates["seconds_from"][name])
+        if (speed := cost["seconds_from"][name])
     )
     seconds: dict[AdvisedOption, float | None] = {
         "translate": round(translate_s, 3),
@@ -278,24 +278,24 @@ def advice_document(
         writes, encodings, per_query = UNIT_COSTS[option["name"]]
         return {
             **{name: option[name] for name in same},
-            "fidelity": fidelity(option["name"], promise),
+            "fidelity": fidelity(option["name"], estimate),
             "writes": writes * rows,
             "encodings": encodings * rows,
             "encodings_per_query": per_query,
             "seconds": seconds.get(option["name"], 0.0),
-            "disk_bytes": writes * int(estimates["disk_bytes"]),
+            "disk_bytes": writes * int(cost["disk_bytes"]),
         }
 
     return [describe(option) for option in found["options"]]
 
 
-def fidelity(name: AdvisedOption, promise: Mapping[str, Any] | None) -> float | None:
+def fidelity(name: AdvisedOption, estimate: Mapping[str, Any] | None) -> float | None:
     """Return the recall of the target's own results that an option has; None: not known."""
     if name == "re-embed":
         return 1.0
-    if name != "translate" or promise is None:
+    if name != "translate" or estimate is None:
         return None
-    return float(promise["recall"])
+    return float(estimate["recall"])
 
 
 #: rows of a batch, and the recall that `verify` must find of the new index, unless a plan says
@@ -309,12 +309,13 @@ CACHED_CURVE_BYTES = 8 * 1024
 
 
 @dataclass(frozen=True)
-class ReindexingTask:
-    """A wanted reindexing.
+class MigrationTask:
+    """A wanted migration.
 
-    min_quality    least promise of the translator, in an index of the store's size
+    min_quality    least estimate of the translator, in an index of the store's size
     strategy       None: the store's default
     force_space    plan even where the vectors seem to be another encoder's
+    fill           `reads`: rows that searches read get native vectors, from then on
     re_embed       share of the rows to encode again, chosen by `re_embed_by`
     evaluation     a finished evaluation of judged queries, for the advice
     """
@@ -329,10 +330,11 @@ class ReindexingTask:
     strategy: str | None = None
     force_space: bool = False
     min_recall: float = DEFAULT_MIN_RECALL
+    fill: Fill = "translate"
     re_embed: float = 0.0
     re_embed_by: RowChoice = DEFAULT_ROW_CHOICE
     rows_per_second: float | None = None
-    most_latency_ms: float | None = None
+    max_latency_ms: float | None = None
     batch: int = DEFAULT_BATCH
     evaluation: str | None = None
     old_encoder_runs: bool | None = None
@@ -344,14 +346,14 @@ class ReindexingTask:
 class PlanInputs:
     """What the steps of a plan have found. space: what the check of the vectors says."""
 
-    task: ReindexingTask
+    task: MigrationTask
     store: tables.StoreRow
     request: FitRequest
     strategy: str
     reading: StoreReading
     space: Mapping[str, Any]
     built: BuiltMaps
-    promise: dict[str, Any] | None
+    estimate: dict[str, Any] | None
 
     @property
     def pair(self) -> tuple[tables.SpaceRow, tables.SpaceRow]:
@@ -365,7 +367,7 @@ def make_plan(services: Services, context: RequestContext, inputs: PlanInputs) -
     source, target = inputs.pair
     maps = inputs.built.maps
     encodes = encode_speed(services, context, target.encoder, reading.texts)
-    estimates = estimate(
+    cost = estimate_cost(
         reading,
         target.encoder.dim,
         translates=translate_speed(maps, reading),
@@ -388,14 +390,15 @@ def make_plan(services: Services, context: RequestContext, inputs: PlanInputs) -
         "strategies": list(reading.facts.strategies),
         "rows": reading.facts.rows,
         "dim": target.encoder.dim,
-        "promise": inputs.promise,
+        "estimate": inputs.estimate,
         "min_recall": task.min_recall,
         **chosen,
         "rows_per_second": task.rows_per_second,
-        "most_latency_ms": task.most_latency_ms,
+        "max_latency_ms": task.max_latency_ms,
         "batch": task.batch,
-        "advice": advice_document(advised, inputs.promise, estimates, reading, encodes),
-        "estimates": estimates,
+        "fill": task.fill,
+        "advice": advice_document(advised, inputs.estimate, cost, reading, encodes),
+        "cost": cost,
         "space": dict(inputs.space),
         "notes": _notes(inputs),
     }
@@ -456,7 +459,7 @@ def _advise(
 
 
 def _notes(inputs: PlanInputs) -> list[dict[str, str]]:
-    """Return what a person must know before the reindexing, with codes."""
+    """Return what a person must know before the migration, with codes."""
     reading = inputs.reading
     notes = [{"code": note.code, "detail": note.detail} for note in reading.facts.notes]
     notes += [{"code": warning.code, "detail": warning.detail} for warning in inputs.built.warnings]
@@ -467,11 +470,11 @@ def _notes(inputs: PlanInputs) -> list[dict[str, str]]:
             "now, and writes nothing. A run is not needed for it.",
         }
     )
-    if inputs.promise is None:
+    if inputs.estimate is None:
         notes.append(
             {
-                "code": "no-promise",
-                "detail": "There are too few anchors to promise a recall. Add anchors to the set.",
+                "code": "no-estimate",
+                "detail": "There are too few anchors to estimate a recall. Add anchors to the set.",
             }
         )
     if inputs.space.get("verdict") == "unknown":
@@ -515,7 +518,7 @@ def _curve(services: Services, inputs: PlanInputs) -> ReEmbeddingCurve | None:
 
     def measure() -> ReEmbeddingCurve | None:
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
-        with services.fitting():
+        with services.fitting(source.project):
             return re_embedding_curve(method, anchors.of(x), anchors.of(y), options)
 
     fit: Key = (method, canonical_json(options), *anchors.key)
@@ -524,6 +527,6 @@ def _curve(services: Services, inputs: PlanInputs) -> ReEmbeddingCurve | None:
         measure,
         lambda _: CACHED_CURVE_BYTES,
     )
-    if curve is None or inputs.promise is None:
+    if curve is None or inputs.estimate is None:
         return curve
-    return at_size(curve, inputs.promise["recall"], inputs.promise["index"])
+    return at_size(curve, inputs.estimate["recall"], inputs.estimate["index"])

@@ -1,6 +1,6 @@
-"""The maps of a reindexing: both directions, fixed for its whole life.
+"""The maps of a migration: both directions, fixed for its whole life.
 
-A reindexing can last for weeks, and its anchor set may grow meanwhile. Rows that were translated
+A migration can last for weeks, and its anchor set may grow meanwhile. Rows that were translated
 by another map would not be comparable, so the maps are stored as a blob when the plan is made.
 """
 
@@ -139,8 +139,8 @@ class OneWayMap:
 
 
 @dataclass(frozen=True, eq=False)
-class ReindexingMaps:
-    """The maps of one reindexing, float32 numpy in and out; several threads may use them.
+class MigrationMaps:
+    """The maps of one migration, float32 numpy in and out; several threads may use them.
 
     confidence  of the forward map; None with too few anchors
     """
@@ -191,7 +191,7 @@ class BuiltMaps:
     """New maps: their blob, how the forward map was made, and warnings about both spaces."""
 
     digest: str
-    maps: ReindexingMaps
+    maps: MigrationMaps
     served: ServedMap
     warnings: Sequence[AnswerWarning] = ()
 
@@ -219,7 +219,7 @@ def build_maps(
     x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
     # A made place is no vector of an encoder, so no row of the store is known.
     known = 0 if made_pairs.estimate_of(source.anchor_set) is not None else len(x)
-    maps = ReindexingMaps(
+    maps = MigrationMaps(
         OneWayMap(forward.translator, x[:known], y),
         OneWayMap(backward.translator, y[:known], x),
         find_confidence(services, served),
@@ -257,19 +257,19 @@ def _find_pair(
     return source, target
 
 
-def load_maps(services: Services, row: tables.ReindexingRow) -> ReindexingMaps:
-    """Return the maps of a reindexing, from memory or its blob.
+def load_maps(services: Services, row: tables.MigrationRow) -> MigrationMaps:
+    """Return the maps of a migration, from memory or its blob.
 
     Raises BlobMissing, StorageUnavailable.
     """
     return services.cache.get_or_make(
-        ("reindexing maps", row.maps),
-        lambda: _load(services.blobs.get(row.maps, of=f"reindexing {row.id}"), services.device),
+        ("migration maps", row.maps),
+        lambda: _load(services.blobs.get(row.maps, of=f"migration {row.id}"), services.device),
         lambda maps: maps.nbytes,
     )
 
 
-def _dump(maps: ReindexingMaps) -> dict[str, Tensor]:
+def _dump(maps: MigrationMaps) -> dict[str, Tensor]:
     parts = {
         "forward": TRANSLATOR.dump(maps.forward.translator),
         "backward": TRANSLATOR.dump(maps.backward.translator),
@@ -283,7 +283,7 @@ def _dump(maps: ReindexingMaps) -> dict[str, Tensor]:
     }
 
 
-def _load(tensors: Mapping[str, Tensor], device: str) -> ReindexingMaps:
+def _load(tensors: Mapping[str, Tensor], device: str) -> MigrationMaps:
     def part(name: str) -> dict[str, Tensor]:
         start = f"{name}/"
         return {
@@ -294,7 +294,7 @@ def _load(tensors: Mapping[str, Tensor], device: str) -> ReindexingMaps:
 
     anchors = part("anchors")
     x, y = anchors["source"], anchors["target"]
-    return ReindexingMaps(
+    return MigrationMaps(
         OneWayMap(TRANSLATOR.load(part("forward")), x, y, device),
         OneWayMap(TRANSLATOR.load(part("backward")), y, x, device),
         CONFIDENCE.load(part("confidence")),

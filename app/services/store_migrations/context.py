@@ -1,4 +1,4 @@
-"""The store, the new vectors and the maps of one reindexing, ready to work."""
+"""The store, the new vectors and the maps of one migration, ready to work."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from app.device_failures import is_device_failure
 from app.errors import AddressNotListed, AnchorageError, StoreChanged
 from app.services.context import Services
-from app.services.reindexing.maps import MappedPage, OneWayMap, ReindexingMaps, load_maps
-from app.services.reindexing.re_embedding import choose_rows, re_embed
 from app.services.request_context import RequestContext
+from app.services.store_migrations import read_fill
+from app.services.store_migrations.maps import MappedPage, MigrationMaps, OneWayMap, load_maps
+from app.services.store_migrations.re_embedding import choose_rows, re_embed
 from app.storage import tables
-from app.stores.base import Beside, Changes, Store, StoreId, StoreVectors
+from app.stores.base import Changes, Migration, Store, StoreId, StoreVectors
 from app.stores.hidden_urls import fault_without_url, hide_url
-from app.types import ReindexingState
+from app.types import MigrationState
 
 #: rows of a batch, where the plan names none
 USUAL_BATCH = 4000
@@ -35,7 +36,7 @@ FEW_CHANGES = 20
 class NewRows:
     """New vectors (n, d) of rows.
 
-    known    number of rows that are anchors, and encoded, of rows that were encoded again
+    known    number of rows that are anchors; encoded: of rows with a vector by the target itself
     missing  places of rows without a direction: they have no new vector
     """
 
@@ -47,14 +48,14 @@ class NewRows:
 
 @dataclass(frozen=True, eq=False)
 class MigrationContext:
-    """A reindexing at work. `batch` is the number of rows that are read and written at a time."""
+    """A migration at work. `batch` is the number of rows that are read and written at a time."""
 
     services: Services
     context: RequestContext
-    row: tables.ReindexingRow
+    row: tables.MigrationRow
     store: Store
-    beside: Beside
-    maps: ReindexingMaps
+    migration: Migration
+    maps: MigrationMaps
     batch: int
 
     def make_new(self, ids: Sequence[StoreId], vectors: StoreVectors) -> NewRows:
@@ -63,15 +64,19 @@ class MigrationContext:
         Raises StoreChanged, and the errors of `re_embed`.
         """
         mapped = map_rows(self.maps.forward, vectors)
-        found, encoded = mapped.vectors, 0
-        missing = mapped.undirected
-        chosen = np.flatnonzero(choose_rows(self.maps, self.row.plan, vectors, mapped))
+        found, missing = mapped.vectors, mapped.undirected
+        native = read_fill.take_native(self, ids)
+        for place, vector in native.items():
+            found[place], missing[place] = vector, False
+        choice = choose_rows(self.maps, self.row.plan, vectors, mapped)
+        choice[list(native)] = False
+        chosen, encoded = np.flatnonzero(choice), len(native)
         if len(chosen):
             wanted = [ids[place] for place in chosen.tolist()]
             made = re_embed(self.services, self.context, self.row, self.store, wanted)
             places = chosen[list(made.places)]
             found[places], missing[places] = made.vectors, False
-            encoded = len(places)
+            encoded += len(places)
         return NewRows(found, int(mapped.known.sum()), encoded, np.flatnonzero(missing))
 
     def forward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
@@ -90,7 +95,7 @@ class MigrationContext:
         backup.
         """
         ends = time.monotonic() + DRAIN_S
-        while len(changes := self.beside.changes(self.batch)):
+        while len(changes := self.migration.changes(self.batch)):
             self._apply(changes, after_cutover if changes.cut_over is None else changes.cut_over)
             yield len(changes)
             if len(changes) < min(self.batch, FEW_CHANGES) or time.monotonic() >= ends:
@@ -99,16 +104,20 @@ class MigrationContext:
     def _apply(self, changes: Changes, after_cutover: bool) -> None:
         if len(changes.ids) == 0:
             width = (self.maps.backward if after_cutover else self.maps.forward).translator.dims[1]
-            self.beside.apply(changes, np.zeros((0, width), np.float32))
+            self.migration.apply(changes, np.zeros((0, width), np.float32))
             return
         if after_cutover:
             mapped = map_rows(self.maps.backward, changes.vectors)
             vectors, missing = mapped.vectors, np.flatnonzero(mapped.undirected)
         else:
+            returned = self.row.state == MigrationState.rolled_back
+            native = read_fill.find_native(self, changes.ids) if returned else set()
             made = self.make_new(changes.ids, changes.vectors)
             vectors, missing = made.vectors, made.missing
+            lost = {changes.ids[place] for place in missing.tolist()}
+            self._renew_native(changes, vectors, native - lost)
         if len(missing) == 0:
-            self.beside.apply(changes, vectors)
+            self.migration.apply(changes, vectors)
             return
         kept = np.setdiff1d(np.arange(len(changes.ids)), missing)
         # A row without a direction has no new vector. Its old vector stays, for a rollback.
@@ -119,24 +128,35 @@ class MigrationContext:
             vectors=changes.vectors[kept],
             deleted=[*changes.deleted, *gone],
         )
-        self.beside.apply(usable, vectors[kept])
+        self.migration.apply(usable, vectors[kept])
+
+    def _renew_native(self, changes: Changes, vectors: StoreVectors, native: set[StoreId]) -> None:
+        """Write new vectors of changed rows whose native vector was written.
+
+        After a rollback, `apply` keeps the new vector of a row whose old one did not change: a
+        client may have written it. A native vector of a text that has changed must not stay.
+        """
+        places = [place for place, id in enumerate(changes.ids) if id in native]
+        if places:
+            ids = [changes.ids[place] for place in places]
+            self.migration.write(ids, vectors[places], replace=True)
 
 
-def open_migration(services: Services, row: tables.ReindexingRow) -> MigrationContext:
-    """Open the store and the maps of a reindexing, without connecting.
+def open_migration(services: Services, row: tables.MigrationRow) -> MigrationContext:
+    """Open the store and the maps of a migration, without connecting.
 
     Raises AddressNotListed, ConnectorMissing, StoreUnsupported, BlobMissing and StorageUnavailable.
     """
     maps = load_maps(services, row)
     store = services.stores.open(services.stores.location(row.store))
-    beside = store.beside(tag_of(row), row.target.dim, row.plan.get("strategy"))
-    context = RequestContext(row.project, origin=f"reindexing {row.id}")
+    migration = store.migration(tag_of(row), row.target.dim, row.plan.get("strategy"))
+    context = RequestContext(row.project, origin=f"migration {row.id}")
     batch = int(row.plan.get("batch") or USUAL_BATCH)
-    return MigrationContext(services, context, row, store, beside, maps, batch)
+    return MigrationContext(services, context, row, store, migration, maps, batch)
 
 
 @contextmanager
-def without_url(services: Services, row: tables.ReindexingRow) -> Iterator[None]:
+def without_url(services: Services, row: tables.MigrationRow) -> Iterator[None]:
     """Remove the store's URL, which may hold a password, from the errors of the block.
 
     An error that this project does not define becomes a ConnectorFault, whose text is its trace.
@@ -159,14 +179,14 @@ def without_url(services: Services, row: tables.ReindexingRow) -> Iterator[None]
     raise fault
 
 
-def tag_of(row: tables.ReindexingRow) -> str:
-    """Return the part of all names that the reindexing creates in the store."""
+def tag_of(row: tables.MigrationRow) -> str:
+    """Return the part of all names that the migration creates in the store."""
     return row.id[:8]
 
 
-def is_after_cutover(row: tables.ReindexingRow) -> bool:
+def is_after_cutover(row: tables.MigrationRow) -> bool:
     """Return whether clients see the new vectors."""
-    return row.state == ReindexingState.cut_over
+    return row.state == MigrationState.cut_over
 
 
 def map_rows(one_way: OneWayMap, vectors: StoreVectors) -> MappedPage:
@@ -174,8 +194,8 @@ def map_rows(one_way: OneWayMap, vectors: StoreVectors) -> MappedPage:
     expected = one_way.translator.dims[0]
     if vectors.shape[1] != expected:
         raise StoreChanged(
-            f"The store has vectors of {vectors.shape[1]} dimensions, and the reindexing was "
+            f"The store has vectors of {vectors.shape[1]} dimensions, and the migration was "
             f"planned for {expected}. Undo the change and call `run` again, or abandon the "
-            "reindexing if it is not cut over."
+            "migration if it is not cut over."
         )
     return one_way.map_rows(vectors)

@@ -1,4 +1,4 @@
-"""The steps of a reindexing that a request waits for: cutover, rollback, finish and abandon.
+"""The steps of a migration that a request waits for: cutover, rollback, finish and abandon.
 
 Before a step changes the store, the row names it; after it, the row has the next state. A process
 that is killed in between leaves the name, so that nothing else touches the store until the same
@@ -14,22 +14,24 @@ from typing import Any
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from app.errors import AnchorageError, BelowPromise, StoreUnavailable, Unavailable
+from app.errors import AnchorageError, BelowEstimate, StoreUnavailable, Unavailable
 from app.services.access.audit import record_audit
 from app.services.context import Services
-from app.services.reindexing.lease import LEASE_S, Lease, take_lease
-from app.services.reindexing.migration import MigrationContext, open_migration, without_url
-from app.services.reindexing.reindexings import (
-    Reindexing,
-    find_reindexing,
+from app.services.request_context import RequestContext
+from app.services.store_migrations import read_fill
+from app.services.store_migrations.context import MigrationContext, open_migration, without_url
+from app.services.store_migrations.lease import LEASE_S, Lease, take_lease
+from app.services.store_migrations.records import (
+    MigrationStatus,
+    find_migration,
     refuse_unless_possible,
 )
-from app.services.reindexing.sync import drain_held
-from app.services.request_context import RequestContext
+from app.services.store_migrations.sync import drain_held
 from app.storage import tables
-from app.storage.queries.reindexings import STEP
+from app.storage.queries import store_reads
+from app.storage.queries.migrations import STEP
 from app.storage.queries.statements import changed_rows
-from app.types import ReindexingState
+from app.types import MigrationState
 
 #: what a step does to the store; it returns what it found
 Act = Callable[[MigrationContext, Lease], dict[str, Any]]
@@ -38,70 +40,68 @@ Act = Callable[[MigrationContext, Lease], dict[str, Any]]
 STEP_WAIT_S = LEASE_S + 5.0
 
 
-def cutover(services: Services, context: RequestContext, reindexing_id: str) -> Reindexing:
+def cutover(services: Services, context: RequestContext, migration_id: str) -> MigrationStatus:
     """Make clients see the new vectors.
 
-    Raises ReindexingNotFound, WrongState, ReindexingActive, BelowPromise, Overloaded and the
+    Raises MigrationNotFound, WrongState, MigrationActive, BelowEstimate, Overloaded and the
     store's errors.
     """
 
     def act(move: MigrationContext, held: Lease) -> dict[str, Any]:
-        return {"cutover": {"pause_s": move.beside.cutover(move.forward).pause_s}}
+        return {"cutover": {"pause_s": move.migration.cutover(move.forward).pause_s}}
 
-    return _take_step(services, context, reindexing_id, "cutover", ReindexingState.cut_over, act)
+    return _take_step(services, context, migration_id, "cutover", MigrationState.cut_over, act)
 
 
-def rollback(services: Services, context: RequestContext, reindexing_id: str) -> Reindexing:
+def rollback(services: Services, context: RequestContext, migration_id: str) -> MigrationStatus:
     """Make clients see the old vectors again. The new ones stay. Raises as `cutover`."""
 
     def act(move: MigrationContext, held: Lease) -> dict[str, Any]:
-        return {"rollback": {"pause_s": move.beside.rollback(move.backward).pause_s}}
+        return {"rollback": {"pause_s": move.migration.rollback(move.backward).pause_s}}
 
-    return _take_step(
-        services, context, reindexing_id, "rollback", ReindexingState.rolled_back, act
-    )
+    return _take_step(services, context, migration_id, "rollback", MigrationState.rolled_back, act)
 
 
-def finish(services: Services, context: RequestContext, reindexing_id: str) -> Reindexing:
+def finish(services: Services, context: RequestContext, migration_id: str) -> MigrationStatus:
     """Delete the old vectors: the store now belongs to the target encoder. Raises as `cutover`."""
 
     def act(move: MigrationContext, held: Lease) -> dict[str, Any]:
-        move.beside.finish()
+        move.migration.finish()
         return {}
 
-    return _take_step(services, context, reindexing_id, "finish", ReindexingState.finished, act)
+    return _take_step(services, context, migration_id, "finish", MigrationState.finished, act)
 
 
-def abandon(services: Services, context: RequestContext, reindexing_id: str) -> Reindexing:
+def abandon(services: Services, context: RequestContext, migration_id: str) -> MigrationStatus:
     """Delete the new vectors. Raises as `cutover`."""
 
     def act(move: MigrationContext, held: Lease) -> dict[str, Any]:
-        move.beside.abandon()
+        move.migration.abandon()
         return {}
 
-    return _take_step(services, context, reindexing_id, "abandon", ReindexingState.abandoned, act)
+    return _take_step(services, context, migration_id, "abandon", MigrationState.abandoned, act)
 
 
 def _take_step(
     services: Services,
     context: RequestContext,
-    reindexing_id: str,
+    migration_id: str,
     step: str,
-    after: ReindexingState,
+    after: MigrationState,
     act: Act,
-) -> Reindexing:
+) -> MigrationStatus:
     """Take a step of the store and of the row, which a repeated call completes."""
-    found = find_reindexing(services, context.project, reindexing_id)
+    found = find_migration(services, context.project, migration_id)
     refuse_unless_possible(found.row, step, busy=found.is_busy)
     with (
         services.stepping(),
-        take_lease(services, reindexing_id, wait_s=STEP_WAIT_S) as held,
+        take_lease(services, migration_id, wait_s=STEP_WAIT_S) as held,
         without_url(services, held.row),
     ):
-        found = find_reindexing(services, context.project, reindexing_id)
+        found = find_migration(services, context.project, migration_id)
         refuse_unless_possible(found.row, step, busy=found.is_busy)
         if step == "cutover":
-            refuse_below_promise(held.row)
+            refuse_below_estimate(held.row)
         move = open_migration(services, held.row)
         if step in ("cutover", "rollback") and STEP not in held.position:
             # Most changes are applied before the store locks anything.
@@ -116,9 +116,9 @@ def _take_step(
             raise
         _record(services, context, held, step, after, news)
     services.names.forget()
-    if after == ReindexingState.finished:  # the store may remember what it was
+    if after == MigrationState.finished:  # the store may remember what it was
         services.stores.forget(services.stores.location(found.row.store))
-    return find_reindexing(services, context.project, reindexing_id)
+    return find_migration(services, context.project, migration_id)
 
 
 def _record(
@@ -126,21 +126,23 @@ def _record(
     context: RequestContext,
     held: Lease,
     step: str,
-    after: ReindexingState,
+    after: MigrationState,
     news: dict[str, Any],
 ) -> None:
     """Write the row's next state, what was found, the store's encoder, and the audit row."""
-    ended = after in (ReindexingState.finished, ReindexingState.abandoned)
+    ended = after in (MigrationState.finished, MigrationState.abandoned)
     at = tables.now()
     dated = {name: {**each, "at": at.isoformat()} for name, each in news.items()}
     row = held.row
 
     def write(session: Session) -> None:
-        if after == ReindexingState.finished:
+        if after == MigrationState.finished:
             owner = tables.StoreRow.id == row.store_id
             statement = update(tables.StoreRow).where(owner)
             changed_rows(session, statement.values(encoder_id=row.target_id))
-        record_audit(session, context, step, "reindexing", row.id, row)
+        if ended and row.is_filled_by_reads:
+            store_reads.reset_native(session, read_fill.reads_of(row))
+        record_audit(session, context, step, "migration", row.id, row)
 
     held.save(
         within=write,
@@ -161,20 +163,20 @@ def _without_step(held: Lease) -> dict[str, Any]:
     return {name: each for name, each in held.position.items() if name != STEP}
 
 
-def refuse_below_promise(row: tables.ReindexingRow) -> None:
-    """Raises BelowPromise unless `verify` has passed since the last run."""
+def refuse_below_estimate(row: tables.MigrationRow) -> None:
+    """Raises BelowEstimate unless `verify` has passed since the last run."""
     found = row.found.get("verify")
-    promised = {"index_recall": row.plan.get("min_recall"), **(row.plan.get("promise") or {})}
+    estimated = {"index_recall": row.plan.get("min_recall"), **(row.plan.get("estimate") or {})}
     if found is None:
-        raise BelowPromise(
-            "The reindexing was not verified since its last run. Call `verify`, and cut over "
+        raise BelowEstimate(
+            "The migration was not verified since its last run. Call `verify`, and cut over "
             "once it has passed.",
-            more={"found": None, "promised": promised},
+            more={"found": None, "estimated": estimated},
         )
     if not found["passed"]:
         checks = ("rows", "payloads", "sample", "index")
         failed = [found[name]["detail"] for name in checks if found[name]["passed"] is False]
-        raise BelowPromise(
+        raise BelowEstimate(
             f"The last `verify` did not pass. {' '.join(failed)}",
-            more={"found": found, "promised": promised},
+            more={"found": found, "estimated": estimated},
         )

@@ -1,4 +1,4 @@
-"""Reindexings: look-ups, the calls that are possible now, and the jobs of each."""
+"""Migrations: look-ups, the calls that are possible now, and the jobs of each."""
 
 from __future__ import annotations
 
@@ -9,57 +9,63 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from app.errors import ReindexingActive, WrongState
+from app.errors import MigrationActive, WrongState
 from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.jobs.submission import submit_job
 from app.services.request_context import RequestContext
+from app.services.store_migrations import read_fill
 from app.storage import tables
 from app.storage.queries import jobs as job_queries
-from app.storage.queries import reindexings as queries
-from app.types import JobKind, JobState, ReindexingState
+from app.storage.queries import migrations as queries
+from app.storage.queries import store_reads
+from app.types import JobKind, JobState, MigrationState
 
 #: the actions of jobs, and the states from which each begins
-ACTION_STATES: dict[str, tuple[ReindexingState, ...]] = {
+ACTION_STATES: dict[str, tuple[MigrationState, ...]] = {
     "run": (
-        ReindexingState.planned,
-        ReindexingState.running,
-        ReindexingState.paused,
-        ReindexingState.filled,
+        MigrationState.planned,
+        MigrationState.running,
+        MigrationState.paused,
+        MigrationState.filled,
     ),
     "verify": (
-        ReindexingState.filled,
-        ReindexingState.cut_over,
-        ReindexingState.rolled_back,
+        MigrationState.filled,
+        MigrationState.cut_over,
+        MigrationState.rolled_back,
     ),
     "sync": (
-        ReindexingState.filled,
-        ReindexingState.cut_over,
-        ReindexingState.rolled_back,
+        MigrationState.filled,
+        MigrationState.cut_over,
+        MigrationState.rolled_back,
     ),
 }
 
 #: the steps that a request waits for, and the states from which each begins
-STEP_STATES: dict[str, tuple[ReindexingState, ...]] = {
-    "cutover": (ReindexingState.filled, ReindexingState.rolled_back),
-    "rollback": (ReindexingState.cut_over,),
-    "finish": (ReindexingState.cut_over,),
+STEP_STATES: dict[str, tuple[MigrationState, ...]] = {
+    "cutover": (MigrationState.filled, MigrationState.rolled_back),
+    "rollback": (MigrationState.cut_over,),
+    "finish": (MigrationState.cut_over,),
     "abandon": (
-        ReindexingState.planned,
-        ReindexingState.running,
-        ReindexingState.paused,
-        ReindexingState.filled,
-        ReindexingState.rolled_back,
+        MigrationState.planned,
+        MigrationState.running,
+        MigrationState.paused,
+        MigrationState.filled,
+        MigrationState.rolled_back,
     ),
 }
 
 
 @dataclass(frozen=True)
-class Reindexing:
-    """A reindexing with its last job, if that still exists."""
+class MigrationStatus:
+    """A migration with its last job, if that still exists.
 
-    row: tables.ReindexingRow
+    recent_reads  where reads fill it: rows that searches read last, and those with a native vector
+    """
+
+    row: tables.MigrationRow
     job: tables.JobRow | None
+    recent_reads: tuple[int, int] | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -67,11 +73,11 @@ class Reindexing:
         return self.job is not None and self.job.finished_at is None
 
     @property
-    def state(self) -> ReindexingState:
+    def state(self) -> MigrationState:
         """Return the state: `running` while the job of a run is unfinished."""
         if self.job is not None and self.is_busy and self.job.arguments["action"] == "run":
-            return ReindexingState.running
-        return ReindexingState(self.row.state)
+            return MigrationState.running
+        return MigrationState(self.row.state)
 
     @property
     def next(self) -> list[str]:
@@ -99,127 +105,135 @@ class Reindexing:
             **{name: value for name, value in facts.items() if name not in ("done", "total")},
             "phase": facts.get("phase") or position.get("phase"),
             "rows": position.get("rows", 0),
-            "of": position.get("of") or self.row.plan.get("rows"),
+            "total": position.get("total") or self.row.plan.get("rows"),
+            **self._reads(),
         }
 
+    def _reads(self) -> dict[str, Any]:
+        if self.recent_reads is None:
+            return {}
+        count, native = self.recent_reads
+        share = round(native / count, 4) if count else None
+        return {"recent_reads": count, "native_reads": share}
 
-def find_reindexing(services: Services, project: str, reindexing_id: str) -> Reindexing:
-    """Return a reindexing of the project. Raises ReindexingNotFound."""
+
+def find_migration(services: Services, project: str, migration_id: str) -> MigrationStatus:
+    """Return a migration of the project. Raises MigrationNotFound."""
     with services.db.transaction() as session:
-        row = queries.reindexing(session, project, reindexing_id)
+        row = queries.migration(session, project, migration_id)
         return _with_job(session, row)
 
 
-def list_reindexings(
+def list_migrations(
     services: Services,
     project: str,
     *,
     store: str | None = None,
     before: datetime | None = None,
     limit: int = 100,
-) -> Sequence[Reindexing]:
-    """Return the project's reindexings, the newest first."""
+) -> Sequence[MigrationStatus]:
+    """Return the project's migrations, the newest first."""
     with services.db.transaction() as session:
-        rows = queries.reindexings(session, project, store=store, before=before, limit=limit)
+        rows = queries.migrations(session, project, store=store, before=before, limit=limit)
         return [_with_job(session, row) for row in rows]
 
 
 def queue_action(
-    services: Services, context: RequestContext, reindexing_id: str, action: str
+    services: Services, context: RequestContext, migration_id: str, action: str
 ) -> tables.JobRow:
-    """Queue a job of a reindexing: `run`, `verify` or `sync`.
+    """Queue a job of a migration: `run`, `verify` or `sync`.
 
-    Raises ReindexingNotFound, WrongState, ReindexingActive, TooManyJobs and QueueFull.
+    Raises MigrationNotFound, WrongState, MigrationActive, TooManyJobs and QueueFull.
     """
-    found = find_reindexing(services, context.project, reindexing_id)
+    found = find_migration(services, context.project, migration_id)
     refuse_unless_possible(found.row, action, busy=found.is_busy)
     changes: dict[str, Any] = {"error": None}
     if action == "run":
-        changes["state"] = ReindexingState.running
+        changes["state"] = MigrationState.running
 
     def begin(session: Session, job: tables.JobRow) -> None:
         if not queries.change(session, found.row, **changes, job_id=job.id):
-            raise ReindexingActive(
-                "Another request changed the reindexing at the same time. Read it, and repeat "
+            raise MigrationActive(
+                "Another request changed the migration at the same time. Read it, and repeat "
                 "the call if it is still possible.",
                 retry_after_s=1,
             )
-        record_audit(session, context, action, "reindexing", reindexing_id)
+        record_audit(session, context, action, "migration", migration_id)
 
-    arguments = {"reindexing": reindexing_id, "action": action}
-    return submit_job(services, context, JobKind.reindex, arguments, begin=begin)
+    arguments = {"migration": migration_id, "action": action}
+    return submit_job(services, context, JobKind.migrate, arguments, begin=begin)
 
 
-def pause(services: Services, context: RequestContext, reindexing_id: str) -> Reindexing:
+def pause(services: Services, context: RequestContext, migration_id: str) -> MigrationStatus:
     """Ask the run to stop between two batches; one that still waits stops at once.
 
-    Raises ReindexingNotFound and WrongState.
+    Raises MigrationNotFound and WrongState.
     """
     with services.db.transaction() as session:
-        row = queries.reindexing(session, context.project, reindexing_id)
-        if row.state == ReindexingState.paused:
+        row = queries.migration(session, context.project, migration_id)
+        if row.state == MigrationState.paused:
             return _with_job(session, row)
-        if row.state != ReindexingState.running:
+        if row.state != MigrationState.running:
             raise wrong_state(row, "pause", busy=False)
         job = queries.unfinished_job(session, row)
         if job is not None:
             job_queries.cancel(session, job.id, now=tables.now())
             session.expire(job)
         if queries.unfinished_job(session, row) is None:
-            changed = queries.change(session, row, state=ReindexingState.paused)
+            changed = queries.change(session, row, state=MigrationState.paused)
             session.expire(row)
             if not changed:
-                raise ReindexingActive(
-                    "The reindexing changed at the same time. Repeat the call.", retry_after_s=1
+                raise MigrationActive(
+                    "The migration changed at the same time. Repeat the call.", retry_after_s=1
                 )
-        record_audit(session, context, "pause", "reindexing", reindexing_id, row)
-    return find_reindexing(services, context.project, reindexing_id)
+        record_audit(session, context, "pause", "migration", migration_id, row)
+    return find_migration(services, context.project, migration_id)
 
 
-def possible_calls(row: tables.ReindexingRow, *, busy: bool) -> list[str]:
+def possible_calls(row: tables.MigrationRow, *, busy: bool) -> list[str]:
     """Return the calls that are possible now, the most likely first."""
-    state = ReindexingState(row.state)
+    state = MigrationState(row.state)
     if row.ended_at is not None:
         return []
     if step := row.position.get(queries.STEP):
         return [] if busy else [step]
     if busy:
-        return ["pause"] if state == ReindexingState.running else []
+        return ["pause"] if state == MigrationState.running else []
     calls = {**ACTION_STATES, **STEP_STATES}
     order = ("run", "verify", "cutover", "finish", "rollback", "sync", "abandon")
     found = [name for name in order if state in calls[name]]
-    if state == ReindexingState.filled:
+    if state == MigrationState.filled:
         found.append(found.pop(found.index("run")))
     return found
 
 
-def refuse_unless_possible(row: tables.ReindexingRow, call: str, *, busy: bool) -> None:
-    """Raises ReindexingActive while a job is unfinished, and WrongState."""
+def refuse_unless_possible(row: tables.MigrationRow, call: str, *, busy: bool) -> None:
+    """Raises MigrationActive while a job is unfinished, and WrongState."""
     if busy and row.ended_at is None:
-        pausable = row.state == ReindexingState.running
+        pausable = row.state == MigrationState.running
         advice = "Wait until it ends" + (", or pause it." if pausable else ", or cancel the job.")
-        raise ReindexingActive(
-            f"Job {row.job_id} works on this reindexing. {advice}",
+        raise MigrationActive(
+            f"Job {row.job_id} works on this migration. {advice}",
             retry_after_s=5,
         )
     if call not in possible_calls(row, busy=busy):
         raise wrong_state(row, call, busy=busy)
 
 
-def wrong_state(row: tables.ReindexingRow, call: str, *, busy: bool) -> WrongState:
+def wrong_state(row: tables.MigrationRow, call: str, *, busy: bool) -> WrongState:
     """Return the error that names the calls which are possible."""
     possible = possible_calls(row, busy=busy)
     others = " or ".join(f"`{each}`" for each in possible)
     advice = f" Call {others}." if possible else " It has ended: plan another."
     if step := row.position.get(queries.STEP):
         return WrongState(
-            f"`{step}` of this reindexing was interrupted. Call `{step}` again before `{call}`."
+            f"`{step}` of this migration was interrupted. Call `{step}` again before `{call}`."
         )
-    return WrongState(f"The reindexing is {row.state}, so `{call}` is not possible.{advice}")
+    return WrongState(f"The migration is {row.state}, so `{call}` is not possible.{advice}")
 
 
-def _with_job(session: Session, row: tables.ReindexingRow) -> Reindexing:
-    """Return the reindexing. The state is `paused` once its run has ended without the worker.
+def _with_job(session: Session, row: tables.MigrationRow) -> MigrationStatus:
+    """Return the migration. The state is `paused` once its run has ended without the worker.
 
     The queue ends a job by itself: one that was cancelled between two attempts, or whose workers
     were lost too often.
@@ -228,8 +242,10 @@ def _with_job(session: Session, row: tables.ReindexingRow) -> Reindexing:
     if row.job_id is not None:
         job = session.get(tables.JobRow, row.job_id, populate_existing=True)
     has_ended = job is not None and job.finished_at is not None
-    if row.state == ReindexingState.running and has_ended:
-        queries.change(session, row, state=ReindexingState.paused)
+    if row.state == MigrationState.running and has_ended:
+        queries.change(session, row, state=MigrationState.paused)
         session.expire(row)
         session.refresh(row)
-    return Reindexing(row, job)
+    filled = row.is_filled_by_reads and row.ended_at is None
+    recent = store_reads.native_share(session, read_fill.reads_of(row)) if filled else None
+    return MigrationStatus(row, job, recent)

@@ -1,0 +1,143 @@
+"""Rows of a store become anchors: stored vectors on the old side, their texts' on the new one.
+
+The old encoder is not needed. Rows are a random sample of the store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+
+from app.errors import EmptyVectors, InvalidRequest, StoreUnsupported
+from app.services.anchors import anchor_sets
+from app.services.context import Services
+from app.services.encoders import native_vectors
+from app.services.encoders.encoding import encode, spec_of
+from app.services.jobs.progress import Progress
+from app.services.jobs.runner import JobResult
+from app.services.jobs.submission import submit_job
+from app.services.request_context import RequestContext
+from app.storage import tables
+from app.storage.queries import resources
+from app.storage.queries.native_vectors import StoreRowId
+from app.stores.base import Store
+from app.types import JobKind
+
+#: anchors, unless a request says otherwise
+USUAL_SIZE = 300
+
+#: rows that are read for each anchor, because some have no text
+SAMPLED_PER_ANCHOR = 1.25
+
+#: how long a job waits for the store's sample and texts
+STORE_READ_S = 120.0
+
+
+@dataclass(frozen=True)
+class StoreAnchors:
+    """A new set of `size` rows of a store, with the vectors of their texts by `encoders`."""
+
+    anchor_set: str
+    store: str
+    encoders: list[str]
+    size: int = USUAL_SIZE
+
+
+def embed_store_later(
+    services: Services, context: RequestContext, request: StoreAnchors
+) -> tables.JobRow:
+    """Check the request, and queue a job that reads the store and creates the set.
+
+    Raises the not-found errors, NameTaken, InvalidRequest, EncoderNeedsVectors, TooManyJobs,
+    QueueFull.
+    """
+    _check(services, context.project, request)
+    arguments = {"of_store": asdict(request)}
+    return submit_job(services, context, JobKind.embed, arguments)
+
+
+def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
+    """Run the job: read rows with a text, embed their texts, and create the set.
+
+    Raises the errors of the store, and those of `encode`.
+    """
+    context = RequestContext.of_job(job)
+    request = StoreAnchors(**job.arguments["of_store"])
+    store, encoders = _check(services, context.project, request)
+    wanted = int(request.size * SAMPLED_PER_ANCHOR) + 1
+
+    def read(opened: Store) -> tuple[torch.Tensor, list[str], list[StoreRowId]]:
+        page = opened.sample(wanted, seed=0)
+        texts = opened.texts(page.ids)
+        # A store may return a sample in its own order, whose last rows must not be left out.
+        drawn = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0)).tolist()
+        rows = sorted([row for row in drawn if (texts[row] or "").strip()][: request.size])
+        most = services.limits.input_characters
+        vectors = torch.from_numpy(page.vectors[rows].copy())
+        ids = [StoreRowId.of(store.id, page.ids[row]) for row in rows]
+        return vectors, [(texts[row] or "")[:most] for row in rows], ids
+
+    vectors, texts, ids = services.stores.wait(store, read, within_s=STORE_READ_S)
+    if not texts:
+        raise EmptyVectors(
+            f"No row of a sample of the store {request.store!r} has a text in its `text_field`.",
+            field="store",
+        )
+    embeddings = {store.encoder.name: vectors}
+    total = len(texts) * len(encoders)
+    for encoder in encoders:
+        before = len(texts) * (len(embeddings) - 1)
+        embeddings[encoder.name] = encode(
+            services,
+            context,
+            encoder,
+            texts,
+            on_progress=lambda done, before=before: progress(before + done, total),  # type: ignore[misc]
+        ).vectors
+        made = embeddings[encoder.name]
+        native_vectors.keep_vectors(services, context.project, encoder, texts, made, ids)
+    row = anchor_sets.build_anchor_set(
+        services,
+        context.project,
+        name=request.anchor_set,
+        embeddings=embeddings,
+        provenance={"store": request.store},
+        made_by={encoder.name: encoder.id for encoder in (store.encoder, *encoders)},
+    )
+    result = {
+        "anchor_set": request.anchor_set,
+        "size": len(texts),
+        "encoders": list(embeddings),
+    }
+    return JobResult(
+        result, write=lambda session: anchor_sets.add_anchor_set(session, context, row)
+    )
+
+
+def _check(
+    services: Services, project: str, request: StoreAnchors
+) -> tuple[tables.StoreRow, list[tables.EncoderRow]]:
+    """Return the store and the encoders of its texts. Raises as `embed_store_later`."""
+    with services.db.transaction() as session:
+        resources.require_free(session, tables.AnchorSetRow, project, request.anchor_set)
+        store = resources.by_name(session, tables.StoreRow, project, request.store)
+        encoders = [
+            resources.by_name(session, tables.EncoderRow, project, each, field="encoders")
+            for each in request.encoders
+        ]
+    if store.options.get("text_field") is None:
+        raise StoreUnsupported(
+            f"The store {request.store!r} was connected without `text_field`, so it has no texts "
+            "for the encoders. Connect it again with `text_field`.",
+            field="store",
+        )
+    names = [each.name for each in encoders]
+    if not names or len(set(names)) < len(names) or store.encoder.name in names:
+        raise InvalidRequest(
+            f"Expected different encoders, without the store's own {store.encoder.name!r}.",
+            field="encoders",
+        )
+    for encoder in encoders:
+        spec_of(encoder)
+    return store, encoders

@@ -1,0 +1,179 @@
+"""Writes of clients to the store reach the other side, from `filled` until `finish`.
+
+Before a cutover their old vectors are translated; after it their new vectors are translated back,
+so that a rollback stays possible for weeks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from app.device_failures import is_device_failure
+from app.errors import AnchorageError, DatabaseUnavailable, MigrationActive, Unavailable
+from app.services.context import Services
+from app.services.jobs.progress import Progress
+from app.services.jobs.runner import JobResult, problem_of
+from app.services.store_migrations import read_fill
+from app.services.store_migrations.context import (
+    MigrationContext,
+    is_after_cutover,
+    open_migration,
+    without_url,
+)
+from app.services.store_migrations.lease import Lease, take_lease
+from app.storage import tables
+from app.storage.queries import migrations as queries
+from app.types import MigrationState
+
+log = logging.getLogger("anchorage.migration")
+
+#: the states in which the worker applies changes
+SYNCED_STATES = (
+    MigrationState.filled,
+    MigrationState.cut_over,
+    MigrationState.rolled_back,
+)
+
+#: longest time that a worker spends on one migration in one round
+ROUND_S = 2.0
+
+#: most of a worker's time that looking for changes of one migration takes: stores without
+#: triggers compare all rows
+SYNC_SHARE = 0.05
+
+
+def sync_all(
+    services: Services,
+    *,
+    due: dict[str, float] | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> int:
+    """Apply the waiting changes of every migration without a job, and return their number.
+
+    due  when each migration is next looked at, by its id: slow stores are looked at rarely
+    Errors of one migration are logged, and delay no other: those of a store are also recorded in
+    its row. Raises DatabaseUnavailable, and the error of a device that failed.
+    """
+    due = {} if due is None else due
+    with services.db.transaction() as session:
+        rows = queries.idle_in(session, SYNCED_STATES)
+    total = 0
+    for row in rows:
+        if stopping():
+            break
+        begun, looked = time.monotonic(), None
+        if begun < due.get(row.id, begun) or row.position.get(queries.STEP):
+            continue
+        with _logging(services, row, "synchronise migration %s"):
+            move = open_migration(services, row)
+            has_changes = move.store.capabilities.captures_writes and move.migration.changes(1)
+            looked = time.monotonic()
+            if has_changes:
+                total += _sync_idle(services, move, stopping)
+        now = time.monotonic()
+        due[row.id] = now + ((looked or now) - begun) * (1 / SYNC_SHARE - 1)
+    return total
+
+
+@contextmanager
+def _logging(services: Services, row: tables.MigrationRow, what: str) -> Iterator[None]:
+    """Log the errors of one migration: the rows after it still have their turn.
+
+    Raises DatabaseUnavailable, and the error of a device that failed.
+    """
+    try:
+        with without_url(services, row):
+            yield
+    except DatabaseUnavailable:
+        raise
+    except MigrationActive:
+        log.debug("another process works on migration %s", row.id)
+    except AnchorageError as error:
+        log.warning(f"cannot {what}: %s", row.id, error.detail)
+    except Exception as error:
+        if is_device_failure(error):
+            raise
+        log.exception(f"cannot {what}", row.id)
+
+
+def _sync_idle(services: Services, move: MigrationContext, stopping: Callable[[], bool]) -> int:
+    with take_lease(services, move.row.id) as held:
+        if held.row.state not in SYNCED_STATES or held.row.position.get(queries.STEP):
+            return 0
+        ends = time.monotonic() + ROUND_S
+        return drain_held(move, held, stop=lambda count: stopping() or time.monotonic() >= ends)
+
+
+def fill_all(services: Services, *, stopping: Callable[[], bool] = lambda: False) -> int:
+    """Write native vectors of read rows in every migration without a job; return their number.
+
+    The texts are embedded without a lease, so that a slow encoder holds nothing up. Errors of one
+    migration are logged. Raises DatabaseUnavailable, and the error of a device that failed.
+    """
+    with services.db.transaction() as session:
+        rows = queries.idle_in(session, read_fill.FILLED_STATES)
+        rows = [row for row in rows if read_fill.has_reads(session, row)]
+    total = 0
+    for row in rows:
+        if stopping():
+            break
+        with _logging(services, row, "fill migration %s with reads"):
+            move = open_migration(services, row)
+            read_fill.embed_reads(move)
+            with take_lease(services, row.id) as held:
+                total += fill_held(move, held)[0]
+    return total
+
+
+def run_sync(services: Services, held: Lease, progress: Progress) -> JobResult:
+    """Apply all changes that wait now. Raises the errors of the store, and those of Progress."""
+    move = open_migration(services, held.row)
+    applied = 0
+
+    def report(count: int) -> bool:
+        nonlocal applied
+        applied += count
+        progress(applied, applied + 1, {"phase": "sync"})
+        return False
+
+    drained = drain_held(move, held, stop=report)
+    filled, waiting = fill_held(move, held)
+    return JobResult({"applied": drained, "filled": filled, "waiting": waiting})
+
+
+def fill_held(move: MigrationContext, held: Lease) -> tuple[int, int]:
+    """As `fill_reads`, where the plan has `fill: reads` and the state allows it."""
+    if not read_fill.takes_reads(held.row) or queries.STEP in held.position:
+        return 0, 0
+    return read_fill.fill_reads(move)
+
+
+def drain_held(
+    move: MigrationContext, held: Lease, *, stop: Callable[[int], bool] = lambda count: False
+) -> int:
+    """Apply waiting changes under a lease, count them in the row, and return their number.
+
+    `stop` hears the number of each batch, and says whether it was the last. An error that waiting
+    does not help is recorded in the row until a later call applies changes.
+    """
+    applied = 0
+    news: dict[str, Any] = {"error": None}
+    try:
+        for count in move.drain(after_cutover=is_after_cutover(held.row)):
+            applied += count
+            if stop(count):
+                break
+    except Unavailable:
+        raise
+    except AnchorageError as error:
+        news["error"] = problem_of(error)
+        raise
+    finally:
+        if applied or news["error"]:
+            total = held.position.get("applied", 0) + applied
+            held.save(position={**held.position, "applied": total}, **news)
+    return applied
