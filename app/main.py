@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 from app import __version__, console
 from app.api import docs, health
-from app.api.compat import openai
+from app.api.compat import openai, rerank
 from app.api.http import admission, bodies, problems
 from app.api.http.admission import Admission, AdmissionMiddleware
 from app.api.http.in_flight import InFlight
@@ -44,11 +44,11 @@ from app.api.resources.anchors import (
     pools,
 )
 from app.api.resources.relevance import advice, rescore
-from app.api.resources.stores import reindexings, store_search, stores
+from app.api.resources.stores import migrations, store_search, stores
 from app.encoders.threads import use_threads
 from app.observability import tracing
 from app.services.access.api_keys import KeyRing
-from app.services.context import ANSWER_THREADS, Services
+from app.services.context import ANSWER_THREADS, REQUEST_FIT_S, Services
 from app.settings import Settings
 from app.wiring import make_services
 from workers.main import Worker
@@ -61,6 +61,7 @@ RESOURCES = (
     relative,
     rescore,
     openai,
+    rerank,
     stitch,
     aliases,
     heads,
@@ -77,7 +78,7 @@ RESOURCES = (
     store_search,
     translators,
     thresholds,
-    reindexings,
+    migrations,
     jobs,
     api_keys,
     health,
@@ -102,7 +103,9 @@ each code.
 def create_app(settings: Settings) -> FastAPI:
     """Returns the service. Without Redis, a worker in this process runs the jobs."""
     wakeup = Event()
-    services = replace(make_services(settings), notify_workers=wakeup.set)
+    services = replace(
+        make_services(settings), notify_workers=wakeup.set, request_fit_s=REQUEST_FIT_S
+    )
     worker = (
         Worker(services, wakeup, threads=settings.worker_threads)
         if settings.redis_url is None
@@ -196,6 +199,6 @@ def _hosts(settings: Settings) -> frozenset[str] | None:
 
 
 def _start(services: Services, worker: Worker | None) -> None:
-    services.db.migrate()
+    services.db.upgrade()
     if worker is not None:
         worker.start()

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from prometheus_client.multiprocess import mark_process_dead
 
 from app.api.health import METRICS_DIR
-from app.api.http.connections import BoundedHttp, Connections, backlog, most_connections
+from app.api.http.connections import BoundedHttp, Connections, backlog, max_connections
 from app.main import create_app
 from app.observability import logs
 from app.settings import Settings
@@ -44,7 +44,7 @@ def bind(settings: Settings) -> socket.socket:
 
 def run(settings: Settings, application: FastAPI, listening: socket.socket) -> None:
     """Serve in this process, until SIGTERM or SIGINT."""
-    if (most := most_connections(settings.max_connections)) < (settings.max_connections or 0):
+    if (most := max_connections(settings.max_connections)) < (settings.max_connections or 0):
         log.warning(
             "ANCHORAGE_MAX_CONNECTIONS exceeds half of `ulimit -n`: the limit is %d connections",
             most,
@@ -105,7 +105,7 @@ def _config(settings: Settings, application: FastAPI | None) -> uvicorn.Config:
         port=settings.port,
         timeout_graceful_shutdown=int(settings.shutdown_s),
         timeout_keep_alive=IDLE_CONNECTION_S,
-        http=partial(BoundedHttp, held=Connections(most_connections(settings.max_connections))),  # type: ignore[arg-type]
+        http=partial(BoundedHttp, held=Connections(max_connections(settings.max_connections))),  # type: ignore[arg-type]
         backlog=backlog(),
         ws="none",
         # X-Forwarded-For counts only from the proxies that uvicorn's variable names.

@@ -6,9 +6,9 @@ Only entry points read them. The descriptions are the text of docs/reference/set
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.types import RATE
@@ -18,12 +18,24 @@ SECRETS = Path("/run/secrets")
 
 
 class StoreEntry(BaseModel):
-    """An address of a store, and the projects that may use it; None: all."""
+    """An address of a store, and the projects that may use it.
+
+    A text counts as the URL.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    url: str
-    projects: tuple[str, ...] | None = None
+    url: str = Field(min_length=1)
+    projects: tuple[str, ...] = ("default",)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_url(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"url": value}
+        if not isinstance(value, dict | StoreEntry):
+            raise ValueError("Expected a URL, or an object with `url` and `projects`")
+        return value
 
 
 class Settings(BaseSettings):
@@ -92,12 +104,13 @@ class Settings(BaseSettings):
             "`https://api.openai.com/v1=OPENAI_API_KEY,http://tei:8080`; default: none"
         ),
     )
-    stores: dict[str, str | StoreEntry] = Field(
+    stores: dict[str, StoreEntry] = Field(
         {},
         description=(
             "vector stores that clients may connect, as JSON: a name for each address, as "
             '`{"main": "postgresql://user:password@host/name"}` or '
-            '`{"main": {"url": "...", "projects": ["default"]}}`; default: none'
+            '`{"main": {"url": "...", "projects": ["shop"]}}`, with the projects that may use it; '
+            "without names, only the project `default` may. Default: none"
         ),
     )
     model_bytes: int = Field(
@@ -200,6 +213,35 @@ class Settings(BaseSettings):
         1_000,
         ge=1,
         description="most unfinished jobs of one project; more get 429",
+    )
+
+    native_texts_a_minute: int = Field(
+        6_000,
+        ge=0,
+        description=(
+            "texts of one project that a minute of searches may have embedded for native scores; "
+            "above it, searches fall back to translations"
+        ),
+    )
+    native_texts_a_day: int = Field(
+        500_000,
+        ge=0,
+        description="the same for a day; 0: no search embeds texts",
+    )
+    native_remote: str = Field(
+        "",
+        description=(
+            "names of store addresses, separated by commas, whose texts searches may send to "
+            "remote encoders; default: none"
+        ),
+    )
+    native_cache_bytes: int = Field(
+        2**30,
+        ge=0,
+        description=(
+            "space in the database for vectors of texts that searches had embedded; those that "
+            "were read longest ago are deleted first"
+        ),
     )
 
     cache_bytes: int = Field(

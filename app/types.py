@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from enum import StrEnum
+from typing import Literal
 
 #: rates such as 600/minute, separated by ;
 RATE = r"^[1-9][0-9]{0,8}/(second|minute|hour|day)(;[1-9][0-9]{0,8}/(second|minute|hour|day)){0,3}$"
 
 #: longest time for which a rotated key still works
 LONGEST_GRACE_S = 7 * 24 * 3600
+
+
+#: what a migration writes first: translations alone, or native vectors of rows that were read
+Fill = Literal["translate", "reads"]
 
 
 class EncoderKind(StrEnum):
@@ -67,10 +72,14 @@ class JobKind(StrEnum):
     embed = "embed"
     #: fit a translator and measure its quality
     translator = "translator"
+    #: fit what a request needs, and leave it in the cache for the request's repetition
+    fit = "fit"
     #: measure a translation on a client's vectors
     evaluate = "evaluate"
-    #: a step of a reindexing: run, synchronise, or verify
-    reindex = "reindex"
+    #: a step of a migration: run, synchronise, or verify
+    migrate = "migrate"
+    #: add what searches of a store read to an anchor set
+    learn = "learn"
 
 
 class JobState(StrEnum):
@@ -87,8 +96,8 @@ class JobState(StrEnum):
         return self in (JobState.succeeded, JobState.failed, JobState.cancelled)
 
 
-class ReindexingState(StrEnum):
-    """How far a reindexing is. Only `finish` and `abandon` end it."""
+class MigrationState(StrEnum):
+    """How far a migration is. Only `finish` and `abandon` end it."""
 
     #: the store is as it was
     planned = "planned"

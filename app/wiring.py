@@ -60,12 +60,16 @@ def make_services(
             numbers=max(Limits.numbers, ANSWER_NUMBERS_A_VECTOR * settings.max_vectors),
             jobs=settings.max_jobs,
             project_jobs=settings.max_project_jobs,
+            native_texts_a_minute=settings.native_texts_a_minute,
+            native_texts_a_day=settings.native_texts_a_day,
+            native_remote=frozenset(_split(settings.native_remote)),
         ),
         lease_s=settings.lease_s,
         retention=Retention(
             jobs_days=settings.keep_jobs_days,
             audit_days=settings.keep_audit_days,
             translators_days=settings.keep_translators_days,
+            native_bytes=settings.native_cache_bytes,
         ),
         device=use,
         stores=StoreHandles(_store_addresses(settings)),
@@ -75,9 +79,7 @@ def make_services(
 
 def _store_addresses(settings: Settings) -> dict[str, StoreAddress]:
     return {
-        name: StoreAddress(entry)
-        if isinstance(entry, str)
-        else StoreAddress(entry.url, None if entry.projects is None else frozenset(entry.projects))
+        name: StoreAddress(entry.url, frozenset(entry.projects))
         for name, entry in settings.stores.items()
     }
 

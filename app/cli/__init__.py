@@ -11,7 +11,7 @@ from app.cli import (
     database,
     demo,
     keys,
-    reindex,
+    migrate,
     serve,
     stores,
     translate,
@@ -27,7 +27,7 @@ cli.command()(demo.demo)
 cli.command()(quickstart.quickstart)
 cli.command()(doctor.doctor)
 cli.add_typer(stores.cli, name="stores")
-cli.add_typer(reindex.cli, name="reindex")
+cli.add_typer(migrate.cli, name="migrate")
 cli.add_typer(keys.cli, name="keys")
 cli.add_typer(database.cli, name="db")
 

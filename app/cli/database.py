@@ -41,7 +41,7 @@ def upgrade(
     The command is safe at any time, also when several processes run it at once.
     """
     with explain_faults(), open_services(read_settings()) as services:
-        services.db.migrate()
+        services.db.upgrade()
         key = _create_first_key(services) if first_key and not has_usable_key(services) else None
     if as_json:
         print_json({"schema": "current", "key": key})

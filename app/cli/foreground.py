@@ -1,4 +1,4 @@
-"""Runs a job of a reindexing in this process, with a progress bar, or follows its worker."""
+"""Runs a job of a migration in this process, with a progress bar, or follows its worker."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from app.errors import AnchorageError
 
 if TYPE_CHECKING:
     from app.services.context import Services
-    from app.services.reindexing.reindexings import Reindexing
     from app.services.request_context import RequestContext
+    from app.services.store_migrations.records import MigrationStatus
 
 #: how often the bar is drawn from the database, and a job that a worker has is tried again
 LOOK_S = 0.25
 
 
 def complete_action(
-    services: Services, context: RequestContext, reindexing_id: str, action: str
-) -> Reindexing:
-    """Queue an action, or find its unfinished job, and return the reindexing once it has ended.
+    services: Services, context: RequestContext, migration_id: str, action: str
+) -> MigrationStatus:
+    """Queue an action, or find its unfinished job, and return the migration once it has ended.
 
     This process claims the job unless a worker has it. A Ctrl-C pauses a run and cancels another
     action, and is raised again once the job has stopped.
     Raises the errors of `queue_action`.
     """
-    from app.services.reindexing import reindexings
+    from app.services.store_migrations import records
 
-    found = reindexings.find_reindexing(services, context.project, reindexing_id)
+    found = records.find_migration(services, context.project, migration_id)
     job = found.job if found.is_busy else None
     if job is None or job.arguments.get("action") != action:
-        job = reindexings.queue_action(services, context, reindexing_id, action)
+        job = records.queue_action(services, context, migration_id, action)
     with _working(services, job.id) as ended:
         try:
-            _show(services, context, reindexing_id, ended)
+            _show(services, context, migration_id, ended)
         except KeyboardInterrupt:
-            _stop(services, context, reindexing_id, job.id)
+            _stop(services, context, migration_id, job.id)
             ended.wait()
             raise
-    return reindexings.find_reindexing(services, context.project, reindexing_id)
+    return records.find_migration(services, context.project, migration_id)
 
 
 @contextmanager
@@ -107,13 +107,13 @@ def _has_ended(services: Services, job_id: str) -> bool:
         return row is None or row.finished_at is not None
 
 
-def _stop(services: Services, context: RequestContext, reindexing_id: str, job_id: str) -> None:
+def _stop(services: Services, context: RequestContext, migration_id: str, job_id: str) -> None:
     """Pause a run; cancel another job."""
     from app.services.jobs.submission import cancel_job
-    from app.services.reindexing import reindexings
+    from app.services.store_migrations import records
 
     try:
-        reindexings.pause(services, context, reindexing_id)
+        records.pause(services, context, migration_id)
     except AnchorageError:  # it is no run, or it has just ended
         try:
             cancel_job(services, context, job_id)
@@ -122,10 +122,10 @@ def _stop(services: Services, context: RequestContext, reindexing_id: str, job_i
 
 
 def _show(
-    services: Services, context: RequestContext, reindexing_id: str, ended: threading.Event
+    services: Services, context: RequestContext, migration_id: str, ended: threading.Event
 ) -> None:
     """Draw the progress until the job has ended."""
-    from app.services.reindexing import reindexings
+    from app.services.store_migrations import records
 
     bar = Progress(
         TextColumn("{task.description}"),
@@ -138,7 +138,7 @@ def _show(
         task = bar.add_task("waiting", total=1, pace="")
         while not ended.wait(LOOK_S):
             try:
-                found = reindexings.find_reindexing(services, context.project, reindexing_id)
+                found = records.find_migration(services, context.project, migration_id)
             except AnchorageError:
                 continue
             facts = found.progress
@@ -148,6 +148,6 @@ def _show(
                 task,
                 description=str(facts["phase"] or "waiting"),
                 completed=facts["rows"],
-                total=max(facts["of"] or 1, facts["rows"], 1),
+                total=max(facts["total"] or 1, facts["rows"], 1),
                 pace="".join(f", {each}" for each in (pace, left) if each),
             )

@@ -1,4 +1,4 @@
-"""Prints plans and verifications of reindexings as tables."""
+"""Prints plans and verifications of migrations as tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERDICTS = {
 
 
 def print_plan(document: Mapping[str, Any]) -> None:
-    """Print the options, the checks, the promise and the notes of a plan."""
+    """Print the options, the checks, the estimate and the notes of a plan."""
     console = Console()
     console.print(_options(document))
     for option in document["advice"]:
@@ -26,19 +26,19 @@ def print_plan(document: Mapping[str, Any]) -> None:
     sentence = VERDICTS[space["verdict"]]
     facts = {"source": document["source"], "likeliest": space.get("likeliest") or "no encoder"}
     console.print(_plain(sentence.format(**facts)), highlight=False)
-    promise = document["promise"]
-    if promise is not None:
+    estimate = document["estimate"]
+    if estimate is not None:
         console.print(
-            f"Promise: {promise['recall']:.0%} (between {promise['low']:.0%} and "
-            f"{promise['high']:.0%}) of the target's own top {promise['neighbours']} among "
-            f"{promise['index']:,} rows.",
+            f"Estimate: {estimate['recall']:.0%} (between {estimate['low']:.0%} and "
+            f"{estimate['high']:.0%}) of the target's own top {estimate['neighbours']} among "
+            f"{estimate['index']:,} rows.",
             highlight=False,
         )
-    estimates = document["estimates"]
-    missing = ", ".join(estimates["seconds_from"]["not_included"])
+    cost = document["cost"]
+    missing = ", ".join(cost["seconds_from"]["not_included"])
     console.print(
         f"The run writes {document['rows']:,} rows of {document['dim']} numbers with the strategy "
-        f"{document['strategy']}, in {duration(estimates['seconds'])} without {missing}.",
+        f"{document['strategy']}, in {duration(cost['seconds'])} without {missing}.",
         highlight=False,
     )
     for note in document["notes"]:

@@ -50,7 +50,7 @@ def serve(
     with explain_faults(), lock_data_dir(settings):
         application = create_app(settings)
         services = application.state.services
-        services.db.migrate()
+        services.db.upgrade()
         if requires_keys(settings):
             _require_a_key(services, settings)
         elif not is_loopback(settings.host):

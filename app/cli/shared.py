@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from pydantic import BaseModel, ValidationError
+from pydantic_settings import SettingsError
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.errors import AnchorageError
@@ -36,9 +37,14 @@ def read_settings(**options: Any) -> Settings:
         settings = Settings(**{name: value for name, value in options.items() if value is not None})
     except ValidationError as error:
         sentences = (
-            _setting_error(item["loc"][0], item["msg"], item["input"]) for item in error.errors()
+            _setting_error(item["loc"], item["msg"], item["input"]) for item in error.errors()
         )
         raise typer.BadParameter("; ".join(sentences)) from None
+    except SettingsError:  # only this setting is JSON, and its text may hold a password
+        raise typer.BadParameter(
+            "ANCHORAGE_STORES is not JSON. Write it as "
+            """'{"main": "postgresql://user:password@host/name"}'."""
+        ) from None
     logs.configure(settings.log_format)
     return settings
 
@@ -121,7 +127,8 @@ def validate(model: type[Model], **values: Any) -> Model:
         raise typer.BadParameter("; ".join(wrong)) from None
 
 
-def _setting_error(setting: object, message: str, value: object) -> str:
+def _setting_error(place: Sequence[int | str], message: str, value: object) -> str:
     """Returns what is wrong with a setting, without a value that is or can hold a secret."""
-    secret = str(setting).endswith(("_url", "_urls", "_key", "stores"))
-    return f"{setting}: {message}" + ("" if secret else f", not {value}")
+    secret = str(place[0]).endswith(("_url", "_urls", "_key", "stores"))
+    told = f"{'.'.join(map(str, place))}: {message.removeprefix('Value error, ')}"
+    return told if secret else f"{told}, not {value}"

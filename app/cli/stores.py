@@ -34,7 +34,7 @@ MODES = ("bridge", "cascade", "fuse", "translate")
 @cli.command("connect")
 def connect(
     name: Annotated[str, typer.Argument(help="A name for the store, unique in the project.")],
-    kind: Annotated[str, typer.Option(help="pgvector, qdrant, chroma or lancedb.")],
+    kind: Annotated[str, typer.Option(help="pgvector, qdrant, chroma, lancedb or sqlite-vec.")],
     address: Annotated[str, typer.Option(help="The name of an address in ANCHORAGE_STORES.")],
     collection: Annotated[str, typer.Option(help="The table, collection or file.")],
     encoder: Annotated[str, typer.Option(help="The encoder whose vectors it holds.")],
@@ -48,8 +48,15 @@ def connect(
     ] = None,
     text_field: Annotated[
         str | None,
-        typer.Option(help="Column or field of the text that was encoded.", show_default=False),
+        typer.Option(
+            help="Column or field of the text that was encoded, or a template: {title}: {body}.",
+            show_default=False,
+        ),
     ] = None,
+    learn: Annotated[
+        bool,
+        typer.Option("--learn", help="Anchor sets made from it grow with what searches embed."),
+    ] = False,
     options: Annotated[
         str | None,
         typer.Option(help="Options of the kind as a JSON object.", show_default=False),
@@ -71,6 +78,7 @@ def connect(
         vector_field=vector_field,
         id_field=id_field,
         text_field=text_field,
+        learn=learn,
         options=None if options is None else _json_object(options),
     )
     with open_database() as services:
@@ -102,11 +110,13 @@ def list_connected(project: Project = "default", as_json: AsJson = False) -> Non
 @cli.command("search")
 def search(
     name: Annotated[str, typer.Argument(help="The name of the store.")],
-    target: Annotated[str, typer.Option("--to", help="The new encoder, which made the queries.")],
-    anchors: Annotated[
+    target: Annotated[
+        str, typer.Option("--target", help="The new encoder, which made the queries.")
+    ],
+    anchor_set: Annotated[
         str | None,
         typer.Option(
-            help="The anchor set; default: the one of the store's reindexing.", show_default=False
+            help="The anchor set; default: the one of the store's migration.", show_default=False
         ),
     ] = None,
     text: Annotated[
@@ -125,6 +135,16 @@ def search(
         ),
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, max=1_000, help="Results of each query.")] = 10,
+    native: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=200,
+            help="Candidates of each query whose text the new encoder embeds; default: 20 where "
+            "the store has texts.",
+            show_default=False,
+        ),
+    ] = None,
     payload: Annotated[
         bool, typer.Option("--payload", help="Print what the store holds of each row.")
     ] = False,
@@ -157,11 +177,12 @@ def search(
         target=target,
         queries=queries,
         inputs=Inputs(text, InputRole.query) if text else None,
-        anchor_set=anchors,
+        anchor_set=anchor_set,
         mode=mode,  # type: ignore[arg-type]
         k=k,
         method="auto",
         payload=payload,
+        native=native,
     )
     with open_database() as services:
         answer = anyio.run(search_store, services, RequestContext(project), request)
@@ -171,7 +192,8 @@ def search(
     for warning in answer.warnings:
         typer.secho(f"WARNING ({warning.code}): {warning.detail}", fg="yellow", err=True)
     for number, found in enumerate(answer.results):
-        typer.echo(f"query {number + 1}, by {answer.mode}")
+        scored = f", {len(found.native)} by native vectors" if found.native else ""
+        typer.echo(f"query {number + 1}, by {answer.mode}{scored}")
         for place, (id_, score) in enumerate(zip(found.ids, found.scores, strict=True)):
             more = "" if found.payloads is None else f"  {_as_json(found.payloads[place])}"
             typer.echo(f"{place + 1:4}  {score:8.4f}  {id_}{more}")
@@ -210,7 +232,7 @@ def _print_report(report: StoreReport) -> None:
         )
     elif space.verdict == "matches":
         typer.echo(f"Its vectors look like those of {report.row.encoder.name}.")
-    typer.echo(f"Strategies of a reindexing: {', '.join(facts.strategies) or 'none'}.")
+    typer.echo(f"Strategies of a migration: {', '.join(facts.strategies) or 'none'}.")
     for note in facts.notes:
         typer.echo(f"Note ({note.code}): {note.detail}")
 

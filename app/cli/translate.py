@@ -43,9 +43,9 @@ def translate(
             "that ends with .parquet.",
         ),
     ],
-    source: Annotated[str, typer.Option("--from", help="The encoder that made the vectors.")],
-    target: Annotated[str, typer.Option("--to", help="The encoder whose space they go to.")],
-    anchors: Annotated[str, typer.Option(help="The anchor set that both encoders embedded.")],
+    source: Annotated[str, typer.Option("--source", help="The encoder that made the vectors.")],
+    target: Annotated[str, typer.Option("--target", help="The encoder whose space they go to.")],
+    anchor_set: Annotated[str, typer.Option(help="The anchor set that both encoders embedded.")],
     method: Annotated[str, typer.Option(help="auto, or a method.")] = "auto",
     column: Annotated[
         str | None,
@@ -108,7 +108,7 @@ def translate(
         places = open_place(inputs), open_place(output)
         with open_services(settings) as services:
             services.db.require_schema()
-            request = FitRequest(source, target, anchors, method, {})
+            request = FitRequest(source, target, anchor_set, method, {})
             translator: RowTranslator = make_row_translator(
                 services, RequestContext(project), request, confidence=confidence
             )

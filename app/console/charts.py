@@ -16,7 +16,7 @@ LEFT, RIGHT, TOP, BOTTOM = 42, 12, 10, 38
 BAR_STEP, BAR_LEFT, BAR_RIGHT = 34, 128, 48
 
 #: series that have a mark and a colour each
-MOST_SERIES = 3
+MAX_SERIES = 3
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ def line_chart(
 
     slug         makes the ids of the title and the description unique in a page
     description  says what the lines show, for readers who do not see them
-    Raises ValueError without points, or with more than MOST_SERIES lines.
+    Raises ValueError without points, or with more than MAX_SERIES lines.
     """
-    if len(series) > MOST_SERIES or not any(line.points for line in series):
-        raise ValueError(f"a chart has 1 to {MOST_SERIES} lines with points")
+    if len(series) > MAX_SERIES or not any(line.points for line in series):
+        raise ValueError(f"a chart has 1 to {MAX_SERIES} lines with points")
     xs = [x for line in series for x, _ in line.points]
     ys = [y for line in series for _, y in line.points]
     ys += [end for line in series for pair in line.band for end in pair]

@@ -8,7 +8,7 @@ from fastapi import Query
 from pydantic import BeforeValidator, Field
 
 from app.api.schemas.fields import NAME_PATTERN
-from app.maths.quality.promise import LARGEST_INDEX, SMALLEST_INDEX
+from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
 
 NameField = Annotated[str, Query(pattern=NAME_PATTERN)]
 

@@ -11,10 +11,10 @@ from app.api.http.bodies import media_of, read_whole, refuse_encoded
 from app.errors import Malformed, UnsupportedMedia
 
 #: most bytes of a form: two vectors of 4,096 numbers
-MOST_FORM_BYTES = 256 * 1024
+MAX_FORM_BYTES = 256 * 1024
 
 #: most fields of a form
-MOST_FORM_FIELDS = 100
+MAX_FORM_FIELDS = 100
 
 
 async def _form(request: Request) -> dict[str, list[str]]:
@@ -25,10 +25,10 @@ async def _form(request: Request) -> dict[str, list[str]]:
             field="Content-Type",
         )
     refuse_encoded(request)
-    data = bytes(await read_whole(request, MOST_FORM_BYTES))
+    data = bytes(await read_whole(request, MAX_FORM_BYTES))
     fields: dict[str, list[str]] = {}
     try:
-        for name, value in parse_qsl(data.decode(), max_num_fields=MOST_FORM_FIELDS):
+        for name, value in parse_qsl(data.decode(), max_num_fields=MAX_FORM_FIELDS):
             fields.setdefault(name, []).append(value)
     except ValueError:
         raise Malformed("The form does not parse. Use the forms of the console.") from None

@@ -1,4 +1,4 @@
-"""/console/jobs: jobs and reindexings while they run."""
+"""/console/jobs: jobs and migrations while they run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from app.api.http.admission import CONSOLE
 from app.api.http.deps import Moment, Reads, Svc, WriteContext
 from app.api.resources.jobs import JobId
 from app.api.schemas.jobs import Job, JobSummary
-from app.api.schemas.reindexings import ReindexingAnswer
+from app.api.schemas.migrations import MigrationAnswer
 from app.console import wording
 from app.console.pages import render
 from app.services.context import Services
 from app.services.jobs import submission
-from app.services.reindexing import reindexings
+from app.services.store_migrations import records
 from app.storage.queries import resources
 from app.types import Scope
 
@@ -25,18 +25,18 @@ router = APIRouter()
 
 JOBS_PAGE = f"{CONSOLE}/jobs"
 
-#: jobs of one page, and reindexings
-JOBS_SHOWN, REINDEXINGS_SHOWN = 30, 20
+#: jobs of one page, and migrations
+JOBS_SHOWN, MIGRATIONS_SHOWN = 30, 20
 
 #: most characters of a job's result on its page
-MOST_RESULT_CHARACTERS = 20_000
+MAX_RESULT_CHARACTERS = 20_000
 
 
 @router.get(JOBS_PAGE)
 def show_jobs(
     request: Request, services: Svc, project: Reads, before: Moment | None = None
 ) -> Response:
-    """Shows the newest jobs and reindexings; its script asks for them again every 2 seconds."""
+    """Shows the newest jobs and migrations; its script asks for them again every 2 seconds."""
     return render(request, "jobs.html", **_state(request, services, project, before))
 
 
@@ -71,12 +71,12 @@ def _state(
     with services.db.transaction() as session:
         rows = resources.jobs(session, project, state=None, before=before, limit=JOBS_SHOWN + 1)
     jobs = [JobSummary.model_validate(row) for row in rows]
-    moves = reindexings.list_reindexings(services, project, limit=REINDEXINGS_SHOWN)
+    moves = records.list_migrations(services, project, limit=MIGRATIONS_SHOWN)
     return {
         "jobs": jobs[:JOBS_SHOWN],
         "older": jobs[JOBS_SHOWN - 1].created_at if len(jobs) > JOBS_SHOWN else None,
         "before": before,
-        "moves": [ReindexingAnswer.of(each) for each in moves],
+        "moves": [MigrationAnswer.of(each) for each in moves],
         "unfinished": sum(not job.state.finished for job in jobs),
         **_words(request),
     }
@@ -94,8 +94,8 @@ def _details(request: Request, services: Services, project: str, id_: str) -> di
         "about": {
             name: request_of[name] for name in names if isinstance(request_of.get(name), str)
         },
-        "result": result[:MOST_RESULT_CHARACTERS],
-        "is_cut": len(result) > MOST_RESULT_CHARACTERS,
+        "result": result[:MAX_RESULT_CHARACTERS],
+        "is_cut": len(result) > MAX_RESULT_CHARACTERS,
         "links": _links(job.result or {}),
         **_words(request),
     }
@@ -115,7 +115,7 @@ def _words(request: Request) -> dict[str, Any]:
     return {
         "kinds": wording.JOB_KINDS,
         "tones": wording.JOB_TONES,
-        "states": wording.REINDEXING_STATES,
+        "states": wording.MIGRATION_STATES,
         "calls": wording.NEXT_CALLS,
         "may_write": request.state.caller.may(Scope.write),
     }

@@ -33,9 +33,11 @@ CHANGES_SHOWN = 30
 
 @router.get(KEYS_PAGE)
 def show_keys(request: Request, services: Svc, project: Reads) -> Response:
-    """Shows the keys of the project; without the scope admin, who can show them."""
+    """Shows the keys of the project; without the scope admin, the caller's key alone."""
     if not request.state.caller.may(Scope.admin):
-        return render(request, "keys_refused.html")
+        with services.db.transaction() as session:
+            own = access.api_key(session, project, request.state.caller.key_id)
+        return render(request, "keys_refused.html", own=ApiKey.model_validate(own))
     return render(request, "keys.html", **_keys(services, project), **_audit(services, project))
 
 

@@ -30,7 +30,7 @@ MAP = f"{CONSOLE}/map"
 NUMBERS_PER_POINT, POINT_BYTES = 6, 4
 
 #: the share of items that the summary's second error covers
-MOST_ITEMS = 0.9
+MAX_ITEMS = 0.9
 
 ChosenName = Annotated[str, Query(max_length=100)]
 
@@ -178,7 +178,7 @@ def _summarise(found: PairMap) -> dict[str, object]:
         "held_out": plane.held_out,
         "not_measured": NOT_MEASURED if found.made else None,
         "cosine": 1 - float(plane.errors.median()),
-        "least": 1 - float(plane.errors.double().quantile(MOST_ITEMS)),
+        "least": 1 - float(plane.errors.double().quantile(MAX_ITEMS)),
         "apart": float(apart.median()),
         "explained": plane.explained,
     }

@@ -20,7 +20,7 @@ from app.storage.queries import resources
 router = APIRouter()
 
 #: most pairs of one page: the browser asks for each as it comes into view
-MOST_VERDICTS = 60
+MAX_VERDICTS = 60
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def show_verdicts(request: Request, services: Svc, project: Reads) -> Response:
     return render(
         request,
         "overview.html",
-        pairs=pairs[:MOST_VERDICTS],
-        left_out=max(0, len(pairs) - MOST_VERDICTS),
+        pairs=pairs[:MAX_VERDICTS],
+        left_out=max(0, len(pairs) - MAX_VERDICTS),
         meanings=wording.OPTIONS,
     )
 

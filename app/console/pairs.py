@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from app.api.http.admission import CONSOLE
 from app.api.http.deps import ReadContext, Reads, Svc, WriteContext
 from app.api.resources.translators import TranslatorId, TranslatorOut
-from app.api.schemas.quality import PromiseOut
+from app.api.schemas.quality import EstimateOut
 from app.console import report_charts, wording
 from app.console.fields import IndexField
 from app.console.forms import Form, text_of
@@ -83,19 +83,19 @@ def show_report(request: Request, id: TranslatorId, services: Svc, project: Read
         warnings=warnings.warnings_about_pair(services, row.source, row.target),
         flags=wording.FLAGS,
         charts=report_charts.charts_of(about.report),
-        **_promise_values(about.report.promise),
+        **_estimate_values(about.report.estimate),
     )
 
 
-@router.get(f"{CONSOLE}/pairs/{{id}}/promise")
-def show_promise(
+@router.get(f"{CONSOLE}/pairs/{{id}}/estimate")
+def show_estimate(
     request: Request, id: TranslatorId, services: Svc, project: Reads, index: IndexField = None
 ) -> Response:
-    """Shows what the report promises for an index of that size. Raises as `show_report`."""
+    """Shows what the report estimates for an index of that size. Raises as `show_report`."""
     row = translators.find_with_report(services, project, id)
-    promised = translator_reports.promise_for(row.report or {}, index)
-    promise = None if promised is None else PromiseOut.model_validate(promised)
-    return render(request, "promise.html", **_promise_values(promise))
+    estimated = translator_reports.estimate_for(row.report or {}, index)
+    estimate = None if estimated is None else EstimateOut.model_validate(estimated)
+    return render(request, "estimate.html", **_estimate_values(estimate))
 
 
 @router.get(f"{CONSOLE}/pairs/{{id}}/calibration")
@@ -127,7 +127,7 @@ def show_calibration(
 def tone(recall: float | None) -> tuple[str, str]:
     """Returns the colour of a recall, and the word for it."""
     if recall is None:
-        return "", "no promise"
+        return "", "no estimate"
     if recall >= HIGH_RECALL:
         return "good", "high"
     return ("fair", "medium") if recall >= MEDIUM_RECALL else ("bad", "low")
@@ -147,11 +147,11 @@ def _matrices(services: Services, project: str) -> Sequence[PairMatrix]:
     return list(matrices.values())
 
 
-def _promise_values(promise: PromiseOut | None) -> dict[str, Any]:
-    """Returns what the template of a promise needs."""
+def _estimate_values(estimate: EstimateOut | None) -> dict[str, Any]:
+    """Returns what the template of an estimate needs."""
     return {
-        "promise": promise,
-        "chart": None if promise is None else report_charts.promise_chart(promise),
+        "estimate": estimate,
+        "chart": None if estimate is None else report_charts.estimate_chart(estimate),
         "measures": wording.MEASURES_SHOWN,
-        "rated": tone(None if promise is None else promise.measures["recall"].value),
+        "rated": tone(None if estimate is None else estimate.measures["recall"].value),
     }

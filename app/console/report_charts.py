@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from app.api.schemas.quality import (
+    EstimateOut,
     HeldOutReportOut,
     LearningCurveOut,
-    PromiseOut,
     TranslatorReportOut,
 )
 from app.console.charts import Bar, Series, bar_chart, line_chart
@@ -27,20 +27,20 @@ def charts_of(report: TranslatorReportOut) -> dict[str, Markup | None]:
         "learning": None
         if learning is None or len(learning.anchors) < 2
         else learning_chart(learning),
-        "sizes": None if len(report.promises) < 2 else size_chart(report.promises),
+        "sizes": None if len(report.estimates) < 2 else size_chart(report.estimates),
         "held_out": None if held_out is None else held_out_chart(held_out),
     }
 
 
-def promise_chart(promise: PromiseOut) -> Markup:
+def estimate_chart(estimate: EstimateOut) -> Markup:
     """Returns a bar with its interval for each measure."""
     bars = [
         Bar(MEASURES_SHOWN[name][0], each.value, each.low, each.high)
         for name in MEASURES_SHOWN
-        if (each := promise.measures.get(name)) is not None
+        if (each := estimate.measures.get(name)) is not None
     ]
     about = "; ".join(f"{bar.label} {bar.value:.2f}" for bar in bars)
-    return bar_chart("promise", "Promised quality", f"With 95 % intervals. {about}.", bars)
+    return bar_chart("estimate", "Estimated quality", f"With 95 % intervals. {about}.", bars)
 
 
 def learning_chart(curve: LearningCurveOut) -> Markup:
@@ -63,15 +63,15 @@ def learning_chart(curve: LearningCurveOut) -> Markup:
     )
 
 
-def size_chart(promises: Sequence[PromiseOut]) -> Markup:
-    """Returns the promised recall, with its interval, by the size of the index."""
-    shown = [each.measures["recall"] for each in promises]
+def size_chart(estimates: Sequence[EstimateOut]) -> Markup:
+    """Returns the estimated recall, with its interval, by the size of the index."""
+    shown = [each.measures["recall"] for each in estimates]
     line = Series(
         "Recall",
-        [(each.index, recall.value) for each, recall in zip(promises, shown, strict=True)],
+        [(each.index, recall.value) for each, recall in zip(estimates, shown, strict=True)],
         [(recall.low, recall.high) for recall in shown],
     )
-    about = f"Promised recall by the number of items of the index. {_ends(line)}"
+    about = f"Estimated recall by the number of items of the index. {_ends(line)}"
     return line_chart(
         "sizes", "Recall by size of the index", about, [line], x_label="items", is_log=True
     )

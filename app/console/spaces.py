@@ -20,22 +20,22 @@ router = APIRouter()
 SPACES_PAGE = f"{CONSOLE}/spaces"
 
 #: most encoders, and most anchor sets, of the page
-MOST_LISTED = 200
+MAX_LISTED = 200
 
 
 @router.get(SPACES_PAGE)
 def show_spaces(request: Request, services: Svc, project: Reads) -> Response:
     """Shows the encoders and the anchor sets; the browser asks for the health of each set."""
     with services.db.transaction() as session:
-        encoders = resources.page(session, EncoderRow, project, after="", limit=MOST_LISTED)
-        rows = resources.page(session, AnchorSetRow, project, after="", limit=MOST_LISTED)
+        encoders = resources.page(session, EncoderRow, project, after="", limit=MAX_LISTED)
+        rows = resources.page(session, AnchorSetRow, project, after="", limit=MAX_LISTED)
         sets = [ListedAnchorSet.model_validate(row) for row in rows]
     return render(
         request,
         "spaces.html",
         encoders=encoders,
         sets=sets,
-        most=MOST_LISTED,
+        most=MAX_LISTED,
         users={
             encoder.name: [each.name for each in sets if encoder.name in each.encoders]
             for encoder in encoders

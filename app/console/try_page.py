@@ -40,7 +40,7 @@ router = APIRouter()
 TRY = f"{CONSOLE}/try"
 
 #: items of each list
-MOST_FOUND = 10
+MAX_FOUND = 10
 
 #: of the confidence interval
 TRIAL_LEVEL = 0.9
@@ -143,8 +143,8 @@ def run_trial(
     assert answer.served.pair is not None
     target = answer.served.pair[1]
     native = _native_vector(services, context, target, sent.text, given)
-    found = find_nearest(services, target, answer.output.vectors[0], MOST_FOUND)
-    own = None if native is None else find_nearest(services, target, native, MOST_FOUND)
+    found = find_nearest(services, target, answer.output.vectors[0], MAX_FOUND)
+    own = None if native is None else find_nearest(services, target, native, MAX_FOUND)
     judged = confidence.confidence_of(services, context, answer, TRIAL_LEVEL, field="vectors")
     return Trial(
         native=own,

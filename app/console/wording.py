@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from app.maths.relevance.advice import AdvisedOption, Certainty
-from app.types import JobKind, JobState, ReindexingState
+from app.types import JobKind, JobState, MigrationState
 
 
 class OptionWords(NamedTuple):
@@ -67,8 +67,10 @@ JOB_KINDS: dict[str, str] = {
     JobKind.bootstrap: "Make anchors from two pools",
     JobKind.embed: "Encode an anchor set",
     JobKind.translator: "Fit a translator",
+    JobKind.fit: "Fit for a request",
     JobKind.evaluate: "Evaluate a translation",
-    JobKind.reindex: "Reindex a store",
+    JobKind.migrate: "Migrate a store",
+    JobKind.learn: "Learn anchors from reads",
 }
 
 #: the colour of each state's badge
@@ -80,19 +82,19 @@ JOB_TONES: dict[JobState, str] = {
     JobState.cancelled: "",
 }
 
-#: what each state of a reindexing means, and the colour of its badge
-REINDEXING_STATES: dict[ReindexingState, tuple[str, str]] = {
-    ReindexingState.planned: ("The store is as it was.", ""),
-    ReindexingState.running: ("Rows get new vectors next to the old ones.", "fair"),
-    ReindexingState.paused: ("The run stopped. It continues from there.", "fair"),
-    ReindexingState.filled: ("Every row has a new vector. Clients see the old ones.", "good"),
-    ReindexingState.cut_over: ("Clients see the new vectors. The old ones are kept.", "good"),
-    ReindexingState.rolled_back: ("Clients see the old vectors again.", ""),
-    ReindexingState.finished: ("The store belongs to the new encoder.", "good"),
-    ReindexingState.abandoned: ("The new vectors are deleted.", ""),
+#: what each state of a migration means, and the colour of its badge
+MIGRATION_STATES: dict[MigrationState, tuple[str, str]] = {
+    MigrationState.planned: ("The store is as it was.", ""),
+    MigrationState.running: ("Rows get new vectors next to the old ones.", "fair"),
+    MigrationState.paused: ("The run stopped. It continues from there.", "fair"),
+    MigrationState.filled: ("Every row has a new vector. Clients see the old ones.", "good"),
+    MigrationState.cut_over: ("Clients see the new vectors. The old ones are kept.", "good"),
+    MigrationState.rolled_back: ("Clients see the old vectors again.", ""),
+    MigrationState.finished: ("The store belongs to the new encoder.", "good"),
+    MigrationState.abandoned: ("The new vectors are deleted.", ""),
 }
 
-#: what each call of a reindexing does
+#: what each call of a migration does
 NEXT_CALLS: dict[str, str] = {
     "run": "Give every row a new vector. Clients notice nothing.",
     "pause": "Stop the run after its present batch.",

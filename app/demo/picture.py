@@ -13,7 +13,7 @@ from app.demo.pack import Pack
 from app.maths.quality import metrics
 
 #: most intents in the map, because more colours are hard to distinguish
-MOST_INTENTS = 8
+MAX_INTENTS = 8
 
 
 def draw_map(
@@ -33,8 +33,8 @@ def draw_map(
     """
     from matplotlib.figure import Figure
 
-    intents = torch.unique(labels)[:: max(1, len(torch.unique(labels)) // MOST_INTENTS)][
-        :MOST_INTENTS
+    intents = torch.unique(labels)[:: max(1, len(torch.unique(labels)) // MAX_INTENTS)][
+        :MAX_INTENTS
     ]
     means = torch.stack([native[labels == label].mean(dim=0) for label in intents])
     _, _, axes = torch.linalg.svd(means - means.mean(dim=0), full_matrices=False)

@@ -32,8 +32,8 @@ DEMO_METHODS = ("auto", "irp", "irp-ridge", "graded", "procrustes", "ridge")
 DO_NOTHING = "do nothing"
 TABLE_ROWS = (DO_NOTHING, *DEMO_METHODS)
 
-#: sentences searched at a time, where promises are compared with measurements
-PROMISE_INDEX = 100
+#: sentences searched at a time, where estimates are compared with measurements
+ESTIMATE_INDEX = 100
 
 #: the measures of a table, and the titles of their columns: the table fits into 80 columns
 DEMO_MEASURES = {
@@ -98,10 +98,10 @@ def demo(
                 else "It stores the resources of the demo."
             )
             console.print(f"The server at {client.url} is ready. {where}")
-            table, promises, heads = _run_parts(client, pack, out, sentence, console)
+            table, estimates, heads = _run_parts(client, pack, out, sentence, console)
     console.print(f"Done in {time.monotonic() - began:.0f} s.")
     if json_path is not None:
-        write_numbers(json_path, pack, table, promises, heads)
+        write_numbers(json_path, pack, table, estimates, heads)
 
 
 def _run_parts(
@@ -110,11 +110,11 @@ def _run_parts(
     """Run the parts in order, and return the numbers."""
     register(client, pack, console)
     translations, table = translate_all(client, pack, console)
-    promises = compare_with_promises(client, pack, translations, console)
+    estimates = compare_with_estimates(client, pack, translations, console)
     heads = stitch_all(client, pack, console)
     picture.draw_translations(pack, translations, out / "map.png", console)
     search(client, pack, sentence, console)
-    return table, promises, heads
+    return table, estimates, heads
 
 
 def register(client: Client, pack: Pack, console: Console) -> None:
@@ -219,14 +219,14 @@ def mean_over_pairs(numbers: dict[tuple[str, str, str], PairMeasures], method: s
     return PairMeasures(*means)
 
 
-def compare_with_promises(
+def compare_with_estimates(
     client: Client, pack: Pack, translations: dict[tuple[str, str], Tensor], console: Console
 ) -> list[dict[str, Any]]:
-    """Compare the promises of POST /translators, which only use anchors, with measurements."""
+    """Compare the estimates of POST /translators, which only use anchors, with measurements."""
     rows = []
     columns = ("recall@10", "cosine")
     table = new_table(
-        "Promised from the anchors / measured with other sentences, 100 at a time",
+        "Estimated from the anchors / measured with other sentences, 100 at a time",
         ("source -> target", "method"),
         columns,
     )
@@ -236,12 +236,12 @@ def compare_with_promises(
             source=source,
             target=target,
             anchor_set=ANCHOR_SET_NAME,
-            index=PROMISE_INDEX,
+            index=ESTIMATE_INDEX,
         )
-        promise = translator["report"]["promise"]
+        estimate = translator["report"]["estimate"]
         native = pack.vectors[target][pack.rest]
         mean = pack.vectors[target][pack.anchors].mean(dim=0)
-        size = promise["index"]
+        size = estimate["index"]
         starts = range(0, len(native) - size + 1, size)
         measurements = [
             PairMeasures.of(translated[start : start + size], native[start : start + size], mean)
@@ -251,11 +251,11 @@ def compare_with_promises(
         for name in ("recall", "cosine"):
             measured = sum(getattr(each, name) for each in measurements) / len(measurements)
             row |= {
-                f"promised_{name}": promise["measures"][name]["value"],
+                f"estimated_{name}": estimate["measures"][name]["value"],
                 f"measured_{name}": measured,
             }
         figures = [
-            f"{row[f'promised_{name}']:.3f} / {row[f'measured_{name}']:.3f}"
+            f"{row[f'estimated_{name}']:.3f} / {row[f'measured_{name}']:.3f}"
             for name in ("recall", "cosine")
         ]
         table.add_row(f"{source} -> {target}", translator["method"], *figures)
@@ -366,7 +366,7 @@ def write_numbers(
     path: Path,
     pack: Pack,
     numbers: dict[tuple[str, str, str], PairMeasures],
-    promises: list[dict[str, Any]],
+    estimates: list[dict[str, Any]],
     heads: list[dict[str, Any]],
 ) -> None:
     """Write all numbers of the tables, unrounded, as JSON."""
@@ -384,7 +384,7 @@ def write_numbers(
         "anchors": 500,
         "mean": means,
         "pairs": rows,
-        "promises": promises,
+        "estimates": estimates,
         "heads": heads,
     }
     path.parent.mkdir(parents=True, exist_ok=True)

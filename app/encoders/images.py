@@ -20,9 +20,9 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 #: most reads of one file (a PNG chunk takes three), and most segments of a JPEG: each read costs
 #: some microseconds, however small it is
-MOST_READS = 80_000
+MAX_READS = 80_000
 #: most scans of a JPEG: each scan is a pass over the whole image, and encoders write about ten
-MOST_SCANS = 50
+MAX_SCANS = 50
 
 Mode = Literal["L", "RGB"]
 
@@ -47,15 +47,15 @@ class LargeImage(Exception):
 
 
 class _File(BytesIO):
-    """A file in memory that raises InvalidImage after MOST_READS reads."""
+    """A file in memory that raises InvalidImage after MAX_READS reads."""
 
     reads = 0
 
     def read(self, size: int | None = -1, /) -> bytes:
         self.reads += 1
-        if self.reads > MOST_READS:
+        if self.reads > MAX_READS:
             raise InvalidImage(
-                f"The image file takes more than {MOST_READS} reads. Save the image again."
+                f"The image file takes more than {MAX_READS} reads. Save the image again."
             )
         return super().read(size)
 
@@ -66,12 +66,12 @@ def open_image(
     mode: Mode = "RGB",
     *,
     draft_side: int | None = None,
-    most_pixels: int | None = None,
+    max_pixels: int | None = None,
 ) -> Image:
     """Return the file's first image, decoded and upright, on white where transparent, in `mode`.
 
     Checks the size in the header before it decodes anything. Raises ImageTooLarge and InvalidImage,
-    LargeImage if it would have to decode more than `most_pixels` pixels, and EncoderUnavailable
+    LargeImage if it would have to decode more than `max_pixels` pixels, and EncoderUnavailable
     without Pillow.
 
     draft_side  decode a JPEG at 1/8, 1/4 or 1/2 of its size, the smallest whose shorter side has at
@@ -100,7 +100,7 @@ def open_image(
             if draft_side is not None:
                 image.draft(None, (draft_side, draft_side))
         pixels = image.size[0] * image.size[1]
-        if most_pixels is not None and pixels > most_pixels:
+        if max_pixels is not None and pixels > max_pixels:
             raise LargeImage(pixels)
         image.load()
         return _flatten(_turn_upright(image), mode)
@@ -138,20 +138,20 @@ _SCAN, _END, _BARE = 0xDA, 0xD9, (0x01, 0xD8)
 def _check_scans(data: bytes) -> None:
     """Raises InvalidImage for a JPEG with too many scans or segments."""
     scans = place = 0
-    for _ in range(MOST_READS):
+    for _ in range(MAX_READS):
         marker = _MARKER.search(data, place)
         code = data[marker.end() - 1] if marker else _END
         if marker is None or code == _END:
             return
         scans += code == _SCAN
-        if scans > MOST_SCANS:
+        if scans > MAX_SCANS:
             raise InvalidImage(
-                f"The JPEG image has more than {MOST_SCANS} scans. Save it as a baseline JPEG."
+                f"The JPEG image has more than {MAX_SCANS} scans. Save it as a baseline JPEG."
             )
         place = marker.end()
         if code not in _BARE:
             place += int.from_bytes(data[place : place + 2], "big")
-    raise InvalidImage(f"The JPEG image has more than {MOST_READS} segments. Save it again.")
+    raise InvalidImage(f"The JPEG image has more than {MAX_READS} segments. Save it again.")
 
 
 def _turn_upright(image: Image) -> Image:

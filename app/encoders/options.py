@@ -14,7 +14,7 @@ from app.errors import InvalidOption, MissingField, UnknownOption
 from app.types import EncoderKind
 
 #: more options than any kind has
-MOST_OPTIONS = 32
+MAX_OPTIONS = 32
 
 Prompts = dict[Literal["query", "document"], Annotated[str, Field(max_length=4_000)]]
 Dim = Annotated[int, Field(ge=1, le=8_192)]
@@ -39,10 +39,10 @@ class EncoderOptions(BaseModel):
         """Check the number of names first: pydantic would report every unknown name."""
         if isinstance(value, dict):
             for each in (value, value.get("prompts")):
-                if isinstance(each, dict) and len(each) > MOST_OPTIONS:
+                if isinstance(each, dict) and len(each) > MAX_OPTIONS:
                     raise PydanticCustomError(
                         "extra_forbidden",
-                        f"An encoder has at most {MOST_OPTIONS} options and prompts.",
+                        f"An encoder has at most {MAX_OPTIONS} options and prompts.",
                     )
         return value
 
@@ -116,7 +116,7 @@ def read_options(kind: type[OptionsT], options: Mapping[str, Any]) -> OptionsT:
         raise MissingField(f"`{field}` is missing. Send it.", field=field)
     if first["type"] == "extra_forbidden" or "[key]" in first["loc"]:
         names = f"Its options are {', '.join(kind.model_fields)}."
-        if not first["loc"]:  # more than MOST_OPTIONS names
+        if not first["loc"]:  # more than MAX_OPTIONS names
             raise UnknownOption(f"{first['msg']} {names}", field=field)
         if first["loc"][0] == "prompts":
             names = "Prompts have the names query and document."

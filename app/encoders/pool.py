@@ -32,7 +32,7 @@ LOADERS: dict[str, Loader] = {
 }
 
 #: most lanes of a CPU; more cores give each lane more threads
-MOST_LANES = 8
+MAX_LANES = 8
 #: lanes of a GPU: one copies and hands out while the other computes
 GPU_LANES = 2
 #: requests at once to all endpoints
@@ -49,10 +49,10 @@ REMOTE_RELOAD_S = 300
 REMOTE_LANES_PER_MODEL = 3
 
 #: most tokens that wait
-MOST_WAITING_TOKENS = 2**19
+MAX_WAITING_TOKENS = 2**19
 
 #: most loaded models; it bounds the remote ones, which take hardly any memory
-MOST_MODELS = 1_024
+MAX_MODELS = 1_024
 
 
 class EncoderPool:
@@ -82,7 +82,7 @@ class EncoderPool:
             each=REMOTE_LANES_PER_MODEL,
             threads=None,
             budget=BATCH_TOKENS,
-            most=MOST_WAITING_TOKENS,
+            most=MAX_WAITING_TOKENS,
         )
 
     def get(
@@ -178,7 +178,7 @@ class EncoderPool:
             )
         with self._lock:
             self._loaded[key] = model, time.monotonic()
-            while self._bytes() > self._limit or len(self._loaded) > MOST_MODELS:
+            while self._bytes() > self._limit or len(self._loaded) > MAX_MODELS:
                 self._loaded.popitem(last=False)
                 metrics.MODEL_LOADS.labels("unloaded").inc()
             self._update_metrics()
@@ -193,12 +193,12 @@ class EncoderPool:
 
 def _local_lanes(device: str, cores: int) -> Batcher:
     on_cpu = device == "cpu"
-    lanes = min(cores, MOST_LANES) if on_cpu else GPU_LANES
+    lanes = min(cores, MAX_LANES) if on_cpu else GPU_LANES
     return Batcher(
         lanes=lanes,
         threads=max(1, cores // lanes),
         budget=CPU_BATCH_TOKENS if on_cpu else BATCH_TOKENS,
-        most=MOST_WAITING_TOKENS,
+        most=MAX_WAITING_TOKENS,
         device=device,
     )
 

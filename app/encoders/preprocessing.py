@@ -175,11 +175,11 @@ class ImagePreparer:
             raise combine_errors(wrong)
         return items
 
-    def prepare_one(self, data: bytes, *, most_pixels: int | None = None) -> Item:
+    def prepare_one(self, data: bytes, *, max_pixels: int | None = None) -> Item:
         """Decode and preprocess one image.
 
         Raises InvalidImage, ImageTooLarge, and LargeImage before it decodes, or resizes to, more
-        than `most_pixels` pixels.
+        than `max_pixels` pixels.
         """
         preprocessing = self.preprocessing
         image = images.open_image(
@@ -187,7 +187,7 @@ class ImagePreparer:
             self._limits,
             preprocessing.mode,
             draft_side=preprocessing.draft_side,
-            most_pixels=most_pixels,
+            max_pixels=max_pixels,
         )
         size = f"{image.size[0]} x {image.size[1]} pixels"
         side, shorter, longer = preprocessing.scaled, min(image.size), max(image.size)
@@ -199,7 +199,7 @@ class ImagePreparer:
                 f"have more than {self._limits.pixels} pixels. Crop it.",
                 limit=self._limits.pixels,
             )
-        if most_pixels is not None and resized > most_pixels:
+        if max_pixels is not None and resized > max_pixels:
             raise images.LargeImage(resized)
         try:
             features = preprocessing.transform(image)

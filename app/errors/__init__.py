@@ -4,12 +4,12 @@ AnchorageError
 ├─ NotFound                  the project has no resource of that name or id
 │  └─ EncoderNotFound, AnchorSetNotFound, PairsNotFound, SampleNotFound, PoolNotFound,
 │     HeadNotFound, TranslatorNotFound, ContractNotFound, JobNotFound, ApiKeyNotFound,
-│     StoreNotFound, ReindexingNotFound, AliasNotFound
+│     StoreNotFound, MigrationNotFound, AliasNotFound
 ├─ Conflict                  the request contradicts the present state of the data
 │  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, TooFewAnchors,
 │     InputsNotStored, EncoderChanged, OffsetMismatch, PoolOfAnotherEncoder, JobFinished,
-│     RequestInProgress, ResourceGone, BlobMissing, StoreChanged, StoreRefused, ReindexingActive,
-│     WrongState, BelowPromise
+│     RequestInProgress, ResourceGone, BlobMissing, StoreChanged, StoreRefused, MigrationActive,
+│     WrongState, BelowEstimate
 ├─ Unauthenticated           no API key, or one that is not valid
 ├─ Forbidden                 the key, the Host or the Origin does not allow the request
 │  └─ ScopeMissing, HostNotAllowed, OriginNotAllowed
@@ -17,7 +17,7 @@ AnchorageError
 │  ├─ TooManyRequests        a limit of this client
 │  │  └─ RateLimited, TooManyJobs, TooMuchAtOnce
 │  └─ Unavailable            a limit or a fault of the service
-│     └─ Overloaded, QueueFull, DatabaseUnavailable, StorageUnavailable, EncoderFailed,
+│     └─ Overloaded, FitQueued, QueueFull, DatabaseUnavailable, StorageUnavailable, EncoderFailed,
 │        ClientLeft, StoreUnavailable, StoreFull
 ├─ TooLarge                  above a limit that the error names
 │  └─ BodyTooLarge, TooManyVectors, TooManyInputs, InputTooLong, ImageTooLarge, HeadTooLarge,
@@ -158,8 +158,8 @@ class StoreNotFound(NotFound):
     code = "store-not-found"
 
 
-class ReindexingNotFound(NotFound):
-    code = "reindexing-not-found"
+class MigrationNotFound(NotFound):
+    code = "migration-not-found"
 
 
 class Conflict(AnchorageError):
@@ -230,16 +230,16 @@ class StoreRefused(Conflict):
     code = "store-refused"
 
 
-class ReindexingActive(Conflict):
-    code = "reindexing-active"
+class MigrationActive(Conflict):
+    code = "migration-active"
 
 
 class WrongState(Conflict):
     code = "wrong-state"
 
 
-class BelowPromise(Conflict):
-    code = "below-promise"
+class BelowEstimate(Conflict):
+    code = "below-estimate"
 
 
 class Unauthenticated(AnchorageError):
@@ -291,6 +291,16 @@ class Overloaded(Unavailable):
     code = "overloaded"
 
 
+class FitQueued(Unavailable):
+    """A job makes the fit that the request needs. `job` is its row."""
+
+    code = "fit-queued"
+
+    def __init__(self, detail: str, job: Any, *, retry_after_s: int) -> None:
+        super().__init__(detail, retry_after_s=retry_after_s)
+        self.job = job
+
+
 class QueueFull(Unavailable):
     code = "queue-full"
 
@@ -313,7 +323,7 @@ class ClientLeft(Unavailable):
 
 class StoreUnavailable(Unavailable):
     code = "store-unavailable"
-    #: whether the store certainly is as before the step of a reindexing that failed
+    #: whether the store certainly is as before the step of a migration that failed
     is_unchanged = False
 
 
@@ -510,9 +520,9 @@ class InvalidSeeds(Invalid):
 
 
 class QualityBelowMinimum(Invalid):
-    """The translator promises less than the request or the contract asks for.
+    """The translator estimates less than the request or the contract asks for.
 
-    found  what it promises; None: there are too few anchors to promise anything
+    found  what it estimates; None: there are too few anchors to estimate anything
     """
 
     code = "quality-below-minimum"

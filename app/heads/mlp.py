@@ -15,7 +15,7 @@ from app.errors import HeadTooLarge, InvalidHead
 from app.heads import files
 from app.heads.base import MAX_HEAD_BYTES, clamp_to_float32
 
-MOST_MODULES = 64
+MAX_MODULES = 64
 MAX_LAYER_WIDTH = 16_384
 #: numbers of the widest layer that one step computes: 32 MiB in float64
 MLP_PIECE_NUMBERS = 2**22
@@ -158,12 +158,12 @@ def _width_after(i: int, module: str, tensors: Parameters, width: int) -> int:
 
 
 def _check_architecture(architecture: Sequence[str]) -> None:
-    if len(architecture) > MOST_MODULES:
+    if len(architecture) > MAX_MODULES:
         raise HeadTooLarge(
-            f"`architecture` has {len(architecture)} modules; the limit is {MOST_MODULES}. "
+            f"`architecture` has {len(architecture)} modules; the limit is {MAX_MODULES}. "
             "Send a head with fewer modules.",
             field="architecture",
-            limit=MOST_MODULES,
+            limit=MAX_MODULES,
         )
     if unknown := [i for i, module in enumerate(architecture) if module not in KNOWN_MODULES]:
         raise InvalidHead(

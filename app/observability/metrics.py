@@ -90,6 +90,11 @@ ENCODE_WAIT_SECONDS = Histogram(
 ENCODE_DROPPED = Counter(
     "anchorage_encode_dropped_total", "Inputs that were not encoded because their client left."
 )
+NATIVE_TEXTS = Counter(
+    "anchorage_native_texts_total",
+    "Texts for native scores: embedded, cached, or missing: refused, late or over the budget.",
+    ["outcome"],
+)
 MODELS = Gauge(
     "anchorage_models_loaded", "Models of encoders in memory.", multiprocess_mode="livesum"
 )

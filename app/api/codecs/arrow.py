@@ -42,7 +42,7 @@ FRAME_BYTES = 8
 METADATA_BYTES, LIGHT_METADATA_BYTES = 8 * 1024, 1024
 
 #: most record batches of a body: pyarrow keeps some kilobytes for each
-MOST_BATCHES = 4_096
+MAX_BATCHES = 4_096
 
 
 def is_light(data: bytes | memoryview) -> bool:
@@ -50,7 +50,7 @@ def is_light(data: bytes | memoryview) -> bool:
     return _metadata_size(data) <= LIGHT_METADATA_BYTES
 
 
-def read_vectors(data: bytes | memoryview, most_rows: int) -> Tensor:
+def read_vectors(data: bytes | memoryview, max_rows: int) -> Tensor:
     """Returns the vectors of a whole stream, without a copy if possible.
 
     It has one column of vectors, and optionally one of ids, which is not read.
@@ -76,7 +76,7 @@ def read_vectors(data: bytes | memoryview, most_rows: int) -> Tensor:
                 field="vectors",
             )
 
-    batches = read_batches(data, most_rows, check)
+    batches = read_batches(data, max_rows, check)
     parts, start = [], 0
     for batch in batches:
         parts.append(matrix(batch, places[0], data, start))
@@ -84,14 +84,14 @@ def read_vectors(data: bytes | memoryview, most_rows: int) -> Tensor:
     return _join(parts)
 
 
-def read_items(data: bytes | memoryview, most_rows: int) -> dict[str, Any]:
+def read_items(data: bytes | memoryview, max_rows: int) -> dict[str, Any]:
     """Returns the fields of a request with the items of an anchor set.
 
     A column of float lists holds the vectors by the encoder of its name. The text columns `input`
     and `role` hold the items and their roles.
     Raises BadColumn, RaggedRows, and as `read_batches` and `matrix`.
     """
-    batches = read_batches(data, most_rows, _check_items)
+    batches = read_batches(data, max_rows, _check_items)
     schema = batches[0].schema
     fields: dict[str, Any] = {}
     for place, each in enumerate(schema):
@@ -134,7 +134,7 @@ def _texts(batches: Sequence[pa.RecordBatch], place: int, name: str) -> list[str
 
 
 def read_batches(
-    data: bytes | memoryview, most_rows: int, check: Callable[[pa.Schema], None]
+    data: bytes | memoryview, max_rows: int, check: Callable[[pa.Schema], None]
 ) -> list[pa.RecordBatch]:
     """Returns the batches of a whole stream that have rows, at least one.
 
@@ -159,12 +159,12 @@ def read_batches(
             batch = ipc.read_record_batch(message, schema)
             batch.validate(full=True)
             rows, count = rows + batch.num_rows, count + 1
-            if rows > most_rows:
-                detail = f"The body has more than {most_rows} vectors, the limit. Split it."
-                raise TooManyVectors(detail, field="vectors", limit=most_rows)
-            if count > MOST_BATCHES:
+            if rows > max_rows:
+                detail = f"The body has more than {max_rows} vectors, the limit. Split it."
+                raise TooManyVectors(detail, field="vectors", limit=max_rows)
+            if count > MAX_BATCHES:
                 raise BadArrow(
-                    f"The stream has more than {MOST_BATCHES} record batches. Send larger ones.",
+                    f"The stream has more than {MAX_BATCHES} record batches. Send larger ones.",
                     field="vectors",
                 )
             if batch.num_rows:

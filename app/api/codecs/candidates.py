@@ -60,11 +60,13 @@ class CandidateBlocks:
     vectors   for each query (m, d); (0, 0) for a query without candidates
     ids       for each query m ids; None: the positions 0 to m - 1
     id_array  the ids of an Arrow body, one query's after the other's, in place of `ids`
+    texts     for each query m texts, None where a candidate has none; None: no text was sent
     """
 
     vectors: Sequence[Tensor]
     ids: Sequence[Sequence[int | str]] | None = None
     id_array: pa.Array | None = None
+    texts: Sequence[Sequence[str | None]] | None = None
 
     @cached_property
     def id_lists(self) -> Sequence[Sequence[int | str]] | None:
@@ -80,7 +82,7 @@ def is_light(data: bytes | memoryview) -> bool:
     return len(data) <= LIGHT_BYTES and npy.read_header(data, "queries").shape[0] <= LIGHT_QUERIES
 
 
-def read_npy(data: bytes | memoryview, most_rows: int) -> dict[str, Any]:
+def read_npy(data: bytes | memoryview, max_rows: int) -> dict[str, Any]:
     """Returns the fields of an npy body.
 
     Raises BadNpy, BadDtype, BadShape, EmptyVectors, TooManyVectors.
@@ -94,23 +96,23 @@ def read_npy(data: bytes | memoryview, most_rows: int) -> dict[str, Any]:
         )
     vectors = fields.pop("vectors")
     count = vectors.shape[0] * vectors.shape[1]
-    if count > most_rows:  # `unbind` makes a tensor of 700 bytes for each query
+    if count > max_rows:  # `unbind` makes a tensor of 700 bytes for each query
         raise TooManyVectors(
-            f"The request has {count} candidates; at most {most_rows} are allowed. Send fewer "
+            f"The request has {count} candidates; at most {max_rows} are allowed. Send fewer "
             "queries, or fewer candidates of each.",
             field="candidates",
-            limit=most_rows,
+            limit=max_rows,
         )
     fields["candidates"] = CandidateBlocks(vectors.unbind())
     return fields
 
 
-def read_arrow(data: bytes | memoryview, most_rows: int) -> dict[str, Any]:
+def read_arrow(data: bytes | memoryview, max_rows: int) -> dict[str, Any]:
     """Returns the fields of an Arrow body.
 
     Raises BadColumn, BadDtype, DimensionMismatch, and as `arrow.read_batches`.
     """
-    batches = arrow.read_batches(data, most_rows, _check_columns)
+    batches = arrow.read_batches(data, max_rows, _check_columns)
     has = set(batches[0].schema.names)
     queries: list[Tensor] = []
     old: list[Tensor] = []

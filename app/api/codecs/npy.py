@@ -37,7 +37,7 @@ _SHAPES = {
 }
 
 #: largest header: numpy writes 128 bytes, and parsing takes some microseconds for each byte
-MOST_NPY_HEADER_BYTES = 1_024
+MAX_NPY_HEADER_BYTES = 1_024
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,9 @@ def header_size(start: bytes, field: str = "vectors") -> int:
         if wide
         else int.from_bytes(start[8:10], "little") + 10
     )
-    if not 12 <= size <= MOST_NPY_HEADER_BYTES:
+    if not 12 <= size <= MAX_NPY_HEADER_BYTES:
         raise BadNpy(
-            f"The npy header must have 12 to {MOST_NPY_HEADER_BYTES} bytes, and has {size}.",
+            f"The npy header must have 12 to {MAX_NPY_HEADER_BYTES} bytes, and has {size}.",
             field=field,
         )
     return size

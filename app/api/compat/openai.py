@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pybase64
+import torch
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from torch import Tensor
@@ -79,7 +80,9 @@ class EmbeddingsRequest(Body):
         None, description="How the answer holds vectors. Default `float`."
     )
     dimensions: int | None = Field(
-        None, description="Must equal the model's dimension, if it is sent."
+        None,
+        description="Numbers of each vector, at most the model's: the first ones. A translation "
+        "has all of its target's.",
     )
     user: str | None = Field(None, max_length=1_000, description="Ignored.")
     input_type: fields.Role = "document"
@@ -185,10 +188,16 @@ def _embed(
             NameKey(project, "encoder", (model_id.encoder,)),
             lambda: models.find_model(services, project, model_id)[0],
         )
-        _require_dimensions(model, row.dim, dimensions)
+        if dimensions is not None and not 1 <= dimensions <= row.dim:
+            raise InvalidOption(
+                f"Model {model!r} has {row.dim} dimensions. Send 1 to {row.dim}, or remove "
+                "`dimensions`.",
+                field="dimensions",
+            )
         incoming.reserve_answer(services, context, "input", len(inputs), dim=row.dim)
         own = encoding.encode(services, context, row, inputs, role=role, field="input")
-        return EmbeddedInputs(own.vectors, own.tokens, own.truncated)
+        vectors = _cut(own.vectors, dimensions, unit=bool((row.identity or {}).get("normalise")))
+        return EmbeddedInputs(vectors, own.tokens, own.truncated)
     translation = apply.Translation(request)
     pair = translators.resolve(services, translation.name(project))
     source, target = pair.both
@@ -200,11 +209,22 @@ def _embed(
     )
 
 
+def _cut(vectors: Tensor, dimensions: int | None, *, unit: bool) -> Tensor:
+    """Returns the first numbers of vectors (n, d), with the length 1 if the whole ones have it.
+
+    Models that were trained for it (Matryoshka) lose little; others lose more.
+    """
+    if dimensions is None or dimensions == vectors.shape[1]:
+        return vectors
+    cut = vectors[:, :dimensions]
+    return torch.nn.functional.normalize(cut, dim=1) if unit else cut
+
+
 def _require_dimensions(model: str, dim: int, dimensions: int | None) -> None:
     if dimensions not in (None, dim):
         raise InvalidOption(
-            f"Model {model!r} has {dim} dimensions. Remove `dimensions`, or register an encoder "
-            "with `options.dim`.",
+            f"Model {model!r} has {dim} dimensions. Remove `dimensions`, or name a target encoder "
+            "with `options.dim` and anchors of it.",
             field="dimensions",
         )
 

@@ -30,7 +30,7 @@ from app.api import docs
 from app.api.http import bodies, problems
 from app.api.http.connections import CONNECTION
 from app.api.http.in_flight import InFlight, Reservation
-from app.api.http.rates import FailedKeys, RateLimiter
+from app.api.http.rates import RateLimiter
 from app.errors import AnchorageError, HostNotAllowed, OriginNotAllowed, Unauthenticated
 from app.observability import metrics
 from app.services.access.api_keys import Caller, KeyRing
@@ -82,8 +82,9 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 EVENT_STREAMS = 100
 EVENTS_PATH = re.compile(r"/jobs/[^/]+/events")
 
-#: threads that look up keys
-KEY_THREADS = 8
+#: threads that look up keys that worked in this process before, and all other keys: a flood of
+#: wrong keys waits for its own threads. Nothing counts wrong keys: no client can guess 256 bits
+KEY_THREADS, UNKNOWN_KEY_THREADS = 8, 2
 
 #: how long a key that worked within the last minute waits for the database
 KEY_LOOK_UP_S = 1.0
@@ -101,6 +102,8 @@ class Admission:
     stopping  the server reports it in /readyz, and closes connections after their answer
     console   whether the server has the console, whose requests may carry their key in a cookie
     threads   for look-ups of keys: slow requests can occupy all other threads
+    unknown_threads
+              the same for keys that have not worked in this process yet
     parsing   for large bodies of JSON and Arrow, one at a time
     """
 
@@ -116,8 +119,10 @@ class Admission:
     console: bool = False
     stopping: bool = False
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(KEY_THREADS))
+    unknown_threads: CapacityLimiter = field(
+        default_factory=lambda: CapacityLimiter(UNKNOWN_KEY_THREADS)
+    )
     parsing: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
-    failed_keys: FailedKeys = field(default_factory=FailedKeys)
 
     def is_console(self, scope: Scope) -> bool:
         """Whether the request is of the console, and the server has one."""
@@ -156,32 +161,25 @@ class Admission:
             raise Unauthenticated(
                 "The request has no API key. Send `Authorization: Bearer anc_...` or `X-API-Key`."
             )
-        caller = self.keys.recall(text) or await self._look_up(self.keys, text, address)
+        caller = self.keys.recall(text) or await self._look_up(self.keys, text)
         structlog.contextvars.bind_contextvars(key_id=caller.key_id)
         if (rate := caller.rate_limit or self.rates.default) is not None:
             await self.rates.count(f"key {caller.key_id}", rate)
         return caller
 
-    async def _look_up(self, keys: KeyRing, text: str, address: str) -> Caller:
+    async def _look_up(self, keys: KeyRing, text: str) -> Caller:
         """Returns the caller from the database. Raises as `find_caller`.
 
-        A key that worked recently waits neither for a slow database nor for the wrong keys of its
-        address.
+        A key that worked recently waits for a slow database at most KEY_LOOK_UP_S.
         """
-        if not keys.knows(text):
-            await self.failed_keys.check(address)
         trusted = keys.outlast(text)
         with move_on_after(None if trusted is None else KEY_LOOK_UP_S):
-            try:
-                return await to_thread.run_sync(
-                    keys.look_up,
-                    text,
-                    limiter=self.threads,
-                    abandon_on_cancel=trusted is not None,
-                )
-            except Unauthenticated:
-                await self.failed_keys.count(address)
-                raise
+            return await to_thread.run_sync(
+                keys.look_up,
+                text,
+                limiter=self.threads if keys.knows(text) else self.unknown_threads,
+                abandon_on_cancel=trusted is not None,
+            )
         assert trusted is not None
         return trusted
 

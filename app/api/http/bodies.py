@@ -57,7 +57,7 @@ INLINE_BODY_BYTES = 64 * 1024
 
 #: most lists and objects of a larger JSON body, by their first characters. orjson builds them
 #: without a pause, and Python's garbage collector walks them: 2.8 million would take a second
-MOST_CONTAINERS = 2**19
+MAX_CONTAINERS = 2**19
 
 BodyT = TypeVar("BodyT", bound=Body)
 
@@ -65,12 +65,12 @@ BodyT = TypeVar("BodyT", bound=Body)
 Reader = Callable[[Data, int], dict[str, Any]]
 
 
-def _read_npy(data: Data, most_rows: int) -> dict[str, Any]:
+def _read_npy(data: Data, max_rows: int) -> dict[str, Any]:
     return {"vectors": npy.read(data)}  # each route checks its limit of rows
 
 
-def _read_arrow(data: Data, most_rows: int) -> dict[str, Any]:
-    return {"vectors": arrow.read_vectors(data, most_rows)}
+def _read_arrow(data: Data, max_rows: int) -> dict[str, Any]:
+    return {"vectors": arrow.read_vectors(data, max_rows)}
 
 
 @dataclass(frozen=True)
@@ -285,8 +285,8 @@ async def _read(
     whole = await read_body_once(request)
     limits = request.app.state.services.limits
     # Each route checks its own limit later.
-    most_rows = max(limits.vectors, limits.pool) if formats.pools else limits.vectors
-    parse = partial(_parse, formats, whole, query, model, most_rows)
+    max_rows = max(limits.vectors, limits.pool) if formats.pools else limits.vectors
+    parse = partial(_parse, formats, whole, query, model, max_rows)
     if _is_light(formats, whole):
         return parse(), whole
     return await to_thread.run_sync(parse, limiter=request.app.state.admission.parsing), whole
@@ -310,15 +310,15 @@ def wrong_media(request: Request, media: str, readable: tuple[str, ...]) -> str:
 
 
 def validate(
-    model: type[BodyT], fields: Any, place: Place = "body", most_rows: int | None = None
+    model: type[BodyT], fields: Any, place: Place = "body", max_rows: int | None = None
 ) -> BodyT:
     """Returns the fields as the model; `place` is where the client sent them.
 
-    most_rows  a limit for validators, in their context
+    max_rows  a limit for validators, in their context
     Raises RequestValidationError, as FastAPI does, and the errors of vectors fields.
     """
     try:
-        return model.model_validate(fields, context={"most_rows": most_rows})
+        return model.model_validate(fields, context={"max_rows": max_rows})
     except ValidationError as error:
         raise located(error, model, place=place) from None
 
@@ -328,32 +328,32 @@ def _parse(
     whole: WholeBody,
     query: dict[str, Any],
     model: type[BodyT],
-    most_rows: int,
+    max_rows: int,
 ) -> BodyT:
     """Returns the body and the query string as the model."""
     only_vectors = whole.media in media_types.VECTORS
     if only_vectors:
         read = formats.npy if whole.media == media_types.NPY else formats.arrow
         assert read is not None
-        fields: Any = read(whole.data, most_rows)
+        fields: Any = read(whole.data, max_rows)
     else:
         fields = _parse_json(whole.data)
         if whole.files is not None:
             fields = _with_files(fields, whole.files)
     if query:
         fields = query_fields.join(fields, query, only_vectors=only_vectors)
-    return validate(model, fields, "query string" if only_vectors else "body", most_rows)
+    return validate(model, fields, "query string" if only_vectors else "body", max_rows)
 
 
 def _parse_json(data: Data) -> Any:
     """Returns the JSON as Python objects. Raises Malformed and BodyTooLarge."""
     if len(data) > INLINE_BODY_BYTES:
         text = bytes(data)
-        if text.count(b"[") + text.count(b"{") > MOST_CONTAINERS:
+        if text.count(b"[") + text.count(b"{") > MAX_CONTAINERS:
             raise BodyTooLarge(
-                f"The JSON body has more than {MOST_CONTAINERS} lists and objects, the limit. Send "
+                f"The JSON body has more than {MAX_CONTAINERS} lists and objects, the limit. Send "
                 "fewer items at once, or send vectors as base64, npy or Arrow.",
-                limit=MOST_CONTAINERS,
+                limit=MAX_CONTAINERS,
             )
     try:
         return orjson.loads(data)
@@ -416,7 +416,7 @@ async def read_body_once(request: Request) -> WholeBody:
         return state["whole_body"]  # type: ignore[no-any-return]
     media, admission = media_of(request), request.app.state.admission
     refuse_encoded(request)
-    most = most_json = min(admission.max_json, admission.max_body_bytes)
+    most = max_json = min(admission.max_json, admission.max_body_bytes)
     if media in (*media_types.VECTORS, media_types.MULTIPART):
         most = admission.max_body_bytes
     data, files = await read_whole(request, most), None
@@ -425,8 +425,8 @@ async def read_body_once(request: Request) -> WholeBody:
         data, files = await run_in_threadpool(
             multipart.split, request.headers["content-type"], data
         )
-        if len(data) > most_json:
-            raise _too_large(most_json)
+        if len(data) > max_json:
+            raise _too_large(max_json)
     whole = WholeBody(media, data, files, arrived)
     if "idempotency-key" in request.headers:  # whose dependency reads it too
         state["whole_body"] = whole

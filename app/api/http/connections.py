@@ -79,7 +79,7 @@ class Connections:
         self._waiting.pop(connection, None)
 
 
-def most_connections(wanted: int | None) -> int:
+def max_connections(wanted: int | None) -> int:
     """Returns `wanted` or the default, but at most half of this process's open files."""
     return min(_open_files() // 2, DEFAULT_CONNECTIONS if wanted is None else wanted)
 
@@ -95,7 +95,7 @@ def _open_files() -> int:
 
 
 #: the connections of this process, unless the server sets others
-PROCESS_CONNECTIONS = Connections(most_connections(None))
+PROCESS_CONNECTIONS = Connections(max_connections(None))
 
 
 class BoundedHttp(HttpToolsProtocol):

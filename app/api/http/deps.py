@@ -113,6 +113,12 @@ ASYNC: dict[str, Any] = {
     "model": Job,
     "description": "The job that does the work; with `Prefer: respond-async`.",
 }
+#: the 202 of a route that may need a long fit
+FIT_QUEUED: dict[str, Any] = {
+    "model": Job,
+    "description": "The job that makes the fit which the request needs. Repeat the request when "
+    "it has ended.",
+}
 Prefer = Annotated[
     str | None,
     Header(description="`respond-async` leaves the work to a job (RFC 7240)."),

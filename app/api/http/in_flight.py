@@ -16,8 +16,8 @@ class InFlight:
     shares   by project, its requests and bytes
     """
 
-    most_requests: int
-    most_bytes: int = 0
+    max_requests: int
+    max_bytes: int = 0
     what: str = "requests"
     retry_after_s: int = 1
     requests: int = field(default=0, init=False)
@@ -43,12 +43,12 @@ class Reservation:
         """Takes a place. Raises Overloaded."""
         every = self._all
         with every.lock:
-            if every.requests >= every.most_requests:
+            if every.requests >= every.max_requests:
                 raise Overloaded(
-                    f"The server is answering {every.most_requests} {every.what}, its limit. Try "
+                    f"The server is answering {every.max_requests} {every.what}, its limit. Try "
                     "again.",
                     retry_after_s=every.retry_after_s,
-                    limit=every.most_requests,
+                    limit=every.max_requests,
                 )
             every.requests += 1
             self._entered = True
@@ -60,7 +60,7 @@ class Reservation:
             return
         with every.lock:
             count, held = every.shares.get(project, (0, 0))
-            half = every.most_requests // 2
+            half = every.max_requests // 2
             if count and count >= half:
                 raise TooMuchAtOnce(
                     f"This project has {count} {every.what} in flight, and its limit is {half}. "
@@ -77,7 +77,7 @@ class Reservation:
         One request reserves at most half of all bytes, even if it needs more.
         """
         every = self._all
-        half = every.most_bytes // 2
+        half = every.max_bytes // 2
         with every.lock:
             size = min(size, half - self._bytes)
             if size == 0:
@@ -88,10 +88,10 @@ class Reservation:
                     f"This project has {held} bytes in flight, this request needs {size} more, and "
                     f"the project's limit is {half}. Send fewer requests at once."
                 )
-            if every.bytes + size > every.most_bytes:
+            if every.bytes + size > every.max_bytes:
                 raise Overloaded(
                     f"The server holds {every.bytes} bytes in flight, and its limit is "
-                    f"{every.most_bytes}. Try again."
+                    f"{every.max_bytes}. Try again."
                 )
             if self._project is not None:
                 every.shares[self._project] = (count, held + size)

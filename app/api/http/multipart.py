@@ -16,8 +16,8 @@ from app.errors import BodyTooLarge, MalformedParts
 REQUEST, FILES = "request", "inputs"
 
 #: most parts of one body, and most bytes of one header of a part
-MOST_PARTS = 4_096
-MOST_PART_HEADER_BYTES = 4_096
+MAX_PARTS = 4_096
+MAX_PART_HEADER_BYTES = 4_096
 
 
 class _Parts:
@@ -34,9 +34,9 @@ class _Parts:
 
     def on_part_begin(self) -> None:
         self._count += 1
-        if self._count > MOST_PARTS:
-            detail = f"The body has more than {MOST_PARTS} parts, the limit. Split it."
-            raise BodyTooLarge(detail, limit=MOST_PARTS)
+        if self._count > MAX_PARTS:
+            detail = f"The body has more than {MAX_PARTS} parts, the limit. Split it."
+            raise BodyTooLarge(detail, limit=MAX_PARTS)
         self._headers, self._data = {}, bytearray()
 
     def on_header_begin(self) -> None:
@@ -76,9 +76,9 @@ class _Parts:
 
     def _grow(self, place: int, data: bytes) -> None:
         self._header[place].extend(data)
-        if len(self._header[place]) > MOST_PART_HEADER_BYTES:
+        if len(self._header[place]) > MAX_PART_HEADER_BYTES:
             raise MalformedParts(
-                f"A header of a part has more than {MOST_PART_HEADER_BYTES} bytes, the limit."
+                f"A header of a part has more than {MAX_PART_HEADER_BYTES} bytes, the limit."
             )
 
 

@@ -1,4 +1,4 @@
-"""/anchor-sets/{name}/contracts: the quality that translators of an anchor set must promise."""
+"""/anchor-sets/{name}/contracts: the quality that translators of an anchor set must estimate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/anchor-sets/{name}/contracts", tags=["anchor sets"])
 
 
 class NewContract(Body):
-    """The lowest quality that translators must promise."""
+    """The lowest quality that translators must estimate."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"min_quality": {"recall": 0.7}, "index": 100_000}]}
@@ -34,7 +34,7 @@ class NewContract(Body):
 
 
 class Contract(RowModel):
-    """The lowest quality that every translator from source to target must promise."""
+    """The lowest quality that every translator from source to target must estimate."""
 
     anchor_set: str = Field(
         validation_alias=AliasPath("source", "anchor_set", "name"),
@@ -78,11 +78,11 @@ def put_contract(
     body: Annotated[NewContract, json_body(NewContract)],
     services: Svc,
 ) -> Contract:
-    """Sets the lowest quality that translators between two encoders must promise.
+    """Sets the lowest quality that translators between two encoders must estimate.
 
     It replaces an earlier contract of the pair.
     Requests to `/translate`, `/stitch` and `/v1/embeddings` fail with `quality-below-minimum`
-    if the translator promises less.
+    if the translator estimates less.
     """
     minimum = body.min_quality.as_dict()
     if not minimum:

@@ -14,7 +14,7 @@ from app.api.schemas.fields import Dtype, Encoding, InputsBody, Name, Vectors
 from app.api.schemas.translation import Flag
 from app.errors import InvalidOption
 from app.maths.geometry import quantise
-from app.maths.geometry.quantise import FEWEST_BITS, MOST_BITS
+from app.maths.geometry.quantise import FEWEST_BITS, MAX_BITS
 from app.observability import metrics
 from app.services.serving import apply
 
@@ -46,7 +46,7 @@ class RelativeRequest(InputsBody):
         description="Ridge of the projector. Only applies with `encode_power` above 0. "
         "Default: chosen from the anchors.",
     )
-    bits: Annotated[int, Field(ge=FEWEST_BITS, le=MOST_BITS)] | None = Field(
+    bits: Annotated[int, Field(ge=FEWEST_BITS, le=MAX_BITS)] | None = Field(
         None,
         description="Bits of the rounded cosines. Only applies with `encode_power: 0`. "
         "Default: no rounding.",

@@ -13,6 +13,7 @@ from app.api.codecs.media_types import JSON
 from app.api.http import answers
 from app.api.http.answers import Writer
 from app.api.http.bodies import MATRIX_AND_QUERY, VECTOR_ANSWERS, Call, body_docs, vector_call
+from app.api.http.deps import FIT_QUEUED
 from app.api.http.problems import documented
 from app.api.schemas import fields
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Name, Vectors
@@ -141,6 +142,7 @@ class StitchAnswer(BaseModel):
     summary="Apply a head",
     responses={
         200: {"model": StitchAnswer, **VECTOR_ANSWERS},
+        202: FIT_QUEUED,
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,

@@ -12,6 +12,7 @@ from torch import Tensor
 from app.api.codecs import media_types
 from app.api.http import answers
 from app.api.http.bodies import MATRIX_AND_QUERY, VECTOR_ANSWERS, Call, body_docs, vector_call
+from app.api.http.deps import FIT_QUEUED
 from app.api.http.problems import documented
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Vectors
 from app.api.schemas.translation import AnswerWarningOut, Flag, PairRequest, Share
@@ -207,6 +208,7 @@ class TranslateAnswer(BaseModel):
     summary="Translate vectors",
     responses={
         200: {"model": TranslateAnswer, **VECTOR_ANSWERS},
+        202: FIT_QUEUED,
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,

@@ -24,7 +24,7 @@ from app.api.http.deps import (
 from app.api.http.problems import documented
 from app.api.schemas.fields import Name, RowModel
 from app.api.schemas.jobs import Job
-from app.api.schemas.quality import ChoiceOut, PromiseOut, TranslatorReportOut
+from app.api.schemas.quality import ChoiceOut, EstimateOut, TranslatorReportOut
 from app.api.schemas.translation import INDEX_DESCRIPTION, IndexSize, PairRequest
 from app.maths.quality.candidates import Preference
 from app.services.access.idempotency import idempotent
@@ -139,12 +139,12 @@ def create_translator(
         row = translators.find_with_report(
             services, context.project, fitted.id, between=(source.id, target.id)
         )
-        contracts.require_promise(row, request.min_quality, request.index)
+        contracts.require_estimate(row, request.min_quality, request.index)
         return row
 
     row = idempotent(services, context, repeat, tables.TranslatorRow, fit)
     response.headers["Location"] = f"/translators/{row.content}"
-    return _with_promise(
+    return _with_estimate(
         translators.find_with_report(
             services, context.project, row.content, between=(row.source_id, row.target_id)
         ),
@@ -177,12 +177,12 @@ def get_translator(
     project: Reads,
     index: Annotated[IndexSize | None, Query(description=INDEX_DESCRIPTION)] = None,
 ) -> TranslatorOut:
-    """Returns a translator with its report, whose promise is for an index of `index` items.
+    """Returns a translator with its report, whose estimate is for an index of `index` items.
 
     `/translate` and `/stitch` answer the id.
     By default, a translator is deleted after 90 days without use.
     """
-    return _with_promise(translators.find_with_report(services, project, id), index)
+    return _with_estimate(translators.find_with_report(services, project, id), index)
 
 
 @router.get(
@@ -212,8 +212,8 @@ def download_translator(id: TranslatorId, services: Svc, context: ReadContext) -
     )
 
 
-def _with_promise(row: tables.TranslatorRow, index: int | None) -> TranslatorOut:
+def _with_estimate(row: tables.TranslatorRow, index: int | None) -> TranslatorOut:
     answer = TranslatorOut.model_validate(row)
-    promised = translator_reports.promise_for(row.report or {}, index)
-    answer.report.promise = None if promised is None else PromiseOut.model_validate(promised)
+    estimated = translator_reports.estimate_for(row.report or {}, index)
+    answer.report.estimate = None if estimated is None else EstimateOut.model_validate(estimated)
     return answer

@@ -19,7 +19,7 @@ from app.api.schemas.fields import (
     parse_matrix,
 )
 from app.errors import InvalidRequest, NotExactlyOne
-from app.services.anchors.anchor_embedding import MOST_SET_ENCODERS
+from app.services.anchors.anchor_embedding import MAX_SET_ENCODERS
 from app.services.encoders.encoding import Inputs
 from app.storage import tables
 
@@ -28,11 +28,11 @@ class ItemsBody(InputsBody):
     """Base of request bodies that hold items of a set, as vectors by encoder or as inputs."""
 
     embeddings: (
-        Annotated[dict[Name, UndecodedVectors], Field(max_length=MOST_SET_ENCODERS)] | None
+        Annotated[dict[Name, UndecodedVectors], Field(max_length=MAX_SET_ENCODERS)] | None
     ) = Field(
         None,
         description="Vectors by name of the encoder. Row i is the same item for every encoder. "
-        f"At most {MOST_SET_ENCODERS} encoders.",
+        f"At most {MAX_SET_ENCODERS} encoders.",
     )
     vectors: Vectors = Field(
         None, description="Vectors by one encoder, which `encoder` names, in place of `embeddings`."
@@ -136,7 +136,7 @@ class ListedAnchorSet(RowModel):
     ]
     spaces: list[SpaceSummary] = Field(description="The embeddings, one entry for each encoder.")
     provenance: dict[str, Any] | None = Field(
-        description="The bootstrap job that created the set. Null for other sets."
+        description="The bootstrap job or the store that the set comes from. Null for other sets."
     )
     keeps_inputs: Annotated[bool, BeforeValidator(lambda blob: blob is not None)] = Field(
         validation_alias="inputs",

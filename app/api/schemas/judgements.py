@@ -15,7 +15,7 @@ from app.services.relevance.judged_evaluation import ChosenBy, JudgementColumns
 from app.services.translators.translators import FitRequest
 
 #: most judgements of a request
-MOST_JUDGEMENTS = 100_000
+MAX_JUDGEMENTS = 100_000
 
 RowOrText = Annotated[int, Field(ge=0, lt=2**31)] | Annotated[str, Field(max_length=200)]
 Ids = Annotated[
@@ -47,7 +47,7 @@ class JudgedFields(Body):
     """The fields of a request with judgements."""
 
     judgements: (
-        Annotated[list[Judgement], Field(fail_fast=True, min_length=1, max_length=MOST_JUDGEMENTS)]
+        Annotated[list[Judgement], Field(fail_fast=True, min_length=1, max_length=MAX_JUDGEMENTS)]
         | None
     ) = Field(
         None,

@@ -63,7 +63,7 @@ class HeldOutReportOut(BaseModel):
     )
 
 
-class EstimateOut(BaseModel):
+class IntervalEstimateOut(BaseModel):
     """An estimate with its 95 % interval."""
 
     value: float = Field(description="The estimate.")
@@ -71,7 +71,7 @@ class EstimateOut(BaseModel):
     high: float = Field(description="Upper end of the interval.")
 
 
-class PromiseOut(BaseModel):
+class EstimateOut(BaseModel):
     """The quality to expect from a translator that is fitted to all anchors."""
 
     anchors: int = Field(
@@ -87,7 +87,7 @@ class PromiseOut(BaseModel):
         description="Whether recall was measured in an index of that size, of held-out anchors and "
         "the store's sample. If not, it is extrapolated."
     )
-    measures: dict[str, EstimateOut] = Field(description="Expected quality, by measure.")
+    measures: dict[str, IntervalEstimateOut] = Field(description="Expected quality, by measure.")
 
 
 class ChanceComparisonOut(BaseModel):
@@ -119,7 +119,7 @@ class ProjectedGainOut(BaseModel):
     """What more anchors of the same kind would probably add."""
 
     anchors: int = Field(description="Number of additional anchors.")
-    gain: dict[str, EstimateOut] = Field(description="Expected increase, by measure.")
+    gain: dict[str, IntervalEstimateOut] = Field(description="Expected increase, by measure.")
 
 
 class LearningCurveOut(BaseModel):
@@ -295,10 +295,10 @@ class TranslatorReportOut(BaseModel):
         description="Learning curve. Null below 25 distinct anchors."
     )
     influence: InfluenceOut | None = Field(description="Harmful anchors. Null if `held_out` is.")
-    promise: PromiseOut | None = Field(
+    estimate: EstimateOut | None = Field(
         description="Expected quality in an index of `index` items. Null if `held_out` is."
     )
-    promises: list[PromiseOut] = Field(
+    estimates: list[EstimateOut] = Field(
         description="The same for 1,000, 10,000 and 100,000 items and the store's size. "
         "Empty if `held_out` is null."
     )
@@ -316,7 +316,7 @@ class TranslatorReportOut(BaseModel):
     alignment: AlignmentOut | None = Field(
         None,
         description="The estimate of the alignment that made the anchors. Then nothing is measured "
-        "on them: `evidence`, `learning`, `influence`, `promise`, `held_out` and `cka` are null. "
+        "on them: `evidence`, `learning`, `influence`, `estimate`, `held_out` and `cka` are null. "
         "Null for known anchors.",
     )
     source: TranslatorSpaceOut = Field(description="The source encoder's anchors.")

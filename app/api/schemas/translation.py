@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from app.api.schemas.fields import Body, Name
 from app.errors import InvalidRequest
 from app.maths.quality.candidates import Preference
-from app.maths.quality.promise import LARGEST_INDEX, SMALLEST_INDEX
+from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
 from app.maths.translators import methods
 from app.services.translators import translators
 from app.services.translators.warnings import WarningCode
@@ -84,7 +84,7 @@ class TranslationOptions(Body):
 class MinQuality(Body):
     """The lowest expected quality that is accepted, in an index of `index` items.
 
-    If the translator's promise is lower, the request fails with `quality-below-minimum`.
+    If the translator's estimate is lower, the request fails with `quality-below-minimum`.
     """
 
     recall: Share | None = Field(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.errors import AnchorageError
+from app.errors import AddressNotListed, AnchorageError
 from app.settings import Settings
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 State = Literal["ok", "warning", "failed"]
 
 #: seconds by which the database's clock may differ: a lease lasts 30 s by default
-MOST_CLOCK_SKEW_S = 2.0
+MAX_CLOCK_SKEW_S = 2.0
 
 #: seconds after which a queued job counts as neglected
 LONG_QUEUED_S = 60.0
@@ -61,6 +61,7 @@ def examine_backends(settings: Settings) -> Iterator[DoctorFinding]:
         yield database
         if database.state == "failed":
             return
+        yield _blobs(services)
         yield _keys(settings, services)
         yield _jobs(settings, services)
         yield _encoders(settings, services)
@@ -98,7 +99,7 @@ def _database(services: Services) -> DoctorFinding:
             "Start it, or correct ANCHORAGE_DATABASE_URL.",
         )
     skew = 0.0 if kind == "SQLite" else _skew_s(their_clock)
-    if skew > MOST_CLOCK_SKEW_S:
+    if skew > MAX_CLOCK_SKEW_S:
         return DoctorFinding(
             "database",
             "warning",
@@ -200,6 +201,26 @@ def _jobs(settings: Settings, services: Services) -> DoctorFinding:
     return DoctorFinding("jobs", "ok", detail)
 
 
+def _blobs(services: Services) -> DoctorFinding:
+    from app.storage.queries import resources
+
+    with services.db.transaction() as session:
+        named = resources.named_blobs(session)
+    lacking = [name for name in named if not services.blobs.has(name)]
+    if not lacking:
+        return DoctorFinding(
+            "blobs", "ok", f"The data dir has all files of vectors that rows name: {len(named)}."
+        )
+    return DoctorFinding(
+        "blobs",
+        "failed",
+        f"{len(lacking)} of {len(named)} files of vectors that the database names are missing in "
+        f"{services.blobs.root}.",
+        "Mount the disk, or set ANCHORAGE_DATA_DIR to the folder of the service; if they are "
+        "lost, restore a backup with `anchorage db restore`.",
+    )
+
+
 def _encoders(settings: Settings, services: Services) -> DoctorFinding:
     from app.storage import tables
 
@@ -235,6 +256,9 @@ def _stores(services: Services) -> list[DoctorFinding]:
     for row in rows:
         try:
             facts = services.stores.wait(row, lambda store: store.facts())
+        except AddressNotListed as error:
+            advice = "Add the address, or delete the store."
+            found.append(DoctorFinding("stores", "failed", f"{row.name}: {error.detail}", advice))
         except AnchorageError as error:
             detail = f"{row.name}: {hide_url(error.detail, services.stores.location(row).url)}"
             advice = f"Check the address {row.address!r} in ANCHORAGE_STORES."

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from app.services.context import Services
 
 #: most anchors of a quickstart: more take longer and gain little
-MOST_ANCHORS = 5_000
+MAX_ANCHORS = 5_000
 
 #: rows of a store that become anchors
 STORE_ANCHORS = 2_000

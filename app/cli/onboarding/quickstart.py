@@ -89,7 +89,7 @@ def quickstart(
         raise typer.BadParameter(f"--report: there is no folder {report.absolute().parent}.")
     settings = read_settings()
     with explain_faults(), open_services(settings) as services:
-        services.db.migrate()
+        services.db.upgrade()
         if from_store:
             from app.cli.onboarding.anchor_input import read_store
 
@@ -190,7 +190,7 @@ def _register(services: Services, project: str, places: dict[str, str]) -> dict[
 
     Raises typer.BadParameter before anything is registered, and AnchorageError.
     """
-    from app.cli.onboarding.anchor_input import MOST_ANCHORS, read_vectors, spread
+    from app.cli.onboarding.anchor_input import MAX_ANCHORS, read_vectors, spread
     from app.services.encoders.encoders import create_encoder
     from app.types import EncoderKind
 
@@ -201,7 +201,7 @@ def _register(services: Services, project: str, places: dict[str, str]) -> dict[
             f"{old} has {old_count:,} rows and {new} {new_count:,}. Row i must be the same item "
             "in both."
         )
-    most = min(MOST_ANCHORS, services.limits.vectors)
+    most = min(MAX_ANCHORS, services.limits.vectors)
     anchors = {name: spread(each, most) for name, each in rows.items()}
     for encoder, vectors in anchors.items():
         if not _is_there(services, project, encoder, vectors.shape[1]):

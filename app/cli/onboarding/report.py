@@ -25,13 +25,13 @@ def _verdict(answer: dict[str, Any]) -> Iterator[str]:
     yield f"# {answer['source']} to {answer['target']}: {answer['advice']}\n"
     yield f"{OPTIONS[answer['advice']].meaning}\n"
     yield f"{answer['options'][0]['reason']}\n"
-    promise = answer["fidelity"]
-    if promise is not None:
-        recall = promise["measures"]["recall"]
+    estimate = answer["fidelity"]
+    if estimate is not None:
+        recall = estimate["measures"]["recall"]
         yield (
             f"A translated query finds {recall['value']:.0%} (between {recall['low']:.0%} and "
             f"{recall['high']:.0%}) of the ten results that a native query finds among "
-            f"{promise['index']:,} items. The translator's method is `{answer['method']}`.\n"
+            f"{estimate['index']:,} items. The translator's method is `{answer['method']}`.\n"
         )
     if answer["basis"] == "fidelity":
         yield (

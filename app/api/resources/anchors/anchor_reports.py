@@ -14,8 +14,8 @@ from app.api.schemas.fields import Body, InputsBody, Name, Vectors
 from app.api.schemas.quality import StoreCoverageOut
 from app.maths.anchors import health, mismatch
 from app.services.anchors import anchor_findings, anchor_reports, drift
-from app.services.anchors.anchor_reports import MOST_SUGGESTED
-from app.services.anchors.drift import DEFAULT_REEMBEDDED, MOST_REEMBEDDED, DriftReport
+from app.services.anchors.anchor_reports import MAX_SUGGESTED
+from app.services.anchors.drift import DEFAULT_REEMBEDDED, MAX_REEMBEDDED, DriftReport
 
 router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
 
@@ -148,8 +148,8 @@ class SuggestRequest(InputsBody):
 
     encoder: Name = Field(description="Encoder that made the vectors, or encodes the inputs.")
     pool: Vectors = Field(None, description="Vectors of the candidates. Send these or `inputs`.")
-    count: Annotated[int, Field(ge=1, le=MOST_SUGGESTED)] = Field(
-        20, description=f"Largest number of suggestions, 1 to {MOST_SUGGESTED:,}."
+    count: Annotated[int, Field(ge=1, le=MAX_SUGGESTED)] = Field(
+        20, description=f"Largest number of suggestions, 1 to {MAX_SUGGESTED:,}."
     )
 
 
@@ -198,10 +198,10 @@ class DriftRequest(Body):
         description="Anchors that the vectors belong to, in their order, at most 65,536. "
         "Default: all.",
     )
-    sample: Annotated[int, Field(ge=1, le=MOST_REEMBEDDED)] | None = Field(
+    sample: Annotated[int, Field(ge=1, le=MAX_REEMBEDDED)] | None = Field(
         None,
         description="Number of stored inputs to encode again, drawn at random, "
-        f"1 to {MOST_REEMBEDDED:,}. Default {DEFAULT_REEMBEDDED}.",
+        f"1 to {MAX_REEMBEDDED:,}. Default {DEFAULT_REEMBEDDED}.",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="Random seed of the sample.")
 

@@ -17,7 +17,7 @@ from app.errors import InvalidRequest, MissingField
 from app.services.anchors import samples
 
 #: largest number of vectors of a store
-MOST_STORE_SIZE = 10**12
+MAX_STORE_SIZE = 10**12
 
 router = APIRouter(prefix="/anchor-sets/{name}/samples", tags=["anchor sets"])
 
@@ -32,7 +32,7 @@ class NewSample(Body):
     )
 
     vectors: Vectors = Field(None, description="Vectors of the store by the encoder.")
-    store_size: Annotated[int, Field(ge=1, le=MOST_STORE_SIZE)] | None = Field(
+    store_size: Annotated[int, Field(ge=1, le=MAX_STORE_SIZE)] | None = Field(
         None, description="Number of vectors in the store. At least the number of `vectors`."
     )
 

@@ -35,8 +35,9 @@ from app.api.schemas.fields import InputsBody, Name, Vectors
 from app.api.schemas.jobs import Job
 from app.errors import InvalidRequest, MissingField, NotExactlyOne
 from app.services.access.idempotency import idempotent
-from app.services.anchors import anchor_embedding, anchor_sets, growth
-from app.services.anchors.anchor_embedding import MOST_SET_ENCODERS, EmbedRequest
+from app.services.anchors import anchor_embedding, anchor_sets, growth, store_anchors
+from app.services.anchors.anchor_embedding import MAX_SET_ENCODERS, EmbedRequest
+from app.services.anchors.store_anchors import USUAL_SIZE, StoreAnchors
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
@@ -45,13 +46,17 @@ router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
 
 MAX_PAIRS_PER_PAGE = 10_000
 
+MAX_STORE_ANCHORS = 16_384
+
 PAIRS_MEDIA = (JSON, media_types.ARROW)
 
 
 class NewAnchorSet(ItemsBody):
-    """Send `embeddings`, or `inputs` and the `encoders` that encode them.
+    """Send `embeddings`, or `encoders` with the `inputs` or the `store` that they embed.
 
     The set stores the inputs unless `keep_inputs` is false, so that encoders can be added later.
+    With `store`, a job reads rows of the store: their vectors are the store's encoder's, and the
+    `encoders` embed their texts, which are not stored.
     """
 
     model_config = ConfigDict(
@@ -69,10 +74,16 @@ class NewAnchorSet(ItemsBody):
     )
 
     name: Name = Field(description="Name of the anchor set, unique in the project.")
-    encoders: Annotated[list[Name], Field(max_length=MOST_SET_ENCODERS)] | None = Field(
-        None, description=f"Encoders that encode `inputs`, at most {MOST_SET_ENCODERS}."
+    encoders: Annotated[list[Name], Field(max_length=MAX_SET_ENCODERS)] | None = Field(
+        None, description=f"Encoders that encode `inputs`, at most {MAX_SET_ENCODERS}."
     )
     keep_inputs: bool = Field(True, description="Whether the set stores the inputs.")
+    store: Name | None = Field(
+        None, description="Store with a `text_field`, whose rows become the anchors."
+    )
+    size: Annotated[int, Field(ge=2, le=MAX_STORE_ANCHORS)] | None = Field(
+        None, description="Anchors from the store, 2 to 16,384. Default: 300."
+    )
 
 
 class NewEmbeddings(InputsBody):
@@ -118,6 +129,21 @@ class AnchorSetPage(BaseModel):
     anchor_sets: list[ListedAnchorSet] = Field(description="One page of anchor sets.")
 
 
+def _of_store(body: NewAnchorSet) -> StoreAnchors:
+    """Raises InvalidRequest for fields that do not apply with `store`, and without `encoders`."""
+    for field in ("embeddings", "vectors", "inputs"):
+        if getattr(body, field) is not None:
+            raise InvalidRequest(
+                f"`{field}` does not apply with `store`. Remove one of them.", field=field
+            )
+    if not body.encoders:
+        raise InvalidRequest(
+            "`encoders` is missing: name the encoders that embed the store's texts.",
+            field="encoders",
+        )
+    return StoreAnchors(body.name, body.store or "", body.encoders, body.size or USUAL_SIZE)
+
+
 @router.post(
     "",
     status_code=201,
@@ -136,8 +162,14 @@ def create_anchor_set(
     """Creates a set with all its embeddings, or fails without a change.
 
     Duplicate and collinear anchors are accepted and reported.
-    Many inputs take a while: with `Prefer: respond-async`, a worker encodes them as a job.
+    Many inputs take a while: with `Prefer: respond-async`, a worker encodes them as a job. With
+    `store`, the answer is a job in any case.
     """
+    if body.store is not None:
+        queued = partial(store_anchors.embed_store_later, services, request=_of_store(body))
+        return accepted(response, idempotent(services, context, repeat, tables.JobRow, queued))
+    if body.size is not None:
+        raise InvalidRequest("`size` only applies with `store`. Remove it.", field="size")
     has_vectors = body.embeddings is not None or body.vectors is not None
     if has_vectors == (body.inputs is not None):
         raise NotExactlyOne("Send exactly one of `embeddings` and `inputs`.", field="embeddings")
@@ -309,7 +341,7 @@ def get_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSet:
 def delete_anchor_set(name: PathName, services: Svc, context: WriteContext) -> None:
     """Deletes a set with its embeddings and translators.
 
-    Fails with `in-use` if a head, a reindexing or an alias uses it.
+    Fails with `in-use` if a head, a migration or an alias uses it.
     """
     anchor_sets.delete_anchor_set(services, context, name)
 

@@ -101,7 +101,7 @@ class BootstrapRequest(Body):
                     "source": "old",
                     "target": "new",
                     "method": "paper",
-                    "min_right": 0,
+                    "min_precision": 0,
                     "size": 3,
                     "seeds": [[0, 2], [1, 0]],
                     "source_pool": [[1, 0], [0, 1], [1, 1]],
@@ -147,7 +147,7 @@ class BootstrapRequest(Body):
         "Default: all for `self-learning`, 300 for `paper`, 8,192 made pairs for "
         "`pairs: none`.",
     )
-    min_right: Annotated[Finite, Field(ge=0, le=0.98)] = Field(
+    min_precision: Annotated[Finite, Field(ge=0, le=0.98)] = Field(
         0.5,
         description="Estimated share of right pairs below which the job fails, 0 to 0.98. "
         "0 accepts every result. The estimate of `self-learning` is at most 0.985. "
@@ -190,13 +190,13 @@ def bootstrap(
     """Queues a job that finds pairs of the same item, and creates the anchor set `name` from them.
 
     The result's `estimate.right` is the estimated share of right pairs.
-    If it is below `min_right`, the job fails with `seeds-insufficient`; its error has the number of
-    seeds to add (`more_seeds`), the rows of the source's pool to label next (`ask`), and the seeds
-    that contradict the others (`wrong_seeds`).
+    If it is below `min_precision`, the job fails with `seeds-insufficient`. The error has the
+    number of seeds to add (`more_seeds`), the rows of the source's pool to label next
+    (`label_next`), and the seeds that contradict the others (`wrong_seeds`).
 
     With `pairs: none`, no pairs are found: the set has items of the source's pool and the places
     where an alignment of the two spaces puts them. The result also names the translator.
-    If `estimate.right` is below `min_right`, the job fails with `spaces-not-aligned`.
+    If `estimate.right` is below `min_precision`, the job fails with `spaces-not-aligned`.
     """
     if body.pairs == "none" and body.method != "self-learning":
         raise InvalidRequest("`method` does not apply to `pairs: none`. Remove it.", field="method")
@@ -218,7 +218,7 @@ def bootstrap(
             seeds=[(i, j) for i, j in body.seeds],
             size=body.size,
             options=body.options.model_dump(exclude_none=True),
-            min_right=body.min_right,
+            min_precision=body.min_precision,
         )
 
     row = idempotent(services, context, repeat, tables.JobRow, queue)

@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.http import answers
 from app.api.http.bodies import body_docs, json_body
-from app.api.http.deps import ReadContext, Svc
+from app.api.http.deps import FIT_QUEUED, ReadContext, Svc
 from app.api.http.problems import documented
 from app.api.schemas.fields import Name, Vectors
 from app.api.schemas.judgements import JudgedFields, RowOrText
-from app.api.schemas.quality import PromiseOut
+from app.api.schemas.quality import EstimateOut
 from app.api.schemas.translation import AnswerWarningOut, PairRequest
 from app.errors import InvalidRequest
 from app.maths.relevance.advice import DEFAULT_DIFFERENCE, FEWEST_QUERIES, AdvisedOption, Certainty
@@ -29,7 +29,7 @@ Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
 
 #: most clicks of a request
-MOST_CLICKS = 100_000
+MAX_CLICKS = 100_000
 
 
 class AdviceRequest(PairRequest, JudgedFields):
@@ -62,7 +62,7 @@ class AdviceRequest(PairRequest, JudgedFields):
         "It must be of the same translator.",
     )
     clicks: (
-        Annotated[list[RowOrText], Field(fail_fast=True, min_length=1, max_length=MOST_CLICKS)]
+        Annotated[list[RowOrText], Field(fail_fast=True, min_length=1, max_length=MAX_CLICKS)]
         | None
     ) = Field(
         None,
@@ -210,7 +210,7 @@ class AdviceOut(BaseModel):
         description="`clicks`: the most clicked first. `confidence`: those whose translation has "
         "the lowest expected cosine first."
     )
-    fidelity: PromiseOut | None = Field(
+    fidelity: EstimateOut | None = Field(
         description="How well translations imitate the target's own vectors. Null with too few "
         "anchors."
     )
@@ -222,7 +222,7 @@ class AdviceOut(BaseModel):
 @router.post(
     "/advice",
     summary="Advise what to do with an index",
-    responses=documented(400, 404, 409, 413, 415, 422),
+    responses={202: FIT_QUEUED, **documented(400, 404, 409, 413, 415, 422)},
     openapi_extra=body_docs(AdviceRequest),
 )
 def give_advice(

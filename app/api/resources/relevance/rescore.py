@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import orjson
@@ -24,6 +25,7 @@ from app.api.codecs import candidates, media_types
 from app.api.codecs.candidates import CandidateBlocks
 from app.api.http import answers
 from app.api.http.bodies import VECTOR_ANSWERS, BodyFormats, Call, body_docs, vector_call
+from app.api.http.deps import FIT_QUEUED
 from app.api.http.problems import documented
 from app.api.schemas.fields import (
     Body,
@@ -34,14 +36,17 @@ from app.api.schemas.fields import (
     Vectors,
     parse_matrix,
 )
+from app.api.schemas.native import NativeOut, native_members
 from app.api.schemas.translation import AnswerWarningOut, PairRequest, Share
 from app.errors import InvalidRequest, TooManyVectors
 from app.maths.translators.translator import ProductPrecision, no_flags
 from app.observability import metrics
 from app.services.encoders import encoding
 from app.services.relevance import rescoring
+from app.services.relevance.native_order import MAX_NATIVE, USUAL_NATIVE, NativeScoring
 from app.services.relevance.rescoring import (
     INLINE_QUERIES,
+    EncoderNames,
     Rescored,
     RescoreMode,
     Rescoring,
@@ -54,6 +59,9 @@ router = APIRouter(tags=["search"])
 
 #: answers about more candidates are written in a thread
 INLINE_ANSWERED = 1_000
+
+#: fields that only a translation uses
+TRANSLATION_FIELDS = {"method", "options", "prefer", "min_quality", "index", "precision"}
 
 CANDIDATE_COUNTS = metrics.BATCH_VECTORS.labels("rescore")
 
@@ -93,6 +101,11 @@ class QueryCandidates(Body):
         description="The candidates' stored vectors by the source encoder, one for each id. "
         "An empty list without candidates."
     )
+    texts: list[str | None] | None = Field(
+        None,
+        description="For `native`: the candidates' texts, one for each id; null where there is "
+        "none.",
+    )
 
 
 def _decode_candidates(
@@ -104,7 +117,7 @@ def _decode_candidates(
     """
     if isinstance(value, CandidateBlocks):
         return value
-    most = (info.context or {}).get("most_rows")
+    most = (info.context or {}).get("max_rows")
     if isinstance(value, list) and most is not None and len(value) > most:
         raise TooManyVectors(
             f"The request has {len(value)} queries; at most {most} are allowed. Send fewer.",
@@ -113,8 +126,24 @@ def _decode_candidates(
         )
     each: list[QueryCandidates] = validate(value)
     return CandidateBlocks(
-        [_matrix(one, place) for place, one in enumerate(each)], [one.ids for one in each]
+        [_matrix(one, place) for place, one in enumerate(each)],
+        [one.ids for one in each],
+        texts=_texts(each),
     )
+
+
+def _texts(each: list[QueryCandidates]) -> list[list[str | None]] | None:
+    """Returns the texts of all queries' candidates, if there are any. Raises InvalidRequest."""
+    if all(one.texts is None for one in each):
+        return None
+    for place, one in enumerate(each):
+        if one.texts is not None and len(one.texts) != len(one.ids):
+            raise InvalidRequest(
+                f"Query {place} has {len(one.ids)} ids and {len(one.texts)} texts. Send one text "
+                "for each id, or null.",
+                field=f"candidates.{place}.texts",
+            )
+    return [[None] * len(one.ids) if one.texts is None else one.texts for one in each]
 
 
 def _matrix(one: QueryCandidates, place: int) -> torch.Tensor:
@@ -136,6 +165,7 @@ class RescoreRequest(PairRequest):
     """Queries by the new encoder, and candidates as the store holds them: by the old encoder.
 
     Send exactly one of `queries` and `inputs`. `source` is the old encoder, `target` the new one.
+    Without `anchor_set`, nothing is translated, and fields of a translation are refused.
     """
 
     model_config = ConfigDict(
@@ -154,6 +184,11 @@ class RescoreRequest(PairRequest):
 
     source: Name = Field(description="The old encoder, whose vectors the store holds.")
     target: Name = Field(description="The new encoder, which the queries come from.")
+    anchor_set: Name | None = Field(  # type: ignore[assignment]
+        None,
+        description="Name of an anchor set that both encoders embedded. `mode: fuse` needs none "
+        "where the candidates have `texts` for `native`: old and native scores order them.",
+    )
     queries: Vectors = Field(None, description="Vectors of the queries by the target encoder.")
     inputs: Inputs | None = Field(None, description="Queries that the service encodes.")
     input_type: Role = "query"
@@ -180,6 +215,17 @@ class RescoreRequest(PairRequest):
         description="`fuse`: weight of the new score, 0 to 1; the old score has the rest. "
         "Default: the service chooses it, and `weight_chosen_by` says how.",
     )
+    native: Annotated[int, Field(ge=0, le=MAX_NATIVE)] | None = Field(
+        None,
+        description="Candidates of each query whose `texts` the target encoder embeds, 0 to 200: "
+        "the best ones by the scores known before. They come first, ordered by their native "
+        "scores, and in `fuse` by the old scores too. Default: 20 with `texts`, else 0.",
+    )
+    native_deadline_ms: Annotated[int, Field(ge=50, le=30_000)] = Field(
+        2_000,
+        description="How long native vectors are waited for, 50 to 30,000 ms. After that, the "
+        "other candidates keep their translated scores, and the answer has a warning.",
+    )
     limit: Annotated[int, Field(ge=1, le=2**31)] | None = Field(
         None, description="Most results of each query. Default: all candidates."
     )
@@ -198,6 +244,40 @@ class RescoreRequest(PairRequest):
         assert isinstance(blocks, CandidateBlocks)
         return blocks
 
+    def native_scoring(self) -> NativeScoring | None:
+        """Raises InvalidRequest for `native` without texts."""
+        texts = self.blocks.texts
+        if texts is None:
+            if self.native:
+                raise InvalidRequest(
+                    "`native` embeds the texts of candidates. Add `texts` to `candidates`, or "
+                    "remove `native`.",
+                    field="native",
+                )
+            return None
+        count = USUAL_NATIVE if self.native is None else self.native
+        every = [text for one in texts for text in one]
+
+        async def read_texts(places: Sequence[int]) -> tuple[Sequence[str | None], None]:
+            return [every[place] for place in places], None
+
+        if not count:
+            return None
+        deadline_s = self.native_deadline_ms / 1e3
+        return NativeScoring(count, read_texts, deadline_s, is_required=self.native is not None)
+
+    def translation(self) -> apply.Translation | EncoderNames:
+        """Raises InvalidRequest for fields of a translation without `anchor_set`."""
+        if self.anchor_set is not None:
+            return apply.Translation(self.translator_request())
+        if unused := sorted(self.model_fields_set & TRANSLATION_FIELDS):
+            raise InvalidRequest(
+                f"`{unused[0]}` only applies with `anchor_set`. Name a set, or remove "
+                f"`{unused[0]}`.",
+                field=unused[0],
+            )
+        return EncoderNames(self.source, self.target)
+
     def rescoring(self) -> Rescoring:
         """Raises InvalidRequest."""
         inputs = (
@@ -206,7 +286,7 @@ class RescoreRequest(PairRequest):
             else encoding.Inputs(self.inputs, InputRole(self.input_type))
         )
         return Rescoring(
-            apply.Translation(self.translator_request()),
+            self.translation(),
             self.queries,
             inputs,
             self.blocks.vectors,
@@ -215,6 +295,7 @@ class RescoreRequest(PairRequest):
             self.weight,
             self.limit,
             self.precision,
+            native=self.native_scoring(),
         )
 
 
@@ -225,6 +306,9 @@ class QueryResults(BaseModel):
     scores: list[float] = Field(
         description="Their scores. In a cascade, cosines from -1 to 1; fused scores are "
         "comparable within one query only."
+    )
+    native: list[str | int] | None = Field(
+        None, description="Ids that were scored by a native vector, if any were to be."
     )
 
 
@@ -252,10 +336,16 @@ class RescoreAnswer(BaseModel):
         description="`request`: the request has the weight. `default`: the service used the "
         "weight that is safe without judgements. Null in a cascade."
     )
-    method: str = Field(description="Method that fitted the translator; never `auto`.")
+    native: NativeOut | None = Field(
+        description="How native vectors were obtained. Null without native scores."
+    )
+    method: str | None = Field(
+        description="Method that fitted the translator; never `auto`. Null without `anchor_set`."
+    )
     options: dict[str, Any] = Field(description="All options of the method, with defaults.")
     translator: str | None = Field(
-        description="Id of the translator, for `/translators/{id}`. Null for `identity`."
+        description="Id of the translator, for `/translators/{id}`. Null for `identity`, and "
+        "without `anchor_set`."
     )
     flags: list[CandidateFlag] = Field(description="Warnings about candidates and queries.")
     warnings: list[AnswerWarningOut] = Field(description="Warnings about the whole answer.")
@@ -266,6 +356,7 @@ class RescoreAnswer(BaseModel):
     summary="Order candidates by the new encoder",
     responses={
         200: {"model": RescoreAnswer, **VECTOR_ANSWERS},
+        202: FIT_QUEUED,
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
@@ -277,7 +368,8 @@ async def rescore(
     """Sorts a store's candidates by their scores with the new encoder. Writes nothing to the store.
 
     The candidates' stored vectors are translated and compared with the new queries; with
-    `mode: fuse`, the old encoder's scores count too.
+    `mode: fuse`, the old encoder's scores count too. With `native`, the new encoder embeds the
+    texts of the best candidates; `mode: fuse` then needs no anchors.
     """
     media = _answer_media(call)
     body = call.body
@@ -310,11 +402,12 @@ def _describe(rescored: Rescored, mode: str) -> dict[str, Any]:
         "mode": mode,
         "weight": rescored.weight,
         "weight_chosen_by": rescored.weight_chosen_by,
-        "method": served.method,
-        "options": dict(served.options or {}),
-        "translator": served.id,
+        "native": rescored.native and native_members(rescored.native),
+        "method": served and served.method,
+        "options": dict((served and served.options) or {}),
+        "translator": served and served.id,
         "flags": _flags(rescored),
-        "warnings": answers.warning_members(served.warnings),
+        "warnings": answers.warning_members(rescored.warnings),
     }
 
 
@@ -329,16 +422,18 @@ def _respond(call: Call[RescoreRequest], media: str, rescored: Rescored) -> Resp
         parts = candidates.write_arrow(blocks, places, scores, answers.describe_in_texts(about))
         return answers.PartsResponse(parts, media, answers.describe_in_headers(about))
     ids = blocks.id_lists
-    results = [
-        {
-            "ids": order if ids is None else [ids[query][place] for place in order],
-            "scores": scores[query].float().numpy(),
-        }
-        for query, order in enumerate(each.tolist() for each in places)
-    ]
+    results: list[dict[str, Any]] = []
+    for query, order in enumerate(each.tolist() for each in places):
+        named = order if ids is None else [ids[query][place] for place in order]
+        results.append({"ids": named, "scores": scores[query].float().numpy()})
+        is_native = rescored.results[query].is_native
+        if is_native is not None:
+            results[-1]["native"] = [
+                each for each, native in zip(named, is_native.tolist(), strict=True) if native
+            ]
     data = orjson.dumps({"results": results, **about}, option=orjson.OPT_SERIALIZE_NUMPY)
     response = Response(data, media_type=media_types.JSON)
-    answers.add_warnings(response, rescored.served.warnings)
+    answers.add_warnings(response, rescored.warnings)
     return response
 
 

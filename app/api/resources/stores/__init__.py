@@ -1,1 +1,1 @@
-"""Routes for vector stores and their reindexings."""
+"""Routes for vector stores and their migrations."""

@@ -14,9 +14,10 @@ from starlette.concurrency import run_in_threadpool
 from app.api.codecs import media_types
 from app.api.http import answers
 from app.api.http.bodies import body_docs, json_body
-from app.api.http.deps import PathName, ReadContext, Svc
+from app.api.http.deps import FIT_QUEUED, PathName, ReadContext, Svc
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, Inputs, Name, Role, Vectors
+from app.api.schemas.native import NativeOut, native_members
 from app.api.schemas.translation import (
     NO_OPTIONS,
     AnswerWarningOut,
@@ -25,6 +26,7 @@ from app.api.schemas.translation import (
     TranslationOptions,
 )
 from app.services.encoders import encoding
+from app.services.relevance.native_order import MAX_NATIVE
 from app.services.relevance.rescoring import WeightSource
 from app.services.stores import search
 from app.services.stores.search import StoreAnswer, StoreSearch, StoreSearchMode
@@ -33,10 +35,10 @@ from app.types import InputRole
 router = APIRouter(prefix="/stores", tags=["stores"])
 
 #: most results and most candidates of a query
-MOST_RESULTS, MOST_CANDIDATES = 1_000, 10_000
+MAX_RESULTS, MAX_CANDIDATES = 1_000, 10_000
 
 #: largest JSON of a filter, and its deepest nesting
-MOST_FILTER_BYTES, MOST_FILTER_DEPTH = 65_536, 32
+MAX_FILTER_BYTES, MAX_FILTER_DEPTH = 65_536, 32
 
 
 def _check_filter(value: Any) -> Any:
@@ -45,9 +47,9 @@ def _check_filter(value: Any) -> Any:
     depth = 0
     while level:
         depth += 1
-        if depth > MOST_FILTER_DEPTH:
+        if depth > MAX_FILTER_DEPTH:
             raise PydanticCustomError(
-                "filter_depth", "A filter has at most {most} levels", {"most": MOST_FILTER_DEPTH}
+                "filter_depth", "A filter has at most {most} levels", {"most": MAX_FILTER_DEPTH}
             )
         inner: list[Any] = []
         for each in level:
@@ -59,9 +61,9 @@ def _check_filter(value: Any) -> Any:
         raise PydanticCustomError(
             "filter_json", "A filter is JSON with text in Unicode and numbers of 64 bits"
         ) from None
-    if size > MOST_FILTER_BYTES:
+    if size > MAX_FILTER_BYTES:
         raise PydanticCustomError(
-            "filter_size", "A filter has at most {most} bytes of JSON", {"most": MOST_FILTER_BYTES}
+            "filter_size", "A filter has at most {most} bytes of JSON", {"most": MAX_FILTER_BYTES}
         )
     return value
 
@@ -88,7 +90,7 @@ class StoreSearchRequest(Body):
     anchor_set: Name | None = Field(
         None,
         description="Anchor set that the store's encoder and `target` embedded. Default: the set "
-        "of the store's reindexing to `target`.",
+        "of the store's migration to `target`.",
     )
     queries: Vectors = Field(None, description="Vectors of the queries by the target encoder.")
     inputs: Inputs | None = Field(None, description="Queries that the service encodes.")
@@ -96,15 +98,17 @@ class StoreSearchRequest(Body):
     mode: StoreSearchMode | None = Field(
         None,
         description="`cascade`: the translated query fetches candidates, whose stored vectors are "
-        "translated and scored by the new query. `fuse`: the old query's scores count too. "
+        "translated and scored by the new query. `fuse`: the old query's scores count too; with "
+        "`native`, it needs no anchors. "
         "`bridge`: the store's own results for the translated query. `translate`: the store's "
-        "vectors of `target`, after a reindexing. Default: `translate` where the store shows "
-        "vectors of `target`, else `cascade`.",
+        "vectors of `target`, after a migration. Default: `translate` where the store shows "
+        "vectors of `target`; `fuse` where `native` applies and there are old queries; else "
+        "`cascade`.",
     )
-    k: Annotated[int, Field(ge=1, le=MOST_RESULTS)] = Field(
+    k: Annotated[int, Field(ge=1, le=MAX_RESULTS)] = Field(
         10, description="Results of each query, 1 to 1,000."
     )
-    candidates: Annotated[int, Field(ge=1, le=MOST_CANDIDATES)] | None = Field(
+    candidates: Annotated[int, Field(ge=1, le=MAX_CANDIDATES)] | None = Field(
         None,
         description="`cascade` and `fuse`: candidates of each query, `k` to 10,000. Default: 100, "
         "or `k` if that is more.",
@@ -122,10 +126,22 @@ class StoreSearchRequest(Body):
         description="`fuse`: weight of the new score, 0 to 1. Default: the service chooses it.",
     )
     method: MethodName | None = Field(
-        None, description="How translators are fitted. Default: as the reindexing, else `auto`."
+        None, description="How translators are fitted. Default: as the migration, else `auto`."
     )
     options: TranslationOptions = Field(
         default_factory=lambda: NO_OPTIONS, description="Options of the method."
+    )
+    native: Annotated[int, Field(ge=0, le=MAX_NATIVE)] | None = Field(
+        None,
+        description="Candidates of each query whose texts the target encoder embeds, 0 to 200: the "
+        "best ones by the scores known before. They come first, ordered by their native scores, "
+        "and in `fuse` by the old scores too. Default: 20 where the store has a `text_field` and "
+        "the service runs the encoder in its own process, else 0.",
+    )
+    native_deadline_ms: Annotated[int, Field(ge=50, le=30_000)] = Field(
+        2_000,
+        description="How long the search waits for native vectors, 50 to 30,000 ms. After that, "
+        "the other candidates keep their translated scores, and the answer has a warning.",
     )
     payload: bool = Field(False, description="Whether results have the store's payloads.")
     exact: bool = Field(
@@ -155,6 +171,8 @@ class StoreSearchRequest(Body):
             options=self.options.as_dict(),
             payload=self.payload,
             exact=self.exact,
+            native=self.native,
+            native_deadline_s=self.native_deadline_ms / 1e3,
         )
 
 
@@ -168,6 +186,9 @@ class StoreQueryResults(BaseModel):
     )
     payloads: list[dict[str, Any]] | None = Field(
         None, description="The store's payloads, if requested."
+    )
+    native: list[str | int] | None = Field(
+        None, description="Ids that were scored by a native vector, if any were to be."
     )
 
 
@@ -189,7 +210,10 @@ class StoreSearchAnswer(BaseModel):
     )
     new_vectors: int = Field(
         description="Candidates that were scored by a new vector of the store: during a "
-        "reindexing, its rows have one already."
+        "migration, its rows have one already."
+    )
+    native: NativeOut | None = Field(
+        description="How native vectors were obtained. Null without native scores."
     )
     weight: float | None = Field(description="Weight of the new score. Null unless fused.")
     weight_chosen_by: WeightSource | None = Field(
@@ -208,6 +232,7 @@ class StoreSearchAnswer(BaseModel):
     summary="Search a store with a new encoder",
     responses={
         200: {"model": StoreSearchAnswer},
+        202: FIT_QUEUED,
         **documented(400, 404, 409, 413, 415, 422),
     },
     response_model=None,
@@ -239,13 +264,16 @@ def search_members(answer: StoreAnswer) -> dict[str, Any]:
         result: dict[str, Any] = {"ids": list(each.ids), "scores": list(each.scores)}
         if each.payloads is not None:
             result["payloads"] = list(each.payloads)
+        if answer.native is not None:
+            result["native"] = list(each.native)
         results.append(result)
     return {
         "results": results,
         "mode": answer.mode,
         "side": answer.side,
         "candidates": answer.candidates,
-        "new_vectors": answer.native,
+        "new_vectors": answer.new_vectors,
+        "native": answer.native and native_members(answer.native),
         "weight": answer.weight,
         "weight_chosen_by": answer.weight_chosen_by,
         "method": None if served is None else served.method,

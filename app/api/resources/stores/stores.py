@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
@@ -26,9 +26,9 @@ from app.types import is_unicode
 router = APIRouter(prefix="/stores", tags=["stores"])
 
 #: longest JSON of a store's options
-MOST_OPTION_BYTES = 4_096
+MAX_OPTION_BYTES = 4_096
 
-StoreKind = Literal["pgvector", "qdrant", "chroma", "lancedb"]
+StoreKind = Literal["pgvector", "qdrant", "chroma", "lancedb", "sqlite-vec"]
 
 
 def _plain(text: str) -> str:
@@ -37,19 +37,27 @@ def _plain(text: str) -> str:
     return text
 
 
+def _lines(text: str) -> str:
+    _plain(text.replace("\n", " "))
+    return text
+
+
 def _short(options: dict[str, Any]) -> dict[str, Any]:
     try:
         size = len(orjson.dumps(options))
     except (orjson.JSONEncodeError, RecursionError):
         raise PydanticCustomError("plain_json", "Must be JSON with text in Unicode") from None
-    if size > MOST_OPTION_BYTES:
+    if size > MAX_OPTION_BYTES:
         raise PydanticCustomError(
-            "options_size", "Options have at most {most} bytes of JSON", {"most": MOST_OPTION_BYTES}
+            "options_size", "Options have at most {most} bytes of JSON", {"most": MAX_OPTION_BYTES}
         )
     return options
 
 
 PlainText = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_plain)]
+
+
+TextField = Annotated[str, Field(min_length=1, max_length=400), AfterValidator(_lines)]
 
 
 class NewStore(Body):
@@ -85,10 +93,17 @@ class NewStore(Body):
     id_field: PlainText | None = Field(
         None, description="Column of the ids. Default: the primary key."
     )
-    text_field: PlainText | None = Field(
-        None, description="Column or payload field with the text that was encoded."
+    text_field: TextField | None = Field(
+        None,
+        description="Column or payload field with the text that was encoded, or a template such as "
+        "`{title}: {body:2000}`, whose number is the most characters of a field.",
     )
     encoder: Name = Field(description="Encoder whose vectors the store holds.")
+    learn: bool = Field(
+        False,
+        description="Whether anchor sets that were made from the store grow with the texts that "
+        "searches embed for native scores. It needs `text_field`.",
+    )
     options: Annotated[dict[str, Any], AfterValidator(_short)] = Field(
         default_factory=dict, description="Options of the kind, at most 4,096 bytes of JSON."
     )
@@ -115,7 +130,13 @@ class StoreEntryOut(RowModel):
     )
     text_field: str | None = Field(
         validation_alias=AliasPath("options", "text_field"),
-        description="Column or payload field with the text. Null: there is none.",
+        description="Column or payload field with the text, or a template of several. Null: there "
+        "is none.",
+    )
+    learn: bool = Field(
+        False,
+        validation_alias=AliasPath("options", "learn"),
+        description="Whether anchor sets that were made from it grow with what searches embed.",
     )
     encoder: str = Field(
         validation_alias=AliasPath("encoder", "name"),
@@ -125,7 +146,7 @@ class StoreEntryOut(RowModel):
 
 
 class StoreNoteOut(BaseModel):
-    """Something to know before a reindexing."""
+    """Something to know before a migration."""
 
     code: str = Field(description="Stable code of the note.")
     detail: str = Field(description="What it means.")
@@ -135,7 +156,7 @@ class CapabilitiesOut(BaseModel):
     """What this kind of store can do."""
 
     captures_writes: bool = Field(
-        description="Whether writes during a reindexing reach the other side."
+        description="Whether writes during a migration reach the other side."
     )
     atomic_cutover: bool = Field(
         description="Whether no search sees a state between the old and the new vectors."
@@ -182,9 +203,9 @@ class StoreOut(StoreEntryOut):
     )
     capabilities: CapabilitiesOut = Field(description="What this kind of store can do.")
     strategies: list[str] = Field(
-        description="Ways to keep the new vectors during a reindexing, the default first."
+        description="Ways to keep the new vectors during a migration, the default first."
     )
-    notes: list[StoreNoteOut] = Field(description="What to know before a reindexing.")
+    notes: list[StoreNoteOut] = Field(description="What to know before a migration.")
     space: SpaceOut = Field(description="Which encoder's vectors the store seems to hold.")
 
 
@@ -263,6 +284,33 @@ async def get_store(name: PathName, services: Svc, project: Reads) -> StoreOut:
 def delete_store(name: PathName, services: Svc, context: WriteContext) -> None:
     """Forgets a store. Changes nothing in the store itself.
 
-    Fails with `in-use` while a reindexing has traces in the store.
+    Fails with `in-use` while a migration has traces in the store.
     """
     stores.delete_store(services, context, name)
+
+
+class DeletedVectors(BaseModel):
+    """How many stored vectors were deleted."""
+
+    deleted: int = Field(description="Vectors that are no longer stored.")
+
+
+@router.delete(
+    "/{name}/native-vectors",
+    summary="Delete stored vectors of a store's texts",
+    responses=documented(404, 422),
+)
+def delete_native_vectors(
+    name: PathName,
+    services: Svc,
+    context: WriteContext,
+    id: Annotated[
+        str | None,
+        Query(max_length=300, description="Id of the row. Default: all rows of the store."),
+    ] = None,
+) -> DeletedVectors:
+    """Deletes the vectors that searches had embedded of the store's texts, for privacy.
+
+    Changes nothing in the store itself. Running processes may hold copies until they end.
+    """
+    return DeletedVectors(deleted=stores.delete_native_vectors(services, context, name, id))

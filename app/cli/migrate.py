@@ -1,4 +1,4 @@
-"""`anchorage reindex`: moves a store to another encoder, and back."""
+"""`anchorage migrate`: moves a store to another encoder, and back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from app.cli import plan_tables
 from app.cli.output import AsJson, print_json, print_rows
@@ -16,28 +17,41 @@ from app.services.request_context import RequestContext
 
 if TYPE_CHECKING:
     from app.services.context import Services
-    from app.services.reindexing.reindexings import Reindexing
+    from app.services.store_migrations.records import MigrationStatus
+
+
+class PlanByDefault(TyperGroup):
+    """`anchorage migrate STORE --target NEW` is short for `anchorage migrate plan STORE ...`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the arguments name, or `plan`."""
+        if args[0] not in self.commands and any(each.startswith("--target") for each in args):
+            args = ["plan", *args]
+        return super().resolve_command(ctx, args)
+
 
 cli = typer.Typer(
+    cls=PlanByDefault,
     no_args_is_help=True,
-    help="Move a connected store to another encoder, next to the old vectors, and back.",
+    help="Migrate a connected store to another encoder, next to the old vectors, and back.\n\n"
+    "Begin with `anchorage migrate STORE --target ENCODER --anchor-set SET`, which only plans.",
 )
 
 Project = Annotated[str, typer.Option(help="The project of the store.")]
 Which = Annotated[
-    str, typer.Argument(help="A plan file that `anchorage reindex plan` wrote, or an id.")
+    str, typer.Argument(help="A plan file that `anchorage migrate plan` wrote, or an id.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
-#: columns of `reindex status` without a reindexing
-REINDEXING_COLUMNS = ("id", "store", "from", "to", "state", "rows", "planned")
+#: columns of `migrate status` without a migration
+MIGRATION_COLUMNS = ("id", "store", "from", "to", "state", "rows", "planned")
 
 
 @cli.command("plan")
 def plan(
     store: Annotated[str, typer.Argument(help="The name of a connected store.")],
-    target: Annotated[str, typer.Option("--to", help="The encoder to move it to.")],
-    anchors: Annotated[str, typer.Option(help="The anchor set that both encoders embedded.")],
+    target: Annotated[str, typer.Option("--target", help="The encoder to move it to.")],
+    anchor_set: Annotated[str, typer.Option(help="The anchor set that both encoders embedded.")],
     method: Annotated[str, typer.Option(help="auto, or a method.")] = "auto",
     strategy: Annotated[
         str | None,
@@ -45,6 +59,13 @@ def plan(
             help="How the new vectors are kept; default: the store's.", show_default=False
         ),
     ] = None,
+    fill: Annotated[
+        str,
+        typer.Option(
+            help="translate; or reads: rows that searches embed get native vectors too; needs a "
+            "text field."
+        ),
+    ] = "translate",
     re_embed: Annotated[
         str | None,
         typer.Option(
@@ -55,7 +76,7 @@ def plan(
     rows_per_second: Annotated[
         float | None, typer.Option(help="Most rows in a second.", show_default=False)
     ] = None,
-    most_latency_ms: Annotated[
+    max_latency_ms: Annotated[
         float | None,
         typer.Option(help="Slow down while searches take longer.", show_default=False),
     ] = None,
@@ -82,27 +103,28 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Read a store, check it, and say what each option is worth. Writes nothing to the store."""
-    from app.api.resources.stores.reindexings import NewReindexing
-    from app.services.reindexing.plan import plan_document, plan_reindexing
+    from app.api.resources.stores.migrations import NewMigration
+    from app.services.store_migrations.plan import plan_document, plan_migration
 
     if out is not None and out.exists():
         raise typer.BadParameter(f"{out} exists. Choose another file, or delete it.")
     body = validate(
-        NewReindexing,
+        NewMigration,
         store=store,
         target=target,
-        anchor_set=anchors,
+        anchor_set=anchor_set,
         method=method,
         strategy=strategy,
+        fill=fill,
         re_embed=None if re_embed is None else _share(re_embed),
         rows_per_second=rows_per_second,
-        most_latency_ms=most_latency_ms,
+        max_latency_ms=max_latency_ms,
         min_recall=min_recall,
         batch=batch,
         force_space=force_space,
     )
     with open_database() as services:
-        row = plan_reindexing(services, RequestContext(project), body.task())
+        row = plan_migration(services, RequestContext(project), body.task())
         document = plan_document(row)
     if out is not None:
         _write_document(out, document)
@@ -110,7 +132,7 @@ def plan(
         print_json(document)
         return
     plan_tables.print_plan(document)
-    typer.echo(f"Nothing is written to the store. To begin: anchorage reindex run {out or row.id}")
+    typer.echo(f"Nothing is written to the store. To begin: anchorage migrate run {out or row.id}")
 
 
 @cli.command("run")
@@ -131,10 +153,10 @@ def run(
 ) -> None:
     """Give every row a new vector, as the plan says. Ctrl-C pauses; the same command continues.
 
-    In a plan file, `strategy`, `rows_per_second`, `most_latency_ms`, `re_embed`, `min_recall` and
+    In a plan file, `strategy`, `rows_per_second`, `max_latency_ms`, `re_embed`, `min_recall` and
     `batch` may be changed before. The options change the file too.
     """
-    from app.services.reindexing.plan import change_plan, plan_document
+    from app.services.store_migrations.plan import change_plan, plan_document
 
     document = _read_document(which)
     changes = dict(document or {})
@@ -172,44 +194,44 @@ def sync(which: Which, project: Project = "default", as_json: AsJson = False) ->
 def status(
     which: Annotated[
         str | None,
-        typer.Argument(help="A plan file or an id; without it, all reindexings.", show_default=""),
+        typer.Argument(help="A plan file or an id; without it, all migrations.", show_default=""),
     ] = None,
     project: Project = "default",
     as_json: AsJson = False,
 ) -> None:
-    """Print how far a reindexing is, and the commands that are possible now."""
-    from app.api.schemas.reindexings import ReindexingAnswer
-    from app.services.reindexing.reindexings import find_reindexing, list_reindexings
+    """Print how far a migration is, and the commands that are possible now."""
+    from app.api.schemas.migrations import MigrationAnswer
+    from app.services.store_migrations.records import find_migration, list_migrations
 
     with open_database() as services:
         if which is not None:
-            _report(find_reindexing(services, project, _id_of(which)), which, as_json)
+            _report(find_migration(services, project, _id_of(which)), which, as_json)
             return
-        listed = list_reindexings(services, project)
+        listed = list_migrations(services, project)
     if as_json:
-        print_json([ReindexingAnswer.of(found).model_dump(mode="json") for found in listed])
+        print_json([MigrationAnswer.of(found).model_dump(mode="json") for found in listed])
         return
     rows = []
     for found in listed:
         row, facts = found.row, found.progress
-        done = f"{facts['rows']:,} of {facts['of'] or 0:,}"
+        done = f"{facts['rows']:,} of {facts['total'] or 0:,}"
         names = (row.store.name, row.plan["source"], row.target.name)
         rows.append((row.id, *names, found.state, done, row.created_at))
-    print_rows(REINDEXING_COLUMNS, rows, as_json=False)
+    print_rows(MIGRATION_COLUMNS, rows, as_json=False)
 
 
 @cli.command("pause")
 def pause(which: Which, project: Project = "default", as_json: AsJson = False) -> None:
     """Stop a run after its present batch. `run` continues from there."""
-    from app.services.reindexing import reindexings
+    from app.services.store_migrations import records
 
-    _take(reindexings.pause, which, project, as_json)
+    _take(records.pause, which, project, as_json)
 
 
 @cli.command("cutover")
 def cutover(which: Which, project: Project = "default", as_json: AsJson = False) -> None:
     """Make the store's clients see the new vectors. `rollback` undoes it."""
-    from app.services.reindexing import steps
+    from app.services.store_migrations import steps
 
     _take(steps.cutover, which, project, as_json)
 
@@ -217,7 +239,7 @@ def cutover(which: Which, project: Project = "default", as_json: AsJson = False)
 @cli.command("rollback")
 def rollback(which: Which, project: Project = "default", as_json: AsJson = False) -> None:
     """Make the store's clients see the old vectors again. The new ones stay."""
-    from app.services.reindexing import steps
+    from app.services.store_migrations import steps
 
     _take(steps.rollback, which, project, as_json)
 
@@ -227,7 +249,7 @@ def finish(
     which: Which, yes: Yes = False, project: Project = "default", as_json: AsJson = False
 ) -> None:
     """Delete the old vectors. A rollback is no longer possible."""
-    from app.services.reindexing import steps
+    from app.services.store_migrations import steps
 
     if not yes:
         typer.confirm("This deletes the old vectors for good. Finish?", abort=True)
@@ -239,7 +261,7 @@ def abandon(
     which: Which, yes: Yes = False, project: Project = "default", as_json: AsJson = False
 ) -> None:
     """Delete the new vectors. The store stays as it was."""
-    from app.services.reindexing import steps
+    from app.services.store_migrations import steps
 
     if not yes:
         typer.confirm("This deletes the new vectors. Abandon?", abort=True)
@@ -247,7 +269,7 @@ def abandon(
 
 
 def _take(
-    step: Callable[[Services, RequestContext, str], Reindexing],
+    step: Callable[[Services, RequestContext, str], MigrationStatus],
     which: str,
     project: str,
     as_json: bool,
@@ -259,7 +281,7 @@ def _take(
 
 def _complete(
     services: Services, context: RequestContext, which: str, action: str, as_json: bool
-) -> Reindexing:
+) -> MigrationStatus:
     """Complete an action in the foreground, and print the state after it.
 
     Raises typer.Exit: 130 after a Ctrl-C, 1 after an error.
@@ -269,7 +291,7 @@ def _complete(
     try:
         found = complete_action(services, context, _id_of(which), action)
     except KeyboardInterrupt:
-        again = f"anchorage reindex {action} {which}"
+        again = f"anchorage migrate {action} {which}"
         typer.secho(f"Stopped. The cursor is kept. To continue: {again}", fg="yellow", err=True)
         raise typer.Exit(130) from None
     _report(found, which, as_json)
@@ -278,30 +300,35 @@ def _complete(
     return found
 
 
-def _report(found: Reindexing, which: str, as_json: bool) -> None:
+def _report(found: MigrationStatus, which: str, as_json: bool) -> None:
     """Print the state, the error, and the commands that are possible now."""
     if as_json:
-        from app.api.schemas.reindexings import ReindexingAnswer
+        from app.api.schemas.migrations import MigrationAnswer
 
-        print_json(ReindexingAnswer.of(found).model_dump(mode="json"))
+        print_json(MigrationAnswer.of(found).model_dump(mode="json"))
         return
     row, facts = found.row, found.progress
-    typer.echo(f"The reindexing {row.id} of {row.store.name} is {found.state}.")
+    typer.echo(f"The migration {row.id} of {row.store.name} is {found.state}.")
     if facts["rows"]:
-        typer.echo(f"{facts['rows']:,} of {facts['of'] or 0:,} rows have been read.")
+        typer.echo(f"{facts['rows']:,} of {facts['total'] or 0:,} rows have been read.")
+    if facts.get("native_reads") is not None:
+        typer.echo(
+            f"Of the {facts['recent_reads']:,} rows that searches read last, "
+            f"{facts['native_reads']:.0%} have a native vector."
+        )
     for step in ("cutover", "rollback"):
         if step in row.found and row.state in ("cut-over", "rolled-back"):
             typer.echo(f"{step}: clients waited {row.found[step]['pause_s']:.3f} s.")
     if found.error is not None:
         typer.secho(f"ERROR ({found.error['code']}): {found.error['detail']}", fg="red", err=True)
     if found.next:
-        typer.echo("Next: " + ", ".join(f"anchorage reindex {call} {which}" for call in found.next))
+        typer.echo("Next: " + ", ".join(f"anchorage migrate {call} {which}" for call in found.next))
 
 
 def _id_of(which: str) -> str:
     """Return the id that an argument or its plan file names."""
     document = _read_document(which)
-    return which if document is None else str(document["reindexing"])
+    return which if document is None else str(document["migration"])
 
 
 def _read_document(which: str) -> dict[str, Any] | None:
@@ -315,10 +342,10 @@ def _read_document(which: str) -> dict[str, Any] | None:
         document = json.loads(path.read_text())
     except ValueError as error:
         raise typer.BadParameter(f"{which} is no JSON: {error}") from None
-    if not isinstance(document, dict) or not isinstance(document.get("reindexing"), str):
+    if not isinstance(document, dict) or not isinstance(document.get("migration"), str):
         raise typer.BadParameter(
-            f"{which} is no plan: it lacks `reindexing`, the id. Write one with "
-            "`anchorage reindex plan --output`."
+            f"{which} is no plan: it lacks `migration`, the id. Write one with "
+            "`anchorage migrate plan --output`."
         )
     return document
 

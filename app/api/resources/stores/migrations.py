@@ -1,4 +1,4 @@
-"""/reindexings: plans that move a store to another encoder, and the jobs and steps of each."""
+"""/migrations: plans that move a store to another encoder, and the jobs and steps of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.api.http.deps import IdempotencyKey, Limit, Moment, Reads, Svc, WriteCo
 from app.api.http.problems import documented
 from app.api.schemas.fields import NAME_PATTERN, Body, Name
 from app.api.schemas.jobs import Job
-from app.api.schemas.reindexings import ReindexingAnswer
+from app.api.schemas.migrations import MigrationAnswer
 from app.api.schemas.translation import (
     NO_MINIMUM,
     NO_OPTIONS,
@@ -29,26 +29,27 @@ from app.maths.quality.candidates import Preference
 from app.maths.relevance.re_embedding import RowChoice
 from app.services.access.idempotency import idempotent
 from app.services.context import Services
-from app.services.reindexing import plan, reindexings, steps
-from app.services.reindexing.plan_contents import (
-    DEFAULT_BATCH,
-    DEFAULT_MIN_RECALL,
-    ReindexingTask,
-)
 from app.services.relevance.advice import Prices
 from app.services.request_context import Repeat, RequestContext
+from app.services.store_migrations import plan, records, steps
+from app.services.store_migrations.plan_contents import (
+    DEFAULT_BATCH,
+    DEFAULT_MIN_RECALL,
+    MigrationTask,
+)
 from app.storage import tables
+from app.types import Fill
 
-router = APIRouter(prefix="/reindexings", tags=["reindexings"])
+router = APIRouter(prefix="/migrations", tags=["migrations"])
 
-ReindexingId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="Id of the reindexing.")]
+MigrationId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="Id of the migration.")]
 Pace = Annotated[Finite, Field(gt=0, le=1e9)]
 Amount = Annotated[Finite, Field(ge=0, le=1e12)]
 Rate = Annotated[Finite, Field(gt=0, le=1e12)]
 StrategyName = Annotated[str, Field(pattern=r"^[a-z][a-z-]{0,39}$")]
 
 
-class NewReindexing(Body):
+class NewMigration(Body):
     """A store, the encoder to move it to, and how the move is made."""
 
     model_config = ConfigDict(
@@ -69,7 +70,7 @@ class NewReindexing(Body):
     ] = "retrieval"
     min_quality: MinQuality = Field(
         default_factory=lambda: NO_MINIMUM,
-        description="Lowest promise to accept, in an index of the store's size.",
+        description="Lowest estimate to accept, in an index of the store's size.",
     )
     strategy: StrategyName | None = Field(
         None, description="How the new vectors are kept. Default: the store's own."
@@ -84,6 +85,12 @@ class NewReindexing(Body):
         description="Share of the results of an exact search that the new index must find, 0 to "
         "1, for `verify` to pass. One that finds as much as the old one, less .02, passes too.",
     )
+    fill: Fill = Field(
+        "translate",
+        description="`translate`: each row gets a translation. `reads`: the same, and rows whose "
+        "texts searches embed for native scores get that vector, from the first search after this "
+        "call until the cutover. It needs a store with a `text_field`.",
+    )
     re_embed: Share = Field(
         0.0,
         description="Share of the rows whose text the target encoder encodes again, 0 to 1. "
@@ -97,7 +104,7 @@ class NewReindexing(Body):
     rows_per_second: Pace | None = Field(
         None, description="Most rows that a run translates in a second. Null: no limit."
     )
-    most_latency_ms: Pace | None = Field(
+    max_latency_ms: Pace | None = Field(
         None,
         description="A run becomes slower while a search of the store takes longer than this, in "
         "milliseconds. Null: it does not measure searches.",
@@ -130,13 +137,13 @@ class NewReindexing(Body):
         "Null: measured on texts of the store, where the service runs the encoder.",
     )
 
-    def task(self) -> ReindexingTask:
+    def task(self) -> MigrationTask:
         """Raises InvalidRequest for `prefer` with a method other than `auto`."""
         if "prefer" in self.model_fields_set:
             refuse_prefer(self.method)
-        same = {each.name for each in fields(ReindexingTask)} & set(NewReindexing.model_fields)
+        same = {each.name for each in fields(MigrationTask)} & set(NewMigration.model_fields)
         same -= {"options", "min_quality"}
-        return ReindexingTask(
+        return MigrationTask(
             **{name: getattr(self, name) for name in same},
             options=self.options.as_dict(),
             min_quality=self.min_quality.as_dict(),
@@ -152,17 +159,17 @@ class NewReindexing(Body):
 class PlanDocument(BaseModel, extra="allow"):
     """A plan, as `GET` answers it. A plan that comes back may differ in some members.
 
-    These are `strategy`, `rows_per_second`, `most_latency_ms`, `re_embed`, `re_embed_by`,
+    These are `strategy`, `rows_per_second`, `max_latency_ms`, `re_embed`, `re_embed_by`,
     `min_recall` and `batch`.
     """
 
-    reindexing: str | None = Field(None, description="Id of the reindexing.")
+    migration: str | None = Field(None, description="Id of the migration.")
 
 
-class ReindexingList(BaseModel):
-    """A page of reindexings, the newest first."""
+class MigrationList(BaseModel):
+    """A page of migrations, the newest first."""
 
-    reindexings: list[ReindexingAnswer] = Field(description="The reindexings.")
+    migrations: list[MigrationAnswer] = Field(description="The migrations.")
     next_before: str | None = Field(
         description="`before` of the next page. Null: this is the last page."
     )
@@ -171,17 +178,17 @@ class ReindexingList(BaseModel):
 @router.post(
     "",
     status_code=201,
-    summary="Plan a reindexing",
+    summary="Plan a migration",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(NewReindexing),
+    openapi_extra=body_docs(NewMigration),
 )
-def plan_reindexing(
+def plan_migration(
     context: WriteContext,
-    body: Annotated[NewReindexing, json_body(NewReindexing)],
+    body: Annotated[NewMigration, json_body(NewMigration)],
     response: Response,
     services: Svc,
     repeat: IdempotencyKey,
-) -> ReindexingAnswer:
+) -> MigrationAnswer:
     """Reads a store, checks it, and plans its move to another encoder. Writes nothing to the store.
 
     The plan says what the move is worth: keep, cascade, fuse, translate or re-embed, with quality,
@@ -189,16 +196,16 @@ def plan_reindexing(
     It is refused with `wrong-space` if the vectors look like those of another encoder.
     """
 
-    def make(context: RequestContext) -> tables.ReindexingRow:
-        return plan.plan_reindexing(services, context, body.task())
+    def make(context: RequestContext) -> tables.MigrationRow:
+        return plan.plan_migration(services, context, body.task())
 
-    row = idempotent(services, context, repeat, tables.ReindexingRow, make)
-    response.headers["Location"] = f"/reindexings/{row.id}"
-    return ReindexingAnswer.of(reindexings.find_reindexing(services, context.project, row.id))
+    row = idempotent(services, context, repeat, tables.MigrationRow, make)
+    response.headers["Location"] = f"/migrations/{row.id}"
+    return MigrationAnswer.of(records.find_migration(services, context.project, row.id))
 
 
-@router.get("", summary="List reindexings", responses=documented(422))
-def list_reindexings(
+@router.get("", summary="List migrations", responses=documented(422))
+def list_migrations(
     services: Svc,
     project: Reads,
     store: Annotated[
@@ -208,58 +215,56 @@ def list_reindexings(
         Moment | None, Query(description="Only those that were planned before this moment.")
     ] = None,
     limit: Limit = 100,
-) -> ReindexingList:
-    """Returns the project's reindexings, the newest first."""
-    found = reindexings.list_reindexings(
-        services, project, store=store, before=before, limit=limit + 1
-    )
-    page = [ReindexingAnswer.of(each) for each in found[:limit]]
+) -> MigrationList:
+    """Returns the project's migrations, the newest first."""
+    found = records.list_migrations(services, project, store=store, before=before, limit=limit + 1)
+    page = [MigrationAnswer.of(each) for each in found[:limit]]
     more = len(found) > limit
-    return ReindexingList(
-        reindexings=page, next_before=page[-1].created_at.isoformat() if more else None
+    return MigrationList(
+        migrations=page, next_before=page[-1].created_at.isoformat() if more else None
     )
 
 
-@router.get("/{id}", summary="Get a reindexing", responses=documented(404, 422))
-def get_reindexing(id: ReindexingId, services: Svc, project: Reads) -> ReindexingAnswer:
-    """Returns a reindexing: its plan, its progress, and the calls that are possible now."""
-    return ReindexingAnswer.of(reindexings.find_reindexing(services, project, id))
+@router.get("/{id}", summary="Get a migration", responses=documented(404, 422))
+def get_migration(id: MigrationId, services: Svc, project: Reads) -> MigrationAnswer:
+    """Returns a migration: its plan, its progress, and the calls that are possible now."""
+    return MigrationAnswer.of(records.find_migration(services, project, id))
 
 
 @router.put(
     "/{id}/plan",
-    summary="Change the plan of a reindexing",
+    summary="Change the plan of a migration",
     responses=documented(400, 404, 409, 413, 415, 422),
     openapi_extra=body_docs(PlanDocument),
 )
 def change_plan(
-    id: ReindexingId,
+    id: MigrationId,
     context: WriteContext,
     body: Annotated[PlanDocument, json_body(PlanDocument)],
     services: Svc,
-) -> ReindexingAnswer:
+) -> MigrationAnswer:
     """Replaces the settings of a plan that does not run now.
 
     Send the plan as `GET` answers it, with other values for `strategy`, `rows_per_second`,
-    `most_latency_ms`, `re_embed`, `re_embed_by`, `min_recall` or `batch`.
+    `max_latency_ms`, `re_embed`, `re_embed_by`, `min_recall` or `batch`.
     Other changes are refused. `strategy` and the rows to encode again only change before the first
     run.
     """
     plan.change_plan(services, context, id, body.model_dump(exclude_none=False))
-    return ReindexingAnswer.of(reindexings.find_reindexing(services, context.project, id))
+    return MigrationAnswer.of(records.find_migration(services, context.project, id))
 
 
 NoBody = Annotated[None, Depends(read_no_body)]
 
-#: what takes a step, and returns the reindexing after it
-Step = Callable[[Services, RequestContext, str], reindexings.Reindexing]
+#: what takes a step, and returns the migration after it
+Step = Callable[[Services, RequestContext, str], records.MigrationStatus]
 
 PROBLEMS = documented(400, 404, 409, 413, 422)
 
 
-@router.post("/{id}/run", status_code=202, summary="Run a reindexing", responses=PROBLEMS)
-def run_reindexing(
-    id: ReindexingId,
+@router.post("/{id}/run", status_code=202, summary="Run a migration", responses=PROBLEMS)
+def run_migration(
+    id: MigrationId,
     context: WriteContext,
     _body: NoBody,
     response: Response,
@@ -274,16 +279,16 @@ def run_reindexing(
     return _queue("run", id, context, response, services, repeat)
 
 
-@router.post("/{id}/verify", status_code=202, summary="Verify a reindexing", responses=PROBLEMS)
-def verify_reindexing(
-    id: ReindexingId,
+@router.post("/{id}/verify", status_code=202, summary="Verify a migration", responses=PROBLEMS)
+def verify_migration(
+    id: MigrationId,
     context: WriteContext,
     _body: NoBody,
     response: Response,
     services: Svc,
     repeat: IdempotencyKey,
 ) -> Job:
-    """Queues the job that checks a filled reindexing. `cutover` needs one that passed.
+    """Queues the job that checks a filled migration. `cutover` needs one that passed.
 
     It compares the numbers of rows, a checksum of everything that is not the vector, and the new
     vectors of sampled rows. It measures the recall of the index before and after.
@@ -293,7 +298,7 @@ def verify_reindexing(
 
 @router.post("/{id}/sync", status_code=202, summary="Synchronise a store", responses=PROBLEMS)
 def synchronise_store(
-    id: ReindexingId,
+    id: MigrationId,
     context: WriteContext,
     _body: NoBody,
     response: Response,
@@ -307,58 +312,58 @@ def synchronise_store(
     return _queue("sync", id, context, response, services, repeat)
 
 
-@router.post("/{id}/pause", summary="Pause a reindexing", responses=PROBLEMS)
-def pause_reindexing(
-    id: ReindexingId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
-) -> ReindexingAnswer:
+@router.post("/{id}/pause", summary="Pause a migration", responses=PROBLEMS)
+def pause_migration(
+    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
+) -> MigrationAnswer:
     """Asks the run to stop after its present batch. `run` continues from there.
 
     The answer may still have the state `running`.
     """
-    return ReindexingAnswer.of(_take(services, reindexings.pause, id, context, repeat))
+    return MigrationAnswer.of(_take(services, records.pause, id, context, repeat))
 
 
 @router.post("/{id}/cutover", summary="Cut a store over", responses=PROBLEMS)
 def cut_over(
-    id: ReindexingId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
-) -> ReindexingAnswer:
+    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
+) -> MigrationAnswer:
     """Makes the store's clients see the new vectors. `rollback` undoes it until `finish`.
 
     Refuses while `verify` has not passed since the last run.
     If the server stops in the middle, the same call completes it.
     """
-    return ReindexingAnswer.of(_take(services, steps.cutover, id, context, repeat))
+    return MigrationAnswer.of(_take(services, steps.cutover, id, context, repeat))
 
 
 @router.post("/{id}/rollback", summary="Roll a store back", responses=PROBLEMS)
 def roll_back(
-    id: ReindexingId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
-) -> ReindexingAnswer:
+    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
+) -> MigrationAnswer:
     """Makes the store's clients see the old vectors again.
 
     Rows that they wrote since the cutover have translated vectors. The new vectors stay, so that
     `cutover` is possible again.
     """
-    return ReindexingAnswer.of(_take(services, steps.rollback, id, context, repeat))
+    return MigrationAnswer.of(_take(services, steps.rollback, id, context, repeat))
 
 
-@router.post("/{id}/finish", summary="Finish a reindexing", responses=PROBLEMS)
-def finish_reindexing(
-    id: ReindexingId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
-) -> ReindexingAnswer:
+@router.post("/{id}/finish", summary="Finish a migration", responses=PROBLEMS)
+def finish_migration(
+    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
+) -> MigrationAnswer:
     """Deletes the old vectors. The store then belongs to the target encoder.
 
     A rollback is no longer possible.
     """
-    return ReindexingAnswer.of(_take(services, steps.finish, id, context, repeat))
+    return MigrationAnswer.of(_take(services, steps.finish, id, context, repeat))
 
 
-@router.post("/{id}/abandon", summary="Abandon a reindexing", responses=PROBLEMS)
-def abandon_reindexing(
-    id: ReindexingId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
-) -> ReindexingAnswer:
+@router.post("/{id}/abandon", summary="Abandon a migration", responses=PROBLEMS)
+def abandon_migration(
+    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
+) -> MigrationAnswer:
     """Deletes the new vectors and all traces in the store. The old vectors stay as they are."""
-    return ReindexingAnswer.of(_take(services, steps.abandon, id, context, repeat))
+    return MigrationAnswer.of(_take(services, steps.abandon, id, context, repeat))
 
 
 def _queue(
@@ -372,7 +377,7 @@ def _queue(
     """Queues a job, and names it in the header `Location`."""
 
     def queue(context: RequestContext) -> tables.JobRow:
-        return reindexings.queue_action(services, context, id_, action)
+        return records.queue_action(services, context, id_, action)
 
     row = idempotent(services, context, repeat, tables.JobRow, queue)
     response.headers["Location"] = f"/jobs/{row.id}"
@@ -381,11 +386,11 @@ def _queue(
 
 def _take(
     services: Services, step: Step, id_: str, context: RequestContext, repeat: Repeat | None
-) -> reindexings.Reindexing:
-    """Takes a step, once for each Idempotency-Key, and returns the reindexing as it is now."""
+) -> records.MigrationStatus:
+    """Takes a step, once for each Idempotency-Key, and returns the migration as it is now."""
 
-    def take(context: RequestContext) -> tables.ReindexingRow:
+    def take(context: RequestContext) -> tables.MigrationRow:
         return step(services, context, id_).row
 
-    idempotent(services, context, repeat, tables.ReindexingRow, take)
-    return reindexings.find_reindexing(services, context.project, id_)
+    idempotent(services, context, repeat, tables.MigrationRow, take)
+    return records.find_migration(services, context.project, id_)

@@ -1,4 +1,4 @@
-"""A reindexing, as every route that plans, moves or shows one answers it."""
+"""A migration, as every route that plans, moves or shows one answers it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from app.services.reindexing.reindexings import Reindexing
-from app.types import JobState, ReindexingState
+from app.services.store_migrations.records import MigrationStatus
+from app.types import JobState, MigrationState
 
 NextCall = Literal["run", "pause", "verify", "sync", "cutover", "rollback", "finish", "abandon"]
 
 
-class ReindexingProgress(BaseModel, extra="allow"):
-    """How far a reindexing is. A run adds the store's latency and the share of time it works."""
+class MigrationProgress(BaseModel, extra="allow"):
+    """How far a migration is. A run adds the store's latency and the share of time it works."""
 
     phase: str | None = Field(
         description="What the job does, such as `sweep`, `index` or `filled`. Null before a run."
     )
     rows: int = Field(description="Rows that have been read and translated.")
-    of: int | None = Field(description="Rows of the store when the run began.")
+    total: int | None = Field(description="Rows of the store when the run began.")
     rows_per_second: float | None = Field(
         description="Mean speed of the present attempt. Null unless rows are translated now."
     )
@@ -30,25 +30,25 @@ class ReindexingProgress(BaseModel, extra="allow"):
     )
 
 
-class ReindexingJob(BaseModel):
-    """The last job of a reindexing."""
+class MigrationJob(BaseModel):
+    """The last job of a migration."""
 
     id: str = Field(description="Id of the job, for `GET /jobs/{id}`.")
     action: str = Field(description="What it does: `run`, `verify` or `sync`.")
     state: JobState = Field(description="Where the job is.")
 
 
-class ReindexingAnswer(BaseModel):
-    """A reindexing with its plan, and the calls that are possible now."""
+class MigrationAnswer(BaseModel):
+    """A migration with its plan, and the calls that are possible now."""
 
-    id: str = Field(description="Id of the reindexing: 32 hexadecimal digits.")
+    id: str = Field(description="Id of the migration: 32 hexadecimal digits.")
     store: str = Field(description="Name of the store.")
     source: str = Field(description="Encoder whose vectors the store had when it was planned.")
     target: str = Field(description="Encoder to whose space the store moves.")
     anchor_set: str = Field(description="Anchor set that relates the two encoders.")
-    state: ReindexingState = Field(description="How far the reindexing is.")
-    plan: dict[str, Any] = Field(description="What `run` obeys, and what the plan promises.")
-    progress: ReindexingProgress = Field(description="How far the run is.")
+    state: MigrationState = Field(description="How far the migration is.")
+    plan: dict[str, Any] = Field(description="What `run` obeys, and what the plan estimates.")
+    progress: MigrationProgress = Field(description="How far the run is.")
     found: dict[str, Any] = Field(
         description="What was found: checksums before the run, `verify`, and the pauses of "
         "`cutover` and `rollback` in seconds (`pause_s`)."
@@ -57,7 +57,7 @@ class ReindexingAnswer(BaseModel):
         description="The problem that stopped it, with `code` and `detail`. Null while it goes "
         "well."
     )
-    job: ReindexingJob | None = Field(description="Its last job. Null before the first.")
+    job: MigrationJob | None = Field(description="Its last job. Null before the first.")
     next: list[NextCall] = Field(description="The calls that are possible now.")
     created_at: datetime = Field(description="When it was planned.")
     updated_at: datetime = Field(description="When it last changed.")
@@ -66,8 +66,8 @@ class ReindexingAnswer(BaseModel):
     )
 
     @classmethod
-    def of(cls, found: Reindexing) -> ReindexingAnswer:
-        """Returns the answer about a reindexing."""
+    def of(cls, found: MigrationStatus) -> MigrationAnswer:
+        """Returns the answer about a migration."""
         row, job = found.row, found.job
         action = "" if job is None else job.arguments.get("action", "")
         return cls(
@@ -78,10 +78,10 @@ class ReindexingAnswer(BaseModel):
             anchor_set=row.anchor_set.name,
             state=found.state,
             plan=row.plan,
-            progress=ReindexingProgress(**found.progress),
+            progress=MigrationProgress(**found.progress),
             found=row.found,
             error=found.error,
-            job=job and ReindexingJob(id=job.id, action=action, state=JobState(job.state)),
+            job=job and MigrationJob(id=job.id, action=action, state=JobState(job.state)),
             next=list(found.next),
             created_at=row.created_at,
             updated_at=row.updated_at,
