@@ -2,11 +2,11 @@
 
 from anchorage_client._async.client import AsyncClient
 from anchorage_client._async.jobs import AsyncJob
-from anchorage_client._async.stores import AsyncReindexing
+from anchorage_client._async.stores import AsyncMigration
 from anchorage_client._async.translators import AsyncTranslator
 from anchorage_client._sync.client import Client
 from anchorage_client._sync.jobs import Job
-from anchorage_client._sync.stores import Reindexing
+from anchorage_client._sync.stores import Migration
 from anchorage_client._sync.translators import Translator
 from anchorage_client.errors import (
     AnchorageError,
@@ -34,7 +34,7 @@ __all__ = [
     "AnchorageError",
     "AsyncClient",
     "AsyncJob",
-    "AsyncReindexing",
+    "AsyncMigration",
     "AsyncTranslator",
     "AuthenticationError",
     "Client",
@@ -44,13 +44,13 @@ __all__ = [
     "JobFailedError",
     "LocalTranslation",
     "LocalTranslator",
+    "Migration",
     "NotFoundError",
     "PermissionDeniedError",
     "Predictions",
     "Ranking",
     "Rankings",
     "RateLimitError",
-    "Reindexing",
     "RelativeVectors",
     "Translation",
     "Translator",

@@ -29,7 +29,9 @@ class AnchorageError(Exception):
         self.code: str = str(problem.get("code") or "unknown")
         self.detail: str = str(problem.get("detail") or problem.get("title") or "")
         self.field: str | None = problem.get("field")
-        self.rows: list[int] | None = problem.get("rows")
+        rows = problem.get("rows")
+        numbers = isinstance(rows, list) and all(isinstance(row, int) for row in rows)
+        self.rows: list[int] | None = rows if numbers else None
         self.retry_after: float | None = problem.get("retry_after")
         where = "" if self.field is None else f" (field `{self.field}`)"
         super().__init__(f"{self.code}: {self.detail}{where}")
@@ -82,6 +84,28 @@ def error_of(status: int, problem: Mapping[str, Any]) -> AnchorageError:
     if kind is None:
         kind = UnavailableError if status >= 500 else InvalidRequestError
     return kind(status, problem)
+
+
+def not_anchorage(detail: str, status: int | None = None) -> UnavailableError:
+    """Return the error for an answer that the service does not give."""
+    detail = f"{detail} Check the URL of the client: another program may answer there."
+    return UnavailableError(status, {"code": "not-anchorage", "detail": detail})
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raise UnavailableError where the parts of an answer are missing or have another type."""
+    try:
+        yield
+    except (
+        AttributeError,
+        EOFError,
+        LookupError,
+        MemoryError,  # numpy takes the size of an array from the answer
+        TypeError,
+        ValueError,
+    ) as error:
+        raise not_anchorage(f"{what} has another form: {error!r:.100}.") from error
 
 
 @contextmanager

@@ -8,13 +8,13 @@ from typing import Any, Literal, TypeAlias
 from anchorage_client.vectors import Floats, VectorsLike, as_array, to_json
 
 #: most rows, and most bytes of vectors, of one request
-MOST_ROWS, MOST_BYTES = 16_384, 24 * 2**20
+MAX_ROWS, MAX_BYTES = 16_384, 24 * 2**20
 
 #: the same for vectors in JSON, which become a third longer in base64
-MOST_JSON_BYTES = 5 * 2**20
+MAX_JSON_BYTES = 5 * 2**20
 
 #: most texts of one request: a server without a GPU encodes them within a few seconds
-MOST_INPUTS = 256
+MAX_INPUTS = 256
 
 Role: TypeAlias = Literal["query", "document"]
 
@@ -43,23 +43,23 @@ def fit_fields(
     }
 
 
-def parts_of(vectors: Floats, most_bytes: int = MOST_BYTES) -> Iterator[tuple[int, Floats]]:
+def parts_of(vectors: Floats, max_bytes: int = MAX_BYTES) -> Iterator[tuple[int, Floats]]:
     """Yield the first row and the rows of parts that fit into one request."""
     row_bytes = max(1, vectors.shape[1] * vectors.dtype.itemsize)
-    step = max(1, min(MOST_ROWS, most_bytes // row_bytes))
+    step = max(1, min(MAX_ROWS, max_bytes // row_bytes))
     for start in range(0, max(1, len(vectors)), step):
         yield start, vectors[start : start + step]
 
 
 def text_parts(texts: Sequence[str], most: int | None = None) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first row and the texts of parts of at most `most` texts; None: MOST_INPUTS.
+    """Yield the first row and the texts of parts of at most `most` texts; None: MAX_INPUTS.
 
     Without texts, yields one empty part, which the service refuses.
     Raises TypeError for a single text, whose characters would be the texts.
     """
     if isinstance(texts, str):
         raise TypeError(f"`inputs` is a list of texts: send [{texts[:20]!r}].")
-    step = MOST_INPUTS if most is None else most
+    step = MAX_INPUTS if most is None else most
     for start in range(0, max(1, len(texts)), step):
         yield start, list(texts[start : start + step])
 
@@ -79,7 +79,7 @@ def row_parts(
         for start, texts in text_parts(inputs):
             yield start, {"inputs": texts}
     for name, rows in given.items():
-        for start, part in parts_of(as_array(rows), MOST_JSON_BYTES):
+        for start, part in parts_of(as_array(rows), MAX_JSON_BYTES):
             yield start, {name: to_json(part)}
     if inputs is None and not given:
         yield 0, {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from anchorage_client.errors import ConflictError
+from anchorage_client.errors import ConflictError, reading
 from anchorage_client.vectors import Float32s, from_json
 
 Json = dict[str, Any]
@@ -99,6 +99,7 @@ class Rankings:
         return len(self.results)
 
 
+@reading("The answer of /translate")
 def translation_of(answers: Sequence[Json], starts: Sequence[int]) -> Translation:
     """Return one translation from the answers to consecutive parts, which begin at `starts`."""
     first = _same(answers, "translator")
@@ -153,6 +154,7 @@ def _join(parts: Sequence[Json]) -> Json:
     return joined
 
 
+@reading("The answer of /relative")
 def relative_of(answers: Sequence[Json], starts: Sequence[int]) -> RelativeVectors:
     """Return the answers of /relative to consecutive parts, which begin at `starts`."""
     first = _same(answers, "anchor_set_version")
@@ -164,6 +166,7 @@ def relative_of(answers: Sequence[Json], starts: Sequence[int]) -> RelativeVecto
     )
 
 
+@reading("The answer of /stitch")
 def predictions_of(answers: Sequence[Json], starts: Sequence[int]) -> Predictions:
     """Return the answers of /stitch to consecutive parts, which begin at `starts`."""
     first, joined = _same(answers, "translator"), _join(answers)
@@ -181,6 +184,7 @@ def predictions_of(answers: Sequence[Json], starts: Sequence[int]) -> Prediction
     )
 
 
+@reading("The ranking")
 def rankings_of(answer: Mapping[str, Any]) -> Rankings:
     """Return the answer of /rescore, or of the search of a store."""
     about = {name: value for name, value in answer.items() if name != "results"}

@@ -24,7 +24,7 @@ ROUNDING = {
 }
 
 #: the largest part of a covariance that its shrinkage may replace
-MOST_SHRINKAGE = 0.9
+MAX_SHRINKAGE = 0.9
 
 
 class RelativeLayer(nn.Module):
@@ -129,6 +129,6 @@ def _usual_ridge(squares: Tensor, k: int, d: int) -> float:
         return 1.0
     power = float(squares.square().sum()) / k**2
     spread = power - 1.0 / d
-    part = max(0.0, 1.0 - power) / k / spread if spread > 0 else MOST_SHRINKAGE
-    part = min(MOST_SHRINKAGE, part)
+    part = max(0.0, 1.0 - power) / k / spread if spread > 0 else MAX_SHRINKAGE
+    part = min(MAX_SHRINKAGE, part)
     return 0.5 * math.exp(float((squares + k / d * part / (1.0 - part)).log().mean()))

@@ -37,7 +37,7 @@ def test_a_set_of_any_form_is_the_same_set(client: Client, new_pair, tmp_path, m
     client.anchor_sets.create("torch", embeddings={n: torch.tensor(m) for n, m in rows.items()})
     client.anchor_sets.create_from_table("arrow", table)
     client.anchor_sets.create_from_parquet("parquet", tmp_path / "anchors.parquet")
-    monkeypatch.setattr("anchorage_client._sync.anchors.MOST_JSON_BYTES", 1_000)
+    monkeypatch.setattr("anchorage_client._sync.anchors.MAX_JSON_BYTES", 1_000)
     client.anchor_sets.create("npy", embeddings=rows)
     made = [
         client.translator(**{**pair.names, "anchor_set": name}, method="irp").id
@@ -48,7 +48,7 @@ def test_a_set_of_any_form_is_the_same_set(client: Client, new_pair, tmp_path, m
 
 def test_a_large_set_that_fails_halfway_leaves_nothing(client: Client, new_pair, monkeypatch):
     pair = new_pair()
-    monkeypatch.setattr("anchorage_client._sync.anchors.MOST_JSON_BYTES", 1_000)
+    monkeypatch.setattr("anchorage_client._sync.anchors.MAX_JSON_BYTES", 1_000)
     with pytest.raises(ConflictError, match="anchor-count-mismatch"):
         client.anchor_sets.create(
             "half", embeddings={pair.source: pair.old, pair.target: pair.new[:-1]}
@@ -61,7 +61,7 @@ def test_many_rows_take_several_requests_and_flags_keep_their_rows(client, pair,
     mean = client.translator(**pair.names).download().source_mean
     rows = np.concatenate([pair.old[:50], mean[None], pair.old[50:]])
     whole = client.translate(rows, **pair.names)
-    monkeypatch.setattr("anchorage_client.fields.MOST_ROWS", 37)
+    monkeypatch.setattr("anchorage_client.fields.MAX_ROWS", 37)
     parts = client.translate(rows, **pair.names)
     streamed = np.concatenate(list(client.translate_stream(rows, **pair.names)))
     iterated = np.concatenate(
@@ -84,7 +84,7 @@ def test_relative_vectors_and_predictions_of_many_rows_take_several_requests(
         return client.relative(pair.old, **space), client.stitch(pair.old, head="axes", **space)
 
     whole = ask()
-    monkeypatch.setattr("anchorage_client.fields.MOST_ROWS", 37)
+    monkeypatch.setattr("anchorage_client.fields.MAX_ROWS", 37)
     parts = ask()
     np.testing.assert_allclose(parts[0].vectors, whole[0].vectors, rtol=0, atol=1e-6)
     np.testing.assert_allclose(parts[1].scores, whole[1].scores, rtol=0, atol=1e-5)
@@ -94,7 +94,7 @@ def test_relative_vectors_and_predictions_of_many_rows_take_several_requests(
 
 
 def test_texts_of_many_requests_keep_their_order(texts, monkeypatch):
-    monkeypatch.setattr("anchorage_client.fields.MOST_INPUTS", 8)
+    monkeypatch.setattr("anchorage_client.fields.MAX_INPUTS", 8)
     sentences = texts.sentences[:20]
     old = texts.client.embed(sentences, model=texts.old)
     one = texts.client.embed(sentences[17], model=texts.old)
@@ -120,7 +120,7 @@ def test_parts_of_two_translators_are_not_joined():
 
 
 def test_a_failed_pool_leaves_nothing_and_a_text_is_no_list(client: Client, pair, monkeypatch):
-    monkeypatch.setattr("anchorage_client.fields.MOST_ROWS", 37)
+    monkeypatch.setattr("anchorage_client.fields.MAX_ROWS", 37)
     rows = pair.old.copy()
     rows[73, 0] = np.nan
     with pytest.raises(InvalidRequestError) as invalid:
@@ -134,14 +134,14 @@ def test_a_failed_pool_leaves_nothing_and_a_text_is_no_list(client: Client, pair
 
 def test_a_large_set_with_further_fields_sends_them(client: Client, new_pair, monkeypatch):
     pair = new_pair()
-    monkeypatch.setattr("anchorage_client._sync.anchors.MOST_JSON_BYTES", 1_000)
+    monkeypatch.setattr("anchorage_client._sync.anchors.MAX_JSON_BYTES", 1_000)
     rows = {pair.source: pair.old, pair.target: pair.new}
     with pytest.raises(InvalidRequestError, match="exactly one of"):
         client.anchor_sets.create("both", embeddings=rows, inputs=["a"] * len(pair.old))
 
 
 def test_a_row_of_a_later_request_has_its_own_number(client: Client, pair, monkeypatch):
-    monkeypatch.setattr("anchorage_client.fields.MOST_ROWS", 37)
+    monkeypatch.setattr("anchorage_client.fields.MAX_ROWS", 37)
     rows = pair.old.copy()
     rows[[50, 73], 0] = np.nan
     with pytest.raises(InvalidRequestError) as invalid:
@@ -211,7 +211,7 @@ def test_a_bootstrap_runs_as_a_job(client: Client, new_pair):
         source_pool="a",
         target_pool="b",
         seeds=seeds,
-        min_right=0,
+        min_precision=0,
     )
     result = job.wait(timeout=200)
     pairs = client.anchor_sets.pairs(result["anchor_set"])
@@ -223,7 +223,7 @@ def test_a_bootstrap_runs_as_a_job(client: Client, new_pair):
         source_pool="a",
         target_pool="b",
         seeds=[(i, (i + 450) % 900) for i in range(20)],
-        min_right=0.95,
+        min_precision=0.95,
     )
     assert [event["state"] for event in again.events()][-1] == "failed"
     with pytest.raises(JobFailedError) as failed:
@@ -232,7 +232,7 @@ def test_a_bootstrap_runs_as_a_job(client: Client, new_pair):
 
 
 def test_pools_of_many_requests_have_every_item(client: Client, pair, monkeypatch):
-    monkeypatch.setattr("anchorage_client.fields.MOST_ROWS", 33)
+    monkeypatch.setattr("anchorage_client.fields.MAX_ROWS", 33)
     assert client.pools.create("pieces", encoder=pair.source, vectors=pair.old)["items"] == 200
     client.pools.delete("pieces")
 
@@ -296,7 +296,7 @@ def test_an_alias_is_created_repointed_listed_and_deleted(texts):
 def test_a_translator_is_found_again(client: Client, pair):
     made = client.translator(**pair.names)
     found: Translator = client.translators.get(made.id, index=1_000_000)
-    assert found.report["promise"]["index"] == 1_000_000
+    assert found.report["estimate"]["index"] == 1_000_000
     assert made.quality is not None
     assert found.threshold(source=0.5)["source"] == 0.5
     assert len(found.calibration(given="source")["points"]) > 1

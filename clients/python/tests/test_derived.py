@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from scripts.unasync import derived
 
 CLIENT = Path(__file__).parents[1]
@@ -77,6 +79,7 @@ def test_the_synchronous_client_is_up_to_date():
     assert wrong == [], "run `python -m scripts.unasync`"
 
 
+@pytest.mark.long
 def test_a_users_script_passes_mypy(tmp_path: Path):
     done = mypy(tmp_path, SCRIPT)
     assert done.returncode == 0, done.stdout

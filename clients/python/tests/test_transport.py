@@ -174,7 +174,7 @@ def test_a_service_that_is_away_is_an_error_after_the_retries(monkeypatch):
 
 def test_a_restart_does_not_end_the_wait_for_a_job(tmp_path):
     generator = np.random.default_rng(0)
-    pool = generator.normal(size=(1_500, 16)).astype(np.float32)
+    pool = generator.normal(size=(500, 16)).astype(np.float32)
     port = free_port()
     address = f"http://127.0.0.1:{port}"
     with serve_at(port, tmp_path), Client(address) as client:
@@ -187,7 +187,7 @@ def test_a_restart_does_not_end_the_wait_for_a_job(tmp_path):
             source_pool=pool,
             target_pool=pool @ np.linalg.qr(generator.normal(size=(16, 16)))[0],
             seeds=[(row, row) for row in range(20)],
-            min_right=0,
+            min_precision=0,
         )
     waiting = Client(address, retries=0)
     result: list[object] = []

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from anchorage_client.fields import MOST_BYTES, MOST_ROWS, parts_of
+from anchorage_client.fields import MAX_BYTES, MAX_ROWS, parts_of
 from anchorage_client.vectors import as_array, from_json, from_npy, to_json, to_npy
 
 MATRICES = st.sampled_from([np.float16, np.float32, np.float64]).flatmap(
@@ -66,7 +66,7 @@ def test_what_is_no_matrix_is_refused(wrong, error, message):
         as_array(wrong)
 
 
-@pytest.mark.parametrize(("rows", "dim"), [(0, 3), (1, 3), (MOST_ROWS + 1, 2), (300, 70_000)])
+@pytest.mark.parametrize(("rows", "dim"), [(0, 3), (1, 3), (MAX_ROWS + 1, 2), (300, 70_000)])
 def test_parts_of_requests_cover_each_row_once_and_fit(rows, dim):
     matrix = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (rows, dim), (0, 0))
     parts = list(parts_of(matrix))
@@ -74,4 +74,4 @@ def test_parts_of_requests_cover_each_row_once_and_fit(rows, dim):
     assert [start for start, _ in parts] == [
         sum(len(p) for _, p in parts[:i]) for i in range(len(parts))
     ]
-    assert all(len(part) <= MOST_ROWS and len(part) * dim * 4 <= MOST_BYTES for _, part in parts)
+    assert all(len(part) <= MAX_ROWS and len(part) * dim * 4 <= MAX_BYTES for _, part in parts)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from anchorage_client import arrow
+from anchorage_client._async.jobs import AsyncJob
 from anchorage_client._async.resources import AsyncResource
-from anchorage_client._async.transport import Json, segment
-from anchorage_client.errors import AnchorageError, rows_from
-from anchorage_client.fields import MOST_JSON_BYTES, Role, row_parts
+from anchorage_client._async.transport import Json, json_of, members_of, require_new, segment
+from anchorage_client.errors import AnchorageError, reading, rows_from
+from anchorage_client.fields import MAX_JSON_BYTES, Role, row_parts
 from anchorage_client.vectors import VectorsLike, as_array, to_json, to_npy
 
 NPY = {"Content-Type": "application/x-npy"}
@@ -52,7 +53,7 @@ class AsyncAnchorSets(AsyncResource):
         }
         arrays = {encoder: as_array(rows) for encoder, rows in (embeddings or {}).items()}
         more = any(value is not None for field, value in body.items() if field != "name")
-        if more or sum(each.nbytes for each in arrays.values()) <= MOST_JSON_BYTES:
+        if more or sum(each.nbytes for each in arrays.values()) <= MAX_JSON_BYTES:
             if embeddings is not None:
                 body["embeddings"] = {encoder: to_json(rows) for encoder, rows in arrays.items()}
             return await self._transport.post(self.path, body, creates=True)
@@ -65,7 +66,7 @@ class AsyncAnchorSets(AsyncResource):
             headers=NPY,
             creates=True,
         )
-        made: Json = answer.json()
+        made = json_of(answer)
         try:
             for encoder, rows in others:
                 made = await self.put(name, encoder, rows)
@@ -74,6 +75,18 @@ class AsyncAnchorSets(AsyncResource):
                 await self.delete(name)
             raise
         return made
+
+    async def create_from_store(
+        self, name: str, store: str, *, encoders: Sequence[str], size: int | None = None
+    ) -> AsyncJob:
+        """Start a job that makes a set of rows of a store, whose texts the encoders embed."""
+        body: Json = {
+            "name": name,
+            "store": store,
+            "encoders": builtins.list(encoders),
+            "size": size,
+        }
+        return AsyncJob(self._transport, await self._transport.post(self.path, body, creates=True))
 
     async def create_from_table(self, name: str, table: Any) -> Json:
         """Create a set from a `pyarrow.Table`.
@@ -89,8 +102,7 @@ class AsyncAnchorSets(AsyncResource):
             headers=arrow.HEADERS,
             creates=True,
         )
-        made: Json = answer.json()
-        return made
+        return json_of(answer)
 
     async def create_from_parquet(self, name: str, path: str | Path) -> Json:
         """Create a set from a Parquet file with the columns of `create_from_table`."""
@@ -118,8 +130,7 @@ class AsyncAnchorSets(AsyncResource):
             return await self._transport.put(path, body, creates=True)
         content = to_npy(vectors)
         sent = await self._transport.send("PUT", path, content=content, headers=NPY, creates=True)
-        made: Json = sent.json()
-        return made
+        return json_of(sent)
 
     async def append(
         self,
@@ -194,12 +205,20 @@ class AsyncAnchorSets(AsyncResource):
         The third number is the probability that the pair is right; None without an estimate.
         """
         path, found = f"{self.path}/{segment(name)}/pairs", builtins.list[Any]()
+        seen: set[str] = set()
         while True:
             page = await self._transport.get(path, after=len(found) - 1, limit=10_000)
-            for (source, target), confidence in zip(page["pairs"], page["confidence"], strict=True):
-                found.append((source, target, confidence))
-            if not page["pairs"]:
+            with reading(f"The answer of {path}"):
+                rows = [
+                    (source, target, confidence)
+                    for (source, target), confidence in zip(
+                        page["pairs"], page["confidence"], strict=True
+                    )
+                ]
+            if not rows:
                 return found
+            require_new(str(rows), seen, path)
+            found += rows
 
     async def put_sample(
         self, name: str, encoder: str, vectors: VectorsLike, *, store_size: int | None = None
@@ -217,8 +236,7 @@ class AsyncAnchorSets(AsyncResource):
     async def contracts(self, name: str) -> builtins.list[Json]:
         """Return the set's contracts: the least quality of each pair of encoders."""
         answer = await self._transport.get(f"{self.path}/{segment(name)}/contracts")
-        found: builtins.list[Json] = answer["contracts"]
-        return found
+        return members_of(answer, "contracts")
 
     async def put_contract(
         self,
@@ -229,7 +247,7 @@ class AsyncAnchorSets(AsyncResource):
         min_quality: Mapping[str, float],
         index: int | None = None,
     ) -> Json:
-        """Refuse translations of a pair whose promise is below `min_quality`."""
+        """Refuse translations of a pair whose estimate is below `min_quality`."""
         path = f"{self.path}/{segment(name)}/contracts/{segment(source)}/{segment(target)}"
         return await self._transport.put(path, {"min_quality": dict(min_quality), "index": index})
 

@@ -20,14 +20,15 @@ from anchorage_client._async.resources import (
     AsyncJobs,
     AsyncModels,
 )
-from anchorage_client._async.stores import AsyncReindexings, AsyncStores
+from anchorage_client._async.stores import AsyncMigrations, AsyncStores
 from anchorage_client._async.translators import AsyncTranslator, AsyncTranslators
-from anchorage_client._async.transport import AsyncTransport, Json
-from anchorage_client.errors import rows_from
+from anchorage_client._async.transport import AsyncTransport, Json, members_of
+from anchorage_client.errors import reading, rows_from
 from anchorage_client.fields import Role, fit_fields, parts_of, row_parts, text_parts
 from anchorage_client.progress import ProgressBar
 from anchorage_client.results import (
     Predictions,
+    Ranking,
     RelativeVectors,
     Translation,
     predictions_of,
@@ -70,11 +71,15 @@ class AsyncClient(AsyncMeasures):
         self.heads = AsyncHeads(self._transport)
         self.translators = AsyncTranslators(self._transport)
         self.stores = AsyncStores(self._transport)
-        self.reindexings = AsyncReindexings(self._transport)
+        self.migrations = AsyncMigrations(self._transport)
         self.jobs = AsyncJobs(self._transport)
         self.aliases = AsyncAliases(self._transport)
         self.models = AsyncModels(self._transport)
         self.api_keys = AsyncApiKeys(self._transport)
+
+    def __repr__(self) -> str:
+        address = self._transport.http.base_url.copy_with(username=None, password=None)
+        return f"{type(self).__name__}({str(address)!r})"
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -108,10 +113,28 @@ class AsyncClient(AsyncMeasures):
 
         before  only writes before this moment: the `at` of another write
         """
-        writes: list[Json] = (await self._transport.get("/audit", before=before, limit=limit))[
-            "writes"
-        ]
-        return writes
+        answer = await self._transport.get("/audit", before=before, limit=limit)
+        return members_of(answer, "writes")
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        model: str,
+        top_n: int | None = None,
+    ) -> Ranking:
+        """Order documents by their cosines with a query, by an encoder that the service runs.
+
+        The ids of the ranking are places in `documents`.
+        """
+        body = {"model": model, "query": query, "documents": list(documents), "top_n": top_n}
+        answer = await self._transport.post("/v1/rerank", body)
+        with reading("The answer of /v1/rerank"):
+            results = answer["results"]
+            ids = [int(each["index"]) for each in results]
+            scores = [float(each["relevance_score"]) for each in results]
+            return Ranking(ids, scores)
 
     async def embed(
         self,
@@ -140,9 +163,11 @@ class AsyncClient(AsyncMeasures):
         for start, part in text_parts(texts):
             with rows_from(start):
                 answer = await self._transport.post("/v1/embeddings", {**body, "input": part})
-            rows = [np.frombuffer(b64decode(row["embedding"]), "<f4") for row in answer["data"]]
-            parts.append(np.stack(rows))
-        return np.concatenate(parts)
+            with reading("The answer of /v1/embeddings"):
+                rows = [np.frombuffer(b64decode(row["embedding"]), "<f4") for row in answer["data"]]
+                parts.append(np.stack(rows))
+        with reading("The answer of /v1/embeddings"):
+            return np.concatenate(parts)
 
     async def translate(
         self,
@@ -217,7 +242,9 @@ class AsyncClient(AsyncMeasures):
                         )
                     done += len(part)
                     bar.update(done, known)
-                    yield from_npy(answer.content)
+                    with reading("The answer of /translate"):
+                        translated = from_npy(answer.content)
+                    yield translated
 
     async def translate_table(
         self,
@@ -243,7 +270,8 @@ class AsyncClient(AsyncMeasures):
             content=arrow.to_ipc(table.select([column])),
             headers=arrow.HEADERS,
         )
-        return arrow.with_answer(table, column, arrow.from_ipc(answer.content))
+        with reading("The answer of /translate"):
+            return arrow.with_answer(table, column, arrow.from_ipc(answer.content))
 
     async def relative(
         self,

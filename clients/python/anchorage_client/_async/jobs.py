@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from collections.abc import AsyncIterator
@@ -11,13 +10,14 @@ from typing import Any
 
 import httpx2
 
-from anchorage_client._async.transport import AsyncTransport, Json, json_of, segment
+from anchorage_client._async.transport import AsyncTransport, Json, json_of, lines_of, segment
 from anchorage_client.errors import (
     AnchorageError,
     ConflictError,
     JobFailedError,
     RateLimitError,
     UnavailableError,
+    reading,
 )
 from anchorage_client.progress import ProgressBar
 
@@ -27,7 +27,7 @@ ENDED = {"succeeded", "failed", "cancelled"}
 FIRST_POLL_S, POLL_S = 0.1, 1.0
 
 #: how long a service may be away, such as during a restart, while a client waits for a job
-MOST_AWAY_S = 300.0
+MAX_AWAY_S = 300.0
 
 
 class AsyncJob:
@@ -42,11 +42,13 @@ class AsyncJob:
         return f"<{type(self).__name__} {self.id}: {kind}, {self.state}>"
 
     @property
+    @reading("A job")
     def id(self) -> str:
         """The job's id."""
         return str(self.data["id"])
 
     @property
+    @reading("A job")
     def state(self) -> str:
         """`queued`, `running`, `succeeded`, `failed` or `cancelled`, when it was last read."""
         return str(self.data["state"])
@@ -92,13 +94,13 @@ class AsyncJob:
     async def _events(self) -> AsyncIterator[Json]:
         path = f"/jobs/{segment(self.id)}/events"
         async with self._transport.stream("GET", path) as answer:
-            async for line in answer.aiter_lines():
-                if line.startswith("data:"):
-                    yield json.loads(line[5:])
+            async for line in lines_of(answer):
+                if line.startswith(b"data:"):
+                    yield json_of(httpx2.Response(200, content=line[5:], request=answer.request))
 
     async def _refresh_patiently(self, deadline: float = math.inf) -> None:
         """Read the job again; tolerate a short outage of the service."""
-        last_try = min(deadline, time.monotonic() + MOST_AWAY_S)
+        last_try = min(deadline, time.monotonic() + MAX_AWAY_S)
         path = f"/jobs/{segment(self.id)}"
         while True:
             try:
@@ -129,8 +131,9 @@ class AsyncJob:
                 await asyncio.sleep(pause)
                 pause = min(POLL_S, 1.5 * pause)
                 await self._refresh_patiently(deadline)
-                made = self.data.get("progress") or {}
-                bar.update(made.get("done") or made.get("step"), made.get("total"))
+                with reading("A job"):
+                    made = self.data.get("progress") or {}
+                    bar.update(made.get("done") or made.get("step"), made.get("total"))
         if self.state != "succeeded":
             problem: dict[str, Any] = self.data.get("error") or {
                 "code": "cancelled",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from anchorage_client._async.jobs import AsyncJob
-from anchorage_client._async.transport import AsyncTransport, Json, without_none
+from anchorage_client._async.transport import AsyncTransport, Json, json_of, without_none
 from anchorage_client.fields import Role, fit_fields
 from anchorage_client.results import Rankings, rankings_of
 from anchorage_client.vectors import VectorsLike, to_json
@@ -24,8 +24,8 @@ class AsyncMeasures:
         *,
         source: str,
         target: str,
-        anchor_set: str,
         candidates: Sequence[Mapping[str, Any]],
+        anchor_set: str | None = None,
         queries: VectorsLike | None = None,
         inputs: Sequence[str] | None = None,
         input_type: Role | None = None,
@@ -39,17 +39,26 @@ class AsyncMeasures:
         min_quality: Mapping[str, float] | None = None,
         index: int | None = None,
         precision: Literal["float32", "bfloat16"] | None = None,
+        native: int | None = None,
+        native_deadline_ms: int | None = None,
     ) -> Rankings:
         """Rank the candidates of an old index by the new encoder's queries.
 
-        candidates  for each query `{"ids": [...], "vectors": (m, d_source)}`
+        anchor_set  None: nothing is translated; needs `mode="fuse"` and native scores
+        candidates  for each query `{"ids": [...], "vectors": (m, d_source)}`, and with native
+                    scores `"texts": [...]`
+        native      candidates of each query whose texts the new encoder embeds
         """
         body = {
             "source": source,
             "target": target,
             "anchor_set": anchor_set,
             "candidates": [
-                {"ids": list(each["ids"]), "vectors": to_json(each["vectors"])}
+                {
+                    "ids": list(each["ids"]),
+                    "vectors": to_json(each["vectors"]),
+                    **({"texts": list(each["texts"])} if each.get("texts") is not None else {}),
+                }
                 for each in candidates
             ],
             "queries": None if queries is None else to_json(queries),
@@ -61,6 +70,8 @@ class AsyncMeasures:
             "limit": limit,
             **fit_fields(method, options, prefer, min_quality, index),
             "precision": precision,
+            "native": native,
+            "native_deadline_ms": native_deadline_ms,
         }
         return rankings_of(await self._transport.post("/rescore", body))
 
@@ -127,7 +138,7 @@ class AsyncMeasures:
             headers={"Prefer": "respond-async"},
             creates=True,
         )
-        job = AsyncJob(self._transport, answer.json())
+        job = AsyncJob(self._transport, json_of(answer))
         return {**await job.wait(), "job": job.id}
 
     async def advice(
@@ -209,7 +220,7 @@ class AsyncMeasures:
         pairs: str | None = None,
         method: str | None = None,
         size: int | None = None,
-        min_right: float | None = None,
+        min_precision: float | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> AsyncJob:
         """Start a job that discovers the partners of items, and makes the anchor set `name`.
@@ -229,7 +240,7 @@ class AsyncMeasures:
             "pairs": pairs,
             "method": method,
             "size": size,
-            "min_right": min_right,
+            "min_precision": min_precision,
             "options": None if options is None else dict(options),
         }
         return AsyncJob(

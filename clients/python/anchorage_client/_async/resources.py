@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anchorage_client._async.jobs import AsyncJob
-from anchorage_client._async.transport import AsyncTransport, Json, segment
+from anchorage_client._async.transport import AsyncTransport, Json, members_of, segment
 from anchorage_client.vectors import VectorsLike, to_json
 
 
@@ -167,8 +167,7 @@ class AsyncModels:
 
     async def list(self) -> builtins.list[Json]:
         """Return all models."""
-        models: builtins.list[Json] = (await self._transport.get("/v1/models"))["data"]
-        return models
+        return members_of(await self._transport.get("/v1/models"), "data")
 
     async def get(self, id: str) -> Json:
         """Return one model."""
@@ -200,8 +199,7 @@ class AsyncApiKeys:
 
     async def list(self) -> builtins.list[Json]:
         """Return all keys, without their secrets."""
-        keys: builtins.list[Json] = (await self._transport.get("/api-keys"))["api_keys"]
-        return keys
+        return members_of(await self._transport.get("/api-keys"), "api_keys")
 
     async def get(self, id: str) -> Json:
         """Return a key, without its secret."""

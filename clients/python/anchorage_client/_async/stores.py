@@ -8,7 +8,14 @@ from typing import Any, Literal
 
 from anchorage_client._async.jobs import AsyncJob
 from anchorage_client._async.resources import AsyncResource
-from anchorage_client._async.transport import AsyncTransport, Json, segment
+from anchorage_client._async.transport import (
+    AsyncTransport,
+    Json,
+    members_of,
+    require_new,
+    segment,
+)
+from anchorage_client.errors import reading
 from anchorage_client.fields import Role
 from anchorage_client.results import Rankings, rankings_of
 from anchorage_client.vectors import VectorsLike, to_json
@@ -30,6 +37,7 @@ class AsyncStores(AsyncResource):
         vector_field: str | None = None,
         id_field: str | None = None,
         text_field: str | None = None,
+        learn: bool | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Json:
         """Register a store. The service reads it, and writes nothing."""
@@ -42,6 +50,7 @@ class AsyncStores(AsyncResource):
             "vector_field": vector_field,
             "id_field": id_field,
             "text_field": text_field,
+            "learn": learn,
             "options": None if options is None else dict(options),
         }
         return await self._transport.post(self.path, body, creates=True)
@@ -63,10 +72,15 @@ class AsyncStores(AsyncResource):
         weight: float | None = None,
         method: str | None = None,
         options: Mapping[str, Any] | None = None,
+        native: int | None = None,
+        native_deadline_ms: int | None = None,
         payload: bool | None = None,
         exact: bool | None = None,
     ) -> Rankings:
-        """Search a store with the vectors or inputs of another encoder."""
+        """Search a store with the vectors or inputs of another encoder.
+
+        native: candidates of each query whose texts the new encoder embeds.
+        """
         body = {
             "target": target,
             "anchor_set": anchor_set,
@@ -81,13 +95,20 @@ class AsyncStores(AsyncResource):
             "weight": weight,
             "method": method,
             "options": None if options is None else dict(options),
+            "native": native,
+            "native_deadline_ms": native_deadline_ms,
             "payload": payload,
             "exact": exact,
         }
         return rankings_of(await self._transport.post(f"{self.path}/{segment(name)}/search", body))
 
+    async def delete_native_vectors(self, name: str, id: str | int | None = None) -> None:
+        """Delete the vectors of one row's text that searches had embedded, or of all rows."""
+        query = "" if id is None else f"?id={segment(str(id))}"
+        await self._transport.delete(f"{self.path}/{segment(name)}/native-vectors{query}")
 
-class AsyncReindexing:
+
+class AsyncMigration:
     """A move of a store to another encoder. `data` is what the service last said of it."""
 
     def __init__(self, transport: AsyncTransport, data: Json) -> None:
@@ -98,35 +119,39 @@ class AsyncReindexing:
         return f"<{type(self).__name__} {self.id}: {self.data['store']}, {self.state}>"
 
     @property
+    @reading("A migration")
     def id(self) -> str:
-        """The reindexing's id."""
+        """The migration's id."""
         return str(self.data["id"])
 
     @property
+    @reading("A migration")
     def state(self) -> str:
-        """The state when the reindexing was last read."""
+        """The state when the migration was last read."""
         return str(self.data["state"])
 
     @property
+    @reading("A migration")
     def plan(self) -> Json:
         """The plan: what the move is worth, and what it costs."""
         plan: Json = self.data["plan"]
         return plan
 
     @property
+    @reading("A migration")
     def next(self) -> Any:
         """What to do next, in the service's words."""
         return self.data["next"]
 
-    async def refresh(self) -> AsyncReindexing:
-        """Read the reindexing again."""
-        self.data = await self._transport.get(f"/reindexings/{self.id}")
+    async def refresh(self) -> AsyncMigration:
+        """Read the migration again."""
+        self.data = await self._transport.get(f"/migrations/{self.id}")
         return self
 
-    async def change_plan(self, **fields: Any) -> AsyncReindexing:
+    async def change_plan(self, **fields: Any) -> AsyncMigration:
         """Change members of the plan: strategy, rows_per_second, re_embed and others."""
         plan = {**self.plan, **fields}
-        self.data = await self._transport.put(f"/reindexings/{self.id}/plan", plan)
+        self.data = await self._transport.put(f"/migrations/{self.id}/plan", plan)
         return self
 
     async def run(self) -> AsyncJob:
@@ -141,37 +166,37 @@ class AsyncReindexing:
         """Start the job that translates the rows that changed since the run."""
         return await self._job("sync")
 
-    async def pause(self) -> AsyncReindexing:
+    async def pause(self) -> AsyncMigration:
         """Stop the run after its batch; `run` continues."""
         return await self._step("pause")
 
-    async def cutover(self) -> AsyncReindexing:
+    async def cutover(self) -> AsyncMigration:
         """Let searches use the new vectors."""
         return await self._step("cutover")
 
-    async def rollback(self) -> AsyncReindexing:
+    async def rollback(self) -> AsyncMigration:
         """Let searches use the old vectors again."""
         return await self._step("rollback")
 
-    async def finish(self) -> AsyncReindexing:
+    async def finish(self) -> AsyncMigration:
         """Remove what the move no longer needs."""
         return await self._step("finish")
 
-    async def abandon(self) -> AsyncReindexing:
+    async def abandon(self) -> AsyncMigration:
         """Give the move up, and remove its new vectors."""
         return await self._step("abandon")
 
-    async def _step(self, step: str) -> AsyncReindexing:
-        path = f"/reindexings/{self.id}/{step}"
+    async def _step(self, step: str) -> AsyncMigration:
+        path = f"/migrations/{self.id}/{step}"
         self.data = await self._transport.post(path, creates=True)
         return self
 
     async def _job(self, step: str) -> AsyncJob:
-        path = f"/reindexings/{self.id}/{step}"
+        path = f"/migrations/{self.id}/{step}"
         return AsyncJob(self._transport, await self._transport.post(path, creates=True))
 
 
-class AsyncReindexings:
+class AsyncMigrations:
     """The moves of stores to other encoders."""
 
     def __init__(self, transport: AsyncTransport) -> None:
@@ -190,10 +215,11 @@ class AsyncReindexings:
         strategy: str | None = None,
         force_space: bool | None = None,
         min_recall: float | None = None,
+        fill: Literal["translate", "reads"] | None = None,
         re_embed: float | None = None,
         re_embed_by: Literal["centrality", "confidence"] | None = None,
         rows_per_second: float | None = None,
-        most_latency_ms: float | None = None,
+        max_latency_ms: float | None = None,
         batch: int | None = None,
         evaluation: str | None = None,
         old_encoder_runs: bool | None = None,
@@ -202,7 +228,7 @@ class AsyncReindexings:
         price_per_million_tokens: float | None = None,
         price_per_million_writes: float | None = None,
         items_per_second: float | None = None,
-    ) -> AsyncReindexing:
+    ) -> AsyncMigration:
         """Plan the move of a store. It writes nothing to the store."""
         body = {
             "store": store,
@@ -215,10 +241,11 @@ class AsyncReindexings:
             "strategy": strategy,
             "force_space": force_space,
             "min_recall": min_recall,
+            "fill": fill,
             "re_embed": re_embed,
             "re_embed_by": re_embed_by,
             "rows_per_second": rows_per_second,
-            "most_latency_ms": most_latency_ms,
+            "max_latency_ms": max_latency_ms,
             "batch": batch,
             "evaluation": evaluation,
             "old_encoder_runs": old_encoder_runs,
@@ -228,22 +255,24 @@ class AsyncReindexings:
             "price_per_million_writes": price_per_million_writes,
             "items_per_second": items_per_second,
         }
-        made = await self._transport.post("/reindexings", body, creates=True)
-        return AsyncReindexing(self._transport, made)
+        made = await self._transport.post("/migrations", body, creates=True)
+        return AsyncMigration(self._transport, made)
 
     async def list(self, *, store: str | None = None) -> builtins.list[Json]:
-        """Return all reindexings, the newest first."""
+        """Return all migrations, the newest first."""
         found: builtins.list[Json] = []
         before: str | None = None
+        seen: set[str] = set()
         while True:
-            page = await self._transport.get("/reindexings", store=store, before=before)
-            found += page["reindexings"]
-            before = page["next_before"]
+            page = await self._transport.get("/migrations", store=store, before=before)
+            found += members_of(page, "migrations")
+            before = page.get("next_before")
             if before is None:
                 return found
+            require_new(str(before), seen, "/migrations")
 
-    async def get(self, id: str) -> AsyncReindexing:
-        """Return a reindexing."""
-        return AsyncReindexing(
-            self._transport, await self._transport.get(f"/reindexings/{segment(id)}")
+    async def get(self, id: str) -> AsyncMigration:
+        """Return a migration."""
+        return AsyncMigration(
+            self._transport, await self._transport.get(f"/migrations/{segment(id)}")
         )

@@ -17,7 +17,13 @@ from urllib.parse import quote
 import httpx2
 import numpy as np
 
-from anchorage_client.errors import AnchorageError, UnavailableError, error_of
+from anchorage_client.errors import (
+    AnchorageError,
+    UnavailableError,
+    error_of,
+    not_anchorage,
+    reading,
+)
 
 #: statuses after which the same request may succeed; proxies answer the last two
 RETRIED = {429, 502, 503, 504}
@@ -26,10 +32,17 @@ RETRIED = {429, 502, 503, 504}
 LOST = {502, 504}
 
 #: the pause before the first retry without Retry-After, which doubles each time, and its limit
-FIRST_PAUSE_S, MOST_PAUSE_S = 0.5, 30.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 
 #: a longer Retry-After is raised as an error
-MOST_RETRY_AFTER_S = 60.0
+MAX_RETRY_AFTER_S = 60.0
+
+#: how long a request waits for the fits that it needs, together
+MAX_FIT_WAIT_S = 900.0
+
+#: most bytes of an answer, and of a line of a stream; the largest have some hundred MiB, and some
+#: hundred KiB
+MAX_ANSWER_BYTES, MAX_LINE_BYTES = 2**30, 2**24
 
 Json = dict[str, Any]
 
@@ -87,9 +100,11 @@ class AsyncTransport:
         if creates:
             own.setdefault("Idempotency-Key", uuid.uuid4().hex)
         attempt, perhaps_done = 0, False
+        fits: set[str] = set()
+        fits_until = time.monotonic() + MAX_FIT_WAIT_S
         while True:
             try:
-                answer = await self.http.request(
+                answer = await self._request(
                     method,
                     path,
                     params=without_none(params or {}),
@@ -103,6 +118,10 @@ class AsyncTransport:
             else:
                 # A DELETE whose answer was lost has deleted what the next one does not find.
                 deleted = method == "DELETE" and perhaps_done and answer.status_code == 404
+                fit = None if path.startswith("/jobs/") else _fit_of(answer)  # the job asked for
+                if fit is not None:
+                    await self._wait_for_fit(fit, fits, fits_until)
+                    continue
                 if answer.status_code < 300 or deleted:
                     return answer
                 failure = error_of(answer.status_code, problem_of(answer))
@@ -111,10 +130,31 @@ class AsyncTransport:
                     raise failure
                 pause = retry_after(answer)
                 perhaps_done = perhaps_done or answer.status_code in LOST
-            if attempt >= most or (pause or 0.0) > MOST_RETRY_AFTER_S:
+            if attempt >= most or (pause or 0.0) > MAX_RETRY_AFTER_S:
                 raise failure
             await asyncio.sleep(pause_before(attempt, pause))
             attempt += 1
+
+    async def _wait_for_fit(self, state: Json, seen: set[str], until: float) -> None:
+        """Wait for the job that makes the fit which a request needs, once for each job.
+
+        Raises as `AsyncJob.wait`, and UnavailableError for a job that has made its fit already.
+        """
+        from anchorage_client._async.jobs import AsyncJob  # which needs this module
+
+        job = AsyncJob(self, state)
+        if job.id in seen or job.state == "succeeded":
+            raise not_anchorage(f"The service waits for the job {job.id}, which has ended.", 202)
+        seen.add(job.id)
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"The fits of this request take more than {MAX_FIT_WAIT_S:.0f} s.")
+        await job.wait(timeout=left)
+
+    async def _request(self, method: str, path: str, **more: Any) -> httpx2.Response:
+        """Return the answer to one request. Raises as `whole`."""
+        async with self.http.stream(method, path, **more) as answer:
+            return await whole(answer)
 
     async def get(self, path: str, **params: Any) -> Json:
         """Return the JSON answer of a GET."""
@@ -141,12 +181,16 @@ class AsyncTransport:
         cursor  query parameter that continues after (or before) a member, and `by` its field
         """
         found: list[Json] = []
+        seen: set[str] = set()
         while True:
             last = {cursor: found[-1][by]} if found else {}
-            page: list[Json] = (await self.get(path, **params, **last))[member]
+            page = members_of(await self.get(path, **params, **last), member)
             found += page
             if not page:
                 return found
+            with reading(f"A member of `{member}`"):
+                at = str(found[-1][by])
+            require_new(at, seen, path)
 
     @asynccontextmanager
     async def stream(self, method: str, path: str, **more: Any) -> AsyncIterator[httpx2.Response]:
@@ -154,11 +198,51 @@ class AsyncTransport:
         try:
             async with self.http.stream(method, path, **more) as answer:
                 if answer.status_code >= 400:
-                    await answer.aread()
-                    raise error_of(answer.status_code, problem_of(answer))
+                    raise error_of(answer.status_code, problem_of(await whole(answer)))
                 yield answer
         except httpx2.TransportError as error:
             raise _no_answer(error) from error
+
+
+def _fit_of(answer: httpx2.Response) -> Json | None:
+    """Return the job that an answer names in place of a result which needs a long fit, or None."""
+    if answer.status_code != 202:
+        return None
+    job = json_of(answer)
+    return job if job.get("kind") == "fit" else None
+
+
+async def whole(answer: httpx2.Response) -> httpx2.Response:
+    """Return an answer with its body. Raises UnavailableError for one that cannot be decoded, or
+    has more than MAX_ANSWER_BYTES.
+    """
+    pieces, size = [], 0
+    try:
+        async for piece in answer.aiter_bytes():
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_ANSWER_BYTES:
+                detail = f"{answer.request.url} answered more than {MAX_ANSWER_BYTES:,} bytes."
+                raise not_anchorage(detail, answer.status_code)
+    except httpx2.DecodingError as error:
+        detail = f"{answer.request.url} answered what cannot be decoded: {error}."
+        raise not_anchorage(detail, answer.status_code) from error
+    encoded = ("content-encoding", "content-length")  # they describe the body before its decoding
+    headers = [each for each in answer.headers.multi_items() if each[0].lower() not in encoded]
+    return httpx2.Response(
+        answer.status_code, headers=headers, content=b"".join(pieces), request=answer.request
+    )
+
+
+async def lines_of(answer: httpx2.Response) -> AsyncIterator[bytes]:
+    """Yield the lines of a stream. Raises UnavailableError for one above MAX_LINE_BYTES."""
+    rest = b""
+    async for piece in answer.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line.rstrip(b"\r")
+        if len(rest) > MAX_LINE_BYTES:
+            raise not_anchorage(f"A line of {answer.request.url} has no end.", answer.status_code)
 
 
 def _no_answer(error: httpx2.TransportError) -> UnavailableError:
@@ -183,15 +267,33 @@ def to_bytes(body: Any) -> bytes:
 
 def json_of(answer: httpx2.Response) -> Json:
     """Return the JSON of an answer. Raises UnavailableError for another one."""
-    try:
-        found = answer.json()
-    except ValueError:
-        found = None
+    found = _json(answer)
     if isinstance(found, dict):
         return found
-    raise UnavailableError(
-        answer.status_code, {"code": "not-anchorage", "detail": _not_json(answer)}
-    )
+    raise not_anchorage(_not_json(answer), answer.status_code)
+
+
+def members_of(answer: Json, member: str) -> list[Json]:
+    """Return a member of an answer that is a list of objects. Raises UnavailableError."""
+    found = answer.get(member)
+    if isinstance(found, list) and all(isinstance(each, dict) for each in found):
+        return found
+    raise not_anchorage(f"The answer has no list of objects `{member}`.")
+
+
+def require_new(cursor: str, seen: set[str], path: str) -> None:
+    """Remember the cursor of a page. Raises UnavailableError where an earlier page had it."""
+    if cursor in seen:
+        raise not_anchorage(f"The pages of {path} have no end: {cursor!r:.100} ended two of them.")
+    seen.add(cursor)
+
+
+def _json(answer: httpx2.Response) -> Any:
+    """Return the JSON of an answer; None if it is none, or is nested too deeply."""
+    try:
+        return answer.json()
+    except (ValueError, RecursionError):
+        return None
 
 
 def problem_of(answer: httpx2.Response) -> Json:
@@ -200,10 +302,7 @@ def problem_of(answer: httpx2.Response) -> Json:
         place = answer.headers.get("location", "")
         detail = f"The service redirects to {place}. Give the client that address."
         return {"code": f"http-{answer.status_code}", "detail": detail}
-    try:
-        problem = answer.json()
-    except ValueError:
-        problem = None
+    problem = _json(answer)
     if isinstance(problem, dict) and "error" in problem:  # the OpenAI API's shape
         nested = problem["error"]
         if isinstance(nested, dict):
@@ -215,14 +314,11 @@ def problem_of(answer: httpx2.Response) -> Json:
             }
     if isinstance(problem, dict):
         return problem
-    return {"code": f"http-{answer.status_code}", "detail": _not_json(answer)}
+    return {"code": f"http-{answer.status_code}", "detail": f"{_not_json(answer)} Check the URL."}
 
 
 def _not_json(answer: httpx2.Response) -> str:
-    return (
-        f"{answer.request.url} answered without JSON: {answer.text[:100]!r}. Check the URL of the "
-        "client: another program may answer there."
-    )
+    return f"{answer.request.url} answered without JSON: {answer.text[:100]!r}."
 
 
 def retry_after(answer: httpx2.Response) -> float | None:
@@ -233,7 +329,7 @@ def retry_after(answer: httpx2.Response) -> float | None:
     except ValueError:
         try:
             seconds = parsedate_to_datetime(text).timestamp() - time.time()
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
@@ -242,7 +338,7 @@ def pause_before(attempt: int, asked: float | None) -> float:
     """Return the seconds to wait before a retry; `asked` is the server's wish."""
     if asked is not None:
         return asked + random.uniform(0, 0.1 * asked + 0.05)  # noqa: S311 -- spreads clients
-    longest = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0**attempt)
+    longest = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**attempt)
     return random.uniform(longest / 2, longest)  # noqa: S311
 
 

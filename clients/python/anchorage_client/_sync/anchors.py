@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from anchorage_client import arrow
+from anchorage_client._sync.jobs import Job
 from anchorage_client._sync.resources import Resource
-from anchorage_client._sync.transport import Json, segment
-from anchorage_client.errors import AnchorageError, rows_from
-from anchorage_client.fields import MOST_JSON_BYTES, Role, row_parts
+from anchorage_client._sync.transport import Json, json_of, members_of, require_new, segment
+from anchorage_client.errors import AnchorageError, reading, rows_from
+from anchorage_client.fields import MAX_JSON_BYTES, Role, row_parts
 from anchorage_client.vectors import VectorsLike, as_array, to_json, to_npy
 
 NPY = {"Content-Type": "application/x-npy"}
@@ -52,7 +53,7 @@ class AnchorSets(Resource):
         }
         arrays = {encoder: as_array(rows) for encoder, rows in (embeddings or {}).items()}
         more = any(value is not None for field, value in body.items() if field != "name")
-        if more or sum(each.nbytes for each in arrays.values()) <= MOST_JSON_BYTES:
+        if more or sum(each.nbytes for each in arrays.values()) <= MAX_JSON_BYTES:
             if embeddings is not None:
                 body["embeddings"] = {encoder: to_json(rows) for encoder, rows in arrays.items()}
             return self._transport.post(self.path, body, creates=True)
@@ -65,7 +66,7 @@ class AnchorSets(Resource):
             headers=NPY,
             creates=True,
         )
-        made: Json = answer.json()
+        made = json_of(answer)
         try:
             for encoder, rows in others:
                 made = self.put(name, encoder, rows)
@@ -74,6 +75,18 @@ class AnchorSets(Resource):
                 self.delete(name)
             raise
         return made
+
+    def create_from_store(
+        self, name: str, store: str, *, encoders: Sequence[str], size: int | None = None
+    ) -> Job:
+        """Start a job that makes a set of rows of a store, whose texts the encoders embed."""
+        body: Json = {
+            "name": name,
+            "store": store,
+            "encoders": builtins.list(encoders),
+            "size": size,
+        }
+        return Job(self._transport, self._transport.post(self.path, body, creates=True))
 
     def create_from_table(self, name: str, table: Any) -> Json:
         """Create a set from a `pyarrow.Table`.
@@ -89,8 +102,7 @@ class AnchorSets(Resource):
             headers=arrow.HEADERS,
             creates=True,
         )
-        made: Json = answer.json()
-        return made
+        return json_of(answer)
 
     def create_from_parquet(self, name: str, path: str | Path) -> Json:
         """Create a set from a Parquet file with the columns of `create_from_table`."""
@@ -118,8 +130,7 @@ class AnchorSets(Resource):
             return self._transport.put(path, body, creates=True)
         content = to_npy(vectors)
         sent = self._transport.send("PUT", path, content=content, headers=NPY, creates=True)
-        made: Json = sent.json()
-        return made
+        return json_of(sent)
 
     def append(
         self,
@@ -194,12 +205,20 @@ class AnchorSets(Resource):
         The third number is the probability that the pair is right; None without an estimate.
         """
         path, found = f"{self.path}/{segment(name)}/pairs", builtins.list[Any]()
+        seen: set[str] = set()
         while True:
             page = self._transport.get(path, after=len(found) - 1, limit=10_000)
-            for (source, target), confidence in zip(page["pairs"], page["confidence"], strict=True):
-                found.append((source, target, confidence))
-            if not page["pairs"]:
+            with reading(f"The answer of {path}"):
+                rows = [
+                    (source, target, confidence)
+                    for (source, target), confidence in zip(
+                        page["pairs"], page["confidence"], strict=True
+                    )
+                ]
+            if not rows:
                 return found
+            require_new(str(rows), seen, path)
+            found += rows
 
     def put_sample(
         self, name: str, encoder: str, vectors: VectorsLike, *, store_size: int | None = None
@@ -217,8 +236,7 @@ class AnchorSets(Resource):
     def contracts(self, name: str) -> builtins.list[Json]:
         """Return the set's contracts: the least quality of each pair of encoders."""
         answer = self._transport.get(f"{self.path}/{segment(name)}/contracts")
-        found: builtins.list[Json] = answer["contracts"]
-        return found
+        return members_of(answer, "contracts")
 
     def put_contract(
         self,
@@ -229,7 +247,7 @@ class AnchorSets(Resource):
         min_quality: Mapping[str, float],
         index: int | None = None,
     ) -> Json:
-        """Refuse translations of a pair whose promise is below `min_quality`."""
+        """Refuse translations of a pair whose estimate is below `min_quality`."""
         path = f"{self.path}/{segment(name)}/contracts/{segment(source)}/{segment(target)}"
         return self._transport.put(path, {"min_quality": dict(min_quality), "index": index})
 

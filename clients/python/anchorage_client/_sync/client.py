@@ -20,14 +20,15 @@ from anchorage_client._sync.resources import (
     Jobs,
     Models,
 )
-from anchorage_client._sync.stores import Reindexings, Stores
+from anchorage_client._sync.stores import Migrations, Stores
 from anchorage_client._sync.translators import Translator, Translators
-from anchorage_client._sync.transport import Json, Transport
-from anchorage_client.errors import rows_from
+from anchorage_client._sync.transport import Json, Transport, members_of
+from anchorage_client.errors import reading, rows_from
 from anchorage_client.fields import Role, fit_fields, parts_of, row_parts, text_parts
 from anchorage_client.progress import ProgressBar
 from anchorage_client.results import (
     Predictions,
+    Ranking,
     RelativeVectors,
     Translation,
     predictions_of,
@@ -70,11 +71,15 @@ class Client(Measures):
         self.heads = Heads(self._transport)
         self.translators = Translators(self._transport)
         self.stores = Stores(self._transport)
-        self.reindexings = Reindexings(self._transport)
+        self.migrations = Migrations(self._transport)
         self.jobs = Jobs(self._transport)
         self.aliases = Aliases(self._transport)
         self.models = Models(self._transport)
         self.api_keys = ApiKeys(self._transport)
+
+    def __repr__(self) -> str:
+        address = self._transport.http.base_url.copy_with(username=None, password=None)
+        return f"{type(self).__name__}({str(address)!r})"
 
     def __enter__(self) -> Client:
         return self
@@ -108,8 +113,28 @@ class Client(Measures):
 
         before  only writes before this moment: the `at` of another write
         """
-        writes: list[Json] = (self._transport.get("/audit", before=before, limit=limit))["writes"]
-        return writes
+        answer = self._transport.get("/audit", before=before, limit=limit)
+        return members_of(answer, "writes")
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        model: str,
+        top_n: int | None = None,
+    ) -> Ranking:
+        """Order documents by their cosines with a query, by an encoder that the service runs.
+
+        The ids of the ranking are places in `documents`.
+        """
+        body = {"model": model, "query": query, "documents": list(documents), "top_n": top_n}
+        answer = self._transport.post("/v1/rerank", body)
+        with reading("The answer of /v1/rerank"):
+            results = answer["results"]
+            ids = [int(each["index"]) for each in results]
+            scores = [float(each["relevance_score"]) for each in results]
+            return Ranking(ids, scores)
 
     def embed(
         self,
@@ -138,9 +163,11 @@ class Client(Measures):
         for start, part in text_parts(texts):
             with rows_from(start):
                 answer = self._transport.post("/v1/embeddings", {**body, "input": part})
-            rows = [np.frombuffer(b64decode(row["embedding"]), "<f4") for row in answer["data"]]
-            parts.append(np.stack(rows))
-        return np.concatenate(parts)
+            with reading("The answer of /v1/embeddings"):
+                rows = [np.frombuffer(b64decode(row["embedding"]), "<f4") for row in answer["data"]]
+                parts.append(np.stack(rows))
+        with reading("The answer of /v1/embeddings"):
+            return np.concatenate(parts)
 
     def translate(
         self,
@@ -215,7 +242,9 @@ class Client(Measures):
                         )
                     done += len(part)
                     bar.update(done, known)
-                    yield from_npy(answer.content)
+                    with reading("The answer of /translate"):
+                        translated = from_npy(answer.content)
+                    yield translated
 
     def translate_table(
         self,
@@ -241,7 +270,8 @@ class Client(Measures):
             content=arrow.to_ipc(table.select([column])),
             headers=arrow.HEADERS,
         )
-        return arrow.with_answer(table, column, arrow.from_ipc(answer.content))
+        with reading("The answer of /translate"):
+            return arrow.with_answer(table, column, arrow.from_ipc(answer.content))
 
     def relative(
         self,

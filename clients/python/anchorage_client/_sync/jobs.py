@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -10,13 +9,14 @@ from typing import Any
 
 import httpx2
 
-from anchorage_client._sync.transport import Json, Transport, json_of, segment
+from anchorage_client._sync.transport import Json, Transport, json_of, lines_of, segment
 from anchorage_client.errors import (
     AnchorageError,
     ConflictError,
     JobFailedError,
     RateLimitError,
     UnavailableError,
+    reading,
 )
 from anchorage_client.progress import ProgressBar
 
@@ -26,7 +26,7 @@ ENDED = {"succeeded", "failed", "cancelled"}
 FIRST_POLL_S, POLL_S = 0.1, 1.0
 
 #: how long a service may be away, such as during a restart, while a client waits for a job
-MOST_AWAY_S = 300.0
+MAX_AWAY_S = 300.0
 
 
 class Job:
@@ -41,11 +41,13 @@ class Job:
         return f"<{type(self).__name__} {self.id}: {kind}, {self.state}>"
 
     @property
+    @reading("A job")
     def id(self) -> str:
         """The job's id."""
         return str(self.data["id"])
 
     @property
+    @reading("A job")
     def state(self) -> str:
         """`queued`, `running`, `succeeded`, `failed` or `cancelled`, when it was last read."""
         return str(self.data["state"])
@@ -91,13 +93,13 @@ class Job:
     def _events(self) -> Iterator[Json]:
         path = f"/jobs/{segment(self.id)}/events"
         with self._transport.stream("GET", path) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("data:"):
-                    yield json.loads(line[5:])
+            for line in lines_of(answer):
+                if line.startswith(b"data:"):
+                    yield json_of(httpx2.Response(200, content=line[5:], request=answer.request))
 
     def _refresh_patiently(self, deadline: float = math.inf) -> None:
         """Read the job again; tolerate a short outage of the service."""
-        last_try = min(deadline, time.monotonic() + MOST_AWAY_S)
+        last_try = min(deadline, time.monotonic() + MAX_AWAY_S)
         path = f"/jobs/{segment(self.id)}"
         while True:
             try:
@@ -128,8 +130,9 @@ class Job:
                 time.sleep(pause)
                 pause = min(POLL_S, 1.5 * pause)
                 self._refresh_patiently(deadline)
-                made = self.data.get("progress") or {}
-                bar.update(made.get("done") or made.get("step"), made.get("total"))
+                with reading("A job"):
+                    made = self.data.get("progress") or {}
+                    bar.update(made.get("done") or made.get("step"), made.get("total"))
         if self.state != "succeeded":
             problem: dict[str, Any] = self.data.get("error") or {
                 "code": "cancelled",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anchorage_client._sync.jobs import Job
-from anchorage_client._sync.transport import Json, Transport, segment
+from anchorage_client._sync.transport import Json, Transport, members_of, segment
 from anchorage_client.vectors import VectorsLike, to_json
 
 
@@ -165,8 +165,7 @@ class Models:
 
     def list(self) -> builtins.list[Json]:
         """Return all models."""
-        models: builtins.list[Json] = (self._transport.get("/v1/models"))["data"]
-        return models
+        return members_of(self._transport.get("/v1/models"), "data")
 
     def get(self, id: str) -> Json:
         """Return one model."""
@@ -198,8 +197,7 @@ class ApiKeys:
 
     def list(self) -> builtins.list[Json]:
         """Return all keys, without their secrets."""
-        keys: builtins.list[Json] = (self._transport.get("/api-keys"))["api_keys"]
-        return keys
+        return members_of(self._transport.get("/api-keys"), "api_keys")
 
     def get(self, id: str) -> Json:
         """Return a key, without its secret."""

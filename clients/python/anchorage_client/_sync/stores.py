@@ -8,7 +8,14 @@ from typing import Any, Literal
 
 from anchorage_client._sync.jobs import Job
 from anchorage_client._sync.resources import Resource
-from anchorage_client._sync.transport import Json, Transport, segment
+from anchorage_client._sync.transport import (
+    Json,
+    Transport,
+    members_of,
+    require_new,
+    segment,
+)
+from anchorage_client.errors import reading
 from anchorage_client.fields import Role
 from anchorage_client.results import Rankings, rankings_of
 from anchorage_client.vectors import VectorsLike, to_json
@@ -30,6 +37,7 @@ class Stores(Resource):
         vector_field: str | None = None,
         id_field: str | None = None,
         text_field: str | None = None,
+        learn: bool | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Json:
         """Register a store. The service reads it, and writes nothing."""
@@ -42,6 +50,7 @@ class Stores(Resource):
             "vector_field": vector_field,
             "id_field": id_field,
             "text_field": text_field,
+            "learn": learn,
             "options": None if options is None else dict(options),
         }
         return self._transport.post(self.path, body, creates=True)
@@ -63,10 +72,15 @@ class Stores(Resource):
         weight: float | None = None,
         method: str | None = None,
         options: Mapping[str, Any] | None = None,
+        native: int | None = None,
+        native_deadline_ms: int | None = None,
         payload: bool | None = None,
         exact: bool | None = None,
     ) -> Rankings:
-        """Search a store with the vectors or inputs of another encoder."""
+        """Search a store with the vectors or inputs of another encoder.
+
+        native: candidates of each query whose texts the new encoder embeds.
+        """
         body = {
             "target": target,
             "anchor_set": anchor_set,
@@ -81,13 +95,20 @@ class Stores(Resource):
             "weight": weight,
             "method": method,
             "options": None if options is None else dict(options),
+            "native": native,
+            "native_deadline_ms": native_deadline_ms,
             "payload": payload,
             "exact": exact,
         }
         return rankings_of(self._transport.post(f"{self.path}/{segment(name)}/search", body))
 
+    def delete_native_vectors(self, name: str, id: str | int | None = None) -> None:
+        """Delete the vectors of one row's text that searches had embedded, or of all rows."""
+        query = "" if id is None else f"?id={segment(str(id))}"
+        self._transport.delete(f"{self.path}/{segment(name)}/native-vectors{query}")
 
-class Reindexing:
+
+class Migration:
     """A move of a store to another encoder. `data` is what the service last said of it."""
 
     def __init__(self, transport: Transport, data: Json) -> None:
@@ -98,35 +119,39 @@ class Reindexing:
         return f"<{type(self).__name__} {self.id}: {self.data['store']}, {self.state}>"
 
     @property
+    @reading("A migration")
     def id(self) -> str:
-        """The reindexing's id."""
+        """The migration's id."""
         return str(self.data["id"])
 
     @property
+    @reading("A migration")
     def state(self) -> str:
-        """The state when the reindexing was last read."""
+        """The state when the migration was last read."""
         return str(self.data["state"])
 
     @property
+    @reading("A migration")
     def plan(self) -> Json:
         """The plan: what the move is worth, and what it costs."""
         plan: Json = self.data["plan"]
         return plan
 
     @property
+    @reading("A migration")
     def next(self) -> Any:
         """What to do next, in the service's words."""
         return self.data["next"]
 
-    def refresh(self) -> Reindexing:
-        """Read the reindexing again."""
-        self.data = self._transport.get(f"/reindexings/{self.id}")
+    def refresh(self) -> Migration:
+        """Read the migration again."""
+        self.data = self._transport.get(f"/migrations/{self.id}")
         return self
 
-    def change_plan(self, **fields: Any) -> Reindexing:
+    def change_plan(self, **fields: Any) -> Migration:
         """Change members of the plan: strategy, rows_per_second, re_embed and others."""
         plan = {**self.plan, **fields}
-        self.data = self._transport.put(f"/reindexings/{self.id}/plan", plan)
+        self.data = self._transport.put(f"/migrations/{self.id}/plan", plan)
         return self
 
     def run(self) -> Job:
@@ -141,37 +166,37 @@ class Reindexing:
         """Start the job that translates the rows that changed since the run."""
         return self._job("sync")
 
-    def pause(self) -> Reindexing:
+    def pause(self) -> Migration:
         """Stop the run after its batch; `run` continues."""
         return self._step("pause")
 
-    def cutover(self) -> Reindexing:
+    def cutover(self) -> Migration:
         """Let searches use the new vectors."""
         return self._step("cutover")
 
-    def rollback(self) -> Reindexing:
+    def rollback(self) -> Migration:
         """Let searches use the old vectors again."""
         return self._step("rollback")
 
-    def finish(self) -> Reindexing:
+    def finish(self) -> Migration:
         """Remove what the move no longer needs."""
         return self._step("finish")
 
-    def abandon(self) -> Reindexing:
+    def abandon(self) -> Migration:
         """Give the move up, and remove its new vectors."""
         return self._step("abandon")
 
-    def _step(self, step: str) -> Reindexing:
-        path = f"/reindexings/{self.id}/{step}"
+    def _step(self, step: str) -> Migration:
+        path = f"/migrations/{self.id}/{step}"
         self.data = self._transport.post(path, creates=True)
         return self
 
     def _job(self, step: str) -> Job:
-        path = f"/reindexings/{self.id}/{step}"
+        path = f"/migrations/{self.id}/{step}"
         return Job(self._transport, self._transport.post(path, creates=True))
 
 
-class Reindexings:
+class Migrations:
     """The moves of stores to other encoders."""
 
     def __init__(self, transport: Transport) -> None:
@@ -190,10 +215,11 @@ class Reindexings:
         strategy: str | None = None,
         force_space: bool | None = None,
         min_recall: float | None = None,
+        fill: Literal["translate", "reads"] | None = None,
         re_embed: float | None = None,
         re_embed_by: Literal["centrality", "confidence"] | None = None,
         rows_per_second: float | None = None,
-        most_latency_ms: float | None = None,
+        max_latency_ms: float | None = None,
         batch: int | None = None,
         evaluation: str | None = None,
         old_encoder_runs: bool | None = None,
@@ -202,7 +228,7 @@ class Reindexings:
         price_per_million_tokens: float | None = None,
         price_per_million_writes: float | None = None,
         items_per_second: float | None = None,
-    ) -> Reindexing:
+    ) -> Migration:
         """Plan the move of a store. It writes nothing to the store."""
         body = {
             "store": store,
@@ -215,10 +241,11 @@ class Reindexings:
             "strategy": strategy,
             "force_space": force_space,
             "min_recall": min_recall,
+            "fill": fill,
             "re_embed": re_embed,
             "re_embed_by": re_embed_by,
             "rows_per_second": rows_per_second,
-            "most_latency_ms": most_latency_ms,
+            "max_latency_ms": max_latency_ms,
             "batch": batch,
             "evaluation": evaluation,
             "old_encoder_runs": old_encoder_runs,
@@ -228,20 +255,22 @@ class Reindexings:
             "price_per_million_writes": price_per_million_writes,
             "items_per_second": items_per_second,
         }
-        made = self._transport.post("/reindexings", body, creates=True)
-        return Reindexing(self._transport, made)
+        made = self._transport.post("/migrations", body, creates=True)
+        return Migration(self._transport, made)
 
     def list(self, *, store: str | None = None) -> builtins.list[Json]:
-        """Return all reindexings, the newest first."""
+        """Return all migrations, the newest first."""
         found: builtins.list[Json] = []
         before: str | None = None
+        seen: set[str] = set()
         while True:
-            page = self._transport.get("/reindexings", store=store, before=before)
-            found += page["reindexings"]
-            before = page["next_before"]
+            page = self._transport.get("/migrations", store=store, before=before)
+            found += members_of(page, "migrations")
+            before = page.get("next_before")
             if before is None:
                 return found
+            require_new(str(before), seen, "/migrations")
 
-    def get(self, id: str) -> Reindexing:
-        """Return a reindexing."""
-        return Reindexing(self._transport, self._transport.get(f"/reindexings/{segment(id)}"))
+    def get(self, id: str) -> Migration:
+        """Return a migration."""
+        return Migration(self._transport, self._transport.get(f"/migrations/{segment(id)}"))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from anchorage_client._sync.transport import Json, Transport, segment
+from anchorage_client.errors import reading
 from anchorage_client.local import LocalTranslator
 from anchorage_client.vectors import Float32s, VectorsLike
 
@@ -24,16 +25,19 @@ class Translator:
         return f"<{type(self).__name__} {self.id}: {self.method}, {pair}>"
 
     @property
+    @reading("A translator")
     def id(self) -> str:
         """Id of the translator."""
         return str(self.data["id"])
 
     @property
+    @reading("A translator")
     def method(self) -> str:
         """The method that fitted it."""
         return str(self.data["method"])
 
     @property
+    @reading("A translator")
     def report(self) -> Json:
         """How good the translator is, measured on its anchors."""
         report: Json = self.data["report"]
@@ -41,15 +45,16 @@ class Translator:
 
     @property
     def quality(self) -> Json | None:
-        """What the service promises for the index; None with too few anchors."""
-        promise: Json | None = self.report.get("promise")
-        return promise
+        """What the service estimates for the index; None with too few anchors."""
+        estimate: Json | None = self.report.get("estimate")
+        return estimate
 
     def download(self) -> LocalTranslator:
         """Return the matrices, which are downloaded once."""
         if self._local is None:
             answer = self._transport.send("GET", f"/translators/{segment(self.id)}/file")
-            self._local = LocalTranslator.from_bytes(answer.content)
+            with reading("The file of the translator"):
+                self._local = LocalTranslator.from_bytes(answer.content)
         return self._local
 
     def apply_locally(self, vectors: VectorsLike) -> Float32s:
@@ -94,7 +99,7 @@ class Translators:
         return Translator(self._transport, answer)
 
     def get(self, id: str, *, index: int | None = None) -> Translator:
-        """Return a translator, with its promise for an index of this size."""
+        """Return a translator, with its estimate for an index of this size."""
         answer = self._transport.get(f"/translators/{segment(id)}", index=index)
         return Translator(self._transport, answer)
 

@@ -17,7 +17,7 @@ from anchorage_client.adapters.text_model import (
     checked_batch_size,
 )
 from anchorage_client.errors import rows_from
-from anchorage_client.fields import MOST_ROWS, Role, text_parts
+from anchorage_client.fields import MAX_ROWS, Role, text_parts
 from anchorage_client.progress import ProgressBar
 from anchorage_client.vectors import Float32s
 
@@ -55,7 +55,7 @@ class Encoder:
         timeout: float = 60.0,
     ) -> None:
         self._texts = TextModel(
-            model, url=url, api_key=api_key, batch_size=MOST_ROWS, timeout=timeout
+            model, url=url, api_key=api_key, batch_size=MAX_ROWS, timeout=timeout
         )
         self._role: Role = role
         self._batch_size = checked_batch_size(batch_size)

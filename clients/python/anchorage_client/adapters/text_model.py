@@ -12,11 +12,11 @@ import numpy as np
 
 from anchorage_client import AsyncClient, Client
 from anchorage_client.errors import rows_from
-from anchorage_client.fields import MOST_INPUTS, Role, text_parts
+from anchorage_client.fields import MAX_INPUTS, Role, text_parts
 from anchorage_client.vectors import Float32s
 
 URL = "http://127.0.0.1:8080"
-BATCH_SIZE = MOST_INPUTS
+BATCH_SIZE = MAX_INPUTS
 KEY_VARIABLE = "ANCHORAGE_API_KEY"
 
 

@@ -25,6 +25,7 @@ FIXED_FIELDS = {
     "candidates",
     "mode",
     "limit",
+    "native",
 }
 
 
@@ -38,15 +39,20 @@ class Hit:
 
 @dataclass(frozen=True)
 class Cascade:
-    """Fetches candidates of an old index with the translated query, and ranks them anew.
+    """Fetches candidates of an old index, and ranks them by a new encoder.
+
+    With an anchor set, the translated query fetches candidates, and their translated vectors are
+    compared with the query. Without one, the old query fetches them, and `native` must be above 0.
 
     index       a `QdrantIndex`, a `PgvectorIndex`, or another `SearchableIndex`
     source      the old encoder, whose vectors the index holds; no alias
     target      the new encoder; no alias
-    anchor_set  a set that both have embedded
+    anchor_set  a set that both have embedded; None needs `mode="fuse"` and `native`
     mode        `cascade` ranks by the new encoder alone. `fuse` mixes in the score of the old one,
                 which must still embed queries.
     candidates  items that the index returns for a query
+    native      candidates of a query whose texts the service sends to the new encoder, 0 to 200;
+                their native scores put them first. A text is embedded once.
     embed_new   makes a query's vector (d,) or (1, d) by the new encoder; None: the service does
     embed_old   the same for the old encoder; only `fuse` uses it
     options     further fields of `Client.rescore`, such as `weight` or `method`
@@ -56,9 +62,10 @@ class Cascade:
     index: SearchableIndex
     source: str
     target: str
-    anchor_set: str
+    anchor_set: str | None = None
     mode: Literal["cascade", "fuse"] = "cascade"
     candidates: int = 100
+    native: int = 0
     embed_new: Embed | None = None
     embed_old: Embed | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -67,6 +74,11 @@ class Cascade:
         if fixed := FIXED_FIELDS & self.options.keys():
             raise ValueError(
                 f"The cascade sets {', '.join(sorted(fixed))}: leave it out of `options`."
+            )
+        if self.anchor_set is None and not (self.mode == "fuse" and self.native):
+            raise ValueError(
+                'Name an `anchor_set`, or set `mode="fuse"` and `native=20`: then old and native '
+                "scores order the candidates."
             )
 
     def search(self, text: str, limit: int = 10, filter: Any = None) -> list[Hit]:
@@ -78,12 +90,14 @@ class Cascade:
         if limit < 1:
             raise ValueError(f"`limit` is {limit}: a search returns at least one item.")
         new = self._vector(text, self.target, self.embed_new)
-        bridged = self.client.translate(
-            new, source=self.target, target=self.source, anchor_set=self.anchor_set
-        ).vectors
         wanted = max(limit, self.candidates)
         terms = {} if filter is None else {"filter": filter}
-        found = self.index.search(bridged[0], wanted, **terms)
+        found: list[Candidate] = []
+        if self.anchor_set is not None:
+            bridged = self.client.translate(
+                new, source=self.target, target=self.source, anchor_set=self.anchor_set
+            ).vectors
+            found = self.index.search(bridged[0], wanted, **terms)
         old = None
         if self.mode == "fuse":
             old = self._vector(text, self.source, self.embed_old)
@@ -91,15 +105,17 @@ class Cascade:
         if not found:
             return []
         vectors = np.array([each.vector for each in found], np.float32)
+        texts = [each.text or None for each in found] if self.native else None
         [ranking] = self.client.rescore(
             source=self.source,
             target=self.target,
             anchor_set=self.anchor_set,
             queries=new,
             old_queries=old,
-            candidates=[{"ids": list(range(len(found))), "vectors": vectors}],
+            candidates=[{"ids": list(range(len(found))), "vectors": vectors, "texts": texts}],
             mode=self.mode,
             limit=limit,
+            native=self.native,
             **self.options,
         )
         return [Hit(found[place], score) for place, score in ranking]

@@ -169,6 +169,63 @@ def test_fuse_mixes_in_the_old_score(texts, index):
     assert scores != [hit.score for hit in other]
 
 
+QUESTION = "Where is my card?"
+#: native scores without a deadline that a busy machine misses
+NATIVE = {"native": 20, "options": {"native_deadline_ms": 30_000}}
+
+
+def native_cosines(texts):
+    """The cosines of the question and all rows by the new encoder itself."""
+    question = texts.client.embed(QUESTION, model="new", role="query")[0]
+    return texts.client.embed(texts.sentences[:ROWS], model="new", role="document") @ question
+
+
+def fused_rows(texts, old_vectors):
+    """The first 20 rows by the old encoder, ordered by old and native scores."""
+    old = old_vectors @ texts.client.embed(QUESTION, model="old", role="query")[0]
+    old /= np.linalg.norm(old_vectors, axis=1)
+    block = np.argsort(-old, kind="stable")[:20]
+    scores = [each[block] for each in (old, native_cosines(texts))]
+    fused = sum((each - each.mean()) / each.std() for each in scores)
+    return block[np.argsort(-fused, kind="stable")].tolist()
+
+
+def test_old_and_native_scores_need_no_anchors(texts, index, old_vectors):
+    cascade = Cascade(texts.client, index, "old", "new", mode="fuse", **NATIVE)
+    expected = fused_rows(texts, old_vectors)
+    retriever = langchain.CascadeRetriever(cascade=cascade, k=25)
+    found = retriever.invoke(QUESTION)
+    assert [each.metadata["row"] for each in found[:20]] == expected
+    assert len({each.metadata["row"] for each in found}) == 25
+    assert asyncio.run(retriever.ainvoke(QUESTION)) == found
+    nodes = llamaindex.CascadeRetriever(cascade, k=4).retrieve(QUESTION)
+    assert [each.node.get_content() for each in nodes] == [
+        texts.sentences[row] for row in expected[:4]
+    ]
+    [only] = retriever.invoke(QUESTION, filter=filter_of(index))
+    assert only.metadata["row"] == 3
+
+
+def test_an_old_encoder_outside_the_service_embeds_its_queries_itself(texts, qdrant, old_vectors):
+    texts.client.encoders.create("elsewhere", dim=256)
+
+    def embed_old(text: str) -> list[float]:
+        return texts.client.embed(text, model="old", role="query")[0].tolist()
+
+    index = QdrantIndex(qdrant, "plain")
+    names = {"source": "elsewhere", "target": "new", "mode": "fuse", **NATIVE}
+    found = Cascade(texts.client, index, **names, embed_old=embed_old).search(QUESTION, 20)
+    rows = [hit.candidate.metadata["row"] for hit in found]
+    assert rows == fused_rows(texts, old_vectors)
+
+
+def test_a_cascade_puts_native_scores_first(texts, index):
+    cascade = Cascade(texts.client, index, **texts.pair, **NATIVE)
+    native = native_cosines(texts)
+    for hit in cascade.search(QUESTION, 20):
+        assert abs(hit.score - native[hit.candidate.metadata["row"]]) < 1e-4
+
+
 def test_nodes_that_llamaindex_stored_come_back(texts, qdrant, old_vectors):
     vector = models.VectorParams(size=256, distance=models.Distance.DOT)
     qdrant.create_collection("nodes", vectors_config=vector)
@@ -272,8 +329,12 @@ def test_wrong_settings_are_refused_before_a_search(texts, qdrant, connection):
     with pytest.raises(ValueError, match="choose cosine, dot, euclidean"):
         PgvectorIndex(connection, "t", distance="l2")
     index = QdrantIndex(qdrant, "named", using="text", metadata_key=None)
-    with pytest.raises(ValueError, match="leave it out"):
-        Cascade(texts.client, index, **texts.pair, options={"limit": 3})
+    for fixed in ({"limit": 3}, {"native": 3}):
+        with pytest.raises(ValueError, match="leave it out"):
+            Cascade(texts.client, index, **texts.pair, options=fixed)
+    for settings in ({}, {"mode": "fuse"}, {"native": 20}):
+        with pytest.raises(ValueError, match="Name an `anchor_set`"):
+            Cascade(texts.client, index, "old", "new", **settings)
     with pytest.raises(ValueError, match="`text_key` of QdrantIndex"):
         langchain.CascadeRetriever(cascade=Cascade(texts.client, index, **texts.pair)).invoke(
             "card"

@@ -1,0 +1,232 @@
+"""Answers that no Anchorage gives: each ends in an AnchorageError, and none fills the memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from anchorage_client import AnchorageError, AsyncClient, Client, UnavailableError
+from anchorage_client._async import transport as async_transport
+from anchorage_client._sync import jobs, transport
+from anchorage_client._sync.jobs import Job
+from anchorage_client.vectors import to_npy
+
+ROWS = np.zeros((1, 2), np.float32)
+PAIR = {"source": "a", "target": "b", "anchor_set": "s"}
+JOB = {"id": "1", "state": "running"}
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[ThreadingHTTPServer]:
+    """Another program, which gives each request the body in `answer`, endlessly with `endless`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            self.send_response(200)
+            for name, value in self.server.headers.items():  # type: ignore[attr-defined]
+                self.send_header(name, value)
+            self.end_headers()
+            try:
+                self.wfile.write(self.server.answer)  # type: ignore[attr-defined]
+                while self.server.endless:  # type: ignore[attr-defined]
+                    self.wfile.write(bytes(2**20))
+            except OSError:
+                pass  # the client has left
+
+        do_POST = do_PUT = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def answering(elsewhere: ThreadingHTTPServer) -> Iterator[Callable[..., Client]]:
+    """Returns a client of the program."""
+    clients = []
+
+    def answer(body: bytes, *, endless: bool = False, **headers: str) -> Client:
+        elsewhere.answer, elsewhere.endless, elsewhere.headers = body, endless, headers  # type: ignore[attr-defined]
+        host, port = elsewhere.server_address[:2]
+        clients.append(Client(f"http://{host!s}:{port}", retries=0, timeout=20))
+        return clients[-1]
+
+    yield answer
+    for client in clients:
+        client.close()
+
+
+CALLS: dict[str, Callable[[Client], Any]] = {
+    "ready": lambda client: client.ready(),
+    "encoders": lambda client: client.encoders.list(),
+    "models": lambda client: client.models.list(),
+    "keys": lambda client: client.api_keys.list(),
+    "audit": lambda client: client.audit(),
+    "migrations": lambda client: client.migrations.list(),
+    "pairs": lambda client: client.anchor_sets.pairs("s"),
+    "contracts": lambda client: client.anchor_sets.contracts("s"),
+    "create": lambda client: client.anchor_sets.put("s", "a", ROWS),
+    "embed": lambda client: client.embed("text", model="a"),
+    "translate": lambda client: client.translate(ROWS, **PAIR),
+    "stream": lambda client: list(client.translate_stream(ROWS, **PAIR)),
+    "table": lambda client: client.translate_table(pa.table({"vector": [[0.0, 0.0]]}), **PAIR),
+    "relative": lambda client: client.relative(ROWS, encoder="a", anchor_set="s"),
+    "stitch": lambda client: client.stitch(ROWS, encoder="a", head="h"),
+    "search": lambda client: client.stores.search("docs", target="b", queries=ROWS),
+    "translator": lambda client: client.translator(**PAIR).download(),
+    "job": lambda client: client.jobs.get("1").wait(),
+    "later": lambda client: Job(client._transport, {**JOB}).wait(),
+    "events": lambda client: list(Job(client._transport, {**JOB})._events()),
+}
+
+BODIES = {
+    "nothing": b"",
+    "page": b"<html>",
+    "list": b"[1]",
+    "empty": b"{}",
+    "deep": b"[" * 200_000,
+    "types": json.dumps(
+        {
+            "data": [{"embedding": 5}],
+            "encoders": 5,
+            "vectors": {"base64": "!"},
+            "pairs": [1],
+            "confidence": [1],
+            "results": [5],
+            "state": "running",
+            "progress": [1],
+            "next_before": 5,
+        }
+    ).encode(),
+    "npy": to_npy(ROWS)[:-1],
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_malformed_answer_is_an_error_of_the_client(answering, monkeypatch, call, body):
+    monkeypatch.setattr(jobs, "MAX_AWAY_S", 0.0)  # it may be the page of a proxy during a restart
+    if call == "events":
+        client = answering(b"data: " + BODIES[body].replace(b"\n", b"") + b"\n")
+        valid = body in ("empty", "types")
+    else:
+        client = answering(BODIES[body])
+        valid = call in ("ready", "create") and body in ("empty", "types")
+        valid |= (call, body) == ("models", "types")
+    if valid:  # these pass on whatever object the service sent
+        CALLS[call](client)
+        return
+    with pytest.raises(AnchorageError) as error:
+        CALLS[call](client)
+    assert error.value.code == "not-anchorage"
+
+
+def test_a_body_that_is_not_encoded_as_it_says_is_an_error_of_the_client(answering):
+    client = answering(b"{}", **{"Content-Encoding": "gzip"})
+    with pytest.raises(UnavailableError, match="cannot be decoded"):
+        client.ready()
+
+
+def test_an_array_of_an_absurd_size_is_an_error_of_the_client(answering):
+    head = np.lib.format.header_data_from_array_1_0(ROWS) | {"shape": (2**50, 2)}
+    file = pa.BufferOutputStream()
+    np.lib.format.write_array_header_1_0(file, head)
+    with pytest.raises(UnavailableError, match="another form"):
+        list(answering(file.getvalue().to_pybytes()).translate_stream(ROWS, **PAIR))
+
+
+def test_an_answer_without_an_end_is_cut_off(answering, monkeypatch):
+    for each in (transport, async_transport):
+        monkeypatch.setattr(each, "MAX_ANSWER_BYTES", 2**22)
+        monkeypatch.setattr(each, "MAX_LINE_BYTES", 2**22)
+    client = answering(b"{", endless=True)
+    with pytest.raises(UnavailableError, match="more than 4,194,304 bytes"):
+        client.ready()
+    with pytest.raises(UnavailableError, match="has no end"):
+        list(Job(client._transport, {**JOB})._events())
+
+    async def ask() -> None:
+        async with AsyncClient(str(client._transport.http.base_url), retries=0) as other:
+            await other.ready()
+
+    with pytest.raises(UnavailableError, match="more than 4,194,304 bytes"):
+        asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("call", "body"),
+    [
+        ("encoders", b'{"encoders": [{"name": "a"}]}'),
+        ("migrations", b'{"migrations": [{"id": "1"}], "next_before": "1"}'),
+        ("pairs", b'{"pairs": [[0, 1]], "confidence": [null]}'),
+    ],
+)
+def test_pages_that_do_not_advance_end_with_an_error(answering, call, body):
+    with pytest.raises(UnavailableError, match=r"The pages of /.* have no end"):
+        CALLS[call](answering(body))
+
+
+def test_a_problem_with_rows_that_are_no_numbers_stays_readable():
+    error = AnchorageError(422, {"code": "x", "rows": ["a"]})
+    assert error.rows is None
+    assert error.problem["rows"] == ["a"]
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_the_text_of_a_client_shows_its_address_and_neither_key_nor_password(kind):
+    client = kind("https://me:hunter2@host/base", api_key="anc_secret")
+    assert repr(client) == f"{kind.__name__}('https://host/base/')"
+    assert str(client) == repr(client)
+
+
+@pytest.mark.parametrize(
+    ("fits", "error", "message"),
+    [
+        ([("1", "succeeded")], UnavailableError, "the job 1, which has ended"),
+        ([("1", "running"), ("1", "running")], UnavailableError, "the job 1, which has ended"),
+        (((str(n), "running") for n in count()), TimeoutError, "more than 1 s"),
+    ],
+)
+def test_a_service_that_always_queues_a_fit_does_not_hold_a_client(
+    monkeypatch, fits, error, message
+):
+    monkeypatch.setattr(transport, "MAX_FIT_WAIT_S", 1.0)
+    states = iter(fits)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.answer(*next(states))
+
+        def do_GET(self) -> None:
+            self.answer(self.path.rpartition("/")[2], "succeeded")
+
+        def answer(self, job: str, state: str) -> None:
+            self.send_response(202)
+            self.end_headers()
+            self.wfile.write(json.dumps({"id": job, "kind": "fit", "state": state}).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = Client(f"http://127.0.0.1:{server.server_address[1]}", retries=0)
+        with client, pytest.raises(error, match=message):
+            client.translate(ROWS, **PAIR)
+        server.shutdown()
