@@ -83,7 +83,7 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
 def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("migrated") / "test.db"
     db = Database(sqlite_url(file))
-    db.migrate()
+    db.upgrade()
     db.close()
     return file
 
@@ -95,7 +95,7 @@ def migrated_postgres(postgres_server: str) -> Iterator[str]:
     with psycopg.connect(postgres_server.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"')
         db = Database(postgres_server.rpartition("/")[0] + "/" + name)
-        db.migrate()
+        db.upgrade()
         db.close()
         yield postgres_server.rpartition("/")[0] + "/" + name
         connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')

@@ -1,8 +1,9 @@
-"""What the compose file promises of every container, and what the page says of the image."""
+"""What the compose file estimates of every container, and what the page says of the image."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,18 @@ def test_only_the_database_has_capabilities_and_only_it_starts_as_root():
     services = COMPOSE["services"].items()
     assert [name for name, service in services if "cap_add" in service] == ["db"]
     assert [name for name, service in services if "user" not in service] == ["db"]
+
+
+def test_no_password_has_a_default_and_without_one_compose_says_what_to_run():
+    places = [COMPOSE["x-environment"]["PGPASSWORD"]]
+    places.append(COMPOSE["services"]["db"]["environment"]["POSTGRES_PASSWORD"])
+    for text in places:
+        [refusal] = re.findall(r"^\$\{POSTGRES_PASSWORD:\?([^$}]+)\}$", text)
+        command = refusal.partition("Run this, and try again: ")[2]
+        assert command in (ROOT / "docs" / "how-to" / "deploy.md").read_text()
+        shown = ["sh", "-c", command.replace(">> .env", "")]
+        made = subprocess.run(shown, capture_output=True, text=True, check=True)
+        assert re.fullmatch(r"POSTGRES_PASSWORD=[0-9a-f]{48}\n", made.stdout)
 
 
 def test_every_setting_that_is_handed_on_exists():

@@ -1,4 +1,4 @@
-"""What a release promises: its name, its notes, and the rights of the workflows that make it."""
+"""What a release estimates: its name, its notes, and the rights of the workflows that make it."""
 
 from __future__ import annotations
 

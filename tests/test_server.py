@@ -26,6 +26,7 @@ from app.server import create_shared
 from app.services.access.api_keys import create_key
 from app.services.request_context import RequestContext
 from app.settings import Settings
+from app.storage.name_cache import MEMORY_S
 from app.types import Scope
 from app.wiring import make_services
 from tests.waiting import until
@@ -141,7 +142,7 @@ def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first
     tmp_path: Path, several: Callable[..., Several]
 ) -> None:
     services = make_services(Settings(data_dir=tmp_path))
-    services.db.migrate()
+    services.db.upgrade()
     own, strange = (
         create_key(services, RequestContext(name), name="k", scopes=list(Scope))[1]
         for name in ("own", "strange")
@@ -194,6 +195,7 @@ def test_two_processes_are_one_service_and_finish_what_they_began_when_the_first
                 assert translations() == asked
         with server.only(pid):  # the other one is stopped, and cannot say that it forgot
             assert ask("DELETE", "/anchor-sets/items").status_code == 204
+        time.sleep(MEMORY_S)
         for each in children:
             with server.only(each):
                 assert ask("POST", "/translate", TRANSLATE).json()["code"] == "anchor-set-not-found"

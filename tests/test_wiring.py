@@ -15,7 +15,7 @@ from app.wiring import make_database, make_services
 def test_without_settings_everything_is_in_the_data_folder_and_this_process(tmp_path):
     settings = Settings(data_dir=tmp_path / "made" / "now")
     services = make_services(settings)
-    services.db.migrate()
+    services.db.upgrade()
     services.db.close()
     assert (tmp_path / "made" / "now" / "anchorage.db").is_file()
     assert services.cache.store is None
@@ -38,7 +38,7 @@ def test_a_named_database_comes_before_the_data_folder(tmp_path):
     db = make_database(
         Settings(data_dir=tmp_path, database_url=f"sqlite:///{tmp_path / 'other.db'}")
     )
-    db.migrate()
+    db.upgrade()
     db.close()
     assert (tmp_path / "other.db").is_file()
     assert not (tmp_path / "anchorage.db").exists()

@@ -25,7 +25,6 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from app.api.http.connections import BoundedHttp
-from app.api.http.rates import FailedKeys
 from app.main import create_app
 from app.services.access.api_keys import create_key
 from app.services.request_context import RequestContext
@@ -105,7 +104,6 @@ def running_with_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Test
 @pytest.fixture
 def locked(running_with_keys: TestClient) -> Iterator[TestClient]:
     """The running service that asks for keys, with no row in its database, so also no key."""
-    running_with_keys.app.state.admission.failed_keys = FailedKeys()
     yield running_with_keys
     _empty(running_with_keys)
 
@@ -342,7 +340,7 @@ def first_keys(tmp_path: Path) -> Callable[..., list[str]]:
 
     def make(*wanted: tuple[str, Scope]) -> list[str]:
         services = make_services(Settings(data_dir=tmp_path))
-        services.db.migrate()
+        services.db.upgrade()
         keys = [
             create_key(services, RequestContext(project), name="x", scopes=[scope])[1]
             for project, scope in wanted

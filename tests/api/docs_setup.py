@@ -36,7 +36,7 @@ def text_encoders(http: httpx2.Client, *names: str) -> None:
 
 
 def unrelated(http: httpx2.Client, name: str, count: int, **dims: int) -> None:
-    """An anchor set of random vectors, which promise nothing."""
+    """An anchor set of random vectors, which estimate nothing."""
     encoders(http, **dims)
     vectors = {each: DRAW.normal(size=(count, dim)).tolist() for each, dim in dims.items()}
     make(http, "/anchor-sets", name=name, embeddings=vectors)

@@ -319,6 +319,27 @@ def test_a_password_in_a_wrong_address_is_not_shown(tmp_path: Path) -> None:
     assert "hunter2" not in refusal(tmp_path, "serve", redis_url="valkey://:hunter2@127.0.0.1/0")
 
 
+@pytest.mark.parametrize(
+    ("stores", "expected"),
+    [
+        ("{hunter2", "ANCHORAGE_STORES is not JSON. Write it as"),
+        ('["hunter2"]', "stores: Input should be a valid dictionary"),
+        ('{"main": 5}', "stores.main: Expected a URL, or an object with `url` and `projects`"),
+        ('{"main": ""}', "stores.main.url: String should have at least 1 character"),
+        ('{"main": {"projects": ["hunter2"]}}', "stores.main.url: Field required"),
+        ('{"main": {"url": "hunter2", "kind": "x"}}', "stores.main.kind: Extra inputs"),
+        ('{"main": {"url": "hunter2", "projects": 1}}', "stores.main.projects: Input should be"),
+    ],
+)
+def test_a_broken_list_of_stores_is_refused_in_a_sentence(
+    tmp_path: Path, stores: str, expected: str
+) -> None:
+    for command in (["serve"], ["worker"], ["doctor", "--json"], ["db", "upgrade"]):
+        text = refusal(tmp_path, *command, stores=stores)
+        assert f"Invalid value: {expected}" in text
+        assert "hunter2" not in text
+
+
 def test_a_database_of_a_newer_version_is_said_to_be_one(tmp_path: Path) -> None:
     run(tmp_path, "db", "upgrade")
     with sqlite3.connect(tmp_path / "anchorage.db") as connection:

@@ -49,7 +49,7 @@ def call(tmp_path: Path, *arguments: str, **settings: str) -> Any:
     return json.loads(result.stdout)
 
 
-def test_a_pair_a_store_and_its_reindexing_by_scripts(tmp_path: Path):
+def test_a_pair_a_store_and_its_migration_by_scripts(tmp_path: Path):
     pack = load_pack()
     folder = tmp_path / "vectors"
     folder.mkdir()
@@ -78,7 +78,7 @@ def test_a_pair_a_store_and_its_reindexing_by_scripts(tmp_path: Path):
     done = call(
         tmp_path,
         *("translate", str(folder / "rows.parquet"), str(tmp_path / "out.parquet")),
-        *("--from", "old", "--to", "new", "--anchors", "faq"),
+        *("--source", "old", "--target", "new", "--anchor-set", "faq"),
     )
     assert (done["rows"], done["flagged"]) == (200, 0)
     store = call(
@@ -92,21 +92,21 @@ def test_a_pair_a_store_and_its_reindexing_by_scripts(tmp_path: Path):
     np.save(tmp_path / "query.npy", pack.vectors["minilm6-384"][300:302].numpy())
     found = call(
         tmp_path,
-        *("stores", "search", "shop", "--to", "new", "--anchors", "faq", "-k", "3"),
+        *("stores", "search", "shop", "--target", "new", "--anchor-set", "faq", "-k", "3"),
         *("--vectors", str(tmp_path / "query.npy")),
         stores=stores,
     )
     assert [len(result["ids"]) for result in found["results"]] == [3, 3]
     plan = call(
         tmp_path,
-        *("reindex", "plan", "shop", "--to", "new", "--anchors", "faq"),
+        *("migrate", "shop", "--target", "new", "--anchor-set", "faq"),
         *("-o", str(tmp_path / "plan.json")),
         stores=stores,
     )
-    ran = call(tmp_path, "reindex", "run", str(tmp_path / "plan.json"), stores=stores)
-    assert (ran["id"], ran["state"]) == (plan["reindexing"], "filled")
-    assert [row["id"] for row in call(tmp_path, "reindex", "status", stores=stores)] == [ran["id"]]
-    gone = call(tmp_path, "reindex", "abandon", ran["id"], "--yes", stores=stores)
+    ran = call(tmp_path, "migrate", "run", str(tmp_path / "plan.json"), stores=stores)
+    assert (ran["id"], ran["state"]) == (plan["migration"], "filled")
+    assert [row["id"] for row in call(tmp_path, "migrate", "status", stores=stores)] == [ran["id"]]
+    gone = call(tmp_path, "migrate", "abandon", ran["id"], "--yes", stores=stores)
     assert gone["state"] == "abandoned"
     backup = call(tmp_path, "db", "backup", str(tmp_path / "backup"))
     assert backup["rows"] > 0

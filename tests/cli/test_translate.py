@@ -25,7 +25,7 @@ from tests.waiting import slack
 __all__ = ["logs_as_they_were"]
 
 DIM = 8
-PAIR = ("--from", "old", "--to", "new", "--anchors", "s", "--method", "ridge")
+PAIR = ("--source", "old", "--target", "new", "--anchor-set", "s", "--method", "ridge")
 
 
 def write(path: Path, rows: int, group: int) -> None:
@@ -79,9 +79,12 @@ def test_a_folder_is_continued_and_what_cannot_be_is_said_in_a_sentence(home: Pa
     assert translate(home, *arguments, *PAIR).exit_code == 0
     assert "1 of 1 shards are complete already" in translate(home, *arguments, *PAIR).stdout
     for options, reason in (
-        (("--from", "new", "--to", "old", "--anchors", "s"), "was begun with the translator"),
-        (("--from", "old", "--to", "old", "--anchors", "s"), "nothing to translate"),
-        (("--from", "none", "--to", "new", "--anchors", "s"), "no encoder named 'none'"),
+        (
+            ("--source", "new", "--target", "old", "--anchor-set", "s"),
+            "was begun with the translator",
+        ),
+        (("--source", "old", "--target", "old", "--anchor-set", "s"), "nothing to translate"),
+        (("--source", "none", "--target", "new", "--anchor-set", "s"), "no encoder named 'none'"),
         ((*PAIR, "--project", "other"), "no anchor set"),
         ((*PAIR, "--column", "id"), "holds int64"),
     ):

@@ -110,7 +110,7 @@ def test_a_job_of_another_project_is_not_found(
     assert locked.get(f"/console/jobs/{job['id']}", headers=theirs).status_code == 404
 
 
-def test_a_reindexing_shows_its_plan_and_its_next_step(
+def test_a_migration_shows_its_plan_and_its_next_step(
     serve: Callable[..., TestClient],
     tmp_path: Path,
     finished: Callable[..., dict[str, Any]],
@@ -126,14 +126,14 @@ def test_a_reindexing_shows_its_plan_and_its_next_step(
     answer = client.post("/stores", json={"name": "docs", **store})
     assert answer.status_code == 201, answer.text
     plan = {"store": "docs", "target": "second", "anchor_set": "items", "force_space": True}
-    answer = client.post("/reindexings", json=plan)
+    answer = client.post("/migrations", json=plan)
     assert answer.status_code == 201, answer.text
     move = answer.json()["id"]
     page = client.get("/console/jobs").text
     assert "docs: first" in page
     assert "Next: run." in page
-    assert f"curl -X POST http://127.0.0.1/reindexings/{move}/run" in page
-    job = client.post(f"/reindexings/{move}/run").json()
+    assert f"curl -X POST http://127.0.0.1/migrations/{move}/run" in page
+    job = client.post(f"/migrations/{move}/run").json()
     assert finished(client, job["id"])["state"] == "succeeded"
     page = client.get("/console/jobs").text
     assert "60 of 60 rows" in page

@@ -77,17 +77,23 @@ def test_wrong_fields_create_nothing(
 
 
 @pytest.mark.parametrize("scope", ["read", "write"])
-def test_without_the_scope_admin_the_page_says_why_not(
+def test_without_the_scope_admin_the_page_says_why_not_and_shows_the_callers_key_alone(
     locked: TestClient,
+    admin: dict[str, str],
     new_key: Callable[..., str],
     bearing: Callable[[str], dict[str, str]],
     scope: str,
 ) -> None:
-    headers = bearing(new_key(locked, scope))
+    headers = bearing(secret_of(create(locked, admin, name="the caller", scope=scope)))
+    other = secret_of(create(locked, admin, name="somebody else"))
     page = locked.get("/console/keys", headers=headers)
     assert page.status_code == 200
     assert "anchorage keys create" in page.text
     assert "Create the key" not in page.text
+    assert "the caller" in page.text
+    assert "somebody else" not in page.text
+    assert other.split("_")[1][:8] not in page.text
+    assert locked.get("/api-keys", headers=headers).status_code == 403
     assert create(locked, headers).status_code == 403
     assert locked.get("/console/keys/audit", headers=headers).status_code == 403
 

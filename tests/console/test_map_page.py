@@ -107,7 +107,7 @@ def test_of_many_anchors_a_sample_is_drawn(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stock(client)
-    monkeypatch.setattr(pair_map, "MOST_MAPPED", 25)
+    monkeypatch.setattr(pair_map, "MAX_MAPPED", 25)
     rows = read_points(client.get(f"/console/map/points?{PAIR}").content)["rows"]
     assert len(rows) == len(set(rows.tolist())) == 25
     assert rows.max() > 30

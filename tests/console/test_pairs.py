@@ -29,11 +29,11 @@ def test_an_empty_project_teaches_the_next_step(client: TestClient) -> None:
     )
 
 
-def test_a_cell_shows_the_promise_in_numbers_and_words(
+def test_a_cell_shows_the_estimate_in_numbers_and_words(
     client: TestClient, fitted: dict[str, Any]
 ) -> None:
     page = client.get("/console/pairs").text
-    recall = fitted["report"]["promise"]["measures"]["recall"]["value"]
+    recall = fitted["report"]["estimate"]["measures"]["recall"]["value"]
     word = "high" if recall >= 0.8 else "medium" if recall >= 0.5 else "low"
     assert f'href="/console/pairs/{fitted["id"]}"' in page
     assert f"first to second: {word}, recall {100 * recall:.0f} %" in page
@@ -44,9 +44,9 @@ def test_the_best_translator_of_a_pair_is_shown(client: TestClient, fitted: dict
     worse = client.post(
         "/translators", json={**PAIR, "method": "irp", "options": {"omega": 1, "delta": 1.0}}
     ).json()
-    measures = worse["report"]["promise"]["measures"]
+    measures = worse["report"]["estimate"]["measures"]
     assert (
-        measures["recall"]["value"] < (fitted["report"]["promise"]["measures"]["recall"]["value"])
+        measures["recall"]["value"] < (fitted["report"]["estimate"]["measures"]["recall"]["value"])
     )
     page = client.get("/console/pairs").text
     assert fitted["id"] in page
@@ -85,7 +85,7 @@ def test_a_key_that_only_reads_cannot_start_a_job(
 def test_the_report_has_every_part(client: TestClient, fitted: dict[str, Any]) -> None:
     page = client.get(f"/console/pairs/{fitted['id']}").text
     for title in (
-        "What it promises",
+        "What it estimates",
         "Learning curve",
         "By size of the index",
         "Against doing nothing",
@@ -99,13 +99,13 @@ def test_the_report_has_every_part(client: TestClient, fitted: dict[str, Any]) -
     assert not re.search(r"<script(?![^>]* src=)", page)
 
 
-def test_a_form_field_changes_the_size_of_the_promise(
+def test_a_form_field_changes_the_size_of_the_estimate(
     client: TestClient, fitted: dict[str, Any]
 ) -> None:
-    path = f"/console/pairs/{fitted['id']}/promise"
+    path = f"/console/pairs/{fitted['id']}/estimate"
     part = client.get(path, params={"index": 5_000}).text
     expected = client.get(f"/translators/{fitted['id']}", params={"index": 5_000}).json()
-    recall = expected["report"]["promise"]["measures"]["recall"]["value"]
+    recall = expected["report"]["estimate"]["measures"]["recall"]["value"]
     assert "<strong>5,000</strong>" in part
     assert f"{recall:.3f}" in part
     assert "<html" not in part
@@ -119,11 +119,11 @@ def test_the_calibration_maps_old_scores(client: TestClient, fitted: dict[str, A
     assert "<polyline" in part
 
 
-def test_too_few_anchors_promise_nothing_and_say_so(client: TestClient) -> None:
+def test_too_few_anchors_estimate_nothing_and_say_so(client: TestClient) -> None:
     stock(client, rows=6)
     made = client.post("/translators", json=PAIR).json()
     page = client.get(f"/console/pairs/{made['id']}").text
-    assert "Nothing can be promised" in page
+    assert "Nothing can be estimated" in page
     assert "few-anchors" in page
     assert "at least 10 distinct anchors" in (
         client.get(f"/console/pairs/{made['id']}/calibration").text

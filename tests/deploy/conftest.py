@@ -62,7 +62,8 @@ def pods(
         "redis-url": redis_url,
     }
     settings = f"{{redis_prefix: test-{unique}, auth: keys, log_format: json}}"
-    found = templates(render(f"{{settings: {settings}, api: {{drainSeconds: 1}}}}"))
+    first = "migrations: {firstKey: true}"
+    found = templates(render(f"{{settings: {settings}, api: {{drainSeconds: 1}}, {first}}}"))
     api_port, metrics_port = free_port(), free_port()
     ports = {API_PORT: str(api_port), METRICS_PORT: str(metrics_port)}
     with psycopg.connect(plain, autocommit=True) as connection, ExitStack() as running:

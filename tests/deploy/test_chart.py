@@ -1,4 +1,4 @@
-"""What the Helm chart promises of every object, rendered by the real helm."""
+"""What the Helm chart estimates of every object, rendered by the real helm."""
 
 from __future__ import annotations
 
@@ -268,11 +268,11 @@ def test_the_migration_runs_before_everything_else_and_needs_nothing_of_the_char
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
     volumes = template["spec"]["volumes"]
     assert not any("persistentVolumeClaim" in each for each in volumes)  # it does not exist yet
-    assert container(template)["args"] == ["db", "upgrade", "--first-key"]
+    assert container(template)["args"] == ["db", "upgrade"]
     assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
     assert template["spec"]["nodeSelector"] == {"kind": "cpu"}
-    without = render("{migrations: {firstKey: false}}")
-    assert container(templates(without)["migrate"])["args"] == ["db", "upgrade"]
+    told = render("{migrations: {firstKey: true}}")
+    assert container(templates(told)["migrate"])["args"] == ["db", "upgrade", "--first-key"]
 
 
 def test_all_pods_share_the_volume_of_the_blobs_which_outlives_the_release():
@@ -364,11 +364,11 @@ def test_prometheus_finds_the_ports_has_a_key_for_the_api_and_gets_rules_and_das
 @pytest.mark.parametrize(
     ("values", "command", "warns"),
     [
-        (EVERYTHING, "kubectl logs", False),
-        ("migrations: {firstKey: false}", "keys create", False),
-        (CASES["keda"], "kubectl logs", True),
+        (EVERYTHING, f"deploy/{ALL}-worker -- anchorage keys create", False),
+        ("migrations: {firstKey: true}", "kubectl logs", False),
+        (CASES["keda"], "keys create", True),
     ],
-    ids=["everything", "no first key", "autoscaling without metrics"],
+    ids=["everything", "first key", "autoscaling without metrics"],
 )
 def test_the_notes_name_the_next_commands_and_warn(tmp_path, values, command, warns):
     """Without a cluster helm shows no notes, so a copy of the chart has them in an object."""

@@ -32,7 +32,7 @@ def test_the_demo_runs_and_translation_beats_doing_nothing(tmp_path: Path) -> No
     assert all(head["stitched"] > head["native"] - 0.1 for head in numbers["heads"])
     for name in ("recall", "cosine"):
         assert all(
-            abs(row[f"promised_{name}"] - row[f"measured_{name}"]) < 0.03
-            for row in numbers["promises"]
+            abs(row[f"estimated_{name}"] - row[f"measured_{name}"]) < 0.03
+            for row in numbers["estimates"]
         )
     assert (tmp_path / "map.png").stat().st_size > 10_000

@@ -62,7 +62,7 @@ def test_far_above_its_limits_a_server_answers_everyone_in_constant_memory_and_i
 ):
     settings = Settings(data_dir=tmp_path / "data")
     services = make_services(settings)
-    services.db.migrate()
+    services.db.upgrade()
     free = [
         create_key(services, RequestContext(project), name="test", scopes=list(Scope))[1]
         for project in ("a", "b", "c")

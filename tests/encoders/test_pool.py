@@ -167,7 +167,7 @@ def test_a_model_above_the_limit_is_refused_and_unloads_none(pool):
 
 
 def test_the_number_of_models_without_memory_is_limited(pool, monkeypatch):
-    monkeypatch.setattr(registry, "MOST_MODELS", 3)
+    monkeypatch.setattr(registry, "MAX_MODELS", 3)
     for number in range(5):
         pool.get(spec(f"remote{number}-0"))
     assert [number for number in range(5) if pool.loaded(spec(f"remote{number}-0"))] == [2, 3, 4]

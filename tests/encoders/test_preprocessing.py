@@ -114,7 +114,7 @@ def test_a_long_image_counts_the_pixels_to_which_it_is_resized(folder):
     preparer = load(folder, "resnet").preparer
     long, side = png(Image.new("L", (900, 2))), preparer.preprocessing.scaled
     with pytest.raises(LargeImage) as caught:
-        preparer.prepare_one(long, most_pixels=100_000)
+        preparer.prepare_one(long, max_pixels=100_000)
     assert caught.value.pixels == side * side * 450 > 100_000
     assert preparer.prepare_one(long).features.shape == (3, 40, 40)
 
@@ -123,10 +123,10 @@ def test_a_draft_counts_the_pixels_that_it_decodes(folder):
     file = photograph(640, 480)
     exact, draft = (load(folder, "resnet", draft=value).preparer for value in (False, True))
     with pytest.raises(LargeImage) as caught:
-        exact.prepare_one(file, most_pixels=100_000)
+        exact.prepare_one(file, max_pixels=100_000)
     assert caught.value.pixels == 640 * 480
-    draft.prepare_one(file, most_pixels=640 * 480 // 64)
-    assert exact.prepare_one(file, most_pixels=640 * 480).cost > 0
+    draft.prepare_one(file, max_pixels=640 * 480 // 64)
+    assert exact.prepare_one(file, max_pixels=640 * 480).cost > 0
     # The limit counts the pixels of the file: a reduced size does not admit more.
     limited = ImagePreparer(draft.preprocessing, ImageLimits(pixels=640 * 480 - 1))
     with pytest.raises(Exception, match="640 x 480 pixels"):

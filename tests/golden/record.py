@@ -6,6 +6,7 @@ twice, to two services; what differs (times, random ids) is written as "<varies>
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import re
@@ -29,8 +30,17 @@ from tests.waiting import slack
 ANSWERS = Path(__file__).with_name("answers.json")
 OPENAPI = Path(__file__).with_name("openapi.json")
 VARIES = "<varies>"
+#: what processors compute differently, because a draw follows another number's last bit
+PROCESSOR = {
+    "bootstrap by self-learning": (
+        ("confidence",),
+        ("estimate", "by_chance"),
+        ("estimate", "right"),
+        ("facts", "right"),
+    )
+}
 #: numbers are equal to this, relative to the larger of 1 and their size
-TOLERANCE = 1e-6
+TOLERANCE = 1e-5
 
 
 def service(folder: Path) -> TestClient:
@@ -93,6 +103,10 @@ def recorded(answer: Any) -> Any:
     body: Any = answer.text
     if kind == "application/json" and answer.content:
         body = answer.json()
+        encoded = body.get("vectors") if isinstance(body, dict) else None
+        if isinstance(encoded, dict) and "base64" in encoded:
+            numbers = np.frombuffer(base64.b64decode(encoded["base64"]), encoded["dtype"])
+            encoded["base64"] = numbers.tolist()
     elif kind == NPY:
         body = np.load(io.BytesIO(answer.content), allow_pickle=False)
         body = {"dtype": str(body.dtype), "rows": body.tolist()}
@@ -137,7 +151,9 @@ def merged(first: Any, second: Any) -> Any:
 
 def differences(expected: Any, found: Any, place: str = "") -> Iterator[str]:
     """Where `found` differs from `expected`, one line a difference."""
-    if expected == VARIES or place.endswith("/created"):
+    if expected == VARIES or place.endswith(
+        ("/created", "/progress/done", "/progress/total", "/seconds")
+    ):
         return
     if isinstance(expected, dict) and isinstance(found, dict):
         for key in sorted({*expected, *found}, key=str):
@@ -197,6 +213,12 @@ def main() -> None:
     first, second = replay(), replay()
     openapi = first.pop("openapi")
     second.pop("openapi")
+    for name, places in PROCESSOR.items():
+        for *above, last in places:
+            part = first[name]["body"]["result"]
+            for key in above:
+                part = part[key]
+            part[last] = VARIES
     lines = [
         f"{json.dumps(name)}: {json.dumps(merged(first[name], second[name]))}" for name in first
     ]

@@ -403,7 +403,7 @@ def _jobs(items: dict[str, np.ndarray]) -> Iterator[Step]:
             "target_pool": items["second"].tolist(),
             "size": 20,
             "method": "paper",
-            "min_right": 0,
+            "min_precision": 0,
             "options": {"steps": 20},
         },
         job=True,
@@ -419,7 +419,7 @@ def _jobs(items: dict[str, np.ndarray]) -> Iterator[Step]:
             "source_pool": packed(real["a"][300:480]),
             "target_pool": packed(real["c"][300:480]),
             "seeds": [[row, row] for row in range(30)],
-            "min_right": 0,
+            "min_precision": 0,
         },
         job=True,
         keep={"job": "id"},
@@ -464,18 +464,18 @@ def _stores() -> Iterator[Step]:
         },
     )
     plan = {"store": "docs", "target": "b", "anchor_set": "intents", "min_recall": 0}
-    yield post("plan of a migration", "/reindexings", plan, job=True, keep={"migration": "id"})
+    yield post("plan of a migration", "/migrations", plan, job=True, keep={"migration": "id"})
     for number, step in enumerate(
         ("run", "verify", "cutover", "sync", "rollback", "run", "abandon")
     ):
         yield Step(
             f"{step} the migration, step {number}",
             "POST",
-            f"/reindexings/{{migration}}/{step}",
+            f"/migrations/{{migration}}/{step}",
             job=True,
         )
-    yield get("the migration", "/reindexings/{migration}")
-    yield get("migrations", "/reindexings")
+    yield get("the migration", "/migrations/{migration}")
+    yield get("migrations", "/migrations")
     yield Step("delete a store", "DELETE", "/stores/docs")
 
 

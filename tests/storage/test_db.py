@@ -114,7 +114,7 @@ def test_moments_come_back_aware_and_in_utc(db):
 def test_the_data_folder_may_have_any_name(tmp_path, folder):
     (tmp_path / folder).mkdir()
     db = Database(sqlite_url(tmp_path / folder / "anchorage.db"))
-    db.migrate()
+    db.upgrade()
     db.close()
     assert (tmp_path / folder / "anchorage.db").is_file()
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +51,13 @@ def test_the_newest_schema_is_what_the_tables_say(database_url):
 def test_migrating_twice_changes_nothing_and_keeps_rows(empty):
     with empty.transaction() as session:
         session.add(tables.EncoderRow(name="e", kind="external", dim=2, modality="text"))
-    empty.migrate()
+    empty.upgrade()
     with empty.transaction() as session:
         assert session.scalars(select(tables.EncoderRow.name)).all() == ["e"]
 
 
 def test_of_two_migrations_at_the_same_moment_one_waits_for_the_other(postgres_url):
-    script = "import sys; from app.storage.db import Database; Database(sys.argv[1]).migrate()"
+    script = "import sys; from app.storage.db import Database; Database(sys.argv[1]).upgrade()"
     # Both are held up before the first table until both stand there.
     with psycopg.connect(postgres_url.replace("+psycopg", "")) as gate:
         gate.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
@@ -85,15 +88,36 @@ def test_of_two_migrations_at_the_same_moment_one_waits_for_the_other(postgres_u
     assert look(postgres_url, difference) == []
 
 
+def test_a_migration_of_sqlite_that_fails_at_its_end_changes_nothing_and_continues(tmp_path):
+    file = tmp_path / "anchorage.db"
+    db = Database(f"sqlite:///{file}")
+    command.upgrade(alembic_config(db.url), "0011")
+    at = "2026-01-02 03:04:05"
+    with closing(sqlite3.connect(file, isolation_level=None)) as raw:
+        raw.execute(
+            "INSERT INTO reindexings (id, project, store_id, target_id, anchor_set_id, state, "
+            "plan, maps, position, found, created_at, updated_at) "
+            "VALUES ('r', 'p', 's', 'e', 'a', 'open', '{}', 'm', '{', '{}', ?, ?)",
+            (at, at),
+        )
+        with pytest.raises(json.JSONDecodeError):  # from the documents that 0012 changes last
+            db.upgrade()
+        raw.execute("UPDATE reindexings SET position = '{\"of\": 3}'")
+        db.upgrade()
+        assert raw.execute("SELECT position FROM migrations").fetchone() == ('{"total": 3}',)
+    db.close()
+    assert look(str(db.url), difference) == []
+
+
 def test_a_schema_of_another_version_is_refused(database_url):
     db = Database(database_url)
     with pytest.raises(SchemaOutdated, match="anchorage db upgrade"):
         db.require_schema()
-    db.migrate()
+    db.upgrade()
     db.require_schema()
     with db.transaction() as session:
         session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    for call in (db.require_schema, db.migrate):
+    for call in (db.require_schema, db.upgrade):
         with pytest.raises(SchemaOutdated, match="9999"):
             call()
     db.close()
@@ -158,7 +182,8 @@ INSERT INTO anchor_sets (id, project, created_at, name, size)
 INSERT INTO stores (id, project, created_at, name, kind, address, collection, options, encoder_id)
     VALUES ('s', 'p', '2026-01-02 03:04:05', 's', 'pgvector', 'main', 'c', '{}', 'e');
 INSERT INTO reindexings VALUES ('s', 'e', 'a', 'open',
-    '{"method": "graded", "options": {"centre": true}}', 'm',
+    '{"method": "graded", "options": {"centre": true},
+    "most_latency_ms": 5, "promise": {"recall": 0.5}}', 'm',
     '{"rows": 3, "held": {"token": "t"}}', '{}', NULL, NULL, '2026-01-02 03:04:05', NULL, 'r', 'p',
     '2026-01-02 03:04:05');
 INSERT INTO idempotent_requests VALUES ('k', 'f', 'c', '2026-01-02 03:04:05', 'made', 'i', 'p',
@@ -167,7 +192,7 @@ INSERT INTO idempotent_requests VALUES ('k', 'f', 'c', '2026-01-02 03:04:05', 'm
 
 
 def test_a_database_of_aef478d_is_upgraded_once_with_its_rows(database_url):
-    command.upgrade(alembic_config(database_url), "head")
+    command.upgrade(alembic_config(database_url), "0011")
     kind = "DATETIME" if database_url.startswith("sqlite") else "TIMESTAMP WITH TIME ZONE"
     statements = OLD_TABLES.replace("TIMESTAMP WITH TIME ZONE", kind).split(";")
     look(database_url, lambda old: [old.execute(text(each)) for each in statements])
@@ -194,7 +219,7 @@ def test_a_database_of_aef478d_is_upgraded_once_with_its_rows(database_url):
         )
         session.execute(text("UPDATE stores SET kind = 'files'"))
     with pytest.raises(SchemaOutdated):
-        db.migrate()
+        db.upgrade()
     with pytest.raises(SystemExit, match=r"stores/s \(project p, kind files\)"):
         upgrade(database_url)
     with db.transaction() as session:
@@ -204,17 +229,19 @@ def test_a_database_of_aef478d_is_upgraded_once_with_its_rows(database_url):
     with db.transaction() as session:
         session.execute(text("UPDATE reindexings SET ended_at = '2026-01-03 03:04:05'"))
     upgrade(database_url)
+    db.upgrade()
     db.require_schema()
     assert look(database_url, difference) == []
     with db.transaction() as session:
-        row = session.scalars(select(tables.ReindexingRow)).one()
+        row = session.scalars(select(tables.MigrationRow)).one()
         assert (row.position, row.lease, row.store.encoder.name) == ({"rows": 3}, None, "e")
-        assert row.plan == {"method": "graded", "options": {}}
+        names = {"max_latency_ms": 5, "estimate": {"recall": 0.5}}
+        assert row.plan == {"method": "graded", "options": {}, **names}
         request = session.scalars(select(tables.IdempotentRequestRow)).one()
         assert (request.key, request.lease, request.made) == ("k", "c", "made")
         assert [each.name for each in session.scalars(select(tables.AliasRow))] == ["x"]
         [fitted] = session.scalars(select(tables.TranslatorRow)).all()
         assert (fitted.content, fitted.options) == ("kept", {"ridge": 1.0})
-    with pytest.raises(SystemExit, match="0011"):
+    with pytest.raises(SystemExit, match="0015"):
         upgrade(database_url)
     db.close()

@@ -115,7 +115,7 @@ def test_while_the_database_is_away_what_was_found_within_a_minute_stays_true(mo
 
 
 def test_no_more_is_remembered_than_the_limit(names, monkeypatch):
-    monkeypatch.setattr(module, "MOST_NAMES", 10)
+    monkeypatch.setattr(module, "MAX_NAMES", 10)
     for number in range(100):
         look_up(names, number, NameKey("p", "encoders", (str(number),)))
         assert len(names._known) <= 10

@@ -108,7 +108,7 @@ def test_a_slow_statement_is_ended_by_a_well_server_and_its_connection_stays(db)
 
 def test_migrations_take_as_long_as_they_take(db):
     """Their connections are not the pool's: no statement of theirs is ended."""
-    db.migrate()
+    db.upgrade()
     db.require_schema()
     with db.engine.connect() as connection:
         assert connection.scalar(text("SHOW statement_timeout")) == "4s"

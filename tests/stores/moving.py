@@ -1,4 +1,4 @@
-"""Rows of a store, and a whole reindexing of them, for the tests of every connector.
+"""Rows of a store, and a whole migration of them, for the tests of every connector.
 
 It imports no connector, so that processes which a test kills start quickly.
 """
@@ -59,22 +59,22 @@ def every(store: Store, side="old", limit: int = 7):
         cursor = json.loads(json.dumps(page.cursor))
 
 
-def fill_beside(store: Store, beside, limit: int = 20) -> None:
-    beside.prepare()
+def fill_migration(store: Store, migration, limit: int = 20) -> None:
+    migration.prepare()
     cursor = None
     while True:
         page = store.scroll(cursor, limit)
-        beside.write(page.ids, translate(page.ids, page.vectors))
+        migration.write(page.ids, translate(page.ids, page.vectors))
         cursor = page.cursor
         if cursor is None:
             break
-    drain(beside)
-    beside.build_index()
+    drain(migration)
+    migration.build_index()
 
 
-def drain(beside) -> None:
-    while len(changes := beside.changes(10)):
-        beside.apply(changes, translate(changes.ids, changes.vectors))
+def drain(migration) -> None:
+    while len(changes := migration.changes(10)):
+        migration.apply(changes, translate(changes.ids, changes.vectors))
 
 
 def same(found: dict, rows: Rows) -> bool:
@@ -90,22 +90,22 @@ from app.stores.base import StoreLocation
 from app.stores.registry import open_store
 from tests.stores.moving import NEW_DIM, TAG, translate
 store = open_store(StoreLocation(*sys.argv[1:4]))
-beside = store.beside(TAG, NEW_DIM)
-beside.prepare()
+migration = store.migration(TAG, NEW_DIM)
+migration.prepare()
 cursor = None
 while True:
     page = store.scroll(cursor, int(sys.argv[4]))
-    beside.write(page.ids, translate(page.ids, page.vectors))
+    migration.write(page.ids, translate(page.ids, page.vectors))
     print("page", flush=True)
     cursor = page.cursor
     if cursor is None:
         break
-beside.build_index()
+migration.build_index()
 """
 
 
 def run_until_killed(location: StoreLocation, limit: int, pages: int) -> None:
-    """Reindex in another process, and kill it after so many pages of `limit` rows."""
+    """Migrate in another process, and kill it after so many pages of `limit` rows."""
     where = (location.kind, location.url, location.collection, str(limit))
     with subprocess.Popen(
         [sys.executable, "-c", RUN, *where],

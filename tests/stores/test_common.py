@@ -28,9 +28,11 @@ def test_an_error_belongs_to_the_package_that_our_code_called():
 
 def test_each_row_counts_in_a_checksum_and_their_order_does_not():
     numbers = [row_number(each) for each in (b"a", b"b", b"c")]
-    whole = rows_checksum(numbers)
-    assert rows_checksum(reversed(numbers)) == whole
+    heard: list[int] = []
+    whole = rows_checksum([numbers], heard.append)
+    assert rows_checksum([numbers[2:], numbers[:2]], heard.append) == whole
+    assert heard == [3, 1, 3]
     for place in range(len(numbers)):
         changed = [number + (row == place) for row, number in enumerate(numbers)]
-        assert rows_checksum(changed).digest != whole.digest
-        assert rows_checksum(numbers[:place] + numbers[place + 1 :]).rows == 2
+        assert rows_checksum([changed], heard.append).digest != whole.digest
+        assert rows_checksum([numbers[:place], numbers[place + 1 :]], heard.append).rows == 2

@@ -1,4 +1,4 @@
-"""What every connector promises (app/stores/base.py), on real stores."""
+"""What every connector estimates (app/stores/base.py), on real stores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.errors import ReindexingActive, StoreRefused, StoreUnsupported, WrongState
+from app.errors import MigrationActive, StoreRefused, StoreUnsupported, WrongState
 from app.stores.base import Store, StoreLocation
 from app.stores.registry import open_store
 from tests.stores.cases.all_cases import CASES
@@ -21,7 +21,7 @@ from tests.stores.moving import (
     TAG,
     drain,
     every,
-    fill_beside,
+    fill_migration,
     numbers_of,
     rows,
     same,
@@ -87,6 +87,18 @@ def test_texts(case: StoreCase, store: Store) -> None:
     assert list(store.texts(case.ids(3, 49, 5))) == ["item 3 é", "item 49 é", "item 5 é"]
 
 
+def test_a_template_joins_fields(
+    case: StoreCase, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    field = store.location.text_field or "text"
+    template = f"passage: {{{field}:4}}\n{{{field}}}."
+    monkeypatch.setattr(store, "location", replace(store.location, text_field=template))
+    assert list(store.texts(case.ids(3, 49))) == [
+        "passage: item\nitem 3 é.",
+        "passage: item\nitem 49 é.",
+    ]
+
+
 def test_searches_find_the_nearest_rows(case: StoreCase, store: Store) -> None:
     queries = rows(case, 50).vectors[[8, 21]]
     [first, second] = store.search(
@@ -117,12 +129,28 @@ def test_the_checksum_ignores_vectors_and_sees_everything_else(
     assert store.checksum() != before
 
 
+def test_a_checksum_says_how_far_it_is_and_can_be_stopped(store: Store) -> None:
+    heard: list[int] = []
+    store.checksum(heard.append)
+    assert heard[-1] == 50
+
+    class Stopped(Exception):
+        pass
+
+    def stop(rows: int) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        store.checksum(stop)
+    assert store.checksum().rows == 50
+
+
 def test_an_unknown_strategy_is_refused(store: Store) -> None:
     with pytest.raises(StoreUnsupported):
-        store.beside(TAG, NEW_DIM, "no-such-strategy")
+        store.migration(TAG, NEW_DIM, "no-such-strategy")
 
 
-# --- a reindexing ---------------------------------------------------------------------------------
+# --- a migration ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(
@@ -133,7 +161,7 @@ def moving(request, tmp_path: Path):
     case, strategy = request.param
     location = case.fill(tmp_path, rows(case, 50))
     store = open_store(location)
-    yield case, location, store, store.beside(TAG, NEW_DIM, strategy)
+    yield case, location, store, store.migration(TAG, NEW_DIM, strategy)
     store.close()
     case.remove(location)
 
@@ -143,11 +171,11 @@ def strategy_of(request) -> str:
 
 
 def test_the_new_vectors_lie_beside_the_old_ones_until_the_cutover(moving) -> None:
-    case, location, store, beside = moving
+    case, location, store, migration = moving
     before, checksum = case.read(location), store.checksum()
-    assert beside.count() == 0
-    fill_beside(store, beside)
-    assert beside.count() == 50
+    assert migration.count() == 0
+    fill_migration(store, migration)
+    assert migration.count() == 50
     assert {each: entry[1] for each, entry in case.read(location).items()} == {
         each: entry[1] for each, entry in before.items()
     }
@@ -163,95 +191,95 @@ def test_the_new_vectors_lie_beside_the_old_ones_until_the_cutover(moving) -> No
 
 
 def test_writes_can_be_repeated(moving) -> None:
-    _, _, store, beside = moving
-    beside.prepare()
+    _, _, store, migration = moving
+    migration.prepare()
     page = store.sample(10)
     new = translate(page.ids, page.vectors)
-    beside.write(page.ids, new)
-    beside.prepare()
-    beside.write(page.ids, new)
-    assert beside.count() == 10
-    beside.write(page.ids, -new, replace=True)
+    migration.write(page.ids, new)
+    migration.prepare()
+    migration.write(page.ids, new)
+    assert migration.count() == 10
+    migration.write(page.ids, -new, replace=True)
     assert np.allclose(store.fetch(page.ids, "new").vectors, -new, atol=1e-3)
 
 
 def test_a_cutover_shows_the_new_vectors_and_a_rollback_the_old_ones(moving) -> None:
-    case, location, store, beside = moving
+    case, location, store, migration = moving
     before, checksum = case.read(location), store.checksum()
-    fill_beside(store, beside)
-    beside.cutover(translate)
+    fill_migration(store, migration)
+    migration.cutover(translate)
     seen = case.read(location)
     first = rows(case, 50)
     expected = Rows(first.ids, translate(None, first.vectors), first.payloads)
     assert same(seen, expected)
     assert store.checksum() == checksum
-    beside.rollback(translate_back)
+    migration.rollback(translate_back)
     again = case.read(location)
     assert set(again) == set(before)
     for each, (vector, payload) in before.items():
         assert np.array_equal(again[each][0], vector)
         assert again[each][1] == payload
     assert store.checksum() == checksum
-    beside.cutover(translate)
-    beside.finish()
+    migration.cutover(translate)
+    migration.finish()
     assert same(case.read(location), expected)
     assert not any(TAG in name for name in case.read(location)[first.ids[0]][1])
     assert store.facts().dim == NEW_DIM
 
 
 def test_a_row_without_a_new_vector_stays_visible(moving) -> None:
-    case, location, store, beside = moving
-    beside.prepare()
+    case, location, store, migration = moving
+    migration.prepare()
     page = store.scroll(None, 50)
-    beside.write(page.ids[1:], translate(page.ids[1:], page.vectors[1:]))
-    beside.build_index()
+    migration.write(page.ids[1:], translate(page.ids[1:], page.vectors[1:]))
+    migration.build_index()
     checksum = store.checksum()
-    beside.cutover(translate)
+    migration.cutover(translate)
     assert store.checksum() == checksum
     assert set(case.read(location)) == set(page.ids)
-    beside.finish()
+    migration.finish()
     assert store.checksum() == checksum
     assert set(case.read(location)) == set(page.ids)
 
 
-def test_an_abandoned_reindexing_leaves_the_store_as_it_was(moving) -> None:
-    case, location, store, beside = moving
+def test_an_abandoned_migration_leaves_the_store_as_it_was(moving) -> None:
+    case, location, store, migration = moving
     before, facts = case.read(location), store.facts()
-    fill_beside(store, beside)
-    beside.abandon()
+    fill_migration(store, migration)
+    migration.abandon()
     after = case.read(location)
     assert all(np.array_equal(after[each][0], before[each][0]) for each in before)
     assert store.facts() == facts
-    beside.abandon()
+    migration.abandon()
 
 
 def test_a_step_at_the_wrong_time_is_refused_and_deletes_nothing(moving) -> None:
-    case, location, store, beside = moving
+    case, location, store, migration = moving
     before = case.read(location)
-    fill_beside(store, beside)
+    fill_migration(store, migration)
     with pytest.raises(WrongState):
-        beside.finish()
-    beside.cutover(translate)
+        migration.finish()
+    migration.cutover(translate)
     with pytest.raises(WrongState):
-        beside.abandon()
-    beside.rollback(translate_back)
+        migration.abandon()
+    migration.rollback(translate_back)
     after = case.read(location)
     assert set(after) == set(before)
     assert all(np.array_equal(after[each][0], before[each][0]) for each in before)
 
 
 def test_writes_of_clients_reach_the_other_side(moving) -> None:
-    case, location, store, beside = moving
-    beside.prepare()
+    case, location, store, migration = moving
+    migration.prepare()
     case.insert(location, rows(case, 5, 50))
     case.delete(location, case.ids(3, 4))
-    fill_beside(store, beside)
+    fill_migration(store, migration)
     tenth = rows(case, 1, 10)
     changed = Rows(tenth.ids, -tenth.vectors, [{**tenth.payloads[0], "number": 1000}])
     case.insert(location, changed)
     case.delete(location, case.ids(11))
     case.insert(location, rows(case, 1, 60))
-    beside.cutover(translate)
+    migration.cutover(translate)
     expected = {}
     for written in (rows(case, 50), rows(case, 5, 50), changed, rows(case, 1, 60)):
         expected |= dict(zip(written.ids, written.vectors, strict=True))
@@ -262,17 +290,17 @@ def test_writes_of_clients_reach_the_other_side(moving) -> None:
     assert found[tenth.ids[0]][1] == changed.payloads[0]
     for each, vector in expected.items():
         assert np.allclose(found[each][0], translate(None, vector[None])[0], atol=1e-3)
-    assert beside.count() == len(expected)
+    assert migration.count() == len(expected)
 
     later = rows(case, 1, 70)
     [seventy, twelve] = case.ids(70, 12)
     new = translate(None, later.vectors)
     case.insert(location, Rows(later.ids, new, later.payloads))
     case.delete(location, case.ids(12))
-    drain_back(beside)
-    beside.rollback(translate_back)
+    drain_back(migration)
+    migration.rollback(translate_back)
     back = case.read(location)
-    # without captured writes, nothing is deleted that clients had before the reindexing
+    # without captured writes, nothing is deleted that clients had before the migration
     assert set(back) - {twelve} == (set(expected) | {seventy}) - {twelve}
     assert (twelve in back) == (not store.capabilities.captures_writes)
     assert np.allclose(back[seventy][0], translate_back(None, new)[0], atol=1e-3)
@@ -280,10 +308,10 @@ def test_writes_of_clients_reach_the_other_side(moving) -> None:
 
 
 def test_a_synchronisation_finds_the_changes_of_clients(request, moving) -> None:
-    case, location, store, beside = moving
-    fill_beside(store, beside)
-    assert len(beside.changes(100)) == 0
-    again = store.beside(TAG, NEW_DIM, strategy_of(request))  # of another process
+    case, location, store, migration = moving
+    fill_migration(store, migration)
+    assert len(migration.changes(100)) == 0
+    again = store.migration(TAG, NEW_DIM, strategy_of(request))  # of another process
     case.insert(location, rows(case, 30, 50))
     case.delete(location, case.ids(3, 4))
     if not store.capabilities.captures_writes:  # a look at the changes does not take them
@@ -299,12 +327,12 @@ def test_a_synchronisation_finds_the_changes_of_clients(request, moving) -> None
 
 def test_a_row_without_a_direction_is_reported_once(moving) -> None:
     """The caller puts a row that it cannot translate among the deleted ones."""
-    case, location, store, beside = moving
-    fill_beside(store, beside)
+    case, location, store, migration = moving
+    fill_migration(store, migration)
     if not store.capabilities.captures_writes:
         return  # its changes are never reported
     case.insert(location, rows(case, 3, 60))
-    changes = beside.changes(10)
+    changes = migration.changes(10)
     assert sorted(changes.ids) == case.ids(60, 61, 62)
     first = replace(
         changes,
@@ -312,23 +340,23 @@ def test_a_row_without_a_direction_is_reported_once(moving) -> None:
         vectors=changes.vectors[:1],
         deleted=[*changes.deleted, *changes.ids[1:]],
     )
-    beside.apply(first, translate(first.ids, first.vectors))
-    assert len(beside.changes(10)) == 0
-    assert beside.count() == 51
+    migration.apply(first, translate(first.ids, first.vectors))
+    assert len(migration.changes(10)) == 0
+    assert migration.count() == 51
     lost = changes.ids[1]
     case.insert(location, rows(case, 1, int(lost), seed=1))
-    assert list(beside.changes(10).ids) == [lost]
-    drain(beside)
-    assert beside.count() == 52
+    assert list(migration.changes(10).ids) == [lost]
+    drain(migration)
+    assert migration.count() == 52
 
 
 def test_a_row_that_cannot_be_translated_back_keeps_its_old_vector(moving) -> None:
-    case, location, store, beside = moving
+    case, location, store, migration = moving
     if location.kind == "pgvector":
         return  # the caller decides: it puts such a row among the deleted ones
     before = case.read(location)
-    fill_beside(store, beside)
-    beside.cutover(translate)
+    fill_migration(store, migration)
+    migration.cutover(translate)
     written = rows(case, 1, 10, seed=1)
     [lost] = written.ids
     changed = [{**written.payloads[0], "number": 1000}]
@@ -338,35 +366,35 @@ def test_a_row_that_cannot_be_translated_back_keeps_its_old_vector(moving) -> No
         unknown = np.array([each == lost for each in ids])
         return np.where(unknown[:, None], 0, translate_back(ids, vectors)).astype(np.float32)
 
-    beside.rollback(without_direction)
+    migration.rollback(without_direction)
     assert np.allclose(case.read(location)[lost][0], before[lost][0], atol=1e-6)
 
 
-def test_a_second_reindexing_of_the_collection_is_refused(request, moving) -> None:
-    case, location, store, beside = moving
-    fill_beside(store, beside)
-    beside.cutover(translate)
+def test_a_second_migration_of_the_collection_is_refused(request, moving) -> None:
+    case, location, store, migration = moving
+    fill_migration(store, migration)
+    migration.cutover(translate)
     before = case.read(location)
     other = open_store(location)
     for each in (store, other):
-        with pytest.raises((ReindexingActive, StoreRefused)):
-            each.beside(OTHER_TAG, NEW_DIM, strategy_of(request)).prepare()
+        with pytest.raises((MigrationActive, StoreRefused)):
+            each.migration(OTHER_TAG, NEW_DIM, strategy_of(request)).prepare()
     other.close()
     after = case.read(location)
     assert all(np.array_equal(after[each][0], before[each][0]) for each in before)
-    beside.rollback(translate_back)
-    beside.cutover(translate)
-    beside.finish()
+    migration.rollback(translate_back)
+    migration.cutover(translate)
+    migration.finish()
     assert store.facts().dim == NEW_DIM
 
 
-def test_a_handle_remembers_no_reindexing_that_another_one_ended(request, moving) -> None:
-    case, location, store, beside = moving
-    fill_beside(store, beside)
-    beside.abandon()
+def test_a_handle_remembers_no_migration_that_another_one_ended(request, moving) -> None:
+    case, location, store, migration = moving
+    fill_migration(store, migration)
+    migration.abandon()
     other = open_store(location)
-    again = other.beside(OTHER_TAG, NEW_DIM, strategy_of(request))
-    fill_beside(other, again)
+    again = other.migration(OTHER_TAG, NEW_DIM, strategy_of(request))
+    fill_migration(other, again)
     again.cutover(translate)
     first = rows(case, 50)
     for each in (store, other):
@@ -379,21 +407,21 @@ def test_a_handle_remembers_no_reindexing_that_another_one_ended(request, moving
     other.close()
 
 
-def drain_back(beside) -> None:
-    while len(changes := beside.changes(10)):
-        beside.apply(changes, translate_back(changes.ids, changes.vectors))
+def drain_back(migration) -> None:
+    while len(changes := migration.changes(10)):
+        migration.apply(changes, translate_back(changes.ids, changes.vectors))
 
 
-def test_steps_of_a_reindexing_can_be_repeated(moving) -> None:
-    _, _, store, beside = moving
-    fill_beside(store, beside)
-    beside.build_index()
-    beside.cutover(translate)
-    beside.cutover(translate)
+def test_steps_of_a_migration_can_be_repeated(moving) -> None:
+    _, _, store, migration = moving
+    fill_migration(store, migration)
+    migration.build_index()
+    migration.cutover(translate)
+    migration.cutover(translate)
     assert store.facts().rows == 50
-    beside.rollback(translate_back)
-    beside.rollback(translate_back)
-    beside.cutover(translate)
-    beside.finish()
-    beside.finish()
+    migration.rollback(translate_back)
+    migration.rollback(translate_back)
+    migration.cutover(translate)
+    migration.finish()
+    migration.finish()
     assert store.facts().dim == NEW_DIM

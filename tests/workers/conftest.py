@@ -61,7 +61,7 @@ class Deployment:
             method="paper",
             size=6,
             options={"steps": steps},
-            min_right=0,
+            min_precision=0,
         )
         return row.id
 
@@ -101,6 +101,6 @@ class Deployment:
 def deployment(postgres_url: str, tmp_path: Path) -> Iterator[Deployment]:
     settings = Settings(data_dir=tmp_path, database_url=postgres_url, lease_s=2, devices="cpu")
     found = Deployment(settings)
-    found.services.db.migrate()
+    found.services.db.upgrade()
     yield found
     found.close()

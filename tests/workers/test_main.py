@@ -29,7 +29,7 @@ LOST = {"state": "running", "lease": "0" * 32, "lease_until": tables.now() - tim
 def write_jobs(settings: Settings, *rows: dict) -> list[str]:
     """Leave jobs behind as a killed process does: as rows and blobs."""
     services = make_services(settings)
-    services.db.migrate()
+    services.db.upgrade()
     blobs = {field: [services.blobs.put({"pool": pool})] for field, pool in POOLS.items()}
     ids = []
     with services.db.transaction() as session:
@@ -47,7 +47,7 @@ def write_jobs(settings: Settings, *rows: dict) -> list[str]:
                 "seeds": [[0, 0], [1, 1], [2, 2]],
                 "method": "paper",
                 "settings": asdict(Bootstrap(size=6, steps=5)),
-                "min_right": 0.0,
+                "min_precision": 0.0,
                 "made_by": {name: each.id for name, each in encoders.items()},
                 "blobs": blobs,
             }
@@ -106,6 +106,6 @@ def test_what_an_earlier_process_left_is_taken_up_and_what_nobody_can_run_does_n
         assert (job.state, job.error["code"], job.attempts) == (
             "failed",
             "internal",
-            runner.MOST_ATTEMPTS,
+            runner.MAX_ATTEMPTS,
         )
         assert client.get("/readyz").json()["worker"] is True

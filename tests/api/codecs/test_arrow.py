@@ -23,7 +23,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
 TRANSLATE = "/translate?source=first&target=second&anchor_set=items"
 VECTORS = np.random.default_rng(5).normal(size=(6, 8)).astype(np.float32)
-MOST_ROWS = 2_000
+MAX_ROWS = 2_000
 END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
@@ -50,8 +50,8 @@ def written(*batches: pa.RecordBatch, schema: pa.Schema | None = None, **how: An
     return sink.getvalue().to_pybytes()
 
 
-def read(data: bytes, most_rows: int = MOST_ROWS) -> np.ndarray:
-    return arrow.read_vectors(memoryview(bytearray(data)), most_rows).numpy()
+def read(data: bytes, max_rows: int = MAX_ROWS) -> np.ndarray:
+    return arrow.read_vectors(memoryview(bytearray(data)), max_rows).numpy()
 
 
 # --- vectors --------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def test_vectors_of_any_kind_of_list_are_read_over_several_batches(kind, dtype):
 
 def test_one_batch_of_float32_is_read_without_a_copy():
     data = bytearray(written(batch(v=fixed(VECTORS))))
-    found = arrow.read_vectors(memoryview(data), MOST_ROWS)
+    found = arrow.read_vectors(memoryview(data), MAX_ROWS)
     start = np.frombuffer(data, np.uint8).ctypes.data
     assert start <= found.data_ptr() < start + len(data)
 
@@ -187,11 +187,11 @@ def test_what_is_no_arrow_stream_is_refused(name):
 def test_limits_of_rows_and_batches(monkeypatch):
     rows = batch(v=fixed(np.ones((4, 8), "f4")))
     with pytest.raises(TooManyVectors) as refused:
-        read(written(rows, rows), most_rows=7)
+        read(written(rows, rows), max_rows=7)
     assert refused.value.limit == 7
     with pytest.raises(EmptyVectors):
         read(written(schema=GOOD.schema))
-    monkeypatch.setattr(arrow, "MOST_BATCHES", 3)
+    monkeypatch.setattr(arrow, "MAX_BATCHES", 3)
     assert len(read(written(*[rows] * 3))) == 12
     with pytest.raises(BadArrow):
         read(written(*[rows.slice(0, 0)] * 4))
@@ -214,7 +214,7 @@ def test_a_body_whose_columns_share_their_bytes_is_refused():
     assert shared == 16
     del data[begin + size + padded : -len(END)]
     with pytest.raises(BadArrow, match="overlap"):
-        arrow.read_items(bytes(data), MOST_ROWS)
+        arrow.read_items(bytes(data), MAX_ROWS)
 
 
 def shared_names(size: int, fields: int) -> bytes:
@@ -285,7 +285,7 @@ def test_damaged_arrow_is_read_or_refused_and_never_fails():
                     other = source.randrange(len(body))
                     body[place : place + 16] = body[other : other + 16]
         with suppress(AnchorageError):
-            reader(memoryview(body), MOST_ROWS)
+            reader(memoryview(body), MAX_ROWS)
 
 
 # --- wrong rows -----------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ def test_a_written_stream_repeats_the_numbers_without_a_copy():
 
 def test_the_items_of_a_set_are_columns_of_vectors_and_texts():
     columns = {"input": WORDS, "role": pa.array(["query"] * 6), "old": fixed(VECTORS)}
-    fields = arrow.read_items(written(batch(**columns, new=fixed(-VECTORS))), MOST_ROWS)
+    fields = arrow.read_items(written(batch(**columns, new=fixed(-VECTORS))), MAX_ROWS)
     assert fields["inputs"] == list("abcabc")
     assert fields["roles"] == ["query"] * 6
     assert list(fields["embeddings"]) == ["old", "new"]
@@ -396,4 +396,4 @@ def test_the_items_of_a_set_are_columns_of_vectors_and_texts():
         pa.record_batch([fixed(VECTORS)] * 2, names=["old", "old"]),
     ):
         with pytest.raises(BadColumn):
-            arrow.read_items(written(wrong), MOST_ROWS)
+            arrow.read_items(written(wrong), MAX_ROWS)

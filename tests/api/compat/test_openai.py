@@ -81,14 +81,18 @@ def test_usage_counts_what_the_models_tokenizer_counts(api):
         assert usage.prompt_tokens == usage.total_tokens == counted(texts)
 
 
-def test_dimensions_may_be_named_and_not_changed(api):
-    answer = api.embeddings.create(model="minilm", input="x", dimensions=384)
-    assert vectors_of(answer).shape == (1, 384)
+def test_vectors_are_cut_to_the_dimensions_of_the_request(api):
+    whole = vectors_of(api.embeddings.create(model="minilm", input=TEXTS, dimensions=384))
+    assert whole.shape == (4, 384)
+    for size in (383, 128, 1):
+        cut = vectors_of(api.embeddings.create(model="minilm", input=TEXTS, dimensions=size))
+        expected = whole[:, :size] / np.linalg.norm(whole[:, :size], axis=1, keepdims=True)
+        np.testing.assert_allclose(cut, expected, atol=1e-5)
     assert vectors_of(api.embeddings.create(model="short", input="x", dimensions=128)).shape == (
         1,
         128,
     )
-    for wrong in (383, 385, 1, 0, -1, 2**40):
+    for wrong in (385, 0, -1, 2**40):
         with pytest.raises(openai.BadRequestError) as caught:
             api.embeddings.create(model="minilm", input="x", dimensions=wrong)
         assert (caught.value.param, caught.value.code) == ("dimensions", "invalid-option")

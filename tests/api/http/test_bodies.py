@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.http.bodies import MOST_CONTAINERS
+from app.api.http.bodies import MAX_CONTAINERS
 from app.api.schemas import fields
 from app.errors import RaggedRows
 from tests.waiting import slack
@@ -57,7 +57,7 @@ def test_rows_of_different_lengths_are_refused_by_row():
 
 #: JSON of 8 MiB that takes as much memory and time as possible
 COSTLY = {
-    "lists": b"[" + b"[]," * (MOST_CONTAINERS - 1) + b"1]",
+    "lists": b"[" + b"[]," * (MAX_CONTAINERS - 1) + b"1]",
     "too many": b"[" + b"{}," * (2**23 // 3 - 1) + b"1]",
     "texts": b"[" + b'"",' * (2**23 // 3 - 1) + b"1]",
     "nesting": b"[" * 2**23,

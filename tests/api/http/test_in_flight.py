@@ -17,7 +17,7 @@ def entered(in_flight: InFlight, project: str, size: int) -> Reservation:
 
 
 def test_a_project_gets_the_bytes_of_an_ended_request_back_while_others_of_it_run() -> None:
-    in_flight = InFlight(most_requests=8, most_bytes=200)
+    in_flight = InFlight(max_requests=8, max_bytes=200)
     running = entered(in_flight, "p", 40)
     for _ in range(9):
         entered(in_flight, "p", 60).leave()

@@ -230,6 +230,6 @@ def test_an_encoder_that_did_not_embed_the_set_is_a_conflict(ask, stocked, refus
 def test_a_server_that_evaluates_as_much_as_it_can_says_so(ask, stocked, refused, monkeypatch):
     services = stocked.app.state.services
     monkeypatch.setitem(services.__dict__, "turn_wait_s", 0.01)
-    with services.evaluating(), services.evaluating():
+    with services.evaluating("default"):
         refused(ask(), 503, "overloaded", detail="evaluations")
     assert ask().status_code == 200

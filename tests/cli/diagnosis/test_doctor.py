@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+import torch
 from redis import Redis
 from sqlalchemy import update
 from typer.testing import CliRunner
@@ -16,6 +18,7 @@ from typer.testing import CliRunner
 from app.cli import cli
 from app.cli.diagnosis import backend_checks
 from app.storage import tables
+from app.storage.blobs import BlobStore
 from app.storage.db import Database
 from app.storage.tables import now
 from scripts.servers import free_port, serve
@@ -39,6 +42,19 @@ def examine(tmp_path: Path, *arguments: str, **settings: str) -> tuple[int, dict
 def folder(tmp_path: Path, migrated_sqlite: Path) -> Path:
     (tmp_path / "anchorage.db").write_bytes(migrated_sqlite.read_bytes())
     return tmp_path
+
+
+def encoder() -> tables.EncoderRow:
+    return tables.EncoderRow(
+        project="default", name="a", kind="external", dim=3, modality="text", options={}
+    )
+
+
+def add(folder: Path, row: tables.Base) -> None:
+    db = Database(f"sqlite:///{folder / 'anchorage.db'}")
+    with db.transaction() as session:
+        session.add(row)
+    db.close()
 
 
 def test_a_running_service_is_healthy(tmp_path: Path):
@@ -120,6 +136,33 @@ def test_jobs_that_nothing_takes_are_a_failure(folder: Path, monkeypatch):
     assert "anchorage serve" in found["jobs"][0][1]
     monkeypatch.setattr(backend_checks, "LONG_QUEUED_S", 3600)
     assert examine(folder)[1]["jobs"][0][0] == "ok"
+
+
+def test_vectors_that_the_data_dir_lacks_are_a_failure(folder: Path):
+    blobs = BlobStore(folder / "blobs")
+    space = tables.SpaceRow(
+        encoder=encoder(), blob=blobs.put({"x": torch.eye(3)}), health={}, project="default"
+    )
+    add(folder, tables.AnchorSetRow(project="default", name="s", size=3, spaces=[space]))
+    assert examine(folder)[1]["blobs"] == [
+        ("ok", "The data dir has all files of vectors that rows name: 1. ")
+    ]
+    shutil.rmtree(folder / "blobs")
+    code, found = examine(folder)
+    [(state, text)] = found["blobs"]
+    assert (code, state) == (1, "failed")
+    assert "1 of 1 files of vectors that the database names are missing" in text
+    assert "ANCHORAGE_DATA_DIR" in text
+    assert "anchorage db restore" in text
+
+
+def test_a_store_whose_address_is_not_listed_any_more_is_a_failure(folder: Path):
+    store = {"kind": "lancedb", "address": "gone", "collection": "docs", "encoder": encoder()}
+    add(folder, tables.StoreRow(project="default", name="docs", **store))
+    code, found = examine(folder)
+    [(state, text)] = found["stores"]
+    assert (code, state) == (1, "failed")
+    assert "docs: The server has no store address named 'gone'" in text
 
 
 def test_redis_must_be_bounded_and_take_writes(folder: Path, tmp_path_factory):

@@ -55,7 +55,7 @@ def test_wide_pools_are_reduced_and_the_made_pairs_have_all_dimensions(monkeypat
     x, y, _ = two_pools(1_000)
     empty = torch.zeros(len(x), 4)
     wide_x, wide_y = torch.cat([x, empty], dim=1), torch.cat([empty, y], dim=1)
-    monkeypatch.setattr(alignment, "MOST_ALIGNED_DIMENSIONS", 13)
+    monkeypatch.setattr(alignment, "MAX_ALIGNED_DIMENSIONS", 13)
     settings = AlignmentSettings(attempts=2, draws=1, components=10, size=500)
     found = align_pools(wide_x, wide_y, settings=settings)
     assert max(found.rotation.shape) <= 13

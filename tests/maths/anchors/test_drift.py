@@ -12,7 +12,7 @@ from app.maths.anchors import drift
 from app.maths.anchors.drift import (
     FEWEST_FOR_ROTATION,
     HALF_DEVIATION,
-    MOST_COMPARED_ROWS,
+    MAX_COMPARED_ROWS,
     SAME_DEVIATION,
     WIDE_DIM,
     compare_embeddings,
@@ -158,9 +158,9 @@ def test_no_more_rows_are_compared_with_each_other_than_the_bound_however_narrow
 ):
     old = normal(14, 30_000, 3)
     assert (
-        len(drift._compared_rows(old.double(), old.double(), seed=0)) == MOST_COMPARED_ROWS == 2048
+        len(drift._compared_rows(old.double(), old.double(), seed=0)) == MAX_COMPARED_ROWS == 2048
     )
-    monkeypatch.setattr(drift, "MOST_COMPARED_ROWS", 50)
+    monkeypatch.setattr(drift, "MAX_COMPARED_ROWS", 50)
     found = compare_embeddings(old[:200], old[:200] @ rotation(15, 3))
     assert (found.verdict, found.held_out.rows, len(found.changed)) == ("rotated", 50, 200)
 

@@ -11,7 +11,7 @@ from app.maths.anchors.coverage import COVERAGE_RIDGE, uncovered_shares
 from app.maths.anchors.foreign import (
     FEWEST_SAMPLED,
     FOREIGN_LEVEL,
-    MOST_SAMPLED,
+    MAX_SAMPLED,
     compare_with_store,
     covered_share,
 )
@@ -66,8 +66,8 @@ def test_anchors_that_are_not_judged_are_never_foreign():
 def test_a_small_sample_is_not_compared_and_of_a_large_one_some_rows_are():
     anchors = corpus(0, 20, 19)
     assert compare_with_store(anchors, corpus(0, FEWEST_SAMPLED - 1, 20)) is None
-    found = compare_with_store(anchors, corpus(0, MOST_SAMPLED + 1, 20))
-    assert found.sampled == MOST_SAMPLED
+    found = compare_with_store(anchors, corpus(0, MAX_SAMPLED + 1, 20))
+    assert found.sampled == MAX_SAMPLED
 
 
 def test_the_covered_share_is_that_of_one_more_anchor():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from app.maths.anchors.health import COLLINEAR_TOLERANCE, MOST_LISTED_ROWS, examine
+from app.maths.anchors.health import COLLINEAR_TOLERANCE, MAX_LISTED_ROWS, examine
 from app.maths.geometry.space import fit_space
 from tests.maths.clouds import normal
 
@@ -57,7 +57,7 @@ def test_a_row_equal_to_the_mean_is_named_and_is_not_collinear():
 def test_lists_are_cut_and_counts_are_whole():
     anchors = normal(9, 5, 3).repeat(10, 1)
     found = examine(anchors, fit_space(anchors))
-    assert found.duplicates == list(range(5, 5 + MOST_LISTED_ROWS))
+    assert found.duplicates == list(range(5, 5 + MAX_LISTED_ROWS))
     assert found.duplicate_count == 45
 
 
@@ -81,4 +81,4 @@ def test_no_line_is_lost(falling):
     found = examine(anchors, space)
     assert found.duplicates == []
     assert found.collinear_count == len(expected)
-    assert found.collinear == expected[:MOST_LISTED_ROWS]
+    assert found.collinear == expected[:MAX_LISTED_ROWS]

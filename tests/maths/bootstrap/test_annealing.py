@@ -257,12 +257,12 @@ def alike(found: Tensor, expected: Tensor, *, atol: float) -> None:
 
 @pytest.mark.parametrize(
     ("n", "d", "decay"),
-    [(500, 12, 0.5), (400, 300, 0.6), (700, annealing.MOST_EXACT_DIMENSIONS + 60, 0.7)],
+    [(500, 12, 0.5), (400, 300, 0.6), (700, annealing.MAX_EXACT_DIMENSIONS + 60, 0.7)],
 )
 def test_directions_are_the_eigenvectors_of_the_covariance(n, d, decay):
     rows = pool(1, n, d, decay=decay)
     found, (variance, vectors) = principal_directions(rows), exact(rows)
-    kept = min(d, annealing.MOST_DIMENSIONS)
+    kept = min(d, annealing.MAX_DIMENSIONS)
     assert found.along.shape == (n, kept)
     assert found.variance.shape == (kept,)
     lead = slice(0, min(kept, 200))
@@ -275,7 +275,7 @@ def test_directions_are_the_eigenvectors_of_the_covariance(n, d, decay):
     )
 
 
-@pytest.mark.parametrize("more", [5, annealing.MOST_EXACT_DIMENSIONS])
+@pytest.mark.parametrize("more", [5, annealing.MAX_EXACT_DIMENSIONS])
 def test_directions_without_variance_are_left_out(more):
     raw = torch.cat([normal(1, 300, 10), torch.full((300, more), 3.0)], dim=1) @ rotation(
         2, 10 + more
@@ -285,7 +285,7 @@ def test_directions_without_variance_are_left_out(more):
     assert bool((found.variance > 0).all())
 
 
-@pytest.mark.parametrize("d", [20, annealing.MOST_EXACT_DIMENSIONS + 16])
+@pytest.mark.parametrize("d", [20, annealing.MAX_EXACT_DIMENSIONS + 16])
 def test_some_rows_have_the_coordinates_that_they_have_among_all(d):
     rows, some = pool(1, 200, d), torch.tensor([3, 0, 150])
     whole, part = principal_directions(rows), principal_directions(rows, some)
@@ -323,7 +323,7 @@ def test_scrambled_directions_keep_their_numbers_but_no_row(seed, n, d):
     assert torch.equal(mixed.along, given_side.scrambled(seed).along)
 
 
-@pytest.mark.parametrize("d", [5, annealing.MOST_EXACT_DIMENSIONS + 1])
+@pytest.mark.parametrize("d", [5, annealing.MAX_EXACT_DIMENSIONS + 1])
 def test_directions_are_the_same_in_pieces_with_beats_between_them(d, monkeypatch):
     rows = pool(2, 500, d)
     beats: list[None] = []

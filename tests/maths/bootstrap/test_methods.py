@@ -62,7 +62,7 @@ def test_every_method_has_a_complete_outcome(settings):
     assert found.confidence.shape == (len(found.pairs),)
     assert bool(((found.confidence >= 0) & (found.confidence <= 1)).all())
     assert 0 <= found.estimate.right <= 1
-    assert not set(found.ask.tolist()) & {
+    assert not set(found.label_next.tolist()) & {
         i for row, (i, _) in enumerate(true[:8]) if row not in found.wrong_seeds
     }
     assert found.facts

@@ -19,7 +19,7 @@ from app.maths.bootstrap.estimate import (
     DOUBTFUL_SHARE,
     ENOUGH_ORPHANS,
     FINDABLE_SHARE,
-    MOST_TRIALS,
+    MAX_TRIALS,
     ORPHAN_PARTS,
     USUAL_TRIALS,
     OrphanTrials,
@@ -125,7 +125,7 @@ def test_trials_end_with_enough_orphans_unless_most_pairs_may_be_wrong(
 ):
     tried = OrphanTrials(trials, made, round(share * made))
     wants = tried.needs_another(pairs, given_share)
-    if pairs < ORPHAN_PARTS or trials >= MOST_TRIALS:
+    if pairs < ORPHAN_PARTS or trials >= MAX_TRIALS:
         assert not wants
     elif trials < USUAL_TRIALS and made < ENOUGH_ORPHANS:
         assert wants

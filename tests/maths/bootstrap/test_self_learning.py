@@ -15,7 +15,7 @@ from app.demo.pack import load_pack
 from app.errors import InvalidSeeds
 from app.maths.bootstrap import neighbours
 from app.maths.bootstrap.annealing import CentroidSettings, principal_directions
-from app.maths.bootstrap.estimate import MOST_TRIALS, USUAL_TRIALS, Outcome
+from app.maths.bootstrap.estimate import MAX_TRIALS, USUAL_TRIALS, Outcome
 from app.maths.bootstrap.neighbours import learn_and_match, no_beat, partner_pairs
 from app.maths.bootstrap.pools import Pools, State, Step, fit_pools
 from app.maths.bootstrap.self_learning import (
@@ -100,7 +100,7 @@ def same(one: Outcome, other: Outcome) -> bool:
     """Bitwise."""
 
     def parts(found: Outcome) -> tuple[list[Tensor], object]:
-        return [found.pairs, found.confidence, found.ask], (
+        return [found.pairs, found.confidence, found.label_next], (
             repr(found.estimate),
             found.wrong_seeds,
             found.facts,
@@ -132,9 +132,9 @@ def check_result(
     assert seeds or math.isnan(result.estimate.seeds_confirmed)
     assert not result.estimate.right or not seeds or result.estimate.seeds_confirmed >= 0
     assert 1 <= result.facts["attempts"] <= max(1, settings.attempts)
-    assert len(result.ask.unique()) == len(result.ask) <= ROWS_TO_LABEL
-    assert bool(((result.ask >= 0) & (result.ask < n)).all())
-    assert not set(result.ask.tolist()) & {i for i, _ in believed}
+    assert len(result.label_next.unique()) == len(result.label_next) <= ROWS_TO_LABEL
+    assert bool(((result.label_next >= 0) & (result.label_next < n)).all())
+    assert not set(result.label_next.tolist()) & {i for i, _ in believed}
     assert result.wrong_seeds == sorted(set(result.wrong_seeds))
     return result
 
@@ -281,11 +281,12 @@ def test_rows_to_label_have_no_certain_partner():
         for (i, _), sure in zip(found.pairs.tolist(), found.confidence.tolist(), strict=True)
         if sure > 0.5
     }
-    assert len(found.ask) == ROWS_TO_LABEL
-    assert not certain & set(found.ask.tolist())
+    assert len(found.label_next) == ROWS_TO_LABEL
+    assert not certain & set(found.label_next.tolist())
     # Nor where `size` is smaller than the number of certain pairs.
     assert torch.equal(
-        checked_run(world.pools, world.seeds(5), SelfLearningSettings(size=10)).ask, found.ask
+        checked_run(world.pools, world.seeds(5), SelfLearningSettings(size=10)).label_next,
+        found.label_next,
     )
 
 
@@ -459,7 +460,7 @@ def test_a_run_from_a_checkpoint_has_the_bits_of_an_uninterrupted_one(count):
     assert doubted == (count > 0)
     by_chance = doubted * (3 + 1 + LONG.refinements + LONG.confirmations)
     trials = len(kept_states) - (rounds + LONG.refinements + LONG.confirmations + by_chance)
-    assert doubted * USUAL_TRIALS <= trials <= doubted * MOST_TRIALS
+    assert doubted * USUAL_TRIALS <= trials <= doubted * MAX_TRIALS
     for number, state in list(enumerate(kept_states))[::-6]:
         kept = load(save(dict(state)))
         found, later = observed(pools, seeds, LONG, kept)

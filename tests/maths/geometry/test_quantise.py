@@ -14,7 +14,7 @@ from app.errors import InvalidOption
 from app.maths.geometry import quantise
 from app.maths.geometry.quantise import (
     FEWEST_BITS,
-    MOST_BITS,
+    MAX_BITS,
     error_bound,
     largest_code,
     quantise_in_place,
@@ -23,11 +23,11 @@ from app.maths.geometry.quantise import (
 from app.maths.geometry.space import fit_space
 from app.maths.translators import linear
 from app.maths.translators.decoder import decode, make_decoder
-from research.definitions import codes, most_steps, relative, values
+from research.definitions import codes, max_steps, relative, values
 from tests.maths.clouds import normal
 
 seeds = st.integers(0, 2**31)
-widths = st.integers(FEWEST_BITS, MOST_BITS)
+widths = st.integers(FEWEST_BITS, MAX_BITS)
 #: any float32 in [-1, 1], those between two levels more often than chance would have it
 cosines = st.floats(-1, 1, width=32)
 
@@ -89,7 +89,7 @@ def test_rows_beyond_those_done_at_once_are_quantised_as_all_others_are(bits, di
 
 def test_cosines_rounded_above_1_count_as_1():
     beyond = torch.tensor([[1.0001, -1.0001]])
-    for bits in range(FEWEST_BITS, MOST_BITS + 1):
+    for bits in range(FEWEST_BITS, MAX_BITS + 1):
         most = largest_code(bits)
         assert codes(beyond, bits=bits).tolist() == [[most, -most]]
 
@@ -139,7 +139,7 @@ def test_decoded_quantised_vectors_are_within_the_stated_distance(seed, bits, re
 
 
 @pytest.mark.parametrize("dtype", quantise.DTYPE_ROUNDING)
-@pytest.mark.parametrize("bits", range(FEWEST_BITS, MOST_BITS + 1))
+@pytest.mark.parametrize("bits", range(FEWEST_BITS, MAX_BITS + 1))
 def test_a_dtype_keeps_levels_exactly_when_every_code_can_be_read_back(bits, dtype):
     most = largest_code(bits)
     every = torch.arange(-most, most + 1, dtype=torch.int16)[None]
@@ -153,7 +153,7 @@ def test_widths_without_a_grid_are_refused(bits):
     for use in (
         lambda: step_size(bits),
         lambda: error_bound(bits),
-        lambda: most_steps(0.1, bits=bits),
+        lambda: max_steps(0.1, bits=bits),
         lambda: codes(torch.zeros(1, 2), bits=bits),
         lambda: values(torch.zeros(1, 2, dtype=torch.int16), bits=bits),
         lambda: quantise_in_place(torch.zeros(1, 2), bits=bits),

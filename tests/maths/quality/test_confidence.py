@@ -133,7 +133,7 @@ def test_intervals_of_exchangeable_items_have_their_coverage():
     assert 0.87 < sum(shares) / len(shares) < 0.93
 
 
-def test_expected_cosines_follow_the_true_ones_and_flags_are_as_frequent_as_promised():
+def test_expected_cosines_follow_the_true_ones_and_flags_are_as_frequent_as_estimated():
     flagged, correlations = [], []
     for seed in range(8):
         sample = world(seed)

@@ -57,7 +57,7 @@ def test_of_many_anchors_some_folds_are_held_out_and_the_others_do_not_count(mon
         resolve("graded", {}, anchors=100),
     )
     whole = hold_out("graded", source, target, options)
-    monkeypatch.setattr(crossfit, "MOST_HELD_OUT", 30)
+    monkeypatch.setattr(crossfit, "MAX_HELD_OUT", 30)
     some = hold_out("graded", source, target, options)
     assert torch.equal(some.first, whole.first & (whole.fold_of < 2))
     assert torch.equal(some.translated[some.first], whole.translated[some.first])

@@ -126,7 +126,7 @@ def test_equal_translations_are_useless_and_raise_no_error():
 
 
 def test_very_many_items_are_sampled(monkeypatch):
-    monkeypatch.setattr(evidences, "MOST_EVIDENCE_ITEMS", 50)
+    monkeypatch.setattr(evidences, "MAX_EVIDENCE_ITEMS", 50)
     native, every = normal(8, 200, 6), torch.ones(200, dtype=torch.bool)
     found = evidence(native + normal(9, 200, 6), native, every, torch.arange(200) % 5)
     assert (found.items, found.verdict) == (50, "related")

@@ -40,7 +40,7 @@ def test_csls_equals_a_loop_over_its_definition(seed, n, m, k):
 
 
 def test_blocks_hold_no_more_cosines_than_are_allowed_however_long_the_index_is(monkeypatch):
-    monkeypatch.setattr(metrics, "MOST_COSINES", 100)
+    monkeypatch.setattr(metrics, "MAX_COSINES", 100)
     x, y = unit(normal(0, 33, 6)), unit(normal(1, 40, 6))
     assert [(start, *block.shape) for start, block in cosine_blocks(x, y)][:2] == [
         (0, 2, 40),

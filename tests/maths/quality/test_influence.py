@@ -88,7 +88,7 @@ def test_above_the_bound_fewer_judges_give_nearly_the_same_gains(monkeypatch):
     source = normal(4, 400, 10)
     target = source @ normal(5, 10, 10) + normal(6, 400, 10)
     whole = influence(source, target)
-    monkeypatch.setattr(influences, "MOST_INFLUENCE_PAIRS", 400 * 200)
+    monkeypatch.setattr(influences, "MAX_INFLUENCE_PAIRS", 400 * 200)
     part = influence(source, target)
     assert (whole.judges, part.judges) == (399, 200)
     assert float(torch.corrcoef(torch.stack([whole.gain, part.gain]))[0, 1]) > 0.8

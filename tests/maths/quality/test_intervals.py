@@ -74,7 +74,7 @@ def test_columns_share_their_resamples_so_each_has_the_interval_that_it_has_alon
 def test_the_interval_does_not_depend_on_how_many_counts_are_held_at_once(monkeypatch, counts):
     values = normal(5, 20)
     whole = bootstrap_interval(values, resamples=100)
-    monkeypatch.setattr(metrics, "MOST_COUNTS", counts)
+    monkeypatch.setattr(metrics, "MAX_COUNTS", counts)
     torch.testing.assert_close(
         torch.stack(bootstrap_interval(values, resamples=100)),
         torch.stack(whole),

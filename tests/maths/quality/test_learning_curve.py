@@ -14,9 +14,9 @@ from torch import Tensor
 from app.demo.pack import load_pack
 from app.errors import InvalidOption, OutOfRange
 from app.maths.geometry.space import fit_space
-from app.maths.quality import promise as learning
+from app.maths.quality import estimate as learning
 from app.maths.quality.crossfit import cut_into_folds
-from app.maths.quality.promise import (
+from app.maths.quality.estimate import (
     ALTERNATIVE_EXPONENTS,
     EXPONENTS,
     FIT_SHARES,
@@ -190,7 +190,7 @@ def test_a_wrong_option_is_an_error_and_equal_seeds_give_equal_curves():
 
 
 def test_a_curve_samples_very_many_anchors_and_does_not_extrapolate_too_far(monkeypatch):
-    monkeypatch.setattr(learning, "MOST_CURVE_ANCHORS", 50)
+    monkeypatch.setattr(learning, "MAX_CURVE_ANCHORS", 50)
     monkeypatch.setattr(learning, "CURVE_HELD_OUT", 20)
     found = curve("graded", *noisy(15, 90))
     assert (found.anchors, found.looked, found.held) == (90, 50, 20)

@@ -20,7 +20,7 @@ from app.maths.quality.candidates import (
 from app.maths.quality.crossfit import FEWEST_DISTINCT, cut_into_folds, hold_out
 from app.maths.quality.selection import (
     DECISIVE_ERRORS,
-    MOST_SELECTION_ANCHORS,
+    MAX_SELECTION_ANCHORS,
     MRR_WEIGHT,
     Choice,
     choose_method,
@@ -152,12 +152,12 @@ def test_below_ten_distinct_anchors_the_default_is_chosen_with_its_reason():
 
 
 def test_more_anchors_than_it_looks_at_are_sampled_and_all_of_them_fitted():
-    k = MOST_SELECTION_ANCHORS + 50
+    k = MAX_SELECTION_ANCHORS + 50
     source, target = normal(10, k, 6), normal(11, k, 6)
     choice = choose_method(
         source, target, candidates=LINEAR_CANDIDATES[:5], usual=LINEAR_CANDIDATES[0]
     )
-    assert choice.anchors == MOST_SELECTION_ANCHORS
+    assert choice.anchors == MAX_SELECTION_ANCHORS
     assert methods.fit(
         choice.method, fit_space(source), fit_space(target), choice.options
     ).dims == (6, 6)
@@ -170,7 +170,7 @@ def bent(k: int) -> tuple[Tensor, Tensor]:
 
 
 def compare_at_full_size(monkeypatch, anchors: tuple[Tensor, Tensor], few: int, **more) -> Choice:
-    monkeypatch.setattr(selection, "MOST_SELECTION_ANCHORS", few)
+    monkeypatch.setattr(selection, "MAX_SELECTION_ANCHORS", few)
     linear = Candidate("graded", {"decode_power": 0.0, "ridge": 0.3})
     candidates = [linear, candidates_for("cosine")[-1]]
     return choose_method(*anchors, candidates=candidates, usual=linear, prefer="cosine", **more)

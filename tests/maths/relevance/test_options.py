@@ -87,7 +87,7 @@ def test_each_option_ranks_as_its_definition(vectors, judged, candidates):
 
 def test_blocks_change_nothing(vectors, judged, monkeypatch):
     whole = measure_options(vectors, judged, weights=WEIGHTS)
-    monkeypatch.setattr(options, "MOST_COSINES", 4 * DOCUMENTS)
+    monkeypatch.setattr(options, "MAX_COSINES", 4 * DOCUMENTS)
     starts: list[int] = []
     blocks = measure_options(vectors, judged, weights=WEIGHTS, on_progress=starts.append)
     assert starts == list(range(0, len(judged), 4))

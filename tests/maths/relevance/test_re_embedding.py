@@ -65,7 +65,7 @@ def test_too_few_or_equal_anchors_have_no_curve() -> None:
     assert re_embedding_curve("graded", same, same, options) is None
 
 
-def test_at_another_size_the_curve_begins_at_the_promise_and_keeps_its_order() -> None:
+def test_at_another_size_the_curve_begins_at_the_estimate_and_keeps_its_order() -> None:
     curve = re_embedding_curve("graded", *pair(), OPTIONS)
     assert curve is not None
     moved = at_size(curve, 0.4, 1_000_000)

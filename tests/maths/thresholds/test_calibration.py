@@ -213,7 +213,7 @@ def test_the_interval_covers_the_new_scores_of_other_items(scores):
 
 
 def test_the_interval_of_the_map_covers_what_other_anchors_say():
-    """Maps from other draws of the anchors lie in it about as often as it promises."""
+    """Maps from other draws of the anchors lie in it about as often as it estimates."""
     own = noisy(NATIVE)
     hits = []
     for seed in range(100, 140, 10):

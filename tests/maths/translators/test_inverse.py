@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths.geometry.space import fit_space
-from app.maths.translators import inverse, linear
+from app.maths.translators import linear
 from app.maths.translators.inverse import farthest_points, irp, subspaces
 from app.maths.translators.translator import apply, make_translator
 from tests.maths.clouds import normal
@@ -106,13 +106,6 @@ def test_kept_anchors_are_delta_apart_and_every_other_anchor_is_nearer_than_delt
         assert float(distances[row, :position].min()) >= delta
     for row in set(range(20)) - set(kept):
         assert float(distances[row].min()) < delta
-
-
-def test_rows_of_cosines_on_demand_choose_like_the_whole_table(monkeypatch):
-    unit = fit_space(normal(0, 30, 6)).unit
-    with_table = farthest_points(unit, delta=0.3, start=4)
-    monkeypatch.setattr(inverse, "GRAM_LIMIT", 29)
-    assert farthest_points(unit, delta=0.3, start=4) == with_table
 
 
 def test_delta_zero_keeps_every_anchor_even_when_duplicated():

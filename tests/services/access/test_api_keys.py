@@ -254,7 +254,7 @@ def test_a_key_about_to_expire_is_trusted_until_then_only(services):
 
 
 def test_a_ring_remembers_so_many_keys(services, monkeypatch):
-    monkeypatch.setattr(api_keys, "MOST_REMEMBERED_KEYS", 2)
+    monkeypatch.setattr(api_keys, "MAX_REMEMBERED_KEYS", 2)
     ring, made = KeyRing(services), [make(services)[1] for _ in range(3)]
     for key in made:
         ring.look_up(key)
@@ -280,7 +280,7 @@ def test_the_moment_of_last_use_is_written_once_a_minute(services):
 def leaving(own_postgres, tmp_path) -> Iterator[Services]:
     """A database that the test may stop."""
     services = make_services(Settings(data_dir=tmp_path, database_url=own_postgres.url))
-    services.db.migrate()
+    services.db.upgrade()
     yield services
     services.close()
 

@@ -153,13 +153,13 @@ def test_anchor_optimisation_is_for_pools_that_it_can_end_with_and_self_learning
     quick, mixed
 ):
     large = Mixed(mixed.x.repeat(100, 1), mixed.y.repeat(300, 1), mixed.partner)
-    assert len(large.x) * len(large.y) > bootstrap.MOST_CELLS
+    assert len(large.x) * len(large.y) > bootstrap.MAX_CELLS
     roomy = replace(quick, limits=Limits(vectors=60_000))
     with pytest.raises(PoolTooLarge) as caught:
         ask(roomy, large, 10, method="paper")
-    assert (caught.value.field, caught.value.limit) == ("target_pool", bootstrap.MOST_CELLS)
+    assert (caught.value.field, caught.value.limit) == ("target_pool", bootstrap.MAX_CELLS)
     with pytest.raises(InvalidRequest) as refused:
-        ask(roomy, large, 10, method="paper", size=bootstrap.MOST_OPTIMISED + 1)
+        ask(roomy, large, 10, method="paper", size=bootstrap.MAX_OPTIMISED + 1)
     assert refused.value.field == "size"
     assert ask(roomy, large, 10).state == JobState.queued
 
@@ -204,7 +204,7 @@ def test_too_few_right_pairs_end_the_job_with_what_would_help_and_nothing_is_mad
     assert (row.state, row.result) == (JobState.failed, None)
     assert row.error["code"] == "seeds-insufficient"
     assert row.error["more_seeds"] == estimate.seeds_to_add(10)
-    assert {"estimate", "wrong_seeds", "ask", "facts", "field", "detail"} < set(row.error)
+    assert {"estimate", "wrong_seeds", "label_next", "facts", "field", "detail"} < set(row.error)
     assert nothing_made(ready)
 
 
@@ -311,7 +311,7 @@ def stop_after(calls: int) -> Iterator[bool]:
 
 METHODS: dict[str, dict[str, Any]] = {
     "self-learning": {"options": {"rounds": 20}},
-    "paper": {"size": 40, "options": {"steps": 60}, "min_right": 0},
+    "paper": {"size": 40, "options": {"steps": 60}, "min_precision": 0},
 }
 
 

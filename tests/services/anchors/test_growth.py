@@ -258,7 +258,7 @@ def test_many_appends_keep_one_replaced_version_and_those_of_translators(stocked
 
 def test_an_append_examines_all_anchors_and_so_needs_a_slot(stocked):
     before = state(stocked)
-    with stocked.fitting(), stocked.fitting(), pytest.raises(Overloaded):
+    with stocked.fitting(PROJECT), pytest.raises(Overloaded):
         append(replace(stocked, turn_wait_s=0.0), items(1))
     assert state(stocked) == before
 

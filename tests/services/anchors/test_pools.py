@@ -150,7 +150,7 @@ def ask(services, **more):
         method="paper",
         size=6,
         options={"steps": 5},
-        min_right=0,
+        min_precision=0,
         **sides,
     )
 

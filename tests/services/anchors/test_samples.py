@@ -50,7 +50,7 @@ def test_a_sweep_deletes_replaced_samples_only_and_no_weights_of_translators(sto
 
 def test_a_comparison_that_fails_leaves_the_earlier_sample(stocked):
     vectors = put(stocked, 1)
-    with stocked.fitting(), stocked.fitting(), pytest.raises(Overloaded):
+    with stocked.fitting(PROJECT), pytest.raises(Overloaded):
         put(replace(stocked, turn_wait_s=0.0), 2)
     assert torch.equal(found(stocked), vectors)
 

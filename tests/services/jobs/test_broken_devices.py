@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from app.services.jobs import runner
-from app.services.reindexing.migration import without_url
+from app.services.store_migrations.context import without_url
 from app.storage import tables
 from app.types import JobState
 from tests.services.helpers import again
@@ -43,6 +43,6 @@ def test_an_attempt_that_broke_the_device_from_a_checkpoint_is_the_last_from_it(
     assert again(services, job).checkpoint is None
 
 
-def test_a_reindexing_passes_the_error_on(services):
-    with pytest.raises(torch.AcceleratorError), without_url(services, tables.ReindexingRow()):
+def test_a_migration_passes_the_error_on(services):
+    with pytest.raises(torch.AcceleratorError), without_url(services, tables.MigrationRow()):
         raise torch.AcceleratorError(ILLEGAL)

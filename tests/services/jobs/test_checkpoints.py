@@ -80,10 +80,10 @@ def test_a_later_try_finds_the_last_state_bit_by_bit(services, job):
 
 
 def test_a_job_that_gets_further_each_time_may_lose_any_number_of_workers(services, job, keep_all):
-    begun = [going(services, job, step, step + 1) for step in range(1, 2 * runner.MOST_ATTEMPTS)]
-    assert begun == [None, *range(2, 2 * runner.MOST_ATTEMPTS)]
+    begun = [going(services, job, step, step + 1) for step in range(1, 2 * runner.MAX_ATTEMPTS)]
+    assert begun == [None, *range(2, 2 * runner.MAX_ATTEMPTS)]
     assert again(services, job).attempts == 1
-    assert resumed(services, job) == 2 * runner.MOST_ATTEMPTS
+    assert resumed(services, job) == 2 * runner.MAX_ATTEMPTS
 
 
 @pytest.mark.parametrize("steps", [(), (6, 7)])
@@ -91,12 +91,12 @@ def test_a_job_that_loses_its_worker_at_one_place_ends_after_five_tries(
     services, job, keep_all, steps
 ):
     going(services, job, 5, 6, 7)
-    for _ in range(runner.MOST_ATTEMPTS - 1):
+    for _ in range(runner.MAX_ATTEMPTS - 1):
         assert going(services, job, *steps) == 7
     row = run(services, job, never)
     assert (row.state, row.attempts, row.checkpoint) == (
         JobState.failed,
-        runner.MOST_ATTEMPTS,
+        runner.MAX_ATTEMPTS,
         None,
     )
     assert row.error == {
@@ -121,7 +121,7 @@ def test_a_job_whose_checkpoint_cannot_be_read_begins_anew_goes_on_from_there_an
     lose_it()
     assert going(services, job, 1, 2) is None
     assert going(services, job) == 2
-    for _ in range(runner.MOST_ATTEMPTS - 3):
+    for _ in range(runner.MAX_ATTEMPTS - 3):
         lose_it()
         assert going(services, job, 1, 2) is None
     row = run(services, job, never)

@@ -42,7 +42,7 @@ from tests.services.jobs.helpers import (
         failing(ZeroDivisionError()),
         failing(StorageUnavailable("late")),
         failing(progress.Cancelled()),
-        failing(progress.HandedBack()),
+        failing(progress.Requeued()),
         lambda services, row, progress: progress(10, 10, {}),
     ],
     ids=["success", "error", "fault", "unavailable", "cancelled", "handed back", "progress"],
@@ -109,7 +109,7 @@ def test_a_stopping_worker_hands_its_job_back_and_the_try_does_not_count(service
         progress(1, 10, {})
         raise AssertionError("the report should have stopped it")
 
-    for _ in range(runner.MOST_ATTEMPTS + 1):
+    for _ in range(runner.MAX_ATTEMPTS + 1):
         row = run(services, job, work, stopping=lambda: True)
         assert (row.state, row.attempts, row.lease) == (JobState.queued, 0, None)
     assert run(services, job, well).attempts == 1

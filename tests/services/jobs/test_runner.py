@@ -91,7 +91,7 @@ def test_a_fault_is_tried_again_after_doubling_pauses_and_then_failed_without_it
     services, job, error, recorded
 ):
     seen, pauses = [], []
-    for attempt in range(1, runner.MOST_ATTEMPTS + 1):
+    for attempt in range(1, runner.MAX_ATTEMPTS + 1):
         begun = tables.now()
         row = run(services, job, failing(error))
         seen.append(row.state)
@@ -99,7 +99,7 @@ def test_a_fault_is_tried_again_after_doubling_pauses_and_then_failed_without_it
         assert row.attempts == attempt
         assert row.error == {"detail": row.error["detail"], **recorded}
         assert "secret" not in row.error["detail"]
-    assert seen == [JobState.queued] * (runner.MOST_ATTEMPTS - 1) + [JobState.failed]
+    assert seen == [JobState.queued] * (runner.MAX_ATTEMPTS - 1) + [JobState.failed]
     first_s = getattr(error, "retry_after_s", runner.JOB_BACKOFF_S)
     for number, pause in enumerate(pauses[:-1]):
         assert first_s * 2**number <= pause < first_s * 2**number + 1

@@ -43,7 +43,7 @@ def translator(request: pytest.FixtureRequest) -> Translator:
 
 @pytest.fixture(params=[1, 7, 1_000], ids=lambda rows: f"steps of {rows}")
 def short_steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placed_translator, "MOST_ROWS", request.param)
+    monkeypatch.setattr(placed_translator, "MAX_ROWS", request.param)
 
 
 def placed(translator: Translator, vectors: Tensor, device: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -106,7 +106,7 @@ def test_few_rows_stay_on_the_cpu_and_a_large_product_pays(
 
 def test_a_step_holds_arrays_of_limited_size(translator: Translator) -> None:
     ordinary = PlacedTranslator(translator, ELSEWHERE)
-    assert ordinary.rows_per_step == placed_translator.MOST_ROWS
+    assert ordinary.rows_per_step == placed_translator.MAX_ROWS
     wide = replace(translator, source_mean=torch.zeros(100_000))
     rows = PlacedTranslator(wide, ELSEWHERE).rows_per_step
-    assert rows * 100_000 * 4 <= placed_translator.MOST_ARRAY_BYTES < (rows + 1) * 100_000 * 4
+    assert rows * 100_000 * 4 <= placed_translator.MAX_ARRAY_BYTES < (rows + 1) * 100_000 * 4

@@ -16,7 +16,7 @@ from app.services.stores import stores
 from app.services.stores.stores import StoreDefinition
 from app.stores.base import StoreLocation
 from app.stores.handles import StoreAddress
-from tests.services.helpers import CONTEXT, create_encoder
+from tests.services.helpers import CONTEXT, PROJECT, create_encoder
 from tests.stores.cases.base import StoreCase
 from tests.stores.cases.chroma import ChromaFolderCase
 from tests.stores.cases.lancedb import LancedbCase, open_table
@@ -33,7 +33,7 @@ def connect(services: Services) -> Connect:
     create_encoder(services, "old", OLD_DIM)
 
     def connect(location: StoreLocation, **changes: object) -> object:
-        listed = {"main": StoreAddress(location.url)}
+        listed = {"main": StoreAddress(location.url, frozenset({PROJECT}))}
         definition = StoreDefinition(
             "docs",
             location.kind,

@@ -15,7 +15,7 @@ from app.maths.alignment import alignment as maths
 from app.maths.translators.translator import apply
 from app.services.anchors import anchor_reports, anchor_sets, made_pairs, pools, spaces
 from app.services.context import Limits, Services
-from app.services.reindexing import maps
+from app.services.store_migrations import maps
 from app.services.translators import (
     alignment,
     contracts,
@@ -135,13 +135,13 @@ def test_everything_that_is_said_about_made_pairs_is_the_stored_estimate(made):
     assert fitted.id == job.result["translator"]
     row = translators.find_with_report(services, PROJECT, fitted.id)
     assert row.report["alignment"] == job.result["estimate"]
-    nothing = ("promise", "held_out", "evidence", "learning", "influence", "cka")
+    nothing = ("estimate", "held_out", "evidence", "learning", "influence", "cka")
     assert [row.report[name] for name in nothing] == [None] * len(nothing)
-    assert row.report["promises"] == []
+    assert row.report["estimates"] == []
     warned = warnings.warnings_about_pair(services, source, target)
     assert warned[0].code == "made-pairs"
     with pytest.raises(errors.QualityBelowMinimum, match="POST /evaluate"):
-        contracts.require_promise(row, {"recall": 0.1})
+        contracts.require_estimate(row, {"recall": 0.1})
     found = anchor_reports.report_anchor_set(services, PROJECT, "made")
     assert "made-pairs" in [each["code"] for each in found["lint"]]
     with pytest.raises(errors.TooFewAnchors, match="known pairs"):
@@ -166,7 +166,7 @@ def test_an_estimate_below_the_minimum_is_refused_with_both_numbers(quick, cloud
     estimate = maths.AlignmentEstimate(0.61, 0.01, 0.7, 0.3, 2_000)
     found = maths.Alignment(torch.zeros(0), estimate, None, 2)
     monkeypatch.setattr(alignment, "align_pools", lambda *_, **__: found)
-    row = run(quick, ask(quick, clouds, min_right=0.7))
+    row = run(quick, ask(quick, clouds, min_precision=0.7))
     assert row.error["code"] == "spaces-not-aligned"
     assert "61.0%" in row.error["detail"]
     assert "70.0%" in row.error["detail"]
@@ -184,7 +184,7 @@ def paired() -> tuple[Tensor, Tensor, Tensor]:
 def test_seeds_and_unpaired_rows_become_a_set_that_keeps_the_map(quick, paired):
     x, y, exact = paired
     seeds = [(row, row) for row in range(30)]
-    row = run(quick, ask(quick, (x, y), seeds=seeds, size=1_200, min_right=0.0))
+    row = run(quick, ask(quick, (x, y), seeds=seeds, size=1_200, min_precision=0.0))
     assert (row.state, row.error) == (JobState.succeeded, None)
     estimate = row.result["estimate"]
     assert (estimate["seeds"], row.result["size"]) == (30, 1_200)
@@ -199,14 +199,17 @@ def test_seeds_and_unpaired_rows_become_a_set_that_keeps_the_map(quick, paired):
     assert torch.cosine_similarity(translated, native).mean() > 0.9
     report = translators.find_with_report(quick, PROJECT, fitted.id).report
     assert report["alignment"] == estimate
-    assert report["promise"] is None
+    assert report["estimate"] is None
 
 
+@pytest.mark.long
 def test_seeds_that_the_pools_do_not_help_are_refused_with_the_numbers(quick, clouds):
     x, y = clouds
     generator = torch.Generator().manual_seed(0)
     unrelated = torch.randn(y.shape, generator=generator)
-    row = run(quick, ask(quick, (x, unrelated), seeds=[(i, i) for i in range(12)], min_right=0.0))
+    row = run(
+        quick, ask(quick, (x, unrelated), seeds=[(i, i) for i in range(12)], min_precision=0.0)
+    )
     assert (row.state, row.error["code"]) == (JobState.failed, "spaces-not-aligned")
     assert "anchor set of the seeds" in row.error["detail"]
     assert row.error["estimate"]["seeds"] == 12
@@ -218,7 +221,7 @@ def test_more_seeds_than_a_set_may_have_anchors_are_refused():
         alignment.check_seeded(seeds, {}, source=1_600, target=1_600, most=1_500)
 
 
-def test_a_reindexing_takes_no_made_place_for_a_native_vector(made, clouds):
+def test_a_migration_takes_no_made_place_for_a_native_vector(made, clouds):
     services, _ = made
     request = translators.FitRequest("old", "new", "made", "auto", {})
     built = maps.build_maps(services, CONTEXT, request)

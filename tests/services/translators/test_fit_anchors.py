@@ -97,7 +97,7 @@ def test_a_deleted_sample_gives_the_first_translator_again(mixed):
     # The report of the second translator still measures with its own anchors.
     row = translators.find_with_report(mixed, PROJECT, second)
     assert row.report["weights"] is None
-    assert row.report["promise"]["anchors"] > 0
+    assert row.report["estimate"]["anchors"] > 0
 
 
 def test_a_sample_of_the_target_serves_both_directions(mixed):

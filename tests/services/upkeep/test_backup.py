@@ -16,10 +16,17 @@ from app.services.context import Services
 from app.services.serving import apply
 from app.services.translators import translators
 from app.services.upkeep import retention
-from app.services.upkeep.backup import ROWS_FILE, BackupError, back_up, restore
+from app.services.upkeep.backup import (
+    CHECKSUM_FILE,
+    ROWS_FILE,
+    BackupError,
+    BackupSummary,
+    back_up,
+    restore,
+)
 from app.storage import tables
 from app.storage.db import Database
-from tests.services.helpers import CONTEXT, PROJECT, age, another_process
+from tests.services.helpers import CONTEXT, PROJECT, age, another_process, create_encoder
 from tests.storage.helpers import delete_all
 
 VECTORS = torch.tensor([[1.0, 2.0, 3.0], [0.5, -1.0, 0.0]])
@@ -80,7 +87,11 @@ def test_what_was_deleted_and_swept_during_a_backup_is_in_it_and_translates_to_t
         copied = back_up(stocked, tmp_path / "backup")
     assert done
     assert (copied.blobs, copied.lacking) == (4, [])
-    assert sorted(path.name for path in (tmp_path / "backup").iterdir()) == [ROWS_FILE, "blobs"]
+    assert {path.name for path in (tmp_path / "backup").iterdir()} == {
+        ROWS_FILE,
+        CHECKSUM_FILE,
+        "blobs",
+    }
     assert retention.sweep_blobs(stocked) == 2  # once the backup is made
     with pytest.raises(AnchorSetNotFound):
         translated(stocked, "doomed")
@@ -153,6 +164,43 @@ def test_a_killed_backup_is_none_and_a_folder_is_used_once(stocked, tmp_path):
     with stocked.db.transaction() as session:
         session.delete(session.scalars(select(tables.AnchorSetRow)).one())
     assert retention.sweep_blobs(stocked) == 2  # the blobs are not locked any more
+
+
+@pytest.mark.parametrize("damage", ["changed", "truncated", "unchecked"])
+def test_rows_that_changed_after_the_backup_are_refused_before_anything_is_written(
+    on_sqlite, stock, tmp_path, damage
+):
+    services, folder = stock(on_sqlite), tmp_path / "backup"
+    back_up(services, folder)
+    data = bytearray((folder / ROWS_FILE).read_bytes())
+    data[len(data) // 2] ^= 1
+    changed = {"changed": data, "truncated": data[:-1]}
+    if damage in changed:
+        (folder / ROWS_FILE).write_bytes(changed[damage])
+    else:
+        (folder / CHECKSUM_FILE).unlink()
+    restored = empty(services)
+    with pytest.raises(BackupError, match=CHECKSUM_FILE):
+        restore(restored, folder, force=True)
+    assert list(restored.blobs.root.glob("??/*")) == []
+    with restored.db.transaction() as session:
+        assert session.scalars(select(tables.EncoderRow)).all() == []
+    restored.db.close()
+
+
+def test_a_backup_without_anchor_sets_comes_back_without_its_empty_folder_of_blobs(
+    services, tmp_path
+):
+    create_encoder(services, "alone", 3)
+    folder = tmp_path / "backup"
+    copied = back_up(services, folder)
+    assert copied == BackupSummary(rows=2, blobs=0, lacking=[])
+    (folder / "blobs").rmdir()  # as many tools do that copy files
+    restored = empty(services)
+    assert restore(restored, folder) == copied
+    with restored.db.transaction() as session:
+        assert [row.name for row in session.scalars(select(tables.EncoderRow))] == ["alone"]
+    restored.db.close()
 
 
 def test_a_restore_replaces_rows_only_if_it_is_told_to(stocked, tmp_path):

@@ -120,7 +120,7 @@ def test_a_stop_is_heard_between_two_batches(services, monkeypatch):
     monkeypatch.setattr(retention, "DELETE_BATCH", 10)
     put(services, *(audit(str(number), 9) for number in range(25)))
     retention.delete_old(
-        keeping(services, audit_days=7), stopping=iter([False, True, True, True, True]).__next__
+        keeping(services, audit_days=7), stopping=iter([False, *[True] * 5]).__next__
     )
     assert len(names(services, tables.AuditRow.name)) == 15
 

@@ -61,6 +61,26 @@ def test_the_job_that_is_due_for_longest_is_claimed_first_and_none_that_is_not_d
     assert read(db, later).attempts == 0
 
 
+def test_projects_take_turns_however_many_jobs_one_of_them_queued_first(db):
+    many = [put(db, "queued", due) for due in range(4)]
+    few = [put(db, "queued", 5 + due, project="q") for due in range(2)]
+    found = []
+    for place in range(6):
+        found.append(claim(db, lease := f"{place}", at=10 + place, lease_minutes=30))
+        change(db, jobs.change_leased, lease, state="succeeded", finished_at=DAY)
+    assert found == [many[0], few[0], many[1], few[1], many[2], many[3]]
+
+
+def test_a_free_worker_takes_a_job_of_the_project_with_the_fewest_running_jobs(db):
+    for due in range(4):
+        put(db, "queued", due)
+    assert [claim(db, lease, at=5, lease_minutes=30) for lease in "ab"].count(None) == 0
+    brief = [put(db, "queued", 6, project="q") for _ in range(2)]
+    for lease, at in (("c", 7), ("d", 8)):  # the last one served is q, and p has two running
+        assert claim(db, lease, at=at, lease_minutes=30) in brief
+        change(db, jobs.change_leased, lease, state="succeeded", finished_at=DAY)
+
+
 def test_a_claimed_job_runs_under_its_lease(db):
     job_id = put(db, "queued")
     row, was_lost = claimed(db, "a", lease_minutes=1)
@@ -146,6 +166,7 @@ def test_what_workers_ask_for_all_the_time_is_answered_by_an_index(db):
         assert (
             "ix_jobs_due_at" in found
             or "ix_jobs_lease" in found
+            or "ix_jobs_project_started_at" in found
             or "pk_jobs" in found
             or "autoindex" in found
         ), found

@@ -7,6 +7,7 @@ from tests.stores.cases.chroma import ChromaServerCase
 from tests.stores.cases.lancedb import LancedbCase
 from tests.stores.cases.pgvector import PgvectorCase
 from tests.stores.cases.qdrant import LocalQdrantCase
+from tests.stores.cases.sqlite_vec import SqliteVecCase
 
 #: each connector adds its case here
 CASES: list[StoreCase] = [
@@ -14,4 +15,5 @@ CASES: list[StoreCase] = [
     LocalQdrantCase(),
     ChromaServerCase(),
     LancedbCase(),
+    SqliteVecCase(),
 ]

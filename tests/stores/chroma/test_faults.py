@@ -115,11 +115,11 @@ def test_a_full_disk_stops_a_write_and_keeps_the_collection(tmp_path):
     with small_disk(tmp_path / "disk", 4 * 1024) as disk:
         location = case.fill(disk, rows(case, 50))
         store = ChromaStore(location)
-        beside = store.beside(TAG, 32768)
-        beside.prepare()
+        migration = store.migration(TAG, 32768)
+        migration.prepare()
         wide = np.random.default_rng(0).normal(size=(50, 32768)).astype(np.float32)
         with pytest.raises(StoreFull):
-            beside.write(case.ids(*range(50)), wide)
+            migration.write(case.ids(*range(50)), wide)
         assert store.facts().rows == 50
         store.close()
 
@@ -131,7 +131,7 @@ def test_a_read_only_folder_refuses_writes(tmp_path):
         with read_only(disk):
             store = ChromaStore(location)
             with pytest.raises(StoreRefused):
-                store.beside(TAG, NEW_DIM).prepare()
+                store.migration(TAG, NEW_DIM).prepare()
             store.close()
 
 

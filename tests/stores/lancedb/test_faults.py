@@ -23,7 +23,7 @@ from app.stores.base import StoreLocation
 from app.stores.lancedb import LancedbStore
 from tests.disks import read_only, small_disk
 from tests.stores.cases.lancedb import LancedbCase, open_table
-from tests.stores.moving import NEW_DIM, TAG, fill_beside, rows, translate
+from tests.stores.moving import NEW_DIM, TAG, fill_migration, rows, translate
 
 CASE = LancedbCase()
 
@@ -89,7 +89,7 @@ def test_ids_that_are_not_unique_are_found_before_anything_is_written(tmp_path):
     floats = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * 16, pa.float32()), 8)
     store = table_with(tmp_path, id=pa.array([1, 1]), one=floats)
     with pytest.raises(StoreChanged, match="more than once"):
-        store.beside(TAG, NEW_DIM).prepare()
+        store.migration(TAG, NEW_DIM).prepare()
     assert lancedb.connect(str(tmp_path)).list_tables().tables == ["odd"]
 
 
@@ -114,14 +114,14 @@ def test_filters_and_options(filled):
 
 def test_columns_that_somebody_dropped_or_renamed_are_noticed(filled):
     location, store = filled
-    beside = store.beside(TAG, NEW_DIM)
-    fill_beside(store, beside)
+    migration = store.migration(TAG, NEW_DIM)
+    fill_migration(store, migration)
     table = open_table(location)
     table.drop_columns([f"vector_anchorage_{TAG}"])
     with pytest.raises(StoreChanged):
-        beside.cutover(translate)
+        migration.cutover(translate)
     assert store.facts().rows == 50
-    beside.abandon()
+    migration.abandon()
     table.alter_columns({"path": "vector", "rename": "renamed"})
     named = StoreLocation("lancedb", location.url, "items", vector_field="vector")
     with pytest.raises(StoreChanged, match="no column `vector`"):
@@ -132,11 +132,11 @@ def test_a_full_disk_stops_a_write_and_keeps_the_table(tmp_path):
     with small_disk(tmp_path / "disk", 2 * 1024) as disk:
         location = CASE.fill(disk, rows(CASE, 50))
         store = LancedbStore(location)
-        beside = store.beside(TAG, 16384)
-        beside.prepare()
+        migration = store.migration(TAG, 16384)
+        migration.prepare()
         wide = np.random.default_rng(0).normal(size=(50, 16384)).astype(np.float32)
         with pytest.raises(StoreFull):
-            beside.write(list(range(50)), wide)
+            migration.write(list(range(50)), wide)
         assert store.facts().rows == 50
         assert len(CASE.read(location)) == 50
         store.close()
@@ -149,7 +149,7 @@ def test_a_read_only_folder_refuses_writes_and_serves_reads(tmp_path):
         with read_only(disk):
             assert store.facts().rows == 50
             with pytest.raises(StoreRefused):
-                store.beside(TAG, NEW_DIM).prepare()
+                store.migration(TAG, NEW_DIM).prepare()
         store.close()
 
 

@@ -1,21 +1,16 @@
-"""Tables of the tests of pgvector, each in a separate schema, and a whole reindexing."""
+"""Tables of the tests of pgvector, each in a separate schema, and a whole migration."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import numpy as np
 import psycopg
 
-from app.stores.base import Beside, Store, StoreLocation
+from app.stores.base import Migration, Store, StoreLocation
 from app.stores.pgvector import PgvectorStore
 
 if TYPE_CHECKING:  # it imports torch, and processes that a test kills shall start quickly
@@ -115,37 +110,13 @@ class Table:
         ]
 
 
-def sweep(store: Store, beside: Beside, limit: int = 10) -> None:
-    beside.prepare()
+def sweep(store: Store, migration: Migration, limit: int = 10) -> None:
+    migration.prepare()
     cursor = None
     while True:
         page = store.scroll(cursor, limit)
-        beside.write(page.ids, translate(page.ids, page.vectors))
+        migration.write(page.ids, translate(page.ids, page.vectors))
         cursor = page.cursor
         if cursor is None:
             break
-    beside.build_index()
-
-
-def run_with_kills(program: str, table: Table, kills: int, longest_s: float, seed: int) -> None:
-    """Start a program again and again, kill it at random moments, and let the last one end.
-
-    It takes the table's URL and name as arguments, and prints "starts" and "done".
-    """
-    random = np.random.default_rng(seed)
-    ends = []
-    for attempt in range(kills + 1):
-        with subprocess.Popen(
-            [sys.executable, "-c", program, table.url, table.full],
-            cwd=Path(__file__).parents[3],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        ) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "starts\n"
-            if attempt < kills:
-                time.sleep(float(random.uniform(0, longest_s)))
-                process.kill()
-            ends.append(process.stdout.read())
-    assert ends[-1] == "done\n"
+    migration.build_index()

@@ -1,4 +1,4 @@
-"""A dump of any moment of a reindexing is restored, and the reindexing goes on from there."""
+"""A dump of any moment of a migration is restored, and the migration goes on from there."""
 
 from __future__ import annotations
 
@@ -66,25 +66,25 @@ def test_a_dump_of_each_moment_goes_on(
     table.execute("ALTER TABLE {t} DROP COLUMN gone")
     before, new = shape(table), text(np.arange(NEW_DIM))
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    beside.prepare()
+    migration = store.migration(TAG, NEW_DIM)
+    migration.prepare()
     page = store.scroll(None, 10)
-    beside.write(page.ids, translate(page.ids, page.vectors))
+    migration.write(page.ids, translate(page.ids, page.vectors))
 
     filling = restore(table, "filling")
     filling.execute("UPDATE {t} SET body = 'late' WHERE id = 3")
-    sweep(filling.store(), filling.store().beside(TAG, NEW_DIM))
-    filling.store().beside(TAG, NEW_DIM).cutover(translate)
+    sweep(filling.store(), filling.store().migration(TAG, NEW_DIM))
+    filling.store().migration(TAG, NEW_DIM).cutover(translate)
     assert filling.execute("SELECT body FROM {t} WHERE id = 3") == [("late",)]
-    filling.store().beside(TAG, NEW_DIM).finish()
+    filling.store().migration(TAG, NEW_DIM).finish()
     assert (filling.traces(), shape(filling)) == ([], before)
 
-    sweep(store, beside)
-    beside.cutover(translate)
+    sweep(store, migration)
+    migration.cutover(translate)
     table.execute("UPDATE {t} SET embedding = %s WHERE id = 4", [new])  # waits
     after = restore(table, "after")
     after.execute("UPDATE {t} SET embedding = %s WHERE id = 5", [new])
-    after.store().beside(TAG, NEW_DIM).rollback(translate_back)
+    after.store().migration(TAG, NEW_DIM).rollback(translate_back)
     old = after.store().fetch(list(range(30))).vectors
     back = translate_back(None, np.arange(NEW_DIM, dtype=np.float32)[None])[0]
     assert np.allclose(old[[4, 5]], back, atol=1e-5)
@@ -92,9 +92,9 @@ def test_a_dump_of_each_moment_goes_on(
     assert np.array_equal(old[kept], vectors_of(30)[kept])
     assert shape(after) == before
 
-    beside.rollback(translate_back)
+    migration.rollback(translate_back)
     rolled = restore(table, "rolled")
-    rolled.store().beside(TAG, NEW_DIM).abandon()
+    rolled.store().migration(TAG, NEW_DIM).abandon()
     assert (rolled.traces(), shape(rolled)) == ([], before)
     for each in (filling, after, rolled):
         for opened in each.opened:

@@ -53,8 +53,8 @@ def test_a_dropped_connection_is_made_again(table: Table) -> None:
 
 def test_a_connection_dropped_within_a_write_leaves_nothing_half_written(table: Table) -> None:
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    beside.prepare()
+    migration = store.migration(TAG, NEW_DIM)
+    migration.prepare()
     page = store.scroll(None, 10)
     table.execute(
         "CREATE FUNCTION {s}.cut() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
@@ -66,12 +66,12 @@ def test_a_connection_dropped_within_a_write_leaves_nothing_half_written(table: 
         "FOR EACH ROW EXECUTE FUNCTION {s}.cut()"
     )
     with pytest.raises(StoreUnavailable) as caught:
-        beside.write(page.ids, translate(page.ids, page.vectors))
+        migration.write(page.ids, translate(page.ids, page.vectors))
     assert caught.value.retry_after_s is not None
-    assert beside.count() == 0
+    assert migration.count() == 0
     table.execute(f"DROP TRIGGER cut ON {{s}}.anchorage_{TAG}_new")
-    beside.write(page.ids, translate(page.ids, page.vectors))
-    assert beside.count() == 10
+    migration.write(page.ids, translate(page.ids, page.vectors))
+    assert migration.count() == 10
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_conditions_of_the_server(
     table: Table, condition: str, error: type[AnchorageError]
 ) -> None:
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
     table.execute(
         "CREATE FUNCTION {s}.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
         f"RAISE EXCEPTION USING ERRCODE = '{condition}', MESSAGE = 'no'; END $$"
@@ -100,14 +100,14 @@ def test_conditions_of_the_server(
     )
     page = store.scroll(None, 5)
     with pytest.raises(error):
-        beside.write(page.ids, translate(page.ids, page.vectors), replace=True)
+        migration.write(page.ids, translate(page.ids, page.vectors), replace=True)
     table.execute("UPDATE {t} SET embedding = '[1,2,3,4]' WHERE id = 3")
     with pytest.raises(error):
-        beside.cutover(translate)
+        migration.cutover(translate)
     assert store.facts().dim == 4
-    assert len(beside.changes(10)) == 1
+    assert len(migration.changes(10)) == 1
     table.execute(f"DROP TRIGGER fail ON {{s}}.anchorage_{TAG}_new")
-    beside.cutover(translate)
+    migration.cutover(translate)
     assert store.facts().dim == NEW_DIM
 
 
@@ -132,7 +132,7 @@ def test_a_frozen_server_is_unavailable_within_seconds(
 
 def test_clients_set_neither_memory_nor_deadlines_of_the_server(table: Table) -> None:
     store = table.store(options={"maintenance_work_mem": "1kB", "silence_s": -1})
-    sweep(store, store.beside(TAG, NEW_DIM))
+    sweep(store, store.migration(TAG, NEW_DIM))
     assert len(store.scroll(None, 100, "new").ids) == 30
 
 
@@ -203,14 +203,14 @@ def test_missing_rights_are_named(table: Table) -> None:
             if error is None:
                 break
             with pytest.raises(error, match=words):
-                store.beside(TAG, NEW_DIM).prepare()
+                store.migration(TAG, NEW_DIM).prepare()
             assert table.traces() == []
-        beside = store.beside(TAG, NEW_DIM)
-        sweep(store, beside)
-        beside.cutover(translate)
-        beside.rollback(translate_back)
-        beside.cutover(translate)
-        beside.finish()
+        migration = store.migration(TAG, NEW_DIM)
+        sweep(store, migration)
+        migration.cutover(translate)
+        migration.rollback(translate_back)
+        migration.cutover(translate)
+        migration.finish()
         assert store.facts().dim == NEW_DIM
     finally:
         table.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER")
@@ -253,8 +253,8 @@ def test_row_level_security_that_hides_rows_is_refused(table: Table) -> None:
 )
 def test_a_table_that_changed_meanwhile(table: Table, change: str, word: str) -> None:
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
     page = store.scroll(None, 5)
     table.execute("DROP INDEX {s}.docs_embedding_idx")
     if " TYPE " in change or "DROP COLUMN" in change:
@@ -264,25 +264,25 @@ def test_a_table_that_changed_meanwhile(table: Table, change: str, word: str) ->
             table.execute(f"DROP TRIGGER anchorage_capture_{name} ON {{t}}")
     table.execute(change)
     for step in (
-        beside.prepare,
-        lambda: beside.write(page.ids, translate(page.ids, page.vectors)),
-        lambda: beside.cutover(translate),
+        migration.prepare,
+        lambda: migration.write(page.ids, translate(page.ids, page.vectors)),
+        lambda: migration.cutover(translate),
     ):
         with pytest.raises((StoreChanged, StoreUnsupported), match=word):
             step()
-    beside.abandon()
+    migration.abandon()
     assert table.traces() == []
 
 
 def test_two_preparers_at_once(table: Table) -> None:
     stores = [table.store(), table.store()]
-    besides = [each.beside(tag, NEW_DIM) for each, tag in zip(stores, (TAG, TAG), strict=True)]
+    besides = [each.migration(tag, NEW_DIM) for each, tag in zip(stores, (TAG, TAG), strict=True)]
     barrier, errors = Barrier(2), []
 
-    def prepare(beside) -> None:
+    def prepare(migration) -> None:
         barrier.wait()
         try:
-            beside.prepare()
+            migration.prepare()
         except AnchorageError as error:
             errors.append(error)
 
@@ -293,40 +293,61 @@ def test_two_preparers_at_once(table: Table) -> None:
         each.join()
     assert errors == []
     with pytest.raises(StoreRefused, match=TAG):
-        table.store().beside("0badcafe", NEW_DIM).prepare()
+        table.store().migration("0badcafe", NEW_DIM).prepare()
     with pytest.raises(StoreChanged, match="not for 9"):
-        table.store().beside(TAG, 9).prepare()
+        table.store().migration(TAG, 9).prepare()
 
 
 def test_a_busy_table_is_tried_again(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.stores.pgvector.migration.LOCK_PATIENCE_S", 0.5)
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
     with table.connect() as reader:
         reader.execute("BEGIN")
         table.on(reader, "SELECT 1 FROM {s}.docs LIMIT 1")
         with pytest.raises(StoreUnavailable, match="hold the table"):
-            beside.cutover(translate)
+            migration.cutover(translate)
         assert store.facts().dim == 4
         reader.execute("COMMIT")
-        beside.cutover(translate)
+        migration.cutover(translate)
     assert store.facts().dim == NEW_DIM
+
+
+def test_foreign_keys_that_a_killed_rollback_left_unvalidated_are_valid_after_abandon(
+    table: Table,
+) -> None:
+    key = "child ADD CONSTRAINT child_doc FOREIGN KEY (doc) REFERENCES {t}"
+    table.execute("CREATE TABLE {s}.child (doc bigint)")
+    table.execute("ALTER TABLE {s}." + key)
+    store = table.store()
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
+    migration.cutover(translate)
+    migration.rollback(translate_back)
+    # The state of a dump that began after the rollback and before the validation.
+    table.execute("ALTER TABLE {s}.child DROP CONSTRAINT child_doc")
+    table.execute("ALTER TABLE {s}." + key + " NOT VALID")
+    migration.abandon()
+    assert table.execute(
+        "SELECT convalidated FROM pg_constraint WHERE conname = 'child_doc' "
+        "AND conrelid = '{s}.child'::regclass"
+    ) == [(True,)]
 
 
 def test_vectors_that_the_column_cannot_hold(table: Table) -> None:
     store = table.store(options={"type": "halfvec"})
-    beside = store.beside(TAG, NEW_DIM)
-    beside.prepare()
+    migration = store.migration(TAG, NEW_DIM)
+    migration.prepare()
     new = translate([1], vectors_of(1))
     for bad, error in ((new[:, :3], DimensionMismatch), (new * float("nan"), NonFinite),
                        (new * 1e9, NonFinite)):  # fmt: skip
         with pytest.raises(error):
-            beside.write([1], bad)
-    assert beside.count() == 0
-    beside.abandon()
+            migration.write([1], bad)
+    assert migration.count() == 0
+    migration.abandon()
     with pytest.raises(StoreUnsupported, match="halfvec"):
-        table.store().beside(TAG, 2001).prepare()
+        table.store().migration(TAG, 2001).prepare()
 
 
 @pytest.mark.parametrize("make", ["NOT a name", "a.b.c.d", 'x"; DROP TABLE y'])

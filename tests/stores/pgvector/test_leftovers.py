@@ -37,14 +37,16 @@ QUEUE = f"{{s}}.anchorage_{TAG}_queue"
 @pytest.mark.parametrize("cut_over", [False, True])
 def test_each_damage_names_a_way_out(table: Table, damage: str, cut_over: bool) -> None:
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
     if cut_over:
-        beside.cutover(translate)
+        migration.cutover(translate)
     table.execute(damage.replace("HIDDEN", "old" if cut_over else "new"))
-    out, wrong = (beside.finish, beside.abandon) if cut_over else (beside.abandon, beside.finish)
-    switch = beside.rollback if cut_over else beside.cutover
-    for step in (beside.prepare, lambda: switch(translate)):
+    out, wrong = (
+        (migration.finish, migration.abandon) if cut_over else (migration.abandon, migration.finish)
+    )
+    switch = migration.rollback if cut_over else migration.cutover
+    for step in (migration.prepare, lambda: switch(translate)):
         with pytest.raises(StoreChanged, match="`finish`" if cut_over else "`abandon`"):
             step()
     with pytest.raises(WrongState):
@@ -59,24 +61,24 @@ def test_each_damage_names_a_way_out(table: Table, damage: str, cut_over: bool) 
 
 def test_a_disabled_trigger_that_is_enabled_again_allows_a_rollback(table: Table) -> None:
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
-    beside.cutover(translate)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
+    migration.cutover(translate)
     table.execute("ALTER TABLE {t} DISABLE TRIGGER anchorage_capture_rows")
     table.execute("UPDATE {t} SET body = 'unseen' WHERE id < 3")
     with pytest.raises(StoreChanged, match="ENABLE ALWAYS TRIGGER"):
-        beside.rollback(translate_back)
+        migration.rollback(translate_back)
     table.execute("ALTER TABLE {t} ENABLE ALWAYS TRIGGER anchorage_capture_rows")
-    assert beside.requeue_different() == 3
-    beside.rollback(translate_back)
+    assert migration.requeue_different() == 3
+    migration.rollback(translate_back)
     assert table.execute("SELECT count(*) FROM {t} WHERE body = 'unseen'") == [(3,)]
 
 
 def test_abandon_after_the_schema_got_another_name(table: Table) -> None:
-    beside = table.store().beside(TAG, NEW_DIM)
-    sweep(table.store(), beside)
+    migration = table.store().migration(TAG, NEW_DIM)
+    sweep(table.store(), migration)
     table.execute("ALTER SCHEMA {s} RENAME TO {s}_moved")
-    beside.abandon()
+    migration.abandon()
     table.schema += "_moved"
     assert table.traces() == []
 
@@ -85,24 +87,24 @@ def test_comments_of_others_are_no_states(table: Table) -> None:
     table.execute("COMMENT ON TABLE {t} IS '{\"anchorage\": oops'")
     table.execute("CREATE TABLE {s}.anchorage_00000000_queue (key int)")
     table.execute("COMMENT ON TABLE {s}.anchorage_00000000_queue IS '{\"anchorage\": 1}'")
-    beside = table.store().beside(TAG, NEW_DIM)
-    beside.prepare()
-    beside.abandon()
+    migration = table.store().migration(TAG, NEW_DIM)
+    migration.prepare()
+    migration.abandon()
 
 
 def test_rows_with_a_translated_old_vector_are_marked(table: Table) -> None:
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
-    beside.cutover(translate)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
+    migration.cutover(translate)
     table.execute("UPDATE {t} SET body = 'same vector' WHERE id = 2")
     table.execute("UPDATE {t} SET embedding = %s WHERE id IN (3, 4)", [text(np.ones(NEW_DIM))])
-    beside.rollback(translate_back)
+    migration.rollback(translate_back)
     marked = f"TABLE {{s}}.anchorage_{TAG}_translated ORDER BY key"
     assert table.execute(marked) == [(3,), (4,)]
     table.execute("UPDATE {t} SET embedding = '[1,2,3,4]' WHERE id = 4")
-    changes = beside.changes(10)
-    beside.apply(changes, translate(changes.ids, changes.vectors))
+    changes = migration.changes(10)
+    migration.apply(changes, translate(changes.ids, changes.vectors))
     assert table.execute(marked) == [(3,)]
 
 
@@ -111,10 +113,10 @@ def test_the_script_of_the_page_removes_everything(table: Table, cut_over: bool)
     page = (Path(__file__).parents[3] / "docs/how-to/pgvector.md").read_text()
     [script] = re.findall(r"```text\n(DO .anchorage_uninstall.*?)```", page, re.DOTALL)
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
     if cut_over:
-        beside.cutover(translate)
+        migration.cutover(translate)
     with table.connect() as connection:
         connection.execute(f'SET search_path = "{table.schema}", public')
         connection.execute(script.replace("public", table.schema))

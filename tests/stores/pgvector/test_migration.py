@@ -1,4 +1,4 @@
-"""A reindexing: the table stays a table, and all that belongs to it moves to the new one."""
+"""A migration: the table stays a table, and all that belongs to it moves to the new one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.stores.pgvector.tables import (
     NEW_DIM,
     TAG,
     Table,
-    run_with_kills,
     sweep,
     text,
     translate,
@@ -137,10 +136,10 @@ def test_everything_of_the_table_survives(new_table: Callable[..., Table]) -> No
         before = shape(table)
         store = table.store()
         old = store.fetch([7, 9])
-        beside = store.beside(TAG, NEW_DIM)
-        sweep(store, beside)
+        migration = store.migration(TAG, NEW_DIM)
+        sweep(store, migration)
         table.execute("UPDATE {t} SET body = 'late', parent = 2 WHERE id = 3")
-        beside.cutover(translate)
+        migration.cutover(translate)
         assert shape(table) == before
         assert table.execute("SELECT body, parent FROM {t} WHERE id = 3") == [("late", 2)]
         check_statements(table, role, NEW, 500, 31)
@@ -149,7 +148,7 @@ def test_everything_of_the_table_survives(new_table: Callable[..., Table]) -> No
         table.execute("INSERT INTO {t} (id, body, embedding) VALUES (5, 'again', %s)", [NEW])
         rows = "SELECT to_jsonb(d) - 'embedding' FROM {t} d ORDER BY id"
         written = table.execute(rows)
-        beside.rollback(translate_back)
+        migration.rollback(translate_back)
         assert shape(table) == before
         assert table.execute(rows) == written
         back = store.fetch([7, 9, 500])
@@ -157,8 +156,8 @@ def test_everything_of_the_table_survives(new_table: Callable[..., Table]) -> No
         number = np.arange(NEW_DIM, dtype=np.float32)[None]
         assert np.allclose(back.vectors[2], translate_back(None, number)[0], atol=1e-5)
         check_statements(table, role, text([1, 2, 3, 4]), 501, 34)
-        beside.cutover(translate)
-        beside.finish()
+        migration.cutover(translate)
+        migration.finish()
         assert shape(table) == before
         assert table.traces() == []
         check_statements(table, role, NEW, 502, 36)
@@ -169,9 +168,9 @@ def test_everything_of_the_table_survives(new_table: Callable[..., Table]) -> No
 
 def test_a_table_that_was_altered_after_the_cutover(table: Table) -> None:
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
-    beside.cutover(translate)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
+    migration.cutover(translate)
     assert store.facts().indexed
     with (
         table.connect() as connection,
@@ -181,15 +180,15 @@ def test_a_table_that_was_altered_after_the_cutover(table: Table) -> None:
     table.execute("CREATE INDEX own ON {t} (body)")
     table.execute("ALTER TABLE {t} ADD COLUMN extra int DEFAULT 5")
     with pytest.raises(StoreChanged, match="extra"):
-        beside.rollback(translate_back)
+        migration.rollback(translate_back)
     table.execute(f"ALTER TABLE {{s}}.anchorage_{TAG}_old ADD COLUMN extra int DEFAULT 5")
     table.execute("TRUNCATE {t}")
     table.execute("INSERT INTO {t} VALUES (1, 'only', %s, 6)", [NEW])
-    beside.rollback(translate_back)
+    migration.rollback(translate_back)
     assert table.execute("SELECT id, body, extra FROM {t}") == [(1, "only", 6)]
     assert table.execute("SELECT 1 FROM pg_indexes WHERE indexname = 'own' AND schemaname = "
                          "'{s}' AND tablename = 'docs'") == [(1,)]  # fmt: skip
-    beside.abandon()
+    migration.abandon()
     assert table.traces() == []
 
 
@@ -209,9 +208,12 @@ def test_alterations_that_a_switch_would_undo_are_refused(
     table: Table, change: str, undo: str, word: str
 ) -> None:
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
-    for switch, translation in ((beside.cutover, translate), (beside.rollback, translate_back)):
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
+    for switch, translation in (
+        (migration.cutover, translate),
+        (migration.rollback, translate_back),
+    ):
         table.execute("ALTER TABLE {t} " + change)
         with pytest.raises((StoreChanged, StoreUnsupported), match=word):
             switch(translation)
@@ -219,7 +221,19 @@ def test_alterations_that_a_switch_would_undo_are_refused(
         switch(translation)
 
 
-def test_what_clients_add_and_rewrite_during_a_reindexing_is_kept(table: Table) -> None:
+def test_an_alteration_of_both_tables_leaves_no_name_of_ours(table: Table) -> None:
+    store = table.store()
+    beside = store.migration(TAG, NEW_DIM)
+    sweep(store, beside)
+    for name in ("{t}", f"{{s}}.anchorage_{TAG}_new"):
+        table.execute(f"ALTER TABLE {name} ALTER body SET NOT NULL")
+    before = shape(table)
+    beside.cutover(translate)
+    beside.finish()
+    assert (table.traces(), shape(table)) == ([], before)
+
+
+def test_what_clients_add_and_rewrite_during_a_migration_is_kept(table: Table) -> None:
     role = f"added_{table.schema}"
     changes = (
         "CREATE INDEX own ON {t} (body)",
@@ -239,26 +253,26 @@ def test_what_clients_add_and_rewrite_during_a_reindexing_is_kept(table: Table) 
     table.execute(f"CREATE ROLE {role}")
     try:
         store = table.store()
-        beside = store.beside(TAG, NEW_DIM)
-        sweep(store, beside)
+        migration = store.migration(TAG, NEW_DIM)
+        sweep(store, migration)
         for each in changes:
             table.execute(each)
         table.execute("ALTER TABLE {t} DROP COLUMN last")
         table.execute("ALTER TABLE {t} ADD COLUMN last int DEFAULT 1")
         table.execute("UPDATE {t} SET last = 2 WHERE id = 3")
         before, rows = shape(table), store.checksum()
-        assert beside.requeue_different() == 29  # the update waits
-        beside.cutover(translate)
+        assert migration.requeue_different() == 29  # the update waits
+        migration.cutover(translate)
         assert (shape(table), store.checksum()) == (before, rows)
         table.execute("COMMENT ON COLUMN {t}.body IS NULL")
         table.execute("CREATE TRIGGER t BEFORE UPDATE ON {t} EXECUTE FUNCTION {s}.f()")
         table.execute("COMMENT ON TRIGGER t ON {t} IS 'idle'")
         table.execute("ALTER TABLE {t} ALTER body TYPE text USING lower(body)")
         before, rows = shape(table), store.checksum()
-        beside.rollback(translate_back)
+        migration.rollback(translate_back)
         assert (shape(table), store.checksum()) == (before, rows)
         assert np.array_equal(store.scroll(None, 100).vectors, vectors_of(30))
-        assert beside.requeue_different() == 0
+        assert migration.requeue_different() == 0
     finally:
         table.execute(f"DROP OWNED BY {role} CASCADE")
         table.execute(f"DROP ROLE {role}")
@@ -267,8 +281,8 @@ def test_what_clients_add_and_rewrite_during_a_reindexing_is_kept(table: Table) 
 def test_unique_values_that_move_between_rows(table: Table) -> None:
     table.execute("ALTER TABLE {t} ADD UNIQUE (body)")
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
 
     def move(end: str) -> None:
         for place in range(0, 20):
@@ -280,51 +294,68 @@ def test_unique_values_that_move_between_rows(table: Table) -> None:
             table.execute("UPDATE {t} SET body = %s WHERE id = %s", [f"{end} {place}", place])
 
     move("one")
-    while len(changes := beside.changes(3)):
-        beside.apply(changes, translate(changes.ids, changes.vectors))
+    while len(changes := migration.changes(3)):
+        migration.apply(changes, translate(changes.ids, changes.vectors))
     move("two")
     rows = table.execute("SELECT id, body FROM {t} ORDER BY id")
-    beside.cutover(translate)
+    migration.cutover(translate)
     assert table.execute("SELECT id, body FROM {t} ORDER BY id") == rows
     move("three")
     rows = table.execute("SELECT id, body FROM {t} ORDER BY id")
-    beside.rollback(translate_back)
+    migration.rollback(translate_back)
     assert table.execute("SELECT id, body FROM {t} ORDER BY id") == rows
-    assert beside.count() == 30
+    assert migration.count() == 30
 
 
 def test_vectors_of_rows_whose_unique_values_move_survive(table: Table) -> None:
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
-    beside.cutover(translate)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
+    migration.cutover(translate)
     table.execute("UPDATE {t} SET body = 'body 5' WHERE id = 4")
-    changes = beside.changes(10)
-    beside.apply(changes, translate_back(None, changes.vectors) + 1)
+    changes = migration.changes(10)
+    migration.apply(changes, translate_back(None, changes.vectors) + 1)
     table.execute("UPDATE {t} SET body = 'body 4' WHERE id = 4")
     table.execute("ALTER TABLE {t} ADD UNIQUE (body)")
-    beside.build_index()
+    migration.build_index()
     for body, each in (("free", 1), ("body 1", 2), ("body 2", 1), ("plain", 3)):
         table.execute("UPDATE {t} SET body = %s WHERE id = %s", [body, each])
-    while len(changes := beside.changes(2)):
-        beside.apply(changes, translate_back(None, changes.vectors) + 1)
+    while len(changes := migration.changes(2)):
+        migration.apply(changes, translate_back(None, changes.vectors) + 1)
     table.execute("UPDATE {t} SET body = 'free' WHERE id = 1")
     table.execute("UPDATE {t} SET body = 'body 2' WHERE id = 2")
-    beside.rollback(lambda ids, vectors: translate_back(ids, vectors) + 1)
+    migration.rollback(lambda ids, vectors: translate_back(ids, vectors) + 1)
     assert np.array_equal(store.scroll(None, 100).vectors, vectors_of(30))
     assert table.execute(f"SELECT FROM {{s}}.anchorage_{TAG}_translated") == []
 
 
+def test_a_vector_that_a_client_deleted_stays_deleted_when_unique_values_move(table: Table) -> None:
+    table.execute("ALTER TABLE {t} ADD UNIQUE (body), ALTER embedding DROP NOT NULL")
+    store = table.store()
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
+    migration.cutover(translate)
+    table.execute("UPDATE {t} SET embedding = NULL WHERE id = 1")
+    deleted = migration.changes(10)
+    for body, each in (("free", 2), ("body 2", 1), ("body 1", 2)):
+        table.execute("UPDATE {t} SET body = %s WHERE id = %s", [body, each])
+    # Row 1 takes row 2's text, so both are deleted, and come back with the next changes.
+    migration.apply(deleted, translate_back(None, deleted.vectors))
+    migration.rollback(translate_back)
+    rows = table.execute("SELECT id FROM {t} WHERE embedding IS NULL")
+    assert rows == [(1,)]
+
+
 def test_new_vectors_of_clients_survive_a_rollback(table: Table) -> None:
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
-    beside.cutover(translate)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
+    migration.cutover(translate)
     table.execute("UPDATE {t} SET embedding = %s WHERE id IN (4, 5)", [NEW])
-    beside.rollback(translate_back)
+    migration.rollback(translate_back)
     table.execute("UPDATE {t} SET body = 'other' WHERE id = 4")
     table.execute("UPDATE {t} SET embedding = '[1,2,3,4]' WHERE id = 5")
-    beside.cutover(translate)
+    migration.cutover(translate)
     found = store.fetch([4, 5], "new").vectors
     assert np.array_equal(found[0], np.arange(NEW_DIM))
     expected = translate(None, np.array([[1, 2, 3, 4]], np.float32))[0]
@@ -339,16 +370,16 @@ def test_rows_without_a_vector_are_copied(new_table: Callable[..., Table]) -> No
             "INSERT INTO {t} VALUES (%s, 'b', %s)", [each, None if each < 2 else text(vector)]
         )
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
     table.execute("UPDATE {t} SET embedding = NULL WHERE id = 5")
     table.execute("INSERT INTO {t} VALUES (6, 'c', NULL)")
-    beside.cutover(translate)
+    migration.cutover(translate)
     query = "SELECT id, embedding IS NULL FROM {t} ORDER BY id"
     assert table.execute(query) == [(each, each in (0, 1, 5, 6)) for each in range(7)]
     table.execute("UPDATE {t} SET embedding = NULL WHERE id = 4")
     table.execute("UPDATE {t} SET embedding = %s WHERE id = 6", [NEW])
-    beside.rollback(translate_back)
+    migration.rollback(translate_back)
     assert table.execute(query) == [(each, each in (0, 1, 4, 5)) for each in range(7)]
 
 
@@ -358,23 +389,23 @@ def test_rows_that_were_not_translated_stay_visible(table: Table, not_null: bool
         table.execute("ALTER TABLE {t} ALTER COLUMN embedding DROP NOT NULL")
     table.execute("UPDATE {t} SET embedding = '[0,0,0,0]' WHERE id = 5")
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    beside.prepare()
+    migration = store.migration(TAG, NEW_DIM)
+    migration.prepare()
     page = store.scroll(None, 100)
     kept = [place for place, each in enumerate(page.ids) if each != 5]
     vectors = translate(None, page.vectors[kept])
-    beside.write([page.ids[place] for place in kept], vectors)
-    beside.build_index()
+    migration.write([page.ids[place] for place in kept], vectors)
+    migration.build_index()
     read = "SELECT embedding::text FROM {t} WHERE id = 5"
     empty = text([0] * NEW_DIM).replace(".0", "") if not_null else None
     for number in range(2):
-        beside.cutover(translate)
+        migration.cutover(translate)
         assert table.execute(read) == [(empty,)]
         table.execute("UPDATE {t} SET body = %s WHERE id = 5", [f"body {number}"])
-        beside.rollback(translate_back)
+        migration.rollback(translate_back)
         assert table.execute(read) == [("[0,0,0,0]",)]
-    beside.cutover(translate)
-    beside.finish()
+    migration.cutover(translate)
+    migration.finish()
     assert table.execute("SELECT count(*) FROM {t}") == [(30,)]
     table.execute("UPDATE {t} SET embedding = %s WHERE id = 5", [NEW])
     assert table.execute(read) == [(NEW.replace(".0", ""),)]
@@ -382,13 +413,13 @@ def test_rows_that_were_not_translated_stay_visible(table: Table, not_null: bool
 
 def test_steps_in_the_wrong_state_are_refused(table: Table) -> None:
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
     with pytest.raises(WrongState):
-        beside.finish()
-    beside.cutover(translate)
+        migration.finish()
+    migration.cutover(translate)
     with pytest.raises(WrongState):
-        beside.abandon()
+        migration.abandon()
 
 
 def test_identities_that_are_always_generated_continue(new_table: Callable[..., Table]) -> None:
@@ -400,12 +431,12 @@ def test_identities_that_are_always_generated_continue(new_table: Callable[..., 
     for vector in vectors_of(3):
         table.execute("INSERT INTO {t} (embedding) VALUES (%s)", [text(vector)])
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
-    beside.cutover(translate)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
+    migration.cutover(translate)
     insert = "INSERT INTO {t} (embedding) VALUES (%s) RETURNING id, n"
     assert table.execute(insert, [NEW]) == [(4, 4)]
-    beside.rollback(translate_back)
+    migration.rollback(translate_back)
     insert = "INSERT INTO {t} (embedding) VALUES ('[1,2,3,4]') RETURNING id, n"
     assert table.execute(insert) == [(5, 5)]
 
@@ -415,14 +446,14 @@ def test_generated_numbers_of_rows_that_were_inserted_again(
 ) -> None:
     table = new_table().fill(5, "id int PRIMARY KEY, body text, n int GENERATED ALWAYS AS IDENTITY")
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
     rows = "SELECT id, n FROM {t} ORDER BY id"
-    for switch, vector in ((beside.cutover, "[1,2,3,4]"), (beside.rollback, NEW)):
+    for switch, vector in ((migration.cutover, "[1,2,3,4]"), (migration.rollback, NEW)):
         table.execute("DELETE FROM {t} WHERE id = 1")
         table.execute("INSERT INTO {t} (id, embedding) VALUES (1, %s)", [vector])
         before = table.execute(rows)
-        switch(translate if switch == beside.cutover else translate_back)
+        switch(translate if switch == migration.cutover else translate_back)
         assert table.execute(rows) == before
         with pytest.raises(psycopg.errors.GeneratedAlways):
             table.execute("INSERT INTO {t} (id, n) VALUES (9, 9)")
@@ -433,8 +464,8 @@ def test_a_number_that_is_drawn_during_a_switch_is_not_drawn_again(
 ) -> None:
     table = new_table().fill(5, "id int GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, body text")
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
     drawn: list[int] = []
 
     def draw(connection: Any, kind: str, *rest: Any) -> None:
@@ -445,7 +476,7 @@ def test_a_number_that_is_drawn_during_a_switch_is_not_drawn_again(
         exchange(connection, kind, *rest)
 
     monkeypatch.setattr("app.stores.pgvector.attachments.exchange", draw)
-    beside.cutover(translate)
+    migration.cutover(translate)
     assert table.execute("SELECT nextval('{s}.docs_id_seq')")[0][0] not in drawn
 
 
@@ -454,10 +485,10 @@ def test_deferred_unique_values_that_move(new_table: Callable[..., Table]) -> No
         150, "id int PRIMARY KEY, body text UNIQUE DEFERRABLE INITIALLY DEFERRED"
     )
     store = table.store()
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside, 100)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration, 100)
     table.execute("UPDATE {t} SET body = 'body ' || id + 1")
-    beside.cutover(translate)
+    migration.cutover(translate)
     assert table.execute("SELECT body FROM {t} WHERE id = 149") == [("body 150",)]
 
 
@@ -473,10 +504,10 @@ def test_details_of_columns_and_indexes_are_copied(new_table: Callable[..., Tabl
     ):
         table.execute(statement)
     store = table.store(vector_field="embedding")
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
     table.execute("ALTER TABLE {t} RENAME CONSTRAINT docs_body_not_null TO words")
-    beside.cutover(translate)
+    migration.cutover(translate)
     assert table.execute(
         "SELECT attoptions::text, (SELECT attstattarget FROM pg_attribute WHERE attrelid = "
         "'{s}.lowered'::regclass), (SELECT obj_description(oid, 'pg_constraint') FROM "
@@ -517,38 +548,5 @@ def test_what_cannot_be_moved_is_refused(table: Table, statement: str, code: str
     assert facts.strategies == ()
     assert code in {each.code for each in facts.notes}
     with pytest.raises(StoreUnsupported):
-        store.beside(TAG, NEW_DIM).prepare()
-    assert table.traces() == []
-
-
-RUN = """
-import sys
-from app.stores.base import StoreLocation
-from app.stores.pgvector import PgvectorStore
-from tests.stores.pgvector.tables import NEW_DIM, TAG, sweep, translate, translate_back
-store = PgvectorStore(StoreLocation("pgvector", sys.argv[1], sys.argv[2]))
-beside = store.beside(TAG, NEW_DIM)
-print("starts", flush=True)
-if store.facts().dim != NEW_DIM:
-    sweep(store, beside, limit=5)
-beside.cutover(translate)
-beside.rollback(translate_back)
-beside.cutover(translate)
-print("done", flush=True)
-"""
-
-
-def test_switches_killed_at_any_moment_continue(new_table: Callable[..., Table]) -> None:
-    table = new_table().fill(60)
-    table.execute("CREATE TABLE {s}.child (doc bigint REFERENCES {t})")
-    table.execute("INSERT INTO {s}.child VALUES (1)")
-    before = shape(table)
-    run_with_kills(RUN, table, kills=6, longest_s=0.8, seed=7)
-    store = table.store()
-    new, old = store.scroll(None, 1000, "new"), store.scroll(None, 1000)
-    assert new.ids == old.ids == list(range(60))
-    assert np.array_equal(old.vectors, vectors_of(60))
-    assert np.allclose(new.vectors, translate(None, old.vectors), atol=1e-5)
-    store.beside(TAG, NEW_DIM).finish()
-    assert shape(table) == before
+        store.migration(TAG, NEW_DIM).prepare()
     assert table.traces() == []

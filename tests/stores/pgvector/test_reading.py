@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from app.errors import DimensionMismatch, InvalidFilter, StoreChanged, StoreUnsupported
+from app.stores.answers import MAX_TEXT
 from app.stores.base import StoreLocation
 from app.stores.pgvector import PgvectorStore
 from tests.stores.pgvector.tables import NEW_DIM, TAG, Table, sweep, text, translate, vectors_of
@@ -30,13 +31,32 @@ def test_quoted_names(new_table: Callable[..., Table], name: str) -> None:
     assert store.texts([1, 7]) == ["1 % é", None]
     [hits] = store.search(vectors_of(5)[[2]], 2, filter={"Some Text": "2 % é"}, payload=True)
     assert (hits.ids, hits.payloads) == ([2], [{"Some Text": "2 % é"}])
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
-    beside.cutover(translate)
-    beside.finish()
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
+    migration.cutover(translate)
+    migration.finish()
     assert store.facts().dim == NEW_DIM
     assert store.checksum() == checksum
     assert table.traces() == []
+
+
+def test_large_rows_are_read_in_parts_and_a_row_above_the_limit_is_named(
+    new_table: Callable[..., Table],
+) -> None:
+    table = new_table()
+    table.execute("CREATE TABLE {t} (id int PRIMARY KEY, body text, embedding vector(4))")
+    for each, vector in enumerate(vectors_of(20)):
+        values = [each, "x" * 1100000, text(vector)]
+        table.execute("INSERT INTO {t} VALUES (%s, %s, %s)", values)
+    store = table.store(text_field="body")
+    assert [len(each or "") for each in store.texts(range(20))] == [MAX_TEXT] * 20
+    [hits] = store.search(vectors_of(20)[:1], 20, payload=True)
+    assert [len(each["body"]) for each in hits.payloads or ()] == [1100000] * 20
+    table.execute("UPDATE {t} SET body = repeat('x', 17000000) WHERE id = 7")
+    assert len(store.texts(range(20))) == 20
+    with pytest.raises(StoreUnsupported, match="row with the id 7 is too large"):
+        store.search(vectors_of(20)[:1], 20, payload=True)
+    assert len(store.search(vectors_of(20)[:1], 20)[0].ids) == 20
 
 
 def test_halfvec(new_table: Callable[..., Table]) -> None:
@@ -50,10 +70,10 @@ def test_halfvec(new_table: Callable[..., Table]) -> None:
     assert (facts.dtype, facts.metric, facts.indexed) == ("float16", "euclidean", True)
     found = store.fetch([3]).vectors[0]
     assert np.array_equal(found, vectors_of(8)[3].astype(np.float16).astype(np.float32))
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
     assert np.allclose(store.fetch([3], "new").vectors[0], translate(None, found), atol=1e-2)
-    beside.abandon()
+    migration.abandon()
 
 
 @pytest.mark.parametrize("kind", ["uuid", "text", "varchar(40)"])
@@ -77,13 +97,13 @@ def test_keys_that_are_not_numbers(new_table: Callable[..., Table], kind: str) -
     assert sorted(found) == sorted(keys)
     asked = [keys[3], "no such key", keys[1].upper() if kind == "uuid" else keys[1]]
     assert store.fetch(asked).ids == [keys[3], keys[1]]
-    beside = store.beside(TAG, NEW_DIM)
-    sweep(store, beside)
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
     extra = str(UUID(int=7)) if kind == "uuid" else "extra"
     table.execute("INSERT INTO {t} VALUES (%s, 'x', %s)", [extra, text(vectors[keys[0]])])
-    beside.cutover(translate)
+    migration.cutover(translate)
     assert np.allclose(store.fetch([extra], "new").vectors[0], translate(None, vectors[keys[0]]))
-    beside.finish()
+    migration.finish()
     assert store.facts().rows == 26
 
 

@@ -33,9 +33,9 @@ def role(table: Table) -> Iterator[str]:
     table.execute(f"DROP ROLE {name}")
 
 
-def test_nobody_else_reads_or_fills_the_tables_of_a_reindexing(table: Table, role: str) -> None:
-    beside = table.store().beside(TAG, NEW_DIM)
-    sweep(table.store(), beside)
+def test_nobody_else_reads_or_fills_the_tables_of_a_migration(table: Table, role: str) -> None:
+    migration = table.store().migration(TAG, NEW_DIM)
+    sweep(table.store(), migration)
     with psycopg.connect(table.server.url_of(role), autocommit=True) as client:
         table.on(client, "CREATE TABLE {s}.own (id bigint)")
         for statement in (
@@ -53,17 +53,17 @@ def test_views_get_no_rights_by_default(table: Table, role: str) -> None:
     table.execute(f"REVOKE ALL ON {{s}}.v FROM {role}; GRANT SELECT ON {{s}}.v TO {role}")
     rights = "SELECT relacl::text FROM pg_class WHERE oid = '{s}.v'::regclass"
     before = table.execute(rights)
-    beside = table.store().beside(TAG, NEW_DIM)
-    sweep(table.store(), beside)
-    beside.cutover(translate)
+    migration = table.store().migration(TAG, NEW_DIM)
+    sweep(table.store(), migration)
+    migration.cutover(translate)
     assert table.execute(rights) == before
-    beside.rollback(translate_back)
+    migration.rollback(translate_back)
     assert table.execute(rights) == before
 
 
 def test_a_state_of_another_owner_is_none(table: Table, role: str) -> None:
-    beside = table.store().beside(TAG, NEW_DIM)
-    sweep(table.store(), beside)
+    migration = table.store().migration(TAG, NEW_DIM)
+    sweep(table.store(), migration)
     [[state]] = table.execute(
         f"SELECT obj_description('{{s}}.anchorage_{TAG}_queue'::regclass, 'pg_class')"
     )
@@ -71,5 +71,5 @@ def test_a_state_of_another_owner_is_none(table: Table, role: str) -> None:
         table.on(client, "CREATE TABLE {s}.anchorage_deadbeef_queue (key bigint)")
         state = state.replace(TAG, "deadbeef").replace("'", "''")
         table.on(client, f"COMMENT ON TABLE {{s}}.anchorage_deadbeef_queue IS '{state}'")
-    beside.cutover(translate)
+    migration.cutover(translate)
     assert table.store().facts().dim == NEW_DIM

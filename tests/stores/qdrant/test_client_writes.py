@@ -1,4 +1,4 @@
-"""Writes of clients during a reindexing of Qdrant: what the cutover and the rollback carry."""
+"""Writes of clients during a migration of Qdrant: what the cutover and the rollback carry."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHANGED = RNG.normal(size=(12, DIM)).astype(np.float32)
 
 @pytest.fixture
 def filled(tmp_path: Path):
-    """A store whose reindexing is filled with 8 rows."""
+    """A store whose migration is filled with 8 rows."""
     params = {"v": models.VectorParams(size=DIM, distance=DOT)}
     points = [
         models.PointStruct(id=each.id, vector={"v": each.vector}, payload=each.payload)
@@ -39,9 +39,9 @@ def filled(tmp_path: Path):
     ]
     location = local(tmp_path, params, points)
     store = open_store(location)
-    beside = store.beside(TAG, NEW_DIM)
-    move(store, beside)
-    yield location, store, beside
+    migration = store.migration(TAG, NEW_DIM)
+    move(store, migration)
+    yield location, store, migration
     store.close()
 
 
@@ -61,13 +61,13 @@ def new_of(store, number: int) -> np.ndarray:
 
 
 def test_payloads_and_points_without_the_vector_are_carried(filled) -> None:
-    location, store, beside = filled
+    location, store, migration = filled
     with visit(location) as client:
         client.set_payload("items", {"n": 101}, points=[1])
         client.upsert("items", [models.PointStruct(id=9, vector={}, payload={"n": 9})])
         client.delete_vectors("items", ["v"], points=[2])
     checksum = store.checksum()
-    beside.cutover(translate)
+    migration.cutover(translate)
     assert store.checksum() == checksum
     assert {number: payload["n"] for number, payload in payloads(location).items()} == {
         **{number: number for number in (0, *range(2, 8), 9)},
@@ -78,7 +78,7 @@ def test_payloads_and_points_without_the_vector_are_carried(filled) -> None:
 
 
 def test_writes_between_the_comparison_and_the_switch_are_carried(filled) -> None:
-    location, store, beside = filled
+    location, store, migration = filled
     put(location, 7, CHANGED[7], n=107)
     swap = store.swap
 
@@ -91,7 +91,7 @@ def test_writes_between_the_comparison_and_the_switch_are_carried(filled) -> Non
         return pause
 
     store.swap = swap_between_writes
-    beside.cutover(translate)
+    migration.cutover(translate)
     found = payloads(location)
     assert sorted(found) == [*range(8), 50]
     assert (found[50], found[7], found[1]) == ({"n": 150}, {"n": 107}, {"n": 111})
@@ -103,19 +103,19 @@ def test_writes_between_the_comparison_and_the_switch_are_carried(filled) -> Non
 
 def test_two_cutovers_at_once_delete_no_new_point(filled, monkeypatch) -> None:
     monkeypatch.setattr(second_collection, "ROWS_A_PAGE", 2)
-    location, store, beside = filled
+    location, store, migration = filled
     put(location, 0, CHANGED[0], n=100)
     others = []
 
     def another_cuts_over(ids, vectors):
         if not others:
             others.append(ids)
-            store.beside(TAG, NEW_DIM).cutover(translate)
+            store.migration(TAG, NEW_DIM).cutover(translate)
             put(location, 60, np.ones(NEW_DIM, np.float32), n=160)
         return translate(ids, vectors)
 
     with pytest.raises(StoreChanged):
-        beside.cutover(another_cuts_over)
+        migration.cutover(another_cuts_over)
     assert payloads(location)[60] == {"n": 160}
     assert np.array_equal(new_of(store, 60), np.ones(NEW_DIM))
 
@@ -123,11 +123,11 @@ def test_two_cutovers_at_once_delete_no_new_point(filled, monkeypatch) -> None:
 def test_a_row_that_changes_while_its_page_is_translated_is_found(filled) -> None:
     """What is copied is what was translated, so that the change differs from the copy."""
     location, store, _ = filled
-    store.beside(TAG, NEW_DIM).abandon()
-    beside = store.beside(TAG, NEW_DIM)
-    beside.prepare()
+    store.migration(TAG, NEW_DIM).abandon()
+    migration = store.migration(TAG, NEW_DIM)
+    migration.prepare()
     page = store.scroll(None, 50)
     put(location, 3, CHANGED[3], n=103)
-    beside.write(page.ids, translate(page.ids, page.vectors))
-    beside.build_index()
-    assert list(beside.changes(10).ids) == [3]
+    migration.write(page.ids, translate(page.ids, page.vectors))
+    migration.build_index()
+    assert list(migration.changes(10).ids) == [3]

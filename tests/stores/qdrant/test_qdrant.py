@@ -19,7 +19,7 @@ from qdrant_client import QdrantClient, models
 from app.errors import (
     InvalidFilter,
     InvalidRequest,
-    ReindexingActive,
+    MigrationActive,
     StoreChanged,
     StoreFull,
     StoreRefused,
@@ -88,16 +88,16 @@ def several(folder: Path) -> StoreLocation:
     return StoreLocation("qdrant", location.url, location.collection, vector_field="a")
 
 
-def move(store, beside, map_rows=translate) -> None:
-    beside.prepare()
+def move(store, migration, map_rows=translate) -> None:
+    migration.prepare()
     cursor = None
     while True:
         page = store.scroll(cursor, 5)
-        beside.write(page.ids, map_rows(page.ids, page.vectors))
+        migration.write(page.ids, map_rows(page.ids, page.vectors))
         cursor = page.cursor
         if cursor is None:
             break
-    beside.build_index()
+    migration.build_index()
 
 
 def test_other_vectors_payloads_and_metadata_survive(tmp_path: Path) -> None:
@@ -106,12 +106,12 @@ def test_other_vectors_payloads_and_metadata_survive(tmp_path: Path) -> None:
     with visit(location) as client:
         before = client.scroll("items", limit=50, with_vectors=["b", "s"])[0]
     checksum = store.checksum()
-    beside = store.beside(TAG, NEW_DIM)
-    move(store, beside)
-    assert store.facts().rows == beside.count() == 8
-    beside.cutover(translate)
+    migration = store.migration(TAG, NEW_DIM)
+    move(store, migration)
+    assert store.facts().rows == migration.count() == 8
+    migration.cutover(translate)
     assert store.checksum() == checksum
-    beside.finish()
+    migration.finish()
     assert store.checksum() == checksum
     with visit(location) as client:
         assert client.scroll("items", limit=50, with_vectors=["b", "s"])[0] == before
@@ -123,14 +123,14 @@ def test_other_vectors_payloads_and_metadata_survive(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_second_reindexing_follows_a_finished_one(tmp_path: Path) -> None:
+def test_a_second_migration_follows_a_finished_one(tmp_path: Path) -> None:
     location = local(tmp_path, models.VectorParams(size=DIM, distance=DOT), plain_points())
     store = open_store(location)
     for tag in ("11111111", "22222222"):
-        beside = store.beside(tag, DIM)
-        move(store, beside, lambda ids, vectors: vectors + 1)
-        beside.cutover(lambda ids, vectors: vectors + 1)
-        beside.finish()
+        migration = store.migration(tag, DIM)
+        move(store, migration, lambda ids, vectors: vectors + 1)
+        migration.cutover(lambda ids, vectors: vectors + 1)
+        migration.finish()
     assert np.allclose(store.scroll(None, 50).vectors, VECTORS + 2, atol=1e-4)
     with visit(location) as client:
         names = [each.name for each in client.get_collections().collections]
@@ -194,7 +194,7 @@ def test_without_an_alias_a_collection_can_only_be_searched(tmp_path: Path) -> N
     assert [note.code for note in facts.notes] == ["no-alias"]
     assert list(store.search(VECTORS[:1], 1)[0].ids) == [0]
     with pytest.raises(StoreUnsupported, match="create an alias"):
-        store.beside(TAG, NEW_DIM).prepare()
+        store.migration(TAG, NEW_DIM).prepare()
     store.close()
 
 
@@ -283,34 +283,34 @@ def test_the_copied_configuration_is_that_of_the_server() -> None:
 def test_steps_in_the_wrong_order_are_refused(tmp_path: Path) -> None:
     params = models.VectorParams(size=DIM, distance=DOT)
     store = open_store(local(tmp_path, params, plain_points()))
-    beside = store.beside(TAG, NEW_DIM)
+    migration = store.migration(TAG, NEW_DIM)
     with pytest.raises(StoreChanged):
-        beside.cutover(translate)
-    move(store, beside)
+        migration.cutover(translate)
+    move(store, migration)
     with pytest.raises(WrongState):
-        beside.finish()
-    with pytest.raises(ReindexingActive, match=TAG):
-        store.beside("deadbeef", NEW_DIM).prepare()
-    beside.cutover(translate)
+        migration.finish()
+    with pytest.raises(MigrationActive, match=TAG):
+        store.migration("deadbeef", NEW_DIM).prepare()
+    migration.cutover(translate)
     with pytest.raises(WrongState):
-        beside.abandon()
+        migration.abandon()
     store.close()
 
 
 def test_a_collection_that_changed_stops_the_cutover(tmp_path: Path) -> None:
     location = several(tmp_path)
     store = open_store(location)
-    beside = store.beside(TAG, NEW_DIM)
-    move(store, beside)
+    migration = store.migration(TAG, NEW_DIM)
+    move(store, migration)
     with visit(location) as client:
         dense = models.DenseVectorConfig(size=3, distance=DOT)
         client.create_vector_name("base", "c", models.DenseVectorNameConfig(dense=dense))
     with pytest.raises(StoreChanged, match="Abandon"):
-        beside.cutover(translate)
+        migration.cutover(translate)
     with visit(location) as client:
         client.delete_collection(f"base-{TAG}")
     with pytest.raises(StoreChanged):
-        beside.cutover(translate)
+        migration.cutover(translate)
     with visit(location) as client:
         client.delete_collection("base")
     for call in (store.facts, store.checksum, lambda: store.scroll(None, 5)):
@@ -414,12 +414,12 @@ WRITER = """
     from app.stores.registry import open_store
     url, collection = sys.argv[1:]
     store = open_store(StoreLocation("qdrant", url, collection))
-    beside = store.beside("0badcafe", 5)
-    beside.prepare()
+    migration = store.migration("0badcafe", 5)
+    migration.prepare()
     cursor = None
     while True:
         page = store.scroll(cursor, 1)
-        beside.write(page.ids, np.tile(page.vectors[:, :1], 5))
+        migration.write(page.ids, np.tile(page.vectors[:, :1], 5))
         print("written", flush=True)
         cursor = page.cursor
         if cursor is None:
@@ -446,10 +446,10 @@ def test_a_killed_run_continues_with_the_same_rows(tmp_path: Path) -> None:
 
     store = open_store(location)
     assert store.find_sides().tag == TAG
-    beside = store.beside(TAG, NEW_DIM)
-    assert 7 <= beside.count() <= 12
-    move(store, beside, first)
-    beside.cutover(first)
+    migration = store.migration(TAG, NEW_DIM)
+    assert 7 <= migration.count() <= 12
+    move(store, migration, first)
+    migration.cutover(first)
     page = store.scroll(None, 50, "new")
     assert list(page.ids) == list(range(12))
     assert np.array_equal(page.vectors, np.tile(VECTORS[:, :1], NEW_DIM))

@@ -32,15 +32,15 @@ def local(disk: Path) -> StoreLocation:
 def test_a_full_disk_of_local_mode(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 2048) as disk:
         store = open_store(local(disk))
-        beside = store.beside("0badcafe", 64)
-        beside.prepare()
-        beside.write(range(3), VECTORS[:3])
+        migration = store.migration("0badcafe", 64)
+        migration.prepare()
+        migration.write(range(3), VECTORS[:3])
         fill_disk(disk, 0)
         with pytest.raises(StoreFull):
-            beside.write(range(3, 40), VECTORS[3:])
+            migration.write(range(3, 40), VECTORS[3:])
         (disk / "ballast").unlink()
-        beside.write(range(40), VECTORS)
-        assert beside.count() == 40
+        migration.write(range(40), VECTORS)
+        assert migration.count() == 40
         store.close()
         assert np.allclose(store.fetch(range(40), "new").vectors, VECTORS)
         store.close()

@@ -9,7 +9,7 @@ import pytest
 
 from app.demo.pack import load_pack
 from app.services.anchors import anchor_findings, anchor_reports
-from app.services.anchors.anchor_reports import POOL_WORK, most_rows_within
+from app.services.anchors.anchor_reports import POOL_WORK, max_rows_within
 
 PACK = load_pack()
 SIZE = 300
@@ -323,7 +323,7 @@ def test_a_wrong_request_for_suggestions_is_refused(
 
 @pytest.mark.parametrize("dim", [1, 3, 384, 1536, 8192])
 def test_the_rows_of_a_bound_are_the_most_that_it_holds(dim):
-    rows = most_rows_within(POOL_WORK, dim)
+    rows = max_rows_within(POOL_WORK, dim)
     assert rows * dim * min(rows, dim) <= POOL_WORK < (rows + 1) * dim * min(rows + 1, dim)
 
 

@@ -25,7 +25,7 @@ def ask(stocked, embeddings):
             "seeds": [[i, i] for i in range(12)],
             "size": 20,
             "method": "paper",
-            "min_right": 0,
+            "min_precision": 0,
             "options": {"steps": 20},
             **more,
         }
@@ -37,7 +37,7 @@ def ask(stocked, embeddings):
 
 
 PAIRS = [[i, i] for i in range(12)]
-LEARN = {"method": "self-learning", "options": {}, "min_right": 0.5}
+LEARN = {"method": "self-learning", "options": {}, "min_precision": 0.5}
 #: Pools large enough for self-learning.
 MANY = {
     side: [[1.0 * i] * dim for i in range(120)]
@@ -68,7 +68,7 @@ MANY = {
         ({"method": "annealing"}, 422, "invalid-request", "method", None),
         ({"pairs": "none"}, 422, "invalid-request", "method", None),
         ({"pairs": "some"}, 422, "invalid-request", "pairs", None),
-        ({"min_right": -0.1}, 422, "invalid-request", "min_right", None),
+        ({"min_precision": -0.1}, 422, "invalid-request", "min_precision", None),
         ({**LEARN, "options": {"steps": 20}}, 422, "unknown-option", "options.steps", None),
     ],
     ids=lambda value: str(value)[:50],

@@ -115,7 +115,7 @@ def test_a_pool_grows_up_to_its_limits_and_no_further(stocked, refused, monkeypa
     assert refused(add(stocked, 180, ROWS[:21]), 413, "pool-too-large", "vectors")["limit"] == 200
     assert add(stocked, 180, ROWS[:20]).json()["items"] == 200
     assert refused(add(stocked, 200, ROWS[:1]), 413, "pool-too-large", "vectors")["limit"] == 200
-    monkeypatch.setattr(pools, "MOST_POOL_PIECES", 3)
+    monkeypatch.setattr(pools, "MAX_POOL_PIECES", 3)
     put(stocked, ROWS[:1], name="q")
     for offset in (1, 2):
         assert add(stocked, offset, ROWS[:1], name="q").status_code == 201
@@ -208,7 +208,7 @@ def ask(stocked, embeddings):
             "size": 20,
             # Self-learning needs more than 40 items.
             "method": "paper",
-            "min_right": 0,
+            "min_precision": 0,
             "options": {"steps": 20},
             **more,
         }
@@ -255,7 +255,12 @@ def test_a_pool_whose_pieces_differ_has_directions(ask, stocked):
 
 def test_a_bootstrap_encodes_inputs_as_a_pool_does(encoding, fresh, finished, refused):
     def grow(**sides):
-        how = {"method": "paper", "min_right": 0, "seeds": [[i, i] for i in range(10)], "size": 20}
+        how = {
+            "method": "paper",
+            "min_precision": 0,
+            "seeds": [[i, i] for i in range(10)],
+            "size": 20,
+        }
         body = {"name": fresh(), "source": "minilm", "target": "own", **how, **sides}
         answer = encoding.http.post("/bootstrap", json=body)
         assert answer.status_code == 202, answer.text
@@ -376,6 +381,7 @@ print(peak() - before, whole.nbytes)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_loading_takes_memory_for_the_items_and_one_piece(tmp_path):
     blobs = BlobStore(tmp_path / "blobs")

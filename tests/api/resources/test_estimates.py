@@ -1,0 +1,219 @@
+"""Choices of auto, estimates of translators, and requests and contracts that need more."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sqlalchemy import select
+
+from app.demo.pack import load_pack
+from app.storage.tables import TranslatorRow
+
+PAIR = {"source": "a", "target": "b", "anchor_set": "real"}
+
+
+@pytest.fixture
+def real(client):
+    """Vectors of 120 sentences by two real encoders, and with the second one's rows shuffled."""
+    vectors = [each[:120].numpy() for each in load_pack().vectors.values()][:2]
+    for name, rows in zip("ab", vectors, strict=True):
+        assert (
+            client.post("/encoders", json={"name": name, "dim": rows.shape[1]}).status_code == 201
+        )
+    shuffled = vectors[1][np.random.default_rng(0).permutation(120)]
+    for name, target in (("real", vectors[1]), ("shuffled", shuffled)):
+        body = {"name": name, "embeddings": {"a": vectors[0].tolist(), "b": target.tolist()}}
+        assert client.post("/anchor-sets", json=body).status_code == 201
+    client.vectors = vectors[0][:3].tolist()
+    return client
+
+
+def translate(client, **more):
+    return client.post("/translate", json={**PAIR, "vectors": client.vectors, **more})
+
+
+def estimated(client, **more):
+    answer = client.post("/translators", json={**PAIR, **more})
+    assert answer.status_code == 201, answer.text
+    return answer.json()["report"]["estimate"]
+
+
+# --- choices --------------------------------------------------------------------------------------
+
+
+def test_a_translator_that_auto_chose_says_why_and_what_else_there_was(real):
+    made = translate(real).json()
+    told = real.get(f"/translators/{made['translator']}").json()
+    choice = told["choices"]["retrieval"]
+    assert (choice["anchors"], choice["folds"], choice["prefer"]) == (120, 5, "retrieval")
+    assert "usual" in choice["reason"]
+    assert len(choice["candidates"]) > 40
+    assert [each["score"] for each in choice["candidates"]] == sorted(
+        (c["score"] for c in choice["candidates"]), reverse=True
+    )
+    given = {
+        name: value for name, value in made["options"].items() if name in ("decode_power", "ridge")
+    }
+    assert (made["method"], given) in [
+        (each["method"], each["options"]) for each in choice["candidates"]
+    ]
+    assert 0 < choice["found"]["recall"] <= 1
+
+
+def test_a_translator_that_was_named_has_no_choices_until_auto_chooses_it(real):
+    chosen = translate(real).json()
+    real.delete("/anchor-sets/shuffled")
+    named = translate(real, method="procrustes").json()
+    assert real.get(f"/translators/{named['translator']}").json()["choices"] == {}
+    assert set(real.get(f"/translators/{chosen['translator']}").json()["choices"]) == {"retrieval"}
+
+
+def test_the_shape_of_auto_is_the_clients_and_every_other_option_is_refused(real, refused):
+    assert translate(real, options={"renormalise": False}).json()["options"]["renormalise"] is False
+    for option in ("ridge", "delta", "decode_power"):
+        refused(translate(real, options={option: 0.5}), 422, "unknown-option", f"options.{option}")
+    refused(translate(real, prefer="speed"), 422, "invalid-request", "prefer")
+    refused(translate(real, prefer="cosine", method="ridge"), 422, "invalid-request", "prefer")
+
+
+def test_a_report_of_another_version_is_measured_anew(real):
+    """Processes of the previous version write old reports until they are replaced."""
+    made = real.post("/translators", json=PAIR).json()
+    with real.app.state.services.db.transaction() as session:
+        row = session.scalars(
+            select(TranslatorRow).where(TranslatorRow.content == made["id"])
+        ).one()
+        row.report = {"anchors": 120, "held_out": None, "cka": 0.5}
+    assert real.get(f"/translators/{made['id']}").json() == made
+
+
+# --- estimates ------------------------------------------------------------------------------------
+
+
+def test_a_minimum_is_compared_in_the_index_that_the_request_names(real, refused):
+    at = {
+        size: estimated(real, index=size)["measures"]["recall"]["value"] for size in (100, 100_000)
+    }
+    middle = {"recall": (at[100] + at[100_000]) / 2}
+    assert translate(real, min_quality=middle, index=100).status_code == 200
+    answer = translate(real, min_quality=middle, index=100_000)
+    refused(answer, 422, "quality-below-minimum", "min_quality", detail="100,000 items")
+    assert answer.json()["found"]["index"] == 100_000
+
+
+def test_skill_is_a_minimum_that_no_index_changes(real, refused):
+    skill = real.post("/translators", json=PAIR).json()["report"]["evidence"]["skill"]
+    for index in (100, 100_000):
+        enough = translate(real, min_quality={"skill": skill - 1e-6}, index=index)
+        assert enough.status_code == 200
+        more = translate(real, min_quality={"skill": skill + 1e-6}, index=index)
+        refused(more, 422, "quality-below-minimum", "min_quality", detail="skill")
+
+
+def test_a_sample_of_the_store_is_searched_and_its_size_is_the_default_index(real):
+    before = real.post("/translators", json=PAIR).json()
+    store = [each[120:420].numpy() for each in load_pack().vectors.values()][1]
+    put = real.put(
+        "/anchor-sets/real/samples/b", json={"vectors": store.tolist(), "store_size": 320}
+    )
+    assert put.status_code in (200, 201), put.text
+    after = real.get(f"/translators/{before['id']}").json()["report"]
+    assert (after["estimate"]["index"], after["estimate"]["measured"]) == (320, True)
+    assert [each["index"] for each in after["estimates"]] == [320, 1_000, 10_000, 100_000]
+
+
+@pytest.mark.parametrize("measure", ["recall"])
+def test_a_minimum_that_is_estimated_is_served_and_one_that_is_not_is_refused_with_what_was_found(
+    real, refused, measure
+):
+    estimate = estimated(real)
+    value = estimate["measures"][measure]["value"]
+    assert translate(real, min_quality={measure: value - 1e-6}).status_code == 200
+    answer = translate(real, min_quality={measure: min(1.0, value + 1e-6)})
+    refused(answer, 422, "quality-below-minimum", "min_quality", detail=measure)
+    assert answer.json()["found"] == estimate
+    made = real.post("/translators", json={**PAIR, "min_quality": {measure: 1.0}})
+    refused(made, 422, "quality-below-minimum", "min_quality")
+
+
+def test_of_too_few_anchors_nothing_is_estimated(client, refused):
+    for name in "ab":
+        client.post("/encoders", json={"name": name, "dim": 3})
+    rows = np.random.default_rng(1).normal(size=(6, 3)).tolist()
+    client.post("/anchor-sets", json={"name": "real", "embeddings": {"a": rows, "b": rows}})
+    answer = client.post("/translate", json={**PAIR, "vectors": rows, "min_quality": {"recall": 0}})
+    refused(answer, 422, "quality-below-minimum", "min_quality")
+    assert "found" not in answer.json()
+
+
+@pytest.mark.parametrize("wrong", [{"recall": 1.1}, {"speed": 0.5}])
+def test_a_minimum_that_is_none_is_refused(real, wrong):
+    answer = translate(real, min_quality=wrong)
+    assert answer.status_code == 422
+    assert answer.json()["field"].startswith("min_quality")
+
+
+def test_a_job_that_misses_its_minimum_fails_and_says_what_was_found(real, finished):
+    answer = real.post(
+        "/translators",
+        json={**PAIR, "min_quality": {"recall": 1.0}},
+        headers={"Prefer": "respond-async"},
+    )
+    assert answer.status_code == 202
+    job = finished(real, answer.json()["id"])
+    assert (job["state"], job["error"]["code"]) == ("failed", "quality-below-minimum")
+
+
+# --- what else a report says ----------------------------------------------------------------------
+
+
+# --- contracts ------------------------------------------------------------------------------------
+
+
+CONTRACT = "/anchor-sets/real/contracts/a/b"
+
+
+def test_a_contract_holds_for_every_route_that_its_pair_serves_until_it_ends(real, refused):
+    assert translate(real).status_code == 200  # a cached translator obeys a later contract
+    agreed = real.put(CONTRACT, json={"min_quality": {"recall": 1.0}, "index": 500})
+    assert (agreed.status_code, agreed.json()["index"]) == (200, 500)
+    assert real.get("/anchor-sets/real/contracts").json() == {"contracts": [agreed.json()]}
+    refused(translate(real), 422, "quality-below-minimum", "anchor_set", detail="500 items")
+    refused(translate(real, method="procrustes"), 422, "quality-below-minimum", "anchor_set")
+    assert real.post("/translators", json=PAIR).status_code == 201  # the report is not refused
+    back = {
+        "source": "b",
+        "target": "a",
+        "vectors": [[0.1] * real.get("/encoders/b").json()["dim"]],
+    }
+    assert translate(real, **back).status_code == 200  # the reverse direction has no contract
+    easy = real.put(CONTRACT, json={"min_quality": {"recall": 0.01}})
+    assert easy.json()["created_at"] == agreed.json()["created_at"]
+    assert translate(real).status_code == 200
+    refused(
+        translate(real, min_quality={"recall": 1.0}), 422, "quality-below-minimum", "min_quality"
+    )
+    assert real.put(CONTRACT, json={"min_quality": {"recall": 1.0}}).status_code == 200
+    refused(translate(real), 422, "quality-below-minimum", "anchor_set")
+    assert real.delete(CONTRACT).status_code == 204
+    assert translate(real).status_code == 200
+    refused(real.delete(CONTRACT), 404, "contract-not-found", "source")
+
+
+def test_a_contract_about_nothing_is_refused(real, refused):
+    refused(real.put(CONTRACT, json={"min_quality": {}}), 422, "missing-field", "min_quality")
+    refused(real.put(CONTRACT, json={}), 422, "missing-field", "min_quality")
+    refused(
+        real.put(CONTRACT, json={"min_quality": {"recall": 2}}),
+        422,
+        "invalid-request",
+        "min_quality.recall",
+    )
+    nowhere = real.put("/anchor-sets/no/contracts/a/b", json={"min_quality": {"mrr": 1}})
+    refused(nowhere, 404, "anchor-set-not-found", "anchor_set")
+    refused(
+        real.put("/anchor-sets/real/contracts/a/no", json={"min_quality": {"mrr": 1}}),
+        404,
+        "encoder-not-found",
+        "target",
+    )

@@ -1,0 +1,236 @@
+"""`anchorage stores` and `anchorage migrate`, from the first plan to the last step, in a terminal.
+
+The table is in a real PostgreSQL with pgvector.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psycopg
+import pytest
+from pgvector.psycopg import register_vector
+from typer.testing import CliRunner, Result
+
+from app.cli import cli
+from app.services.store_migrations.maps import build_maps
+from app.services.translators.translators import FitRequest
+from app.settings import Settings
+from app.wiring import make_services
+from tests.cli.test_commands import logs_as_they_were, said
+from tests.pgvector_server import PgvectorServer, pgvector_server_of_process
+from tests.services.helpers import CONTEXT
+from tests.services.store_migrations.moving import make_encoders, make_table, old_vectors
+from tests.waiting import slack
+
+__all__ = ["logs_as_they_were"]
+
+ROWS = 600
+PROJECT = ("--project", "p")
+
+
+class Terminal:
+    """A data dir with two encoders and their anchors, and a table to move."""
+
+    def __init__(self, folder: Path, server: PgvectorServer) -> None:
+        self.folder, self.server = folder, server
+        self.table = make_table(server, old_vectors(ROWS))
+        services = make_services(Settings(data_dir=folder / "data"))
+        services.db.upgrade()
+        make_encoders(services)
+        services.close()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "ANCHORAGE_DATA_DIR": str(self.folder / "data"),
+            "ANCHORAGE_STORES": json.dumps({"main": {"url": self.server.url, "projects": ["p"]}}),
+            "COLUMNS": "200",
+        }
+
+    def run(self, *arguments: str) -> Result:
+        return CliRunner().invoke(cli, [*arguments, *PROJECT], env=self.environment)
+
+    def ok(self, *arguments: str) -> str:
+        result = self.run(*arguments)
+        assert result.exit_code == 0, result.output
+        return said(result.output)
+
+    def refusal(self, *arguments: str) -> str:
+        result = self.run(*arguments)
+        assert (result.exit_code, type(result.exception)) == (2, SystemExit), result.output
+        return said(result.stderr)
+
+    def connect(self) -> str:
+        options = ("--kind", "pgvector", "--address", "main", "--collection", self.table)
+        return self.ok("stores", "connect", "docs", *options, "--encoder", "old")
+
+    def plan(self, *options: str) -> dict[str, object]:
+        """Write plan.json, and return it."""
+        file = self.folder / "plan.json"
+        pair = ("--target", "new", "--anchor-set", "pairs", "--method", "ridge")
+        self.printed = self.ok("migrate", "plan", "docs", *pair, *options, "-o", str(file))
+        return json.loads(file.read_text())  # type: ignore[no-any-return]
+
+    @property
+    def file(self) -> str:
+        return str(self.folder / "plan.json")
+
+    def vectors(self) -> np.ndarray:
+        """The vectors as clients of the table see them."""
+        with psycopg.connect(self.server.url, autocommit=True) as connection:
+            register_vector(connection)
+            query = f"SELECT embedding FROM {self.table} ORDER BY id"  # noqa: S608
+            return np.stack([row[0].to_numpy() for row in connection.execute(query)])
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Terminal:
+    return Terminal(tmp_path, pgvector_server_of_process())
+
+
+def test_a_store_is_connected_listed_and_disconnected(terminal: Terminal) -> None:
+    printed = terminal.connect()
+    assert f"{ROWS} rows of 12 numbers" in printed
+    assert "Strategies of a migration:" in printed
+    assert terminal.table in terminal.ok("stores", "list")
+    options = ("--address", "main", "--collection", "x", "--encoder", "old")
+    assert "kind" in terminal.refusal("stores", "connect", "other", "--kind", "excel", *options)
+    assert "JSON" in terminal.refusal(
+        "stores", "connect", "other", "--kind", "pgvector", *options, "--options", "[]"
+    )
+    assert "docs is disconnected" in terminal.ok("stores", "disconnect", "docs")
+    assert terminal.table not in terminal.ok("stores", "list")
+
+
+def test_a_store_is_searched_with_the_new_encoder_before_anything_is_written(
+    terminal: Terminal,
+) -> None:
+    terminal.connect()
+    place = 7
+    services = make_services(Settings(data_dir=terminal.folder / "data"))
+    request = FitRequest("old", "new", "pairs", "ridge", {})
+    maps = build_maps(services, CONTEXT, request).maps
+    np.save(terminal.folder / "query.npy", maps.translate(old_vectors(ROWS)[place : place + 1]))
+    services.close()
+    options = (
+        "--target",
+        "new",
+        "--anchor-set",
+        "pairs",
+        "--vectors",
+        str(terminal.folder / "query.npy"),
+    )
+    printed = terminal.ok("stores", "search", "docs", *options, "-k", "3", "--payload")
+    assert "by cascade 1 " in printed
+    assert f" {place} " in printed.partition(" 2 ")[0]
+    assert f'"row {place}"' in printed
+    assert "by bridge" in terminal.ok("stores", "search", "docs", *options, "--mode", "bridge")
+    assert "no mode 'best'" in terminal.refusal(
+        "stores", "search", "docs", *options, "--mode", "best"
+    )
+    missing = ("--target", "new", "--anchor-set", "pairs")
+    assert "cannot encode inputs" in terminal.refusal(
+        "stores", "search", "docs", *missing, "--text", "x"
+    )
+    assert "exactly one" in terminal.refusal("stores", "search", "docs", *missing)
+    query = ("--target", "new", "--vectors", str(terminal.folder / "query.npy"))
+    assert "--anchor-set" in terminal.refusal("stores", "search", "docs", *query)
+    listed = terminal.refusal("stores", "search", "nothing", *query)
+    assert "anchorage stores list" in listed
+
+
+def test_the_whole_way_and_back(terminal: Terminal) -> None:
+    before = terminal.vectors()
+    terminal.connect()
+    document = terminal.plan()
+    for word in ("keep", "cascade", "fuse", "translate", "re-embed", "Nothing is written"):
+        assert word in terminal.printed
+    assert document["rows"] == ROWS
+    assert "exists" in terminal.refusal(
+        "migrate", "plan", "docs", "--target", "new", "--anchor-set", "pairs", "-o", terminal.file
+    )
+    assert "planned" in terminal.ok("migrate", "status", terminal.file)
+
+    printed = terminal.ok("migrate", "run", terminal.file)
+    assert "is filled" in printed
+    assert f"anchorage migrate verify {terminal.file}" in printed
+    assert "not verified" in terminal.refusal("migrate", "cutover", terminal.file)
+    assert "yes" in terminal.ok("migrate", "verify", terminal.file)
+    np.testing.assert_array_equal(terminal.vectors(), before)
+
+    printed = terminal.ok("migrate", "cutover", terminal.file)
+    assert "is cut-over" in printed
+    assert "clients waited" in printed
+    assert terminal.vectors().shape == (ROWS, 8)
+    terminal.ok("migrate", "sync", terminal.file)
+    assert "is rolled-back" in terminal.ok("migrate", "rollback", str(document["migration"]))
+    np.testing.assert_array_equal(terminal.vectors(), before)
+    assert "cut-over" in terminal.ok("migrate", "cutover", terminal.file)
+    assert terminal.run("migrate", "finish", terminal.file).exit_code == 1  # nobody says yes
+    assert "is finished" in terminal.ok("migrate", "finish", terminal.file, "--yes")
+    assert terminal.vectors().shape == (ROWS, 8)
+    listed = terminal.ok("migrate", "status")
+    assert "finished" in listed
+    assert "docs" in listed
+    assert "has ended" in terminal.refusal("migrate", "run", str(document["migration"]))
+
+
+def test_an_edited_plan_is_obeyed_where_it_may_be_edited(terminal: Terminal) -> None:
+    terminal.connect()
+    document = terminal.plan("--rows-per-second", "50", "--batch", "100")
+    assert (document["rows_per_second"], document["batch"]) == (50, 100)
+    file = Path(terminal.file)
+    file.write_text(json.dumps({**document, "target": "old"}))
+    assert "`target` of a plan cannot change" in terminal.refusal("migrate", "run", str(file))
+    file.write_text(json.dumps({**document, "batch": 0}))
+    assert "`batch`" in terminal.refusal("migrate", "run", str(file))
+    file.write_text(json.dumps({**document, "rows_per_second": None, "min_recall": 0.5}))
+    assert "is filled" in terminal.ok("migrate", "run", str(file))
+    assert json.loads(file.read_text())["rows_per_second"] is None
+    file.write_text("[]")
+    assert "is no plan" in terminal.refusal("migrate", "status", str(file))
+    assert "no plan file" in terminal.refusal("migrate", "status", "missing.json")
+    assert "is abandoned" in terminal.ok("migrate", "abandon", str(document["migration"]), "--yes")
+
+
+def test_a_migration_the_wrong_way_is_refused_before_the_first_write(terminal: Terminal) -> None:
+    terminal.connect()
+    refused = terminal.refusal(
+        "migrate", "plan", "docs", "--target", "old", "--anchor-set", "pairs"
+    )
+    assert "already has vectors of 'old'" in refused
+    assert "8%" in terminal.refusal(
+        "migrate", "plan", "docs", "--target", "new", "--anchor-set", "pairs", "--re-embed", "some"
+    )
+
+
+@pytest.mark.long
+def test_ctrl_c_pauses_and_the_same_command_continues(terminal: Terminal) -> None:
+    terminal.connect()
+    terminal.plan("--rows-per-second", "50", "--batch", "25")
+    command = [sys.executable, "-m", "app.cli", "migrate", "run", terminal.file, *PROJECT]
+    environment = {**os.environ, **terminal.environment}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        deadline = time.monotonic() + 120 * slack()
+        while "of 600 rows have been read" not in terminal.ok("migrate", "status", terminal.file):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "The cursor is kept. To continue: anchorage migrate run" in said(errors)
+    status = terminal.ok("migrate", "status", terminal.file)
+    assert "is paused" in status
+    document = json.loads(Path(terminal.file).read_text())
+    Path(terminal.file).write_text(json.dumps({**document, "rows_per_second": None}))
+    assert "600 of 600 rows have been read" in terminal.ok("migrate", "run", terminal.file)

@@ -1,0 +1,64 @@
+"""The cost of a fit, compared with the time that it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from app.maths.geometry.space import fit_space
+from app.maths.quality import cost, selection
+from app.maths.translators import methods
+
+#: how far an estimate may be from the time that was measured; other programs share the caches
+FACTOR = 3.0
+
+
+def anchors(size: int, dim: int, seed: int) -> Tensor:
+    hidden = torch.randn(size, 60, generator=torch.Generator().manual_seed(9))
+    draw = torch.Generator().manual_seed(seed)
+    noise = torch.randn(size, dim, generator=draw)
+    return (hidden @ torch.randn(60, dim, generator=draw) + 0.3 * noise).double()
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """The least seconds of a core that two calls took: a busy machine makes some longer."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = []
+        for _ in range(2):
+            begun = time.thread_time()
+            call()
+            found.append(time.thread_time() - begun)
+        return min(found)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("method", ["irp", "graded", "procrustes", "kernel"])
+def test_a_fit_takes_about_as_long_as_its_estimate(method):
+    size, dims = 700, (256, 384)
+    x, y = (anchors(size, dim, seed) for seed, dim in enumerate(dims))
+    options = methods.resolve(method, {}, anchors=size)
+    measured = seconds(lambda: methods.fit(method, fit_space(x), fit_space(y), options))
+    estimated = cost.fit_seconds(method, size, dims, options)
+    assert measured / FACTOR < estimated < measured * FACTOR
+
+
+def test_a_choice_takes_about_as_long_as_its_estimate():
+    size, dims = 300, (256, 192)
+    x, y = (anchors(size, dim, seed) for seed, dim in enumerate(dims))
+    measured = seconds(lambda: selection.choose_method(x, y))
+    assert measured / FACTOR < cost.choice_seconds(size, dims) < measured * FACTOR
+
+
+def test_costs_grow_with_anchors_dimensions_and_subspaces():
+    few = {**methods.resolve("irp", {}, anchors=100), "omega": 1}
+    base = cost.fit_seconds("irp", 100, (64, 64), few)
+    for anchors_of, dims, omega in ((200, (64, 64), 1), (100, (64, 128), 1), (100, (64, 64), 2)):
+        assert cost.fit_seconds("irp", anchors_of, dims, {**few, "omega": omega}) > base
+    assert cost.choice_seconds(16_384, (64, 64)) > cost.choice_seconds(1_024, (64, 64))

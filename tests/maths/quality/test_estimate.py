@@ -1,0 +1,167 @@
+"""Estimates for an index of any size, from held-out anchors."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from app.errors import OutOfRange
+from app.maths.geometry.space import fit_space
+from app.maths.quality.crossfit import held_out_quality, hold_out
+from app.maths.quality.estimate import (
+    EstimateBasis,
+    estimate,
+    estimate_basis,
+    learning_curve,
+    more_partitions,
+)
+from app.maths.quality.index_curves import MRR_PRIOR, RECALL_PRIOR, measure_curves
+from app.maths.quality.metrics import item_metrics
+from app.maths.translators.methods import fit, resolve
+from app.maths.translators.translator import apply
+
+SIZES = (1_000, 3_000, 10_000, 100_000, 10**6, 10**9, 10**12)
+FALLING = ("recall", "recall_1", "mrr", "jaccard_target", "jaccard_own")
+
+
+def cloud(seed: int, count: int, noise: float = 0.3):
+    """Two encoders (d_x = 24, d_y = 40) of the same latent items, each with its own noise."""
+    generator = torch.Generator().manual_seed(5)
+    maps = [torch.randn(16, dim, generator=generator).double() for dim in (24, 40)]
+    generator = torch.Generator().manual_seed(seed)
+    latent = torch.randn(count, 16, generator=generator).double()
+    return [
+        latent @ each + noise * torch.randn(count, each.shape[1], generator=generator).double() * 4
+        for each in maps
+    ]
+
+
+@cache
+def basis_of(anchors: int, sample: int = 0, seed: int = 0) -> EstimateBasis:
+    x, y = cloud(seed, anchors)
+    options = resolve("graded", {}, anchors=anchors)
+    held = hold_out("graded", x, y, options)
+    partitions = more_partitions(held, "graded", x, y, options)
+    store = cloud(99, sample)[1] if sample else None
+    curve = learning_curve("graded", x, y, options)
+    return estimate_basis(measure_curves(partitions, y, store), held_out_quality(held, x, y), curve)
+
+
+def found(anchors: int, size: int, seed: int = 0):
+    """What other items find in an index of `size` of them, by the fit to all anchors."""
+    x, y = cloud(seed, anchors)
+    translator = fit("graded", fit_space(x), fit_space(y), resolve("graded", {}, anchors=anchors))
+    others = cloud(77, 2000)
+    rows = [slice(start, start + size) for start in range(0, 2000 - size + 1, size)]
+    means = []
+    for each in rows:
+        items = item_metrics(
+            apply(translator, others[0][each]).vectors.double() - y.mean(dim=0),
+            others[1][each] - y.mean(dim=0),
+        )
+        means.append(
+            [float(value.mean()) for value in (items.recall, items.reciprocal_rank, items.cosine)]
+        )
+    return dict(
+        zip(("recall", "mrr", "cosine"), torch.tensor(means).mean(dim=0).tolist(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("anchors", [60, 600])
+def test_a_estimate_falls_with_the_index_except_for_the_cosine(anchors):
+    estimates = [estimate(basis_of(anchors), size) for size in SIZES]
+    for name in FALLING:
+        values = [each.measures[name].value for each in estimates]
+        assert values == sorted(values, reverse=True), name
+        assert values[-1] < 0.5 * values[0]
+    assert len({each.measures["cosine"] for each in estimates}) == 1
+    for each in estimates:
+        assert all(0 <= m.low <= m.value <= m.high <= 1 for m in each.measures.values())
+
+
+def test_in_an_index_of_a_fold_a_estimate_is_the_held_out_number_and_the_gain():
+    x, y = cloud(0, 600)
+    options = resolve("graded", {}, anchors=600)
+    held = hold_out("graded", x, y, options)
+    quality = held_out_quality(held, x, y)
+    made = estimate(estimate_basis(measure_curves([held], y), quality, None), 120)
+    assert (made.anchors, made.index, made.neighbours, made.measured) == (600, 120, 10, True)
+    expected = torch.tensor(quality.translated.mrr).logit().item() + MRR_PRIOR.gain
+    # Half of an item more on each side keeps the odds of perfect ranks finite.
+    mrr = torch.tensor(made.measures["mrr"].value).logit().item()
+    assert mrr == pytest.approx(expected, abs=0.15)
+    assert made.measures["recall"].value == pytest.approx(quality.translated.recall, abs=0.012)
+    assert made.measures["recall"].value > quality.translated.recall  # RECALL_PRIOR.gain < 0 in y
+    assert RECALL_PRIOR.gain < 0
+    for name in ("jaccard_target", "jaccard_own"):
+        assert made.measures[name].value == pytest.approx(
+            getattr(quality.translated, name), abs=0.03
+        )
+
+
+def test_a_sample_of_as_many_vectors_measures_the_estimate():
+    """The index of a fold and the sample has 60 + 940 items."""
+    with_sample = estimate(basis_of(300, sample=940), 1_000)
+    assert with_sample.measured
+    assert not estimate(basis_of(300), 1_000).measured
+    true = found(300, 1_000)
+    for name in ("recall", "mrr"):
+        each = with_sample.measures[name]
+        assert each.value == pytest.approx(true[name], abs=0.03)
+        assert each.low <= true[name] <= each.high
+
+
+def test_anchors_in_a_sample_are_not_searched():
+    """An anchor that is drawn from the store is there once: its copy is no other item."""
+    x, y = cloud(0, 100)
+    held = hold_out("graded", x, y, resolve("graded", {}, anchors=100))
+    store = cloud(99, 200)[1].float()
+    copies = torch.cat([y[:50].float(), y[50:].half().float()])
+    alone = measure_curves([held], y, store)
+    assert alone.sample == 200
+    assert measure_curves([held], y, torch.cat([store, copies])) == alone
+    assert measure_curves([held], y, copies) == measure_curves([held], y)
+
+
+@pytest.mark.parametrize("anchors", [100, 300, 1_000])
+def test_estimates_of_1000_items_hold_without_a_sample(anchors):
+    true = found(anchors, 1_000)
+    made = estimate(basis_of(anchors), 1_000).measures
+    for name in ("recall", "mrr"):
+        assert made[name].low <= true[name] <= made[name].high
+    assert made["recall"].value == pytest.approx(true["recall"], abs=0.06)
+
+
+def test_more_partitions_of_few_anchors_agree_with_the_first_and_narrow_the_interval():
+    x, y = cloud(3, 80)
+    options = resolve("graded", {}, anchors=80)
+    held = hold_out("graded", x, y, options)
+    quality = held_out_quality(held, x, y)
+    partitions = more_partitions(held, "graded", x, y, options)
+    assert len(partitions) == 6
+    assert partitions[0] is held
+    one, six = (
+        estimate(estimate_basis(measure_curves(each, y), quality, None), 1_000).measures["recall"]
+        for each in ([held], partitions)
+    )
+    assert six.high - six.low < one.high - one.low
+    assert one.low < six.value < one.high
+
+
+@pytest.mark.parametrize("count", [10, 12, 30])
+def test_the_fewest_anchors_estimate_something_finite(count):
+    x, y = cloud(4, count)
+    options = resolve("graded", {}, anchors=count)
+    held = hold_out("graded", x, y, options)
+    made = estimate(
+        estimate_basis(measure_curves([held], y), held_out_quality(held, x, y), None), 10_000
+    )
+    assert all(0 <= m.low <= m.value <= m.high <= 1 for m in made.measures.values())
+
+
+@pytest.mark.parametrize("index", [9, 0, -5, 10**12 + 1])
+def test_an_index_of_no_size_is_refused(index):
+    with pytest.raises(OutOfRange, match="10 to 1000000000000"):
+        estimate(basis_of(60), index)

@@ -1,0 +1,39 @@
+"""Migrations of tables in a real PostgreSQL with pgvector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from app.services.context import Services
+from tests.pgvector_server import PgvectorServer
+from tests.services.store_migrations.moving import Moving, begin_moving
+
+
+@pytest.fixture
+def begin(on_sqlite: Services, pgvector_server: PgvectorServer) -> Iterator[Callable[..., Moving]]:
+    """Plans a migration of a new table."""
+    yield lambda *arguments, **plan: begin_moving(on_sqlite, pgvector_server, *arguments, **plan)
+    on_sqlite.stores.close()
+
+
+@pytest.fixture
+def moving(begin: Callable[..., Moving]) -> Moving:
+    """A planned migration of 1,200 rows."""
+    return begin()
+
+
+@pytest.fixture
+def filled(moving: Moving) -> Moving:
+    """One whose rows all have new vectors."""
+    moving.do("run")
+    assert moving.state == "filled", moving.now.error
+    return moving
+
+
+@pytest.fixture
+def verified(filled: Moving) -> Moving:
+    """One that may be cut over."""
+    filled.do("verify")
+    return filled

@@ -1,0 +1,347 @@
+"""Plans: what they say, what they refuse, and that they write nothing to the store."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import psycopg
+import pytest
+import torch
+
+from app.errors import (
+    AnchorSetNotFound,
+    AnchorsNotEmbedded,
+    Conflict,
+    DimensionMismatch,
+    EncoderNeedsVectors,
+    EncoderNotFound,
+    InvalidRequest,
+    JobNotFound,
+    MigrationActive,
+    NonFinite,
+    QualityBelowMinimum,
+    StoreNotFound,
+    StoreUnavailable,
+    StoreUnsupported,
+    UnknownOption,
+    WrongSpace,
+)
+from app.services.anchors import anchor_sets
+from app.services.context import Services
+from app.services.store_migrations import re_embedding, steps
+from app.services.store_migrations.maps import load_maps
+from app.services.stores.stores import StoreDefinition, create_store
+from app.services.translators import contracts, translators
+from app.services.translators.translators import FitRequest
+from app.stores.handles import STORE_ANSWER_S
+from tests.pgvector_server import PgvectorServer
+from tests.services.helpers import CONTEXT, create_encoder, some
+from tests.services.store_migrations.planning import (
+    NEW_DIM,
+    OLD_DIM,
+    Planning,
+    begin_planning,
+    encode,
+    items,
+    new,
+    old,
+)
+from tests.waiting import slack
+
+ROWS = 700
+
+
+@pytest.fixture
+def begin(
+    on_sqlite: Services, pgvector_server: PgvectorServer
+) -> Iterator[Callable[..., Planning]]:
+    def begin(vectors: np.ndarray | None = None, **more: Any) -> Planning:
+        vectors = old(items(ROWS, 8)).numpy() if vectors is None else vectors
+        return begin_planning(on_sqlite, pgvector_server, vectors, **more)
+
+    yield begin
+    on_sqlite.stores.close()
+
+
+@pytest.fixture
+def planning(begin: Callable[..., Planning]) -> Planning:
+    return begin()
+
+
+def tables_of(server: PgvectorServer) -> list[Any]:
+    """Every table, view, index, trigger and function of the server, and the rows of each table."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        named = connection.execute(
+            "SELECT c.relname, c.relkind, n_tup_ins, n_tup_upd FROM pg_class c LEFT JOIN "
+            "pg_stat_user_tables ON relid = c.oid WHERE c.relnamespace = "
+            "'public'::regnamespace ORDER BY 1"
+        ).fetchall()
+        return named + connection.execute("SELECT count(*) FROM pg_trigger").fetchall()
+
+
+def test_a_plan_says_everything_that_run_and_a_person_need(planning: Planning) -> None:
+    before = tables_of(planning.server)
+    row = planning.plan(rows_per_second=100.0, batch=250)
+    assert tables_of(planning.server) == before
+    assert (row.state, row.store.name, row.target.name) == ("planned", "rows", "new")
+    assert load_maps(planning.services, row).forward.translator.dims == (OLD_DIM, NEW_DIM)
+    plan = row.plan
+    assert json.loads(json.dumps(plan)) == plan
+    assert {**plan, "store": "rows"}.items() >= {
+        "store": "rows",
+        "source": "old",
+        "target": "new",
+        "anchor_set": "pairs",
+        "rows": ROWS,
+        "dim": NEW_DIM,
+        "strategy": "swap",
+        "re_embed": 0.0,
+        "re_embed_below": None,
+        "rows_per_second": 100.0,
+        "batch": 250,
+    }.items()
+    assert plan["estimate"]["index"] == ROWS
+    assert plan["estimate"]["low"] < plan["estimate"]["recall"] < plan["estimate"]["high"]
+    assert plan["space"]["verdict"] == "matches"
+    assert {each["name"] for each in plan["advice"]} == {
+        "keep",
+        "cascade",
+        "fuse",
+        "translate",
+        "re-embed",
+    }
+    translate = next(each for each in plan["advice"] if each["name"] == "translate")
+    assert translate["writes"] == ROWS
+    assert translate["fidelity"] == plan["estimate"]["recall"]
+    assert "search-works" in [note["code"] for note in plan["notes"]]
+
+
+def test_a_plan_makes_long_fits_itself(planning: Planning) -> None:
+    hurried = replace(planning, services=replace(planning.services, request_fit_s=0.0))
+    assert hurried.plan().state == "planned"
+
+
+def test_estimates_rest_on_measurements_and_say_which(planning: Planning) -> None:
+    cost = planning.plan(rows_per_second=100.0).plan["cost"]
+    speeds = cost["seconds_from"]
+    assert cost["seconds"] >= ROWS / 100
+    assert cost["writes"] == ROWS
+    assert cost["disk_bytes"] >= ROWS * NEW_DIM * 4
+    assert speeds["read_rows_per_second"] > 0
+    assert speeds["translate_rows_per_second"] > 0
+    assert speeds["encode_rows_per_second"] is None
+    assert speeds["not_included"] == ["writes", "index"]
+
+
+def test_the_estimate_is_about_what_a_migration_finds(planning: Planning) -> None:
+    """Recall of translated documents, as native queries find them, on other items."""
+    row = planning.plan()
+    maps = load_maps(planning.services, row)
+    documents, queries = items(ROWS, 8), new(items(300, 21)).double()
+    translated = maps.translate(old(documents).numpy())
+    translated = torch.nn.functional.normalize(torch.from_numpy(translated).double(), dim=1)
+    wanted = (queries @ new(documents).double().T).topk(10).indices
+    found = (queries @ translated.T).topk(10).indices
+    recall = np.mean(
+        [len({*a} & {*b}) / 10 for a, b in zip(wanted.tolist(), found.tolist(), strict=True)]
+    )
+    assert row.plan["estimate"]["low"] <= recall <= row.plan["estimate"]["high"]
+
+
+def test_vectors_of_another_encoder_are_refused_unless_forced(
+    begin: Callable[..., Planning],
+) -> None:
+    planning = begin(encode(items(ROWS, 8), OLD_DIM, 7).numpy())
+    with pytest.raises(WrongSpace, match="'other'") as refused:
+        planning.plan()
+    assert refused.value.field == "store"
+    assert refused.value.more["space"]["likeliest"] == "other"
+    row = planning.plan(force_space=True)
+    assert row.plan["space"]["forced"] is True
+
+
+def test_a_store_that_already_has_the_targets_vectors_is_the_wrong_direction(
+    begin: Callable[..., Planning],
+) -> None:
+    """A target of the same dimension, whose vectors the store holds by mistake."""
+    planning = begin(encode(items(ROWS, 8), OLD_DIM, 7).numpy())
+    with pytest.raises(WrongSpace, match="wrong way"):
+        planning.plan(target="other")
+
+
+def test_a_store_has_one_migration_at_a_time(planning: Planning) -> None:
+    row = planning.plan()
+    with pytest.raises(MigrationActive, match=row.id) as refused:
+        planning.plan()
+    assert refused.value.more == {"migration": row.id}
+    steps.abandon(planning.services, CONTEXT, row.id)
+    assert planning.plan().id != row.id
+
+
+def test_two_stores_of_one_table_have_one_migration_at_a_time(planning: Planning) -> None:
+    definition = StoreDefinition(
+        "same", "pgvector", "main", planning.table, "old", vector_field="embedding"
+    )
+    create_store(planning.services, CONTEXT, definition)
+    row = planning.plan()
+    with pytest.raises(MigrationActive, match="'rows' is planned") as refused:
+        planning.plan(store="same")
+    assert refused.value.more == {"migration": row.id}
+    steps.abandon(planning.services, CONTEXT, row.id)
+    assert planning.plan(store="same").id != row.id
+
+
+def test_a_silent_store_is_given_up_within_the_documented_time(
+    on_sqlite: Services, own_pgvector: PgvectorServer
+) -> None:
+    planning = begin_planning(on_sqlite, own_pgvector, old(items(ROWS, 8)).numpy())
+    own_pgvector.freeze()
+    begun = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        planning.plan()
+    assert time.monotonic() - begun < slack() * (STORE_ANSWER_S + 2)
+    own_pgvector.thaw()
+    assert planning.plan().state == "planned"
+    on_sqlite.stores.close()
+
+
+def test_of_plans_at_once_one_wins(planning: Planning) -> None:
+    planning.services.names.forget()
+
+    def attempt(_: int) -> str:
+        try:
+            return planning.plan().id
+        except MigrationActive as error:
+            return error.code
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(attempt, range(4)))
+    assert sorted(len(each) for each in answers if each != "migration-active") == [32]
+    assert answers.count("migration-active") == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "field"),
+    [
+        ({"store": "none"}, StoreNotFound, "store"),
+        ({"target": "none"}, EncoderNotFound, "target"),
+        ({"anchor_set": "none"}, AnchorSetNotFound, "anchor_set"),
+        ({"target": "old"}, InvalidRequest, "target"),
+        ({"target": "lonely"}, AnchorsNotEmbedded, None),
+        ({"strategy": "column"}, StoreUnsupported, "strategy"),
+        ({"method": "ridge", "options": {"omega": 3}}, UnknownOption, "options.omega"),
+        ({"options": {"ridge": 3.0}}, UnknownOption, "options.ridge"),
+        ({"evaluation": "0" * 32}, JobNotFound, "evaluation"),
+        ({"re_embed": 0.1}, EncoderNeedsVectors, "re_embed"),
+        ({"min_quality": {"recall": 0.999}}, QualityBelowMinimum, None),
+    ],
+)
+def test_wrong_fields_are_refused_by_name(
+    planning: Planning, changes: dict[str, Any], error: type[Exception], field: str | None
+) -> None:
+    create_encoder(planning.services, "lonely", 5)
+    with pytest.raises(error) as refused:
+        planning.plan(**changes)
+    if field is not None:
+        assert refused.value.field == field  # type: ignore[attr-defined]
+
+
+def test_encoding_again_needs_a_text_field(begin: Callable[..., Planning]) -> None:
+    with pytest.raises(InvalidRequest, match="text_field"):
+        begin(text_field=None).plan(re_embed=0.1)
+
+
+def test_a_contract_holds_for_plans_too(planning: Planning) -> None:
+    request = FitRequest("old", "new", "pairs", "auto", {})
+    pair = translators.find_pair(planning.services, "p", request)
+    contracts.agree_contract(planning.services, CONTEXT, *pair, {"recall": 0.999}, None)
+    planning.services.names.forget()
+    with pytest.raises(QualityBelowMinimum):
+        planning.plan()
+
+
+def test_a_store_that_changed_its_dimension_is_refused(planning: Planning) -> None:
+    planning.execute("ALTER TABLE {} DROP COLUMN embedding")
+    planning.execute("ALTER TABLE {} ADD COLUMN embedding vector(5)")
+    planning.execute("UPDATE {} SET embedding = '[1,2,3,4,5]'")
+    with pytest.raises((DimensionMismatch, Conflict)):
+        planning.plan()
+
+
+def test_a_store_without_rows_is_refused(planning: Planning) -> None:
+    planning.execute("DELETE FROM {}")
+    with pytest.raises(InvalidRequest, match="no row"):
+        planning.plan()
+
+
+def test_a_store_of_zeros_is_refused(planning: Planning) -> None:
+    planning.execute("UPDATE {} SET embedding = embedding - embedding")
+    with pytest.raises(NonFinite, match="zero or not finite"):
+        planning.plan()
+
+
+def test_a_few_zeros_are_noted(planning: Planning) -> None:
+    planning.execute("UPDATE {} SET embedding = embedding - embedding WHERE id < 7")
+    notes = {note["code"]: note["detail"] for note in planning.plan().plan["notes"]}
+    assert notes["rows-without-direction"].startswith("1.0%")
+
+
+@pytest.mark.parametrize("rows", [1, 12])
+def test_a_store_with_fewer_rows_than_a_sample_has_a_plan(
+    begin: Callable[..., Planning], rows: int
+) -> None:
+    plan = begin(old(items(rows, 8)).numpy()).plan().plan
+    assert plan["rows"] == rows
+    assert plan["space"]["verdict"] == "unknown"
+    assert "space-unknown" in [note["code"] for note in plan["notes"]]
+    assert plan["estimate"]["index"] == max(rows, 10)
+
+
+def test_few_anchors_make_a_plan_without_a_estimate(begin: Callable[..., Planning]) -> None:
+    plan = begin(anchors=6).plan().plan
+    assert plan["estimate"] is None
+    codes = [note["code"] for note in plan["notes"]]
+    assert {"no-estimate", "few-anchors"} <= {*codes}
+    assert plan["re_embedding"]["shares"] == []
+
+
+def test_foreign_anchors_are_weighed_less_by_the_stores_own_sample(
+    begin: Callable[..., Planning],
+) -> None:
+    """The set has no sample of the store, and keeps none."""
+    planning = begin()
+    foreign = items(120, 5) @ some(10, 10, 50) * 1.5
+    anchor_sets.create_anchor_set(
+        planning.services,
+        CONTEXT,
+        name="mixed",
+        embeddings={
+            name: torch.cat([made(items(120, 5)), made(foreign)])
+            for name, made in (("old", old), ("new", new))
+        },
+    )
+    row = planning.plan(anchor_set="mixed")
+    assert "foreign-anchors" in [note["code"] for note in row.plan["notes"]]
+    request = FitRequest("old", "new", "mixed", "auto", {})
+    assert translators.find_pair(planning.services, "p", request)[0].sample is None
+
+
+def test_rows_of_the_chosen_share_lie_below_the_threshold(planning: Planning) -> None:
+    create = planning.plan()
+    plan, maps = dict(create.plan), load_maps(planning.services, create)
+    vectors = old(items(2_000, 77)).numpy()
+    mapped = maps.forward.map_rows(vectors)
+    for choice in ("centrality", "confidence"):
+        for share in (0.05, 0.2, 1.0):
+            below = re_embedding.threshold(plan["re_embedding"]["quantiles"], choice, share)
+            settings = {"re_embed": share, "re_embed_by": choice, "re_embed_below": below}
+            chosen = re_embedding.choose_rows(maps, settings, vectors, mapped)
+            assert chosen.mean() == pytest.approx(share, abs=0.05)
+    none = {"re_embed": 0.0, "re_embed_by": "centrality", "re_embed_below": None}
+    assert not re_embedding.choose_rows(maps, none, vectors, mapped).any()

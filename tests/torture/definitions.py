@@ -1,0 +1,205 @@
+"""What the catalogue says of a schema, and the statements that clients alter it with."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from tests.torture.pgvector import World
+from tests.torture.tally import Tally
+
+#: without the vectors' type, which a migration changes, the numbers of sequences, and the names of
+#: NOT NULL, which a restore makes up again
+CATALOGUE = """
+SELECT 'relation', c.relname || ' ' || c.relkind::text || coalesce(c.relacl::text, '') ||
+  c.relrowsecurity || c.relpersistence::text || coalesce(c.reloptions::text, '') ||
+  c.relreplident::text || coalesce(obj_description(c.oid, 'pg_class'), '')
+  FROM pg_class c WHERE c.relnamespace = %(s)s::text::regnamespace
+  AND c.relkind IN ('r', 'v', 'S', 'i')
+UNION ALL SELECT 'constraint', conrelid::regclass || ' ' || convalidated ||
+  CASE contype WHEN 'n' THEN '' ELSE conname END || pg_get_constraintdef(oid)
+  FROM pg_constraint WHERE connamespace = %(s)s::text::regnamespace
+  AND conname <> 'vectors_id_fkey'
+UNION ALL SELECT 'index', pg_get_indexdef(i.indexrelid) || i.indisvalid FROM pg_index i
+  JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relnamespace = %(s)s::text::regnamespace
+UNION ALL SELECT 'trigger', pg_get_triggerdef(t.oid) || t.tgenabled::text FROM pg_trigger t
+  JOIN pg_class c ON c.oid = t.tgrelid
+  WHERE c.relnamespace = %(s)s::text::regnamespace AND NOT t.tgisinternal
+UNION ALL SELECT 'policy', (to_jsonb(p) - 'schemaname')::text FROM pg_policies p
+  WHERE schemaname = %(s)s
+UNION ALL SELECT 'view', viewname || definition FROM pg_views WHERE schemaname = %(s)s
+UNION ALL SELECT 'publication', pubname || tablename FROM pg_publication_tables
+  WHERE schemaname = %(s)s
+UNION ALL SELECT 'function', proname || prosrc FROM pg_proc
+  WHERE pronamespace = %(s)s::text::regnamespace
+UNION ALL SELECT 'sequence', sequencename || ' ' || start_value || ' ' || increment_by || cycle
+  FROM pg_sequences WHERE schemaname = %(s)s
+UNION ALL SELECT 'column', a.attname || ' ' || rank() OVER (ORDER BY a.attnum) ||
+  CASE a.attname WHEN 'embedding' THEN '' ELSE format_type(a.atttypid, a.atttypmod) END ||
+  a.attnotnull || a.attstorage::text || a.attidentity::text || a.attgenerated::text ||
+  coalesce(a.attstattarget, -1) || coalesce(col_description(a.attrelid, a.attnum), '') ||
+  coalesce(pg_get_expr(d.adbin, d.adrelid), '') || coalesce(a.attacl::text, '')
+  FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+  WHERE a.attrelid = (%(s)s || '.docs')::regclass AND a.attnum > 0 AND NOT a.attisdropped
+"""
+
+#: a statement for both tables, and the one that undoes it
+KEPT = (
+    ("CREATE INDEX counts ON {s}.docs (n)", "DROP INDEX {s}.counts"),
+    ("COMMENT ON COLUMN {s}.docs.body IS 'other words'", "COMMENT ON COLUMN {s}.docs.body IS NULL"),
+    ("GRANT UPDATE ON {s}.docs TO torture_reader", "REVOKE UPDATE ON {s}.docs FROM torture_reader"),
+    (
+        "CREATE TRIGGER again BEFORE UPDATE OF n ON {s}.docs FOR EACH ROW "
+        "EXECUTE FUNCTION {s}.touch()",
+        "DROP TRIGGER again ON {s}.docs",
+    ),
+    (
+        "ALTER TABLE {s}.docs ALTER n SET STATISTICS 50",
+        "ALTER TABLE {s}.docs ALTER n SET STATISTICS -1",
+    ),
+    ("CREATE POLICY own ON {s}.docs USING (n >= 0)", "DROP POLICY own ON {s}.docs"),
+    ("CREATE VIEW {s}.counted AS SELECT id, n FROM {s}.docs", "DROP VIEW {s}.counted"),
+    ("CREATE UNIQUE INDEX pairs ON {s}.docs (id, slug)", "DROP INDEX {s}.pairs"),
+    (
+        "ALTER TABLE {s}.docs ALTER n TYPE int USING n + 1",
+        "ALTER TABLE {s}.docs ALTER n TYPE int USING n - 1",
+    ),
+    ("ALTER TABLE {s}.docs DISABLE TRIGGER touch", "ALTER TABLE {s}.docs ENABLE TRIGGER touch"),
+)
+#: a cutover refuses these until they are undone, or done in the hidden table as well
+REFUSED = (
+    ("ALTER TABLE {s}.docs ADD extra int DEFAULT 7", "ALTER TABLE {s}.docs DROP extra"),
+    (
+        "ALTER TABLE {s}.docs ADD CONSTRAINT counted CHECK (n > -9)",
+        "ALTER TABLE {s}.docs DROP CONSTRAINT counted",
+    ),
+    (
+        "ALTER TABLE {s}.docs ALTER body SET DEFAULT 'none'",
+        "ALTER TABLE {s}.docs ALTER body DROP DEFAULT",
+    ),
+    (
+        "ALTER TABLE {s}.docs ALTER parent SET NOT NULL",
+        "ALTER TABLE {s}.docs ALTER parent DROP NOT NULL",
+    ),
+    ("ALTER TABLE {s}.docs SET (fillfactor = 70)", "ALTER TABLE {s}.docs SET (fillfactor = 90)"),
+    ("CREATE PUBLICATION {s}_rows FOR TABLE {s}.docs", "DROP PUBLICATION {s}_rows"),
+)
+
+
+class Alterations(threading.Thread):
+    """Alters both tables now and then. `resolve` undoes what a switch refuses."""
+
+    def __init__(self, world: World, every_s: float) -> None:
+        super().__init__(name="alterations")
+        self._world, self._every_s = world, every_s
+        self._random = random.Random(f"{world.seed} alterations")
+        self._done: list[tuple[str, str]] = []
+        self._undoing = threading.Lock()
+        #: alterations that a switch refuses, which wait for `resolve`; and those that stay
+        self._refused: list[tuple[str, str]] = []
+        self._stay: set[tuple[str, str]] = set()
+
+    def run(self) -> None:
+        while not self._world.end.wait(self._random.expovariate(1 / self._every_s)):
+            with self._undoing:
+                self._alter()
+
+    def _alter(self) -> None:
+        draw = self._random
+        if self._done and draw.random() < len(self._done) / len(KEPT):
+            pair = draw.choice(self._done)
+            if self._both(pair[1]):
+                self._done.remove(pair)
+        elif not self._refused and draw.random() < 0.25 and self._hidden():
+            pair = draw.choice([each for each in REFUSED if each not in self._stay])
+            if self._both(pair[0]):
+                self._refused.append(pair)
+        else:
+            pair = draw.choice([each for each in KEPT if each not in self._done])
+            if self._both(pair[0]):
+                self._done.append(pair)
+
+    def _hidden(self) -> str | None:
+        """The name of the table that clients do not see, if a migration has made it."""
+        with self._world.connect() as connection:
+            row = connection.execute(
+                "SELECT 'live.' || relname FROM pg_class "
+                "WHERE relname ~ '^anchorage_[0-9a-f]{8}_(new|old)$'"
+            ).fetchone()
+        return row and row[0]
+
+    def resolve(self) -> None:
+        """Undo what a switch has refused, or do it in the hidden table as well."""
+        with self._undoing:
+            for pair in list(self._refused):
+                hidden = self._hidden()
+                if hidden and "PUBLICATION" not in pair[0] and self._random.random() < 0.3:
+                    with self._world.connect() as connection:
+                        connection.execute(pair[0].replace("{s}.docs", hidden))
+                    self._stay.add(pair)
+                    self._world.tally.count("alterations", "repeated in the hidden table")
+                else:
+                    while not self._both(pair[1]):
+                        self._world.end.wait(0.1)
+                    self._world.tally.count("alterations", "refused by a switch, and undone")
+                self._refused.remove(pair)
+
+    def _both(self, statement: str) -> bool:
+        """Alter both tables in one transaction; whether it was possible."""
+        try:
+            with self._world.connect() as connection:
+                connection.execute("SET LOCAL lock_timeout = '2s'")
+                for schema in ("live", "control"):
+                    connection.execute(statement.format(s=schema))
+        except psycopg.Error as error:
+            name = " ".join(statement.format(s="").split()[:6])
+            self._world.tally.count("alterations refused", f"{error.sqlstate} {name}")
+            return False
+        self._world.tally.count("alterations", " ".join(statement.format(s="").split()[:2]))
+        return True
+
+
+def catalogue(connection: Any, schema: str) -> set[tuple[str, str]]:
+    rows = connection.execute(CATALOGUE, {"s": schema}).fetchall()
+    renamed = (
+        (kind, each.replace(f"{schema}.", "").replace(f"{schema}_", "")) for kind, each in rows
+    )
+    return {each for each in renamed if "anchorage_" not in each[1]}
+
+
+def compare_definitions(url: str, tally: Tally, where: str, *, unvalidated: bool = False) -> None:
+    """Compare everything but the rows of both schemas.
+
+    unvalidated  whether foreign keys may wait for a validation, as between a switch and its end
+    """
+    with psycopg.connect(url, autocommit=True) as connection:
+        live, control = catalogue(connection, "live"), catalogue(connection, "control")
+    if unvalidated:
+        live = {
+            (kind, each.replace(" false", " true", 1).removesuffix(" NOT VALID"))
+            if kind == "constraint" and "FOREIGN KEY" in each
+            else (kind, each)
+            for kind, each in live
+        }
+    for kind, each in sorted(live ^ control):
+        side = "lost" if (kind, each) in control else "new"
+        tally.fault("definitions", f"{where}: {side} {kind} {each}")
+    tally.count("definitions compared", where, len(control))
+
+
+def leftovers(url: str) -> Sequence[str]:
+    """Names of ours in the database."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        rows = connection.execute(
+            "SELECT relname FROM pg_class WHERE relname ~ 'anchorage' UNION ALL "
+            "SELECT proname FROM pg_proc WHERE proname ~ 'anchorage' UNION ALL "
+            "SELECT tgname FROM pg_trigger WHERE tgname ~ 'anchorage' UNION ALL "
+            "SELECT conname FROM pg_constraint WHERE conname ~ 'anchorage' UNION ALL "
+            "SELECT typname FROM pg_type WHERE typname ~ 'anchorage' UNION ALL "
+            "SELECT description FROM pg_description WHERE description ~ 'anchorage'"
+        ).fetchall()
+    return [row[0] for row in rows]
