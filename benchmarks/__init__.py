@@ -1,1 +1,1 @@
-"""Measurements of what the product promises; each writes the tables that pages quote."""
+"""Measurements of what the product estimates; each writes the tables that pages quote."""

@@ -109,7 +109,7 @@ def prepare(folder: Path) -> BulkWork:
     """Create the pair in a data dir, and return its translator."""
     pack = load_pack()
     services = make_services(Settings(data_dir=folder / "data"))
-    services.db.migrate()
+    services.db.upgrade()
     context = RequestContext()
     for name in (SOURCE, TARGET):
         encoders.create_encoder(services, context, name=name, kind=EncoderKind.external, dim=DIM)
@@ -192,7 +192,7 @@ def faster(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
 def command(folder: Path, output: str) -> subprocess.Popen[bytes]:
     """Start `anchorage translate`."""
     call = [sys.executable, "-m", "app.cli", "translate", str(folder / "in"), str(folder / output)]
-    call += ["--from", SOURCE, "--to", TARGET, "--anchors", ANCHORS]
+    call += ["--source", SOURCE, "--target", TARGET, "--anchor-set", ANCHORS]
     environment = {**os.environ, "ANCHORAGE_DATA_DIR": str(folder / "data")}
     with (folder / "log.txt").open("ab") as log:
         return subprocess.Popen(call, env=environment, stdout=log, stderr=log)

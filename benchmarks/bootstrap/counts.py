@@ -70,7 +70,7 @@ def measure(name: str, method: str, count: int, number: int) -> Measured:
 
 
 #: a run is called good if at least this share of its pairs is expected to be right: the default
-#: `min_right` of POST /bootstrap
+#: `min_precision` of POST /bootstrap
 LEAST = 0.5
 
 

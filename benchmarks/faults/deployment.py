@@ -261,7 +261,7 @@ def deployment(
 
 def _migrate(url: str) -> None:
     database = Database(url)
-    database.migrate()
+    database.upgrade()
     database.close()
 
 

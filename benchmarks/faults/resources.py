@@ -115,8 +115,8 @@ class Watch:
     """The largest size of a process tree since `begin`."""
 
     def __init__(self, pid: int) -> None:
-        self.most_bytes = 0
-        self.most_processes = 0
+        self.max_bytes = 0
+        self.max_processes = 0
         self._pid = pid
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
@@ -130,8 +130,8 @@ class Watch:
     def _look(self) -> None:
         while not self._ended.wait(LOOK_S):
             pids = tree(self._pid)
-            self.most_processes = max(self.most_processes, len(pids))
-            self.most_bytes = max(self.most_bytes, sum(map(resident, pids)))
+            self.max_processes = max(self.max_processes, len(pids))
+            self.max_bytes = max(self.max_bytes, sum(map(resident, pids)))
 
 
 @contextmanager

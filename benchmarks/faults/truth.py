@@ -112,7 +112,7 @@ def growth(variant: int) -> Growth:
         "target_pool": to_wire(target),
         "seeds": [list(pair) for pair in seeds],
         "method": "paper",
-        "min_right": 0,
+        "min_precision": 0,
         "size": SIZE,
         "options": {"steps": STEPS},
     }

@@ -9,7 +9,7 @@ Translators by 15 to 300 anchors and unpaired vectors of both encoders (`align_b
 those of the anchors alone (graded, its defaults) and of 1,000 anchors. The encoders are unrelated.
 Recall@10 and MRR are of 2,000 held-out short sentences, of which no method sees any; the unpaired
 vectors of both sides are of different sentences. Data: benchmarks/frontier/texts.py and
-benchmarks/reindex/vectors.py.
+benchmarks/migrate/vectors.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from app.maths.quality.metrics import item_metrics
 from app.maths.translators.translator import apply
 from benchmarks.common import RESULTS, Table, parser, show, write
 from benchmarks.frontier.texts import parts
-from benchmarks.reindex.vectors import embedded
+from benchmarks.migrate.vectors import embedded
 
 PAIRS = (("use", "minilm"), ("use", "e5"), ("e5", "minilm"))
 ANCHORS, GOAL = (15, 30, 100, 300), 1_000

@@ -34,8 +34,8 @@ from app.maths.translators import methods
 from app.maths.translators.translator import Translator, apply
 from benchmarks.common import RESULTS, Table, parser, show, write
 from benchmarks.frontier.texts import parts
+from benchmarks.migrate.vectors import embedded
 from benchmarks.quality.measure import Index
-from benchmarks.reindex.vectors import embedded
 
 SENTENCE_PAIRS = (("use", "minilm"), ("use", "e5"), ("e5", "minilm"), ("minilm", "e5"))
 ANCHORS = (300, 1_000, 2_000, 4_000, 16_000)

@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 
 from benchmarks.common import Missing
-from benchmarks.reindex.corpus import sentences
+from benchmarks.migrate.corpus import sentences
 
 HELD_OUT, SIDE = 2_000, 60_000
 

@@ -29,7 +29,7 @@ from app.encoders.torchvision_ops import make_importable
 from benchmarks.common import CACHE, DATA, Missing
 
 ANCHORS = (50, 100, 300, 1000)
-MOST_TESTED = 1_000
+MAX_TESTED = 1_000
 
 TEXT_ENCODERS = ("minilm3-512", "minilm6-384", "static-256")
 #: encoders trained on ImageNet; the four CIFAR ResNets next to them saw these very labels in
@@ -74,13 +74,13 @@ class Task:
 
 
 def split(task: Task, anchors: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Rows of `anchors` anchors, and of at most MOST_TESTED other items, drawn uniformly.
+    """Rows of `anchors` anchors, and of at most MAX_TESTED other items, drawn uniformly.
 
     With one seed, fewer anchors are the first of more. The test is the same for every number of
     anchors if there are enough items, which is so for all tasks but text-embeddings.
     """
     order = torch.randperm(task.items, generator=torch.Generator().manual_seed(seed))
-    return order[:anchors], order[anchors:][-MOST_TESTED:]
+    return order[:anchors], order[anchors:][-MAX_TESTED:]
 
 
 def text_embeddings() -> Task:

@@ -33,7 +33,7 @@ def cells(section: Mapping[str, Any]) -> list[list[str]]:
 
 
 def targets(section: Mapping[str, Any]) -> list[tuple[str, float, bool]]:
-    """What was promised, the worst number found, and whether it holds."""
+    """What was estimated, the worst number found, and whether it holds."""
     cells = section["cells"]
     better = [cell for cell in cells if cell["re-embed"] > cell["keep"]]
     cascade = max(abs(cell["cascade"] - cell["translate"]) for cell in cells)

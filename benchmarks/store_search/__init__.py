@@ -1,1 +1,1 @@
-"""Searches of a store with a new encoder, before and during a reindexing."""
+"""Searches of a store with a new encoder, before and during a migration."""

@@ -1,4 +1,4 @@
-"""Do the same rows survive a reindexing and its rollback in every kind of store, and how fast?
+"""Do the same rows survive a migration and its rollback in every kind of store, and how fast?
 
     python -m benchmarks.stores                  # every connector; about 10 minutes on 2 cores
     python -m benchmarks.stores --store lancedb

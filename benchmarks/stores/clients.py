@@ -54,7 +54,7 @@ class PgvectorClient(StoreClient):
 
     @contextmanager
     def running(self, folder: Path) -> Iterator[str]:
-        from benchmarks.reindex.postgres import server
+        from benchmarks.migrate.postgres import server
 
         with server(folder / "postgres") as running:
             yield running.database("stores").url

@@ -1,4 +1,4 @@
-"""One reindexing from the fill of a store to the rollback, timed by phase and compared by row."""
+"""One migration from the fill of a store to the rollback, timed by phase and compared by row."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from app.stores.base import Beside, Store
+from app.stores.base import Migration, Store
 from app.stores.registry import CONNECTORS, open_store
 from benchmarks.stores.clients import Read, StoreClient
 from benchmarks.stores.data import World
 
 PAGE = 1000
-#: part of the name of everything that the reindexing creates
+#: part of the name of everything that the migration creates
 NAME_TAG = "5ca1ab1e"
 #: queries of the search after the cutover, and results of each
 QUERIES, NEAREST = 200, 10
@@ -49,7 +49,7 @@ def measure(client: StoreClient, folder: Path, world: World) -> dict[str, Any]:
         before = client.read(location)
         store = open_store(location)
         try:
-            found = reindex(store, world, clock)
+            found = migrate(store, world, clock)
         finally:
             store.close()
         after = client.read(location)
@@ -67,22 +67,22 @@ def measure(client: StoreClient, folder: Path, world: World) -> dict[str, Any]:
     }
 
 
-def reindex(store: Store, world: World, clock: Clock) -> dict[str, Any]:
-    """Run a whole reindexing, roll it back and abandon it."""
+def migrate(store: Store, world: World, clock: Clock) -> dict[str, Any]:
+    """Run a whole migration, roll it back and abandon it."""
     with clock.phase("checksum"):
         checksum = store.checksum()
-    beside = store.beside(NAME_TAG, world.native.shape[1])
-    sweep(store, beside, world, clock)
+    migration = store.migration(NAME_TAG, world.native.shape[1])
+    sweep(store, migration, world, clock)
     with clock.phase("build"):
-        beside.build_index()
-    written = beside.count()
+        migration.build_index()
+    written = migration.count()
     with clock.phase("cutover"):
-        cutover = beside.cutover(world.translate)
+        cutover = migration.cutover(world.translate)
     dim, at_cutover = store.facts().dim, store.checksum()
     recall = measure_recall(store, world)
     with clock.phase("rollback"):
-        rollback = beside.rollback(world.translate_back)
-    beside.abandon()
+        rollback = migration.rollback(world.translate_back)
+    migration.abandon()
     return {
         "rows": checksum.rows,
         "written": written,
@@ -94,9 +94,9 @@ def reindex(store: Store, world: World, clock: Clock) -> dict[str, Any]:
     }
 
 
-def sweep(store: Store, beside: Beside, world: World, clock: Clock) -> None:
+def sweep(store: Store, migration: Migration, world: World, clock: Clock) -> None:
     with clock.phase("prepare"):
-        beside.prepare()
+        migration.prepare()
     cursor = None
     while True:
         with clock.phase("scroll"):
@@ -105,7 +105,7 @@ def sweep(store: Store, beside: Beside, world: World, clock: Clock) -> None:
             with clock.phase("translate"):
                 vectors = world.translate(page.ids, page.vectors)
             with clock.phase("write"):
-                beside.write(page.ids, vectors)
+                migration.write(page.ids, vectors)
         cursor = page.cursor
         if cursor is None:
             return
@@ -128,7 +128,7 @@ def measure_recall(store: Store, world: World) -> float:
 
 
 def compare(before: Read, after: Read) -> dict[str, Any]:
-    """Compare each row before the reindexing and after the rollback."""
+    """Compare each row before the migration and after the rollback."""
     common = before.keys() & after.keys()
     return {
         "rows_missing": len(before) - len(common),

@@ -111,7 +111,7 @@ class Scene:
             watching(self.api.pid) as watch,
         ):
             wait_until(lambda: len(asking.answers) > 4, "the well-behaved client to get answers")
-            began, watch.most_bytes, watch.most_processes = time.monotonic(), 0, 0
+            began, watch.max_bytes, watch.max_processes = time.monotonic(), 0, 0
             spent = cpu_seconds(self.api.pid)
             yield outcome, asking
             time.sleep(1)
@@ -120,7 +120,7 @@ class Scene:
             outcome.livez_s = max(asking.since(began, LIVEZ), default=outcome.seconds)
             outcome.translate_s = max(asking.since(began, TRANSLATE), default=outcome.seconds)
             outcome.failed = asking.failed_since(began)
-            outcome.peak_mib, outcome.processes = watch.most_bytes // 2**20, watch.most_processes
+            outcome.peak_mib, outcome.processes = watch.max_bytes // 2**20, watch.max_processes
         outcome.killed = not self.api.alive
         outcome.must(not outcome.killed, "killed")
         outcome.must(outcome.livez_s < allowed_s, "/livez late")

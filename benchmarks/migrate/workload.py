@@ -17,8 +17,8 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from benchmarks.reindex.postgres import Database
-from benchmarks.reindex.rows import Collection
+from benchmarks.migrate.postgres import Database
+from benchmarks.migrate.rows import Collection
 
 SEARCHES_PER_SECOND, WRITES_PER_SECOND = 50, 20
 SEARCH_THREADS, WRITE_THREADS = 6, 4

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.reindex.rows import Collection, Numbers
-from benchmarks.reindex.truth import Expected
-from benchmarks.reindex.vectors import Vectors
-from benchmarks.reindex.workload import EF_SEARCH, NEAREST
+from benchmarks.migrate.rows import Collection, Numbers
+from benchmarks.migrate.truth import Expected
+from benchmarks.migrate.vectors import Vectors
+from benchmarks.migrate.workload import EF_SEARCH, NEAREST
 
 BLOCK = 20_000
 

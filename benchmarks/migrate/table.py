@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.reindex.rows import Collection
-from benchmarks.reindex.vectors import DIM
+from benchmarks.migrate.rows import Collection
+from benchmarks.migrate.vectors import DIM
 
 TABLE = "items"
 BATCH = 5_000
@@ -49,3 +49,28 @@ def fill(connection: Any, rows: Collection, count: int, encoder: str) -> dict[st
     connection.execute("VACUUM ANALYZE items")
     connection.execute("CHECKPOINT")
     return {"load_s": loaded - began, "index_s": indexed - loaded}
+
+
+def definitions(connection: Any) -> set[str]:
+    """Columns, constraints, indexes and rights of the table, without what the vectors change."""
+    rows = connection.execute(
+        "SELECT format('%s %s %s %s', attnum, attname, format_type(atttypid, atttypmod), "
+        "attnotnull) FROM pg_attribute WHERE attrelid = 'items'::regclass AND attnum > 0 "
+        "UNION ALL SELECT conname || ' ' || pg_get_constraintdef(oid) FROM pg_constraint "
+        "WHERE conrelid = 'items'::regclass "
+        "UNION ALL SELECT pg_get_indexdef(indexrelid) || indisvalid FROM pg_index "
+        "WHERE indrelid = 'items'::regclass "
+        "UNION ALL SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = 'items'::regclass "
+        "UNION ALL SELECT concat('rights ', relacl, ' ', reloptions, relkind) FROM pg_class "
+        "WHERE oid = 'items'::regclass"
+    ).fetchall()
+    return {row[0] for row in rows}
+
+
+def leftovers(connection: Any) -> list[str]:
+    """Names of the service's tables, indexes and functions in the database."""
+    rows = connection.execute(
+        "SELECT relname FROM pg_class WHERE relname ~ '^anchorage_' UNION ALL "
+        "SELECT proname FROM pg_proc WHERE proname ~ '^anchorage_' ORDER BY 1"
+    ).fetchall()
+    return [row[0] for row in rows]

@@ -1,13 +1,13 @@
-"""What reports promise for an index of 1,000, 10,000 and 100,000 items, and what is found there.
+"""What reports estimate for an index of 1,000, 10,000 and 100,000 items, and what is found there.
 
-Each case draws k anchors, and promises from only these what 500 other items find in indexes of
+Each case draws k anchors, and estimates from only these what 500 other items find in indexes of
 other native vectors. Data, from ANCHORAGE_DATA: Banking77, Fashion-MNIST and word spaces
 (encoders/), and 159,000 sentences (corpora/, banking77/, stsb-multi-mt/) by five encoders of
 different families: static-256 (encoders/text), the token embeddings of the package wordllama,
 averages of two kinds of word vectors (encoders/words), and latent semantic analysis (scikit-learn).
 CIFAR-10 and Cranfield took no part in any choice.
 
-    python -m benchmarks.promises
+    python -m benchmarks.estimates
 
 Needs `pip install wordllama`.
 """
@@ -32,15 +32,15 @@ from torch import Tensor
 
 from app.maths.geometry.space import fit_space
 from app.maths.quality import crossfit
+from app.maths.quality.estimate import estimate, estimate_basis, learning_curve, more_partitions
 from app.maths.quality.index_curves import measure_curves
 from app.maths.quality.metrics import unit
-from app.maths.quality.promise import learning_curve, more_partitions, promise, promise_basis
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from benchmarks import common
 
 ANCHORS, INDEXES, QUERIES = (100, 300, 1000), (1_000, 10_000, 100_000), 500
-#: vectors of the store that promises with a sample see
+#: vectors of the store that estimates with a sample see
 SAMPLE = 2_000
 SEEDS = (11, 12)
 #: random indexes of at most 1,000 items, whose numbers vary
@@ -73,7 +73,7 @@ PAIRS = {
 
 
 def main() -> None:
-    arguments = common.parser(__doc__, common.RESULTS / "promises.json")
+    arguments = common.parser(__doc__, common.RESULTS / "estimates.json")
     arguments.add_argument("--data", nargs="*", choices=PAIRS, default=list(PAIRS))
     chosen = arguments.parse_args()
     torch.set_num_threads(1)
@@ -94,7 +94,7 @@ def main() -> None:
 def measure(
     name: str, x: Tensor, y: Tensor, pair: tuple[str, str], anchors: int, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """Promised and found numbers of one draw, for each index, with and without a sample."""
+    """Estimated and found numbers of one draw, for each index, with and without a sample."""
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1000 * seed + anchors))
     known, queries, others = order[:anchors], order[anchors:][:QUERIES], order[anchors + QUERIES :]
     sample = others[: SAMPLE if len(others) > 3 * SAMPLE else len(others) // 5]
@@ -113,7 +113,7 @@ def measure(
         found = _found(translated, native, index, size)
         found["cosine"] = float((translated * native).sum(dim=1).mean())
         for kind, basis in bases.items():
-            promised = promise(basis, size)
+            estimated = estimate(basis, size)
             yield {
                 "data": name,
                 "pair": list(pair),
@@ -122,7 +122,7 @@ def measure(
                 "index": size,
                 "sample": len(sample) if kind == "sample" else 0,
                 "measures": {
-                    measure: [*promised.measures[measure], value]
+                    measure: [*estimated.measures[measure], value]
                     for measure, value in found.items()
                 },
             }
@@ -135,7 +135,7 @@ def _bases(source: Tensor, target: Tensor, options: methods.Options, sample: Ten
     curve = learning_curve(METHOD, source, target, options)
     partitions = more_partitions(held, METHOD, source, target, options)
     return {
-        kind: promise_basis(measure_curves(partitions, target, rows), held_out, curve)
+        kind: estimate_basis(measure_curves(partitions, target, rows), held_out, curve)
         for kind, rows in (("none", None), ("sample", sample))
     }
 
@@ -185,14 +185,14 @@ def _usual(index: int) -> int:
 
 
 def compare(cases: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """By measure: means promised and found, their mean absolute difference, and the share of the
+    """By measure: means estimated and found, their mean absolute difference, and the share of the
     intervals that contain what was found.
     """
     figures = {}
     for name in ("recall", "mrr", "cosine"):
         numbers = [each["measures"][name] for each in cases]
         figures[name] = {
-            "promised": mean(value for value, _, _, _ in numbers),
+            "estimated": mean(value for value, _, _, _ in numbers),
             "found": mean(found for _, _, _, found in numbers),
             "absolute": mean(abs(value - found) for value, _, _, found in numbers),
         }
@@ -200,7 +200,7 @@ def compare(cases: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def by_data(rows: list[dict[str, Any]]) -> common.Table:
-    """Promised and found, and their mean absolute difference, without and with a sample."""
+    """Estimated and found, and their mean absolute difference, without and with a sample."""
     table = [["data", "index", "anchors", *TITLES]]
     for row in rows:
         cells = []
@@ -208,7 +208,7 @@ def by_data(rows: list[dict[str, Any]]) -> common.Table:
             for name in ("recall", "mrr"):
                 each = row[kind][name]
                 cells.append(
-                    f"{each['promised']:.3f} / {each['found']:.3f} ({each['absolute']:.3f})"
+                    f"{each['estimated']:.3f} / {each['found']:.3f} ({each['absolute']:.3f})"
                 )
         table.append([row["data"], f"{row['index']:,}", f"{row['anchors']:,}", *cells])
     return table
@@ -292,7 +292,7 @@ CORPORA = (
 
 
 def _sentence_vectors(encoder: str) -> np.ndarray[Any, Any]:
-    path = common.CACHE / f"promises-{encoder}.npy"
+    path = common.CACHE / f"estimates-{encoder}.npy"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         texts = _sentences()

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.reindex.rows import Collection, Numbers
-from benchmarks.reindex.vectors import DIM, Vectors
+from benchmarks.migrate.rows import Collection, Numbers
+from benchmarks.migrate.vectors import DIM, Vectors
 
 #: largest difference of one number of a unit vector that counts as equal: float32 sums in another
 #: order

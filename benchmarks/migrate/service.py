@@ -1,7 +1,8 @@
-"""A real `anchorage serve` that can be killed, and a client of its reindexings."""
+"""A real `anchorage serve` that can be killed, and a client of its migrations."""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import httpx2
 import numpy as np
 
 from app.demo.client import free_port, wait_until_ready
-from benchmarks.reindex.vectors import DIM, Vectors
+from benchmarks.migrate.vectors import DIM, Vectors
 
 TIMEOUT_S = 600
 POLL_S = 0.1
@@ -106,18 +107,25 @@ class Service:
         """Create an encoder of each name, and the anchor set `anchors`."""
         for name in anchors:
             self.call("POST", "/encoders", name=name, kind="external", dim=DIM)
-        embeddings = {name: vectors.tolist() for name, vectors in anchors.items()}
+        embeddings = {
+            name: {
+                "dtype": "float32",
+                "shape": vectors.shape,
+                "base64": base64.b64encode(np.float32(vectors).tobytes()).decode(),
+            }
+            for name, vectors in anchors.items()
+        }
         self.call("POST", "/anchor-sets", name="anchors", embeddings=embeddings)
 
-    def step(self, reindexing: str, action: str) -> tuple[JSON, float]:
-        """POST to the reindexing; its answer and the seconds that it took."""
+    def step(self, migration: str, action: str) -> tuple[JSON, float]:
+        """POST to the migration; its answer and the seconds that it took."""
         began = time.monotonic()
-        answer = self.call("POST", f"/reindexings/{reindexing}/{action}")
+        answer = self.call("POST", f"/migrations/{migration}/{action}")
         return answer, time.monotonic() - began
 
-    def state(self, reindexing: str) -> JSON:
-        """Return the reindexing."""
-        return self.call("GET", f"/reindexings/{reindexing}")
+    def state(self, migration: str) -> JSON:
+        """Return the migration."""
+        return self.call("GET", f"/migrations/{migration}")
 
     def wait(self, job: str, watch: Callable[[JSON], None] | None = None) -> JSON:
         """Wait for a job; its last state. Raises RuntimeError if it did not succeed."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.common import DATA, Missing
 
-FEWEST_WORDS, MOST_WORDS = 4, 40
+FEWEST_WORDS, MAX_WORDS = 4, 40
 
 ORIGIN = (
     "banking77/*.csv (PolyAI-LDN/task-specific-datasets), cranfield/cranfield.json, trec/*.label, "
@@ -38,7 +38,7 @@ def sentences() -> list[Sentence]:
     found: dict[str, Sentence] = {}
     for each in (*_tables(), *_archives()):
         words = re.findall(r"\w+", each.line.casefold())
-        if len(words) >= FEWEST_WORDS and len(each.line.split()) <= MOST_WORDS:
+        if len(words) >= FEWEST_WORDS and len(each.line.split()) <= MAX_WORDS:
             found.setdefault(" ".join(words), each)
     return list(found.values())
 

