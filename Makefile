@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-long serve docs docs-serve pages lint format bench papers faults soak pack
+.PHONY: help install demo test test-fast test-long serve docs docs-serve pages lint format bench papers faults soak torture pack
 .PHONY: constraints release clean
 
 help: ## list the targets
@@ -33,9 +33,9 @@ MATHS := tests/maths tests/heads tests/research
 SHAPES := --jaxtyping-packages=app.maths,app.heads,research,beartype.beartype
 
 # The maths keeps every core busy; the other tests often wait for the servers that they start.
-test: $(INSTALLED) ## run all tests that CI runs (a quarter of an hour on two cores)
+test: $(INSTALLED) ## run all tests that CI runs (ten minutes on two cores)
 	$(PYTEST) -n 2 -m "not long" $(SHAPES) $(MATHS)
-	$(PYTEST) -n 3 -m "not long" $(MATHS:%=--ignore=%)
+	$(PYTEST) -n 4 -m "not long" $(MATHS:%=--ignore=%)
 
 test-fast: $(INSTALLED) ## run the tests of the maths and of the services on SQLite, without bootstraps (a minute)
 	$(PYTEST) -n 2 -m "not long" -k "not postgres and not redis and not bootstrap" tests/maths tests/services
@@ -74,12 +74,15 @@ bench: $(INSTALLED) ## run the benchmarks, for hours, into benchmarks/results (s
 	cp demo-output/map.png docs/assets/demo-map.png
 	$(BIN)/python -m benchmarks.quality
 	$(BIN)/python -m benchmarks.relevance
-	$(BIN)/python -m benchmarks.promises
+	$(BIN)/python -m benchmarks.estimates
 	$(BIN)/python -m benchmarks.wire
+	$(BIN)/python -m benchmarks.fair_turns
+	$(BIN)/python -m benchmarks.native
 	$(BIN)/python -m benchmarks.bulk --gigabytes 5
 	$(BIN)/python -m benchmarks.client
 	$(BIN)/python -m benchmarks.stores
 	$(BIN)/python -m benchmarks.bootstrap
+	$(BIN)/python -m benchmarks.native_debian
 
 papers: $(INSTALLED) ## reproduce the papers, for hours, into research/results (needs ANCHORAGE_DATA)
 	$(BIN)/python -m research.stitching
@@ -92,6 +95,9 @@ faults: $(INSTALLED) ## kill, restart and attack real processes, and count losse
 
 soak: $(INSTALLED) ## run a mixed load for MINUTES=10, and count errors and leaks (needs PostgreSQL and Redis binaries)
 	$(BIN)/python -m benchmarks.faults.soak --minutes $(or $(MINUTES),10)
+
+torture: $(INSTALLED) ## kill and alter everything during migrations of all kinds of stores for MINUTES=10 (SEED= repeats a run)
+	$(BIN)/python -m tests.torture --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 pack: $(INSTALLED) ## rebuild the demo's data (needs ANCHORAGE_DATA)
 	$(BIN)/python scripts/make_demo_pack.py

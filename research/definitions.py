@@ -138,7 +138,7 @@ def measure(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> Q
     return mean_quality(item_metrics(translated, native))
 
 
-def most_steps(distortion: float, *, bits: int) -> int:
+def max_steps(distortion: float, *, bits: int) -> int:
     """ceil(e / D), exactly: the largest difference between the codes of cosines that differ by e.
 
     e is `distortion` >= 0. Raises InvalidOption.

@@ -185,7 +185,7 @@ def demo_words() -> str:
     report = _demo()
     farthest = {
         name: max(
-            abs(row[f"promised_{name}"] - row[f"measured_{name}"]) for row in report["promises"]
+            abs(row[f"estimated_{name}"] - row[f"measured_{name}"]) for row in report["estimates"]
         )
         for name in ("recall", "cosine")
     }
@@ -193,9 +193,10 @@ def demo_words() -> str:
     least, most = (limit(row["stitched"] for row in heads) for limit in (min, max))
     native = sorted(row["native"] for row in heads)
     return (
-        "The service promises a quality from the anchors alone: "
+        "The service estimates a quality from the anchors alone: "
         "every anchor is translated by a fit that never saw it.\n"
-        f"In the six pairs, the measured recall is within {farthest['recall']:.3f} of the promise, "
+        f"In the six pairs, the measured recall is within {farthest['recall']:.3f} of the "
+        "estimate, "
         f"and the measured cosine within {farthest['cosine']:.3f}.\n"
         "A classifier trained on one encoder and used with another is right "
         f"for {least:.2f} to {most:.2f} of the sentences; "

@@ -7,7 +7,7 @@ Writes research/results/bootstrap.json.
 
 Items embedded by two encoders, one side in another order; some true pairs are the seeds. Means and
 standard deviations over draws of items, order and seeds; methods that take minutes have fewer
-draws. Data: see benchmarks/quality/data.py. What the product promises of
+draws. Data: see benchmarks/quality/data.py. What the product estimates of
 bootstrapping is in benchmarks/bootstrap.
 """
 
