@@ -11,6 +11,7 @@ embeds all documents and queries once and keeps them in $ANCHORAGE_BENCHMARK_CAC
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import random
 import re
@@ -18,7 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -188,8 +189,15 @@ def _vocabulary() -> Mapping[str, str]:
     }
 
 
-def main(encoders: Iterable[str] = ENCODERS) -> None:
+def main() -> None:
     """Embed everything once."""
+    command = argparse.ArgumentParser(
+        prog="python -m benchmarks.debian",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("encoders", nargs="*", choices=ENCODERS, default=ENCODERS)
+    encoders = command.parse_args().encoders
     try:
         documents = packages()
         measured, others = queries(documents)
@@ -203,4 +211,4 @@ def main(encoders: Iterable[str] = ENCODERS) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ENCODERS)
+    main()
