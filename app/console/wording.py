@@ -30,6 +30,12 @@ OPTIONS: dict[AdvisedOption, OptionWords] = {
         "encoder. The index does not change.",
         "good",
     ),
+    "native": OptionWords(
+        "Native",
+        "Search the old index, and let the new encoder embed the 20 best candidates of each query. "
+        "The index does not change.",
+        "good",
+    ),
     "translate": OptionWords(
         "Translate", "Translate the stored vectors into the new encoder's space.", "good"
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -68,7 +68,8 @@ class JudgedFields(Body):
     )
     native_documents: Vectors = Field(
         None,
-        description="Vectors of the same documents by the target encoder, to measure `re-embed`. "
+        description="Vectors of the same documents by the target encoder, to measure `native` and "
+        "`re-embed`. "
         "Only with `judgements`.",
     )
     query_ids: Ids | None = Field(
@@ -160,6 +161,28 @@ class FuseOut(BaseModel):
     by_weight: list[WeightNdcg] = Field(description="nDCG@10 of each weight.")
 
 
+class NativeNdcg(BaseModel):
+    """nDCG@10 of native by one number of candidates with a native vector."""
+
+    candidates: int = Field(description="Candidates of each query with a native vector.")
+    ndcg_10: float = Field(description="Mean over the queries.")
+    texts_per_query: float = Field(
+        description="Texts that these queries embed, each text once, divided by their number. A "
+        "log with more queries embeds fewer texts a query."
+    )
+
+
+class NativeOut(BaseModel):
+    """What native scores find, and cost."""
+
+    candidates: int = Field(description="Candidates of each query with a native vector.")
+    mode: Literal["fuse", "cascade"] = Field(
+        description="`fuse`: native and old scores, which needs `old_queries`. `cascade`: native "
+        "scores alone."
+    )
+    by_candidates: list[NativeNdcg] = Field(description="Each number of candidates.")
+
+
 class RelevanceOut(BaseModel):
     """What people find by each option, on judged queries."""
 
@@ -185,6 +208,7 @@ class RelevanceOut(BaseModel):
         description="For each other option, the fields that it needs."
     )
     fuse: FuseOut | None = Field(description="Null without `fuse` among the results.")
+    native: NativeOut | None = Field(description="Null without `native` among the results.")
     best: SearchOption = Field(
         description="The option with the highest nDCG@10. `intervals` say how sure that is."
     )

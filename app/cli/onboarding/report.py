@@ -88,6 +88,16 @@ def _next(answer: dict[str, Any]) -> Iterator[str]:
             f"rankings = client.rescore({pair}, queries=new_queries{more}, candidates=candidates, "
             f'mode="{advice}")'
         )
+    elif advice == "native":
+        yield (
+            "Start the service with `anchorage serve`, connect the store with `text_field`, and "
+            "search it:\n"
+        )
+        anchors = f', anchor_set="{answer["anchor_set"]}"'
+        call = (
+            'rankings = client.stores.search("my-store", '
+            f'target="{answer["target"]}"{anchors}, inputs=["a question"], native=20)'
+        )
     else:
         yield "Start the service with `anchorage serve`, and translate:\n"
         call = f"translated = client.translate(vectors, {pair}).vectors"

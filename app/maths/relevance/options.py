@@ -1,4 +1,4 @@
-"""The six ways to search after a change of encoder, as rankings that can be measured.
+"""The seven ways to search after a change of encoder, as rankings that can be measured.
 
 - keep: old queries in the old store.
 - bridge: new queries, translated into the old space, in the old store.
@@ -6,6 +6,8 @@
   the new query.
 - fuse: the first candidates of keep and of the bridge, by the weighted sum of their old and their
   translated scores (`fusion`).
+- native: the candidates of fuse, or those of the cascade without old queries; the first n of them
+  are scored by their own vectors of the new encoder (`native.order_block`).
 - translate: new queries among all stored vectors, translated.
 - re-embed: new queries among all documents, embedded anew.
 
@@ -25,21 +27,26 @@ from torch import Tensor
 
 from app.maths.geometry.space import COSINE_ROWS
 from app.maths.quality.metrics import MAX_COSINES
+from app.maths.relevance.native import NATIVE_WEIGHT, order_block
 from app.maths.relevance.ranking_metrics import RECALL_DEPTH, Judgements, measure_ranking
 from app.maths.relevance.rescoring import fuse
 
-SearchOption = Literal["keep", "bridge", "cascade", "fuse", "translate", "re-embed"]
+SearchOption = Literal["keep", "bridge", "cascade", "fuse", "native", "translate", "re-embed"]
 SEARCH_OPTIONS: tuple[SearchOption, ...] = (
     "keep",
     "bridge",
     "cascade",
     "fuse",
+    "native",
     "translate",
     "re-embed",
 )
 
 #: Candidates of the old store that cascade and fuse score anew.
 DEFAULT_CANDIDATES = 100
+
+#: Candidates of each query that get a native vector; `native` is the first number.
+NATIVE_COUNTS = (20, 50, 100)
 
 #: The vectors of `SearchVectors` that each option reads.
 NEEDED: dict[SearchOption, tuple[str, ...]] = {
@@ -52,6 +59,13 @@ NEEDED: dict[SearchOption, tuple[str, ...]] = {
         "old_documents",
         "new_queries",
         "translated_documents",
+    ),
+    "native": (
+        "bridged_queries",
+        "old_documents",
+        "new_queries",
+        "translated_documents",
+        "new_documents",
     ),
     "translate": ("new_queries", "translated_documents"),
     "re-embed": ("new_queries", "new_documents"),
@@ -91,11 +105,17 @@ class SearchVectors:
 
 @dataclass(frozen=True, eq=False)
 class SearchMetrics:
-    """The MEASURES (n, 3) of each option but fuse, and of fuse by each of `weights`."""
+    """The MEASURES (n, 3) of each option but fuse and native, of fuse by each of `weights`, and of
+    native by each of NATIVE_COUNTS.
+
+    native_texts  for each of NATIVE_COUNTS, the different documents that all queries embed
+    """
 
     options: dict[SearchOption, Float64[Tensor, "n 3"]]
     fused: list[Float64[Tensor, "n 3"]]
     weights: tuple[float, ...]
+    native: list[Float64[Tensor, "n 3"]]
+    native_texts: list[int]
 
 
 def measure_options(
@@ -103,14 +123,18 @@ def measure_options(
     judged: Judgements,
     *,
     weights: Sequence[float],
+    default_weight: float = 0.0,
+    native_weight: float = NATIVE_WEIGHT,
     candidates: int = DEFAULT_CANDIDATES,
     on_progress: Callable[[int], object] = lambda _: None,
 ) -> SearchMetrics:
     """The measures of every option whose vectors are available, over the judged queries.
 
-    weights      of the new scores in fuse, each in [0, 1]
-    candidates   of each search of the old store, at least 1; more than m count as m
-    on_progress  called before each block of queries with the number of queries that are done
+    weights         of the new scores in fuse, each in [0, 1]
+    default_weight  of the translated scores that decide which candidates get a native vector
+    native_weight   of the native scores beside old ones
+    candidates      of each search of the old store, at least 1; more than m count as m
+    on_progress     called before each block of queries with the number of queries that are done
 
     Queries run in blocks, so that one table of cosines has at most MAX_COSINES numbers.
     """
@@ -122,6 +146,8 @@ def measure_options(
     depth = min(candidates, judged.size)
     parts: dict[SearchOption, list[Tensor]] = {}
     fused: list[list[Tensor]] = [[] for _ in weights]
+    native: list[list[Tensor]] = [[] for _ in NATIVE_COUNTS]
+    reached = torch.zeros(len(NATIVE_COUNTS), judged.size, dtype=torch.bool)
     step = max(1, min(COSINE_ROWS, MAX_COSINES // judged.size))
     for start in range(0, len(judged), step):
         on_progress(start)
@@ -140,10 +166,17 @@ def measure_options(
         if "fuse" in vectors.options:
             for place, ranking in enumerate(_fuse_rankings(cosines, depth, weights)):
                 fused[place].append(measure_ranking(ranking, judged, start))
+        if "native" in vectors.options:
+            ids, base = _base_scores(cosines, depth, default_weight)
+            for place, count in enumerate(NATIVE_COUNTS):
+                ranking = _native_ranking(cosines, ids, base, count, native_weight, reached[place])
+                native[place].append(measure_ranking(ranking, judged, start))
     return SearchMetrics(
         {option: torch.cat(parts[option]) for option in SEARCH_OPTIONS if option in parts},
         [torch.cat(blocks) for blocks in fused if blocks],
         tuple(weights),
+        [torch.cat(blocks) for blocks in native if blocks],
+        reached.sum(dim=1).tolist(),
     )
 
 
@@ -151,16 +184,64 @@ def _fuse_rankings(
     cosines: Mapping[SearchOption, Float32[Tensor, "c m"]], depth: int, weights: Sequence[float]
 ) -> list[Int64[Tensor, "c r"]]:
     """The candidates of keep and of the bridge, by their fused scores for each weight."""
+    ids, repeated, scores = _fuse_scores(cosines, depth, weights)
+    return [_order(ids, each, missing=repeated) for each in scores]
+
+
+def _fuse_scores(
+    cosines: Mapping[SearchOption, Float32[Tensor, "c m"]], depth: int, weights: Sequence[float]
+) -> tuple[Int64[Tensor, "c s"], Bool[Tensor, "c s"], list[Float64[Tensor, "c s"]]]:
+    """The candidates of keep and of the bridge, which of them repeat an earlier one, and their
+    fused scores for each weight: -inf where one repeats.
+    """
     both = (_first(cosines["keep"], depth), _first(cosines["bridge"], depth))
     ids, repeated = _join(*both, size=cosines["keep"].shape[1])
     counted = ~repeated
     new, old = (cosines[name].gather(1, ids)[counted].double() for name in ("translate", "keep"))
-    rankings = []
+    tables = []
     for flat in fuse(new, old, counted.nonzero()[:, 0], weights):
         scores = torch.full_like(ids, -torch.inf, dtype=torch.float64)
         scores[counted] = flat
-        rankings.append(_order(ids, scores, missing=repeated))
-    return rankings
+        tables.append(scores)
+    return ids, repeated, tables
+
+
+def _base_scores(
+    cosines: Mapping[SearchOption, Float32[Tensor, "c m"]], depth: int, weight: float
+) -> tuple[Int64[Tensor, "c s"], Float64[Tensor, "c s"]]:
+    """The candidates of native, and their scores before any of them is embedded: by fuse, or by
+    the cascade without old queries.
+    """
+    if "keep" in cosines:
+        ids, _, [scores] = _fuse_scores(cosines, depth, [weight])
+        return ids, scores
+    ids = _first(cosines["bridge"], depth)
+    return ids, cosines["translate"].gather(1, ids).double()
+
+
+def _native_ranking(
+    cosines: Mapping[SearchOption, Float32[Tensor, "c m"]],
+    ids: Int64[Tensor, "c s"],
+    base: Float64[Tensor, "c s"],
+    count: int,
+    weight: float,
+    reached: Bool[Tensor, " m"],
+) -> Int64[Tensor, "c s"]:
+    """The candidates of each query, the first `count` by native scores; -1 for missing ones.
+
+    reached  set for the documents that get a native vector
+    """
+    ranking = torch.full_like(ids, -1)
+    for query, (documents, scores) in enumerate(zip(ids, base, strict=True)):
+        counted = scores != -torch.inf
+        documents, scores = documents[counted], scores[counted]
+        first = scores.sort(descending=True, stable=True).indices[:count]
+        reached[documents[first]] = True
+        old = cosines["keep"][query, documents].double() if "keep" in cosines else None
+        native = cosines["re-embed"][query, documents].double()
+        order, _ = order_block(scores, native, count, old, weight)
+        ranking[query, : len(order)] = documents[order]
+    return ranking
 
 
 def _first(scores: Float32[Tensor, "c m"], depth: int) -> Int64[Tensor, "c r"]:

@@ -17,8 +17,10 @@ from app.maths.relevance.fuse_weight import (
     choose_weight,
     weights_with,
 )
+from app.maths.relevance.native import NATIVE_WEIGHT
 from app.maths.relevance.options import (
     DEFAULT_CANDIDATES,
+    NATIVE_COUNTS,
     NEEDED,
     SEARCH_OPTIONS,
     SearchMetrics,
@@ -56,6 +58,9 @@ FIELDS: Mapping[str, str] = {
     "translated_documents": "documents",
 }
 
+
+#: multiplications in the time that one query's native scores are ordered
+MULTIPLICATIONS_PER_BLOCK = 2**22
 
 #: cosine above which a document is an anchor: float16 rounds to about 1e-6 less than 1
 SAME_DIRECTION = 1 - 1e-5
@@ -100,9 +105,12 @@ class JudgedTask:
         dim = max(self.source.encoder.dim, self.target.encoder.dim)
         cosines = (4 * len(self.judged) + self.source.anchor_set.size) * self.judged.size
         sorted_scores = len(self.judged) * 2 * self.candidates * len(WEIGHT_GRID)
+        blocks = len(self.judged) * len(NATIVE_COUNTS) if "native_documents" in self.items else 0
         return (cosines + sorted_scores) * (
             dim + evaluation.MULTIPLICATIONS_PER_COSINE
-        ) + 6 * self.source.anchor_set.size * dim * dim <= evaluation.REQUEST_MULTIPLICATIONS
+        ) + 6 * self.source.anchor_set.size * dim * dim + blocks * MULTIPLICATIONS_PER_BLOCK <= (
+            evaluation.REQUEST_MULTIPLICATIONS
+        )
 
 
 def check_judged(
@@ -171,15 +179,19 @@ def evaluate_judged(
             vectors,
             task.judged,
             weights=weights_with(default) if weight is None else (weight,),
+            default_weight=default if weight is None else weight,
+            native_weight=NATIVE_WEIGHT if weight is None else weight,
             candidates=task.candidates,
             on_progress=lambda done: on_progress(done, len(task.judged)),
         )
         values, fuse = _choose_fusion(measured, weight, default)
+        native = _describe_native(measured, is_fused="old_queries" in task.items)
         return {
             **_describe_task(task, there, back, raw),
             "results": _describe_options(values),
             "missing": _missing_fields(task.items),
             "fuse": fuse,
+            "native": native,
             "best": max(values, key=lambda option: float(values[option][:, 0].mean())),
         }
 
@@ -392,6 +404,8 @@ def _choose_fusion(
     A chosen weight is measured on queries that it was not chosen on.
     """
     values = dict(measured.options)
+    if measured.native:
+        values["native"] = measured.native[0]
     fuse = None
     if measured.fused:
         tables_by_weight = torch.stack(measured.fused, dim=1)
@@ -417,6 +431,26 @@ def _choose_fusion(
             ],
         }
     return {option: values[option] for option in SEARCH_OPTIONS if option in values}, fuse
+
+
+def _describe_native(measured: SearchMetrics, *, is_fused: bool) -> dict[str, Any] | None:
+    """What each number of native vectors a query finds, and how many texts it embeds."""
+    if not measured.native:
+        return None
+    return {
+        "candidates": NATIVE_COUNTS[0],
+        "mode": "fuse" if is_fused else "cascade",
+        "by_candidates": [
+            {
+                "candidates": count,
+                "ndcg_10": float(table[:, 0].mean()),
+                "texts_per_query": texts / len(table),
+            }
+            for count, table, texts in zip(
+                NATIVE_COUNTS, measured.native, measured.native_texts, strict=True
+            )
+        ],
+    }
 
 
 def _describe_options(values: Mapping[SearchOption, Tensor]) -> dict[str, Any]:

@@ -282,6 +282,7 @@ def advice_document(
             "writes": writes * rows,
             "encodings": encodings * rows,
             "encodings_per_query": per_query,
+            "texts_per_query": option["texts_per_query"],
             "seconds": seconds.get(option["name"], 0.0),
             "disk_bytes": writes * int(cost["disk_bytes"]),
         }

@@ -42,6 +42,7 @@ index_facts = st.builds(
     reliable=st.booleans(),
     old_encoder_runs=maybe,
     text_exists=maybe,
+    new_encoder_runs=st.booleans(),
 )
 
 
@@ -55,6 +56,7 @@ def test_every_option_is_listed_once_and_impossible_ones_last(known, measured):
     impossible = {each.name for each in ranked if each.obstacle is not None}
     assert ("keep" in impossible) == ("fuse" in impossible) == (known.old_encoder_runs is False)
     assert ("re-embed" in impossible) == (known.text_exists is False)
+    assert ("native" in impossible) == (known.text_exists is False or not known.new_encoder_runs)
 
 
 @given(index_facts, measurements(), st.floats(0.001, 0.2))
@@ -108,6 +110,7 @@ def test_a_far_worse_new_encoder_leaves_everything_as_it_is():
         "translate": "measured",
         "re-embed": "measured",
         "cascade": "unknown",
+        "native": "unknown",
     }
 
 
@@ -128,6 +131,12 @@ def test_too_few_judged_queries_decide_nothing(known, measured, queries):
         (IndexFacts(300, old_encoder_runs=False), "cascade"),
         (IndexFacts(300, old_encoder_runs=False, reliable=False), "re-embed"),
         (IndexFacts(300, False, False, False), "cascade"),
+        (IndexFacts(300, text_exists=True), "fuse"),
+        (IndexFacts(300, text_exists=True, new_encoder_runs=True), "native"),
+        (IndexFacts(99, False, text_exists=True, new_encoder_runs=True), "native"),
+        (IndexFacts(300, True, False, True, new_encoder_runs=True), "native"),
+        (IndexFacts(300, False, False, True, new_encoder_runs=True), "re-embed"),
+        (IndexFacts(300, new_encoder_runs=True), "fuse"),
     ],
 )
 def test_without_judgements_the_order_follows_what_is_known(known, first):

@@ -1,4 +1,4 @@
-"""The six options rank as their definitions say, in blocks of any size."""
+"""The seven options rank as their definitions say, in blocks of any size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from app.maths.relevance import options
-from app.maths.relevance.options import SearchMetrics, SearchVectors, measure_options
+from app.maths.relevance.native import order_block
+from app.maths.relevance.options import (
+    NATIVE_COUNTS,
+    SearchMetrics,
+    SearchVectors,
+    measure_options,
+)
 from app.maths.relevance.ranking_metrics import Judgements, collect, measure_ranking
 from app.maths.relevance.rescoring import fuse
 from tests.maths.clouds import normal
@@ -46,7 +52,7 @@ def cosine(queries: Tensor, documents: Tensor) -> Tensor:
 
 
 def table(measured: SearchMetrics) -> Tensor:
-    every = [*measured.options.values(), *measured.fused]
+    every = [*measured.options.values(), *measured.fused, *measured.native]
     return torch.stack(every)
 
 
@@ -85,6 +91,40 @@ def test_each_option_ranks_as_its_definition(vectors, judged, candidates):
         assert torch.allclose(actual[name], own), name
 
 
+@pytest.mark.parametrize("left_out", [(), ("old_queries",)])
+def test_native_orders_the_first_candidates_of_the_best_order_known_before(
+    vectors, judged, left_out
+):
+    known = SearchVectors(**{**vars(vectors), **dict.fromkeys(left_out)})
+    keep = cosine(vectors.old_queries, vectors.old_documents)
+    bridge = cosine(vectors.bridged_queries, vectors.old_documents)
+    translate = cosine(vectors.new_queries, vectors.translated_documents)
+    own = cosine(vectors.new_queries, vectors.new_documents)
+    rankings: list[list[list[int]]] = [[] for _ in NATIVE_COUNTS]
+    reached: list[set[int]] = [set() for _ in NATIVE_COUNTS]
+    for query in judged.rows.tolist():
+        ids = set(bridge[query].topk(30).indices.tolist())
+        base, old = translate[query], None
+        if not left_out:
+            ids |= set(keep[query].topk(30).indices.tolist())
+        places = torch.tensor(sorted(ids))
+        base = base[places]
+        if not left_out:
+            old = keep[query, places]
+            [base] = fuse(base, old, torch.zeros(len(ids), dtype=torch.int64), [0.3])
+        for number, count in enumerate(NATIVE_COUNTS):
+            order, _ = order_block(base, own[query, places], count, old, 0.6)
+            rankings[number].append(places[order].tolist() + [-1] * (DOCUMENTS - len(ids)))
+            reached[number] |= set(places[base.topk(min(count, len(ids))).indices].tolist())
+    measured = measure_options(
+        known, judged, weights=WEIGHTS, default_weight=0.3, native_weight=0.6, candidates=30
+    )
+    for number, lists in enumerate(rankings):
+        expected = measure_ranking(torch.tensor(lists), judged)
+        assert torch.allclose(measured.native[number], expected), NATIVE_COUNTS[number]
+    assert measured.native_texts == [len(each) for each in reached]
+
+
 def test_blocks_change_nothing(vectors, judged, monkeypatch):
     whole = measure_options(vectors, judged, weights=WEIGHTS)
     monkeypatch.setattr(options, "MAX_COSINES", 4 * DOCUMENTS)
@@ -97,9 +137,9 @@ def test_blocks_change_nothing(vectors, judged, monkeypatch):
 @pytest.mark.parametrize(
     ("missing", "left"),
     [
-        ((), ["keep", "bridge", "cascade", "fuse", "translate", "re-embed"]),
+        ((), ["keep", "bridge", "cascade", "fuse", "native", "translate", "re-embed"]),
         (("new_documents",), ["keep", "bridge", "cascade", "fuse", "translate"]),
-        (("old_queries",), ["bridge", "cascade", "translate", "re-embed"]),
+        (("old_queries",), ["bridge", "cascade", "native", "translate", "re-embed"]),
         (("new_queries", "bridged_queries"), ["keep"]),
         (("old_documents", "translated_documents"), ["re-embed"]),
     ],
@@ -110,7 +150,8 @@ def test_only_options_whose_vectors_are_there_are_measured(vectors, judged, miss
     measured = measure_options(fewer, judged, weights=WEIGHTS)
     assert list(measured.options) == [each for each in measured.options if each in left]
     assert bool(measured.fused) == ("fuse" in left)
-    assert {*measured.options, *(["fuse"] if measured.fused else [])} == {*left}
+    apart = {"fuse": measured.fused, "native": measured.native}
+    assert {*measured.options, *(name for name, each in apart.items() if each)} == {*left}
 
 
 def test_a_vector_without_a_direction_has_no_score(judged):

@@ -160,7 +160,7 @@ class AdvisedOptionOut(BaseModel):
     """One option in its place."""
 
     name: AdvisedOption = Field(
-        description="`keep`: the old encoder searches its index. `fuse`, `cascade`: see "
+        description="`keep`: the old encoder searches its index. `fuse`, `cascade`, `native`: see "
         "`POST /rescore`. `translate`: translate the stored vectors. `re-embed`: encode all items."
     )
     possible: bool = Field(description="Whether the option can be had.")
@@ -174,13 +174,22 @@ class AdvisedOptionOut(BaseModel):
     )
     writes: int | None = Field(description="Writes to the store. Null without `corpus_size`.")
     encodings: int | None = Field(description="Items to encode. Null without `corpus_size`.")
-    encodings_per_query: int = Field(description="Encodings of each query.")
+    encodings_per_query: int = Field(
+        description="Most encodings of each query, with the texts of `native`."
+    )
+    texts_per_query: float = Field(
+        description="Texts that `native` embeds for each query: measured on the judged queries, "
+        "otherwise the most. Each text is embedded once, so more queries embed fewer."
+    )
     seconds: float | None = Field(
         description="Time to encode. Null: unknown, as is the time to write to the store."
     )
     price: float | None = Field(
         description="Price of encodings and writes, in the unit of the request's prices. "
         "Null: unknown."
+    )
+    price_per_thousand_queries: float | None = Field(
+        description="Price of the texts that `native` embeds for 1,000 queries. Null: unknown."
     )
 
 

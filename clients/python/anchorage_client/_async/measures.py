@@ -175,7 +175,7 @@ class AsyncMeasures:
     ) -> Json:
         """Return what to do with an index after a change of encoder: all options, best first.
 
-        `advice` of the answer is keep, fuse, cascade, translate or re-embed.
+        `advice` of the answer is keep, fuse, cascade, native, translate or re-embed.
         """
         body = {
             **_pair(source, target, anchor_set),

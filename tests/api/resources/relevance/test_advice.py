@@ -52,6 +52,7 @@ def test_without_judgements_it_says_that_only_fidelity_is_known(ask):
     assert answer["deciding_queries"] == {
         "fuse": 50,
         "cascade": 482,
+        "native": 482,
         "translate": 482,
         "re-embed": 482,
     }
@@ -59,6 +60,8 @@ def test_without_judgements_it_says_that_only_fidelity_is_known(ask):
     assert {each["ndcg_10"] for each in options.values()} == {None}
     assert options["cascade"]["certainty"] == "unknown"
     assert "482 judged queries" in options["cascade"]["reason"]
+    assert not options["native"]["possible"]
+    assert "Register it with its model" in options["native"]["reason"]
 
 
 def test_a_contract_that_the_translator_fails_does_not_hide_the_advice(ask, stocked):

@@ -310,6 +310,27 @@ def test_wrong_fields_are_named(shop: Shop) -> None:
     assert shop.search(422, native=0)["code"] == "missing-field"
 
 
+def test_advice_leads_with_native_where_the_texts_exist(shop):
+    shop.finish("/anchor-sets", name="rows", store="docs", encoders=["new"], size=32)
+    facts = {
+        "source": "old",
+        "target": "new",
+        "anchor_set": "rows",
+        "tokens_per_item": 10,
+        "price_per_million_tokens": 50,
+    }
+    answer = shop.post("/advice", **facts, text_exists=True)
+    first = answer["options"][0]
+    assert answer["advice"] == first["name"] == "native"
+    assert (first["certainty"], first["writes"], first["encodings"]) == ("expected", 0, 0)
+    assert (first["texts_per_query"], first["price_per_thousand_queries"]) == (20, 10)
+    gone = {
+        each["name"]: each for each in shop.post("/advice", **facts, text_exists=False)["options"]
+    }
+    assert not gone["native"]["possible"]
+    assert gone["fuse"]["texts_per_query"] == gone["fuse"]["price_per_thousand_queries"] == 0
+
+
 def test_rows_of_the_store_become_anchors(shop: Shop) -> None:
     body = {"name": "bridge", "store": "docs", "encoders": ["new"], "size": 40}
     job = shop.finish("/anchor-sets", **body)
