@@ -11,6 +11,10 @@ class NativeOut(BaseModel):
     """Texts of the candidates for native scores."""
 
     embedded: int = Field(description="Texts that were embedded for this request.")
+    truncated: int = Field(
+        description="Embedded texts that the encoder read only in part, because they are longer "
+        "than it reads. A template in `text_field` cuts texts."
+    )
     cached: int = Field(description="Texts whose vectors were stored.")
     missing: int = Field(
         description="Candidates without a native vector: they have no text, or the encoder refused "
@@ -20,4 +24,9 @@ class NativeOut(BaseModel):
 
 def native_members(counts: NativeCounts) -> dict[str, int]:
     """Return the JSON of the counts of native vectors."""
-    return {"embedded": counts.embedded, "cached": counts.cached, "missing": counts.missing}
+    return {
+        "embedded": counts.embedded,
+        "truncated": counts.truncated,
+        "cached": counts.cached,
+        "missing": counts.missing,
+    }

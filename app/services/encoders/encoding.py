@@ -142,7 +142,7 @@ def encode_valid(
     texts: Sequence[str],
     *,
     on_progress: Callable[[int], None] = lambda done: None,
-) -> tuple[Sequence[int], Tensor]:
+) -> tuple[Sequence[int], EncodedVectors]:
     """Return the places of the texts that the encoder accepts, and their vectors (m, d).
 
     Raises the errors of `encode` that are not about a text.
@@ -163,8 +163,8 @@ def encode_valid(
                 raise
             places = [each for row, each in enumerate(places) if row not in wrong]
             continue
-        return places, encoded.vectors.float()
-    return [], torch.empty(0, encoder.dim)
+        return places, replace(encoded, vectors=encoded.vectors.float())
+    return [], EncodedVectors(torch.empty(0, encoder.dim))
 
 
 def _start_pieces(

@@ -60,6 +60,7 @@ class NativeVectors:
     """Vectors of texts, None where there is none, and how they were obtained.
 
     embedded   texts that were encoded for this request
+    truncated  those of them that the encoder read only in part
     cached     texts whose vectors were stored
     missing    texts without a vector: empty ones, those that the encoder refuses, and those that
                the deadline, the budget or a fault left out
@@ -68,6 +69,7 @@ class NativeVectors:
 
     vectors: Sequence[Tensor | None]
     embedded: int = 0
+    truncated: int = 0
     cached: int = 0
     missing: int = 0
     shortfall: Shortfall | None = None
@@ -82,6 +84,7 @@ class _Work:
     rows: Mapping[bytes, StoreRowId] = field(default_factory=dict)
     found: dict[bytes, Tensor] = field(default_factory=dict)
     embedded: int = 0
+    truncated: int = 0
     shortfall: Shortfall | None = None
     is_complete: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -179,7 +182,7 @@ async def native_vectors(
     counts = {"embedded": embedded, "cached": len(found) - embedded, "missing": missing}
     for outcome, count in counts.items():
         metrics.NATIVE_TEXTS.labels(outcome).inc(count)
-    return NativeVectors(vectors, **counts, shortfall=work.shortfall)
+    return NativeVectors(vectors, **counts, truncated=work.truncated, shortfall=work.shortfall)
 
 
 def embed_texts(
@@ -390,7 +393,7 @@ def _encode(
     digests = list(work.remaining())[:count]
     texts = [work.texts[each] for each in digests]
     try:
-        places, vectors = encoding.encode_valid(
+        places, encoded = encoding.encode_valid(
             services, context, encoder, texts, on_progress=on_progress
         )
     except EncoderUnavailable:
@@ -398,7 +401,10 @@ def _encode(
     except Invalid:
         return
     work.embedded = len(places)
-    _keep(services, work, [digests[each] for each in places], vectors)
+    longest = services.limits.input_characters
+    partly = {row for row, place in enumerate(places) if len(texts[place]) >= longest}
+    work.truncated = len(partly.union(encoded.truncated))
+    _keep(services, work, [digests[each] for each in places], encoded.vectors)
 
 
 def _keep(services: Services, work: _Work, digests: Sequence[bytes], vectors: Tensor) -> None:

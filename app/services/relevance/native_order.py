@@ -57,12 +57,14 @@ class NativeScoring:
 class NativeCounts:
     """Texts of the candidates: embedded for this request, found in the cache, and without a vector.
 
+    truncated  embedded texts that the encoder read only in part
     shortfall  why texts were left out, as (code, detail); None: none was
     """
 
     embedded: int
     cached: int
     missing: int
+    truncated: int = 0
     shortfall: Shortfall | None = None
 
 
@@ -160,5 +162,5 @@ async def order_natively(
             base[query], native, len(first), None if old is None else old[query], weight
         )
         every.append((order, ordered, ~native[order].isnan()))
-    counts = NativeCounts(made.embedded, made.cached, made.missing, made.shortfall)
+    counts = NativeCounts(made.embedded, made.cached, made.missing, made.truncated, made.shortfall)
     return NativeOrder(every, counts)

@@ -135,7 +135,7 @@ def re_embed(
         if text is not None and text.strip()
     }
     places = list(texts)
-    accepted, vectors = encoding.encode_valid(services, context, row.target, list(texts.values()))
+    accepted, encoded = encoding.encode_valid(services, context, row.target, list(texts.values()))
     return ReEmbeddedRows(
-        [places[each] for each in accepted], np.ascontiguousarray(vectors.numpy())
+        [places[each] for each in accepted], np.ascontiguousarray(encoded.vectors.numpy())
     )
