@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -28,7 +28,7 @@ from app.storage import tables
 from app.storage.queries import native_vectors, resources, store_reads
 from app.storage.queries import stores as store_queries
 from app.storage.queries.native_vectors import StoreRowId
-from app.stores.base import Capabilities, Store, StoreFacts, StoreId, StoreVectors
+from app.stores.base import Capabilities, Store, StoreFacts, StoreId, StoreNote, StoreVectors
 from app.stores.handles import STORE_ANSWER_S, find_address
 from app.stores.registry import CONNECTORS, require_known_options
 from app.stores.text_templates import parse_template
@@ -41,6 +41,14 @@ MAX_CHECKED_ENCODERS = 32
 
 #: kinds whose collection is a name inside the database, which the connector quotes
 NAMED_COLLECTIONS = ("pgvector", "sqlite-vec")
+
+
+#: what a store says that is to learn from reads, and has no set to learn for
+NOTHING_LEARNS = StoreNote(
+    "no-set-learns",
+    "The store has `learn: true`, but no anchor set of its rows for one new encoder, so reads "
+    "teach nothing. Send POST /anchor-sets with `store`.",
+)
 
 
 @dataclass(frozen=True)
@@ -144,6 +152,12 @@ def examine_store(services: Services, row: tables.StoreRow) -> StoreReport:
     return _report(services, row, call_row(services, row, _read))
 
 
+def _has_learning_set(services: Services, row: tables.StoreRow) -> bool:
+    with services.db.transaction() as session:
+        made = resources.sets_made_from(session, row.project, row.name)
+        return any(len(each.spaces) == 2 for each in made)
+
+
 def _read(store: Store, *, texts: bool = False) -> _StoreContents:
     """Read a store. Raises StoreUnsupported if `texts` are required, and none is found."""
     facts, sample = store.facts(), store.sample(CHECKED_ROWS)
@@ -164,6 +178,8 @@ def _require_texts(store: Store, ids: Sequence[StoreId]) -> None:
 
 def _report(services: Services, row: tables.StoreRow, found: _StoreContents) -> StoreReport:
     facts, capabilities, vectors = found
+    if row.options.get("learn") and not _has_learning_set(services, row):
+        facts = replace(facts, notes=(*facts.notes, NOTHING_LEARNS))
     return StoreReport(row, facts, capabilities, check_space(services, row.encoder, vectors))
 
 

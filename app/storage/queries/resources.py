@@ -8,7 +8,15 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import Select, and_, delete, exists, or_, select, update
-from sqlalchemy.orm import Session, aliased, contains_eager, defer, joinedload, undefer
+from sqlalchemy.orm import (
+    Session,
+    aliased,
+    contains_eager,
+    defer,
+    joinedload,
+    selectinload,
+    undefer,
+)
 from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.sql.base import ExecutableOption as ORMOption
 
@@ -214,6 +222,16 @@ def users_of_anchor_set(session: Session, anchor_set: AnchorSetRow) -> list[str]
 def whole_pool(session: Session, project: str, name: str, *, field: str = "name") -> PoolRow:
     """Return a pool with its pieces. Raises PoolNotFound, which names `field`."""
     return by_name(session, PoolRow, project, name, field=field, options=[undefer(PoolRow.pieces)])
+
+
+def sets_made_from(session: Session, project: str, store: str) -> Sequence[AnchorSetRow]:
+    """Return the sets whose anchors are rows of this store, with their spaces."""
+    rows = session.scalars(
+        select(AnchorSetRow)
+        .where(AnchorSetRow.project == project, AnchorSetRow.provenance.is_not(None))
+        .options(selectinload(AnchorSetRow.spaces))
+    )
+    return [row for row in rows if (row.provenance or {}).get("store") == store]
 
 
 def whole_set(session: Session, project: str, name: str, *, field: str = "name") -> AnchorSetRow:
