@@ -151,7 +151,15 @@ def test_the_whole_way_and_back(terminal: Terminal) -> None:
     before = terminal.vectors()
     terminal.connect()
     document = terminal.plan()
-    for word in ("keep", "cascade", "fuse", "translate", "re-embed", "Nothing is written"):
+    for word in (
+        "keep",
+        "cascade",
+        "fuse",
+        "native",
+        "translate",
+        "re-embed",
+        "Nothing is written",
+    ):
         assert word in terminal.printed
     assert document["rows"] == ROWS
     assert "exists" in terminal.refusal(

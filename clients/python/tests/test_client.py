@@ -168,7 +168,9 @@ def test_advice_evaluation_and_rankings(client: Client, pair):
         **pair.names, corpus_size=10_000, old_encoder_runs=False, text_exists=True
     )
     names = {option["name"] for option in advice["options"]}
-    assert advice["advice"] in names == {"keep", "cascade", "fuse", "translate", "re-embed"}
+    assert (
+        advice["advice"] in names == {"keep", "cascade", "fuse", "native", "translate", "re-embed"}
+    )
     measured = client.evaluate(**pair.names, vectors=pair.old, native=pair.new)
     kept = client.evaluate(**pair.names, vectors=pair.old, native=pair.new, as_job=True)
     assert kept["translated"] == measured["translated"]

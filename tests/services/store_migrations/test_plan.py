@@ -111,6 +111,7 @@ def test_a_plan_says_everything_that_run_and_a_person_need(planning: Planning) -
     assert plan["space"]["verdict"] == "matches"
     assert {each["name"] for each in plan["advice"]} == {
         "keep",
+        "native",
         "cascade",
         "fuse",
         "translate",
