@@ -298,6 +298,11 @@ def _prepare(services: Services, context: RequestContext, request: StoreSearch) 
                 raise
             mode = "cascade"  # the store's encoder does not run now
     alone = request.anchor_set is None and moving is None and mode == "fuse" and native > 0
+    if alone and request.method is not None:
+        raise InvalidRequest(
+            "`method` only applies with `anchor_set`. Name a set, or remove `method`.",
+            field="method",
+        )
     fit = None if alone else _fit_request(request, row, moving)
     candidates = request.k if mode == "bridge" else _candidates(request)
     both = old is not None and fit is not None

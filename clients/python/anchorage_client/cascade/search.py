@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,6 +12,8 @@ import numpy as np
 from anchorage_client import Client
 from anchorage_client.cascade.indexes import Candidate, SearchableIndex
 from anchorage_client.vectors import Float32s
+
+log = logging.getLogger(__name__)
 
 Embed = Callable[[str], "Sequence[float] | Float32s"]
 
@@ -84,6 +87,8 @@ class Cascade:
     def search(self, text: str, limit: int = 10, filter: Any = None) -> list[Hit]:
         """Return the best items for a query, best first. Raises the errors of client and index.
 
+        The service's warnings are logged.
+
         filter  which items count, in the index's own terms: a `Filter` of Qdrant, or values of
                 columns
         """
@@ -106,7 +111,7 @@ class Cascade:
             return []
         vectors = np.array([each.vector for each in found], np.float32)
         texts = [each.text or None for each in found] if self.native else None
-        [ranking] = self.client.rescore(
+        rankings = self.client.rescore(
             source=self.source,
             target=self.target,
             anchor_set=self.anchor_set,
@@ -118,7 +123,9 @@ class Cascade:
             native=self.native,
             **self.options,
         )
-        return [Hit(found[place], score) for place, score in ranking]
+        for warning in rankings.about.get("warnings") or ():
+            log.warning("%s: %s", warning["code"], warning["detail"])
+        return [Hit(found[place], score) for place, score in rankings.results[0]]
 
     def _vector(self, text: str, encoder: str, embed: Embed | None) -> Float32s:
         if embed is None:

@@ -226,6 +226,17 @@ def test_a_cascade_puts_native_scores_first(texts, index):
         assert abs(hit.score - native[hit.candidate.metadata["row"]]) < 1e-4
 
 
+def test_warnings_of_the_service_are_logged(texts, qdrant, caplog):
+    texts.client.anchor_sets.create(
+        "few",
+        embeddings={
+            name: texts.client.embed(texts.sentences[:8], model=name) for name in ("old", "new")
+        },
+    )
+    Cascade(texts.client, QdrantIndex(qdrant, "plain"), "old", "new", "few").search(QUESTION)
+    assert "few-anchors" in caplog.text
+
+
 def test_nodes_that_llamaindex_stored_come_back(texts, qdrant, old_vectors):
     vector = models.VectorParams(size=256, distance=models.Distance.DOT)
     qdrant.create_collection("nodes", vectors_config=vector)

@@ -310,6 +310,7 @@ def test_wrong_fields_are_named(shop: Shop) -> None:
         assert found["code"] == "invalid-request"
         assert found["field"].startswith("native"), found
     assert shop.search(422, native=0)["code"] == "missing-field"
+    assert shop.search(422, method="graded")["field"] == "method"
 
 
 def test_advice_leads_with_native_where_the_texts_exist(shop):
