@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.errors import NameTaken
+from app.errors import DatabaseUnavailable, NameTaken
 from app.services.anchors import bootstrap as bootstrapping
 from app.services.anchors import pools
 from app.services.context import Services
@@ -73,8 +73,15 @@ class Deployment:
                 )
 
     def row(self, job_id: str) -> tables.JobRow:
-        with self.services.db.transaction() as session:
-            return session.get_one(tables.JobRow, job_id)
+        """The job's row; a database that is too busy to answer is asked again."""
+        deadline = time.monotonic() + 60 * slack()
+        while True:
+            try:
+                with self.services.db.transaction() as session:
+                    return session.get_one(tables.JobRow, job_id)
+            except DatabaseUnavailable:
+                if time.monotonic() > deadline:
+                    raise
 
     def alter(self, job_id: str, **values: Any) -> None:
         with self.services.db.transaction() as session:
