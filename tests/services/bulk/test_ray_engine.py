@@ -62,9 +62,9 @@ def plan(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> BulkPlan:
-    """60 shards."""
+    """20 shards."""
     monkeypatch.setattr(shards_module, "SHARD_BYTES", 1)
-    write_parquet(rows=6_000, group=100)
+    write_parquet(rows=2_000, group=100)
     places = open_place(str(tmp_path / "in")), open_place(str(tmp_path / "out"))
     return plan_translation(work, *places)
 
@@ -93,9 +93,9 @@ def test_a_node_that_dies_halfway_costs_no_row(
         if done == len(plan.shards) // 2:
             cluster.remove_node(lost, allow_graceful=False)
 
-    assert len(plan.shards) == 60
+    assert len(plan.shards) == 20
     run_translation(plan, partial(translate_on_ray, on_rows=on_rows))
-    assert done == 60
+    assert done == 20
     check(plan, tmp_path)
 
 
@@ -111,6 +111,6 @@ def test_a_wrong_row_is_named_and_a_later_run_continues(
         run_translation(begun, translate_on_ray)
     write_parquet("in/b.parquet", rows=100)
     again = plan_translation(work, open_place(str(tmp_path / "in")), plan.target)
-    assert len(again.waiting) < len(again.shards) == 61
+    assert len(again.waiting) < len(again.shards) == 21
     run_translation(again, translate_on_ray)
     check(again, tmp_path)
