@@ -196,7 +196,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("encoders", nargs="*", choices=ENCODERS, default=ENCODERS)
+    command.add_argument("encoders", nargs="*", default=ENCODERS, help="default: all three")
     encoders = command.parse_args().encoders
     try:
         documents = packages()

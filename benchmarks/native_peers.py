@@ -51,7 +51,7 @@ def by_peer(
         translated_documents=fit(old[anchors], new[anchors])(old).float(),
     )
     measured = measure_options(vectors, judged, weights=(), candidates=CANDIDATES)
-    tables = [measured.options["cascade"], *measured.native]
+    tables = [measured.options["cascade"], *measured.native["native-cascade"]]
     return [float(each[:, 0].mean()) for each in tables]
 
 
@@ -69,7 +69,7 @@ def by_service(connection: Connection, data: JudgedCollection, pair: Direction) 
         "candidates": CANDIDATES,
     }
     answer = finished(connection, post(connection, "/evaluate", body))
-    native = [each["ndcg_10"] for each in answer["native"]["by_candidates"]]
+    native = [each["ndcg_10"] for each in answer["native"]]
     return [answer["results"]["cascade"]["ndcg_10"], *native]
 
 

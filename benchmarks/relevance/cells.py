@@ -97,7 +97,7 @@ def _half(
     fused = {each["weight"]: each["ndcg_10"] for each in measured["fuse"]["by_weight"]}
     values = {name: measured["results"][name]["ndcg_10"] for name in OPTIONS}
     values["fuse"] = fused[measured["fuse"]["default_weight"]]
-    weight, best = chosen["fuse"]["weight"], chosen["best"]
+    weight, best = chosen["fuse"]["weight"], _best(chosen["results"])
     return {
         "queries": len(known),
         "best": best,
@@ -105,6 +105,11 @@ def _half(
         "chosen": fused[weight] if best == "fuse" else values[best],
         "options": values,
     }
+
+
+def _best(results: dict[str, Any]) -> str:
+    """The best of the options that this benchmark compares."""
+    return max(OPTIONS, key=lambda name: float(results[name]["ndcg_10"]))
 
 
 def average(draws: list[dict[str, Any]]) -> dict[str, Any]:

@@ -196,8 +196,8 @@ def evaluate(
     """Measures a translation on items whose vectors by both encoders the client has.
 
     The answer compares it with no translation and with the target's own vectors.
-    With `judgements`, the answer says what people find by each of seven options: keep the
-    old encoder, bridge, cascade, fuse, native, translate, or re-embed.
+    With `judgements`, the answer says what people find by each of eight options: keep the
+    old encoder, bridge, cascade, fuse, the last two with native scores, translate, or re-embed.
     Work of more than about a second becomes a job, as does all work with `Prefer: respond-async`;
     a job needs a key with the scope `write`.
     """

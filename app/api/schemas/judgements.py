@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
@@ -68,8 +68,8 @@ class JudgedFields(Body):
     )
     native_documents: Vectors = Field(
         None,
-        description="Vectors of the same documents by the target encoder, to measure `native` and "
-        "`re-embed`. "
+        description="Vectors of the same documents by the target encoder, to measure "
+        "`native-cascade`, `native-fuse` and `re-embed`. "
         "Only with `judgements`.",
     )
     query_ids: Ids | None = Field(
@@ -80,13 +80,14 @@ class JudgedFields(Body):
     )
     weight: Share | None = Field(
         None,
-        description="Weight of the new scores in `fuse`, 0 to 1. Default: chosen by "
-        "cross-validation over the queries. Only with `judgements`.",
+        description="Weight of the new scores in `fuse`, 0 to 1, and of the native ones in "
+        "`native-fuse`. Default: chosen by cross-validation over the queries, and .5. Only with "
+        "`judgements`.",
     )
     candidates: Annotated[int, Field(ge=1, le=1_000)] = Field(
         DEFAULT_CANDIDATES,
-        description="Number of candidates of each search of the store that `cascade` and `fuse` "
-        "score anew. Only with `judgements`.",
+        description="Number of candidates of each search of the store that `cascade`, `fuse` "
+        "and the native options score anew. Only with `judgements`.",
     )
 
     def judged_task(
@@ -162,25 +163,15 @@ class FuseOut(BaseModel):
 
 
 class NativeNdcg(BaseModel):
-    """nDCG@10 of native by one number of candidates with a native vector."""
+    """nDCG@10 of an option by one number of candidates with a native vector."""
 
+    option: SearchOption = Field(description="`native-cascade` or `native-fuse`.")
     candidates: int = Field(description="Candidates of each query with a native vector.")
     ndcg_10: float = Field(description="Mean over the queries.")
     texts_per_query: float = Field(
         description="Texts that these queries embed, each text once, divided by their number. A "
         "log with more queries embeds fewer texts a query."
     )
-
-
-class NativeOut(BaseModel):
-    """What native scores find, and cost."""
-
-    candidates: int = Field(description="Candidates of each query with a native vector.")
-    mode: Literal["fuse", "cascade"] = Field(
-        description="`fuse`: native and old scores, which needs `old_queries`. `cascade`: native "
-        "scores alone."
-    )
-    by_candidates: list[NativeNdcg] = Field(description="Each number of candidates.")
 
 
 class RelevanceOut(BaseModel):
@@ -200,7 +191,7 @@ class RelevanceOut(BaseModel):
     documents: int = Field(description="Number of documents.")
     anchors: int = Field(description="Number of anchors of the set.")
     anchor_documents: int = Field(description="Number of documents whose vector is an anchor's.")
-    candidates: int = Field(description="Number of candidates of `cascade` and `fuse`.")
+    candidates: int = Field(description="Number of candidates of each search of the store.")
     results: dict[SearchOption, OptionRelevanceOut] = Field(
         description="The options whose vectors the request has."
     )
@@ -208,7 +199,10 @@ class RelevanceOut(BaseModel):
         description="For each other option, the fields that it needs."
     )
     fuse: FuseOut | None = Field(description="Null without `fuse` among the results.")
-    native: NativeOut | None = Field(description="Null without `native` among the results.")
+    native: list[NativeNdcg] = Field(
+        description="`native-cascade` and `native-fuse` with 20, 50 and 100 native vectors a "
+        "query. `results` has those with 20."
+    )
     best: SearchOption = Field(
         description="The option with the highest nDCG@10. `intervals` say how sure that is."
     )

@@ -111,6 +111,7 @@ def quickstart(
             old_encoder_runs=old_encoder_runs,
             text_exists=texts_exist,
         )
+        answer["store"] = old.removeprefix(STORE_PREFIX) if from_store else None
     if as_json:
         print_json(answer)
         return

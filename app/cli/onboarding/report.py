@@ -51,7 +51,9 @@ def _options(answer: dict[str, Any]) -> Iterator[str]:
         if not option["possible"]:
             worth = "not possible"
         writes = "unknown" if option["writes"] is None else f"{option['writes']:,}"
-        yield f"| {option['name']} | {worth} | {writes} | {option['encodings_per_query']} |"
+        texts = f", {option['texts_per_query']:.3g} texts" if option["texts_per_query"] else ""
+        encodings = f"{option['encodings_per_query']}{texts}"
+        yield f"| {option['name']} | {worth} | {writes} | {encodings} |"
     yield ""
     names: dict[str, list[str]] = {}
     for option in answer["options"][1:]:
@@ -89,14 +91,17 @@ def _next(answer: dict[str, Any]) -> Iterator[str]:
             f'mode="{advice}")'
         )
     elif advice == "native":
-        yield (
-            "Start the service with `anchorage serve`, connect the store with `text_field`, and "
-            "search it:\n"
-        )
-        anchors = f', anchor_set="{answer["anchor_set"]}"'
+        is_gone = any(each["name"] == "keep" and not each["possible"] for each in answer["options"])
+        yield "Start the service with `anchorage serve`, and search the store:\n"
+        if not is_gone:
+            yield (
+                "`old_queries` are the old encoder's vectors of the inputs. Leave them out where "
+                "the service runs it.\n"
+            )
+        old = f'anchor_set="{answer["anchor_set"]}"' if is_gone else "old_queries=old_queries"
         call = (
-            'rankings = client.stores.search("my-store", '
-            f'target="{answer["target"]}"{anchors}, inputs=["a question"], native=20)'
+            f'rankings = client.stores.search("{answer["store"]}", target="{answer["target"]}", '
+            f'inputs=["a question"], {old}, native=20)'
         )
     else:
         yield "Start the service with `anchorage serve`, and translate:\n"

@@ -30,8 +30,8 @@ ADVISED_OPTIONS: tuple[AdvisedOption, ...] = (
 #: measured.
 Certainty = Literal["measured", "undecided", "expected", "unknown"]
 
-#: Writes to the store and encodings, both per item of the corpus, and encodings per query. Those of
-#: the items that a query of `native` reaches are counted apart: fewer with each query.
+#: Writes to the store and encodings, both per item of the corpus, and most encodings per query,
+#: with those of the items that a query of `native` reaches.
 UNIT_COSTS: dict[AdvisedOption, tuple[int, int, int]] = {
     "keep": (0, 0, 1),
     "cascade": (0, 0, 1),
@@ -242,7 +242,7 @@ def _rank_unmeasured(possible: Sequence[AdvisedOption], facts: IndexFacts) -> li
     else:
         order = ["keep", "re-embed", "fuse", "cascade", "translate"]
     # Native scores need texts, and anchors where the old encoder is gone.
-    leads = facts.text_exists is True and ("keep" in possible or facts.reliable)
+    leads = facts.text_exists is True and (facts.old_encoder_runs is True or facts.reliable)
     order.insert(0 if leads else 1, "native")
     return [name for name in order if name in possible]
 

@@ -1,4 +1,4 @@
-"""The seven ways to search after a change of encoder, as rankings that can be measured.
+"""The eight ways to search after a change of encoder, as rankings that can be measured.
 
 - keep: old queries in the old store.
 - bridge: new queries, translated into the old space, in the old store.
@@ -6,8 +6,8 @@
   the new query.
 - fuse: the first candidates of keep and of the bridge, by the weighted sum of their old and their
   translated scores (`fusion`).
-- native: the candidates of fuse, or those of the cascade without old queries; the first n of them
-  are scored by their own vectors of the new encoder (`native.order_block`).
+- native-cascade, native-fuse: the candidates of cascade or fuse; the first n of them are scored by
+  their own vectors of the new encoder, in native-fuse with the old scores (`native.order_block`).
 - translate: new queries among all stored vectors, translated.
 - re-embed: new queries among all documents, embedded anew.
 
@@ -31,13 +31,23 @@ from app.maths.relevance.native import NATIVE_WEIGHT, order_block
 from app.maths.relevance.ranking_metrics import RECALL_DEPTH, Judgements, measure_ranking
 from app.maths.relevance.rescoring import fuse
 
-SearchOption = Literal["keep", "bridge", "cascade", "fuse", "native", "translate", "re-embed"]
+SearchOption = Literal[
+    "keep",
+    "bridge",
+    "cascade",
+    "fuse",
+    "native-cascade",
+    "native-fuse",
+    "translate",
+    "re-embed",
+]
 SEARCH_OPTIONS: tuple[SearchOption, ...] = (
     "keep",
     "bridge",
     "cascade",
     "fuse",
-    "native",
+    "native-cascade",
+    "native-fuse",
     "translate",
     "re-embed",
 )
@@ -45,7 +55,7 @@ SEARCH_OPTIONS: tuple[SearchOption, ...] = (
 #: Candidates of the old store that cascade and fuse score anew.
 DEFAULT_CANDIDATES = 100
 
-#: Candidates of each query that get a native vector; `native` is the first number.
+#: Candidates of each query that get a native vector; the first number is the default.
 NATIVE_COUNTS = (20, 50, 100)
 
 #: The vectors of `SearchVectors` that each option reads.
@@ -60,7 +70,15 @@ NEEDED: dict[SearchOption, tuple[str, ...]] = {
         "new_queries",
         "translated_documents",
     ),
-    "native": (
+    "native-cascade": (
+        "bridged_queries",
+        "old_documents",
+        "new_queries",
+        "translated_documents",
+        "new_documents",
+    ),
+    "native-fuse": (
+        "old_queries",
         "bridged_queries",
         "old_documents",
         "new_queries",
@@ -70,6 +88,9 @@ NEEDED: dict[SearchOption, tuple[str, ...]] = {
     "translate": ("new_queries", "translated_documents"),
     "re-embed": ("new_queries", "new_documents"),
 }
+
+#: The options that read native vectors of candidates.
+NATIVE_OPTIONS: tuple[SearchOption, ...] = ("native-cascade", "native-fuse")
 
 #: The searches of one store, whose queries and documents are the two vectors that they need; the
 #: other options order candidates of these.
@@ -105,17 +126,18 @@ class SearchVectors:
 
 @dataclass(frozen=True, eq=False)
 class SearchMetrics:
-    """The MEASURES (n, 3) of each option but fuse and native, of fuse by each of `weights`, and of
-    native by each of NATIVE_COUNTS.
+    """The MEASURES (n, 3) of each option, of fuse by each of `weights`, and of the native options
+    by each of NATIVE_COUNTS.
 
+    options       but fuse and the native ones
     native_texts  for each of NATIVE_COUNTS, the different documents that all queries embed
     """
 
     options: dict[SearchOption, Float64[Tensor, "n 3"]]
     fused: list[Float64[Tensor, "n 3"]]
     weights: tuple[float, ...]
-    native: list[Float64[Tensor, "n 3"]]
-    native_texts: list[int]
+    native: dict[SearchOption, list[Float64[Tensor, "n 3"]]]
+    native_texts: dict[SearchOption, list[int]]
 
 
 def measure_options(
@@ -146,8 +168,13 @@ def measure_options(
     depth = min(candidates, judged.size)
     parts: dict[SearchOption, list[Tensor]] = {}
     fused: list[list[Tensor]] = [[] for _ in weights]
-    native: list[list[Tensor]] = [[] for _ in NATIVE_COUNTS]
-    reached = torch.zeros(len(NATIVE_COUNTS), judged.size, dtype=torch.bool)
+    natives = [option for option in NATIVE_OPTIONS if option in vectors.options]
+    native: dict[SearchOption, list[list[Tensor]]] = {
+        option: [[] for _ in NATIVE_COUNTS] for option in natives
+    }
+    reached = {
+        option: torch.zeros(len(NATIVE_COUNTS), judged.size, dtype=torch.bool) for option in natives
+    }
     step = max(1, min(COSINE_ROWS, MAX_COSINES // judged.size))
     for start in range(0, len(judged), step):
         on_progress(start)
@@ -166,17 +193,26 @@ def measure_options(
         if "fuse" in vectors.options:
             for place, ranking in enumerate(_fuse_rankings(cosines, depth, weights)):
                 fused[place].append(measure_ranking(ranking, judged, start))
-        if "native" in vectors.options:
-            ids, base = _base_scores(cosines, depth, default_weight)
+        for option in natives:
+            old = cosines["keep"] if option == "native-fuse" else None
+            ids, base = _base_scores(cosines, depth, None if old is None else default_weight)
             for place, count in enumerate(NATIVE_COUNTS):
-                ranking = _native_ranking(cosines, ids, base, count, native_weight, reached[place])
-                native[place].append(measure_ranking(ranking, judged, start))
+                ranking = _native_ranking(
+                    cosines["re-embed"],
+                    old,
+                    ids,
+                    base,
+                    count,
+                    native_weight,
+                    reached[option][place],
+                )
+                native[option][place].append(measure_ranking(ranking, judged, start))
     return SearchMetrics(
         {option: torch.cat(parts[option]) for option in SEARCH_OPTIONS if option in parts},
         [torch.cat(blocks) for blocks in fused if blocks],
         tuple(weights),
-        [torch.cat(blocks) for blocks in native if blocks],
-        reached.sum(dim=1).tolist(),
+        {option: [torch.cat(blocks) for blocks in native[option]] for option in natives},
+        {option: reached[option].sum(dim=1).tolist() for option in natives},
     )
 
 
@@ -207,12 +243,10 @@ def _fuse_scores(
 
 
 def _base_scores(
-    cosines: Mapping[SearchOption, Float32[Tensor, "c m"]], depth: int, weight: float
+    cosines: Mapping[SearchOption, Float32[Tensor, "c m"]], depth: int, weight: float | None
 ) -> tuple[Int64[Tensor, "c s"], Float64[Tensor, "c s"]]:
-    """The candidates of native, and their scores before any of them is embedded: by fuse, or by
-    the cascade without old queries.
-    """
-    if "keep" in cosines:
+    """The candidates of fuse by a weight, or of the cascade, and their scores."""
+    if weight is not None:
         ids, _, [scores] = _fuse_scores(cosines, depth, [weight])
         return ids, scores
     ids = _first(cosines["bridge"], depth)
@@ -220,7 +254,8 @@ def _base_scores(
 
 
 def _native_ranking(
-    cosines: Mapping[SearchOption, Float32[Tensor, "c m"]],
+    new: Float32[Tensor, "c m"],
+    old: Float32[Tensor, "c m"] | None,
     ids: Int64[Tensor, "c s"],
     base: Float64[Tensor, "c s"],
     count: int,
@@ -229,7 +264,8 @@ def _native_ranking(
 ) -> Int64[Tensor, "c s"]:
     """The candidates of each query, the first `count` by native scores; -1 for missing ones.
 
-    reached  set for the documents that get a native vector
+    new, old  cosines of all documents by the new encoder, and by the old one where they count
+    reached   set for the documents that get a native vector
     """
     ranking = torch.full_like(ids, -1)
     for query, (documents, scores) in enumerate(zip(ids, base, strict=True)):
@@ -237,9 +273,9 @@ def _native_ranking(
         documents, scores = documents[counted], scores[counted]
         first = scores.sort(descending=True, stable=True).indices[:count]
         reached[documents[first]] = True
-        old = cosines["keep"][query, documents].double() if "keep" in cosines else None
-        native = cosines["re-embed"][query, documents].double()
-        order, _ = order_block(scores, native, count, old, weight)
+        native = new[query, documents].double()
+        known = None if old is None else old[query, documents].double()
+        order, _ = order_block(scores, native, count, known, weight)
         ranking[query, : len(order)] = documents[order]
     return ranking
 

@@ -77,11 +77,14 @@ class NativeVectors:
 
 @dataclass(eq=False)
 class _Work:
-    """One request's texts by their digests, the rows that have them, and the vectors so far."""
+    """One request's texts by their digests, the rows that have them, those that were cut at the
+    server's limit, and the vectors so far.
+    """
 
     space: VectorSpace
     texts: dict[bytes, str]
     rows: Mapping[bytes, StoreRowId] = field(default_factory=dict)
+    cut: frozenset[bytes] = frozenset()
     found: dict[bytes, Tensor] = field(default_factory=dict)
     embedded: int = 0
     truncated: int = 0
@@ -300,6 +303,11 @@ def _work_of(
         space_of(project, encoder),
         dict(pairs),
         {digest: row for digest, row in owners if digest is not None},
+        frozenset(
+            digest
+            for digest, text in zip(digests, texts, strict=True)
+            if digest is not None and text is not None and len(text) > most
+        ),
     )
     return work, digests
 
@@ -401,8 +409,7 @@ def _encode(
     except Invalid:
         return
     work.embedded = len(places)
-    longest = services.limits.input_characters
-    partly = {row for row, place in enumerate(places) if len(texts[place]) >= longest}
+    partly = {row for row, place in enumerate(places) if digests[place] in work.cut}
     work.truncated = len(partly.union(encoded.truncated))
     _keep(services, work, [digests[each] for each in places], encoded.vectors)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -25,7 +25,7 @@ from app.maths.relevance.advice import (
     queries_needed,
     rank_options,
 )
-from app.maths.relevance.options import NATIVE_COUNTS
+from app.maths.relevance.options import NATIVE_COUNTS, SearchOption
 from app.services.context import Services
 from app.services.relevance import judged_evaluation
 from app.services.relevance.judged_evaluation import JudgedTask, RowOrId
@@ -100,10 +100,12 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
     served = apply.prepare_map(services, context, Translation(task.request, enforces=False))
     assert served.id is not None
     evaluation = _measure(services, context, task, served.id)
-    measurements = _read_measurements(evaluation["results"])
     queries, weight = evaluation["queries"], (evaluation["fuse"] or {}).get("weight")
     assert served.pair is not None
     source, target = served.pair
+    runs = _runs(source.encoder, task.old_encoder_runs)
+    native = _native_option(runs, evaluation["results"])
+    measurements = _read_measurements(evaluation["results"], native)
     if task.corpus_size is None:
         task = replace(task, corpus_size=source.store_size)
     row = translators.find_with_report(
@@ -119,12 +121,11 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
     }
     weight = default_weight_of(services, source, target) if weight is None else weight
 
-    texts = _texts_per_query(evaluation)
+    texts = _texts_per_query(evaluation, native, task.corpus_size)
+    missing = {**evaluation["missing"], "native": evaluation["missing"].get(native, ())}
 
     def describe(option: RankedOption) -> dict[str, Any]:
-        reason = option.obstacle or _explain(
-            option, task, queries, counts, weight, evaluation["missing"]
-        )
+        reason = option.obstacle or _explain(option, task, queries, counts, weight, missing)
         return {
             "name": option.name,
             "possible": option.obstacle is None,
@@ -256,17 +257,28 @@ def _find_evaluation(
     return dict(result)
 
 
-def _read_measurements(results: Mapping[str, Any]) -> dict[AdvisedOption, MeasuredOption]:
+def _native_option(old_encoder_runs: bool | None, measured: Container[str]) -> SearchOption:
+    """Return how native scores are used: with old ones, unless the old encoder is gone."""
+    if old_encoder_runs is None:
+        old_encoder_runs = "native-fuse" in measured
+    return "native-fuse" if old_encoder_runs else "native-cascade"
+
+
+def _read_measurements(
+    results: Mapping[str, Any], native: SearchOption
+) -> dict[AdvisedOption, MeasuredOption]:
+    """Return the measured options; `native` as the option that is named."""
     measurements: dict[AdvisedOption, MeasuredOption] = {}
     for name in get_args(AdvisedOption):
-        if name in results:
-            over = results[name]["over_keep"]
+        result = results.get(native if name == "native" else name)
+        if result is not None:
+            over = result["over_keep"]
             gain = (
                 None
                 if over is None
                 else GainOverKeep(over["ndcg_10"], *over["intervals"]["ndcg_10"])
             )
-            measurements[name] = MeasuredOption(results[name]["ndcg_10"], gain)
+            measurements[name] = MeasuredOption(result["ndcg_10"], gain)
     return measurements
 
 
@@ -295,15 +307,19 @@ def _rows_first(
     return order if ids is None else [ids[row] for row in order], "confidence"
 
 
-def _texts_per_query(evaluation: Mapping[str, Any]) -> float:
+def _texts_per_query(
+    evaluation: Mapping[str, Any], option: SearchOption, corpus_size: int | None
+) -> float:
     """Return how many texts a query of `native` embeds: as measured on judged queries, or at most.
 
-    Each text is embedded once, so a longer log embeds fewer.
+    Each text is embedded once, so a longer log embeds fewer. A sample of the documents would seem
+    to need fewer texts than the corpus.
     """
-    measured = evaluation.get("native")
-    return float(
-        NATIVE_COUNTS[0] if measured is None else measured["by_candidates"][0]["texts_per_query"]
-    )
+    if corpus_size is not None and evaluation.get("documents", 0) >= corpus_size:
+        for each in evaluation.get("native", ()):
+            if (each["option"], each["candidates"]) == (option, NATIVE_COUNTS[0]):
+                return float(each["texts_per_query"])
+    return float(NATIVE_COUNTS[0])
 
 
 def _costs(name: AdvisedOption, task: AdviceTask, texts: float) -> dict[str, float | None]:
@@ -328,6 +344,8 @@ def _costs(name: AdvisedOption, task: AdviceTask, texts: float) -> dict[str, flo
         encoding = _price(tokens, prices.price_per_million_tokens)
         price = None if price is None or encoding is None else price + encoding
     texts = texts if name == "native" else 0.0
+    if name == "native":
+        per_query = 1 if task.old_encoder_runs is False else 2
     return {
         "writes": writes,
         "encodings": encodings,
@@ -385,8 +403,8 @@ def _explain(
     if option.certainty == "expected" and option.name == "native":
         return (
             "The new encoder embeds the 20 candidates that the old one finds, and both scores "
-            "count. On two collections it gained .004 to .074 nDCG@10 over keep, without anchors; "
-            "on two others it lost up to .04, where the new encoder was much worse."
+            "count. No anchors are needed. On two collections it gained .004 to .074 nDCG@10 over "
+            "keep; on two others it lost up to .04, where the new encoder was much worse."
         )
     if option.certainty == "expected":
         return (
@@ -410,7 +428,7 @@ def _explain(
 
 
 def _why_unknown(name: AdvisedOption, missing: Mapping[str, Sequence[str]]) -> str:
-    if name in missing:
+    if missing.get(name):
         fields = " and ".join(f"`{field}`" for field in missing[name])
         return f"It was not measured. To measure it, send {fields} with the judgements."
     if name == "fuse":
@@ -421,7 +439,8 @@ def _why_unknown(name: AdvisedOption, missing: Mapping[str, Sequence[str]]) -> s
     if name == "native":
         return (
             "The new encoder embeds the 20 best candidates of a cascade, or of keep where the old "
-            "encoder runs. It needs the texts: connect the store with `text_field`."
+            "encoder runs. It needs their texts: those of a store by its `text_field`, or `texts` "
+            "of POST /rescore."
         )
     return (
         "Its quality is not known: fidelity does not tell whether the new encoder is better for "

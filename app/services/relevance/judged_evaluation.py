@@ -21,6 +21,7 @@ from app.maths.relevance.native import NATIVE_WEIGHT
 from app.maths.relevance.options import (
     DEFAULT_CANDIDATES,
     NATIVE_COUNTS,
+    NATIVE_OPTIONS,
     NEEDED,
     SEARCH_OPTIONS,
     SearchMetrics,
@@ -105,7 +106,8 @@ class JudgedTask:
         dim = max(self.source.encoder.dim, self.target.encoder.dim)
         cosines = (4 * len(self.judged) + self.source.anchor_set.size) * self.judged.size
         sorted_scores = len(self.judged) * 2 * self.candidates * len(WEIGHT_GRID)
-        blocks = len(self.judged) * len(NATIVE_COUNTS) if "native_documents" in self.items else 0
+        natives = set(NATIVE_OPTIONS) - _missing_fields(self.items).keys()
+        blocks = len(self.judged) * len(NATIVE_COUNTS) * len(natives)
         return (cosines + sorted_scores) * (
             dim + evaluation.MULTIPLICATIONS_PER_COSINE
         ) + 6 * self.source.anchor_set.size * dim * dim + blocks * MULTIPLICATIONS_PER_BLOCK <= (
@@ -185,7 +187,7 @@ def evaluate_judged(
             on_progress=lambda done: on_progress(done, len(task.judged)),
         )
         values, fuse = _choose_fusion(measured, weight, default)
-        native = _describe_native(measured, is_fused="old_queries" in task.items)
+        native = _describe_native(measured)
         return {
             **_describe_task(task, there, back, raw),
             "results": _describe_options(values),
@@ -404,8 +406,7 @@ def _choose_fusion(
     A chosen weight is measured on queries that it was not chosen on.
     """
     values = dict(measured.options)
-    if measured.native:
-        values["native"] = measured.native[0]
+    values |= {option: by_count[0] for option, by_count in measured.native.items()}
     fuse = None
     if measured.fused:
         tables_by_weight = torch.stack(measured.fused, dim=1)
@@ -433,24 +434,20 @@ def _choose_fusion(
     return {option: values[option] for option in SEARCH_OPTIONS if option in values}, fuse
 
 
-def _describe_native(measured: SearchMetrics, *, is_fused: bool) -> dict[str, Any] | None:
-    """What each number of native vectors a query finds, and how many texts it embeds."""
-    if not measured.native:
-        return None
-    return {
-        "candidates": NATIVE_COUNTS[0],
-        "mode": "fuse" if is_fused else "cascade",
-        "by_candidates": [
-            {
-                "candidates": count,
-                "ndcg_10": float(table[:, 0].mean()),
-                "texts_per_query": texts / len(table),
-            }
-            for count, table, texts in zip(
-                NATIVE_COUNTS, measured.native, measured.native_texts, strict=True
-            )
-        ],
-    }
+def _describe_native(measured: SearchMetrics) -> list[dict[str, Any]]:
+    """What each option finds with each number of native vectors, and how many texts it embeds."""
+    return [
+        {
+            "option": option,
+            "candidates": count,
+            "ndcg_10": float(table[:, 0].mean()),
+            "texts_per_query": texts / len(table),
+        }
+        for option, by_count in measured.native.items()
+        for count, table, texts in zip(
+            NATIVE_COUNTS, by_count, measured.native_texts[option], strict=True
+        )
+    ]
 
 
 def _describe_options(values: Mapping[SearchOption, Tensor]) -> dict[str, Any]:

@@ -275,13 +275,13 @@ def advice_document(
 
     def describe(option: Mapping[str, Any]) -> dict[str, Any]:
         same = ("name", "possible", "reason", "certainty", "ndcg_10", "over_keep")
-        writes, encodings, per_query = UNIT_COSTS[option["name"]]
+        writes, encodings, _ = UNIT_COSTS[option["name"]]
         return {
             **{name: option[name] for name in same},
             "fidelity": fidelity(option["name"], estimate),
             "writes": writes * rows,
             "encodings": encodings * rows,
-            "encodings_per_query": per_query,
+            "encodings_per_query": option["encodings_per_query"],
             "texts_per_query": option["texts_per_query"],
             "seconds": seconds.get(option["name"], 0.0),
             "disk_bytes": writes * int(cost["disk_bytes"]),

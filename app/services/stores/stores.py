@@ -155,7 +155,12 @@ def examine_store(services: Services, row: tables.StoreRow) -> StoreReport:
 def _has_learning_set(services: Services, row: tables.StoreRow) -> bool:
     with services.db.transaction() as session:
         made = resources.sets_made_from(session, row.project, row.name)
-        return any(len(each.spaces) == 2 for each in made)
+        return any(
+            len(each.spaces) == 2
+            and any(space.encoder_id == row.encoder_id for space in each.spaces)
+            and not resources.users_of_anchor_set(session, each)
+            for each in made
+        )
 
 
 def _read(store: Store, *, texts: bool = False) -> _StoreContents:

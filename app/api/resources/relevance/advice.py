@@ -174,12 +174,11 @@ class AdvisedOptionOut(BaseModel):
     )
     writes: int | None = Field(description="Writes to the store. Null without `corpus_size`.")
     encodings: int | None = Field(description="Items to encode. Null without `corpus_size`.")
-    encodings_per_query: int = Field(
-        description="Most encodings of each query, with the texts of `native`."
-    )
+    encodings_per_query: int = Field(description="Encodings of each query.")
     texts_per_query: float = Field(
-        description="Texts that `native` embeds for each query: measured on the judged queries, "
-        "otherwise the most. Each text is embedded once, so more queries embed fewer."
+        description="Texts that `native` embeds for each query: measured where the judged queries "
+        "have at least `corpus_size` documents, otherwise the most. Each text is embedded once, so "
+        "more queries embed fewer."
     )
     seconds: float | None = Field(
         description="Time to encode. Null: unknown, as is the time to write to the store."

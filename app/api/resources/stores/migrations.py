@@ -191,8 +191,8 @@ def plan_migration(
 ) -> MigrationAnswer:
     """Reads a store, checks it, and plans its move to another encoder. Writes nothing to the store.
 
-    The plan says what the move is worth: keep, cascade, fuse, translate or re-embed, with quality,
-    time, writes and disk.
+    The plan says what the move is worth: keep, cascade, fuse, native, translate or re-embed, with
+    quality, time, writes and disk.
     It is refused with `wrong-space` if the vectors look like those of another encoder.
     """
 

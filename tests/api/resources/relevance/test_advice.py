@@ -83,6 +83,20 @@ def test_judgements_decide_and_the_cheapest_of_the_best_comes_first(ask, judged)
     assert options["re-embed"]["certainty"] == "measured"
 
 
+def test_native_counts_old_scores_while_the_old_encoder_runs(ask, judged, stocked):
+    measured = good(stocked.post("/evaluate", json={**PAIR, "method": "graded", **judged}))
+    documents = len(judged["documents"])
+    for runs, option in ((True, "native-fuse"), (False, "native-cascade")):
+        facts = {"old_encoder_runs": runs, "corpus_size": documents}
+        native = by_name(good(ask(**judged, **facts)))["native"]
+        assert native["ndcg_10"] == measured["results"][option]["ndcg_10"]
+        cost = next(each for each in measured["native"] if each["option"] == option)
+        assert native["texts_per_query"] == cost["texts_per_query"] < 20
+        assert native["encodings_per_query"] == (2 if runs else 1)
+        facts["corpus_size"] = documents + 1
+        assert by_name(good(ask(**judged, **facts)))["native"]["texts_per_query"] == 20
+
+
 def test_the_size_of_the_store_is_that_of_its_sample(ask, stocked, embeddings):
     path = "/anchor-sets/items/samples/first"
     sample = {"vectors": embeddings["first"].tolist(), "store_size": 70_000}

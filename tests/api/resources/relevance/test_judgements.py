@@ -92,7 +92,11 @@ def test_ids_and_rows_are_the_same_and_a_click_is_grade_1(ask, judgements):
 @pytest.mark.parametrize(
     ("left_out", "results", "missing"),
     [
-        (["old_queries"], 5, {"keep": ["old_queries"], "fuse": ["old_queries"]}),
+        (
+            ["old_queries"],
+            5,
+            {name: ["old_queries"] for name in ("keep", "fuse", "native-fuse")},
+        ),
         (
             ["queries", "native_documents"],
             1,
@@ -100,7 +104,8 @@ def test_ids_and_rows_are_the_same_and_a_click_is_grade_1(ask, judgements):
                 "bridge": ["queries"],
                 "cascade": ["queries"],
                 "fuse": ["queries"],
-                "native": ["native_documents", "queries"],
+                "native-cascade": ["native_documents", "queries"],
+                "native-fuse": ["native_documents", "queries"],
                 "translate": ["queries"],
                 "re-embed": ["native_documents", "queries"],
             },
@@ -112,23 +117,22 @@ def test_an_option_without_its_vectors_says_what_is_missing(ask, left_out, resul
     assert len(body["results"]) == results
     assert body["missing"] == missing
     assert (body["fuse"] is None) == ("fuse" in missing)
-    assert (body["native"] is None) == ("native" in missing)
+    natives = {"native-cascade", "native-fuse"} - missing.keys()
+    assert {each["option"] for each in body["native"]} == natives
     if "keep" in missing:
         assert all(each["over_keep"] is None for each in body["results"].values())
 
 
-@pytest.mark.parametrize(("left_out", "mode"), [([], "fuse"), (["old_queries"], "cascade")])
-def test_native_is_measured_with_what_it_costs(ask, left_out, mode):
-    body = good(ask(**dict.fromkeys(left_out, ...)))
-    native = body["native"]
-    assert (native["candidates"], native["mode"]) == (20, mode)
-    assert [each["candidates"] for each in native["by_candidates"]] == [20, 50, 100]
-    assert native["by_candidates"][0]["ndcg_10"] == body["results"]["native"]["ndcg_10"]
-    texts = [each["texts_per_query"] for each in native["by_candidates"]]
-    assert DOCUMENTS / body["queries"] == texts[1] == texts[2] >= texts[0] >= 20 / body["queries"]
-    if mode == "cascade":
-        last = native["by_candidates"][-1]["ndcg_10"]
-        assert last == pytest.approx(body["results"]["re-embed"]["ndcg_10"])
+def test_native_options_are_measured_with_what_they_cost(ask):
+    body = good(ask())
+    for option in ("native-cascade", "native-fuse"):
+        each = [one for one in body["native"] if one["option"] == option]
+        assert [one["candidates"] for one in each] == [20, 50, 100]
+        assert each[0]["ndcg_10"] == body["results"][option]["ndcg_10"]
+        texts = [one["texts_per_query"] for one in each]
+        assert DOCUMENTS / body["queries"] == texts[1] == texts[2] >= texts[0] >= 20 / 11
+    last = [one["ndcg_10"] for one in body["native"] if one["option"] == "native-cascade"][-1]
+    assert last == pytest.approx(body["results"]["re-embed"]["ndcg_10"])
 
 
 def test_documents_that_are_anchors_are_counted(ask, embeddings, search):
