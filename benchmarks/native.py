@@ -152,7 +152,7 @@ def fill_table(url: str, name: str, vectors: Matrix, texts: Sequence[str]) -> di
 def search(service: Service, data: JudgedCollection, store: str, **body: Any) -> dict[str, Any]:
     """nDCG@10 of all queries, and the texts that they had embedded."""
     rows: list[list[int]] = []
-    counts = {"embedded": 0, "cached": 0, "missing": 0}
+    counts = {"embedded": 0, "truncated": 0, "cached": 0, "missing": 0}
     total = len(next(iter(data.queries.values())))
     for start in range(0, total, QUERIES_AT_ONCE):
         part = {
