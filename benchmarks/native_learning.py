@@ -1,6 +1,7 @@
 """How fast does a search learn from what it reads?
 
-    python -m benchmarks.native_learning [--debian] [--pairs use-minilm ...] [--queries 500]
+    python -m benchmarks.native_learning [--debian] [--pairs use-minilm ...] [--orders random]
+        [--queries 500]
 
 Writes benchmarks/results/native_learning.json.
 
@@ -163,7 +164,7 @@ def unread(
     return float((dots / np.linalg.norm(vectors, axis=1) / np.linalg.norm(native, axis=1)).mean())
 
 
-def tables_of(cells: list[dict[str, Any]]) -> dict[str, Table]:
+def tables_of(cells: list[dict[str, Any]], name: str) -> dict[str, Table]:
     columns = ["old -> new", "order", "queries", "keep", "re-embed", "cascade", "native 20"]
     numbers = ("keep", "re-embed", "cascade", "native 20")
     more = ["anchors", "texts a query", "hit rate", "rows read", "cosine of unread rows"]
@@ -181,18 +182,18 @@ def tables_of(cells: list[dict[str, Any]]) -> dict[str, Table]:
         ]
         for each in cells
     ]
-    return {"learning": [[*columns, *more], *rows]}
+    return {name: [[*columns, *more], *rows]}
 
 
 def measure(
-    stream: Stream, pairs: list[tuple[str, str]], count: int
+    stream: Stream, pairs: list[tuple[str, str]], orders: list[str], count: int
 ) -> Iterator[list[dict[str, Any]]]:
     """The cells of each stream, which has its own store and its own service."""
     data, texts = stream.measured, stream.texts
     by_text = {
         name: dict(zip(texts, vectors, strict=True)) for name, vectors in data.documents.items()
     }
-    for pair, order in itertools.product(pairs, ("random", "zipf")):
+    for pair, order in itertools.product(pairs, orders):
         vectors = {each: by_text[each] for each in pair}
         with tempfile.TemporaryDirectory() as name, served({"lancedb": name}, vectors) as service:
             source, target = pair
@@ -214,15 +215,19 @@ def main() -> None:
     command.add_argument("--pairs", nargs="*", help="such as use-minilm; default: all six")
     command.add_argument("--queries", type=int, default=500, help="queries that arrive")
     command.add_argument("--debian", action="store_true", help="measure benchmarks.debian")
+    command.add_argument(
+        "--orders", nargs="*", default=["random", "zipf"], help="orders of the queries"
+    )
     options = command.parse_args()
+    name = "debian" if options.debian else "learning"
     made = debian_stream() if options.debian else cranfield_stream()
     every = list(itertools.permutations(made.measured.documents, 2))
     pairs = [each for each in every if not options.pairs or "-".join(each) in options.pairs]
     cells: list[dict[str, Any]] = []
-    for found in measure(made, pairs, options.queries):
+    for found in measure(made, pairs, options.orders, options.queries):
         cells += found
-        show(Console(width=max(160, Console().width)), tables_of(found))
-        write(options.json, tables_of(cells), {"cells": cells})
+        show(Console(width=max(160, Console().width)), tables_of(found, name))
+        write(options.json, tables_of(cells, name), {"cells": cells})
 
 
 if __name__ == "__main__":
