@@ -154,7 +154,7 @@ def measure_options(
 
     weights         of the new scores in fuse, each in [0, 1]
     default_weight  of the translated scores that decide which candidates get a native vector
-    native_weight   of the native scores beside old ones
+    native_weight   of the native scores where old ones count too
     candidates      of each search of the old store, at least 1; more than m count as m
     on_progress     called before each block of queries with the number of queries that are done
 
