@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,10 @@ class Shop:
 
     def post(self, path: str, status: int = 200, **body: Any) -> Any:
         answer = self.client.post(path, json=body)
+        # A worker fills migrations meanwhile; whoever meets it is told to repeat the call.
+        while answer.status_code == 409 != status and "retry-after" in answer.headers:
+            time.sleep(0.1)
+            answer = self.client.post(path, json=body)
         assert answer.status_code == status, answer.text
         return answer.json()
 
