@@ -153,7 +153,8 @@ def measure_options(
     """The measures of every option whose vectors are available, over the judged queries.
 
     weights         of the new scores in fuse, each in [0, 1]
-    default_weight  of the translated scores that decide which candidates get a native vector
+    default_weight  the one of `weights` whose scores decide which candidates of native-fuse get a
+                    native vector
     native_weight   of the native scores where old ones count too
     candidates      of each search of the old store, at least 1; more than m count as m
     on_progress     called before each block of queries with the number of queries that are done
@@ -185,23 +186,27 @@ def measure_options(
             for name, (queries, documents) in searches.items()
         }
         rankings = {name: _first(each, RECALL_DEPTH) for name, each in cosines.items()}
+        bases: dict[SearchOption, tuple[Tensor, Tensor]] = {}
         if "cascade" in vectors.options:
             first = _first(cosines["bridge"], depth)
-            rankings["cascade"] = _order(first, cosines["translate"].gather(1, first))
+            scores = cosines["translate"].gather(1, first)
+            rankings["cascade"] = _order(first, scores)
+            bases["native-cascade"] = first, scores.double()
         for option, ranking in rankings.items():
             parts.setdefault(option, []).append(measure_ranking(ranking, judged, start))
         if "fuse" in vectors.options:
-            for place, ranking in enumerate(_fuse_rankings(cosines, depth, weights)):
+            ids, repeated, by_weight = _fuse_scores(cosines, depth, weights)
+            for place, scores in enumerate(by_weight):
+                ranking = _order(ids, scores, missing=repeated)
                 fused[place].append(measure_ranking(ranking, judged, start))
+            if "native-fuse" in natives:
+                bases["native-fuse"] = ids, by_weight[weights.index(default_weight)]
         for option in natives:
-            old = cosines["keep"] if option == "native-fuse" else None
-            ids, base = _base_scores(cosines, depth, None if old is None else default_weight)
             for place, count in enumerate(NATIVE_COUNTS):
                 ranking = _native_ranking(
                     cosines["re-embed"],
-                    old,
-                    ids,
-                    base,
+                    cosines["keep"] if option == "native-fuse" else None,
+                    *bases[option],
                     count,
                     native_weight,
                     reached[option][place],
@@ -214,14 +219,6 @@ def measure_options(
         {option: [torch.cat(blocks) for blocks in native[option]] for option in natives},
         {option: reached[option].sum(dim=1).tolist() for option in natives},
     )
-
-
-def _fuse_rankings(
-    cosines: Mapping[SearchOption, Float32[Tensor, "c m"]], depth: int, weights: Sequence[float]
-) -> list[Int64[Tensor, "c r"]]:
-    """The candidates of keep and of the bridge, by their fused scores for each weight."""
-    ids, repeated, scores = _fuse_scores(cosines, depth, weights)
-    return [_order(ids, each, missing=repeated) for each in scores]
 
 
 def _fuse_scores(
@@ -242,17 +239,6 @@ def _fuse_scores(
     return ids, repeated, tables
 
 
-def _base_scores(
-    cosines: Mapping[SearchOption, Float32[Tensor, "c m"]], depth: int, weight: float | None
-) -> tuple[Int64[Tensor, "c s"], Float64[Tensor, "c s"]]:
-    """The candidates of fuse by a weight, or of the cascade, and their scores."""
-    if weight is not None:
-        ids, _, [scores] = _fuse_scores(cosines, depth, [weight])
-        return ids, scores
-    ids = _first(cosines["bridge"], depth)
-    return ids, cosines["translate"].gather(1, ids).double()
-
-
 def _native_ranking(
     new: Float32[Tensor, "c m"],
     old: Float32[Tensor, "c m"] | None,
@@ -271,12 +257,11 @@ def _native_ranking(
     for query, (documents, scores) in enumerate(zip(ids, base, strict=True)):
         counted = scores != -torch.inf
         documents, scores = documents[counted], scores[counted]
-        first = scores.sort(descending=True, stable=True).indices[:count]
-        reached[documents[first]] = True
         native = new[query, documents].double()
         known = None if old is None else old[query, documents].double()
         order, _ = order_block(scores, native, count, known, weight)
         ranking[query, : len(order)] = documents[order]
+        reached[documents[order[:count]]] = True
     return ranking
 
 
