@@ -148,10 +148,26 @@ def _compare(
     return cosines
 
 
+def has_learning_set(services: Services, store: tables.StoreRow) -> bool:
+    """Return whether reads of the store can add anchors to a set, for any new encoder."""
+    with services.db.transaction() as session:
+        return any(
+            _taught_encoder(row, store) and not resources.users_of_anchor_set(session, row)
+            for row in resources.sets_with_provenance(session, store.project)
+        )
+
+
 def _can_learn(row: tables.AnchorSetRow, store: tables.StoreRow, target: tables.EncoderRow) -> bool:
+    return _taught_encoder(row, store) == target.id
+
+
+def _taught_encoder(row: tables.AnchorSetRow, store: tables.StoreRow) -> str | None:
+    """Return the id of the one encoder, with the store's, of a set that was made from the store."""
+    if (row.provenance or {}).get("store") != store.name:
+        return None
     encoders = {space.encoder_id for space in row.spaces}
-    made_from = (row.provenance or {}).get("store")
-    return made_from == store.name and encoders == {store.encoder_id, target.id}
+    others = encoders - {store.encoder_id}
+    return next(iter(others)) if len(encoders) == 2 and len(others) == 1 else None
 
 
 def _space(row: tables.AnchorSetRow, encoder: tables.EncoderRow) -> tables.SpaceRow:

@@ -21,6 +21,7 @@ from app.errors import (
 from app.maths.anchors.space_match import SpaceMatch, match_space
 from app.services.access.audit import record_audit
 from app.services.anchors import spaces
+from app.services.anchors.learning import has_learning_set
 from app.services.context import Services
 from app.services.name_lookup import refuse_in_use
 from app.services.request_context import RequestContext
@@ -152,17 +153,6 @@ def examine_store(services: Services, row: tables.StoreRow) -> StoreReport:
     return _report(services, row, call_row(services, row, _read))
 
 
-def _has_learning_set(services: Services, row: tables.StoreRow) -> bool:
-    with services.db.transaction() as session:
-        made = resources.sets_made_from(session, row.project, row.name)
-        return any(
-            len(each.spaces) == 2
-            and any(space.encoder_id == row.encoder_id for space in each.spaces)
-            and not resources.users_of_anchor_set(session, each)
-            for each in made
-        )
-
-
 def _read(store: Store, *, texts: bool = False) -> _StoreContents:
     """Read a store. Raises StoreUnsupported if `texts` are required, and none is found."""
     facts, sample = store.facts(), store.sample(CHECKED_ROWS)
@@ -183,7 +173,7 @@ def _require_texts(store: Store, ids: Sequence[StoreId]) -> None:
 
 def _report(services: Services, row: tables.StoreRow, found: _StoreContents) -> StoreReport:
     facts, capabilities, vectors = found
-    if row.options.get("learn") and not _has_learning_set(services, row):
+    if row.options.get("learn") and not has_learning_set(services, row):
         facts = replace(facts, notes=(*facts.notes, NOTHING_LEARNS))
     return StoreReport(row, facts, capabilities, check_space(services, row.encoder, vectors))
 

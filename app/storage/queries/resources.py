@@ -224,14 +224,13 @@ def whole_pool(session: Session, project: str, name: str, *, field: str = "name"
     return by_name(session, PoolRow, project, name, field=field, options=[undefer(PoolRow.pieces)])
 
 
-def sets_made_from(session: Session, project: str, store: str) -> Sequence[AnchorSetRow]:
-    """Return the sets whose anchors are rows of this store, with their spaces."""
-    rows = session.scalars(
+def sets_with_provenance(session: Session, project: str) -> Sequence[AnchorSetRow]:
+    """Return the sets that the service made itself, with their spaces."""
+    return session.scalars(
         select(AnchorSetRow)
         .where(AnchorSetRow.project == project, AnchorSetRow.provenance.is_not(None))
         .options(selectinload(AnchorSetRow.spaces))
-    )
-    return [row for row in rows if (row.provenance or {}).get("store") == store]
+    ).all()
 
 
 def whole_set(session: Session, project: str, name: str, *, field: str = "name") -> AnchorSetRow:

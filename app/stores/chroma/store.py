@@ -310,8 +310,8 @@ def _read_filter(filter: Any) -> Mapping[str, Any]:
 def read_records(
     collection: Any, chosen: range | list[StoreId], *, vectors: bool, content: bool
 ) -> Iterator[tuple[int, list[StoredRow]]]:
-    """Yield records by their positions or by their ids, a few of them in each call, and before
-    them how many were asked for. Ends early at large records that are read by positions.
+    """Yield the number of records that each call requests, and its records, by their positions or
+    by their ids. Ends early at large records that are read by positions.
     """
 
     def choice(first: int, count: int) -> Mapping[str, Any]:
