@@ -52,7 +52,7 @@ def submit_job(
                 retry_after_s=10,
                 limit=limits.jobs,
             )
-        row.due_at = leases.database_now(session)
+        row.created_at = row.due_at = leases.database_now(session)
         session.add(row)
         session.flush()
         begin(session, row)
