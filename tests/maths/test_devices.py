@@ -265,7 +265,7 @@ CASES: dict[str, Case] = {
         foreign.compare_with_store(on(X), on(POOL_X - 1), judged=each) for each in (None, on(ODD))
     ],
     "match a space": lambda on: space_match.match_space(
-        on(POOL_X), {"x": on(X), "turned": on(X @ TURN)}, "turned"
+        on(POOL_X), {"x": [on(X)], "turned": [on(X @ TURN)]}, "turned"
     ),
     "calibrate": calibrated,
     "bootstrap of the paper": lambda on: growing.run(of(on), SEEDS, PAPER),

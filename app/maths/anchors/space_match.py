@@ -22,7 +22,7 @@ distribution: Hoeffding 1951; the choice of both measures rests on benchmarks/st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,8 +42,9 @@ LIKE = 0.5
 #: do not
 ALIGNED_Z, UNALIGNED_Z = 6.0, 3.0
 
-#: standard errors by which another encoder must be more like the sample than the expected one
-MORE_LIKE_Z = 3.0
+#: by how much, in likeness and in standard errors, another encoder must be more like the sample
+#: than the expected one: anchors of another corpus, or one encoder under two names, lead by less
+LEAST_LEAD, MORE_LIKE_Z = 0.1, 3.0
 
 #: fewer different rows or anchors are not judged
 FEWEST_MATCHED = 20
@@ -98,14 +99,15 @@ class _RowShares:
 
 def match_space(
     sample: Float[Tensor, "n d"],
-    anchors: Mapping[str, Float[Tensor, "k d"]],
+    anchors: Mapping[str, Sequence[Tensor]],
     expected: str,
     *,
     seed: int = 0,
 ) -> SpaceMatch:
     """Find the encoder that a sample (n, d) of a store comes from.
 
-    anchors   raw anchors (k, d) of each encoder of that dimension, by the encoder's name
+    anchors   sets of raw anchors (k, d) of each encoder of that dimension, by the encoder's name;
+              the set that the sample is most like speaks for the encoder
     expected  the encoder that the store should hold
     seed      draws the rows, the anchors and the permutations
     Rows of zeros are left out. Raises nothing; an encoder that cannot be judged is left out.
@@ -113,10 +115,10 @@ def match_space(
     rows = _distinct(sample, MAX_MATCHED_ROWS, seed)
     compared: dict[str, _RowShares] = {}
     if len(rows) >= FEWEST_MATCHED:
-        for name, each in anchors.items():
-            found = _compare(rows, _distinct(each, MAX_MATCHED_ANCHORS, seed), seed)
-            if found is not None:
-                compared[name] = found
+        for name, sets in anchors.items():
+            each = [_compare(rows, _distinct(of, MAX_MATCHED_ANCHORS, seed), seed) for of in sets]
+            if found := [one for one in each if one is not None]:
+                compared[name] = max(found, key=lambda one: float(one.shares.mean()))
     ranked = sorted(
         (
             SpaceLikeness(name, float(each.shares.mean()), each.alignment)
@@ -140,7 +142,7 @@ def _judge(
             return "another", best.encoder
         ahead = compared[best.encoder].shares - own.shares
         error = float(ahead.std()) / len(ahead) ** 0.5
-        if best.encoder == expected or float(ahead.mean()) <= MORE_LIKE_Z * error:
+        if float(ahead.mean()) <= max(LEAST_LEAD, MORE_LIKE_Z * error):
             return "matches", expected
         return "another", best.encoder
     aligned = max(ranked, key=lambda each: each.alignment)

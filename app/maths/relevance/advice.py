@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 from app.maths.relevance.options import NATIVE_COUNTS
@@ -135,6 +136,20 @@ def queries_needed(deviation: float, difference: float) -> int:
 def deviation_of(gain: GainOverKeep, queries: int) -> float:
     """The standard deviation over queries that a 95 % interval of their mean implies."""
     return (gain.high - gain.low) / 2 / STANDARD_ERRORS * math.sqrt(queries)
+
+
+def probability_better(gain: GainOverKeep) -> float | None:
+    """The probability that the gain is above 0: Phi(value / standard error).
+
+    The error is that of the 95 % interval, as if the mean over queries were normal. Returns None
+    without a mean; where the interval is a point, 1 above 0, 0 below, and .5 for 0.
+    """
+    if gain.value is None:
+        return None
+    error = (gain.high - gain.low) / 2 / STANDARD_ERRORS
+    if error <= 0.0:
+        return 0.5 + 0.5 * ((gain.value > 0) - (gain.value < 0))
+    return NormalDist().cdf(gain.value / error)
 
 
 def deviations(

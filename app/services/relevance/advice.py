@@ -22,6 +22,7 @@ from app.maths.relevance.advice import (
     MeasuredOption,
     RankedOption,
     deviations,
+    probability_better,
     queries_needed,
     rank_options,
 )
@@ -121,23 +122,29 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
     }
     weight = default_weight_of(services, source, target) if weight is None else weight
 
+    best = _best_measured(ranked, queries)
     texts = _texts_per_query(evaluation, native, task.corpus_size)
     missing = {**evaluation["missing"], "native": evaluation["missing"].get(native, ())}
 
     def describe(option: RankedOption) -> dict[str, Any]:
         reason = option.obstacle or _explain(option, task, queries, counts, weight, missing)
+        if option.name == ranked[0].name != best:
+            reason += _name_best(ranked, best)
         return {
             "name": option.name,
             "possible": option.obstacle is None,
             "reason": reason,
             "ndcg_10": option.quality,
-            "over_keep": None if option.gain is None else asdict(option.gain),
+            "over_keep": None
+            if option.gain is None
+            else {**asdict(option.gain), "probability": _probability(option.gain, queries)},
             "certainty": option.certainty,
             **_costs(option.name, task, texts),
         }
 
     return {
         "advice": ranked[0].name,
+        "best_measured": best,
         "basis": "judgements" if queries >= FEWEST_QUERIES else "fidelity",
         "options": [describe(each) for each in ranked],
         "queries": queries,
@@ -305,6 +312,30 @@ def _rows_first(
     order = cosines.nan_to_num(nan=-2.0).argsort(stable=True)[: task.row_limit].tolist()
     ids = task.sample_ids
     return order if ids is None else [ids[row] for row in order], "confidence"
+
+
+def _probability(gain: GainOverKeep, queries: int) -> float | None:
+    """Return how likely an option is better than keep; None with too few judged queries."""
+    return probability_better(gain) if queries >= FEWEST_QUERIES else None
+
+
+def _best_measured(ranked: Sequence[RankedOption], queries: int) -> AdvisedOption | None:
+    """Return the possible option of the best nDCG@10; None with too few judged queries."""
+    measured = [each for each in ranked if each.quality is not None and each.obstacle is None]
+    if queries < FEWEST_QUERIES or not measured:
+        return None
+    return max(measured, key=lambda each: each.quality or 0.0).name
+
+
+def _name_best(ranked: Sequence[RankedOption], best: AdvisedOption | None) -> str:
+    """Return a sentence about the option with the best mean, which is not the advised one."""
+    gain = next((each.gain for each in ranked if each.name == best), None)
+    if gain is None or gain.value is None:
+        return ""
+    return (
+        f" Of the measured options, {best} has the highest nDCG@10: {gain.value:+.3f} compared "
+        f"with keep, and better than it with a probability of {probability_better(gain):.0%}."
+    )
 
 
 def _texts_per_query(

@@ -175,7 +175,7 @@ def _check_space(
     reading: StoreReading,
 ) -> dict[str, Any]:
     """Return what the check found. Raises WrongSpace for another encoder's vectors."""
-    match = stores.check_space(services, store.encoder, reading.sample, anchor_set=task.anchor_set)
+    match = stores.check_space(services, store.encoder, reading.sample)
     found = {**asdict(match), "forced": task.force_space}
     if match.verdict != "another" or task.force_space:
         return found

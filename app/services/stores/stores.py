@@ -37,8 +37,8 @@ from app.stores.text_templates import parse_template
 #: rows of a store that are compared
 CHECKED_ROWS = 256
 
-#: most encoders that a store is compared with
-MAX_CHECKED_ENCODERS = 32
+#: most encoders that a store is compared with, and most anchor sets of each
+MAX_CHECKED_ENCODERS, MAX_CHECKED_SETS = 32, 3
 
 #: kinds whose collection is a name inside the database, which the connector quotes
 NAMED_COLLECTIONS = ("pgvector", "sqlite-vec")
@@ -179,40 +179,36 @@ def _report(services: Services, row: tables.StoreRow, found: _StoreContents) -> 
 
 
 def check_space(
-    services: Services,
-    encoder: tables.EncoderRow,
-    vectors: StoreVectors,
-    *,
-    anchor_set: str | None = None,
+    services: Services, encoder: tables.EncoderRow, vectors: StoreVectors
 ) -> SpaceMatch:
     """Find the registered encoder that a store's vectors (n, d) look most like.
 
-    encoder     the one that the store should hold
-    anchor_set  the set whose anchors are compared where it has them; None: the largest of each
-                encoder
+    encoder  the one that the store should hold; others of its identity are not compared
     Raises Overloaded, BlobMissing, StorageUnavailable.
     """
     rows = torch.from_numpy(vectors)
     rows = rows[rows.isfinite().all(dim=1)]
-    anchors = _anchors(services, encoder, vectors.shape[1], anchor_set)
+    anchors = _anchors(services, encoder, vectors.shape[1])
     with services.evaluating(encoder.project):
         return match_space(rows, anchors, encoder.name)
 
 
-def _anchors(
-    services: Services, encoder: tables.EncoderRow, dim: int, anchor_set: str | None
-) -> dict[str, Tensor]:
-    """Return the anchors of every encoder of this dimension, the expected one first."""
+def _anchors(services: Services, encoder: tables.EncoderRow, dim: int) -> dict[str, list[Tensor]]:
+    """Return anchors of every encoder of this dimension, of its largest sets, the expected one
+    first.
+    """
     with services.db.transaction() as session:
         rows = [row for row in resources.spaces(session, encoder.project) if row.encoder.dim == dim]
-    chosen: dict[str, tables.SpaceRow] = {}
-    for row in sorted(
-        rows, key=lambda row: (row.anchor_set.name != anchor_set, -row.anchor_set.size)
-    ):
-        chosen.setdefault(row.encoder.name, row)
+    chosen: dict[str, list[tables.SpaceRow]] = {}
+    for row in sorted(rows, key=lambda row: -row.anchor_set.size):
+        other = row.encoder
+        same = other.identity is not None and other.identity == encoder.identity
+        if other.id == encoder.id or not same:
+            chosen.setdefault(other.name, []).append(row)
     names = sorted(chosen, key=lambda name: (name != encoder.name, name))
     return {
-        name: spaces.raw_anchors(services, chosen[name]) for name in names[:MAX_CHECKED_ENCODERS]
+        name: [spaces.raw_anchors(services, row) for row in chosen[name][:MAX_CHECKED_SETS]]
+        for name in names[:MAX_CHECKED_ENCODERS]
     }
 
 

@@ -26,7 +26,7 @@ def encode(rows: torch.Tensor, encoder: int) -> torch.Tensor:
     return rows @ matrix + offset
 
 
-ANCHORS = {f"e{each}": encode(items(120, 1), each) for each in range(3)}
+ANCHORS = {f"e{each}": [encode(items(120, 1), each)] for each in range(3)}
 
 
 @pytest.mark.parametrize("true", range(3))
@@ -70,5 +70,16 @@ def test_too_few_different_rows_are_not_judged(sample: torch.Tensor) -> None:
 def test_no_anchors_and_degenerate_ones_are_not_judged() -> None:
     sample = encode(items(50, 2), 0)
     assert match_space(sample, {}, "e0").verdict == "unknown"
-    same = {"e0": torch.ones(50, DIM), "e1": ANCHORS["e1"][:5]}
+    same = {"e0": [torch.ones(50, DIM)], "e1": [ANCHORS["e1"][0][:5]]}
     assert match_space(sample, same, "e0") == match_space(sample, {}, "e0")
+
+
+def test_one_encoder_under_two_names_and_sets_of_two_corpora_is_no_other_encoder() -> None:
+    sample = encode(items(200, 2), 0)
+    names = {"old": [encode(items(120, 3), 0)], "same": [encode(items(400, 4), 0)]}
+    for expected in names:
+        assert match_space(sample, names, expected).verdict == "matches"
+    elsewhere = encode(items(120, 5) @ torch.diag(torch.linspace(0, 2, 20).double()), 0)
+    alone = match_space(sample, {"e0": [elsewhere]}, "e0").each[0].likeness
+    both = match_space(sample, {"e0": [elsewhere, *ANCHORS["e0"]]}, "e0").each[0].likeness
+    assert alone < both == match_space(sample, ANCHORS, "e0").each[0].likeness

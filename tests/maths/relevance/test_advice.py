@@ -12,6 +12,7 @@ from app.maths.relevance.advice import (
     IndexFacts,
     MeasuredOption,
     deviations,
+    probability_better,
     queries_needed,
     rank_options,
 )
@@ -152,3 +153,11 @@ def test_the_queries_that_decide_give_an_interval_as_narrow_as_the_difference(sd
     assert 1.96 * sd / queries**0.5 <= difference * (1 + 1e-9)
     assert queries == FEWEST_QUERIES or 1.96 * sd / (queries - 1) ** 0.5 > difference * (1 - 1e-9)
     assert queries_needed(sd, difference / 2) >= queries
+
+
+def test_the_probability_of_a_gain_is_that_of_its_interval():
+    assert probability_better(GainOverKeep(0.02, 0.0, 0.04)) == pytest.approx(0.975, abs=1e-4)
+    assert probability_better(GainOverKeep(-0.02, -0.04, 0.0)) == pytest.approx(0.025, abs=1e-4)
+    points = [probability_better(GainOverKeep(value, value, value)) for value in (-0.1, 0.0, 0.1)]
+    assert points == [0.0, 0.5, 1.0]
+    assert probability_better(GainOverKeep(None, -0.1, 0.1)) is None

@@ -154,6 +154,10 @@ class GainOut(BaseModel):
     value: float | None = Field(description="The mean. Null if only the range is known.")
     low: float = Field(description="Lower end of the 95 % interval, or of the range.")
     high: float = Field(description="Upper end of the 95 % interval, or of the range.")
+    probability: float | None = Field(
+        description="Probability that the option is better than keep, by the judged queries. "
+        f"Null with fewer than {FEWEST_QUERIES} of them."
+    )
 
 
 class AdvisedOptionOut(BaseModel):
@@ -195,7 +199,14 @@ class AdvisedOptionOut(BaseModel):
 class AdviceOut(BaseModel):
     """The options, best first."""
 
-    advice: AdvisedOption = Field(description="The first option.")
+    advice: AdvisedOption = Field(
+        description="The first option. By judgements: keep, unless another is measurably better; "
+        "of options that differ by less than `difference`, the cheapest."
+    )
+    best_measured: AdvisedOption | None = Field(
+        description="The option with the highest nDCG@10, whether or not it is decided. Null with "
+        f"fewer than {FEWEST_QUERIES} judged queries."
+    )
     basis: str = Field(
         description=f"`judgements`, or `fidelity` with fewer than {FEWEST_QUERIES} judged queries: "
         "then it is not known which encoder is better for the corpus."
