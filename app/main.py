@@ -43,7 +43,7 @@ from app.api.resources.anchors import (
     bootstrap,
     pools,
 )
-from app.api.resources.relevance import advice, rescore
+from app.api.resources.relevance import advice, compare, rescore
 from app.api.resources.stores import migrations, store_search, stores
 from app.encoders.threads import use_threads
 from app.observability import tracing
@@ -74,6 +74,7 @@ RESOURCES = (
     bootstrap,
     evaluate,
     advice,
+    compare,
     stores,
     store_search,
     translators,

@@ -80,6 +80,8 @@ class JobKind(StrEnum):
     migrate = "migrate"
     #: add what searches of a store read to an anchor set
     learn = "learn"
+    #: measure which of several encoders ranks texts better
+    compare = "compare"
 
 
 class JobState(StrEnum):

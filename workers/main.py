@@ -21,6 +21,7 @@ from app.services.anchors.learning import run_learn
 from app.services.context import Services
 from app.services.jobs import runner
 from app.services.jobs.leases import Leases
+from app.services.relevance.comparison import run_compare
 from app.services.relevance.judged_evaluation import run_any_evaluation
 from app.services.serving.fit_jobs import run_fit
 from app.services.store_migrations.run import run_migration
@@ -41,6 +42,7 @@ RUNNERS: dict[str, runner.JobRunner] = {
     JobKind.evaluate: run_any_evaluation,
     JobKind.migrate: run_migration,
     JobKind.learn: run_learn,
+    JobKind.compare: run_compare,
 }
 
 #: how often an idle thread queries for a job that another process has queued

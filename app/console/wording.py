@@ -77,6 +77,7 @@ JOB_KINDS: dict[str, str] = {
     JobKind.evaluate: "Evaluate a translation",
     JobKind.migrate: "Migrate a store",
     JobKind.learn: "Learn anchors from reads",
+    JobKind.compare: "Compare encoders",
 }
 
 #: the colour of each state's badge

@@ -96,6 +96,8 @@ class EncoderRow(Owned, Base):
     options: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
     #: everything that the vectors depend on, when the encoder was registered; None if external
     identity: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    #: by the id of another encoder, the newest comparison with it; None without one
+    comparisons: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class AnchorSetRow(Owned, Base):

@@ -223,7 +223,7 @@ def test_a_migration_the_wrong_way_is_refused_before_the_first_write(terminal: T
 @pytest.mark.long
 def test_ctrl_c_pauses_and_the_same_command_continues(terminal: Terminal) -> None:
     terminal.connect()
-    terminal.plan("--rows-per-second", "50", "--batch", "25")
+    terminal.plan("--rows-per-second", "10", "--batch", "10")
     command = [sys.executable, "-m", "app.cli", "migrate", "run", terminal.file, *PROJECT]
     environment = {**os.environ, **terminal.environment}
     with subprocess.Popen(

@@ -96,6 +96,8 @@ def quickstart(
             store = old.removeprefix(STORE_PREFIX)
             source, items, anchors = read_store(services, project, store, new)
             target = new
+            if old_encoder_runs:
+                _compare(services, project, store, [source, target])
         else:
             source, target = encoders
             anchors = _register(services, project, dict(zip(encoders, (old, new), strict=True)))
@@ -120,6 +122,21 @@ def quickstart(
     report.write_text(as_markdown(answer), encoding="utf-8")
     print_report(answer)
     typer.echo(f"\nThe report is in {report}.")
+
+
+def _compare(services: Services, project: str, store: str, encoders: list[str]) -> None:
+    """Compare the encoders on the store's texts; say why where that cannot be done."""
+    from app.errors import AnchorageError
+    from app.services.relevance.comparison import Comparison, compare
+
+    typer.echo("Comparing the encoders on texts of the store.", err=True)
+    try:
+        done = compare(services, RequestContext(project), Comparison(encoders, store))
+    except AnchorageError as error:
+        typer.echo(f"The encoders are not compared. {error.detail}", err=True)
+    else:
+        with services.db.transaction() as session:
+            done.write(session)
 
 
 def _ask(

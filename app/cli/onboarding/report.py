@@ -33,12 +33,8 @@ def _verdict(answer: dict[str, Any]) -> Iterator[str]:
             f"{recall['high']:.0%}) of the ten results that a native query finds among "
             f"{estimate['index']:,} items. The translator's method is `{answer['method']}`.\n"
         )
-    if answer["basis"] == "fidelity":
-        yield (
-            "No query was judged, so it is not known which encoder finds more of what people look "
-            f"for. About {max(answer['deciding_queries'].values())} queries with judged documents "
-            "would decide: send them to `POST /evaluate`.\n"
-        )
+    if answer["basis"] != "judgements":
+        yield f"{answer['summary']}\n"
 
 
 def _options(answer: dict[str, Any]) -> Iterator[str]:

@@ -11,12 +11,17 @@ from torch import Tensor
 
 from app.maths.geometry.space import fit_space
 from app.maths.quality.metrics import cosine
+from app.maths.relevance.native import NATIVE_WEIGHT
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 
 #: The default weight is this factor times the square of the held-out cosine, at most
 #: MAX_DEFAULT: no better translation was measured.
 WEIGHT_FACTOR, MAX_DEFAULT = 0.7, 0.35
+
+#: How weights follow the difference of the encoders, which counts up to MAX_DIFFERENCE. Chosen on
+#: Cranfield, MED and TIME; benchmarks/cloze has other collections.
+FUSE_SLOPE, NATIVE_SLOPE, MAX_DIFFERENCE = 10.0, 3.5, 0.1
 
 #: The share of the anchors whose cosine is measured, one in HELD_OUT_PERIOD; fewer anchors than
 #: FEWEST_MEASURED get the weight 0.
@@ -41,12 +46,28 @@ class WeightChoice:
     held_out: Int64[Tensor, " n"]
 
 
-def default_weight(held_out: float) -> float:
-    """The weight to use without judgements: 0.7 c^2 with two decimals, at most 0.35.
+def default_weight(held_out: float, difference: float | None = None) -> float:
+    """The weight to use without judgements: min(0.7 c^2, 0.35) (1 + 10 d), with two decimals.
 
-    held_out  c of `held_out_cosine`, in [-1, 1]; a negative one counts as 0
+    held_out    c of `held_out_cosine`, in [-1, 1]; a negative one counts as 0
+    difference  d, the new encoder's MRR less the old one's, by `cloze`; cut to [-.1, .1]. None: not
+                known, counts as 0
     """
-    return round(min(WEIGHT_FACTOR * max(held_out, 0.0) ** 2, MAX_DEFAULT), 2)
+    usual = min(WEIGHT_FACTOR * max(held_out, 0.0) ** 2, MAX_DEFAULT)
+    return round(usual * (1.0 + FUSE_SLOPE * cut_difference(difference)), 2)
+
+
+def native_weight(difference: float | None = None) -> float:
+    """The weight of native scores without judgements: 0.5 + 3.5 d with two decimals.
+
+    difference  as in `default_weight`
+    """
+    return round(NATIVE_WEIGHT + NATIVE_SLOPE * cut_difference(difference), 2)
+
+
+def cut_difference(difference: float | None) -> float:
+    """The difference as it counts: 0 if it is not known, and at most MAX_DIFFERENCE."""
+    return min(max(difference or 0.0, -MAX_DIFFERENCE), MAX_DIFFERENCE)
 
 
 def held_out_cosine(x: Float[Tensor, "k dx"], y: Float[Tensor, "k dy"]) -> float:

@@ -29,6 +29,7 @@ from app.maths.relevance.advice import (
 from app.maths.relevance.options import NATIVE_COUNTS, SearchOption
 from app.services.context import Services
 from app.services.relevance import judged_evaluation
+from app.services.relevance.comparison import comparison_of, difference_of
 from app.services.relevance.judged_evaluation import JudgedTask, RowOrId
 from app.services.relevance.native_order import embeds_texts
 from app.services.relevance.rescoring import default_weight_of
@@ -123,6 +124,7 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
     weight = default_weight_of(services, source, target) if weight is None else weight
 
     best = _best_measured(ranked, queries)
+    compared = comparison_of(source.encoder, target.encoder)
     texts = _texts_per_query(evaluation, native, task.corpus_size)
     missing = {**evaluation["missing"], "native": evaluation["missing"].get(native, ())}
 
@@ -145,7 +147,13 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
     return {
         "advice": ranked[0].name,
         "best_measured": best,
-        "basis": "judgements" if queries >= FEWEST_QUERIES else "fidelity",
+        "summary": _summarise(queries, compared, max(counts.values()), (source, target)),
+        "basis": "judgements"
+        if queries >= FEWEST_QUERIES
+        else "comparison"
+        if compared
+        else "fidelity",
+        "comparison": compared,
         "options": [describe(each) for each in ranked],
         "queries": queries,
         "deciding_queries": counts,
@@ -204,6 +212,7 @@ def _facts(
         old_encoder_runs=_runs(source.encoder, task.old_encoder_runs),
         text_exists=task.text_exists,
         new_encoder_runs=embeds_texts(target.encoder),
+        difference=difference_of(source.encoder, target.encoder),
     )
 
 
@@ -312,6 +321,34 @@ def _rows_first(
     order = cosines.nan_to_num(nan=-2.0).argsort(stable=True)[: task.row_limit].tolist()
     ids = task.sample_ids
     return order if ids is None else [ids[row] for row in order], "confidence"
+
+
+def _summarise(
+    queries: int,
+    compared: Mapping[str, Any] | None,
+    needed: int,
+    sides: tuple[tables.SpaceRow, tables.SpaceRow],
+) -> str:
+    """Return what the order hinges on, and what it takes to know more, in one or two sentences.
+
+    needed  judged queries that decide about every option
+    """
+    source, target = (repr(side.encoder.name) for side in sides)
+    if queries >= FEWEST_QUERIES:
+        return f"The order rests on {queries} judged queries."
+    to_know = f"About {needed} judged queries would measure every option: POST /evaluate."
+    if compared is not None:
+        old, new = compared["mrr"]
+        low, high = compared["interval"]
+        return (
+            f"On {compared['texts']} texts, {target} has an MRR of {new:.3f} and {source} of "
+            f"{old:.3f} (difference {low:+.3f} to {high:+.3f}): the gains are those of such "
+            f"encoders on six judged collections. {to_know}"
+        )
+    return (
+        f"It hinges on whether {target} or {source} is better for this corpus, which is not "
+        "known. POST /compare estimates it on 250 texts, where the service runs both. " + to_know
+    )
 
 
 def _probability(gain: GainOverKeep, queries: int) -> float | None:
@@ -427,35 +464,43 @@ def _explain(
     if option.certainty == "measured" and option.gain is not None:
         word = "better" if option.gain.low > 0 else "worse"
         return f"It is {word} than keep on {queries} judged queries."
-    needed = (
-        f"About {counts[option.name]} judged queries resolve a difference of "
-        f"{task.difference:g} in nDCG@10."
-    )
-    if option.certainty == "expected" and option.name == "native":
-        return (
-            "The new encoder embeds the 20 candidates that the old one finds, and both scores "
-            "count. No anchors are needed. On two collections it gained .004 to .074 nDCG@10 over "
-            "keep; on two others it lost up to .04, where the new encoder was much worse."
-        )
     if option.certainty == "expected":
-        return (
-            "On three collections, with anchors of the corpus and the weight .25, it cost at most "
-            ".007 nDCG@10 and gained up to .062. "
-            f"For this pair the weight is {weight:g}."
-        )
+        return _EXPECTED[option.name].format(weight=weight)
     if option.certainty == "unknown":
-        return f"{_why_unknown(option.name, missing)} {needed}"
+        return _why_unknown(option.name, missing)
     if queries < FEWEST_QUERIES:
         return (
             f"It takes at least {FEWEST_QUERIES} judged queries to compare it with keep, and there "
-            f"are {queries}: the order is the one without judgements. {needed}"
+            f"are {queries}: the order is the one without judgements."
         )
     if option.gain is None:
         return (
             "keep was not measured, so it is not known whether this is better. To measure keep, "
             "send the judged queries by the old encoder as `old_queries`."
         )
-    return f"{queries} judged queries do not decide whether it is better than keep. {needed}"
+    return (
+        f"{queries} judged queries do not decide whether it is better than keep. About "
+        f"{counts[option.name]} resolve a difference of {task.difference:g} in nDCG@10."
+    )
+
+
+#: why an option is expected to gain what was measured elsewhere
+_EXPECTED: Mapping[AdvisedOption, str] = {
+    "fuse": (
+        "The old scores count, and those of translations with the weight {weight:g}. Elsewhere, "
+        "with anchors of the corpus and a weight of .25, it cost up to .017 nDCG@10 where the new "
+        "encoder is much worse, and gained up to .062."
+    ),
+    "native": (
+        "The new encoder embeds the 20 candidates that the old one finds, and both scores count. "
+        "No anchors are needed. Elsewhere it cost up to .04 nDCG@10 where the new encoder is much "
+        "worse, and gained up to .074."
+    ),
+    "re-embed": (
+        "It searches with the new encoder alone. On six collections, it gained or cost as much "
+        "nDCG@10 as the MRR of the comparison differs, within .06."
+    ),
+}
 
 
 def _why_unknown(name: AdvisedOption, missing: Mapping[str, Sequence[str]]) -> str:

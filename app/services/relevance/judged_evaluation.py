@@ -15,9 +15,9 @@ from app.maths.quality.metrics import bootstrap_interval, cosine_blocks
 from app.maths.relevance.fuse_weight import (
     WEIGHT_GRID,
     choose_weight,
+    native_weight,
     weights_with,
 )
-from app.maths.relevance.native import NATIVE_WEIGHT
 from app.maths.relevance.options import (
     DEFAULT_CANDIDATES,
     NATIVE_COUNTS,
@@ -37,6 +37,7 @@ from app.services.context import Services
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
 from app.services.jobs.submission import submit_job
+from app.services.relevance.comparison import difference_of
 from app.services.relevance.rescoring import default_weight_of
 from app.services.request_context import RequestContext
 from app.services.translators import evaluation, translators
@@ -174,6 +175,7 @@ def evaluate_judged(
     there, back = _fit_both(services, context, task)
     raw = spaces.raw_anchors(services, task.source)
     default = default_weight_of(services, task.source, task.target)
+    difference = difference_of(task.source.encoder, task.target.encoder)
     with services.evaluating(context.project):
         vectors = _search_vectors(task.items, there, back)
         weight = task.weight
@@ -182,7 +184,7 @@ def evaluate_judged(
             task.judged,
             weights=weights_with(default) if weight is None else (weight,),
             default_weight=default if weight is None else weight,
-            native_weight=NATIVE_WEIGHT if weight is None else weight,
+            native_weight=native_weight(difference) if weight is None else weight,
             candidates=task.candidates,
             on_progress=lambda done: on_progress(done, len(task.judged)),
         )

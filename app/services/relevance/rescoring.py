@@ -21,8 +21,8 @@ from app.errors import (
     blaming,
 )
 from app.maths.geometry.space import check_vectors
-from app.maths.relevance import native, rescoring
-from app.maths.relevance.fuse_weight import default_weight, held_out_cosine
+from app.maths.relevance import rescoring
+from app.maths.relevance.fuse_weight import default_weight, held_out_cosine, native_weight
 from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import ProductPrecision, no_flags
 from app.services.anchors import made_pairs, spaces
@@ -30,6 +30,7 @@ from app.services.context import Services
 from app.services.encoders import encoding
 from app.services.encoders.encoding import Inputs
 from app.services.name_lookup import find_by_name
+from app.services.relevance.comparison import difference_of
 from app.services.relevance.native_order import (
     NativeCounts,
     NativeScoring,
@@ -46,7 +47,10 @@ from app.storage import tables
 from app.types import EncoderKind
 
 RescoreMode = Literal["cascade", "fuse"]
-WeightSource = Literal["request", "default"]
+WeightSource = Literal["request", "comparison", "default"]
+
+#: of the stored vectors and of the queries
+EncoderPair = tuple[tables.EncoderRow, tables.EncoderRow]
 
 #: bytes of memory for a candidate's scores, its position, its id and their text
 CANDIDATE_BYTES = 96
@@ -110,7 +114,7 @@ class RescoredQuery:
 class Rescored:
     """The results of each query, and how they were scored.
 
-    target      the encoder of the queries
+    encoders    of the stored vectors and of the queries
     served      the map of the translation; None without one
     weight, weight_chosen_by  None in a cascade
     translated  the translated candidates of all queries, with their flags; without a translation
@@ -122,7 +126,7 @@ class Rescored:
     """
 
     results: Sequence[RescoredQuery]
-    target: tables.EncoderRow
+    encoders: EncoderPair
     served: ServedMap | None
     counts: Sequence[int]
     weight: float | None
@@ -163,7 +167,7 @@ async def _score_natively(
     first: Rescored,
 ) -> Rescored:
     """Order the first candidates again, by native vectors of their texts."""
-    encoder = first.target
+    encoder = first.encoders[1]
     if first.served is not None and not scoring.is_required and not embeds_texts(encoder):
         return replace(
             first,
@@ -175,7 +179,7 @@ async def _score_natively(
     require_texts_encoder(encoder)
     base = [each.scores[each.places.argsort()] for each in first.results]
     old = None if first.old_scores is None else torch.split(first.old_scores, list(first.counts))
-    weight = native.NATIVE_WEIGHT if request.weight is None else request.weight
+    weight, chosen_by = _native_weight(request, first.encoders)
     ordered = await order_natively(
         services, context, encoder, first.queries, scoring, base, old, weight
     )
@@ -184,6 +188,9 @@ async def _score_natively(
         first,
         results=results,
         weight=None if old is None else weight if ordered.has_native else first.weight,
+        weight_chosen_by=chosen_by
+        if old is not None and ordered.has_native
+        else first.weight_chosen_by,
         native=ordered.counts,
     )
 
@@ -199,21 +206,21 @@ async def _rescore(services: Services, context: RequestContext, request: Rescori
     if served is None or request.queries is None:
         return await to_thread.run_sync(_prepare_and_rescore, services, context, request)
     assert served.pair is not None
-    target = served.pair[1].encoder
+    encoders = served.pair[0].encoder, served.pair[1].encoder
     few = len(request.candidates) <= INLINE_QUERIES
     begin = partial(_begin, services, context, request, served)
     stored, running = begin() if few else await to_thread.run_sync(begin)
     if running is not None:
         await running.wait()
     weight = (
-        await to_thread.run_sync(_weight, services, request, served)
+        await to_thread.run_sync(_weight, services, request, served, encoders)
         if request.mode == "fuse" and request.weight is None
-        else _weight(services, request, served)
+        else _weight(services, request, served, encoders)
     )
     score = partial(
         _score,
         request,
-        target,
+        encoders,
         served,
         request.queries,
         request.old_queries,
@@ -254,8 +261,18 @@ def _prepare_and_rescore(
     if not isinstance(named, EncoderNames):
         served = apply.prepare_map(services, context, named)
         running = None if stored is None else _translate(services, request, served, stored)
-    weight = _weight(services, request, served)
-    return _score(request, target, served, queries, old_queries, stored, running, weight, truncated)
+    weight = _weight(services, request, served, (source, target))
+    return _score(
+        request,
+        (source, target),
+        served,
+        queries,
+        old_queries,
+        stored,
+        running,
+        weight,
+        truncated,
+    )
 
 
 def _check_fields(request: Rescoring) -> None:
@@ -403,7 +420,7 @@ def _blame_query(request: Rescoring) -> None:
 
 def _score(
     request: Rescoring,
-    target: tables.EncoderRow,
+    encoders: EncoderPair,
     served: ServedMap | None,
     queries: Tensor,
     old_queries: Tensor | None,
@@ -436,7 +453,7 @@ def _score(
     ]
     return Rescored(
         results,
-        target,
+        encoders,
         served,
         counts,
         weight,
@@ -461,17 +478,26 @@ def _result(
 
 
 def _weight(
-    services: Services, request: Rescoring, served: ServedMap | None
+    services: Services, request: Rescoring, served: ServedMap | None, encoders: EncoderPair
 ) -> tuple[float | None, WeightSource | None]:
     """Return the weight of the new scores, and who chose it. Raises Overloaded."""
     if request.mode == "cascade":
         return None, None
+    if served is None:
+        return _native_weight(request, encoders)
     if request.weight is not None:
         return request.weight, "request"
-    if served is None:
-        return native.NATIVE_WEIGHT, "default"
     assert served.pair is not None
-    return default_weight_of(services, *served.pair), "default"
+    compared = difference_of(*encoders) is not None
+    return default_weight_of(services, *served.pair), "comparison" if compared else "default"
+
+
+def _native_weight(request: Rescoring, encoders: EncoderPair) -> tuple[float, WeightSource]:
+    """Return the weight of native scores where old ones count too, and who chose it."""
+    if request.weight is not None:
+        return request.weight, "request"
+    difference = difference_of(*encoders)
+    return native_weight(difference), "default" if difference is None else "comparison"
 
 
 def _at_least_float32(vectors: Tensor) -> Tensor:
@@ -481,7 +507,8 @@ def _at_least_float32(vectors: Tensor) -> Tensor:
 def default_weight_of(
     services: Services, source: tables.SpaceRow, target: tables.SpaceRow
 ) -> float:
-    """Return the weight, from the cache or measured now on held-out anchors. Raises Overloaded.
+    """Return the weight, by held-out anchors, which may be measured now, and by the comparison of
+    the encoders. Raises Overloaded.
 
     Made pairs give no weight to a translation that they cannot measure.
     """
@@ -491,8 +518,9 @@ def default_weight_of(
     def measure() -> float:
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
         with services.fitting(source.project):
-            return default_weight(held_out_cosine(x, y))
+            return held_out_cosine(x, y)
 
-    return services.cache.get_or_make(
-        ("fuse-weight", source.blob, target.blob), measure, lambda _: CACHED_WEIGHT_BYTES
+    cosine = services.cache.get_or_make(
+        ("held-out-cosine", source.blob, target.blob), measure, lambda _: CACHED_WEIGHT_BYTES
     )
+    return default_weight(cosine, difference_of(source.encoder, target.encoder))

@@ -61,6 +61,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "bootstrap": measures.Measures.bootstrap,
     "evaluate": measures.Measures.evaluate,
     "give_advice": measures.Measures.advice,
+    "compare_encoders": measures.Measures.compare,
     "create_store": stores.Stores.create,
     "list_stores": stores.Stores.list,
     "get_store": stores.Stores.get,

@@ -44,6 +44,7 @@ index_facts = st.builds(
     old_encoder_runs=maybe,
     text_exists=maybe,
     new_encoder_runs=st.booleans(),
+    difference=st.none() | st.floats(-0.5, 0.5),
 )
 
 
@@ -161,3 +162,36 @@ def test_the_probability_of_a_gain_is_that_of_its_interval():
     points = [probability_better(GainOverKeep(value, value, value)) for value in (-0.1, 0.0, 0.1)]
     assert points == [0.0, 0.5, 1.0]
     assert probability_better(GainOverKeep(None, -0.1, 0.1)) is None
+
+
+@pytest.mark.parametrize(
+    ("difference", "text_exists", "order"),
+    [
+        (0.2, True, ["re-embed", "native", "fuse", "keep"]),
+        (0.05, True, ["native", "fuse", "re-embed", "keep"]),
+        (-0.2, True, ["keep", "fuse", "native", "re-embed"]),
+        (0.2, False, ["fuse", "keep"]),
+    ],
+)
+def test_with_a_comparison_the_order_follows_what_such_encoders_gained(
+    difference, text_exists, order
+):
+    facts = IndexFacts(300, True, True, text_exists, text_exists, difference)
+    ranked = rank_options(facts, {}, 0)
+    assert [each.name for each in ranked if each.certainty == "expected"] == order
+    gains = {each.name: each.gain for each in ranked}
+    assert gains["keep"] == GainOverKeep(0.0, 0.0, 0.0)
+    if text_exists:
+        assert gains["re-embed"].value == difference
+        assert gains["re-embed"].low < difference < gains["re-embed"].high
+
+
+def test_judgements_replace_what_is_expected_of_a_comparison():
+    measured = {
+        "keep": MeasuredOption(0.3),
+        "re-embed": MeasuredOption(0.2, GainOverKeep(-0.1, -0.15, -0.05)),
+    }
+    facts = IndexFacts(300, True, True, True, True, 0.2)
+    ranked = rank_options(facts, measured, QUERIES)
+    assert ranked[0].name == "keep"
+    assert {each.name: each.certainty for each in ranked}["native"] == "unknown"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -196,6 +196,16 @@ class AdvisedOptionOut(BaseModel):
     )
 
 
+class ComparisonOut(BaseModel):
+    """How well both encoders find a text by some of its words: `POST /compare`."""
+
+    mrr: tuple[float, float] = Field(description="MRR of the source and of the target.")
+    difference: float = Field(description="MRR of the target less that of the source.")
+    interval: tuple[float, float] = Field(description="Its 95 % interval, [low, high].")
+    texts: int = Field(description="Number of texts.")
+    store: str | None = Field(description="Store of the texts. Null: they were sent.")
+
+
 class AdviceOut(BaseModel):
     """The options, best first."""
 
@@ -207,9 +217,14 @@ class AdviceOut(BaseModel):
         description="The option with the highest nDCG@10, whether or not it is decided. Null with "
         f"fewer than {FEWEST_QUERIES} judged queries."
     )
-    basis: str = Field(
-        description=f"`judgements`, or `fidelity` with fewer than {FEWEST_QUERIES} judged queries: "
-        "then it is not known which encoder is better for the corpus."
+    summary: str = Field(description="What the order hinges on, and what it takes to know more.")
+    basis: Literal["judgements", "comparison", "fidelity"] = Field(
+        description=f"With fewer than {FEWEST_QUERIES} judged queries, `comparison`, by the newest "
+        "`POST /compare` of the encoders, or without one `fidelity`: then it is not known which "
+        "encoder is better for the corpus."
+    )
+    comparison: ComparisonOut | None = Field(
+        description="The newest comparison of the encoders. Null without one."
     )
     options: list[AdvisedOptionOut] = Field(
         description="All options, best first; impossible ones last."

@@ -333,8 +333,9 @@ class RescoreAnswer(BaseModel):
     mode: RescoreMode = Field(description="How the candidates were scored.")
     weight: float | None = Field(description="Weight of the new score. Null in a cascade.")
     weight_chosen_by: WeightSource | None = Field(
-        description="`request`: the request has the weight. `default`: the service used the "
-        "weight that is safe without judgements. Null in a cascade."
+        description="`request`: the request has the weight. `default`: by held-out anchors, or .5 "
+        "with native scores. `comparison`: that, raised or lowered by the newest `POST /compare` "
+        "of the encoders. Null in a cascade."
     )
     native: NativeOut | None = Field(
         description="How native vectors were obtained. Null without native scores."

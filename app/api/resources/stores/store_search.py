@@ -217,7 +217,8 @@ class StoreSearchAnswer(BaseModel):
     )
     weight: float | None = Field(description="Weight of the new score. Null unless fused.")
     weight_chosen_by: WeightSource | None = Field(
-        description="`request` or `default`. Null unless fused."
+        description="`request`, `default` or `comparison`, as in `POST /rescore`. Null unless "
+        "fused."
     )
     method: str | None = Field(description="Method of the translators. Null in `translate`.")
     options: dict[str, Any] = Field(description="All options of the method.")

@@ -141,6 +141,28 @@ class AsyncMeasures:
         job = AsyncJob(self._transport, json_of(answer))
         return {**await job.wait(), "job": job.id}
 
+    async def compare(
+        self,
+        encoders: Sequence[str],
+        *,
+        store: str | None = None,
+        inputs: Sequence[str] | None = None,
+        texts: int | None = None,
+    ) -> Json:
+        """Measure which encoder ranks texts better, without judgements, and wait for the result.
+
+        store   whose texts are drawn; or `inputs`, texts of 24 words or more
+        texts   number of texts to draw
+        """
+        body = {
+            "encoders": list(encoders),
+            "store": store,
+            "inputs": None if inputs is None else list(inputs),
+            "texts": texts,
+        }
+        job = AsyncJob(self._transport, await self._transport.post("/compare", body, creates=True))
+        return {**await job.wait(), "job": job.id}
+
     async def advice(
         self,
         *,

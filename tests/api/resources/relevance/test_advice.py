@@ -59,7 +59,9 @@ def test_without_judgements_it_says_that_only_fidelity_is_known(ask):
     options = by_name(answer)
     assert {each["ndcg_10"] for each in options.values()} == {None}
     assert options["cascade"]["certainty"] == "unknown"
-    assert "482 judged queries" in options["cascade"]["reason"]
+    assert "POST /compare" in answer["summary"]
+    assert "482 judged queries" in answer["summary"]
+    assert answer["comparison"] is None
     assert not options["native"]["possible"]
     assert "Register it with its model" in options["native"]["reason"]
 

@@ -65,11 +65,14 @@ class Shop:
 
     def finish(self, path: str, **body: Any) -> Any:
         """Post, and return the job that this queued, when it has ended."""
-        job = self.client.get(f"/jobs/{self.post(path, 202, **body)['id']}").json()
-        until(lambda: self.client.get(f"/jobs/{job['id']}").json()["finished_at"] is not None)
-        job = self.client.get(f"/jobs/{job['id']}").json()
+        job = self.wait(self.post(path, 202, **body)["id"])
         assert job["state"] == "succeeded", job
         return job
+
+    def wait(self, job_id: str) -> Any:
+        """The job when it has ended."""
+        until(lambda: self.client.get(f"/jobs/{job_id}").json()["finished_at"] is not None)
+        return self.client.get(f"/jobs/{job_id}").json()
 
     def search(self, status: int = 200, **body: Any) -> Any:
         usual = {"target": "new", "inputs": QUERIES, "native_deadline_ms": 30_000}

