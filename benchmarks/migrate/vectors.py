@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.encoders.torchvision_ops import make_importable
-from benchmarks.common import CACHE, Missing
+from benchmarks.common import CACHE, DATA, Missing
 
 Vectors = NDArray[np.float32]
 
@@ -54,8 +55,21 @@ def use() -> Embed:
     return encode
 
 
+def model_in(folder: Path) -> Embed:
+    """The sentence-transformers model of a folder. Raises Missing."""
+    make_importable()
+    if not folder.exists():
+        raise Missing(f"{folder} is missing.")
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), device="cpu")
+    return lambda texts: model.encode(list(texts), batch_size=32)
+
+
 ENCODERS: dict[str, Callable[[], Embed]] = {
     "minilm": minilm,
+    "mpnet": lambda: model_in(CACHE / "models" / "all-mpnet-base-v2"),
+    "static": lambda: model_in(DATA / "encoders" / "text" / "static-256"),
     "e5": e5,
     "e5-query": lambda: e5("query"),
     "use": use,

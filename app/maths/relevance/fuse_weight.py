@@ -19,9 +19,9 @@ from app.maths.translators.translator import apply
 #: MAX_DEFAULT: no better translation was measured.
 WEIGHT_FACTOR, MAX_DEFAULT = 0.7, 0.35
 
-#: How weights follow the difference of the encoders, which counts up to MAX_DIFFERENCE. Chosen on
-#: Cranfield, MED and TIME; benchmarks/cloze has other collections.
-FUSE_SLOPE, NATIVE_SLOPE, MAX_DIFFERENCE = 10.0, 3.5, 0.1
+#: How weights follow the difference of the encoders; that of native scores, up to MAX_DIFFERENCE.
+#: Chosen on Cranfield, MED and TIME; benchmarks/cloze has other collections.
+FUSE_SLOPE, NATIVE_SLOPE, MAX_DIFFERENCE = 15.0, 3.5, 0.1
 
 #: The share of the anchors whose cosine is measured, one in HELD_OUT_PERIOD; fewer anchors than
 #: FEWEST_MEASURED get the weight 0.
@@ -47,20 +47,23 @@ class WeightChoice:
 
 
 def default_weight(held_out: float, difference: float | None = None) -> float:
-    """The weight to use without judgements: min(0.7 c^2, 0.35) (1 + 10 d), with two decimals.
+    """The weight to use without judgements, with two decimals:
+
+    min(0.7 c^2, 0.35) s,  s = 1 + 15 d, from 0 to 2.
 
     held_out    c of `held_out_cosine`, in [-1, 1]; a negative one counts as 0
-    difference  d, the new encoder's MRR less the old one's, by `cloze`; cut to [-.1, .1]. None: not
-                known, counts as 0
+    difference  d, the new encoder's MRR less the old one's, by `cloze`; None, not known, is 0
     """
     usual = min(WEIGHT_FACTOR * max(held_out, 0.0) ** 2, MAX_DEFAULT)
-    return round(usual * (1.0 + FUSE_SLOPE * cut_difference(difference)), 2)
+    scale = 1.0 + FUSE_SLOPE * (difference or 0.0)
+    return round(usual * min(max(scale, 0.0), 2.0), 2)
 
 
 def native_weight(difference: float | None = None) -> float:
-    """The weight of native scores without judgements: 0.5 + 3.5 d with two decimals.
+    """The weight of native scores without judgements: 0.5 + 3.5 d, from .15 to .85, with two
+    decimals.
 
-    difference  as in `default_weight`
+    difference  d, as in `default_weight`
     """
     return round(NATIVE_WEIGHT + NATIVE_SLOPE * cut_difference(difference), 2)
 

@@ -498,7 +498,7 @@ _EXPECTED: Mapping[AdvisedOption, str] = {
     ),
     "re-embed": (
         "It searches with the new encoder alone. On six collections, it gained or cost as much "
-        "nDCG@10 as the MRR of the comparison differs, within .06."
+        "nDCG@10 as the MRR of the comparison differs, within .1."
     ),
 }
 

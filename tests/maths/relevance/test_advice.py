@@ -169,7 +169,7 @@ def test_the_probability_of_a_gain_is_that_of_its_interval():
     [
         (0.2, True, ["re-embed", "native", "fuse", "keep"]),
         (0.05, True, ["native", "fuse", "re-embed", "keep"]),
-        (-0.2, True, ["keep", "fuse", "native", "re-embed"]),
+        (-0.2, True, ["keep", "native", "fuse", "re-embed"]),
         (0.2, False, ["fuse", "keep"]),
     ],
 )
