@@ -39,7 +39,11 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 class TranslationOptions(Body):
     """Options of the method. An option that the method does not have is refused."""
 
-    delta: Share | None = Field(None, description="`irp`: pruning threshold, 0 to 1. Default 0.6.")
+    delta: Share | None = Field(
+        None,
+        description="`irp`: pruning threshold, 0 to 1. Default: 0.6, and at most one anchor for "
+        "each 8 dimensions of the target.",
+    )
     omega: Annotated[int, Field(ge=1, le=64)] | None = Field(
         None, description="`irp`: number of subspaces, at most the number of anchors. Default 8."
     )

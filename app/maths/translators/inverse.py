@@ -21,9 +21,18 @@ from app.maths.geometry.spectrum import rank_tolerance
 MAX_PRUNED = 4096
 
 
-def farthest_points(unit: Float64[Tensor, "k d"], *, delta: float, start: int) -> list[int]:
+#: The usual delta, and the usual limit of a subset: one anchor for this many dimensions, but at
+#: least LEAST_KEPT. A subset of about as many anchors as there are dimensions is nearly singular,
+#: and its inverse is mostly noise: on abstracts, 1,000 anchors keep 540 to 620 at .6, with a mean
+#: cosine of .07 to .38, and .42 to .52 within the limit.
+USUAL_DELTA, DIMENSIONS_PER_ANCHOR, LEAST_KEPT = 0.6, 8, 8
+
+
+def farthest_points(
+    unit: Float64[Tensor, "k d"], *, delta: float, start: int, limit: int | None = None
+) -> list[int]:
     """Greedy farthest point sampling by 1 - |cos|; it starts at `start` and ends when the next
-    point is nearer than delta.
+    point is nearer than delta, or with `limit` points.
 
     unit   (k, d), rows of norm 1, or 0 for an anchor that equals the mean: such a row is never
            chosen
@@ -45,7 +54,7 @@ def farthest_points(unit: Float64[Tensor, "k d"], *, delta: float, start: int) -
     chosen = [start]
     open_[start] = False
     nearest = distances_to(start)
-    while bool(open_.any()):
+    while bool(open_.any()) and len(chosen) != limit:
         candidate = int(torch.where(open_, nearest, -1.0).argmax())
         if float(nearest[candidate]) < delta:
             break
@@ -56,7 +65,12 @@ def farthest_points(unit: Float64[Tensor, "k d"], *, delta: float, start: int) -
 
 
 def subspaces(
-    unit: Float64[Tensor, "k d"], *, delta: float, omega: int, seed: int
+    unit: Float64[Tensor, "k d"],
+    *,
+    delta: float,
+    omega: int,
+    seed: int,
+    limit: int | None = None,
 ) -> list[tuple[int, ...]]:
     """The omega pruned subsets of anchors, one for each start; the starts are a seeded permutation
     of the usable anchors.
@@ -75,13 +89,16 @@ def subspaces(
     generator = torch.Generator().manual_seed(seed)
     order = usable[torch.randperm(len(usable), generator=generator)].tolist()
     starts = [order[i % len(order)] for i in range(omega)]
-    return [tuple(sorted(farthest_points(unit, delta=delta, start=start))) for start in starts]
+    return [
+        tuple(sorted(farthest_points(unit, delta=delta, start=start, limit=limit)))
+        for start in starts
+    ]
 
 
 def irp(
     unit: Float64[Tensor, "k d"],
     *,
-    delta: float,
+    delta: float | None,
     omega: int,
     seed: int,
     noise: float = 0.0,
@@ -90,7 +107,8 @@ def irp(
     kept in subspace i.
 
     unit   (k, d_y), the target's unit anchors
-    delta  in [0, 1], the pruning threshold
+    delta  in [0, 1], the pruning threshold; None: 0.6, and at most max(8, d_y / 8) anchors of each
+           subspace, so that its inverse is well posed
     omega  in 1..k, the number of subspaces; `seed` chooses their starts
     noise  as in `kept_svd`: a direction that is only rounding would fill the whole translation
     Returns D (k, d_y): relative(x) D is the mean of the omega reconstructions of x's direction in
@@ -98,8 +116,12 @@ def irp(
     Raises InvalidOption. Source: Maiorca et al. 2024, equation 5.
     """
     decoder = torch.zeros_like(unit)
+    limit = None
+    if delta is None:
+        delta, limit = USUAL_DELTA, max(LEAST_KEPT, unit.shape[1] // DIMENSIONS_PER_ANCHOR)
+    kept = subspaces(unit, delta=delta, omega=omega, seed=seed, limit=limit)
     # Subsets that several starts share are inverted once, and weighted.
-    for rows, count in Counter(subspaces(unit, delta=delta, omega=omega, seed=seed)).items():
+    for rows, count in Counter(kept).items():
         index = torch.tensor(rows)
         rtol = rank_tolerance(unit[index].shape, 1.0)
         inverse = torch.linalg.pinv(unit[index].T, atol=noise, rtol=rtol)

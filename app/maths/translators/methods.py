@@ -84,7 +84,7 @@ OUTPUT_OPTIONS: Options = {"renormalise": True, "keep_norms": False}
 METHODS: dict[str, Method] = {
     # The paper's inverse: pruned anchors, mean of omega subspaces.
     "irp": Method(
-        {"delta": 0.6, "omega": 8, "seed": 0, **OUTPUT_OPTIONS},
+        {"delta": None, "omega": 8, "seed": 0, **OUTPUT_OPTIONS},
         core=partial(_decoder_core, _irp),
         decode=_irp,
     ),

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths.geometry.space import fit_space
-from app.maths.translators import linear
+from app.maths.quality.metrics import cosine
+from app.maths.translators import linear, methods
 from app.maths.translators.inverse import farthest_points, irp, subspaces
 from app.maths.translators.translator import apply, make_translator
 from tests.maths.clouds import normal
@@ -176,3 +177,21 @@ def test_irp_ridge_solves_its_normal_equations(seed, ridge):
     unit = fit_space(normal(seed, 9, 5)).unit
     covariance = unit.T @ unit + ridge * torch.eye(5, dtype=torch.float64)
     torch.testing.assert_close(irp_ridge(unit, ridge) @ covariance, unit, rtol=0, atol=1e-10)
+
+
+def test_by_default_a_subspace_is_small_enough_for_its_inverse():
+    hidden = normal(6, 700, 40)
+    y = hidden @ normal(7, 40, 64) + 0.5 * normal(8, 700, 64)
+    x = hidden @ normal(9, 40, 48) + 0.5 * normal(10, 700, 48)
+    source, target = fit_space(x[:400]), fit_space(y[:400])
+    assert max(map(len, subspaces(target.unit, delta=0.6, omega=4, seed=0))) > 40
+    assert {len(each) for each in subspaces(target.unit, delta=0.6, omega=4, seed=0, limit=8)} == {
+        8
+    }
+
+    def quality(delta):
+        options = methods.resolve("irp", {"delta": delta}, anchors=400)
+        made = apply(methods.fit("irp", source, target, options), x[400:].float()).vectors
+        return cosine(made.double() - target.mean, y[400:] - target.mean)
+
+    assert quality(None) > quality(0.6) + 0.1
