@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 SHAPE = {"renormalise": True, "keep_norms": False}
 METHODS = {
-    "irp": {"delta": 0.6, "omega": 8, "seed": 0, **SHAPE},
+    "irp": {"delta": None, "omega": 8, "seed": 0, **SHAPE},
     "irp-ridge": {"ridge": 1.0, **SHAPE},
     "graded": {"encode_power": 1.0, "decode_power": 0.25, "ridge": None, **SHAPE},
     "procrustes": SHAPE,
