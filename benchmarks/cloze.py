@@ -9,7 +9,8 @@ Every encoder and every ordered pair of encoders on each collection: nDCG@10 by 
 the MRR of the cloze test, what fuse and native scores gain over keep by their default weights with
 and without the comparison, and how much nDCG@10 the advice without judgements leaves on the table.
 Cranfield, MED and TIME chose the weights and the expected gains; LISA, PubMedQA and XQuAD chose
-nothing. BM25 stands for a ranking by words alone.
+nothing. BM25 stands for a ranking by words alone. The last table says what cascades by so many
+anchors gain over keep.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import permutations
 from statistics import mean
 
@@ -44,7 +45,7 @@ from benchmarks.relevance.collection import CRANFIELD_ENCODERS, cranfield
 CHOSEN_ON = ("cranfield", "med", "time")
 COLLECTIONS = (*CHOSEN_ON, "lisa", "pubmedqa", "xquad")
 ENCODERS = ("use", "static", "minilm", "mpnet", "e5")
-ANCHORS = (300, 1_000)
+ANCHORS = (100, 300, 1_000)
 CANDIDATES = 100
 #: most of a collection that becomes anchors
 MAX_SHARE = 0.8
@@ -214,6 +215,21 @@ def groups(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
     return {name: each for name, each in made.items() if each}
 
 
+def anchor_table(cells: Sequence[Cell]) -> Table:
+    """What cascades reach where the new encoder is clearly better, by the number of anchors."""
+    table = [["collection", "pairs", "re-embed", *(f"cascade, {n:,}" for n in ANCHORS)]]
+    for name in dict.fromkeys(cell.collection for cell in cells):
+        better = [c for c in cells if c.collection == name and c.gains["re-embed"] >= CLEAR]
+        if better:
+            row = [name, f"{len(better) // len(ANCHORS)}"]
+            row.append(f"{mean(c.gains['re-embed'] for c in better):+.3f}")
+            for anchors in ANCHORS:
+                worth = mean(c.gains["cascade"] for c in better if c.anchors == anchors)
+                row.append(f"{worth:+.3f}")
+            table.append(row)
+    return table
+
+
 def order_table(cells: Sequence[Cell]) -> Table:
     """Of pairs whose nDCG@10 clearly differs, how many the test orders as judgements do."""
     table = [["collections", "pairs", "ordered as judged", "decided, and right", "correlation"]]
@@ -351,9 +367,10 @@ def main() -> None:
         "weights": weight_table(cells),
         "regret": regret_table(cells),
         "ranges": range_table(cells),
+        "anchors": anchor_table(cells),
     }
     show(console, tables)
-    write(options.json, tables)
+    write(options.json, tables, {"cells": [asdict(cell) for cell in cells]})
 
 
 if __name__ == "__main__":
