@@ -129,7 +129,9 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
     missing = {**evaluation["missing"], "native": evaluation["missing"].get(native, ())}
 
     def describe(option: RankedOption) -> dict[str, Any]:
-        reason = option.obstacle or _explain(option, task, queries, counts, weight, missing)
+        reason = option.obstacle or _explain(
+            option, task, queries, counts, weight, missing, compared is not None
+        )
         if option.name == ranked[0].name != best:
             reason += _name_best(ranked, best)
         return {
@@ -343,7 +345,7 @@ def _summarise(
         return (
             f"On {compared['texts']} texts, {target} has an MRR of {new:.3f} and {source} of "
             f"{old:.3f} (difference {low:+.3f} to {high:+.3f}): the gains are those of such "
-            f"encoders on six judged collections. {to_know}"
+            f"encoders on judged collections. {to_know}"
         )
     return (
         f"It hinges on whether {target} or {source} is better for this corpus, which is not "
@@ -450,11 +452,13 @@ def _explain(
     counts: Mapping[str, int],
     weight: float,
     missing: Mapping[str, Sequence[str]],
+    compared: bool,
 ) -> str:
     """Return one or two sentences about a possible option: why it stands where it does.
 
     counts   for each option, how many judged queries decide about it
     missing  for each option that the judgements could not measure, the fields that it lacks
+    compared  whether there is a comparison of the encoders
     """
     if option.name == "keep":
         return (
@@ -465,9 +469,10 @@ def _explain(
         word = "better" if option.gain.low > 0 else "worse"
         return f"It is {word} than keep on {queries} judged queries."
     if option.certainty == "expected":
-        return _EXPECTED[option.name].format(weight=weight)
+        does, elsewhere = _EXPECTED[option.name]
+        return does.format(weight=weight) + ("" if compared else elsewhere)
     if option.certainty == "unknown":
-        return _why_unknown(option.name, missing)
+        return _why_unknown(option.name, missing, compared)
     if queries < FEWEST_QUERIES:
         return (
             f"It takes at least {FEWEST_QUERIES} judged queries to compare it with keep, and there "
@@ -484,26 +489,28 @@ def _explain(
     )
 
 
-#: why an option is expected to gain what was measured elsewhere
-_EXPECTED: Mapping[AdvisedOption, str] = {
+#: what an option does, and what it gained elsewhere by its default weight without a comparison
+_EXPECTED: Mapping[AdvisedOption, tuple[str, str]] = {
     "fuse": (
-        "The old scores count, and those of translations with the weight {weight:g}. Elsewhere, "
-        "with anchors of the corpus and a weight of .25, it cost up to .017 nDCG@10 where the new "
-        "encoder is much worse, and gained up to .062."
+        "The old scores count, and those of translations with the weight {weight:g}.",
+        " Elsewhere, with anchors of the corpus, it cost up to .017 nDCG@10 where the new encoder "
+        "is much worse, and gained up to .062.",
     ),
     "native": (
         "The new encoder embeds the 20 candidates that the old one finds, and both scores count. "
-        "No anchors are needed. Elsewhere it cost up to .04 nDCG@10 where the new encoder is much "
-        "worse, and gained up to .074."
+        "No anchors are needed.",
+        " Elsewhere it cost up to .04 nDCG@10 where the new encoder is much worse, and gained up "
+        "to .074.",
     ),
     "re-embed": (
-        "It searches with the new encoder alone. On six collections, it gained or cost as much "
-        "nDCG@10 as the MRR of the comparison differs, within .1."
+        "It searches with the new encoder alone. Elsewhere it gained or cost as much nDCG@10 as "
+        "the MRR of the comparison differs, within .1.",
+        "",
     ),
 }
 
 
-def _why_unknown(name: AdvisedOption, missing: Mapping[str, Sequence[str]]) -> str:
+def _why_unknown(name: AdvisedOption, missing: Mapping[str, Sequence[str]], compared: bool) -> str:
     if missing.get(name):
         fields = " and ".join(f"`{field}`" for field in missing[name])
         return f"It was not measured. To measure it, send {fields} with the judgements."
@@ -517,6 +524,10 @@ def _why_unknown(name: AdvisedOption, missing: Mapping[str, Sequence[str]]) -> s
             "The new encoder embeds the 20 best candidates of a cascade, or of keep where the old "
             "encoder runs. It needs their texts: those of a store by its `text_field`, or `texts` "
             "of POST /rescore."
+        )
+    if compared:
+        return (
+            "A translation has part of what the new encoder gains. How much, only judgements tell."
         )
     return (
         "Its quality is not known: fidelity does not tell whether the new encoder is better for "
