@@ -42,7 +42,7 @@ class TranslationOptions(Body):
     delta: Share | None = Field(
         None,
         description="`irp`: pruning threshold, 0 to 1. Default: 0.6, and at most one anchor for "
-        "each 8 dimensions of the target.",
+        "each 8 dimensions of the target, but 8 at least.",
     )
     omega: Annotated[int, Field(ge=1, le=64)] | None = Field(
         None, description="`irp`: number of subspaces, at most the number of anchors. Default 8."

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
-from app.maths.relevance.fuse_weight import cut_difference
+from app.maths.relevance.fuse_weight import cut_difference, scale_of
 from app.maths.relevance.options import NATIVE_COUNTS
 
 AdvisedOption = Literal["keep", "fuse", "cascade", "native", "translate", "re-embed"]
@@ -75,9 +75,12 @@ NATIVE_RANGE = (-0.04, 0.074)
 #: up to MAX_DIFFERENCE for fuse and native, whose weights follow it about so far.
 EXPECTED_GAINS: dict[AdvisedOption, tuple[float, float, float]] = {
     "fuse": (0.03, 0.3, 0.05),
-    "native": (0.045, 0.4, 0.045),
+    "native": (0.045, 0.4, 0.06),
     "re-embed": (0.0, 1.0, 0.1),
 }
+
+#: Half of the 95 % interval of d by 250 texts, which the widths above contain.
+USUAL_HALF_WIDTH = 0.04
 
 #: Half of a 95 % interval in standard errors.
 STANDARD_ERRORS = 1.96
@@ -102,6 +105,7 @@ class IndexFacts:
     text_exists       whether the items of the index can be encoded again; None: not known
     new_encoder_runs  whether the service can encode texts with the new encoder
     difference        the new encoder's MRR less the old one's, by `cloze`; None: not compared
+    half_width        half of its 95 % interval
     """
 
     anchors: int
@@ -110,6 +114,7 @@ class IndexFacts:
     text_exists: bool | None = None
     new_encoder_runs: bool = False
     difference: float | None = None
+    half_width: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -339,7 +344,11 @@ def expected_gain(name: AdvisedOption, facts: IndexFacts) -> GainOverKeep | None
         return GainOverKeep(None, *ranges[name]) if name in ranges else None
     if name not in EXPECTED_GAINS:
         return None
+    if name == "fuse" and not scale_of(facts.difference):
+        return GainOverKeep(0.0, 0.0, 0.0)  # its weight is 0: it ranks as keep
     at_zero, slope, half = EXPECTED_GAINS[name]
+    more = max(facts.half_width**2 - USUAL_HALF_WIDTH**2, 0.0)
+    half = (half**2 + slope**2 * more) ** 0.5
     counts = facts.difference if name == "re-embed" else cut_difference(facts.difference)
     value = at_zero + slope * counts
     return GainOverKeep(value, value - half, value + half)

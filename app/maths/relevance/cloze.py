@@ -39,17 +39,18 @@ class MeanInterval:
 def cut_windows(texts: Sequence[str], count: int, *, seed: int = 0) -> list[tuple[str, str]]:
     """The windows and rests of at most `count` texts, drawn by seed.
 
-    Texts of fewer words than MIN_WORDS and repeated texts are left out.
+    Texts of fewer words than MIN_WORDS, as spaces separate them, and repeated texts are left out.
     """
     generator = torch.Generator().manual_seed(seed)
-    split = [words for text in dict.fromkeys(texts) if len(words := text.split()) >= MIN_WORDS]
+    distinct = dict.fromkeys(tuple(text.split()) for text in texts)
+    split = [words for words in distinct if len(words) >= MIN_WORDS]
     pairs = []
     for row in torch.randperm(len(split), generator=generator)[:count].tolist():
         words = split[row]
         length = int(torch.randint(MIN_WINDOW, MAX_WINDOW + 1, (), generator=generator))
         start = int(torch.randint(len(words) - length + 1, (), generator=generator))
         end = start + length
-        pairs.append((" ".join(words[start:end]), " ".join(words[:start] + words[end:])))
+        pairs.append((" ".join(words[start:end]), " ".join((*words[:start], *words[end:]))))
     return pairs
 
 

@@ -55,8 +55,12 @@ def default_weight(held_out: float, difference: float | None = None) -> float:
     difference  d, the new encoder's MRR less the old one's, by `cloze`; None, not known, is 0
     """
     usual = min(WEIGHT_FACTOR * max(held_out, 0.0) ** 2, MAX_DEFAULT)
-    scale = 1.0 + FUSE_SLOPE * (difference or 0.0)
-    return round(usual * min(max(scale, 0.0), 2.0), 2)
+    return round(usual * scale_of(difference), 2)
+
+
+def scale_of(difference: float | None) -> float:
+    """The factor s of `default_weight`."""
+    return min(max(1.0 + FUSE_SLOPE * (difference or 0.0), 0.0), 2.0)
 
 
 def native_weight(difference: float | None = None) -> float:

@@ -102,6 +102,7 @@ def delete_encoder(services: Services, context: RequestContext, name: str) -> No
         others = resources.encoders_but(session, context.project, EncoderKind.external)
         if row.identity not in [each.identity for each in others if each.id != row.id]:
             native_vectors.delete_of_space(session, context.project, fingerprint_of(row))
+        resources.drop_comparisons(session, row)
         resources.remove(session, row)
         record_audit(session, context, "delete", "encoder", name)
     services.names.forget()

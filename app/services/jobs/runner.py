@@ -259,6 +259,7 @@ def _finish(
                 raise
             time.sleep(JOB_BACKOFF_S)
         else:
+            services.names.forget()  # the job may have changed what a name means
             return
 
 

@@ -29,7 +29,7 @@ from app.maths.relevance.advice import (
 from app.maths.relevance.options import NATIVE_COUNTS, SearchOption
 from app.services.context import Services
 from app.services.relevance import judged_evaluation
-from app.services.relevance.comparison import comparison_of, difference_of
+from app.services.relevance.comparison import comparison_of
 from app.services.relevance.judged_evaluation import JudgedTask, RowOrId
 from app.services.relevance.native_order import embeds_texts
 from app.services.relevance.rescoring import default_weight_of
@@ -114,8 +114,12 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
         services, context.project, served.id, between=(source.id, target.id)
     )
     rows_first, by = _rows_first(services, context, task, served)
+    compared = comparison_of(source.encoder, target.encoder) if runs is not False else None
     ranked = rank_options(
-        _facts(task, source, target, served), measurements, queries, difference=task.difference
+        _facts(task, source, target, served, compared),
+        measurements,
+        queries,
+        difference=task.difference,
     )
     counts = {
         name: queries_needed(deviation, task.difference)
@@ -124,7 +128,6 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
     weight = default_weight_of(services, source, target) if weight is None else weight
 
     best = _best_measured(ranked, queries)
-    compared = comparison_of(source.encoder, target.encoder)
     texts = _texts_per_query(evaluation, native, task.corpus_size)
     missing = {**evaluation["missing"], "native": evaluation["missing"].get(native, ())}
 
@@ -149,7 +152,9 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
     return {
         "advice": ranked[0].name,
         "best_measured": best,
-        "summary": _summarise(queries, compared, max(counts.values()), (source, target)),
+        "summary": _summarise(
+            queries, compared, max(counts.values()), (source, target), runs is not False
+        ),
         "basis": "judgements"
         if queries >= FEWEST_QUERIES
         else "comparison"
@@ -206,7 +211,11 @@ def _index(task: AdviceTask) -> int | None:
 
 
 def _facts(
-    task: AdviceTask, source: tables.SpaceRow, target: tables.SpaceRow, served: ServedMap
+    task: AdviceTask,
+    source: tables.SpaceRow,
+    target: tables.SpaceRow,
+    served: ServedMap,
+    compared: Mapping[str, Any] | None,
 ) -> IndexFacts:
     return IndexFacts(
         source.anchor_set.size,
@@ -214,7 +223,8 @@ def _facts(
         old_encoder_runs=_runs(source.encoder, task.old_encoder_runs),
         text_exists=task.text_exists,
         new_encoder_runs=embeds_texts(target.encoder),
-        difference=difference_of(source.encoder, target.encoder),
+        difference=None if compared is None else compared["difference"],
+        half_width=0.0 if compared is None else compared["difference"] - compared["interval"][0],
     )
 
 
@@ -330,6 +340,7 @@ def _summarise(
     compared: Mapping[str, Any] | None,
     needed: int,
     sides: tuple[tables.SpaceRow, tables.SpaceRow],
+    old_runs: bool,
 ) -> str:
     """Return what the order hinges on, and what it takes to know more, in one or two sentences.
 
@@ -339,13 +350,19 @@ def _summarise(
     if queries >= FEWEST_QUERIES:
         return f"The order rests on {queries} judged queries."
     to_know = f"About {needed} judged queries would measure every option: POST /evaluate."
+    if not old_runs:
+        return (
+            f"{source} no longer encodes queries. A cascade searches its index, and encoding the "
+            f"items again costs more and finds more. {to_know}"
+        )
     if compared is not None:
         old, new = compared["mrr"]
         low, high = compared["interval"]
+        where = f" of the store {compared['store']!r}" if compared["store"] else ""
         return (
-            f"On {compared['texts']} texts, {target} has an MRR of {new:.3f} and {source} of "
-            f"{old:.3f} (difference {low:+.3f} to {high:+.3f}): the gains are those of such "
-            f"encoders on judged collections. {to_know}"
+            f"On {compared['texts']} texts{where}, {target} has an MRR of {new:.3f} and {source} "
+            f"of {old:.3f}, a difference of {new - old:+.3f} (95 % interval {low:+.3f} to "
+            f"{high:+.3f}). The gains are those of such encoders on judged collections. {to_know}"
         )
     return (
         f"It hinges on whether {target} or {source} is better for this corpus, which is not "
@@ -366,6 +383,11 @@ def _best_measured(ranked: Sequence[RankedOption], queries: int) -> AdvisedOptio
     return max(measured, key=lambda each: each.quality or 0.0).name
 
 
+def _percent(gain: GainOverKeep) -> str:
+    probability = probability_better(gain) or 0.0
+    return "more than 99%" if probability > 0.99 else f"{probability:.0%}"
+
+
 def _name_best(ranked: Sequence[RankedOption], best: AdvisedOption | None) -> str:
     """Return a sentence about the option with the best mean, which is not the advised one."""
     gain = next((each.gain for each in ranked if each.name == best), None)
@@ -373,7 +395,7 @@ def _name_best(ranked: Sequence[RankedOption], best: AdvisedOption | None) -> st
         return ""
     return (
         f" Of the measured options, {best} has the highest nDCG@10: {gain.value:+.3f} compared "
-        f"with keep, and better than it with a probability of {probability_better(gain):.0%}."
+        f"with keep, and better than it with a probability of {_percent(gain)}."
     )
 
 

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from itertools import combinations, permutations
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 from torch import Tensor
 
-from app.errors import InvalidRequest, StoreUnsupported
+from app.errors import Conflict, InvalidRequest, StoreUnsupported
 from app.maths.relevance.cloze import (
     FEWEST_TEXTS,
     MIN_WORDS,
@@ -23,11 +24,11 @@ from app.maths.relevance.cloze import (
 from app.services.anchors.anchor_embedding import read_inputs, write_inputs
 from app.services.anchors.store_anchors import STORE_READ_S
 from app.services.context import Services
-from app.services.encoders.encoding import Inputs, encode, spec_of
+from app.services.encoders.encoding import Inputs, encode
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
 from app.services.jobs.submission import submit_job
-from app.services.relevance.native_order import require_texts_encoder
+from app.services.relevance.native_order import embeds_texts
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
@@ -57,14 +58,15 @@ def compare_later(
 ) -> tables.JobRow:
     """Check the request, and queue a job.
 
-    Raises the not-found errors, InvalidRequest, EncoderNeedsVectors, StoreUnsupported,
-    StorageUnavailable, TooManyJobs, QueueFull.
+    Raises the not-found errors, InvalidRequest, StoreUnsupported, StorageUnavailable, TooManyJobs,
+    QueueFull.
     """
     _check(services, context.project, request)
     arguments: dict[str, Any] = asdict(request)
     if inputs is not None:
-        _cut(inputs, request.texts, field="inputs")
-        arguments["blobs"] = {"inputs": write_inputs(services, Inputs(inputs))}
+        pairs = _cut(services, inputs, request.texts, field="inputs")
+        pieces = Inputs([piece for pair in pairs for piece in pair])
+        arguments["blobs"] = {"pieces": write_inputs(services, pieces)}
     return submit_job(services, context, JobKind.compare, arguments)
 
 
@@ -72,37 +74,39 @@ def run_compare(services: Services, job: tables.JobRow, progress: Progress) -> J
     """Run the job. Raises as `compare`."""
     arguments, context = dict(job.arguments), RequestContext.of_job(job)
     blobs = arguments.pop("blobs", None)
-    inputs = None if blobs is None else read_inputs(services, blobs["inputs"], of="this job").values
-    request = Comparison(**arguments)
-    return compare(services, context, request, inputs, progress)  # type: ignore[arg-type]
+    pairs = None
+    if blobs is not None:
+        pieces = [
+            str(each) for each in read_inputs(services, blobs["pieces"], of="this job").values
+        ]
+        pairs = list(zip(pieces[::2], pieces[1::2], strict=True))
+    return compare(services, context, Comparison(**arguments), pairs, progress)
 
 
 def compare(
     services: Services,
     context: RequestContext,
     request: Comparison,
-    inputs: Sequence[str] | None = None,
+    pairs: Sequence[tuple[str, str]] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> JobResult:
     """Compare the encoders. The result's `write` remembers it.
 
-    Raises the errors of the store, those of `encode`, and as `compare_later`.
+    pairs  windows and rests of texts; None: of the store's
+
+    Raises the errors of the store, those of `encode`, and as `compare_later`; `write` raises
+    Conflict.
     """
     store, encoders = _check(services, context.project, request)
-    texts: Sequence[str | None] = inputs or ()
-    if store is not None:
+    if pairs is None:
+        assert store is not None
         count = request.texts * SAMPLED_PER_TEXT
         texts = services.stores.wait(
             store,
             lambda opened: opened.texts(opened.sample(count, seed=0).ids),
             within_s=STORE_READ_S,
         )
-    most = services.limits.input_characters
-    pairs = _cut(
-        [each[:most] for each in texts if each],
-        request.texts,
-        field="inputs" if store is None else "store",
-    )
+        pairs = _cut(services, [each or "" for each in texts], request.texts, field="store")
     ranks: dict[str, Tensor] = {}
     total = 2 * len(pairs) * len(encoders)
     for encoder in encoders:
@@ -136,8 +140,10 @@ def compare(
         "pairs": [_describe(*pair, differences[pair]) for pair in combinations(ranks, 2)],
     }
 
+    texts_compared = len(pairs)
+
     def write(session: Session) -> None:
-        _remember(session, context.project, request, len(pairs), means, differences)
+        _remember(session, encoders, request, texts_compared, means, differences)
 
     return JobResult(result, write=write)
 
@@ -181,19 +187,27 @@ def _check(
             field="store",
         )
     for encoder in encoders:
-        require_texts_encoder(encoder, "encoders")
-        spec_of(encoder)
+        if not embeds_texts(encoder):
+            raise InvalidRequest(
+                f"The service cannot embed texts with the encoder {encoder.name!r}. Leave it out, "
+                "or register it with its model or its URL.",
+                field="encoders",
+            )
     return store, encoders
 
 
-def _cut(texts: Sequence[str], count: int, *, field: str) -> list[tuple[str, str]]:
+def _cut(
+    services: Services, texts: Sequence[str], count: int, *, field: str
+) -> list[tuple[str, str]]:
     """Return windows and rests. Raises InvalidRequest for too few texts that are long enough."""
-    pairs = cut_windows(texts, count)
+    most = services.limits.input_characters
+    pairs = cut_windows([each[:most] for each in texts], count)
     if len(pairs) < FEWEST_TEXTS:
+        where = "sampled rows" if field == "store" else "texts"
         raise InvalidRequest(
-            f"Of {len(texts)} texts, {len(pairs)} are different and have {MIN_WORDS} words or "
-            f"more. The comparison needs {FEWEST_TEXTS}. Judgements compare encoders of shorter "
-            "texts: send them to POST /evaluate.",
+            f"Of {len(texts)} {where}, {len(pairs)} are different and have {MIN_WORDS} words or "
+            f"more, separated by spaces. The comparison needs {FEWEST_TEXTS}. Send more or longer "
+            "texts as `inputs`, or compare the encoders by judgements: POST /evaluate.",
             field=field,
         )
     return pairs
@@ -212,26 +226,27 @@ def _describe(source: str, target: str, difference: MeanInterval) -> dict[str, A
 
 def _remember(
     session: Session,
-    project: str,
+    encoders: Sequence[tables.EncoderRow],
     request: Comparison,
     texts: int,
     means: Mapping[str, MeanInterval],
     differences: Mapping[tuple[str, str], MeanInterval],
 ) -> None:
-    """Write each pair's comparison to the row of its target."""
-    rows = {
-        name: resources.by_name(session, tables.EncoderRow, project, name, field="encoders")
-        for name in sorted(means)
-    }
-    for row in rows.values():
-        session.refresh(row, with_for_update=True)  # another comparison may write the same row
+    """Write each pair's comparison to the row of its target. Raises Conflict if one is gone."""
+    ids = sorted(each.id for each in encoders)
+    query = select(tables.EncoderRow).where(tables.EncoderRow.id.in_(ids))
+    # In the order of ids, and locked: another comparison may write the same rows.
+    found = session.scalars(query.order_by(tables.EncoderRow.id).with_for_update()).all()
+    if len(found) < len(ids):
+        raise Conflict("An encoder was deleted during the comparison. Compare again.")
+    rows = {row.name: row for row in found}
     for (source, target), difference in differences.items():
-        found = {
+        row = rows[target]
+        compared = {
             "mrr": [means[source].value, means[target].value],
             "difference": difference.value,
             "interval": [difference.low, difference.high],
             "texts": texts,
             "store": request.store,
         }
-        row = rows[target]
-        row.comparisons = {**(row.comparisons or {}), rows[source].id: found}
+        row.comparisons = {**(row.comparisons or {}), rows[source].id: compared}

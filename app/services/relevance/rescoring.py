@@ -488,7 +488,8 @@ def _weight(
     if request.weight is not None:
         return request.weight, "request"
     assert served.pair is not None
-    compared = difference_of(*encoders) is not None
+    is_made = made_pairs.estimate_of(served.pair[0].anchor_set) is not None
+    compared = difference_of(*encoders) is not None and not is_made
     return default_weight_of(services, *served.pair), "comparison" if compared else "default"
 
 

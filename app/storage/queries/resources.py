@@ -199,6 +199,17 @@ def spaces(session: Session, project: str) -> Sequence[SpaceRow]:
     return session.scalars(query).all()
 
 
+def drop_comparisons(session: Session, encoder: EncoderRow) -> None:
+    """Drop the comparisons of other encoders with one that is deleted."""
+    query = select(EncoderRow).where(
+        EncoderRow.project == encoder.project, EncoderRow.comparisons.is_not(None)
+    )
+    for row in session.scalars(query.with_for_update()):
+        kept = dict(row.comparisons or {})
+        if kept.pop(encoder.id, None) is not None:
+            row.comparisons = kept
+
+
 def users_of_encoder(session: Session, encoder: EncoderRow) -> list[str]:
     """Return what uses the encoder: 'anchor set a', 'head b', 'pool c'."""
     sets = session.scalars(

@@ -12,6 +12,7 @@ from app.maths.relevance.advice import (
     IndexFacts,
     MeasuredOption,
     deviations,
+    expected_gain,
     probability_better,
     queries_needed,
     rank_options,
@@ -195,3 +196,14 @@ def test_judgements_replace_what_is_expected_of_a_comparison():
     ranked = rank_options(facts, measured, QUERIES)
     assert ranked[0].name == "keep"
     assert {each.name: each.certainty for each in ranked}["native"] == "unknown"
+
+
+def test_an_uncertain_comparison_widens_what_is_expected_and_a_weight_of_0_gains_nothing():
+    usual = IndexFacts(300, True, True, True, True, 0.05, 0.04)
+    wide = IndexFacts(300, True, True, True, True, 0.05, 0.2)
+    for name in ("fuse", "native", "re-embed"):
+        a, b = expected_gain(name, usual), expected_gain(name, wide)
+        assert a.value == b.value
+        assert b.low < a.low < a.high < b.high
+    worse = IndexFacts(300, True, True, True, True, -0.1)
+    assert expected_gain("fuse", worse) == GainOverKeep(0.0, 0.0, 0.0)

