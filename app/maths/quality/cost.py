@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from app.maths.quality import selection
 from app.maths.quality.candidates import LINEAR_CANDIDATES
+from app.maths.translators.inverse import most_kept
 from app.maths.translators.kernel import LANDMARKS, MAX_GCV_ANCHORS
 from app.maths.translators.methods import METHODS, Options
 
@@ -35,7 +36,8 @@ def svd_seconds(rows: int, columns: int) -> float:
 def fit_seconds(method: str, anchors: int, dims: tuple[int, int], options: Options) -> float:
     """The seconds of fitting a method to anchors (anchors, dims[0]) and (anchors, dims[1]).
 
-    `irp` is counted as if it kept almost all anchors: how many it keeps depends on their numbers.
+    `irp` with a `delta` is counted as if it kept almost all anchors: how many it keeps depends on
+    their numbers.
     """
     x, y = dims
     spectra = svd_seconds(anchors, x) + svd_seconds(anchors, y)
@@ -44,7 +46,9 @@ def fit_seconds(method: str, anchors: int, dims: tuple[int, int], options: Optio
     joined = PRODUCT_S * anchors * x * y
     if method == "irp":
         step = PRUNING_STEP_S + PRUNED_ANCHOR_S * anchors
-        return spectra + joined + int(options["omega"]) * (anchors * step + svd_seconds(anchors, y))
+        kept = anchors if options["delta"] is not None else min(anchors, most_kept(y))
+        subspace = kept * step + svd_seconds(kept, y) + SINGLE_S * anchors * anchors * y
+        return spectra + joined + int(options["omega"]) * subspace
     if method == "irp-ridge":
         return spectra + joined + svd_seconds(anchors, y)
     return spectra + joined + svd_seconds(min(anchors, x), min(anchors, y))

@@ -28,6 +28,11 @@ MAX_PRUNED = 4096
 USUAL_DELTA, DIMENSIONS_PER_ANCHOR, LEAST_KEPT = 0.6, 8, 8
 
 
+def most_kept(dim: int) -> int:
+    """The usual limit of a subset of anchors with `dim` dimensions."""
+    return max(LEAST_KEPT, dim // DIMENSIONS_PER_ANCHOR)
+
+
 def farthest_points(
     unit: Float64[Tensor, "k d"], *, delta: float, start: int, limit: int | None = None
 ) -> list[int]:
@@ -118,7 +123,7 @@ def irp(
     decoder = torch.zeros_like(unit)
     limit = None
     if delta is None:
-        delta, limit = USUAL_DELTA, max(LEAST_KEPT, unit.shape[1] // DIMENSIONS_PER_ANCHOR)
+        delta, limit = USUAL_DELTA, most_kept(unit.shape[1])
     kept = subspaces(unit, delta=delta, omega=omega, seed=seed, limit=limit)
     # Subsets that several starts share are inverted once, and weighted.
     for rows, count in Counter(kept).items():
