@@ -33,7 +33,7 @@ MATHS := tests/maths tests/heads tests/research
 SHAPES := --jaxtyping-packages=app.maths,app.heads,research,beartype.beartype
 
 # The maths keeps every core busy; the other tests often wait for the servers that they start.
-test: $(INSTALLED) ## run all tests that CI runs (about twenty minutes on two slow cores)
+test: $(INSTALLED) ## run all tests that CI runs (about seventeen minutes on two slow cores)
 	$(PYTEST) -n 2 -m "not long" $(SHAPES) $(MATHS)
 	$(PYTEST) -n 4 -m "not long" $(MATHS:%=--ignore=%)
 
