@@ -204,7 +204,8 @@ def drop_comparisons(session: Session, encoder: EncoderRow) -> None:
     query = select(EncoderRow).where(
         EncoderRow.project == encoder.project, EncoderRow.comparisons.is_not(None)
     )
-    for row in session.scalars(query.with_for_update()):
+    # In the order of ids, as a comparison locks them.
+    for row in session.scalars(query.order_by(EncoderRow.id).with_for_update()):
         kept = dict(row.comparisons or {})
         if kept.pop(encoder.id, None) is not None:
             row.comparisons = kept
