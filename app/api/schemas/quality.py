@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from app.maths.quality.candidates import Preference
+
+CentredCosine = Annotated[
+    float,
+    Field(
+        description="Mean centred cosine to the item's own vector, -1 to 1: of both vectors less "
+        "the anchors' mean. The plain cosine, which a vector database returns, is usually higher."
+    ),
+]
 
 
 class QualityOut(BaseModel):
@@ -14,10 +22,7 @@ class QualityOut(BaseModel):
 
     n: int = Field(description="Number of items measured.")
     k: int = Field(description="Number of neighbours for `recall` and both Jaccard indices.")
-    cosine: float = Field(
-        description="Mean centred cosine to the item's own vector, -1 to 1: of both vectors less "
-        "the anchors' mean. The plain cosine, which a vector database returns, is usually higher."
-    )
+    cosine: CentredCosine
     mrr: float = Field(description="Mean reciprocal rank of the item's own vector, 0 to 1.")
     recall: float = Field(
         description="Mean share of the native query's `k` nearest items that are found, 0 to 1."
@@ -166,10 +171,7 @@ class CandidateOut(BaseModel):
     options: dict[str, Any] = Field(description="Options of the method that `auto` tried.")
     recall: float = Field(description="Recall of the nearest neighbours, 0 to 1.")
     mrr: float = Field(description="Mean reciprocal rank, 0 to 1.")
-    cosine: float = Field(
-        description="Mean centred cosine to the item's own vector, -1 to 1: of both vectors less "
-        "the anchors' mean. The plain cosine, which a vector database returns, is usually higher."
-    )
+    cosine: CentredCosine
     agreement: float = Field(
         description="Share of anchors whose nearest cluster of the target's anchors is the same."
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
+from app.maths.relevance.cloze import STANDARD_ERRORS
 from app.maths.relevance.fuse_weight import cut_difference, scale_of
 from app.maths.relevance.options import NATIVE_COUNTS
 
@@ -81,9 +82,6 @@ EXPECTED_GAINS: dict[AdvisedOption, tuple[float, float, float]] = {
 
 #: Half of the 95 % interval of d by 250 texts, which the widths above contain.
 USUAL_HALF_WIDTH = 0.04
-
-#: Half of a 95 % interval in standard errors.
-STANDARD_ERRORS = 1.96
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ It rises and falls with nDCG by judgements: benchmarks/cloze.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
+
+from app.maths.quality.estimate import IntervalEstimate
 
 #: Words of a window, and fewest words of a text: the rest must stay longer than the window.
 MIN_WINDOW, MAX_WINDOW, MIN_WORDS = 8, 12, 24
@@ -25,15 +26,6 @@ USUAL_TEXTS, FEWEST_TEXTS = 250, 50
 
 #: Half of a 95 % interval in standard errors.
 STANDARD_ERRORS = 1.96
-
-
-@dataclass(frozen=True)
-class MeanInterval:
-    """A mean over texts with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 def cut_windows(texts: Sequence[str], count: int, *, seed: int = 0) -> list[tuple[str, str]]:
@@ -70,8 +62,8 @@ def reciprocal_ranks(
     return 1.0 / (above + (level + 1) / 2).double()
 
 
-def mean_interval(values: Float64[Tensor, " n"]) -> MeanInterval:
+def mean_interval(values: Float64[Tensor, " n"]) -> IntervalEstimate:
     """The mean and mean +- 1.96 s / sqrt(n), with s the standard deviation, of n >= 2 values."""
     mean = float(values.mean())
     half = STANDARD_ERRORS * float(values.std()) / len(values) ** 0.5
-    return MeanInterval(mean, mean - half, mean + half)
+    return IntervalEstimate(mean, mean - half, mean + half)

@@ -126,12 +126,7 @@ def _check(
             resources.by_name(session, tables.EncoderRow, project, each, field="encoders")
             for each in request.encoders
         ]
-    if store.options.get("text_field") is None:
-        raise StoreUnsupported(
-            f"The store {request.store!r} was connected without `text_field`, so it has no texts "
-            "for the encoders. Connect it again with `text_field`.",
-            field="store",
-        )
+    require_text_field(store)
     names = [each.name for each in encoders]
     if not names or len(set(names)) < len(names) or store.encoder.name in names:
         raise InvalidRequest(
@@ -141,3 +136,16 @@ def _check(
     for encoder in encoders:
         spec_of(encoder)
     return store, encoders
+
+
+def require_text_field(store: tables.StoreRow, *, otherwise: str = "") -> None:
+    """Raises StoreUnsupported for a store without texts.
+
+    otherwise  what else a client can do
+    """
+    if store.options.get("text_field") is None:
+        raise StoreUnsupported(
+            f"The store {store.name!r} was connected without `text_field`, so it has no texts for "
+            f"the encoders. Connect it again with `text_field`{otherwise}.",
+            field="store",
+        )

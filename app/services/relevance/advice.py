@@ -125,7 +125,8 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
         name: queries_needed(deviation, task.difference)
         for name, deviation in deviations(measurements, queries).items()
     }
-    weight = default_weight_of(services, source, target) if weight is None else weight
+    if weight is None:
+        weight, _ = default_weight_of(services, source, target)
 
     best = _best_measured(ranked, queries)
     texts = _texts_per_query(evaluation, native, task.corpus_size)

@@ -11,18 +11,18 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 from torch import Tensor
 
-from app.errors import Conflict, InvalidRequest, StoreUnsupported
+from app.errors import Conflict, InvalidRequest
+from app.maths.quality.estimate import IntervalEstimate
 from app.maths.relevance.cloze import (
     FEWEST_TEXTS,
     MIN_WORDS,
     USUAL_TEXTS,
-    MeanInterval,
     cut_windows,
     mean_interval,
     reciprocal_ranks,
 )
 from app.services.anchors.anchor_embedding import read_inputs, write_inputs
-from app.services.anchors.store_anchors import STORE_READ_S
+from app.services.anchors.store_anchors import STORE_READ_S, require_text_field
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, encode
 from app.services.jobs.progress import Progress
@@ -180,12 +180,8 @@ def _check(
             resources.by_name(session, tables.EncoderRow, project, each, field="encoders")
             for each in request.encoders
         ]
-    if store is not None and store.options.get("text_field") is None:
-        raise StoreUnsupported(
-            f"The store {request.store!r} was connected without `text_field`, so it has no texts "
-            "for the encoders. Connect it again with `text_field`, or send `inputs`.",
-            field="store",
-        )
+    if store is not None:
+        require_text_field(store, otherwise=", or send `inputs`")
     for encoder in encoders:
         if not embeds_texts(encoder):
             raise InvalidRequest(
@@ -213,7 +209,7 @@ def _cut(
     return pairs
 
 
-def _describe(source: str, target: str, difference: MeanInterval) -> dict[str, Any]:
+def _describe(source: str, target: str, difference: IntervalEstimate) -> dict[str, Any]:
     verdict = "better" if difference.low > 0 else "worse" if difference.high < 0 else "undecided"
     return {
         "source": source,
@@ -229,8 +225,8 @@ def _remember(
     encoders: Sequence[tables.EncoderRow],
     request: Comparison,
     texts: int,
-    means: Mapping[str, MeanInterval],
-    differences: Mapping[tuple[str, str], MeanInterval],
+    means: Mapping[str, IntervalEstimate],
+    differences: Mapping[tuple[str, str], IntervalEstimate],
 ) -> None:
     """Write each pair's comparison to the row of its target. Raises Conflict if one is gone."""
     ids = sorted(each.id for each in encoders)

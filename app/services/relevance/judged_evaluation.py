@@ -174,7 +174,7 @@ def evaluate_judged(
     """
     there, back = _fit_both(services, context, task)
     raw = spaces.raw_anchors(services, task.source)
-    default = default_weight_of(services, task.source, task.target)
+    default, _ = default_weight_of(services, task.source, task.target)
     difference = difference_of(task.source.encoder, task.target.encoder)
     with services.evaluating(context.project):
         vectors = _search_vectors(task.items, there, back)

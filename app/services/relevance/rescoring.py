@@ -488,9 +488,7 @@ def _weight(
     if request.weight is not None:
         return request.weight, "request"
     assert served.pair is not None
-    is_made = made_pairs.estimate_of(served.pair[0].anchor_set) is not None
-    compared = difference_of(*encoders) is not None and not is_made
-    return default_weight_of(services, *served.pair), "comparison" if compared else "default"
+    return default_weight_of(services, *served.pair)
 
 
 def _native_weight(request: Rescoring, encoders: EncoderPair) -> tuple[float, WeightSource]:
@@ -498,7 +496,11 @@ def _native_weight(request: Rescoring, encoders: EncoderPair) -> tuple[float, We
     if request.weight is not None:
         return request.weight, "request"
     difference = difference_of(*encoders)
-    return native_weight(difference), "default" if difference is None else "comparison"
+    return native_weight(difference), _source_of(difference)
+
+
+def _source_of(difference: float | None) -> WeightSource:
+    return "default" if difference is None else "comparison"
 
 
 def _at_least_float32(vectors: Tensor) -> Tensor:
@@ -507,14 +509,14 @@ def _at_least_float32(vectors: Tensor) -> Tensor:
 
 def default_weight_of(
     services: Services, source: tables.SpaceRow, target: tables.SpaceRow
-) -> float:
+) -> tuple[float, WeightSource]:
     """Return the weight, by held-out anchors, which may be measured now, and by the comparison of
-    the encoders. Raises Overloaded.
+    the encoders if there is one, and who chose it. Raises Overloaded.
 
     Made pairs give no weight to a translation that they cannot measure.
     """
     if made_pairs.estimate_of(source.anchor_set) is not None:
-        return 0.0
+        return 0.0, "default"
 
     def measure() -> float:
         x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
@@ -524,4 +526,5 @@ def default_weight_of(
     cosine = services.cache.get_or_make(
         ("held-out-cosine", source.blob, target.blob), measure, lambda _: CACHED_WEIGHT_BYTES
     )
-    return default_weight(cosine, difference_of(source.encoder, target.encoder))
+    difference = difference_of(source.encoder, target.encoder)
+    return default_weight(cosine, difference), _source_of(difference)
