@@ -11,6 +11,7 @@ from rich.table import Table
 #: what the check of a store's vectors says, as a sentence
 VERDICTS = {
     "matches": "The store's vectors look like those of {source}: the direction is right.",
+    "mixed": "The store holds rows of several encoders.",
     "another": "The store's vectors look like those of {likeliest}, not of {source}.",
     "unknown": "It is not known whether the store's vectors are those of {source}.",
 }

@@ -217,6 +217,8 @@ def disconnect(
 
 
 def _print_report(report: StoreReport) -> None:
+    from app.services.stores.stores import describe_mixture
+
     facts, space = report.facts, report.space
     index = "with an index" if facts.indexed else "without an index"
     typer.echo(
@@ -232,6 +234,9 @@ def _print_report(report: StoreReport) -> None:
         )
     elif space.verdict == "matches":
         typer.echo(f"Its vectors look like those of {report.row.encoder.name}.")
+    mixture = describe_mixture(space, report.foreign, report.row.encoder.name)
+    if mixture is not None:
+        typer.secho(f"WARNING: {mixture}.", fg="yellow", err=True)
     typer.echo(f"Strategies of a migration: {', '.join(facts.strategies) or 'none'}.")
     for note in facts.notes:
         typer.echo(f"Note ({note.code}): {note.detail}")

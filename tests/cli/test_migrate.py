@@ -20,13 +20,16 @@ from pgvector.psycopg import register_vector
 from typer.testing import CliRunner, Result
 
 from app.cli import cli
+from app.services.anchors.anchor_sets import create_anchor_set
 from app.services.store_migrations.maps import build_maps
 from app.services.translators.translators import FitRequest
 from app.settings import Settings
 from app.wiring import make_services
 from tests.cli.test_commands import logs_as_they_were, said
+from tests.maths.anchors.test_space_match import ANCHORS as TOPICS
+from tests.maths.anchors.test_space_match import DIM, encode, items
 from tests.pgvector_server import PgvectorServer, pgvector_server_of_process
-from tests.services.helpers import CONTEXT
+from tests.services.helpers import CONTEXT, create_encoder
 from tests.services.store_migrations.moving import make_encoders, make_table, old_vectors
 from tests.waiting import slack
 
@@ -94,6 +97,26 @@ class Terminal:
 @pytest.fixture
 def terminal(tmp_path: Path) -> Terminal:
     return Terminal(tmp_path, pgvector_server_of_process())
+
+
+def test_rows_of_another_model_are_told_when_a_store_is_connected_and_by_doctor(
+    terminal: Terminal,
+) -> None:
+    """Every tenth row is by an encoder that has no anchors."""
+    services = make_services(Settings(data_dir=terminal.folder / "data"))
+    create_encoder(services, "topics", DIM)
+    create_anchor_set(services, CONTEXT, name="topics", embeddings={"topics": TOPICS["e0"][0]})
+    services.close()
+    vectors = encode(items(ROWS, 8), 0).float().numpy()
+    vectors[::10] = encode(items(ROWS, 8), 7).float().numpy()[::10]
+    table = make_table(terminal.server, vectors)
+    arguments = ("--kind", "pgvector", "--address", "main", "--collection", table)
+    connected = terminal.run("stores", "connect", "docs", *arguments, "--encoder", "topics")
+    warning = "look like no encoder with anchors, and not like 'topics': the rows"
+    assert warning in said(connected.stderr)
+    checked = CliRunner().invoke(cli, ["doctor"], env=terminal.environment)
+    assert warning in said(checked.output)
+    assert "Embed such rows again with topics." in said(checked.output)
 
 
 def test_a_store_is_connected_listed_and_disconnected(terminal: Terminal) -> None:

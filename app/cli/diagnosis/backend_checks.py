@@ -247,6 +247,7 @@ def _encoders(settings: Settings, services: Services) -> DoctorFinding:
 
 
 def _stores(services: Services) -> list[DoctorFinding]:
+    from app.services.stores.stores import describe_mixture, examine_store
     from app.storage import tables
     from app.stores.hidden_urls import hide_url
 
@@ -255,7 +256,7 @@ def _stores(services: Services) -> list[DoctorFinding]:
     found = []
     for row in rows:
         try:
-            facts = services.stores.wait(row, lambda store: store.facts())
+            report = examine_store(services, row)
         except AddressNotListed as error:
             advice = "Add the address, or delete the store."
             found.append(DoctorFinding("stores", "failed", f"{row.name}: {error.detail}", advice))
@@ -264,5 +265,16 @@ def _stores(services: Services) -> list[DoctorFinding]:
             advice = f"Check the address {row.address!r} in ANCHORAGE_STORES."
             found.append(DoctorFinding("stores", "failed", detail, advice))
         else:
-            found.append(DoctorFinding("stores", "ok", f"{row.name} has {facts.rows:,} rows."))
+            detail = f"{row.name} has {report.facts.rows:,} rows."
+            mixture = describe_mixture(report.space, report.foreign, row.encoder.name)
+            found.append(
+                DoctorFinding("stores", "ok", detail)
+                if mixture is None
+                else DoctorFinding(
+                    "stores",
+                    "warning",
+                    f"{detail} {mixture}.",
+                    f"Embed such rows again with {row.encoder.name}.",
+                )
+            )
     return found

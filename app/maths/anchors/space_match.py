@@ -16,8 +16,17 @@ Likeness falls where the anchors are of another corpus. Covariances still align 
 
     alignment = tr(C_sample C_anchors),  standardised by its values under the same permutations,
 
-is a second, more sensitive sign, which relatives of the encoder show too. Permutations as a null
-distribution: Hoeffding 1951; the choice of both measures rests on benchmarks/store_search.
+is a second, more sensitive sign, which relatives of the encoder show too.
+
+A store may hold rows of several encoders, because a model changed and its name did not. The
+likeness of a row has max_j n(x) . n(a_j) for t. A row is far from an encoder below 95 of 100
+permuted rows, but no nearer than all but 2 of 100 of the encoder's own anchors. On Cranfield, 90 of
+100 rows of the anchors' corpus and encoder are at .33 to 1.88, and 90 of 100 of an unrelated
+encoder at -.07 to .14. Anchors of another corpus distinguish no rows, and relatives of the expected
+encoder count as that one.
+
+Permutations as a null distribution: Hoeffding 1951; the choice of both measures rests on
+benchmarks/store_search.
 """
 
 from __future__ import annotations
@@ -27,13 +36,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from app.maths.geometry.sampling import draw_uniformly
 from app.maths.geometry.space import normalise
 
-SpaceVerdict = Literal["matches", "another", "unknown"]
+SpaceVerdict = Literal["matches", "mixed", "another", "unknown"]
 
 #: a sample this like an encoder's anchors is taken for that encoder's
 LIKE = 0.5
@@ -45,6 +54,19 @@ ALIGNED_Z, UNALIGNED_Z = 6.0, 3.0
 #: by how much, in likeness and in standard errors, another encoder must be more like the sample
 #: than the expected one: anchors of another corpus, or one encoder under two names, lead by less
 LEAST_LEAD, MORE_LIKE_Z = 0.1, 3.0
+
+#: shares of permuted rows below, and of own anchors above, the likeness that is far
+FAR_PERMUTED, NEAR_OWN = 0.95, 0.98
+
+#: a row that is far from the expected encoder is another's with this lead
+ROW_LEAD = 0.3
+
+#: least share of rows of the expected encoder in a mixed sample, and least share, and number, of
+#: those of another
+LEAST_EXPECTED, LEAST_SHARE, FEWEST_ROWS = 0.1, 0.01, 4
+
+#: share of rows unlike every encoder that is worth a warning: in a good store it is 1 in 100
+UNUSUAL_SHARE = 0.05
 
 #: fewer different rows or anchors are not judged
 FEWEST_MATCHED = 20
@@ -65,35 +87,44 @@ class SpaceLikeness:
 
     likeness   1: as its own anchors; 0: as an unrelated space
     alignment  of the covariances, in standard deviations
+    share      of the rows that look like it; those of its relatives count for the expected one
     """
 
     encoder: str
     likeness: float
     alignment: float
+    share: float
 
 
 @dataclass(frozen=True)
 class SpaceMatch:
     """The encoder that a sample seems to come from.
 
-    verdict    matches: the expected encoder; another: `likeliest`, which is not the expected one;
-               unknown: too few rows, anchors of another corpus, or an encoder without anchors here
+    verdict    matches: the expected encoder; mixed: that one, and others; another: `likeliest`,
+               which is not the expected one; unknown: too few rows, anchors of another corpus, or
+               an encoder without anchors here
     likeliest  the encoder that the sample looks most like; None if it looks like none
     each       the compared encoders, the likeliest first
     rows       number of rows that were compared
+    unlike     share of them that look like none of the encoders
+    foreign    rows of the sample that look like another encoder, or like none, the least like the
+               expected one first; () unless the others are like the expected one
     """
 
     verdict: SpaceVerdict
     likeliest: str | None
     each: tuple[SpaceLikeness, ...]
     rows: int
+    unlike: float
+    foreign: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class _RowShares:
-    """shares: the likeness of each row (n,)."""
+    """shares: the likeness of each row (n,). far: rows of less are far from the encoder."""
 
     shares: Float64[Tensor, " n"]
+    far: float
     alignment: float
 
 
@@ -112,22 +143,58 @@ def match_space(
     seed      draws the rows, the anchors and the permutations
     Rows of zeros are left out. Raises nothing; an encoder that cannot be judged is left out.
     """
-    rows = _distinct(sample, MAX_MATCHED_ROWS, seed)
+    rows, places = _distinct(sample, MAX_MATCHED_ROWS, seed)
     compared: dict[str, _RowShares] = {}
     if len(rows) >= FEWEST_MATCHED:
         for name, sets in anchors.items():
-            each = [_compare(rows, _distinct(of, MAX_MATCHED_ANCHORS, seed), seed) for of in sets]
+            each = [
+                _compare(rows, _distinct(of, MAX_MATCHED_ANCHORS, seed)[0], seed) for of in sets
+            ]
             if found := [one for one in each if one is not None]:
                 compared[name] = max(found, key=lambda one: float(one.shares.mean()))
+    owner = _owners(compared, expected, len(rows))
+    shares = {name: float((owner == place).double().mean()) for place, name in enumerate(compared)}
     ranked = sorted(
         (
-            SpaceLikeness(name, float(each.shares.mean()), each.alignment)
+            SpaceLikeness(name, float(each.shares.mean()), each.alignment, shares[name])
             for name, each in compared.items()
         ),
         key=lambda each: -each.likeness,
     )
     verdict, likeliest = _judge(compared, ranked, expected)
-    return SpaceMatch(verdict, likeliest, tuple(ranked), len(rows))
+    foreign: tuple[int, ...] = ()
+    own = compared.get(expected)
+    if own is not None:
+        mine = owner == list(compared).index(expected)
+        if bool(mine.any()) and float(own.shares[mine].mean()) >= LIKE:
+            order = own.shares.argsort(stable=True)
+            foreign = tuple(places[order[~mine[order]]].tolist())
+            least = max(LEAST_SHARE, FEWEST_ROWS / len(rows))
+            several = any(share >= least for name, share in shares.items() if name != expected)
+            if several and shares[expected] >= LEAST_EXPECTED:
+                verdict = "mixed"
+    return SpaceMatch(
+        verdict,
+        likeliest,
+        tuple(ranked),
+        len(rows),
+        float((owner < 0).double().mean()) if compared else 0.0,
+        foreign,
+    )
+
+
+def _owners(compared: Mapping[str, _RowShares], expected: str, count: int) -> Int64[Tensor, " n"]:
+    """The place in `compared` of the encoder that each row looks like; -1 for none."""
+    if not compared:
+        return torch.full((count,), -1)
+    table = torch.stack([each.shares for each in compared.values()])
+    far = table < torch.tensor([[each.far] for each in compared.values()], dtype=torch.float64)
+    best, owner = table.max(dim=0)
+    if expected in compared:
+        place = list(compared).index(expected)
+        foreign = far[place] & (best - table[place] >= ROW_LEAD)
+        owner = torch.where(foreign, owner, place)
+    return torch.where(far.gather(0, owner[None])[0], -1, owner)
 
 
 def _judge(
@@ -162,7 +229,8 @@ def _compare(
     unit, _ = normalise(anchors, mean)
     own = unit @ unit.T
     own.fill_diagonal_(-torch.inf)
-    near_own = float(own.amax(dim=1).mean())
+    own = own.amax(dim=1)
+    near_own = float(own.mean())
     centred = rows - rows.mean(dim=0)
     spread = anchors - mean
 
@@ -176,25 +244,31 @@ def _compare(
 
     generator = torch.Generator().manual_seed(seed)
     orders = [torch.randperm(rows.shape[1], generator=generator) for _ in range(PERMUTATIONS)]
-    near_none = float(
-        torch.stack([nearest(order).mean() for order in orders[:NEAR_PERMUTATIONS]]).mean()
-    )
+    permuted = torch.cat([nearest(order) for order in orders[:NEAR_PERMUTATIONS]])
+    near_none = float(permuted.mean())
     if near_own - near_none < LEAST_NEARNESS:
         return None
     null = torch.tensor([aligned(order) for order in orders], dtype=torch.float64)
     deviation = max(float(null.std()), 1e-12 * float(null.mean()), 1e-300)
+    far = min(float(permuted.quantile(FAR_PERMUTED)), float(own.quantile(1.0 - NEAR_OWN)))
     return _RowShares(
         shares=(nearest(None) - near_none) / (near_own - near_none),
+        far=(far - near_none) / (near_own - near_none),
         alignment=(aligned(None) - float(null.mean())) / deviation,
     )
 
 
-def _distinct(vectors: Float[Tensor, "n d"], most: int, seed: int) -> Float64[Tensor, "m d"]:
-    """At most `most` different directions, drawn by seed, as unit vectors; no zeros."""
+def _distinct(
+    vectors: Float[Tensor, "n d"], most: int, seed: int
+) -> tuple[Float64[Tensor, "m d"], Int64[Tensor, " m"]]:
+    """At most `most` different directions, drawn by seed, as unit vectors, and the first row of
+    each; no zeros.
+    """
+    rows = torch.arange(len(vectors))
     if len(vectors) > most:
-        vectors = vectors[torch.as_tensor(draw_uniformly(len(vectors), size=most, seed=seed))]
-    vectors = vectors.double()
-    vectors = vectors[vectors.abs().amax(dim=1) > 0]
-    unit = torch.nn.functional.normalize(vectors, dim=1, eps=1e-300)
-    distinct: Tensor = torch.unique(unit, dim=0)
-    return distinct
+        rows = torch.as_tensor(draw_uniformly(len(vectors), size=most, seed=seed))
+    rows = rows[vectors[rows].double().abs().amax(dim=1) > 0]
+    unit = torch.nn.functional.normalize(vectors[rows].double(), dim=1, eps=1e-300)
+    distinct, of = torch.unique(unit, dim=0, return_inverse=True)
+    first = torch.full((len(distinct),), len(vectors)).scatter_reduce(0, of, rows, "amin")
+    return distinct, first

@@ -176,9 +176,23 @@ def _check_space(
 ) -> dict[str, Any]:
     """Return what the check found. Raises WrongSpace for another encoder's vectors."""
     match = stores.check_space(services, store.encoder, reading.sample)
-    found = {**asdict(match), "forced": task.force_space}
-    if match.verdict != "another" or task.force_space:
+    foreign = stores.foreign_ids(match, reading.sample_ids)
+    found = {
+        **asdict(match),
+        "foreign": foreign,
+        "mixture": stores.describe_mixture(match, foreign, store.encoder.name),
+        "forced": task.force_space,
+    }
+    if match.verdict not in ("another", "mixed") or task.force_space:
         return found
+    if match.verdict == "mixed":
+        raise WrongSpace(
+            f"{stores.describe_mixture(match, foreign, store.encoder.name)}. A translation would "
+            f"spoil such rows of the store {store.name!r}. Embed them again with "
+            f"{store.encoder.name!r}, or send `force_space: true` to translate them all the same.",
+            field="store",
+            more={"space": found},
+        )
     if match.likeliest == target:
         advice_text = (
             f"They look like those of the target {target!r}: this migration would go the wrong "

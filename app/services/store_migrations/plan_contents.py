@@ -486,6 +486,8 @@ def _notes(inputs: PlanInputs) -> list[dict[str, str]]:
                 "too few rows or anchors, or the anchors are of another corpus.",
             }
         )
+    if inputs.space.get("mixture"):
+        notes.append({"code": "mixed-rows", "detail": f"{inputs.space['mixture']}."})
     if reading.undirected:
         share = len(reading.undirected) / (len(reading.undirected) + len(reading.sample))
         notes.append(

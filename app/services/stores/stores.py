@@ -18,7 +18,7 @@ from app.errors import (
     StoreChanged,
     StoreUnsupported,
 )
-from app.maths.anchors.space_match import SpaceMatch, match_space
+from app.maths.anchors.space_match import UNUSUAL_SHARE, SpaceMatch, match_space
 from app.services.access.audit import record_audit
 from app.services.anchors import spaces
 from app.services.anchors.learning import has_learning_set
@@ -70,17 +70,25 @@ class StoreDefinition:
 
 Answer = TypeVar("Answer")
 
-_StoreContents = tuple[StoreFacts, Capabilities, StoreVectors]
+_StoreContents = tuple[StoreFacts, Capabilities, StoreVectors, Sequence[StoreId]]
+
+#: ids of foreign rows that an answer names
+MAX_FOREIGN_IDS = 20
 
 
 @dataclass(frozen=True)
 class StoreReport:
-    """A store as it is now. space: the encoder that its vectors look like."""
+    """A store as it is now.
+
+    space    the encoder that its vectors look like
+    foreign  ids of sampled rows that do not look like the store's encoder
+    """
 
     row: tables.StoreRow
     facts: StoreFacts
     capabilities: Capabilities
     space: SpaceMatch
+    foreign: list[StoreId]
 
 
 def create_store(
@@ -158,7 +166,7 @@ def _read(store: Store, *, texts: bool = False) -> _StoreContents:
     facts, sample = store.facts(), store.sample(CHECKED_ROWS)
     if texts:
         _require_texts(store, sample.ids)
-    return facts, store.capabilities, sample.vectors
+    return facts, store.capabilities, sample.vectors, sample.ids
 
 
 def _require_texts(store: Store, ids: Sequence[StoreId]) -> None:
@@ -172,10 +180,36 @@ def _require_texts(store: Store, ids: Sequence[StoreId]) -> None:
 
 
 def _report(services: Services, row: tables.StoreRow, found: _StoreContents) -> StoreReport:
-    facts, capabilities, vectors = found
+    facts, capabilities, vectors, ids = found
     if row.options.get("learn") and not has_learning_set(services, row):
         facts = replace(facts, notes=(*facts.notes, NOTHING_LEARNS))
-    return StoreReport(row, facts, capabilities, check_space(services, row.encoder, vectors))
+    space = check_space(services, row.encoder, vectors)
+    return StoreReport(row, facts, capabilities, space, foreign_ids(space, ids))
+
+
+def describe_mixture(space: SpaceMatch, foreign: Sequence[StoreId], encoder: str) -> str | None:
+    """Return which of the sampled rows do not look like the store's encoder; None if too few to
+    matter.
+    """
+    kinds = [
+        f"{each.share:.1%} look like {each.encoder!r}"
+        for each in space.each
+        if space.verdict == "mixed" and each.encoder != encoder and each.share > 0
+    ]
+    if foreign and space.unlike >= UNUSUAL_SHARE:
+        kinds.append(f"{space.unlike:.0%} look like no encoder with anchors")
+    if not kinds:
+        return None
+    named = ", ".join(repr(each) for each in foreign[:3])
+    return (
+        f"Of {space.rows} sampled rows, {' and '.join(kinds)}, and not like {encoder!r}: the rows "
+        f"{named}, for example. The model may have changed under its name"
+    )
+
+
+def foreign_ids(space: SpaceMatch, ids: Sequence[StoreId]) -> list[StoreId]:
+    """Return ids of the sampled rows that do not look like the store's encoder."""
+    return [ids[row] for row in space.foreign[:MAX_FOREIGN_IDS]]
 
 
 def check_space(
@@ -187,7 +221,7 @@ def check_space(
     Raises Overloaded, BlobMissing, StorageUnavailable.
     """
     rows = torch.from_numpy(vectors)
-    rows = rows[rows.isfinite().all(dim=1)]
+    rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)  # as zeros: left out
     anchors = _anchors(services, encoder, vectors.shape[1])
     with services.evaluating(encoder.project):
         return match_space(rows, anchors, encoder.name)

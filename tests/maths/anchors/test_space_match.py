@@ -83,3 +83,38 @@ def test_one_encoder_under_two_names_and_sets_of_two_corpora_is_no_other_encoder
     alone = match_space(sample, {"e0": [elsewhere]}, "e0").each[0].likeness
     both = match_space(sample, {"e0": [elsewhere, *ANCHORS["e0"]]}, "e0").each[0].likeness
     assert alone < both == match_space(sample, ANCHORS, "e0").each[0].likeness
+
+
+def mixed(foreign: int, encoder: int) -> torch.Tensor:
+    """300 vectors of e0 and some of another encoder after them, with a zero row in front."""
+    rows = torch.cat([encode(items(300, 2), 0), encode(items(foreign, 6), encoder)])
+    return torch.cat([torch.zeros(1, DIM), rows.float()])
+
+
+def test_rows_of_another_encoder_are_told_apart() -> None:
+    match = match_space(mixed(20, 1), ANCHORS, "e0")
+    assert (match.verdict, match.likeliest, match.rows) == ("mixed", "e0", 320)
+    shares = {each.encoder: each.share for each in match.each}
+    assert shares["e1"] == pytest.approx(20 / 320, abs=0.01)
+    assert match.unlike < 0.01
+    assert len({*range(301, 321)} & {*match.foreign}) >= 18
+    assert len({*range(301)} & {*match.foreign}) <= 3
+    few = match_space(mixed(2, 1), ANCHORS, "e0")
+    assert few.verdict == "matches"
+    assert {301, 302} <= set(few.foreign)
+
+
+def test_rows_of_an_encoder_without_anchors_are_unlike_all() -> None:
+    match = match_space(mixed(30, 7), ANCHORS, "e0")
+    assert match.verdict == "matches"
+    assert 0.07 < match.unlike < 0.1
+    assert len({*range(301, 331)} & {*match.foreign}) >= 28
+
+
+def test_a_version_of_an_encoder_makes_no_mixture() -> None:
+    """Its rows are near the anchors of both."""
+    version = ANCHORS["e0"][0] + 0.3 * torch.randn(
+        120, DIM, generator=torch.Generator().manual_seed(4), dtype=torch.float64
+    )
+    match = match_space(mixed(0, 1), {**ANCHORS, "version": [version]}, "e0")
+    assert (match.verdict, match.foreign) == ("matches", ())

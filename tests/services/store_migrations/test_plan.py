@@ -167,6 +167,22 @@ def test_vectors_of_another_encoder_are_refused_unless_forced(
     assert row.plan["space"]["forced"] is True
 
 
+def test_a_store_with_rows_of_two_encoders_is_refused_unless_forced(
+    begin: Callable[..., Planning],
+) -> None:
+    vectors = old(items(ROWS, 8)).numpy()
+    vectors[::10] = encode(items(ROWS, 8), OLD_DIM, 7).numpy()[::10]
+    planning = begin(vectors)
+    with pytest.raises(WrongSpace, match="look like 'other'") as refused:
+        planning.plan()
+    space = refused.value.more["space"]
+    assert space["verdict"] == "mixed"
+    assert all(row % 10 == space["foreign"][0] % 10 for row in space["foreign"])
+    assert len(space["foreign"]) == 20
+    notes = {each["code"]: each["detail"] for each in planning.plan(force_space=True).plan["notes"]}
+    assert "look like 'other', and not like 'old'" in notes["mixed-rows"]
+
+
 def test_a_store_that_already_has_the_targets_vectors_is_the_wrong_direction(
     begin: Callable[..., Planning],
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -176,18 +177,31 @@ class SpaceLikenessOut(BaseModel):
     alignment: float = Field(
         description="Alignment of the covariances, in standard deviations of unrelated spaces."
     )
+    share: float = Field(
+        description="Share of the compared rows that look like this encoder, 0 to 1. "
+        "Rows of a close relative of the store's encoder count for the latter."
+    )
 
 
 class SpaceOut(BaseModel):
     """What a comparison of a sample of the store with all anchors of its dimension found."""
 
     verdict: SpaceVerdict = Field(
-        description="`matches`: the store's encoder. `another`: `likeliest` instead. "
+        description="`matches`: the store's encoder. `mixed`: most rows look like it, and some "
+        "like another. `another`: `likeliest` instead. "
         "`unknown`: neither; the anchors may be of another corpus, or too few."
     )
     likeliest: str | None = Field(description="Encoder that the vectors look most like.")
     each: list[SpaceLikenessOut] = Field(description="The compared encoders, likeliest first.")
     rows: int = Field(description="Number of compared rows.")
+    unlike: float = Field(
+        description="Share of them that look like no encoder with anchors, 0 to 1. "
+        "A few rows always do; above 0.05, a model may have changed under its name."
+    )
+    foreign: list[str | int] = Field(
+        description="Ids of the first 20 compared rows that do not look like the store's encoder, "
+        "the least similar first."
+    )
 
 
 class StoreOut(StoreEntryOut):
@@ -230,7 +244,7 @@ def describe(report: StoreReport) -> StoreOut:
         "capabilities": report.capabilities,
         "strategies": list(facts.strategies),
         "notes": list(facts.notes),
-        "space": report.space,
+        "space": {**asdict(report.space), "foreign": report.foreign},
     }
     return StoreOut.model_validate({**members, **more}, from_attributes=True)
 
