@@ -32,9 +32,10 @@ from torch import Tensor
 
 from app.maths.geometry.space import fit_space
 from app.maths.quality import crossfit
-from app.maths.quality.estimate import estimate, estimate_basis, learning_curve, more_partitions
+from app.maths.quality.estimate import estimate, estimate_basis, more_partitions
 from app.maths.quality.index_curves import measure_curves
-from app.maths.quality.metrics import unit
+from app.maths.quality.learning_curve import learning_curve
+from app.maths.quality.metrics import cosine, unit
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from benchmarks import common
@@ -45,8 +46,16 @@ SAMPLE = 2_000
 SEEDS = (11, 12)
 #: random indexes of at most 1,000 items, whose numbers vary
 SMALL_INDEXES = 8
-METHOD = "graded"
-TITLES = ["recall@10", "MRR", "recall@10 with a sample", "MRR with a sample"]
+#: what `auto` means for retrieval
+OPTIONS: methods.Options = {"decode_power": 0.25}
+METHOD = "kernel"
+MEASURES = {
+    "recall": "recall@10",
+    "mrr": "MRR",
+    "mrr_with_anchors": "MRR, anchors in the index",
+    "cosine": "centred cosine",
+    "plain_cosine": "plain cosine",
+}
 
 PAIRS = {
     "banking77": [
@@ -99,19 +108,24 @@ def measure(
     known, queries, others = order[:anchors], order[anchors:][:QUERIES], order[anchors + QUERIES :]
     sample = others[: SAMPLE if len(others) > 3 * SAMPLE else len(others) // 5]
     others = others[len(sample) :]
-    options = methods.resolve(METHOD, {}, anchors=anchors)
+    options = methods.resolve(METHOD, OPTIONS, anchors=anchors)
     source, target = x[known].double(), y[known].double()
     translator = methods.fit(METHOD, fit_space(source), fit_space(target), options)
     centre = target.mean(dim=0).float()
-    translated = unit(apply(translator, x[queries]).vectors - centre).float()
-    native, index = unit(y[queries] - centre).float(), unit(y[others] - centre).float()
+    raw = apply(translator, x[queries]).vectors
+    translated = unit(raw - centre).float()
+    native, index, inside = (unit(y[rows] - centre).float() for rows in (queries, others, known))
     bases = _bases(source, target, options, y[sample])
     for size in INDEXES:
         if len(others) < 0.6 * size or (size > INDEXES[0] and len(others) < 0.8 * size):
             break
         size = min(size, len(others))
         found = _found(translated, native, index, size)
+        rest = index[: max(1, size - anchors)]
+        with_anchors = _found(translated, native, torch.cat([rest, inside]), anchors + len(rest))
+        found["mrr_with_anchors"] = with_anchors["mrr"]
         found["cosine"] = float((translated * native).sum(dim=1).mean())
+        found["plain_cosine"] = cosine(raw, y[queries])
         for kind, basis in bases.items():
             estimated = estimate(basis, size)
             yield {
@@ -189,7 +203,7 @@ def compare(cases: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     intervals that contain what was found.
     """
     figures = {}
-    for name in ("recall", "mrr", "cosine"):
+    for name in MEASURES:
         numbers = [each["measures"][name] for each in cases]
         figures[name] = {
             "estimated": mean(value for value, _, _, _ in numbers),
@@ -201,11 +215,13 @@ def compare(cases: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def by_data(rows: list[dict[str, Any]]) -> common.Table:
     """Estimated and found, and their mean absolute difference, without and with a sample."""
-    table = [["data", "index", "anchors", *TITLES]]
+    names = ("recall", "mrr", "mrr_with_anchors")
+    titles = [f"{MEASURES[name]}{kind}" for kind in ("", " with a sample") for name in names]
+    table = [["data", "index", "anchors", *titles]]
     for row in rows:
         cells = []
         for kind in ("none", "sample"):
-            for name in ("recall", "mrr"):
+            for name in names:
                 each = row[kind][name]
                 cells.append(
                     f"{each['estimated']:.3f} / {each['found']:.3f} ({each['absolute']:.3f})"
@@ -215,22 +231,29 @@ def by_data(rows: list[dict[str, Any]]) -> common.Table:
 
 
 def by_index(cases: list[dict[str, Any]]) -> common.Table:
-    """Mean absolute differences in all cases of an index, and how many intervals hold."""
-    table = [["index", *TITLES]]
-    for index in INDEXES:
-        row = [f"{index:,}"]
-        for sampled in (False, True):
-            some = [
-                each
-                for each in cases
-                if abs(each["index"] / index - 1) < 0.5 and bool(each["sample"]) == sampled
-            ]
-            for name in ("recall", "mrr"):
-                numbers = [each["measures"][name] for each in some]
-                held = sum(low <= found <= high for _, low, high, found in numbers)
-                apart = mean(abs(value - found) for value, _, _, found in numbers) if some else 0
-                row.append(f"{apart:.3f}, {held} of {len(numbers)}")
-        table.append(row)
+    """Mean absolute differences in all cases of an index, how many intervals hold, and their mean
+    width.
+    """
+    table = [["measure", "index", "difference", "inside", "width", "difference with a sample"]]
+    table[0] += ["inside", "width"]
+    for name, title in MEASURES.items():
+        for index in INDEXES:
+            row = [title, f"{index:,}"]
+            for sampled in (False, True):
+                numbers = [
+                    each["measures"][name]
+                    for each in cases
+                    if abs(each["index"] / index - 1) < 0.5 and bool(each["sample"]) == sampled
+                ]
+                if numbers:
+                    held = sum(low <= found <= high for _, low, high, found in numbers)
+                    row += [
+                        f"{mean(abs(value - found) for value, _, _, found in numbers):.3f}",
+                        f"{held} of {len(numbers)}",
+                        f"{mean(high - low for _, low, high, _ in numbers):.3f}",
+                    ]
+            if len(row) > 2:
+                table.append(row)
     return table
 
 

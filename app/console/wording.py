@@ -54,7 +54,12 @@ MEASURES_SHOWN: dict[str, tuple[str, str]] = {
     "recall": ("Recall", "share of a native query's nearest items that a translated query finds"),
     "recall_1": ("Same first result", "share of queries that find the same nearest item"),
     "mrr": ("Reciprocal rank", "mean reciprocal rank of the vector of the same item"),
-    "cosine": ("Cosine", "mean cosine to the item's own vector, after centring"),
+    "mrr_with_anchors": (
+        "Reciprocal rank with anchors",
+        "the same in an index that contains the anchors",
+    ),
+    "cosine": ("Centred cosine", "mean cosine to the item's own vector, less the anchors' mean"),
+    "plain_cosine": ("Plain cosine", "the same as a vector database computes it"),
     "jaccard_target": ("Shared neighbours", "Jaccard index of the neighbours among native vectors"),
     "jaccard_own": ("Kept neighbourhoods", "Jaccard index of the neighbours among themselves"),
 }

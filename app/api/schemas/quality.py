@@ -12,7 +12,7 @@ CentredCosine = Annotated[
     float,
     Field(
         description="Mean centred cosine to the item's own vector, -1 to 1: of both vectors less "
-        "the anchors' mean. The plain cosine, which a vector database returns, is usually higher."
+        "the anchors' mean. `plain_cosine` is usually higher."
     ),
 ]
 
@@ -23,6 +23,11 @@ class QualityOut(BaseModel):
     n: int = Field(description="Number of items measured.")
     k: int = Field(description="Number of neighbours for `recall` and both Jaccard indices.")
     cosine: CentredCosine
+    plain_cosine: float | None = Field(
+        None,
+        description="Mean cosine to the item's own vector without centring, as a vector database "
+        "computes it, -1 to 1. Null in reports from before it was measured.",
+    )
     mrr: float = Field(description="Mean reciprocal rank of the item's own vector, 0 to 1.")
     recall: float = Field(
         description="Mean share of the native query's `k` nearest items that are found, 0 to 1."
@@ -88,14 +93,18 @@ class EstimateOut(BaseModel):
     )
     index: int = Field(
         description="Number of items in the index that is searched. "
-        "All measures but the cosine depend on it."
+        "All measures but the cosines depend on it."
     )
     neighbours: int = Field(description="Number of neighbours for recall and the Jaccard indices.")
     measured: bool = Field(
         description="Whether recall was measured in an index of that size, of held-out anchors and "
         "the store's sample. If not, it is extrapolated."
     )
-    measures: dict[str, IntervalEstimateOut] = Field(description="Expected quality, by measure.")
+    measures: dict[str, IntervalEstimateOut] = Field(
+        description="Expected quality, by measure. `mrr` is for an index without the anchors, "
+        "`mrr_with_anchors` for one that contains them, as a store does that they were taken from: "
+        "a translation is nearest to the anchors it was fitted to."
+    )
 
 
 class ChanceComparisonOut(BaseModel):
@@ -176,8 +185,7 @@ class CandidateOut(BaseModel):
         description="Share of anchors whose nearest cluster of the target's anchors is the same."
     )
     score: float = Field(
-        description="What the candidates are compared by. "
-        "For `retrieval`, recall plus a weighted MRR."
+        description="What the candidates are compared by: for `retrieval`, recall."
     )
     error: float = Field(
         description="Standard error of the score's difference from the default method's score."

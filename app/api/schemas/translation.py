@@ -102,9 +102,17 @@ class MinQuality(Body):
     mrr: Share | None = Field(
         None, description="Mean reciprocal rank of the item's own vector, 0 to 1."
     )
+    mrr_with_anchors: Share | None = Field(
+        None, description="The same in an index that contains the anchors, 0 to 1."
+    )
     cosine: Share | None = Field(
         None,
         description="Mean cosine to the item's own vector after centring on the anchors' mean, "
+        "0 to 1.",
+    )
+    plain_cosine: Share | None = Field(
+        None,
+        description="Mean cosine to the item's own vector, as a vector database computes it, "
         "0 to 1.",
     )
     jaccard_target: Share | None = Field(

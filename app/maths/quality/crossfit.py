@@ -192,11 +192,9 @@ def held_out_quality(
     ]
     return HeldOutQuality(
         folds=len(parts),
-        translated=quality_in_parts(translations.translated - mean, target - mean, parts),
-        do_nothing=quality_in_parts(
-            do_nothing(source, target.shape[1]) - mean, target - mean, parts
-        ),
-        native=quality_in_parts(target - mean, target - mean, parts),
+        translated=quality_in_parts(translations.translated, target, parts, mean),
+        do_nothing=quality_in_parts(do_nothing(source, target.shape[1]), target, parts, mean),
+        native=quality_in_parts(target, target, parts, mean),
     )
 
 
@@ -204,17 +202,21 @@ def quality_in_parts(
     translated: Float64[Tensor, "k d"],
     native: Float64[Tensor, "k d"],
     parts: Sequence[Int64[Tensor, " _"]],
+    mean: Float64[Tensor, " d"],
 ) -> QualityWithIntervals:
-    """Quality of centred vectors (k, d) against native ones, each searched among the vectors of its
-    part only.
+    """Quality of vectors (k, d) against native ones, each searched among the vectors of its part
+    only.
 
     parts  the rows of each part, 2 or more
+    mean   (d,) both are centred on it
     Recall and Jaccards use the same number of neighbours in every part: 10, or half of the other
     rows in the smallest part.
     """
     smallest = min(map(len, parts))
     k = max(1, min(DEFAULT_NEIGHBOURS, (smallest - 1) // 2))
-    items = [item_metrics(translated[rows], native[rows], k) for rows in parts]
+    items = [
+        item_metrics(translated[rows] - mean, native[rows] - mean, k, mean=mean) for rows in parts
+    ]
     names = {
         field.name: "reciprocal_rank" if field.name == "mrr" else field.name
         for field in fields(Quality)[2:]

@@ -38,6 +38,7 @@ from app.maths.quality.metrics import (
     compare_results,
     cosine_blocks,
     jaccard,
+    row_cosines,
     search,
     shared_count,
     unit,
@@ -82,6 +83,7 @@ def evaluate(
     corpus: Float[Tensor, "m d"] | None = None,
     csls_neighbours: int | None = None,
     cosines: CosineBlockFunction = cosine_blocks,
+    mean: Float64[Tensor, " d"] | float = 0.0,
 ) -> dict[str, QueryEvaluation]:
     """Evaluate each kind of query (n, d) against the native vectors of the same n items; all
     centred on the target's anchors.
@@ -90,7 +92,8 @@ def evaluate(
     corpus           (m, d) the index; None: the native vectors, each item left out of its list of
                      neighbours
     csls_neighbours  in 1..min(n, m): also correct the cosines by this many neighbours; None: do not
-    cosines          computes the blocks of cosines; every cosine comes from it
+    cosines          computes the blocks of cosines; every cosine between two items comes from it
+    mean             (d,) what the vectors were centred on
 
     With a corpus, the metrics of `ItemMetrics` change: the rank is that of the row that the native
     query finds first; recall, recall_1 and jaccard_target compare the rows that both queries find
@@ -121,8 +124,8 @@ def evaluate(
                 search(blocks, k, own=own, targets=targets), native_results, len(index)
             )
         items = compare_results(
-            unit_queries,
-            truth,
+            (unit_queries * truth).sum(dim=1),
+            row_cosines(vectors + mean, native + mean),
             results=results,
             native_results=native_results,
             own=near,

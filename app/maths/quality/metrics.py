@@ -36,6 +36,7 @@ class Quality:
     n: int
     k: int
     cosine: float
+    plain_cosine: float
     mrr: float
     recall: float
     recall_1: float
@@ -48,7 +49,8 @@ class ItemMetrics:
     """The metrics of one translation for each of n items, each (n,). `Quality` has their means, at
     `k` neighbours.
 
-    cosine           cos(translated_i, native_i)
+    cosine           cos(translated_i, native_i) of the centred vectors
+    plain_cosine     the same before centring: what a vector database returns
     reciprocal_rank  1 / rank of native_i in the whole index
     recall           share of the native query's k items that the translated query finds too
     recall_1         1 where both find the same item first, else 0
@@ -62,6 +64,7 @@ class ItemMetrics:
 
     k: int
     cosine: Float64[Tensor, " n"]
+    plain_cosine: Float64[Tensor, " n"]
     reciprocal_rank: Float64[Tensor, " n"]
     recall: Float64[Tensor, " n"]
     recall_1: Float64[Tensor, " n"]
@@ -97,7 +100,12 @@ def unit(vectors: Float[Tensor, "n d"]) -> Float64[Tensor, "n d"]:
 
 def cosine(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> float:
     """Mean over the rows of cos(translated_i, native_i), in [-1, 1]."""
-    return float((unit(translated) * unit(native)).sum(dim=1).mean())
+    return float(row_cosines(translated, native).mean())
+
+
+def row_cosines(first: Float[Tensor, "n d"], second: Float[Tensor, "n d"]) -> Float64[Tensor, " n"]:
+    """cos(first_i, second_i) of each row, in [-1, 1]."""
+    return (unit(first) * unit(second)).sum(dim=1)
 
 
 def cosine_blocks(queries: Float64[Tensor, "n d"], index: Float64[Tensor, "m d"]) -> ScoreBlocks:
@@ -154,17 +162,23 @@ def jaccard(first: Int64[Tensor, "n k"], second: Int64[Tensor, "n k"]) -> Float6
 
 
 def item_metrics(
-    translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"], k: int | None = None
+    translated: Float[Tensor, "n d"],
+    native: Float[Tensor, "n d"],
+    k: int | None = None,
+    *,
+    mean: Float64[Tensor, " d"] | float = 0.0,
 ) -> ItemMetrics:
     """Every metric of every item, at k neighbours, at most n - 1; None: min(10, n - 1). Needs n >=
     2 and centred vectors.
+
+    mean  (d,) what they were centred on
     """
     k = min(DEFAULT_NEIGHBOURS, translated.shape[0] - 1) if k is None else k
     queries, truth = unit(translated), unit(native)
     native_results = search(cosine_blocks(truth, truth), k, own=True)
     return compare_results(
-        queries,
-        truth,
+        (queries * truth).sum(dim=1),
+        row_cosines(translated + mean, native + mean),
         results=search(cosine_blocks(queries, truth), k, own=True),
         native_results=native_results,
         own=search(cosine_blocks(queries, queries), k, own=True).near,
@@ -173,15 +187,15 @@ def item_metrics(
 
 
 def compare_results(
-    translated: Float64[Tensor, "n d"],
-    native: Float64[Tensor, "n d"],
+    cosine: Float64[Tensor, " n"],
+    plain_cosine: Float64[Tensor, " n"],
     *,
     results: SearchResult,
     native_results: SearchResult,
     own: Int64[Tensor, "n j"],
     native_own: Int64[Tensor, "n j"],
 ) -> ItemMetrics:
-    """The metrics of unit queries (n, d), from their search results.
+    """The metrics of n queries, from their cosines to their own items and their search results.
 
     results, native_results  results of the translated and of the native queries in one index
     own, native_own  (n, j) each query's neighbours among the queries of the same kind, without the
@@ -190,7 +204,8 @@ def compare_results(
     k = results.near.shape[1]
     return ItemMetrics(
         k=k,
-        cosine=(translated * native).sum(dim=1),
+        cosine=cosine,
+        plain_cosine=plain_cosine,
         reciprocal_rank=1.0 / results.ranks.double(),
         recall=shared_count(results.near, native_results.near).double() / k,
         recall_1=(results.near[:, 0] == native_results.near[:, 0]).double(),
@@ -205,6 +220,7 @@ def mean_quality(items: ItemMetrics) -> Quality:
         n=len(items.cosine),
         k=items.k,
         cosine=float(items.cosine.mean()),
+        plain_cosine=float(items.plain_cosine.mean()),
         mrr=float(items.reciprocal_rank.mean()),
         recall=float(items.recall.mean()),
         recall_1=float(items.recall_1.mean()),

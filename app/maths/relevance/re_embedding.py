@@ -44,8 +44,8 @@ from app.maths.quality.confidence import (
     standardise,
 )
 from app.maths.quality.crossfit import cut_into_folds
-from app.maths.quality.estimate import IntervalEstimate
 from app.maths.quality.index_curves import overlap_to_y, y_to_overlap
+from app.maths.quality.learning_curve import IntervalEstimate
 from app.maths.quality.metrics import (
     DEFAULT_NEIGHBOURS,
     bootstrap_interval,

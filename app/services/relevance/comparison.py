@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from torch import Tensor
 
 from app.errors import Conflict, InvalidRequest
-from app.maths.quality.estimate import IntervalEstimate
+from app.maths.quality.learning_curve import IntervalEstimate
 from app.maths.relevance.cloze import (
     FEWEST_TEXTS,
     MIN_WORDS,

@@ -316,6 +316,7 @@ def _measure(
         corpus=None if corpus is None else corpus.double() - mean,
         csls_neighbours=settings.csls_neighbours,
         cosines=cosines,
+        mean=mean,
     )
     return {kind: _describe_measures(measures[kind]) for kind in QUERY_KINDS}
 
@@ -324,8 +325,10 @@ def _describe_measures(measures: maths.QueryEvaluation) -> dict[str, Any]:
     """The means and their intervals, also by CSLS."""
     items, corrected = measures.items, measures.csls
     retrieval = ("recall", "recall_1", "jaccard_target")
-    plain = {"cosine": items.cosine, "mrr": items.reciprocal_rank, "jaccard_own": items.jaccard_own}
-    plain |= {name: getattr(items, name) for name in retrieval}
+    plain = {
+        name: getattr(items, name) for name in ("cosine", "plain_cosine", "jaccard_own", *retrieval)
+    }
+    plain["mrr"] = items.reciprocal_rank
     translation = {
         **asdict(metrics.mean_quality(items)),
         "intervals": _measure_intervals(plain),

@@ -14,15 +14,13 @@ from app.maths.quality.estimate import (
     DEFAULT_INDEX,
     SMALLEST_INDEX,
     EstimateBasis,
-    IntervalEstimate,
-    LearningCurve,
     estimate,
     estimate_basis,
-    learning_curve,
     more_partitions,
 )
 from app.maths.quality.evidence import Evidence, evidence
 from app.maths.quality.index_curves import IndexCurves, MeasuredCurve, measure_curves
+from app.maths.quality.learning_curve import IntervalEstimate, LearningCurve, learning_curve
 from app.services.anchors import made_pairs, spaces
 from app.services.anchors.samples import sample_of
 from app.services.context import Services
@@ -30,7 +28,7 @@ from app.services.translators import fit_anchors
 from app.storage import tables
 
 #: a report of another version is measured again
-REPORT_VERSION = 5
+REPORT_VERSION = 6
 
 #: numbers of items that every report estimates for, besides the store's
 USUAL_INDEXES = (1_000, 10_000, 100_000)
@@ -124,9 +122,11 @@ def estimate_for(report: Mapping[str, Any], index: int | None) -> dict[str, Any]
                 **curves,
                 "tail": tuple(curves["tail"]),
                 "curves": {name: MeasuredCurve(**each) for name, each in curves["curves"].items()},
+                "anchor_worth": tuple(curves["anchor_worth"]),
             }
         ),
         IntervalEstimate(*stored["cosine"]),
+        IntervalEstimate(*stored["plain_cosine"]),
         stored["gains"],
     )
     return _estimate_json(basis, index)

@@ -35,13 +35,17 @@ def test_held_out_quality_searches_translations_by_the_other_folds_among_their_o
         translator = fit("procrustes", fit_space(source[~held]), fit_space(target[~held]), options)
         expected.append(
             item_metrics(
-                apply(translator, source[held]).vectors.double() - mean, target[held] - mean, 3
+                apply(translator, source[held]).vectors.double() - mean,
+                target[held] - mean,
+                3,
+                mean=mean,
             )
         )
     found = cross_fit("procrustes", source, target, options)
     assert (found.translated.n, found.translated.k, found.translated.index) == (40, 3, 8.0)
     for name, of in (
         ("cosine", "cosine"),
+        ("plain_cosine", "plain_cosine"),
         ("mrr", "reciprocal_rank"),
         ("recall", "recall"),
         ("jaccard_own", "jaccard_own"),

@@ -14,11 +14,11 @@ from app.maths.quality.estimate import (
     EstimateBasis,
     estimate,
     estimate_basis,
-    learning_curve,
     more_partitions,
 )
 from app.maths.quality.index_curves import MRR_PRIOR, RECALL_PRIOR, measure_curves
-from app.maths.quality.metrics import item_metrics
+from app.maths.quality.learning_curve import learning_curve
+from app.maths.quality.metrics import item_metrics, unit
 from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import apply
 
@@ -76,7 +76,8 @@ def test_a_estimate_falls_with_the_index_except_for_the_cosine(anchors):
         values = [each.measures[name].value for each in estimates]
         assert values == sorted(values, reverse=True), name
         assert values[-1] < 0.5 * values[0]
-    assert len({each.measures["cosine"] for each in estimates}) == 1
+    for name in ("cosine", "plain_cosine"):
+        assert len({each.measures[name] for each in estimates}) == 1
     for each in estimates:
         assert all(0 <= m.low <= m.value <= m.high <= 1 for m in each.measures.values())
 
@@ -111,6 +112,27 @@ def test_a_sample_of_as_many_vectors_measures_the_estimate():
         each = with_sample.measures[name]
         assert each.value == pytest.approx(true[name], abs=0.03)
         assert each.low <= true[name] <= each.high
+
+
+@pytest.mark.parametrize("anchors", [100, 300])
+def test_the_estimate_with_anchors_holds_in_an_index_of_which_a_third_are_anchors(anchors):
+    x, y = cloud(0, anchors)
+    mean, (queries, natives) = y.mean(dim=0), cloud(77, 2 * anchors)
+    fitted = fit("graded", fit_space(x), fit_space(y), resolve("graded", {}, anchors=anchors))
+    translated = unit(apply(fitted, queries).vectors.double() - mean)
+    index = unit(torch.cat([natives, y]) - mean)
+    scores = translated @ index.T
+    own = scores.diagonal()[:, None]
+    true = float((1.0 / (scores >= own).sum(dim=1)).mean())
+    without = float((1.0 / (scores[:, : 2 * anchors] >= own).sum(dim=1)).mean())
+    made = estimate(basis_of(anchors, sample=940), 3 * anchors).measures
+    assert true < without
+    assert made["mrr_with_anchors"].low <= true <= made["mrr_with_anchors"].high
+    assert made["mrr_with_anchors"].value == pytest.approx(true, abs=0.06)
+    assert made["mrr_with_anchors"].value <= made["mrr"].value
+    plain = unit(apply(fitted, queries).vectors.double()), unit(natives)
+    cosine = float((plain[0] * plain[1]).sum(dim=1).mean())
+    assert made["plain_cosine"].low <= cosine <= made["plain_cosine"].high
 
 
 def test_anchors_in_a_sample_are_not_searched():

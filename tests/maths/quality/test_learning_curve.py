@@ -14,9 +14,9 @@ from torch import Tensor
 from app.demo.pack import load_pack
 from app.errors import InvalidOption, OutOfRange
 from app.maths.geometry.space import fit_space
-from app.maths.quality import estimate as learning
+from app.maths.quality import learning_curve as learning
 from app.maths.quality.crossfit import cut_into_folds
-from app.maths.quality.estimate import (
+from app.maths.quality.learning_curve import (
     ALTERNATIVE_EXPONENTS,
     EXPONENTS,
     FIT_SHARES,

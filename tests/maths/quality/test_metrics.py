@@ -80,6 +80,9 @@ def test_the_numbers_of_the_items_have_the_means_that_are_reported(seed, n, nois
     translated = native + noise * normal(seed + 1, n, 5)
     k = min(10, n - 1)
     items, found = item_metrics(translated, native), measure(translated, native)
+    mean = normal(seed + 2, 1, 5)[0]
+    plain = item_metrics(translated, native, mean=mean).plain_cosine
+    assert float(plain.mean()) == pytest.approx(cosine(translated + mean, native + mean))
     assert (items.k, found.k, found.n) == (k, k, n)
     for one, other in (
         (found.cosine, cosine(translated, native)),
