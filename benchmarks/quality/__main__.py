@@ -1,6 +1,6 @@
 """How good are translations, and how do peers compare?
 
-    python -m benchmarks.quality          # everything: an hour on 2 cores
+    python -m benchmarks.quality          # everything: half an hour on 2 cores
     python -m benchmarks.quality --quick  # one seed, few pairs; writes quality-quick.json
 
 Writes benchmarks/results/quality.json.
@@ -28,13 +28,12 @@ from benchmarks.common import RESULTS, parser, rounded, show, write
 from benchmarks.quality import compare, data, table
 from benchmarks.quality.compare import AUTO, FIXED, Cell
 
-SEEDS = 5
-#: fewer draws where five of all pairs take hours
+SEEDS = 2
+#: fewer draws where two of all pairs take hours
 FEWER = {
     ("text-embeddings", 50): 1,
     ("text-embeddings", 100): 1,
     ("text-embeddings", 180): 1,
-    ("cifar10", 1000): 2,
 }
 
 Found = dict[tuple[int, tuple[str, str]], Cell]

@@ -30,6 +30,7 @@ FIXED: dict[str, tuple[str, methods.Options]] = {
     "ridge": ("ridge", {}),
     "toward-procrustes, lambda 100": ("toward-procrustes", {"ridge": 100.0}),
     "canonical": ("canonical", {}),
+    "kernel": ("kernel", {}),
 }
 
 #: what neither shuffles nor prunes, and so is quick enough for every seed

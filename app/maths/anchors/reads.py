@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from app.maths.geometry.space import fit_space
-from app.maths.quality.candidates import DEFAULT_CANDIDATE
+from app.maths.quality.candidates import LINEAR_DEFAULT
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 
@@ -42,13 +42,13 @@ def held_out_cosine(
     held_source: Float[Tensor, "n dx"],
     held_target: Float[Tensor, "n dy"],
 ) -> float:
-    """The mean cosine of translations with native vectors (n,), by the default fit of k anchors.
+    """The mean cosine of translations with native vectors (n,), by a linear fit of k anchors.
 
     All in the encoders' own units. Raises DegenerateAnchors for anchors that are all equal.
     """
-    usual = DEFAULT_CANDIDATE["retrieval"]
-    options = methods.resolve(usual.method, usual.options, anchors=len(source))
+    method, given = LINEAR_DEFAULT
+    options = methods.resolve(method, given, anchors=len(source))
     spaces = fit_space(source), fit_space(target)
-    translated = apply(methods.fit(usual.method, *spaces, options), held_source.float()).vectors
+    translated = apply(methods.fit(method, *spaces, options), held_source.float()).vectors
     native = held_target.double()
     return float(torch.nn.functional.cosine_similarity(translated.double(), native).mean())

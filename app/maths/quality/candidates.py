@@ -65,21 +65,31 @@ def _candidates() -> tuple[Candidate, ...]:
 #: benchmarks/quality; `ridge`, which is graded at (1, 0).
 LINEAR_CANDIDATES = _candidates()
 
-#: Powers of the map that is not linear. The comparison, whose index is small, would prefer lower
-#: ones for retrieval than a larger index does.
+#: Powers of the map that is not linear.
 KERNEL_POWERS: dict[Preference, tuple[float, ...]] = {
-    "retrieval": (0.125, 0.25),
+    "retrieval": (0.25,),
     "cosine": (0.0,),
     "classification": (0.125, 0.25),
 }
 
-#: Chosen unless another candidate is clearly better, and where the anchors are too few to hold any
-#: out.
-DEFAULT_CANDIDATE: dict[Preference, Candidate] = {
-    "retrieval": Candidate("graded", {"decode_power": 0.25, "ridge": None}),
-    "cosine": Candidate("graded", {"decode_power": 0.0, "ridge": None}),
-    "classification": Candidate("graded", {"decode_power": 0.25, "ridge": None}),
-}
+#: The default linear fit: of few anchors, and where a fit must be cheap.
+LINEAR_DEFAULT = Candidate("graded", {"decode_power": 0.25, "ridge": None})
+
+#: Anchors from which the default for retrieval is a kernel.
+KERNEL_ANCHORS = 100
+
+
+def default_candidate(prefer: Preference, anchors: int) -> Candidate:
+    """The candidate that stays unless another is clearly better, and where the anchors are too few
+    to hold any out.
+    """
+    if prefer == "retrieval" and anchors >= KERNEL_ANCHORS:
+        return Candidate("kernel", {"decode_power": 0.25})
+    return (
+        Candidate("graded", {"decode_power": 0.0, "ridge": None})
+        if prefer == "cosine"
+        else LINEAR_DEFAULT
+    )
 
 
 def candidates_for(prefer: Preference) -> tuple[Candidate, ...]:

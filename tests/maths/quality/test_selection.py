@@ -10,18 +10,20 @@ from app.demo.pack import load_pack
 from app.maths.geometry.space import fit_space
 from app.maths.quality import selection
 from app.maths.quality.candidates import (
-    DEFAULT_CANDIDATE,
+    KERNEL_ANCHORS,
+    KERNEL_POWERS,
     LINEAR_CANDIDATES,
     Candidate,
     candidates_for,
     decode_power,
     decoder_options,
+    default_candidate,
 )
 from app.maths.quality.crossfit import FEWEST_DISTINCT, cut_into_folds, hold_out
 from app.maths.quality.selection import (
     DECISIVE_ERRORS,
+    LEAST_LEAD,
     MAX_SELECTION_ANCHORS,
-    MRR_WEIGHT,
     Choice,
     choose_method,
 )
@@ -29,7 +31,7 @@ from app.maths.translators import methods
 from research.definitions import measure
 from tests.maths.clouds import normal
 
-USES = list(DEFAULT_CANDIDATE)
+USES = list(KERNEL_POWERS)
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +62,8 @@ def test_the_numbers_of_each_candidate_are_those_of_its_held_out_translations(re
     picked = [
         *LINEAR_CANDIDATES[::9],
         Candidate("procrustes", {}),
-        DEFAULT_CANDIDATE["retrieval"],
-        DEFAULT_CANDIDATE["cosine"],
-        *candidates_for("retrieval")[-2:],
+        default_candidate("retrieval", KERNEL_ANCHORS),
+        default_candidate("cosine", KERNEL_ANCHORS),
     ]
     for scored in choose_method(source, target, candidates=picked).candidates:
         options = methods.resolve(scored.method, scored.options, anchors=len(source))
@@ -81,13 +82,13 @@ def test_the_numbers_of_each_candidate_are_those_of_its_held_out_translations(re
 def test_the_choice_is_the_default_or_better_beyond_its_error(use):
     for noise in (0.0, 0.3, 3.0):
         choice = choose_method(*related(120, noise), prefer=use)
-        usual = DEFAULT_CANDIDATE[use]
+        usual = default_candidate(use, 120)
         scores = choice.candidates
         kept = next(
             each for each in scores if (each.method, each.options) == (usual.method, usual.options)
         )
         best = scores[0]
-        told = best.score - kept.score > DECISIVE_ERRORS * best.error
+        told = best.score - kept.score > max(LEAST_LEAD[use], DECISIVE_ERRORS * best.error)
         expected = best if told else kept
         assert (choice.method, choice.options) == (
             expected.method,
@@ -96,17 +97,27 @@ def test_the_choice_is_the_default_or_better_beyond_its_error(use):
         assert choice.reason.startswith("the best method" if told else "the usual method")
 
 
-def test_the_score_of_retrieval_weighs_mrr_less_the_more_anchors_there_are(real, choice_for_real):
-    few = choose_method(real[0][:60], real[1][:60])
-    for count, choice in ((60, few), (200, choice_for_real)):
-        for each in choice.candidates:
-            assert each.score == pytest.approx(
-                each.recall + MRR_WEIGHT / count * each.mrr, abs=1e-6
-            )
+def test_retrieval_is_a_kernel_unless_a_linear_map_finds_far_more_neighbours():
+    choice = choose_method(*related(300, 1.0))
+    by_method = {each.method: each for each in reversed(choice.candidates)}
+    assert 0 < by_method["graded"].score - by_method["kernel"].score < LEAST_LEAD["retrieval"]
+    assert choice.method == "kernel"
+    assert choice.reason == "the usual method: no other is clearly better"
+    versions = choose_method(*related(KERNEL_ANCHORS, 0.0))
+    assert versions.method == "graded"
+    assert versions.reason == "the best method, clearly better than the usual one"
+
+
+def test_few_anchors_are_no_kernel(real):
+    few = choose_method(*(side[: KERNEL_ANCHORS - 1] for side in real))
+    assert few.method == "graded"
 
 
 def test_the_preference_decides_the_measure(real, choice_for_real):
     every = candidates_for("retrieval")
+    assert choice_for_real.candidates[0].recall == max(
+        each.recall for each in choice_for_real.candidates
+    )
     best = {
         use: choose_method(*real, prefer=use, candidates=every).candidates[0]
         for use in ("cosine", "classification")
@@ -182,16 +193,16 @@ def test_a_kernel_that_few_anchors_do_not_show_is_chosen_with_all_of_them(monkey
     assert compare_at_full_size(monkeypatch, few, 30).method == "graded"
     found = compare_at_full_size(monkeypatch, anchors, 30)
     assert (found.method, found.folds) == ("kernel", 5)
-    assert found.reason.startswith("a kernel, more than")
+    assert found.reason.startswith("a kernel, clearly better")
     assert found.options == methods.resolve("kernel", {"decode_power": 0.0}, anchors=1200)
     held = found.found["cosine"]
     assert held > 1.1 * max(each.cosine for each in found.candidates if each.method == "graded")
 
 
 def test_every_default_is_a_candidate_that_does_not_depend_on_the_pair():
-    for prefer, usual in DEFAULT_CANDIDATE.items():
-        assert usual in candidates_for(prefer)
-        assert usual.method == "graded"
+    for prefer in USES:
+        for anchors in (KERNEL_ANCHORS - 1, KERNEL_ANCHORS):
+            assert default_candidate(prefer, anchors) in candidates_for(prefer)
 
 
 @pytest.mark.parametrize(
