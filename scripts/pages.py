@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,77 +144,23 @@ def _value(parameter: Any) -> str:
     )
 
 
-#: the columns of the demo's table in demo.json, and their titles
-DEMO_COLUMNS = {
-    "plain_cosine": "plain cosine",
-    "plain_recall": "plain recall@10",
-    "cosine": "centred cosine",
-    "recall": "centred recall@10",
-    "mrr": "centred MRR",
-}
-#: the rows of the README's table, and what the README calls them
-README_ROWS = {
-    "do nothing": "do nothing",
-    "irp": "irp (Maiorca et al. 2024)",
-    "procrustes": "procrustes",
-    "auto": "auto (default)",
-}
-
-
 def demo() -> str:
-    """The demo's table: the means over all pairs."""
-    return _demo_table({name: name for name in _demo()["mean"]})
+    """The demo's table."""
+    from app.demo.run import OPTIONS, gain
 
-
-def readme_demo() -> str:
-    """The README's part of the demo's table."""
-    return _demo_table(README_ROWS)
-
-
-def _demo_table(names: Mapping[str, str]) -> str:
-    mean = _demo()["mean"]
-    rows = [
-        [title, *(f"{mean[name][key]:.3f}" for key in DEMO_COLUMNS)]
-        for name, title in names.items()
-    ]
-    return table([["method", *DEMO_COLUMNS.values()], *rows])
-
-
-def demo_words() -> str:
-    """The demo's other numbers, in sentences."""
-    report = _demo()
-    farthest = {
-        name: max(
-            abs(row[f"estimated_{name}"] - row[f"measured_{name}"]) for row in report["estimates"]
-        )
-        for name in ("recall", "cosine")
-    }
-    heads = report["heads"]
-    least, most = (limit(row["stitched"] for row in heads) for limit in (min, max))
-    native = sorted(row["native"] for row in heads)
-    return (
-        "The service estimates a quality from the anchors alone: "
-        "every anchor is translated by a fit that never saw it.\n"
-        f"In the six pairs, the measured recall is within {farthest['recall']:.3f} of the "
-        "estimate, "
-        f"and the measured cosine within {farthest['cosine']:.3f}.\n"
-        "A classifier trained on one encoder and used with another is right "
-        f"for {least:.2f} to {most:.2f} of the sentences; "
-        f"with its own encoder it is right for {native[0]:.2f} to {native[-1]:.2f}, "
-        f"and without translation for at most {max(row['untranslated'] for row in heads):.2f}."
-    )
-
-
-def _demo() -> dict[str, Any]:
-    return json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    report = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text(encoding="utf-8"))
+    rows = [["search", "needs", "nDCG@10", "gain (95 %)"]]
+    for name, (words, needs) in OPTIONS.items():
+        found = report["results"][name]
+        rows.append([words, needs, f"{found['ndcg_10']:.3f}", gain(found)])
+    return table(rows)
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "commands": commands,
     "demo": demo,
-    "demo-words": demo_words,
-    "readme-demo": readme_demo,
+    "readme-demo": demo,
 }
 PAGES = (
     "README.md",

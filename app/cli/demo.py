@@ -17,36 +17,17 @@ def demo(
     ] = None,
     sentence: Annotated[
         str,
-        typer.Option(
-            help="A sentence to encode with all-MiniLM-L6-v2 and to find in the index of another "
-            "encoder."
-        ),
+        typer.Option(help="A question to search the old index for with the new model."),
     ] = SENTENCE,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            help="A running service without the names that the demo uses; default: the demo starts "
-            "one.",
-            show_default=False,
-        ),
-    ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            envvar="ANCHORAGE_API_KEY",
-            help="An API key of that service, with the scope write.",
-            show_default=False,
-        ),
-    ] = None,
 ) -> None:
-    """Translate 1,810 real sentences between three encoders over HTTP, and report the quality.
+    """Search an index of a retired model with a new one over HTTP, and measure on judged queries.
 
-    It takes less than a minute and needs no network.
+    It takes about a minute and needs no network.
     """
     from app.demo import run
 
     try:
-        run.demo(out=out, json_path=json, sentence=sentence, url=url, key=key)
+        run.demo(out=out, json_path=json, sentence=sentence)
     except DemoError as error:
         typer.secho(f"the demo stopped: {error}", fg="red", err=True)
         raise typer.Exit(1) from None

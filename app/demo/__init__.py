@@ -1,6 +1,6 @@
-"""`anchorage demo`: translates real sentences over HTTP, with vectors from the package."""
+"""`anchorage demo`: searches an index whose model is retired, with vectors from the package."""
 
-SENTENCE = "Somebody took my wallet, how do I stop my card?"
+SENTENCE = "how to get new card after atm eats it"
 
 
 class DemoError(Exception):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,11 @@ START_TIMEOUT_S = 120
 
 
 @contextmanager
-def server(data_dir: Path) -> Iterator[Client]:
-    """Run `anchorage serve` with `data_dir` on a free port, and stop it at the end."""
+def server(data_dir: Path, stores: Mapping[str, str]) -> Iterator[Client]:
+    """Run `anchorage serve` with `data_dir` on a free port, and stop it at the end.
+
+    stores  the addresses that it may open, by name
+    """
     port = free_port()
     data_dir.mkdir(parents=True, exist_ok=True)
     log = data_dir / "server.log"
@@ -48,6 +52,7 @@ def server(data_dir: Path) -> Iterator[Client]:
         name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")
     }
     environment["ANCHORAGE_THREADS"] = str(DEMO_THREADS)
+    environment["ANCHORAGE_STORES"] = json.dumps(dict(stores))
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 -- a fixed command
             command, stdout=output, stderr=subprocess.STDOUT, env=environment
@@ -61,18 +66,6 @@ def server(data_dir: Path) -> Iterator[Client]:
     finally:
         process.terminate()
         process.wait(timeout=30)
-
-
-@contextmanager
-def connect(url: str, key: str | None) -> Iterator[Client]:
-    """Connect to a running service. Raises DemoError if it does not answer."""
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    with httpx2.Client(base_url=url, timeout=120, trust_env=False, headers=headers) as http:
-        try:
-            http.get("/livez").raise_for_status()
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise DemoError(f"No service answers at {url}: {error}") from None
-        yield Client(http)
 
 
 def free_port() -> int:
@@ -106,33 +99,32 @@ class Client:
         self.url = str(http.base_url)
 
     def post(self, path: str, **body: Any) -> dict[str, Any]:
-        return self.make("POST", path, body)
+        """Return the answer, or the result of the job that it became.
 
-    def make(
-        self, method: str, path: str, body: dict[str, Any], *, existing: str | None = None
-    ) -> dict[str, Any]:
-        """Create a resource and return it.
-
-        If an earlier demo has created it, return the one at the path `existing`. Raises DemoError
-        with the problem's detail.
+        Raises DemoError with the problem's detail.
         """
-        answer = self.http.request(method, path, json=body)
-        if (
-            existing is not None
-            and answer.status_code == 409
-            and answer.json()["code"] in ("name-taken", "embeddings-exist")
-        ):
-            answer = self.http.get(existing)
+        answer = self._read(self.http.post(path, json=body))
+        while answer.get("state") in ("queued", "running"):
+            time.sleep(0.2)
+            answer = self._read(self.http.get(f"/jobs/{answer['id']}"))
+        if "state" not in answer:
+            return answer
+        if answer["state"] != "succeeded":
+            raise DemoError(f"POST {path}: {answer['error']}")
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    def _read(self, answer: httpx2.Response) -> dict[str, Any]:
         if answer.is_error:
-            raise DemoError(f"{method} {path}: {answer.status_code} {answer.text}")
+            raise DemoError(f"{answer.request.url.path}: {answer.status_code} {answer.text}")
         return answer.json()  # type: ignore[no-any-return]
 
 
 def to_wire(vectors: Tensor) -> dict[str, Any]:
-    """Return a tensor as the API's base64 object."""
-    array = np.ascontiguousarray(vectors.numpy(), dtype="<f4")
+    """Return a tensor as the API's base64 object, in float16, like the pack."""
+    array = np.ascontiguousarray(vectors.numpy(), dtype="<f2")
     return {
-        "dtype": "float32",
+        "dtype": "float16",
         "shape": list(array.shape),
         "base64": base64.b64encode(array.data).decode(),
     }

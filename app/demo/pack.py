@@ -1,4 +1,4 @@
-"""The data pack: real sentences, their intents, and their embeddings by three encoders."""
+"""The data pack: real sentences, their intents, and their embeddings by four encoders."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-#: the first rows are anchors, the next train heads, and all others are for tests
+#: the first rows are anchors, the last are queries, and the others are the demo's index
 ANCHOR_COUNT = 500
-TRAINING_COUNT = 1_000
+QUERY_COUNT = 300
+
+#: made the vectors of the demo's index
+OLD_MODEL = "Universal Sentence Encoder (multilingual, 2019)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,18 +25,24 @@ class Pack:
     sentences  (n)
     classes    names of the intents
     labels     (n,) index of each sentence's intent in `classes`
-    vectors    encoder name -> (n, d) float32
+    vectors    encoder name -> (n, d) float32, all-MiniLM-L6-v2 and two small students of it
+    old        (n, 512) by OLD_MODEL, which learned from none of them
     """
 
     sentences: list[str]
     classes: list[str]
     labels: Tensor
     vectors: dict[str, Tensor]
+    old: Tensor
 
     anchors = slice(0, ANCHOR_COUNT)
-    rest = slice(ANCHOR_COUNT, None)
-    train = slice(ANCHOR_COUNT, ANCHOR_COUNT + TRAINING_COUNT)
-    test = slice(ANCHOR_COUNT + TRAINING_COUNT, None)
+    index = slice(ANCHOR_COUNT, -QUERY_COUNT)
+    queries = slice(-QUERY_COUNT, None)
+
+    @property
+    def new(self) -> Tensor:
+        """(n, 384) by all-MiniLM-L6-v2."""
+        return self.vectors["minilm6-384"]
 
 
 def load_pack() -> Pack:
@@ -47,4 +56,5 @@ def load_pack() -> Pack:
         classes=classes,
         labels=torch.tensor([classes.index(intent) for intent in text["intents"]]),
         vectors={name: tensor.float() for name, tensor in sorted(vectors.items())},
+        old=load((folder / "old.safetensors").read_bytes())["use-512"].float(),
     )

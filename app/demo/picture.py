@@ -68,7 +68,7 @@ def draw_map(
                 zorder=3,
                 label=name if colour == 0 else None,
             )
-        panel.set_title(f"source vectors {name}")
+        panel.set_title(f"old vectors {name}")
         panel.legend(loc="lower left", frameon=False)
         panel.set_aspect("equal")
     figure.suptitle(f"{title}: colour is the intent, a line joins the two vectors of one sentence")
@@ -76,22 +76,22 @@ def draw_map(
     figure.savefig(path, dpi=110)
 
 
-def draw_translations(
-    pack: Pack, translations: dict[tuple[str, str], Tensor], path: Path, console: Console
-) -> None:
-    """Draw the picture if matplotlib is installed."""
+def draw_translations(pack: Pack, translated: Tensor, path: Path, console: Console) -> None:
+    """Draw the picture if matplotlib is installed.
+
+    translated  (n, d) the index in the new model's space
+    """
     if find_spec("matplotlib") is None:
         console.print("No picture. For one, run: pip install 'anchorage-server\\[demo]'")
         return
-    source, target = "minilm6-384", "static-256"
-    mean = pack.vectors[target][pack.anchors].mean(dim=0)
-    native = pack.vectors[target][pack.rest] - mean
+    mean = pack.new[pack.anchors].mean(dim=0)
+    native = pack.new[pack.index] - mean
     draw_map(
         path,
         native=native,
-        translated=translations[source, target] - mean,
-        untranslated=metrics.do_nothing(pack.vectors[source][pack.rest], native.shape[1]) - mean,
-        labels=pack.labels[pack.rest],
-        title=f"{source} in the space of {target}",
+        translated=translated - mean,
+        untranslated=metrics.do_nothing(pack.old[pack.index], native.shape[1]) - mean,
+        labels=pack.labels[pack.index],
+        title="The old index in the space of the new model",
     )
-    console.print(f"Native and translated vectors in one map: {path}")
+    console.print(f"The old index in the space of the new model: {path}")

@@ -9,10 +9,13 @@ from typing import Any
 
 import httpx2
 import numpy as np
+import psycopg
 import torch
+from pgvector.psycopg import register_vector
 from safetensors.torch import save_file
 
 from app.demo.pack import load_pack
+from tests.pgvector_server import pgvector_server_of_process
 
 DRAW = np.random.default_rng(0)
 TEXTS = [f"{verb} my {thing}" for verb in ("I lost", "Close") for thing in ("card", "account")]
@@ -125,7 +128,21 @@ def folders(http: httpx2.Client, folder: Path) -> None:
             np.save(folder / name / f"part-{number}.npy", rows.numpy())
 
 
+def questions(http: httpx2.Client, folder: Path) -> None:
+    """The reader's table: questions with vectors of a model that does not run any more."""
+    pack = load_pack()
+    with psycopg.connect(pgvector_server_of_process().url, autocommit=True) as connection:
+        register_vector(connection)
+        connection.execute("DROP TABLE IF EXISTS questions")
+        connection.execute(
+            "CREATE TABLE questions (id int PRIMARY KEY, body text, embedding vector(512))"
+        )
+        for id_, row in enumerate(zip(pack.sentences[:60], pack.old[:60].numpy(), strict=True)):
+            connection.execute("INSERT INTO questions VALUES (%s, %s, %s)", (id_, *row))
+
+
 SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
+    "README.md": questions,
     "clients/python/README.md": folders,
     "docs/how-to/clients.md#command-line": folders,
     "docs/explanation/anchors.md": tutorial,

@@ -26,6 +26,7 @@ import yaml
 from sybil import Document, Example
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
+from anchorage_client import Client
 from tests.api.docs_setup import SETUP
 from tests.pgvector_server import pgvector_server_of_process
 
@@ -194,7 +195,7 @@ def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
                 example.evaluate()
     finally:
         for value in document.namespace.values():
-            if isinstance(value, httpx2.Client | psycopg.Connection):
+            if isinstance(value, httpx2.Client | psycopg.Connection | Client):
                 value.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from app.demo import SENTENCE
 from app.demo.pack import load_pack
 
 
@@ -14,3 +15,6 @@ def test_the_pack_is_what_its_readme_says() -> None:
         "minilm6-384": (2310, 384),
         "static-256": (2310, 256),
     }
+    assert pack.old.shape == (2310, 512)
+    assert len(pack.sentences[pack.index]) == 1510
+    assert SENTENCE in pack.sentences[pack.queries]

@@ -24,7 +24,8 @@ from app.storage.queries.native_vectors import StoreRowId
 from app.stores.base import Store
 from app.types import JobKind
 
-#: anchors, unless a request says otherwise: cascades by 300 are often no better than the old encoder
+#: anchors, unless a request says otherwise: cascades by 300 are often no better than keeping the
+#: old encoder
 USUAL_SIZE = 1_000
 
 #: rows that are read for each anchor, because some have no text

@@ -82,7 +82,8 @@ class NewAnchorSet(ItemsBody):
         None, description="Store with a `text_field`, whose rows become the anchors."
     )
     size: Annotated[int, Field(ge=2, le=MAX_STORE_ANCHORS)] | None = Field(
-        None, description="Anchors from the store, 2 to 16,384. Default: 1,000, or as many as it has."
+        None,
+        description="Anchors from the store, 2 to 16,384. Default: 1,000, or as many as it has.",
     )
 
 
