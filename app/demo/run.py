@@ -80,8 +80,10 @@ def demo(*, out: Path, json_path: Path | None, sentence: str) -> None:
         json_path.write_text(json.dumps({"about": about, **report}, indent=1) + "\n")
 
 
-def write_store(folder: Path, pack: Pack) -> None:
+def write_store(folder: Path, pack: Pack, *, rows: int | None = None) -> None:
     """Write the index as a program of the user's would: texts, and vectors by the old model.
+
+    rows  the first of the index; None: all
 
     Raises DemoError without LanceDB.
     """
@@ -89,13 +91,12 @@ def write_store(folder: Path, pack: Pack) -> None:
         import lancedb
     except ImportError:
         raise DemoError("It needs LanceDB: pip install 'anchorage-server[demo]'") from None
-    rows = [
-        {"id": id_, "text": text, "vector": vector}
-        for id_, (text, vector) in enumerate(
-            zip(pack.sentences[pack.index], pack.old[pack.index].tolist(), strict=True)
-        )
+    pairs = zip(pack.sentences[pack.index][:rows], pack.old[pack.index][:rows], strict=True)
+    table = [
+        {"id": id_, "text": text, "vector": vector.tolist()}
+        for id_, (text, vector) in enumerate(pairs)
     ]
-    lancedb.connect(str(folder)).create_table(COLLECTION, rows)
+    lancedb.connect(str(folder)).create_table(COLLECTION, table)
 
 
 def connect_store(client: Client, pack: Pack, console: Console) -> None:

@@ -65,8 +65,14 @@ def test_a_pair_a_store_and_its_migration_by_scripts(tmp_path: Path):
     assert call(tmp_path, "db", "upgrade")["key"] is None
     pair = call(
         tmp_path,
-        *("quickstart", "--old", str(tmp_path / "old.npy"), "--new", str(tmp_path / "new.npy")),
-        *("--items", "1000", "--old-encoder-runs", "--no-texts-exist", "--name", "faq"),
+        *(
+            "quickstart",
+            "--source",
+            str(tmp_path / "old.npy"),
+            "--target",
+            str(tmp_path / "new.npy"),
+        ),
+        *("--items", "1000", "--old-encoder-runs", "--no-texts-exist", "--anchor-set", "faq"),
     )
     assert (pair["source"], pair["target"], pair["anchors"]) == ("old", "new", 120)
     made = call(tmp_path, "keys", "create", "--name", "script", "--scope", "write")

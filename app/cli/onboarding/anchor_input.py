@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 MAX_ANCHORS = 5_000
 
 #: rows of a store that become anchors
-STORE_ANCHORS = 2_000
+STORE_ANCHORS = 1_000
+
+#: of English, by most tokenizers
+CHARACTERS_PER_TOKEN = 4
 
 #: rows of a Parquet file that are read at a time
 ROWS_READ_AT_ONCE = 8_192
@@ -106,13 +110,26 @@ def spread(rows: NDArray[np.float32], most: int) -> Tensor:
     return torch.from_numpy(rows[chosen])
 
 
-def read_store(
-    services: Services, project: str, store_name: str, encoder_name: str
-) -> tuple[str, int, dict[str, Tensor]]:
-    """Return a store's encoder, its number of rows, and sampled rows by both encoders.
+@dataclass(frozen=True, eq=False)
+class StoreSample:
+    """Sampled rows of a store by both encoders.
 
-    The new encoder encodes the texts of the rows. Raises AnchorageError, and typer.BadParameter if
-    no row has a text.
+    source          the store's encoder
+    rows            of the store
+    tokens_per_row  a quarter of the characters of a text
+    anchors         (k, d) by encoder
+    """
+
+    source: str
+    rows: int
+    tokens_per_row: float
+    anchors: dict[str, Tensor]
+
+
+def read_store(services: Services, project: str, store_name: str, encoder_name: str) -> StoreSample:
+    """Read rows of a store, and encode their texts with the new encoder.
+
+    Raises AnchorageError, and typer.BadParameter if no row has a text.
     """
     from app.services.stores.stores import find_store
 
@@ -122,17 +139,19 @@ def read_store(
     facts = services.stores.wait(row, lambda store: store.facts())
     page = services.stores.wait(row, lambda store: store.sample(STORE_ANCHORS))
     try:
-        texts = services.stores.wait(row, lambda store: store.texts(page.ids))
+        found = services.stores.wait(row, lambda store: store.texts(page.ids))
     except AnchorageError as error:
         raise typer.BadParameter(
             f"{error.detail} Connect the store with --text-field, so that {encoder_name} can "
             "encode its texts."
         ) from None
-    kept = [number for number, text in enumerate(texts) if text]
+    kept = [number for number, text in enumerate(found) if text]
     if not kept:
         raise typer.BadParameter(f"No sampled row of {store_name} has a text.")
-    made = encode(
-        services, RequestContext(project), encoder, [texts[number] or "" for number in kept]
-    )
+    texts = [found[number] or "" for number in kept]
+    typer.echo(f"{encoder_name} encodes {len(texts):,} texts of {facts.rows:,} rows.", err=True)
+    made = encode(services, RequestContext(project), encoder, texts)
     old = torch.from_numpy(np.asarray(page.vectors, np.float32)[kept])
-    return row.encoder.name, facts.rows, {row.encoder.name: old, encoder_name: made.vectors}
+    tokens = sum(map(len, texts)) / len(texts) / CHARACTERS_PER_TOKEN
+    anchors = {row.encoder.name: old, encoder_name: made.vectors}
+    return StoreSample(row.encoder.name, facts.rows, tokens, anchors)

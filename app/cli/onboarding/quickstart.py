@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from app.services.request_context import RequestContext
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from app.cli.onboarding.store_places import StorePlace
     from app.services.context import Services
 
 #: how a store is named where a file or folder could be
@@ -26,19 +28,44 @@ NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def quickstart(
-    old: Annotated[
+    address: Annotated[
+        str | None,
+        typer.Argument(
+            help="Your vector store: postgresql://..., http://... of Qdrant, or a folder or file.",
+            show_default=False,
+        ),
+    ] = None,
+    collection: Annotated[
         str | None,
         typer.Option(
-            help="Vectors of the old encoder: npy or Parquet, a file or a folder; or store:NAME, a "
+            "--collection", "--table", help="Its table or collection.", show_default=False
+        ),
+    ] = None,
+    text_field: Annotated[
+        str | None,
+        typer.Option(
+            help="Column or field of the text that was encoded, or a template: {title}: {body}.",
+            show_default=False,
+        ),
+    ] = None,
+    vector_field: Annotated[
+        str | None,
+        typer.Option(help="Column or named vector; default: the only one.", show_default=False),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            help="With an address, a name for the encoder of its vectors; default: COLLECTION-old. "
+            "Else vectors of the old encoder: npy or Parquet, a file or a folder; or store:NAME, a "
             "connected store with texts.",
             show_default=False,
         ),
     ] = None,
-    new: Annotated[
+    target: Annotated[
         str | None,
         typer.Option(
-            help="The same items by the new encoder, in the same order; for a store, the name of "
-            "an encoder that the service runs.",
+            help="For a store, the new encoder: its name, or a model that sentence-transformers "
+            "loads. Else the same items by the new encoder, in the same order.",
             show_default=False,
         ),
     ] = None,
@@ -54,10 +81,16 @@ def quickstart(
         bool | None,
         typer.Option(help="Whether the items can be embedded again.", show_default=False),
     ] = None,
-    name: Annotated[
+    anchor_set: Annotated[
         str | None,
         typer.Option(
             help="Name of the anchor set; default: the names of both encoders.", show_default=False
+        ),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="What a million tokens cost with the new encoder.", show_default=False
         ),
     ] = None,
     report: Annotated[Path, typer.Option(help="File for the report in Markdown.")] = Path(
@@ -66,54 +99,75 @@ def quickstart(
     project: Annotated[str, typer.Option(help="The project of the pair.")] = "default",
     as_json: AsJson = False,
 ) -> None:
-    """Register a pair of encoders with anchors from files or a store, and say what to do with it.
+    """Say what to do with an index whose model changes, and leave a search that works.
 
-    It asks for every value that you do not pass as an option. It writes to the service's database;
-    the service may keep running.
+    With the address of a store it reads the store, takes anchors from it, and writes nothing to it.
+    Without one it takes vectors from files, or a connected store. It asks for every value that you
+    do not pass as an option. It writes to the service's database; the service may keep running.
     """
+    place = None
+    if address is not None:
+        place = _place(address, collection, text_field, vector_field, source)
+        source = f"{STORE_PREFIX}{place.name}"
+    elif collection or text_field or vector_field:
+        raise typer.BadParameter("--collection and the fields describe the store at an address.")
     try:
-        old, new, items, old_encoder_runs, texts_exist = _ask(
-            old, new, items, old_encoder_runs, texts_exist
+        source, target, items, old_encoder_runs, texts_exist = _ask(
+            source, target, items, old_encoder_runs, texts_exist
         )
     except typer.Abort:
         raise typer.BadParameter(
-            "Standard input ended before all questions were answered. Pass --old, --new, --items, "
-            "--old-encoder-runs or --no-old-encoder-runs, and --texts-exist or --no-texts-exist."
+            "Standard input ended before all questions were answered. Pass --source, --target, "
+            "--items, --old-encoder-runs or --no-old-encoder-runs, and --texts-exist or "
+            "--no-texts-exist."
         ) from None
-    from_store = old.startswith(STORE_PREFIX)
-    encoders = (old, new) if from_store else _encoder_names(Path(old), Path(new))
-    if name is not None or not from_store:
-        name = name or "-".join(encoders)
-        _check_name(name, f"--name: {name!r} is no name.")
+    from_store = source.startswith(STORE_PREFIX)
+    encoders = (source, target) if from_store else _encoder_names(Path(source), Path(target))
+    if anchor_set is not None or not from_store:
+        anchor_set = anchor_set or "-".join(encoders)
+        _check_name(anchor_set, f"--anchor-set: {anchor_set!r} is no name.")
     if not as_json and not report.absolute().parent.is_dir():
         raise typer.BadParameter(f"--report: there is no folder {report.absolute().parent}.")
     settings = read_settings()
+    if place is not None:
+        settings = read_settings(stores={**settings.stores, place.name: place.address})
     with explain_faults(), open_services(settings) as services:
         services.db.upgrade()
+        typer.echo(f"It writes to {settings.data_dir.absolute()}, and to no store.", err=True)
         if from_store:
+            from app.cli.onboarding import store_places
             from app.cli.onboarding.anchor_input import read_store
 
-            store = old.removeprefix(STORE_PREFIX)
-            source, items, anchors = read_store(services, project, store, new)
-            target = new
+            store = source.removeprefix(STORE_PREFIX)
+            if place is not None:
+                logging.getLogger("sentence_transformers").setLevel(logging.WARNING)
+                place.connect(services, project)
+                target = store_places.find_or_load(services, project, target)
+            read = read_store(services, project, store, target)
+            old, new, items, anchors = read.source, target, read.rows, read.anchors
             if old_encoder_runs:
-                _compare(services, project, store, [source, target])
+                _compare(services, project, store, [old, new])
         else:
-            source, target = encoders
-            anchors = _register(services, project, dict(zip(encoders, (old, new), strict=True)))
+            old, new = encoders
+            anchors = _register(
+                services, project, dict(zip(encoders, (source, target), strict=True))
+            )
         typer.echo("Measuring: this can take a minute.", err=True)
         answer = _advise(
             services,
             project,
             anchors,
-            anchor_set=name or f"{source}-{target}",
-            source=source,
-            target=target,
+            anchor_set=anchor_set or (f"{old}-{new}" if place is None else place.name),
+            source=old,
+            target=new,
             corpus_size=items,
             old_encoder_runs=old_encoder_runs,
             text_exists=texts_exist,
         )
-        answer["store"] = old.removeprefix(STORE_PREFIX) if from_store else None
+        answer["store"] = store if from_store else None
+        answer["address"] = None if place is None else place.address
+        answer["tokens"] = round(read.tokens_per_row * read.rows) if from_store else None
+        answer["price"] = price
     if as_json:
         print_json(answer)
         return
@@ -139,9 +193,35 @@ def _compare(services: Services, project: str, store: str, encoders: list[str]) 
             done.write(session)
 
 
+def _place(
+    address: str,
+    collection: str | None,
+    text_field: str | None,
+    vector_field: str | None,
+    source: str | None,
+) -> StorePlace:
+    """Return the store at an address. Raises typer.BadParameter."""
+    from app.cli.onboarding.store_places import StorePlace, kind_of, name_of
+
+    kind = kind_of(address)
+    if collection is None:
+        raise typer.BadParameter("Pass --collection with the name of the table or collection.")
+    if text_field is None and kind != "chroma":
+        raise typer.BadParameter(
+            "Pass --text-field with the column or field of the texts: the new encoder reads some "
+            "of them. Where the texts are gone, pass vectors by both encoders in files."
+        )
+    name = name_of(collection)
+    if re.match(r"[a-z]+://", address) is None:
+        address = str(Path(address).resolve())
+    return StorePlace(
+        name, kind, address, collection, text_field, vector_field, source or f"{name}-old"
+    )
+
+
 def _ask(
-    old: str | None,
-    new: str | None,
+    source: str | None,
+    target: str | None,
     items: int | None,
     old_encoder_runs: bool | None,
     texts_exist: bool | None,
@@ -149,13 +229,14 @@ def _ask(
     """Ask on standard error for what no option said. Raises typer.Abort at the end of the input."""
     prompt = partial(typer.prompt, err=True)
     place = f"1. Vectors of the old encoder (file, folder or {STORE_PREFIX}NAME)"
-    old = _existing(old) if old else prompt(place, value_proc=_existing)
-    from_store = old.startswith(STORE_PREFIX)
+    source = _existing(source) if source else prompt(place, value_proc=_existing)
+    from_store = source.startswith(STORE_PREFIX)
     if from_store:
-        new = new or prompt("2. Name of the new encoder, which the service runs")
+        question = "2. The new encoder: its name, or a model such as all-MiniLM-L6-v2"
+        target = target or prompt(question)
     else:
         place = "2. The same items by the new encoder (file or folder)"
-        new = _existing(new) if new else prompt(place, value_proc=_existing)
+        target = _existing(target) if target else prompt(place, value_proc=_existing)
         question = "3. How many items does your index have?"
         items = items or prompt(question, value_proc=_count)
     if old_encoder_runs is None:
@@ -164,7 +245,7 @@ def _ask(
     if texts_exist is None:
         question = "5. Can the items be embedded again?"
         texts_exist = from_store or typer.confirm(question, True, err=True)
-    return old, new, items, old_encoder_runs, texts_exist
+    return source, target, items, old_encoder_runs, texts_exist
 
 
 def _count(text: str) -> int:
@@ -282,7 +363,7 @@ def _make_set(services: Services, project: str, name: str, anchors: dict[str, Te
             for encoder, vectors in anchors.items()
         ):
             raise typer.BadParameter(
-                f"There is an anchor set {name} with other vectors. Choose another name: --name."
+                f"There is an anchor set {name} with other vectors. Pass another --anchor-set."
             ) from None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,8 @@ from app.console.wording import OPTIONS
 
 def as_markdown(answer: dict[str, Any]) -> str:
     """Return the report of a pair."""
-    return "\n".join([*_verdict(answer), *_options(answer), *_anchors(answer), *_next(answer)])
+    parts = _verdict(answer), _options(answer), _cost(answer), _anchors(answer), _next(answer)
+    return "\n".join(line for part in parts for line in part)
 
 
 def print_report(answer: dict[str, Any]) -> None:
@@ -59,6 +62,15 @@ def _options(answer: dict[str, Any]) -> Iterator[str]:
     yield ""
 
 
+def _cost(answer: dict[str, Any]) -> Iterator[str]:
+    if answer["tokens"]:
+        rows, tokens, price = (answer[name] for name in ("corpus_size", "tokens", "price"))
+        cost = "; pass --price to see what they cost"
+        if price is not None:
+            cost = f" and costs {max(tokens / 1e6 * price, 0.01):,.2f} at {price:g} a million"
+        yield f"To embed all {rows:,} texts again takes about {tokens:,} tokens{cost}.\n"
+
+
 def _anchors(answer: dict[str, Any]) -> Iterator[str]:
     yield "## Anchors\n"
     yield f"The anchor set `{answer['anchor_set']}` has {answer['anchors']:,} items.\n"
@@ -78,6 +90,12 @@ def _next(answer: dict[str, Any]) -> Iterator[str]:
     pair = ", ".join(f'{name}="{answer[name]}"' for name in ("source", "target", "anchor_set"))
     advice = answer["advice"]
     yield "## Next\n"
+    if answer["address"] is not None:
+        yield "The service opens only addresses that its settings list:\n"
+        yield "```sh"
+        stores = json.dumps({answer["store"]: answer["address"]})
+        yield f"export ANCHORAGE_STORES={shlex.quote(stores)}"
+        yield "```\n"
     if advice in ("fuse", "cascade"):
         yield "Start the service with `anchorage serve`, and rank what your index returns:\n"
         more = ", old_queries=old_queries" if advice == "fuse" else ""
@@ -86,9 +104,10 @@ def _next(answer: dict[str, Any]) -> Iterator[str]:
             f"rankings = client.rescore({pair}, queries=new_queries{more}, candidates=candidates, "
             f'mode="{advice}")'
         )
-    elif advice == "native":
+    elif advice == "native" or (advice == "re-embed" and answer["store"]):
         is_gone = any(each["name"] == "keep" and not each["possible"] for each in answer["options"])
-        yield "Start the service with `anchorage serve`, and search the store:\n"
+        until = " until its texts are embedded again" if advice == "re-embed" else ""
+        yield f"Start the service with `anchorage serve`, and search the store{until}:\n"
         if not is_gone:
             yield (
                 "`old_queries` are the old encoder's vectors of the inputs. Leave them out where "
@@ -97,7 +116,7 @@ def _next(answer: dict[str, Any]) -> Iterator[str]:
         old = f'anchor_set="{answer["anchor_set"]}"' if is_gone else "old_queries=old_queries"
         call = (
             f'rankings = client.stores.search("{answer["store"]}", target="{answer["target"]}", '
-            f'inputs=["a question"], {old}, native=20)'
+            f'inputs=["a question"], {old}, native=20)\nprint(rankings.results[0].ids)'
         )
     else:
         yield "Start the service with `anchorage serve`, and translate:\n"

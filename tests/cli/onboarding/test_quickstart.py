@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from app.cli import cli
 from app.cli.onboarding.anchor_input import read_vectors, spread
 from app.console.wording import OPTIONS
 from app.demo.pack import load_pack
+from app.demo.run import COLLECTION, write_store
 from tests.cli.test_commands import said
 
 PACK = load_pack()
@@ -69,7 +72,7 @@ def test_five_answers_leave_a_pair_and_a_report(tmp_path: Path, files: list[str]
 def test_a_wrong_answer_is_asked_again_and_missing_ones_are_named(tmp_path: Path, files: list[str]):
     answers = ["nowhere", files[0], files[1], "-5", "many", "50,000", "n", "y", ""]
     assert start(tmp_path, answers="\n".join(answers)).exit_code == 0
-    silent = start(tmp_path, "--old", files[0], "--json")
+    silent = start(tmp_path, "--source", files[0], "--json")
     assert (silent.exit_code, silent.stdout.strip()) == (2, "")
     assert "Standard input ended before all questions were answered" in said(silent.stderr)
     assert "--no-texts-exist" in said(silent.stderr)
@@ -84,7 +87,7 @@ def test_a_store_with_texts_needs_no_vectors_of_the_new_encoder(tmp_path: Path):
     runner, env = CliRunner(), {"ANCHORAGE_DATA_DIR": str(tmp_path / "data")}
     np.save(tmp_path / "old.npy", OLD)
     np.save(tmp_path / "new.npy", NEW)
-    pair = ("--old", str(tmp_path / "old.npy"), "--new", str(tmp_path / "new.npy"))
+    pair = ("--source", str(tmp_path / "old.npy"), "--target", str(tmp_path / "new.npy"))
     facts = ("--items", "120", "--old-encoder-runs", "--texts-exist")
     assert start(tmp_path, *pair, *facts).exit_code == 0
     connect = (
@@ -104,10 +107,55 @@ def test_a_store_with_texts_needs_no_vectors_of_the_new_encoder(tmp_path: Path):
     connected = runner.invoke(cli, connect, env={**env, "ANCHORAGE_STORES": stores})
     assert connected.exit_code == 0, connected.output
     refused = start(
-        tmp_path, "--old", "store:shop", "--new", "new", "--old-encoder-runs", stores=stores
+        tmp_path, "--source", "store:shop", "--target", "new", "--old-encoder-runs", stores=stores
     )
     assert refused.exit_code == 2
     assert "bring" in said(refused.stderr).lower() or "vectors" in said(refused.stderr)
+
+
+def test_the_address_of_a_store_leaves_a_search_that_works(tmp_path: Path):
+    """And nothing in the store."""
+    lake = tmp_path / "lake"
+    write_store(lake, PACK, rows=120)
+    before = lancedb.connect(lake).open_table(COLLECTION).version
+    place = (str(lake), "--table", COLLECTION, "--text-field", "text")
+    facts = ("--target", "all-MiniLM-L6-v2", "--no-old-encoder-runs", "--texts-exist")
+    for _ in range(2):  # the second time everything is there
+        done = start(tmp_path, *place, *facts, "--price", "1000")
+        assert done.exit_code == 0, done.output
+    report = (tmp_path / "report.md").read_text()
+    assert report.startswith("# questions-old to all-MiniLM-L6-v2: re-embed")
+    assert re.search(r"To embed all 120 texts again takes about 1,\d{3} tokens", report)
+    assert "at 1000 a million" in report
+    [stores] = re.findall(r"export ANCHORAGE_STORES='(.*)'", report)
+    assert json.loads(stores) == {"questions": str(lake)}
+    text = PACK.sentences[PACK.index][3]
+    search = ("stores", "search", "questions", "--text", text, "-k", "1")
+    pair = ("--target", "all-MiniLM-L6-v2", "--anchor-set", "questions")
+    env = {"ANCHORAGE_DATA_DIR": str(tmp_path / "data"), "ANCHORAGE_STORES": stores}
+    found = CliRunner().invoke(cli, [*search, *pair, "--json"], env=env)
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["results"][0]["ids"] == [3]
+    assert lancedb.connect(lake).open_table(COLLECTION).version == before
+    other = start(tmp_path, *place, *facts, "--source", "ada-002")
+    assert "There is another store questions" in said(other.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere",), "nowhere is no store that Anchorage knows"),
+        ((".",), ". is no store that Anchorage knows"),
+        (("postgresql://localhost/shop",), "Pass --collection"),
+        (("postgresql://localhost/shop", "--table", "docs"), "Pass --text-field"),
+        (("--table", "docs"), "describe the store at an address"),
+    ],
+)
+def test_an_address_without_what_it_needs_is_refused(tmp_path: Path, arguments, message):
+    done = start(tmp_path, *arguments)
+    assert done.exit_code == 2
+    assert message in said(done.stderr)
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize(
@@ -135,7 +183,7 @@ def test_wrong_files_are_refused_and_leave_nothing(tmp_path: Path, old, new, mes
     np.save(tmp_path / "pickle.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     done = start(
         tmp_path,
-        *("--old", str(tmp_path / old), "--new", str(tmp_path / new)),
+        *("--source", str(tmp_path / old), "--target", str(tmp_path / new)),
         *("--items", "9", "--old-encoder-runs", "--texts-exist"),
     )
     assert done.exit_code == 2
@@ -143,10 +191,10 @@ def test_wrong_files_are_refused_and_leave_nothing(tmp_path: Path, old, new, mes
     assert not (tmp_path / "report.md").exists()
 
 
-@pytest.mark.parametrize("option", [("--name", "a b/c"), ("--report", "/nowhere/report.md")])
+@pytest.mark.parametrize("option", [("--anchor-set", "a b/c"), ("--report", "/nowhere/report.md")])
 def test_wrong_options_are_refused_before_anything_is_registered(tmp_path, files, option):
     facts = ("--items", "9", "--old-encoder-runs", "--texts-exist")
-    done = start(tmp_path, "--old", files[0], "--new", files[1], *facts, *option)
+    done = start(tmp_path, "--source", files[0], "--target", files[1], *facts, *option)
     assert done.exit_code == 2
     assert option[0] in said(done.stderr)
     assert not (tmp_path / "data").exists()
@@ -158,7 +206,7 @@ def test_wrong_options_are_refused_before_anything_is_registered(tmp_path, files
         ("_old.npy", "new.npy", "_old.npy: no encoder can be named after it"),
         ("old.npy", "日本.npy", "日本.npy: no encoder can be named after it"),
         ("old.npy", f"{'n' * 101}.npy", "no encoder can be named after it"),
-        (f"{'o' * 60}.npy", f"{'n' * 60}.npy", "--name"),
+        (f"{'o' * 60}.npy", f"{'n' * 60}.npy", "--anchor-set"),
     ],
 )
 def test_files_that_name_no_encoder_or_set_are_refused_before_anything_is_registered(
@@ -166,7 +214,7 @@ def test_files_that_name_no_encoder_or_set_are_refused_before_anything_is_regist
 ):
     np.save(tmp_path / old, OLD)
     np.save(tmp_path / new, NEW)
-    pair = ("--old", str(tmp_path / old), "--new", str(tmp_path / new))
+    pair = ("--source", str(tmp_path / old), "--target", str(tmp_path / new))
     done = start(tmp_path, *pair, "--items", "9", "--old-encoder-runs", "--texts-exist")
     assert done.exit_code == 2
     assert message in said(done.stderr)
