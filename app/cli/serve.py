@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,6 +63,14 @@ def serve(
                 err=True,
             )
         listening = server.bind(settings)
+        if sys.stderr.isatty():
+            host, port = listening.getsockname()[:2]
+            typer.echo(
+                f"API and its documentation: http://{host}:{port}/docs, "
+                f"console: http://{host}:{port}/console\n"
+                f"Data: {settings.data_dir.absolute()}",
+                err=True,
+            )
         if settings.workers == 1:
             server.run(settings, application, listening)
         else:

@@ -2,10 +2,12 @@
 
 from anchorage_client._async.client import AsyncClient
 from anchorage_client._async.jobs import AsyncJob
+from anchorage_client._async.pairs import AsyncPair
 from anchorage_client._async.stores import AsyncMigration
 from anchorage_client._async.translators import AsyncTranslator
 from anchorage_client._sync.client import Client
 from anchorage_client._sync.jobs import Job
+from anchorage_client._sync.pairs import Pair
 from anchorage_client._sync.stores import Migration
 from anchorage_client._sync.translators import Translator
 from anchorage_client.errors import (
@@ -35,6 +37,7 @@ __all__ = [
     "AsyncClient",
     "AsyncJob",
     "AsyncMigration",
+    "AsyncPair",
     "AsyncTranslator",
     "AuthenticationError",
     "Client",
@@ -46,6 +49,7 @@ __all__ = [
     "LocalTranslator",
     "Migration",
     "NotFoundError",
+    "Pair",
     "PermissionDeniedError",
     "Predictions",
     "Ranking",

@@ -18,9 +18,11 @@ from anchorage_client import (
     Predictions,
     RelativeVectors,
     Translator,
+    UnavailableError,
 )
 from anchorage_client.results import translation_of
 from anchorage_client.vectors import to_json
+from scripts.servers import free_port
 
 
 def test_a_set_of_any_form_is_the_same_set(client: Client, new_pair, tmp_path, monkeypatch):
@@ -302,3 +304,31 @@ def test_a_translator_is_found_again(client: Client, pair):
     assert made.quality is not None
     assert found.threshold(source=0.5)["source"] == 0.5
     assert len(found.calibration(given="source")["points"]) > 1
+
+
+def test_a_pair_asks_with_its_names(client: Client, pair):
+    names = pair.names
+    between = client.pair(names["source"], names["target"], names["anchor_set"])
+    vectors = between.translate(pair.old[:5]).vectors
+    np.testing.assert_array_equal(vectors, client.translate(pair.old[:5], **names).vectors)
+    candidates = [{"ids": list(range(9)), "vectors": pair.old[:9]}]
+    ranked = between.rescore(candidates, queries=pair.new[:1])
+    asked = client.rescore(candidates=candidates, queries=pair.new[:1], **names)
+    assert ranked.results == asked.results
+    assert between.translator().id == client.translator(**names).id
+    assert between.advice(corpus_size=10_000)["basis"] == "fidelity"
+    assert repr(between) == f"Pair({', '.join(map(repr, names.values()))})"
+
+
+def test_what_exists_is_not_created_again(client: Client):
+    first = client.encoders.get_or_create("once", dim=3)
+    assert client.encoders.get_or_create("once", dim=3) == first
+    with pytest.raises(InvalidRequestError):
+        client.encoders.get_or_create("without a dimension")
+
+
+def test_where_nobody_listens_the_first_request_fails_without_a_retry():
+    url = f"http://127.0.0.1:{free_port()}"
+    with Client(url, retries=1_000) as away, pytest.raises(UnavailableError) as failed:
+        away.encoders.list()
+    assert "Is `anchorage serve` running?" in str(failed.value)

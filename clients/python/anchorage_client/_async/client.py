@@ -12,6 +12,7 @@ import numpy as np
 from anchorage_client import arrow
 from anchorage_client._async.anchors import AsyncAnchorSets, AsyncPools
 from anchorage_client._async.measures import AsyncMeasures
+from anchorage_client._async.pairs import AsyncPair
 from anchorage_client._async.resources import (
     AsyncAliases,
     AsyncApiKeys,
@@ -95,6 +96,10 @@ class AsyncClient(AsyncMeasures):
     async def aclose(self) -> None:
         """Close the connections."""
         await self._transport.aclose()
+
+    def pair(self, source: str, target: str, anchor_set: str) -> AsyncPair:
+        """Return the pair of two encoders, which asks the service nothing."""
+        return AsyncPair(self, source, target, anchor_set)
 
     async def ready(self) -> Json:
         """Return what /readyz says. Raises UnavailableError if the service cannot answer."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from anchorage_client._async.jobs import AsyncJob
 from anchorage_client._async.transport import AsyncTransport, Json, members_of, segment
+from anchorage_client.errors import NotFoundError
 from anchorage_client.vectors import VectorsLike, to_json
 
 
@@ -29,6 +30,14 @@ class AsyncResource:
     async def get(self, name: str) -> Json:
         """Return one."""
         return await self._transport.get(f"{self.path}/{segment(name)}")
+
+    async def get_or_create(self, name: str, **fields: Any) -> Json:
+        """Return the one of this name, or create it with the fields of `create`."""
+        try:
+            return await self.get(name)
+        except NotFoundError:
+            created: Json = await self.create(name, **fields)  # type: ignore[attr-defined]
+            return created
 
     async def delete(self, name: str) -> None:
         """Delete one."""

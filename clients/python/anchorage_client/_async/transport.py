@@ -69,6 +69,7 @@ class AsyncTransport:
             raise ValueError("The API key contains characters that no key has.")
         own = {**headers, **({"Authorization": f"Bearer {key}"} if key else {})}
         self.retries = retries
+        self._answered = False
         self.http = httpx2.AsyncClient(base_url=url.rstrip("/"), timeout=timeout, headers=own)
 
     async def aclose(self) -> None:
@@ -113,9 +114,12 @@ class AsyncTransport:
                 )
             except httpx2.TransportError as error:
                 failure: AnchorageError = _no_answer(error)
+                if isinstance(error, httpx2.ConnectError) and not self._answered:
+                    raise failure from None  # nobody listens: most likely a wrong address
                 pause: float | None = None
                 perhaps_done = True
             else:
+                self._answered = True
                 # A DELETE whose answer was lost has deleted what the next one does not find.
                 deleted = method == "DELETE" and perhaps_done and answer.status_code == 404
                 fit = None if path.startswith("/jobs/") else _fit_of(answer)  # the job asked for
@@ -247,7 +251,9 @@ async def lines_of(answer: httpx2.Response) -> AsyncIterator[bytes]:
 
 def _no_answer(error: httpx2.TransportError) -> UnavailableError:
     place = str(error.request.url.copy_with(path="/", query=None)) if error._request else ""
-    detail = f"The service at {place} did not answer: {error or type(error).__name__}"
+    detail = f"The service at {place} did not answer: {error or type(error).__name__}."
+    if isinstance(error, httpx2.ConnectError):
+        detail += " Is `anchorage serve` running?"
     return UnavailableError(None, {"code": "no-answer", "detail": detail})
 
 

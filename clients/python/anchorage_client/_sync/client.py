@@ -12,6 +12,7 @@ import numpy as np
 from anchorage_client import arrow
 from anchorage_client._sync.anchors import AnchorSets, Pools
 from anchorage_client._sync.measures import Measures
+from anchorage_client._sync.pairs import Pair
 from anchorage_client._sync.resources import (
     Aliases,
     ApiKeys,
@@ -95,6 +96,10 @@ class Client(Measures):
     def close(self) -> None:
         """Close the connections."""
         self._transport.close()
+
+    def pair(self, source: str, target: str, anchor_set: str) -> Pair:
+        """Return the pair of two encoders, which asks the service nothing."""
+        return Pair(self, source, target, anchor_set)
 
     def ready(self) -> Json:
         """Return what /readyz says. Raises UnavailableError if the service cannot answer."""

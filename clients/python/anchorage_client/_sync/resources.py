@@ -9,6 +9,7 @@ from typing import Any
 
 from anchorage_client._sync.jobs import Job
 from anchorage_client._sync.transport import Json, Transport, members_of, segment
+from anchorage_client.errors import NotFoundError
 from anchorage_client.vectors import VectorsLike, to_json
 
 
@@ -29,6 +30,14 @@ class Resource:
     def get(self, name: str) -> Json:
         """Return one."""
         return self._transport.get(f"{self.path}/{segment(name)}")
+
+    def get_or_create(self, name: str, **fields: Any) -> Json:
+        """Return the one of this name, or create it with the fields of `create`."""
+        try:
+            return self.get(name)
+        except NotFoundError:
+            created: Json = self.create(name, **fields)  # type: ignore[attr-defined]
+            return created
 
     def delete(self, name: str) -> None:
         """Delete one."""
