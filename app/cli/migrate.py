@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,12 +40,15 @@ cli = typer.Typer(
 
 Project = Annotated[str, typer.Option(help="The project of the store.")]
 Which = Annotated[
-    str, typer.Argument(help="A plan file that `anchorage migrate plan` wrote, or an id.")
+    str,
+    typer.Argument(
+        help="The name of the store, an id, or a plan file that `anchorage migrate plan` wrote."
+    ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 #: columns of `migrate status` without a migration
-MIGRATION_COLUMNS = ("id", "store", "from", "to", "state", "rows", "planned")
+MIGRATION_COLUMNS = ("id", "store", "source", "target", "state", "rows", "planned")
 
 
 @cli.command("plan")
@@ -132,7 +136,7 @@ def plan(
         print_json(document)
         return
     plan_tables.print_plan(document)
-    typer.echo(f"Nothing is written to the store. To begin: anchorage migrate run {out or row.id}")
+    typer.echo(f"Nothing is written to the store. To begin: anchorage migrate run {out or store}")
 
 
 @cli.command("run")
@@ -166,7 +170,7 @@ def run(
         changes["rows_per_second"] = rows_per_second
     with open_database() as services:
         context = RequestContext(project)
-        row = change_plan(services, context, _id_of(which), changes)
+        row = change_plan(services, context, _id_of(services, project, which), changes)
         if document is not None and document != plan_document(row):
             _write_document(Path(which), plan_document(row))  # it has what follows from a change
         _complete(services, context, which, "run", as_json)
@@ -194,7 +198,10 @@ def sync(which: Which, project: Project = "default", as_json: AsJson = False) ->
 def status(
     which: Annotated[
         str | None,
-        typer.Argument(help="A plan file or an id; without it, all migrations.", show_default=""),
+        typer.Argument(
+            help="The name of the store, an id or a plan file; without it, all migrations.",
+            show_default="",
+        ),
     ] = None,
     project: Project = "default",
     as_json: AsJson = False,
@@ -205,7 +212,9 @@ def status(
 
     with open_database() as services:
         if which is not None:
-            _report(find_migration(services, project, _id_of(which)), which, as_json)
+            _report(
+                find_migration(services, project, _id_of(services, project, which)), which, as_json
+            )
             return
         listed = list_migrations(services, project)
     if as_json:
@@ -251,9 +260,8 @@ def finish(
     """Delete the old vectors. A rollback is no longer possible."""
     from app.services.store_migrations import steps
 
-    if not yes:
-        typer.confirm("This deletes the old vectors for good. Finish?", abort=True)
-    _take(steps.finish, which, project, as_json)
+    question = None if yes else "This deletes the old vectors of {} for good. Finish?"
+    _take(steps.finish, which, project, as_json, question)
 
 
 @cli.command("abandon")
@@ -263,9 +271,8 @@ def abandon(
     """Delete the new vectors. The store stays as it was."""
     from app.services.store_migrations import steps
 
-    if not yes:
-        typer.confirm("This deletes the new vectors. Abandon?", abort=True)
-    _take(steps.abandon, which, project, as_json)
+    question = None if yes else "This deletes the new vectors of {}. Abandon?"
+    _take(steps.abandon, which, project, as_json, question)
 
 
 def _take(
@@ -273,10 +280,17 @@ def _take(
     which: str,
     project: str,
     as_json: bool,
+    question: str | None = None,
 ) -> None:
-    """Take a step, and print the state after it."""
+    """Take a step, and print the state after it. The question has a place for the store."""
+    from app.services.store_migrations.records import find_migration
+
     with open_database() as services:
-        _report(step(services, RequestContext(project), _id_of(which)), which, as_json)
+        id_ = _id_of(services, project, which)
+        if question is not None:
+            store = find_migration(services, project, id_).row.store.name
+            typer.confirm(question.format(store), abort=True)
+        _report(step(services, RequestContext(project), id_), which, as_json)
 
 
 def _complete(
@@ -289,7 +303,7 @@ def _complete(
     from app.cli.foreground import complete_action
 
     try:
-        found = complete_action(services, context, _id_of(which), action)
+        found = complete_action(services, context, _id_of(services, context.project, which), action)
     except KeyboardInterrupt:
         again = f"anchorage migrate {action} {which}"
         typer.secho(f"Stopped. The cursor is kept. To continue: {again}", fg="yellow", err=True)
@@ -325,14 +339,29 @@ def _report(found: MigrationStatus, which: str, as_json: bool) -> None:
         typer.echo("Next: " + ", ".join(f"anchorage migrate {call} {which}" for call in found.next))
 
 
-def _id_of(which: str) -> str:
-    """Return the id that an argument or its plan file names."""
+def _id_of(services: Services, project: str, which: str) -> str:
+    """Return the id of the migration that a plan file, an id or a store names.
+
+    Of a store it is the active migration, or the last one. Raises typer.BadParameter.
+    """
+    from app.services.store_migrations.records import list_migrations
+
     document = _read_document(which)
-    return which if document is None else str(document["migration"])
+    if document is not None:
+        return str(document["migration"])
+    if re.fullmatch(r"[0-9a-f]{32}", which):
+        return which
+    newest = list_migrations(services, project, store=which, limit=1)
+    if not newest:
+        raise typer.BadParameter(
+            f"No store {which} has a migration. `anchorage migrate status` lists all; to begin "
+            f"one: anchorage migrate {which} --target ENCODER --anchor-set SET"
+        )
+    return newest[0].row.id
 
 
 def _read_document(which: str) -> dict[str, Any] | None:
-    """Return a plan file; None for an id. Raises typer.BadParameter."""
+    """Return a plan file; None for an id or a store. Raises typer.BadParameter."""
     path = Path(which)
     if not path.is_file():
         if path.suffix or "/" in which:

@@ -202,10 +202,13 @@ def test_the_whole_way_and_back(terminal: Terminal) -> None:
     assert "clients waited" in printed
     assert terminal.vectors().shape == (ROWS, 8)
     terminal.ok("migrate", "sync", terminal.file)
-    assert "is rolled-back" in terminal.ok("migrate", "rollback", str(document["migration"]))
+    assert "is rolled-back" in terminal.ok("migrate", "rollback", "docs")
     np.testing.assert_array_equal(terminal.vectors(), before)
     assert "cut-over" in terminal.ok("migrate", "cutover", terminal.file)
-    assert terminal.run("migrate", "finish", terminal.file).exit_code == 1  # nobody says yes
+    assert terminal.run("migrate", "finish", "docs").exit_code == 1  # nobody says yes
+    unknown = terminal.refusal("migrate", "finish", "doc")
+    assert "No store doc has a migration" in unknown
+    assert "Finish?" not in unknown
     assert "is finished" in terminal.ok("migrate", "finish", terminal.file, "--yes")
     assert terminal.vectors().shape == (ROWS, 8)
     listed = terminal.ok("migrate", "status")
