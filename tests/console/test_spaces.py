@@ -26,7 +26,7 @@ def test_sets_and_encoders_refer_to_each_other(client: TestClient) -> None:
 
 def test_the_health_is_the_worst_finding_of_the_report(client: TestClient) -> None:
     stock(client)
-    findings = client.get("/anchor-sets/items/report").json()["lint"]
+    findings = client.get("/anchor-sets/items/report").json()["findings"]
     part = client.get("/console/spaces/items/health").text
     assert (findings[0]["code"] if findings else "healthy") in part
 

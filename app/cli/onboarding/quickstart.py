@@ -392,6 +392,6 @@ def _advise(
         **pair,
         "anchors": examined["size"],
         "corpus_size": body.corpus_size,
-        "findings": examined["lint"],
+        "findings": examined["findings"],
         **AdviceOut.model_validate(answer).model_dump(mode="json"),
     }

@@ -104,7 +104,7 @@ class SpaceMatch:
                which is not the expected one; unknown: too few rows, anchors of another corpus, or
                an encoder without anchors here
     likeliest  the encoder that the sample looks most like; None if it looks like none
-    each       the compared encoders, the likeliest first
+    encoders   the compared encoders, the likeliest first
     rows       number of rows that were compared
     unlike     share of them that look like none of the encoders
     foreign    rows of the sample that look like another encoder, or like none, the least like the
@@ -113,7 +113,7 @@ class SpaceMatch:
 
     verdict: SpaceVerdict
     likeliest: str | None
-    each: tuple[SpaceLikeness, ...]
+    encoders: tuple[SpaceLikeness, ...]
     rows: int
     unlike: float
     foreign: tuple[int, ...]

@@ -66,7 +66,7 @@ def report_anchor_set(services: Services, project: str, name: str) -> dict[str, 
     return {
         "anchor_set": row.name,
         "size": row.size,
-        "lint": [asdict(finding) for finding in findings],
+        "findings": [asdict(finding) for finding in findings],
         "spaces": [_space_json(facts) for facts in space_facts],
         "spaces_left_out": spaces_left_out,
         "pairs": [_pair_json(facts) for facts in pair_facts],

@@ -193,7 +193,7 @@ def describe_mixture(space: SpaceMatch, foreign: Sequence[StoreId], encoder: str
     """
     kinds = [
         f"{each.share:.1%} look like {each.encoder!r}"
-        for each in space.each
+        for each in space.encoders
         if space.verdict == "mixed" and each.encoder != encoder and each.share > 0
     ]
     if foreign and space.unlike >= UNUSUAL_SHARE:

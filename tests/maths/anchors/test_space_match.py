@@ -39,7 +39,7 @@ def test_the_encoder_of_a_sample_is_found(true: int, expected: int, unit: bool) 
     match = match_space(sample, ANCHORS, f"e{expected}")
     assert match.verdict == ("matches" if true == expected else "another")
     assert match.likeliest == f"e{true}"
-    assert match.each[0].encoder == f"e{true}"
+    assert match.encoders[0].encoder == f"e{true}"
     assert match.rows == 50
 
 
@@ -80,9 +80,9 @@ def test_one_encoder_under_two_names_and_sets_of_two_corpora_is_no_other_encoder
     for expected in names:
         assert match_space(sample, names, expected).verdict == "matches"
     elsewhere = encode(items(120, 5) @ torch.diag(torch.linspace(0, 2, 20).double()), 0)
-    alone = match_space(sample, {"e0": [elsewhere]}, "e0").each[0].likeness
-    both = match_space(sample, {"e0": [elsewhere, *ANCHORS["e0"]]}, "e0").each[0].likeness
-    assert alone < both == match_space(sample, ANCHORS, "e0").each[0].likeness
+    alone = match_space(sample, {"e0": [elsewhere]}, "e0").encoders[0].likeness
+    both = match_space(sample, {"e0": [elsewhere, *ANCHORS["e0"]]}, "e0").encoders[0].likeness
+    assert alone < both == match_space(sample, ANCHORS, "e0").encoders[0].likeness
 
 
 def mixed(foreign: int, encoder: int) -> torch.Tensor:
@@ -94,7 +94,7 @@ def mixed(foreign: int, encoder: int) -> torch.Tensor:
 def test_rows_of_another_encoder_are_told_apart() -> None:
     match = match_space(mixed(20, 1), ANCHORS, "e0")
     assert (match.verdict, match.likeliest, match.rows) == ("mixed", "e0", 320)
-    shares = {each.encoder: each.share for each in match.each}
+    shares = {each.encoder: each.share for each in match.encoders}
     assert shares["e1"] == pytest.approx(20 / 320, abs=0.01)
     assert match.unlike < 0.01
     assert len({*range(301, 321)} & {*match.foreign}) >= 18

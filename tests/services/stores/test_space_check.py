@@ -29,4 +29,4 @@ def test_encoders_of_other_sets_are_compared_too(services) -> None:
         match = check_space(services, rows["old"], vectors)
         assert match.verdict == ("matches" if name == "old" else "another")
         assert match.likeliest == name
-        assert {each.encoder for each in match.each} == set(rows)
+        assert {each.encoder for each in match.encoders} == set(rows)

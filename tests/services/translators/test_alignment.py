@@ -143,7 +143,7 @@ def test_everything_that_is_said_about_made_pairs_is_the_stored_estimate(made):
     with pytest.raises(errors.QualityBelowMinimum, match="POST /evaluate"):
         contracts.require_estimate(row, {"recall": 0.1})
     found = anchor_reports.report_anchor_set(services, PROJECT, "made")
-    assert "made-pairs" in [each["code"] for each in found["lint"]]
+    assert "made-pairs" in [each["code"] for each in found["findings"]]
     with pytest.raises(errors.TooFewAnchors, match="known pairs"):
         thresholds.map_all_scores(
             services, PROJECT, fitted.id, scores=Scores.native_native, given="source", level=0.9

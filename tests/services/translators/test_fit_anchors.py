@@ -125,7 +125,7 @@ def test_anchors_of_the_store_are_all_used_and_nothing_is_warned_of(mixed):
 def test_the_report_of_a_set_lists_foreign_anchors(mixed):
     put_sample(mixed)
     report = anchor_reports.report_anchor_set(mixed, PROJECT, "mixed")
-    [finding] = [each for each in report["lint"] if each["code"] == "foreign-anchors"]
+    [finding] = [each for each in report["findings"] if each["code"] == "foreign-anchors"]
     assert finding["severity"] == "warning"
     assert finding["count"] == pytest.approx(FOREIGN, abs=5)
 

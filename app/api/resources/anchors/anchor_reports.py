@@ -130,7 +130,7 @@ class AnchorSetReportOut(BaseModel):
 
     anchor_set: str = Field(description="Name of the anchor set.")
     size: int = Field(description="Number of anchors.")
-    lint: list[FindingOut] = Field(description="Problems, worst first.")
+    findings: list[FindingOut] = Field(description="Problems, worst first.")
     spaces: list[SpaceReportOut] = Field(description="The encoders' embeddings.")
     spaces_left_out: int = Field(description="Number of encoders that were not examined.")
     pairs: list[PairReportOut] = Field(description="Comparisons of two encoders.")

@@ -192,7 +192,7 @@ class SpaceOut(BaseModel):
         "`unknown`: neither; the anchors may be of another corpus, or too few."
     )
     likeliest: str | None = Field(description="Encoder that the vectors look most like.")
-    each: list[SpaceLikenessOut] = Field(description="The compared encoders, likeliest first.")
+    encoders: list[SpaceLikenessOut] = Field(description="The compared encoders, likeliest first.")
     rows: int = Field(description="Number of compared rows.")
     unlike: float = Field(
         description="Share of them that look like no encoder with anchors, 0 to 1. "

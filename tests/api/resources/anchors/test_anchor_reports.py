@@ -55,12 +55,12 @@ def report(client, name="s"):
 
 
 def finding(report, code):
-    [found] = [each for each in report["lint"] if each["code"] == code]
+    [found] = [each for each in report["findings"] if each["code"] == code]
     return found
 
 
 def codes(report):
-    return [each["code"] for each in report["lint"]]
+    return [each["code"] for each in report["findings"]]
 
 
 def noise(seed, *shape):
@@ -103,7 +103,7 @@ def test_real_parallel_anchors_have_nothing_wrong_with_them(real):
         assert pair["agreement"] > 0.7
         assert 0.7 < pair["cka"] < 1
     assert (found["spaces_left_out"], found["pairs_left_out"]) == (0, 0)
-    assert "error" not in {each["severity"] for each in found["lint"]}
+    assert "error" not in {each["severity"] for each in found["findings"]}
     assert set(codes(found)) <= {"too-few-anchors", "outliers", "half-precision", "not-normalised"}
     assert finding(found, "not-normalised")["encoders"] == [NAMES[0], NAMES[2]]
 
@@ -133,7 +133,7 @@ def test_exchanged_rows_are_named_with_their_partners(beside):
         each["agreement"] < pair["agreement"] and each["better"] >= 0.02
         for each in pair["mismatched"]
     )
-    said = found["lint"][0]
+    said = found["findings"][0]
     assert (said["code"], said["severity"], said["rows"], said["count"]) == (
         "mismatched-rows",
         "error",
@@ -158,7 +158,7 @@ def test_an_encoder_of_other_rows_is_unrelated_to_the_others(beside, static, say
     found = beside(static)
     [pair] = found["pairs"]
     assert (pair["verdict"], pair["mismatched"]) == ("unrelated", [])
-    said = found["lint"][0]
+    said = found["findings"][0]
     assert (said["code"], said["severity"]) == ("unrelated-spaces", "error")
     assert says in said["detail"]
 
@@ -206,7 +206,7 @@ def test_few_anchors_are_too_few_and_quantised_numbers_are_seen(make):
     found = report(
         make({"minilm6-384": VECTORS["minilm6-384"][:40], "static-256": VECTORS["static-256"][:40]})
     )
-    few = [each for each in found["lint"] if each["code"] == "too-few-anchors"]
+    few = [each for each in found["findings"] if each["code"] == "too-few-anchors"]
     assert [(each["severity"], each["encoders"]) for each in few] == [
         ("warning", ["minilm6-384"]),
         ("warning", ["static-256"]),

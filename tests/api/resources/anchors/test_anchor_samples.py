@@ -127,7 +127,7 @@ def test_foreign_anchors_are_named_at_once_in_the_report_and_in_every_answer(cli
     answer = client.post("/translate", json=body)
     assert "foreign-anchors" in [each["code"] for each in answer.json()["warnings"]]
     report = client.get("/anchor-sets/s/report").json()
-    assert "foreign-anchors" in [each["code"] for each in report["lint"]]
+    assert "foreign-anchors" in [each["code"] for each in report["findings"]]
     assert [space["store"] for space in report["spaces"]] == [found, None]
     fitted = client.post("/translators", json=pair).json()
     assert fitted["report"]["weights"]["store"] == found

@@ -42,7 +42,7 @@ def test_a_store_is_described(shop) -> None:
     assert made["encoder"] == "old"
     assert made["strategies"]
     assert made["space"]["verdict"] == "matches"
-    assert made["space"]["each"][0]["encoder"] == "old"
+    assert made["space"]["encoders"][0]["encoder"] == "old"
     assert shop.client.get("/stores/docs").json() == made
     [listed] = shop.client.get("/stores").json()["stores"]
     assert listed == {name: made[name] for name in listed}
