@@ -143,6 +143,7 @@ def questions(http: httpx2.Client, folder: Path) -> None:
 
 SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "README.md": questions,
+    "docs/how-to/retired-model.md": questions,
     "clients/python/README.md": folders,
     "docs/how-to/clients.md#command-line": folders,
     "docs/explanation/anchors.md": tutorial,

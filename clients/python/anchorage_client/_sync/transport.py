@@ -114,7 +114,7 @@ class Transport:
             except httpx2.TransportError as error:
                 failure: AnchorageError = _no_answer(error)
                 if isinstance(error, httpx2.ConnectError) and not self._answered:
-                    raise failure from None  # nobody listens: most likely a wrong address
+                    raise failure from None  # no service listens there
                 pause: float | None = None
                 perhaps_done = True
             else:
