@@ -82,7 +82,7 @@ def test_names_that_cannot_be_chosen_are_named_at_the_form(client: TestClient) -
 
 def test_an_empty_project_teaches_the_first_calls(client: TestClient) -> None:
     page = client.get("/console/map").text
-    assert "curl http://127.0.0.1/anchor-sets" in page
+    assert "anchorage quickstart postgresql://" in page
     assert "<canvas" not in page
 
 

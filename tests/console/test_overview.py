@@ -23,18 +23,15 @@ def stock(client: TestClient, rows: int = 60) -> dict[str, np.ndarray]:
     return {"first": first, "second": second}
 
 
-def test_an_empty_project_shows_the_first_calls_with_the_servers_own_url(
-    client: TestClient,
-) -> None:
-    page = client.get("/console").text
-    assert "curl http://127.0.0.1/anchor-sets" in page
-    assert "$ANCHORAGE_KEY" not in page
+def test_an_empty_project_shows_the_command_to_begin_with(client: TestClient) -> None:
+    assert "anchorage quickstart postgresql://" in client.get("/console").text
+    assert "$ANCHORAGE_KEY" not in client.get("/console/spaces").text
 
 
 def test_the_first_calls_have_a_key_on_a_server_with_keys(
     locked: TestClient, new_key: Callable[..., str], bearing: Callable[[str], dict[str, str]]
 ) -> None:
-    page = locked.get("/console", headers=bearing(new_key(locked, "read"))).text
+    page = locked.get("/console/spaces", headers=bearing(new_key(locked, "read"))).text
     assert "Authorization: Bearer $ANCHORAGE_KEY" in page
 
 
