@@ -22,7 +22,7 @@ $(INSTALLED): pyproject.toml constraints.txt clients/python/pyproject.toml
 		-e clients/python
 	@touch $@
 
-demo: $(INSTALLED) ## translate real sentences, measure the result and draw a map (about a minute)
+demo: $(INSTALLED) ## search an index of a retired model with a new one, and judge it (half a minute)
 	$(BIN)/anchorage demo
 
 # The tests start dozens of processes. Each would compile every module again if the environment

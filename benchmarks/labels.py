@@ -98,7 +98,6 @@ def gains_of(judged: Judgements, old: Vectors, new: Vectors, draw: int) -> dict[
         "50 choose the option": options[best],
         "no judgement: cascade": options["cascade"],
         "the 50 queries are anchors too: cascade": more.options["cascade"][:, 0],
-        "re-embed": options["re-embed"],
     }
     return {name: float((values - keep)[others].mean()) for name, values in by_use.items()}
 

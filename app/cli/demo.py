@@ -22,7 +22,7 @@ def demo(
 ) -> None:
     """Search an index of a retired model with a new one over HTTP, and measure on judged queries.
 
-    It takes about a minute and needs no network.
+    It takes half a minute and needs no network.
     """
     from app.demo import run
 

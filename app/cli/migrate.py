@@ -364,7 +364,7 @@ def _read_document(which: str) -> dict[str, Any] | None:
     """Return a plan file; None for an id or a store. Raises typer.BadParameter."""
     path = Path(which)
     if not path.is_file():
-        if path.suffix or "/" in which:
+        if path.suffix == ".json" or "/" in which:
             raise typer.BadParameter(f"There is no plan file {which}.")
         return None
     try:

@@ -14,11 +14,12 @@ from app.console import (
     pairs,
     sign_in,
     spaces,
+    stores_page,
     try_page,
 )
 
 #: every module with pages; each has a `router`
-PAGES = (sign_in, assets, overview, pairs, spaces, map_page, try_page, jobs, keys)
+PAGES = (sign_in, assets, overview, stores_page, pairs, spaces, map_page, try_page, jobs, keys)
 
 
 def install(app: FastAPI) -> None:

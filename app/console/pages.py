@@ -45,6 +45,7 @@ class NavigationEntry:
 
 NAVIGATION = (
     NavigationEntry(CONSOLE, "Verdict"),
+    NavigationEntry(f"{CONSOLE}/stores", "Stores"),
     NavigationEntry(f"{CONSOLE}/pairs", "Pairs"),
     NavigationEntry(f"{CONSOLE}/spaces", "Encoders"),
     NavigationEntry(f"{CONSOLE}/map", "Map"),

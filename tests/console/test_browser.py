@@ -51,6 +51,7 @@ THEMES = ("light", "dark")
 
 PAGES = (
     "/console",
+    "/console/stores",
     "/console/pairs",
     "/console/spaces",
     "/console/map",

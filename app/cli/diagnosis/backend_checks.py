@@ -16,6 +16,7 @@ from app.settings import Settings
 
 if TYPE_CHECKING:
     from app.services.context import Services
+    from app.storage.tables import StoreRow
 
 State = Literal["ok", "warning", "failed"]
 
@@ -246,8 +247,23 @@ def _encoders(settings: Settings, services: Services) -> DoctorFinding:
     return DoctorFinding("encoders", "ok", detail)
 
 
-def _stores(services: Services) -> list[DoctorFinding]:
+def _vectors_of(services: Services, row: StoreRow, detail: str) -> DoctorFinding:
+    """Whether the store holds vectors of its encoder only."""
     from app.services.stores.stores import describe_mixture, examine_store
+
+    try:
+        report = examine_store(services, row)
+    except AnchorageError as error:
+        detail = f"{detail} Its vectors were not compared with the anchors: {error.detail}"
+        return DoctorFinding("stores", "warning", detail, "Repeat the check.")
+    mixture = describe_mixture(report.space, report.foreign, row.encoder.name)
+    if mixture is None:
+        return DoctorFinding("stores", "ok", detail)
+    advice = f"Embed such rows again with {row.encoder.name}."
+    return DoctorFinding("stores", "warning", f"{detail} {mixture}.", advice)
+
+
+def _stores(services: Services) -> list[DoctorFinding]:
     from app.storage import tables
     from app.stores.hidden_urls import hide_url
 
@@ -256,7 +272,7 @@ def _stores(services: Services) -> list[DoctorFinding]:
     found = []
     for row in rows:
         try:
-            report = examine_store(services, row)
+            facts = services.stores.wait(row, lambda store: store.facts())
         except AddressNotListed as error:
             advice = "Add the address, or delete the store."
             found.append(DoctorFinding("stores", "failed", f"{row.name}: {error.detail}", advice))
@@ -265,16 +281,5 @@ def _stores(services: Services) -> list[DoctorFinding]:
             advice = f"Check the address {row.address!r} in ANCHORAGE_STORES."
             found.append(DoctorFinding("stores", "failed", detail, advice))
         else:
-            detail = f"{row.name} has {report.facts.rows:,} rows."
-            mixture = describe_mixture(report.space, report.foreign, row.encoder.name)
-            found.append(
-                DoctorFinding("stores", "ok", detail)
-                if mixture is None
-                else DoctorFinding(
-                    "stores",
-                    "warning",
-                    f"{detail} {mixture}.",
-                    f"Embed such rows again with {row.encoder.name}.",
-                )
-            )
+            found.append(_vectors_of(services, row, f"{row.name} has {facts.rows:,} rows."))
     return found

@@ -102,11 +102,12 @@ def quickstart(
     """Say what to do with an index whose model changes, and leave a search that works.
 
     With the address of a store it reads the store, takes anchors from it, and writes nothing to it.
-    Without one it takes vectors from files, or a connected store. It asks for every value that you
-    do not pass as an option. It writes to the service's database; the service may keep running.
+    Without one it takes vectors from files, or a connected store, and asks for what no option says.
+    It writes to the service's database; the service may keep running.
     """
-    place = None
+    place, needed = None, "--source, --target, --items"
     if address is not None:
+        needed = "--target"
         place = _place(address, collection, text_field, vector_field, source)
         source = f"{STORE_PREFIX}{place.name}"
     elif collection or text_field or vector_field:
@@ -117,9 +118,8 @@ def quickstart(
         )
     except typer.Abort:
         raise typer.BadParameter(
-            "Standard input ended before all questions were answered. Pass --source, --target, "
-            "--items, --old-encoder-runs or --no-old-encoder-runs, and --texts-exist or "
-            "--no-texts-exist."
+            f"Standard input ended before all questions were answered. Pass {needed}, "
+            "--old-encoder-runs or --no-old-encoder-runs, and --texts-exist or --no-texts-exist."
         ) from None
     from_store = source.startswith(STORE_PREFIX)
     encoders = (source, target) if from_store else _encoder_names(Path(source), Path(target))
@@ -130,7 +130,9 @@ def quickstart(
         raise typer.BadParameter(f"--report: there is no folder {report.absolute().parent}.")
     settings = read_settings()
     if place is not None:
-        settings = read_settings(stores={**settings.stores, place.name: place.address})
+        place = place.listed_in(settings.stores)
+        unlisted = place.listed not in settings.stores
+        settings = read_settings(stores={**settings.stores, place.listed: place.address})
     with explain_faults(), open_services(settings) as services:
         services.db.upgrade()
         typer.echo(f"It writes to {settings.data_dir.absolute()}, and to no store.", err=True)
@@ -165,7 +167,7 @@ def quickstart(
             text_exists=texts_exist,
         )
         answer["store"] = store if from_store else None
-        answer["address"] = None if place is None else place.address
+        answer["setting"] = place.setting() if place is not None and unlisted else None
         answer["tokens"] = round(read.tokens_per_row * read.rows) if from_store else None
         answer["price"] = price
     if as_json:
@@ -212,10 +214,11 @@ def _place(
             "of them. Where the texts are gone, pass vectors by both encoders in files."
         )
     name = name_of(collection)
-    if re.match(r"[a-z]+://", address) is None:
+    if "://" not in address:
         address = str(Path(address).resolve())
     return StorePlace(
-        name, kind, address, collection, text_field, vector_field, source or f"{name}-old"
+        *(name, "", kind, address, collection, text_field, vector_field),
+        source=source or f"{name}-old",
     )
 
 

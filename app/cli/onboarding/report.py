@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -90,11 +89,12 @@ def _next(answer: dict[str, Any]) -> Iterator[str]:
     pair = ", ".join(f'{name}="{answer[name]}"' for name in ("source", "target", "anchor_set"))
     advice = answer["advice"]
     yield "## Next\n"
-    if answer["address"] is not None:
-        yield "The service opens only addresses that its settings list:\n"
+    if answer["setting"] is not None:
+        password = " PASSWORD stands for yours." if "PASSWORD" in answer["setting"] else ""
+        yield "The service opens only addresses that its settings list. Add this one to "
+        yield f"`ANCHORAGE_STORES`, or set it:{password}\n"
         yield "```sh"
-        stores = json.dumps({answer["store"]: answer["address"]})
-        yield f"export ANCHORAGE_STORES={shlex.quote(stores)}"
+        yield f"export ANCHORAGE_STORES={shlex.quote(answer['setting'])}"
         yield "```\n"
     if advice in ("fuse", "cascade"):
         yield "Start the service with `anchorage serve`, and rank what your index returns:\n"

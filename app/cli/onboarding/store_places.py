@@ -2,44 +2,54 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
 
-from app.errors import EncoderNotFound, StoreNotFound
+from app.cli.onboarding.quickstart import NOT_IN_NAMES
+from app.errors import AnchorageError, EncoderNotFound, StoreNotFound
 from app.services.context import Services
-from app.services.encoders.encoders import create_encoder
+from app.services.encoders.encoders import create_encoder, delete_encoder
 from app.services.name_lookup import find_by_name
 from app.services.request_context import RequestContext
 from app.services.stores import stores
+from app.settings import StoreEntry
 from app.storage import tables
 from app.types import EncoderKind
+
+#: kinds of stores by the scheme of their addresses
+SCHEMES = {
+    "postgresql": "pgvector",
+    "postgres": "pgvector",
+    "http": "qdrant",
+    "https": "qdrant",
+}
 
 #: what the folder of a kind contains
 SIGNS = {"chroma": "chroma.sqlite3", "lancedb": "*.lance", "qdrant": "meta.json"}
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
 
-#: characters that names cannot have
-NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
-
 
 def kind_of(address: str) -> str:
     """Return the kind of the store at an address. Raises typer.BadParameter."""
-    if re.match(r"postgres(ql)?://", address):
-        return "pgvector"
-    if re.match(r"https?://", address):
-        return "qdrant"
+    scheme, separator, _ = address.partition("://")
+    if separator and scheme.lower() in SCHEMES:
+        return SCHEMES[scheme.lower()]
     place = Path(address)
     if place.is_file() and place.open("rb").read(len(SQLITE_MAGIC)) == SQLITE_MAGIC:
         return "sqlite-vec"
     for kind, sign in SIGNS.items():
         if place.is_dir() and any(place.glob(sign)):
             return kind
+    shown = f"{scheme}://..." if separator else address  # what follows may hold a password
     raise typer.BadParameter(
-        f"{address} is no store that Anchorage knows. Pass postgresql://... for pgvector, "
+        f"{shown} is no store that Anchorage knows. Pass postgresql://... for pgvector, "
         "http://... for Qdrant, a folder of Chroma, LanceDB or Qdrant's local mode, or a file "
         "with tables of sqlite-vec."
     )
@@ -54,11 +64,13 @@ def name_of(collection: str) -> str:
 class StorePlace:
     """A store at an address that the operator need not have listed.
 
-    name    of the store, and of its address in the settings
+    name    of the store
+    listed  the name of its address in the settings; "" before `listed_in`
     source  the encoder of its vectors
     """
 
     name: str
+    listed: str
     kind: str
     address: str
     collection: str
@@ -66,8 +78,16 @@ class StorePlace:
     vector_field: str | None
     source: str
 
+    def listed_in(self, entries: Mapping[str, StoreEntry]) -> StorePlace:
+        """Return the place with the operator's name of its address, or a new one for this address
+        alone.
+        """
+        digest = hashlib.sha256(self.address.encode()).hexdigest()[:8]
+        known = (name for name, entry in entries.items() if entry.url == self.address)
+        return replace(self, listed=next(known, f"{self.name}-{digest}"))
+
     def connect(self, services: Services, project: str) -> None:
-        """Register the old encoder and the store, unless they are there.
+        """Register the old encoder and the store, unless both exist.
 
         Raises typer.BadParameter for another store of that name, and AnchorageError.
         """
@@ -77,12 +97,17 @@ class StorePlace:
         except StoreNotFound:
             pass
         else:
-            there = (known.kind, known.collection, known.encoder.name)
-            if there == (self.kind, self.collection, self.source):
+            options = known.options
+            there = known.kind, known.address, known.collection, known.encoder.name
+            fields = options.get("text_field"), self.vector_field and options.get("vector_field")
+            if (*there, *fields) == (
+                *(self.kind, self.listed, self.collection, self.source),
+                *(self.text_field, self.vector_field),
+            ):
                 return
             raise typer.BadParameter(
-                f"There is another store {self.name}. Forget it first: anchorage stores disconnect "
-                f"{self.name}"
+                f"There is another store {self.name}, or this one with other fields. Forget it "
+                f"first: anchorage stores disconnect {self.name}"
             )
         try:
             find_by_name(services, tables.EncoderRow, project, self.source, field="source")
@@ -92,22 +117,40 @@ class StorePlace:
                 project=project,
                 name=self.name,
                 kind=self.kind,
-                address=self.name,
+                address=self.listed,
                 collection=self.collection,
                 options={"vector_field": self.vector_field, "text_field": self.text_field},
             )
             dim = services.stores.wait(unsaved, lambda store: store.facts()).dim
             create_encoder(services, context, name=self.source, kind=EncoderKind.external, dim=dim)
+            made = True
+        else:
+            made = False
         definition = stores.StoreDefinition(
             self.name,
             kind=self.kind,
-            address=self.name,
+            address=self.listed,
             collection=self.collection,
             encoder=self.source,
             vector_field=self.vector_field,
             text_field=self.text_field,
         )
-        stores.create_store(services, context, definition)
+        try:
+            stores.create_store(services, context, definition)
+        except AnchorageError:
+            if made:  # its dimension may be that of a wrong field
+                delete_encoder(services, context, self.source)
+            raise
+
+    def setting(self) -> str:
+        """Return what ANCHORAGE_STORES needs, with PASSWORD in the place of a password."""
+        return json.dumps({self.listed: without_password(self.address)})
+
+
+def without_password(address: str) -> str:
+    """Return an address with PASSWORD in the place of its password."""
+    found = re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:PASSWORD@", address)
+    return re.sub(r"((?:password|api_key)=)[^&]*", r"\1PASSWORD", found)
 
 
 def find_or_load(services: Services, project: str, target: str) -> str:
@@ -115,14 +158,18 @@ def find_or_load(services: Services, project: str, target: str) -> str:
 
     Raises AnchorageError.
     """
-    name = NOT_IN_NAMES.sub("-", target.rpartition("/")[2]).strip("-._")
+    name = NOT_IN_NAMES.sub("-", target.rstrip("/").rpartition("/")[2]).strip("-._") or "new"
     for each in dict.fromkeys((target, name)):
         try:
-            return str(
-                find_by_name(services, tables.EncoderRow, project, each, field="target").name
-            )
+            known = find_by_name(services, tables.EncoderRow, project, each, field="target")
         except EncoderNotFound:
-            pass
+            continue
+        if each != target and known.model != target:
+            raise typer.BadParameter(
+                f"There is another encoder {name}, whose model is not {target}. Register this "
+                "model under another name with POST /encoders, and pass that as --target."
+            )
+        return each
     create_encoder(
         services,
         RequestContext(project),

@@ -63,10 +63,11 @@ ROW_LEAD = 0.3
 
 #: least share of rows of the expected encoder in a mixed sample, and least share, and number, of
 #: those of another
-LEAST_EXPECTED, LEAST_SHARE, FEWEST_ROWS = 0.1, 0.01, 4
+LEAST_EXPECTED, LEAST_SHARE, FEWEST_ROWS = 0.5, 0.01, 4
 
-#: share of rows unlike every encoder that is worth a warning: in a good store it is 1 in 100
-UNUSUAL_SHARE = 0.05
+#: shares of rows unlike every encoder that are worth a warning, and that make a mixture: in a good
+#: store it is 1 in 100
+UNUSUAL_SHARE, MIXED_SHARE = 0.05, 0.2
 
 #: fewer different rows or anchors are not judged
 FEWEST_MATCHED = 20
@@ -171,6 +172,7 @@ def match_space(
             foreign = tuple(places[order[~mine[order]]].tolist())
             least = max(LEAST_SHARE, FEWEST_ROWS / len(rows))
             several = any(share >= least for name, share in shares.items() if name != expected)
+            several = several or float((owner < 0).double().mean()) >= MIXED_SHARE
             if several and shares[expected] >= LEAST_EXPECTED:
                 verdict = "mixed"
     return SpaceMatch(

@@ -210,16 +210,17 @@ def _with_anchors(basis: EstimateBasis, index: int) -> IntervalEstimate:
     """The MRR in an index that contains all anchors."""
     worth, measured = basis.curves.anchor_worth
     anchors = min(basis.curves.anchors, index - 1)
+    worth *= (index / measured) ** ANCHOR_GROWTH
     # No anchor is easier to tell from the wanted item than another item is.
-    worth = max(1.0, worth * (index / measured) ** ANCHOR_GROWTH)
     low, value, high = (
-        _reciprocal_rank(basis, index - anchors + anchors * worth * math.exp(error))
+        _reciprocal_rank(basis, index - anchors + anchors * max(1.0, worth * math.exp(error)))
         for error in (NORMAL_95 * ANCHOR_WORTH_ERROR, 0.0, -NORMAL_95 * ANCHOR_WORTH_ERROR)
     )
     below = math.hypot(value.value - low.value, value.value - value.low)
     above = math.hypot(high.value - value.value, value.high - value.value)
+    most = _reciprocal_rank(basis, index).high
     return IntervalEstimate(
-        value.value, max(0.0, value.value - below), min(1.0, value.value + above)
+        value.value, max(0.0, value.value - below), min(most, value.value + above)
     )
 
 

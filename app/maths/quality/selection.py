@@ -123,13 +123,14 @@ def choose_method(
     """
     every = source.double(), target.double()
     shape = dict(shape or {})
-    usual = usual or default_candidate(prefer, len(source))
     candidates = candidates_for(prefer) if candidates is None else candidates
     size = len(source)
     source, target = draw_anchors(
         *every, most=MAX_SELECTION_ANCHORS, generator=torch.Generator().manual_seed(seed)
     )
     parts = cut_into_folds(source, target, folds=SELECTION_FOLDS, seed=seed)
+    distinct = 0 if parts is None else int(parts[0].sum())
+    usual = usual or default_candidate(prefer, distinct)
     measures = (
         None
         if parts is None

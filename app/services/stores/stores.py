@@ -18,7 +18,7 @@ from app.errors import (
     StoreChanged,
     StoreUnsupported,
 )
-from app.maths.anchors.space_match import UNUSUAL_SHARE, SpaceMatch, match_space
+from app.maths.anchors.space_match import LEAST_SHARE, UNUSUAL_SHARE, SpaceMatch, match_space
 from app.services.access.audit import record_audit
 from app.services.anchors import spaces
 from app.services.anchors.learning import has_learning_set
@@ -194,7 +194,7 @@ def describe_mixture(space: SpaceMatch, foreign: Sequence[StoreId], encoder: str
     kinds = [
         f"{each.share:.1%} look like {each.encoder!r}"
         for each in space.encoders
-        if space.verdict == "mixed" and each.encoder != encoder and each.share > 0
+        if space.verdict == "mixed" and each.encoder != encoder and each.share >= LEAST_SHARE
     ]
     if foreign and space.unlike >= UNUSUAL_SHARE:
         kinds.append(f"{space.unlike:.0%} look like no encoder with anchors")

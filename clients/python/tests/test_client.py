@@ -329,6 +329,6 @@ def test_what_exists_is_not_created_again(client: Client):
 
 def test_where_nobody_listens_the_first_request_fails_without_a_retry():
     url = f"http://127.0.0.1:{free_port()}"
-    with Client(url, retries=1_000) as away, pytest.raises(UnavailableError) as failed:
+    with Client(url) as away, pytest.raises(UnavailableError) as failed:
         away.encoders.list()
     assert "Is `anchorage serve` running?" in str(failed.value)

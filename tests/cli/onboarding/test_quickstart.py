@@ -13,13 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import typer
+from sqlalchemy import select
 from typer.testing import CliRunner, Result
 
 from app.cli import cli
 from app.cli.onboarding.anchor_input import read_vectors, spread
+from app.cli.onboarding.store_places import kind_of, without_password
 from app.console.wording import OPTIONS
 from app.demo.pack import load_pack
 from app.demo.run import COLLECTION, write_store
+from app.settings import Settings
+from app.storage.tables import EncoderRow
+from app.wiring import make_services
 from tests.cli.test_commands import said
 
 PACK = load_pack()
@@ -128,7 +133,7 @@ def test_the_address_of_a_store_leaves_a_search_that_works(tmp_path: Path):
     assert re.search(r"To embed all 120 texts again takes about 1,\d{3} tokens", report)
     assert "at 1000 a million" in report
     [stores] = re.findall(r"export ANCHORAGE_STORES='(.*)'", report)
-    assert json.loads(stores) == {"questions": str(lake)}
+    assert list(json.loads(stores).values()) == [str(lake)]
     text = PACK.sentences[PACK.index][3]
     search = ("stores", "search", "questions", "--text", text, "-k", "1")
     pair = ("--target", "all-MiniLM-L6-v2", "--anchor-set", "questions")
@@ -137,8 +142,48 @@ def test_the_address_of_a_store_leaves_a_search_that_works(tmp_path: Path):
     assert found.exit_code == 0, found.output
     assert json.loads(found.stdout)["results"][0]["ids"] == [3]
     assert lancedb.connect(lake).open_table(COLLECTION).version == before
-    other = start(tmp_path, *place, *facts, "--source", "ada-002")
-    assert "There is another store questions" in said(other.stderr)
+    write_store(tmp_path / "other", PACK, rows=60)
+    for changed in (
+        [str(tmp_path / "other"), *place[1:]],
+        [*place, "--source", "ada-002"],
+        [*place[:-1], "{text}"],
+    ):
+        other = start(tmp_path, *changed, *facts)
+        assert (other.exit_code, "There is another store questions" in said(other.stderr)) == (
+            2,
+            True,
+        )
+    named = start(tmp_path, *place, *facts, stores=json.dumps({"lake": str(lake)}))
+    assert "There is another store questions" in said(named.stderr)
+    elsewhere = start(tmp_path, *place, "--target", "other/all-MiniLM-L6-v2", *facts[2:])
+    assert "There is another encoder all-MiniLM-L6-v2" in said(elsewhere.stderr)
+
+
+def test_a_wrong_field_leaves_no_encoder_of_a_wrong_dimension(tmp_path: Path):
+    lake = tmp_path / "lake"
+    write_store(lake, PACK, rows=60)
+    facts = ("--target", "all-MiniLM-L6-v2", "--no-old-encoder-runs", "--texts-exist")
+    wrong = start(tmp_path, str(lake), "--table", COLLECTION, "--text-field", "body", *facts)
+    assert wrong.exit_code == 2, wrong.output
+    services = make_services(Settings(data_dir=tmp_path / "data"))
+    with services.db.transaction() as session:
+        assert session.scalars(select(EncoderRow)).all() == []
+    services.close()
+
+
+def test_no_password_of_an_address_is_printed():
+    for address in (
+        "postgresql://app:s3cret@db/shop",
+        "https://:s3cret@qdrant:6333",
+        "postgresql://app@db/shop?password=s3cret&sslmode=require",
+    ):
+        assert "s3cret" not in without_password(address)
+        assert "PASSWORD" in without_password(address)
+    for address in ("postgresql+psycopg://app:s3cret@db/shop", "mysql://app:s3cret@db/shop"):
+        with pytest.raises(typer.BadParameter) as refused:
+            kind_of(address)
+        assert "s3cret" not in str(refused.value)
+    assert kind_of("POSTGRESQL://db/shop") == "pgvector"
 
 
 @pytest.mark.parametrize(

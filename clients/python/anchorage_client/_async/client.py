@@ -62,7 +62,7 @@ class AsyncClient(AsyncMeasures):
         *,
         api_key: str | None = None,
         timeout: float = 60.0,
-        retries: int = 4,
+        retries: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self._transport = AsyncTransport(url, api_key, timeout, retries, headers or {})

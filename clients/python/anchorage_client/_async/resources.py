@@ -9,7 +9,7 @@ from typing import Any
 
 from anchorage_client._async.jobs import AsyncJob
 from anchorage_client._async.transport import AsyncTransport, Json, members_of, segment
-from anchorage_client.errors import NotFoundError
+from anchorage_client.errors import ConflictError, NotFoundError
 from anchorage_client.vectors import VectorsLike, to_json
 
 
@@ -32,12 +32,18 @@ class AsyncResource:
         return await self._transport.get(f"{self.path}/{segment(name)}")
 
     async def get_or_create(self, name: str, **fields: Any) -> Json:
-        """Return the one of this name, or create it with the fields of `create`."""
+        """Return the one of this name, whatever its fields are, or create it as `create` does."""
         try:
             return await self.get(name)
         except NotFoundError:
+            pass
+        try:
             created: Json = await self.create(name, **fields)  # type: ignore[attr-defined]
-            return created
+        except ConflictError as error:
+            if error.code != "name-taken":  # another client was quicker
+                raise
+            return await self.get(name)
+        return created
 
     async def delete(self, name: str) -> None:
         """Delete one."""

@@ -62,7 +62,7 @@ class Client(Measures):
         *,
         api_key: str | None = None,
         timeout: float = 60.0,
-        retries: int = 4,
+        retries: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self._transport = Transport(url, api_key, timeout, retries, headers or {})

@@ -9,7 +9,7 @@ from typing import Any
 
 from anchorage_client._sync.jobs import Job
 from anchorage_client._sync.transport import Json, Transport, members_of, segment
-from anchorage_client.errors import NotFoundError
+from anchorage_client.errors import ConflictError, NotFoundError
 from anchorage_client.vectors import VectorsLike, to_json
 
 
@@ -32,12 +32,18 @@ class Resource:
         return self._transport.get(f"{self.path}/{segment(name)}")
 
     def get_or_create(self, name: str, **fields: Any) -> Json:
-        """Return the one of this name, or create it with the fields of `create`."""
+        """Return the one of this name, whatever its fields are, or create it as `create` does."""
         try:
             return self.get(name)
         except NotFoundError:
+            pass
+        try:
             created: Json = self.create(name, **fields)  # type: ignore[attr-defined]
-            return created
+        except ConflictError as error:
+            if error.code != "name-taken":  # another client was quicker
+                raise
+            return self.get(name)
+        return created
 
     def delete(self, name: str) -> None:
         """Delete one."""

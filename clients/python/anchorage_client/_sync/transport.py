@@ -30,6 +30,9 @@ RETRIED = {429, 502, 503, 504}
 #: statuses of a proxy that may have lost the answer to a request which was carried out
 LOST = {502, 504}
 
+#: most repetitions of a request
+USUAL_RETRIES = 4
+
 #: the pause before the first retry without Retry-After, which doubles each time, and its limit
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 
@@ -58,7 +61,7 @@ class Transport:
         url: str,
         api_key: str | None,
         timeout: float,
-        retries: int,
+        retries: int | None,
         headers: Mapping[str, str],
     ) -> None:
         if not url.startswith(("http://", "https://")):
@@ -67,8 +70,9 @@ class Transport:
         if not key.isascii() or not key.isprintable():
             raise ValueError("The API key contains characters that no key has.")
         own = {**headers, **({"Authorization": f"Bearer {key}"} if key else {})}
-        self.retries = retries
-        self._answered = False
+        self.retries = USUAL_RETRIES if retries is None else retries
+        #: whether a first request may wait for a service that does not listen yet
+        self._patient = retries is not None
         self.http = httpx2.Client(base_url=url.rstrip("/"), timeout=timeout, headers=own)
 
     def close(self) -> None:
@@ -113,12 +117,12 @@ class Transport:
                 )
             except httpx2.TransportError as error:
                 failure: AnchorageError = _no_answer(error)
-                if isinstance(error, httpx2.ConnectError) and not self._answered:
+                if isinstance(error, httpx2.ConnectError) and not self._patient:
                     raise failure from None  # no service listens there
                 pause: float | None = None
                 perhaps_done = True
             else:
-                self._answered = True
+                self._patient = True
                 # A DELETE whose answer was lost has deleted what the next one does not find.
                 deleted = method == "DELETE" and perhaps_done and answer.status_code == 404
                 fit = None if path.startswith("/jobs/") else _fit_of(answer)  # the job asked for
@@ -246,8 +250,12 @@ def lines_of(answer: httpx2.Response) -> Iterator[bytes]:
             raise not_anchorage(f"A line of {answer.request.url} has no end.", answer.status_code)
 
 
+def _place_of(error: httpx2.TransportError) -> str:
+    return str(error.request.url.copy_with(path="/", query=None, username=None, password=None))
+
+
 def _no_answer(error: httpx2.TransportError) -> UnavailableError:
-    place = str(error.request.url.copy_with(path="/", query=None)) if error._request else ""
+    place = _place_of(error) if error._request else ""
     detail = f"The service at {place} did not answer: {error or type(error).__name__}."
     if isinstance(error, httpx2.ConnectError):
         detail += " Is `anchorage serve` running?"
