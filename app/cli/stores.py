@@ -232,9 +232,9 @@ def _print_report(report: StoreReport) -> None:
             fg="yellow",
             err=True,
         )
-    elif space.verdict == "matches":
-        typer.echo(f"Its vectors look like those of {report.row.encoder.name}.")
     mixture = describe_mixture(space, report.foreign, report.row.encoder.name)
+    if space.verdict == "matches" and mixture is None:
+        typer.echo(f"Its vectors look like those of {report.row.encoder.name}.")
     if mixture is not None:
         typer.secho(f"WARNING: {mixture}.", fg="yellow", err=True)
     typer.echo(f"Strategies of a migration: {', '.join(facts.strategies) or 'none'}.")

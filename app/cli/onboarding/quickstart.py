@@ -12,6 +12,7 @@ import typer
 
 from app.cli.output import AsJson, print_json
 from app.cli.shared import explain_faults, open_services, read_settings, validate
+from app.errors import AnchorageError
 from app.services.request_context import RequestContext
 
 if TYPE_CHECKING:
@@ -51,6 +52,13 @@ def quickstart(
     vector_field: Annotated[
         str | None,
         typer.Option(help="Column or named vector; default: the only one.", show_default=False),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="A name for the store at the address; default: its collection's.",
+            show_default=False,
+        ),
     ] = None,
     source: Annotated[
         str | None,
@@ -108,13 +116,15 @@ def quickstart(
     place, needed = None, "--source, --target, --items"
     if address is not None:
         needed = "--target"
-        place = _place(address, collection, text_field, vector_field, source)
+        place = _place(address, collection, text_field, vector_field, source, store)
         source = f"{STORE_PREFIX}{place.name}"
-    elif collection or text_field or vector_field:
-        raise typer.BadParameter("--collection and the fields describe the store at an address.")
+    elif collection or text_field or vector_field or store:
+        raise typer.BadParameter(
+            "--collection, --store and the fields describe the store at an address."
+        )
     try:
         source, target, items, old_encoder_runs, texts_exist = _ask(
-            source, target, items, old_encoder_runs, texts_exist
+            source, target, items, old_encoder_runs, texts_exist, runs=place is None
         )
     except typer.Abort:
         raise typer.BadParameter(
@@ -143,9 +153,15 @@ def quickstart(
             store = source.removeprefix(STORE_PREFIX)
             if place is not None:
                 logging.getLogger("sentence_transformers").setLevel(logging.WARNING)
-                place.connect(services, project)
-                target = store_places.find_or_load(services, project, target)
-            read = read_store(services, project, store, target)
+                is_new = place.connect(services, project)
+            try:
+                if place is not None:
+                    target = store_places.find_or_load(services, project, target)
+                read = read_store(services, project, store, target)
+            except (AnchorageError, typer.BadParameter):
+                if place is not None and is_new:
+                    place.forget(services, project)
+                raise
             old, new, items, anchors = read.source, target, read.rows, read.anchors
             if old_encoder_runs:
                 _compare(services, project, store, [old, new])
@@ -182,7 +198,6 @@ def quickstart(
 
 def _compare(services: Services, project: str, store: str, encoders: list[str]) -> None:
     """Compare the encoders on the store's texts; say why where that cannot be done."""
-    from app.errors import AnchorageError
     from app.services.relevance.comparison import Comparison, compare
 
     typer.echo("Comparing the encoders on texts of the store.", err=True)
@@ -201,6 +216,7 @@ def _place(
     text_field: str | None,
     vector_field: str | None,
     source: str | None,
+    store: str | None,
 ) -> StorePlace:
     """Return the store at an address. Raises typer.BadParameter."""
     from app.cli.onboarding.store_places import StorePlace, kind_of, name_of
@@ -213,7 +229,8 @@ def _place(
             "Pass --text-field with the column or field of the texts: the new encoder reads some "
             "of them. Where the texts are gone, pass vectors by both encoders in files."
         )
-    name = name_of(collection)
+    name = store or name_of(collection)
+    _check_name(name, f"--store: {name!r} is no name.")
     if "://" not in address:
         address = str(Path(address).resolve())
     return StorePlace(
@@ -228,25 +245,30 @@ def _ask(
     items: int | None,
     old_encoder_runs: bool | None,
     texts_exist: bool | None,
+    *,
+    runs: bool,
 ) -> tuple[str, str, int | None, bool, bool]:
-    """Ask on standard error for what no option said. Raises typer.Abort at the end of the input."""
+    """Ask on standard error for what no option said. Raises typer.Abort at the end of the input.
+
+    runs  the usual answer to whether the old encoder runs
+    """
     prompt = partial(typer.prompt, err=True)
-    place = f"1. Vectors of the old encoder (file, folder or {STORE_PREFIX}NAME)"
+    place = f"Vectors of the old encoder (file, folder or {STORE_PREFIX}NAME)"
     source = _existing(source) if source else prompt(place, value_proc=_existing)
     from_store = source.startswith(STORE_PREFIX)
     if from_store:
-        question = "2. The new encoder: its name, or a model such as all-MiniLM-L6-v2"
+        question = "The new encoder: its name, or a model such as all-MiniLM-L6-v2"
         target = target or prompt(question)
     else:
-        place = "2. The same items by the new encoder (file or folder)"
+        place = "The same items by the new encoder (file or folder)"
         target = _existing(target) if target else prompt(place, value_proc=_existing)
-        question = "3. How many items does your index have?"
+        question = "How many items does your index have?"
         items = items or prompt(question, value_proc=_count)
     if old_encoder_runs is None:
-        question = "4. Can the old encoder still embed queries?"
-        old_encoder_runs = typer.confirm(question, True, err=True)
+        question = "Can the old encoder still embed queries?"
+        old_encoder_runs = typer.confirm(question, runs, err=True)
     if texts_exist is None:
-        question = "5. Can the items be embedded again?"
+        question = "Can the items be embedded again?"
         texts_exist = from_store or typer.confirm(question, True, err=True)
     return source, target, items, old_encoder_runs, texts_exist
 

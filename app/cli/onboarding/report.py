@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
@@ -20,7 +22,12 @@ def as_markdown(answer: dict[str, Any]) -> str:
 
 def print_report(answer: dict[str, Any]) -> None:
     """Print the report on the terminal."""
-    Console().print(Markdown(as_markdown(answer)))
+    # Code is printed as it is: a terminal would indent and break it.
+    for number, part in enumerate(re.split(r"```\w*\n", as_markdown(answer))):
+        if number % 2:
+            typer.echo(part)
+        else:
+            Console().print(Markdown(part))
 
 
 def _verdict(answer: dict[str, Any]) -> Iterator[str]:
@@ -105,15 +112,12 @@ def _next(answer: dict[str, Any]) -> Iterator[str]:
             f'mode="{advice}")'
         )
     elif advice == "native" or (advice == "re-embed" and answer["store"]):
-        is_gone = any(each["name"] == "keep" and not each["possible"] for each in answer["options"])
         until = " until its texts are embedded again" if advice == "re-embed" else ""
         yield f"Start the service with `anchorage serve`, and search the store{until}:\n"
-        if not is_gone:
-            yield (
-                "`old_queries` are the old encoder's vectors of the inputs. Leave them out where "
-                "the service runs it.\n"
-            )
-        old = f'anchor_set="{answer["anchor_set"]}"' if is_gone else "old_queries=old_queries"
+        yield (
+            "Where the old encoder runs, pass its vectors of the inputs too, as `old_queries`.\n"
+        )
+        old = f'anchor_set="{answer["anchor_set"]}"'
         call = (
             f'rankings = client.stores.search("{answer["store"]}", target="{answer["target"]}", '
             f'inputs=["a question"], {old}, native=20)\nprint(rankings.results[0].ids)'

@@ -6,13 +6,14 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
 
 from app.cli.onboarding.quickstart import NOT_IN_NAMES
-from app.errors import AnchorageError, EncoderNotFound, StoreNotFound
+from app.errors import AnchorageError, EncoderNotFound, InUse, StoreNotFound
 from app.services.context import Services
 from app.services.encoders.encoders import create_encoder, delete_encoder
 from app.services.name_lookup import find_by_name
@@ -42,6 +43,12 @@ def kind_of(address: str) -> str:
     if separator and scheme.lower() in SCHEMES:
         return SCHEMES[scheme.lower()]
     place = Path(address)
+    try:
+        there = place.exists()
+    except OSError as error:  # a name that is too long
+        raise typer.BadParameter(f"The address cannot be opened: {error.strerror}.") from None
+    if not separator and not there:
+        raise typer.BadParameter(f"{address} does not exist.")
     if place.is_file() and place.open("rb").read(len(SQLITE_MAGIC)) == SQLITE_MAGIC:
         return "sqlite-vec"
     for kind, sign in SIGNS.items():
@@ -86,8 +93,8 @@ class StorePlace:
         known = (name for name, entry in entries.items() if entry.url == self.address)
         return replace(self, listed=next(known, f"{self.name}-{digest}"))
 
-    def connect(self, services: Services, project: str) -> None:
-        """Register the old encoder and the store, unless both exist.
+    def connect(self, services: Services, project: str) -> bool:
+        """Register the old encoder and the store, and return whether the store is new.
 
         Raises typer.BadParameter for another store of that name, and AnchorageError.
         """
@@ -104,10 +111,10 @@ class StorePlace:
                 *(self.kind, self.listed, self.collection, self.source),
                 *(self.text_field, self.vector_field),
             ):
-                return
+                return False
             raise typer.BadParameter(
-                f"There is another store {self.name}, or this one with other fields. Forget it "
-                f"first: anchorage stores disconnect {self.name}"
+                f"There is another store {self.name}, or this one with other fields. Pass "
+                f"another --store, or forget it first: anchorage stores disconnect {self.name}"
             )
         try:
             find_by_name(services, tables.EncoderRow, project, self.source, field="source")
@@ -141,6 +148,14 @@ class StorePlace:
             if made:  # its dimension may be that of a wrong field
                 delete_encoder(services, context, self.source)
             raise
+        return True
+
+    def forget(self, services: Services, project: str) -> None:
+        """Delete a store that is of no use, and its encoder unless something else needs it."""
+        context = RequestContext(project)
+        stores.delete_store(services, context, self.name)
+        with suppress(InUse):
+            delete_encoder(services, context, self.source)
 
     def setting(self) -> str:
         """Return what ANCHORAGE_STORES needs, with PASSWORD in the place of a password."""

@@ -203,7 +203,7 @@ def describe_mixture(space: SpaceMatch, foreign: Sequence[StoreId], encoder: str
     named = ", ".join(repr(each) for each in foreign[:3])
     return (
         f"Of {space.rows} sampled rows, {' and '.join(kinds)}, and not like {encoder!r}: the rows "
-        f"{named}, for example. The model may have changed under its name"
+        f"{named}, for example. The store mixes models, or its model changed under its name"
     )
 
 
