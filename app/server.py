@@ -49,6 +49,7 @@ def run(settings: Settings, application: FastAPI, listening: socket.socket) -> N
             "ANCHORAGE_MAX_CONNECTIONS exceeds half of `ulimit -n`: the limit is %d connections",
             most,
         )
+    _build_routes(application)
     server = uvicorn.Server(_config(settings, application))
     _drain_first(server, application.state.admission, settings.drain_s)
     gc.collect()
@@ -114,6 +115,15 @@ def _config(settings: Settings, application: FastAPI | None) -> uvicorn.Config:
         access_log=False,
         server_header=False,
     )
+
+
+def _build_routes(application: FastAPI) -> None:
+    """Build the routes now: FastAPI builds them with the first request, which a thread that imports
+    a model at that moment can make fail.
+    """
+    nowhere = {"type": "http", "method": "GET", "path": "/-", "headers": [], "root_path": ""}
+    for route in application.routes:
+        route.matches(dict(nowhere))
 
 
 def _drain_first(server: Any, admission: Any, drain_s: float) -> None:

@@ -137,12 +137,13 @@ def test_dragging_and_the_wheel_move_the_points(page: Page, site: str) -> None:
     page.keyboard.press("+")
     circle = page.locator(".map circle.native")
     box = frame.bounding_box()
-    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    page.mouse.move(*middle)
+    place = [float(circle.get_attribute(name)) for name in ("cx", "cy")]  # of a point
+    x, y = box["x"] + place[0], box["y"] + place[1]
+    page.mouse.move(x, y)
     page.mouse.down()
-    page.mouse.move(middle[0] + 1, middle[1])
+    page.mouse.move(x + 1, y)
     at = float(circle.get_attribute("cx"))
-    page.mouse.move(middle[0] + 61, middle[1])
+    page.mouse.move(x + 61, y)
     page.wait_for_timeout(100)
     assert float(circle.get_attribute("cx")) == pytest.approx(at + 60, abs=0.5)
     page.mouse.up()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 from starlette.testclient import TestClient
 
@@ -38,9 +39,10 @@ def test_a_store_is_searched_with_a_text(shop: Shop) -> None:
     model = {"kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
     shop.client.post("/encoders", json={"name": "minilm", **model}).raise_for_status()
     anchors = {"name": "bridge", "store": "docs", "encoders": ["minilm"]}
+    shop.client.get("/jobs").raise_for_status()  # builds the routes before a model is loaded
     job = shop.client.post("/anchor-sets", json=anchors).json()
     while shop.client.get(f"/jobs/{job['id']}").json()["state"] in ("queued", "running"):
-        pass
+        time.sleep(0.05)
     search = "/console/stores/docs/search"
     found = shop.client.post(search, data={"pair": "minilm@bridge", "text": "document 7<b>"})
     assert found.status_code == 200, found.text

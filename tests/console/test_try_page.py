@@ -151,7 +151,7 @@ def test_unknown_names_and_huge_forms_are_refused(
 
 
 def test_an_empty_project_teaches_the_first_calls(client: TestClient) -> None:
-    assert "curl http://127.0.0.1/anchor-sets" in client.get("/console/try").text
+    assert "anchorage quickstart postgresql://" in client.get("/console/try").text
     assert send(client, text="a")[0] == 422
 
 
