@@ -190,7 +190,7 @@ def _owners(compared: Mapping[str, _RowShares], expected: str, count: int) -> In
     if not compared:
         return torch.full((count,), -1)
     table = torch.stack([each.shares for each in compared.values()])
-    far = table < torch.tensor([[each.far] for each in compared.values()], dtype=torch.float64)
+    far = table < table.new_tensor([[each.far] for each in compared.values()])
     best, owner = table.max(dim=0)
     if expected in compared:
         place = list(compared).index(expected)
@@ -266,11 +266,11 @@ def _distinct(
     """At most `most` different directions, drawn by seed, as unit vectors, and the first row of
     each; no zeros.
     """
-    rows = torch.arange(len(vectors))
+    rows = torch.arange(len(vectors), device=vectors.device)
     if len(vectors) > most:
-        rows = torch.as_tensor(draw_uniformly(len(vectors), size=most, seed=seed))
+        rows = rows[torch.as_tensor(draw_uniformly(len(vectors), size=most, seed=seed)).to(rows)]
     rows = rows[vectors[rows].double().abs().amax(dim=1) > 0]
     unit = torch.nn.functional.normalize(vectors[rows].double(), dim=1, eps=1e-300)
     distinct, of = torch.unique(unit, dim=0, return_inverse=True)
-    first = torch.full((len(distinct),), len(vectors)).scatter_reduce(0, of, rows, "amin")
+    first = rows.new_full((len(distinct),), len(vectors)).scatter_reduce(0, of, rows, "amin")
     return distinct, first
