@@ -30,7 +30,7 @@ START_TIMEOUT_S = 120
 
 
 @contextmanager
-def server(data_dir: Path, stores: Mapping[str, str]) -> Iterator[Client]:
+def server(data_dir: Path, stores: Mapping[str, str] | None = None) -> Iterator[Client]:
     """Run `anchorage serve` with `data_dir` on a free port, and stop it at the end.
 
     stores  the addresses that it may open, by name
@@ -52,7 +52,7 @@ def server(data_dir: Path, stores: Mapping[str, str]) -> Iterator[Client]:
         name: value for name, value in os.environ.items() if not name.startswith("ANCHORAGE_")
     }
     environment["ANCHORAGE_THREADS"] = str(DEMO_THREADS)
-    environment["ANCHORAGE_STORES"] = json.dumps(dict(stores))
+    environment["ANCHORAGE_STORES"] = json.dumps(dict(stores or {}))
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 -- a fixed command
             command, stdout=output, stderr=subprocess.STDOUT, env=environment
