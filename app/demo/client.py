@@ -121,10 +121,11 @@ class Client:
 
 
 def to_wire(vectors: Tensor) -> dict[str, Any]:
-    """Return a tensor as the API's base64 object, in float16, like the pack."""
-    array = np.ascontiguousarray(vectors.numpy(), dtype="<f2")
+    """Return a tensor of float16 or float32 as the API's base64 object."""
+    is_half = vectors.dtype is torch.float16
+    array = np.ascontiguousarray(vectors.numpy(), dtype="<f2" if is_half else "<f4")
     return {
-        "dtype": "float16",
+        "dtype": "float16" if is_half else "float32",
         "shape": list(array.shape),
         "base64": base64.b64encode(array.data).decode(),
     }

@@ -103,7 +103,10 @@ def connect_store(client: Client, pack: Pack, console: Console) -> None:
     """Register both encoders, the store, and the anchors."""
     client.post("/encoders", name=OLD, dim=pack.old.shape[1])
     client.post("/encoders", name=NEW, kind="sentence-transformers", model=NEW_MODEL)
-    embeddings = {OLD: to_wire(pack.old[pack.anchors]), NEW: to_wire(pack.new[pack.anchors])}
+    embeddings = {
+        OLD: to_wire(pack.old[pack.anchors].half()),
+        NEW: to_wire(pack.new[pack.anchors].half()),
+    }
     client.post("/anchor-sets", name=ANCHORS, embeddings=embeddings)
     store = {"kind": "lancedb", "address": ADDRESS, "collection": COLLECTION, "text_field": "text"}
     connected = client.post("/stores", name=STORE, encoder=OLD, **store)
@@ -153,10 +156,10 @@ def measure(client: Client, pack: Pack, console: Console) -> dict[str, Any]:
         source=OLD,
         target=NEW,
         anchor_set=ANCHORS,
-        old_queries=to_wire(pack.old[pack.queries]),
-        queries=to_wire(pack.new[pack.queries]),
-        documents=to_wire(pack.old[pack.index]),
-        native_documents=to_wire(pack.new[pack.index]),
+        old_queries=to_wire(pack.old[pack.queries].half()),
+        queries=to_wire(pack.new[pack.queries].half()),
+        documents=to_wire(pack.old[pack.index].half()),
+        native_documents=to_wire(pack.new[pack.index].half()),
         judgements=judgements,
     )
     results = {name: answer["results"][name] for name in OPTIONS}
@@ -193,6 +196,6 @@ def gain(result: Mapping[str, Any]) -> str:
 def translate(client: Client, pack: Pack) -> Tensor:
     """The index in the new model's space."""
     names = {"source": OLD, "target": NEW, "anchor_set": ANCHORS}
-    vectors = to_wire(pack.old[pack.index])
+    vectors = to_wire(pack.old[pack.index].half())
     answer = client.post("/translate", **names, vectors=vectors, encoding="base64")
     return from_wire(answer["vectors"])
