@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,6 +89,10 @@ REFUSED = (
     ("ALTER TABLE {s}.docs SET (fillfactor = 70)", "ALTER TABLE {s}.docs SET (fillfactor = 90)"),
     ("CREATE PUBLICATION {s}_rows FOR TABLE {s}.docs", "DROP PUBLICATION {s}_rows"),
 )
+
+
+#: readings of both schemas: a client may alter both between the first and the second
+READINGS = 3
 
 
 class Alterations(threading.Thread):
@@ -177,7 +182,11 @@ def compare_definitions(url: str, tally: Tally, where: str, *, unvalidated: bool
     unvalidated  whether foreign keys may wait for a validation, as between a switch and its end
     """
     with psycopg.connect(url, autocommit=True) as connection:
-        live, control = catalogue(connection, "live"), catalogue(connection, "control")
+        for _ in range(READINGS):
+            live, control = catalogue(connection, "live"), catalogue(connection, "control")
+            if live == control:
+                break
+            time.sleep(0.3)
     if unvalidated:
         live = {
             (kind, each.replace(" false", " true", 1).removesuffix(" NOT VALID"))
