@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from app.errors import DatabaseUnavailable, NameTaken
 from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.settings import Settings
 from app.wiring import make_services
 from tests.services.helpers import CONTEXT, OTHER_PROCESSES, create_encoder
 from tests.storage.helpers import delete_all
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -46,19 +48,38 @@ def services(request: pytest.FixtureRequest) -> Services:
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
 
 
+def made(create: Callable[[], object]) -> None:
+    """Create what a test begins with; a database that other tests keep busy may pause."""
+
+    def there() -> bool:
+        try:
+            create()
+        except DatabaseUnavailable:
+            return False
+        except NameTaken:  # by an attempt whose answer was late
+            pass
+        return True
+
+    until(there, every_s=0.5)
+
+
 @pytest.fixture
 def stock() -> Callable[[Services], Services]:
     """Puts into project `p` the encoders `a` (3) and `b` (2), and the set `s` of 12 items."""
 
     def stock(services: Services) -> Services:
         for name, dim in (("a", 3), ("b", 2)):
-            create_encoder(services, name, dim)
+            made(lambda name=name, dim=dim: create_encoder(services, name, dim))  # type: ignore[misc]
         draw = torch.Generator().manual_seed(0)
         embeddings = {
             "a": torch.randn(12, 3, generator=draw),
             "b": torch.randn(12, 2, generator=draw),
         }
-        anchor_sets.create_anchor_set(services, CONTEXT, name="s", embeddings=embeddings)
+        made(
+            lambda: anchor_sets.create_anchor_set(
+                services, CONTEXT, name="s", embeddings=embeddings
+            )
+        )
         return services
 
     return stock
