@@ -151,16 +151,17 @@ def quickstart(
             from app.cli.onboarding.anchor_input import read_store
 
             store = source.removeprefix(STORE_PREFIX)
+            take_back = None
             if place is not None:
                 logging.getLogger("sentence_transformers").setLevel(logging.WARNING)
-                is_new = place.connect(services, project)
+                take_back = place.connect(services, project)
             try:
                 if place is not None:
                     target = store_places.find_or_load(services, project, target)
                 read = read_store(services, project, store, target)
             except (AnchorageError, typer.BadParameter):
-                if place is not None and is_new:
-                    place.forget(services, project)
+                if take_back is not None:
+                    take_back()
                 raise
             old, new, items, anchors = read.source, target, read.rows, read.anchors
             if old_encoder_runs:

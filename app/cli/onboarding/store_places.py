@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
 
 from app.cli.onboarding.quickstart import NOT_IN_NAMES
-from app.errors import AnchorageError, EncoderNotFound, InUse, StoreNotFound
+from app.errors import AnchorageError, EncoderNotFound, StoreNotFound
 from app.services.context import Services
 from app.services.encoders.encoders import create_encoder, delete_encoder
 from app.services.name_lookup import find_by_name
@@ -93,8 +92,8 @@ class StorePlace:
         known = (name for name, entry in entries.items() if entry.url == self.address)
         return replace(self, listed=next(known, f"{self.name}-{digest}"))
 
-    def connect(self, services: Services, project: str) -> bool:
-        """Register the old encoder and the store, and return whether the store is new.
+    def connect(self, services: Services, project: str) -> Callable[[], None]:
+        """Register the old encoder and the store, and return what takes back what is new of them.
 
         Raises typer.BadParameter for another store of that name, and AnchorageError.
         """
@@ -111,7 +110,7 @@ class StorePlace:
                 *(self.kind, self.listed, self.collection, self.source),
                 *(self.text_field, self.vector_field),
             ):
-                return False
+                return lambda: None
             raise typer.BadParameter(
                 f"There is another store {self.name}, or this one with other fields. Pass "
                 f"another --store, or forget it first: anchorage stores disconnect {self.name}"
@@ -148,14 +147,13 @@ class StorePlace:
             if made:  # its dimension may be that of a wrong field
                 delete_encoder(services, context, self.source)
             raise
-        return True
 
-    def forget(self, services: Services, project: str) -> None:
-        """Delete a store that is of no use, and its encoder unless something else needs it."""
-        context = RequestContext(project)
-        stores.delete_store(services, context, self.name)
-        with suppress(InUse):
-            delete_encoder(services, context, self.source)
+        def take_back() -> None:
+            stores.delete_store(services, context, self.name)
+            if made:
+                delete_encoder(services, context, self.source)
+
+        return take_back
 
     def setting(self) -> str:
         """Return what ANCHORAGE_STORES needs, with PASSWORD in the place of a password."""
@@ -164,7 +162,7 @@ class StorePlace:
 
 def without_password(address: str) -> str:
     """Return an address with PASSWORD in the place of its password."""
-    found = re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1:PASSWORD@", address)
+    found = re.sub(r"(?<=://)([^/@:]*):.*@", r"\1:PASSWORD@", address)
     return re.sub(r"((?:password|api_key)=)[^&]*", r"\1PASSWORD", found)
 
 

@@ -187,7 +187,7 @@ def _check_space(
         return found
     if match.verdict == "mixed":
         raise WrongSpace(
-            f"{stores.describe_mixture(match, foreign, store.encoder.name)}. A translation would "
+            f"{found['mixture']}. A translation would "
             f"spoil such rows of the store {store.name!r}. Embed them again with "
             f"{store.encoder.name!r}, or send `force_space: true` to translate them all the same.",
             field="store",

@@ -22,8 +22,11 @@ from app.cli.onboarding.store_places import kind_of, without_password
 from app.console.wording import OPTIONS
 from app.demo.pack import load_pack
 from app.demo.run import COLLECTION, write_store
+from app.services.encoders.encoders import create_encoder
+from app.services.request_context import RequestContext
 from app.settings import Settings
 from app.storage.tables import EncoderRow, StoreRow
+from app.types import EncoderKind
 from app.wiring import make_services
 from tests.cli.test_commands import said
 
@@ -183,8 +186,27 @@ def test_a_wrong_field_leaves_no_encoder_of_a_wrong_dimension(tmp_path: Path):
     services.close()
 
 
+def test_a_start_that_fails_keeps_the_encoder_that_was_there(tmp_path: Path):
+    lake = tmp_path / "lake"
+    write_store(lake, PACK, rows=1)
+    lancedb.connect(lake).open_table(COLLECTION).delete("id >= 0")
+    services = make_services(Settings(data_dir=tmp_path / "data"))
+    services.db.upgrade()
+    create_encoder(
+        services, RequestContext("default"), name="mine", kind=EncoderKind.external, dim=512
+    )
+    place = (str(lake), "--table", COLLECTION, "--text-field", "text", "--source", "mine")
+    facts = ("--target", "all-MiniLM-L6-v2", "--no-old-encoder-runs", "--texts-exist")
+    assert start(tmp_path, *place, *facts).exit_code == 2
+    with services.db.transaction() as session:
+        assert session.scalars(select(StoreRow)).all() == []
+        assert "mine" in [row.name for row in session.scalars(select(EncoderRow))]
+    services.close()
+
+
 def test_no_password_of_an_address_is_printed():
     for address in (
+        "postgresql://app:s3cret/and@more@db/shop",
         "postgresql://app:s3cret@db/shop",
         "https://:s3cret@qdrant:6333",
         "postgresql://app@db/shop?password=s3cret&sslmode=require",
