@@ -12,7 +12,7 @@ which were not adopted: by translations of a fit that did not see them, and by n
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import permutations
 from statistics import mean
@@ -25,13 +25,12 @@ from app.maths.geometry.space import fit_space
 from app.maths.quality.crossfit import hold_out
 from app.maths.quality.selection import choose_method
 from app.maths.relevance.options import SearchOption, SearchVectors, measure_options
-from app.maths.relevance.ranking_metrics import Judgements, collect
+from app.maths.relevance.ranking_metrics import Judgements
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
-from benchmarks.cloze import ANCHORS, COLLECTIONS, MAX_SHARE, vectors
+from benchmarks.cloze import ANCHORS, COLLECTIONS, MAX_SHARE, collection_vectors
 from benchmarks.common import RESULTS, Missing, Table, parser, show, write
-from benchmarks.judged import JudgedTexts, load
-from benchmarks.relevance.collection import CRANFIELD_ENCODERS, cranfield
+from benchmarks.judged import judgements_of, load
 
 ENCODERS = ("use", "static", "minilm")
 OPTIONS: tuple[SearchOption, ...] = ("cascade", "translate")
@@ -56,17 +55,34 @@ class Cell:
     own_rows: Mapping[str, float]
 
 
-def load_vectors(texts: JudgedTexts, encoder: str) -> Vectors:
-    """Raises Missing."""
-    if texts.name == "cranfield" and encoder in CRANFIELD_ENCODERS:
-        known = cranfield()
-        documents, queries = (part[encoder].copy() for part in (known.documents, known.queries))
-        return torch.from_numpy(documents), torch.from_numpy(queries)
-    return vectors(encoder, texts.documents), vectors(encoder, texts.queries, query=True)
+@dataclass(frozen=True, eq=False)
+class JudgedPair:
+    """An ordered pair of encoders on a judged collection."""
+
+    collection: str
+    source: str
+    target: str
+    judged: Judgements
+    old: Vectors
+    new: Vectors
+
+
+def judged_pairs(
+    names: Sequence[str], encoders: Sequence[str], console: Console
+) -> Iterator[JudgedPair]:
+    """Every ordered pair on each collection, on Cranfield also with e5. Raises Missing."""
+    for name in names:
+        texts = load(name)
+        judged = judgements_of(texts)
+        known = [*encoders, *(["e5"] if name == "cranfield" else [])]
+        sides = {each: collection_vectors(texts, each) for each in known}
+        for source, target in permutations(sides, 2):
+            yield JudgedPair(name, source, target, judged, sides[source], sides[target])
+        console.print(f"{name} is measured")
 
 
 def measure(
-    texts: JudgedTexts, judged: Judgements, old: Vectors, new: Vectors, anchors: int, draws: int
+    judged: Judgements, old: Vectors, new: Vectors, anchors: int, draws: int
 ) -> tuple[list[str], dict[str, dict[SearchOption, float]], dict[str, float]]:
     """The chosen methods, and means over draws."""
     chosen: list[str] = []
@@ -167,25 +183,13 @@ def main() -> None:
     console = Console(width=max(160, Console().width))
     cells: list[Cell] = []
     try:
-        for name in options.collections.split(","):
-            texts = load(name)
-            relevance = torch.tensor(texts.relevance)
-            judged = collect(
-                relevance[:, 0],
-                relevance[:, 1],
-                relevance[:, 2].double(),
-                size=len(texts.documents),
-            )
-            encoders = [*options.encoders.split(","), *(["e5"] if name == "cranfield" else [])]
-            sides = {each: load_vectors(texts, each) for each in encoders}
-            for source, target in permutations(sides, 2):
-                for anchors in ANCHORS:
-                    if anchors <= MAX_SHARE * judged.size:
-                        found = measure(
-                            texts, judged, sides[source], sides[target], anchors, options.draws
-                        )
-                        cells.append(Cell(name, source, target, anchors, *found))
-            console.print(f"{name} is measured")
+        names, encoders = options.collections.split(","), options.encoders.split(",")
+        for pair in judged_pairs(names, encoders, console):
+            for anchors in ANCHORS:
+                if anchors <= MAX_SHARE * pair.judged.size:
+                    found = measure(pair.judged, pair.old, pair.new, anchors, options.draws)
+                    place = pair.collection, pair.source, pair.target
+                    cells.append(Cell(*place, anchors, *found))
     except Missing as error:
         sys.exit(str(error))
     tables = {"auto": loss_table(cells), "own-rows": row_table(cells)}

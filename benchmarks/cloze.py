@@ -34,11 +34,11 @@ from app.maths.relevance.cloze import USUAL_TEXTS, cut_windows, mean_interval, r
 from app.maths.relevance.fuse_weight import default_weight, held_out_cosine, native_weight
 from app.maths.relevance.native import order_block
 from app.maths.relevance.options import NATIVE_COUNTS, SearchVectors, measure_options
-from app.maths.relevance.ranking_metrics import Judgements, collect, measure_ranking
+from app.maths.relevance.ranking_metrics import Judgements, measure_ranking
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from benchmarks.common import RESULTS, Missing, Table, parser, show, write
-from benchmarks.judged import JudgedTexts, load
+from benchmarks.judged import JudgedTexts, judgements_of, load
 from benchmarks.migrate.vectors import embedded
 from benchmarks.relevance.collection import CRANFIELD_ENCODERS, cranfield
 
@@ -85,16 +85,18 @@ def vectors(encoder: str, texts: Sequence[str], *, query: bool = False) -> Tenso
     return torch.from_numpy(embedded(name, texts))
 
 
-def side(texts: JudgedTexts, judged: Judgements, encoder: str, count: int = USUAL_TEXTS) -> Side:
-    """Raises Missing."""
+def collection_vectors(texts: JudgedTexts, encoder: str) -> tuple[Tensor, Tensor]:
+    """Documents and queries. Raises Missing."""
     if texts.name == "cranfield" and encoder in CRANFIELD_ENCODERS:
         known = cranfield()
-        documents, queries = (
-            torch.from_numpy(part[encoder].copy()) for part in (known.documents, known.queries)
-        )
-    else:
-        documents = vectors(encoder, texts.documents)
-        queries = vectors(encoder, texts.queries, query=True)
+        documents, queries = (part[encoder].copy() for part in (known.documents, known.queries))
+        return torch.from_numpy(documents), torch.from_numpy(queries)
+    return vectors(encoder, texts.documents), vectors(encoder, texts.queries, query=True)
+
+
+def side(texts: JudgedTexts, judged: Judgements, encoder: str, count: int = USUAL_TEXTS) -> Side:
+    """Raises Missing."""
+    documents, queries = collection_vectors(texts, encoder)
     unit = torch.nn.functional.normalize
     cosines = unit(queries, dim=1)[judged.rows] @ unit(documents, dim=1).T
     windows, rests = zip(*cut_windows(texts.documents, count), strict=True)
@@ -342,13 +344,7 @@ def main() -> None:
     try:
         for name in options.collections.split(","):
             texts = load(name)
-            relevance = torch.tensor(texts.relevance)
-            judged = collect(
-                relevance[:, 0],
-                relevance[:, 1],
-                relevance[:, 2].double(),
-                size=len(texts.documents),
-            )
+            judged = judgements_of(texts)
             sides = {each: side(texts, judged, each) for each in encoders}
             words = ndcg_of(bm25(texts.documents, texts.queries)[judged.rows], judged)
             for label, values, lexical in (

@@ -20,6 +20,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from app.maths.relevance.ranking_metrics import Judgements, collect
 from benchmarks.common import CACHE, Missing
 from benchmarks.relevance.collection import CRANFIELD
 
@@ -57,6 +60,14 @@ def load(name: str) -> JudgedTexts:
         [each["text"] for each in found["docs"]],
         [each["text"] for each in found["queries"]],
         sorted((q, d, grade) for (q, d), grade in grades.items()),
+    )
+
+
+def judgements_of(texts: JudgedTexts) -> Judgements:
+    """The judgements of a collection, as the measures of rankings take them."""
+    relevance = torch.tensor(texts.relevance)
+    return collect(
+        relevance[:, 0], relevance[:, 1], relevance[:, 2].double(), size=len(texts.documents)
     )
 
 

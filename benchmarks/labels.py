@@ -14,7 +14,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import permutations
 from statistics import mean
 
 import torch
@@ -29,12 +28,11 @@ from app.maths.relevance.fuse_weight import (
     weights_with,
 )
 from app.maths.relevance.options import SearchMetrics, SearchOption, SearchVectors, measure_options
-from app.maths.relevance.ranking_metrics import Judgements, collect
+from app.maths.relevance.ranking_metrics import Judgements
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
-from benchmarks.auto import ENCODERS, Vectors, load_vectors
+from benchmarks.auto import ENCODERS, Vectors, judged_pairs
 from benchmarks.common import RESULTS, Missing, Table, parser, show, write
-from benchmarks.judged import load
 
 COLLECTIONS = ("cranfield", "time", "pubmedqa", "xquad")
 ANCHORS = 300
@@ -124,26 +122,13 @@ def main() -> None:
     console = Console(width=max(160, Console().width))
     cells: list[Cell] = []
     try:
-        for name in options.collections.split(","):
-            texts = load(name)
-            relevance = torch.tensor(texts.relevance)
-            judged = collect(
-                relevance[:, 0],
-                relevance[:, 1],
-                relevance[:, 2].double(),
-                size=len(texts.documents),
-            )
-            encoders = [*ENCODERS, *(["e5"] if name == "cranfield" else [])]
-            sides = {each: load_vectors(texts, each) for each in encoders}
-            for source, target in permutations(sides, 2):
-                found: dict[str, list[float]] = defaultdict(list)
-                for draw in range(options.draws):
-                    gains = gains_of(judged, sides[source], sides[target], draw)
-                    for use, gain in gains.items():
-                        found[use].append(gain)
-                means = {use: mean(each) for use, each in found.items()}
-                cells.append(Cell(name, source, target, means))
-            console.print(f"{name} is measured")
+        for pair in judged_pairs(options.collections.split(","), ENCODERS, console):
+            found: dict[str, list[float]] = defaultdict(list)
+            for draw in range(options.draws):
+                for use, gain in gains_of(pair.judged, pair.old, pair.new, draw).items():
+                    found[use].append(gain)
+            means = {use: mean(each) for use, each in found.items()}
+            cells.append(Cell(pair.collection, pair.source, pair.target, means))
     except Missing as error:
         sys.exit(str(error))
     tables = {"uses": use_table(cells)}

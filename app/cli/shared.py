@@ -6,7 +6,7 @@ import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from pydantic import BaseModel, ValidationError
@@ -18,6 +18,18 @@ from app.settings import Settings
 
 if TYPE_CHECKING:
     from app.services.context import Services
+
+TextField = Annotated[
+    str | None,
+    typer.Option(
+        help="Column or field of the text that was encoded, or a template: {title}: {body}.",
+        show_default=False,
+    ),
+]
+VectorField = Annotated[
+    str | None,
+    typer.Option(help="Column or named vector; default: the only one.", show_default=False),
+]
 
 Model = TypeVar("Model", bound=BaseModel)
 

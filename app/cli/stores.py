@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.cli.output import AsJson, print_json, print_rows
-from app.cli.shared import open_database, validate
+from app.cli.shared import TextField, VectorField, open_database, validate
 from app.services.request_context import RequestContext
 
 if TYPE_CHECKING:
@@ -38,21 +38,12 @@ def connect(
     address: Annotated[str, typer.Option(help="The name of an address in ANCHORAGE_STORES.")],
     collection: Annotated[str, typer.Option(help="The table, collection or file.")],
     encoder: Annotated[str, typer.Option(help="The encoder whose vectors it holds.")],
-    vector_field: Annotated[
-        str | None,
-        typer.Option(help="Column or named vector; default: the only one.", show_default=False),
-    ] = None,
+    vector_field: VectorField = None,
     id_field: Annotated[
         str | None,
         typer.Option(help="Column of the ids; default: the primary key.", show_default=False),
     ] = None,
-    text_field: Annotated[
-        str | None,
-        typer.Option(
-            help="Column or field of the text that was encoded, or a template: {title}: {body}.",
-            show_default=False,
-        ),
-    ] = None,
+    text_field: TextField = None,
     learn: Annotated[
         bool,
         typer.Option("--learn", help="Anchor sets made from it grow with what searches embed."),

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
 from app.api.http.admission import CONSOLE
@@ -14,7 +15,6 @@ from app.console.forms import Form, text_of
 from app.console.overview import find_pairs
 from app.console.pages import render
 from app.errors import InvalidRequest
-from app.services.context import Services
 from app.services.encoders.encoding import Inputs
 from app.services.store_migrations.records import MigrationStatus, list_migrations
 from app.services.stores import stores
@@ -81,20 +81,13 @@ async def search(
     )
     answer = await search_store(services, context, wanted)
     found = answer.results[0]
-    text_field = await _text_field(services, context.project, name)
+    row = await to_thread.run_sync(stores.find_store, services, context.project, name)
+    text_field = row.options.get("text_field")
     rows = [
         (score, id_, shown_text(payload, text_field), id_ in found.native)
         for id_, score, payload in zip(found.ids, found.scores, found.payloads or (), strict=True)
     ]
     return render(request, "store_found.html", rows=rows, answer=answer, text=text, target=target)
-
-
-async def _text_field(services: Services, project: str, name: str) -> str | None:
-    from anyio import to_thread
-
-    row = await to_thread.run_sync(stores.find_store, services, project, name)
-    field: str | None = row.options.get("text_field")
-    return field
 
 
 def shown_text(payload: Mapping[str, Any], text_field: str | None) -> str:

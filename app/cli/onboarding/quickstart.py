@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.output import AsJson, print_json
-from app.cli.shared import explain_faults, open_services, read_settings, validate
+from app.cli.shared import (
+    TextField,
+    VectorField,
+    explain_faults,
+    open_services,
+    read_settings,
+    validate,
+)
 from app.errors import AnchorageError
 from app.services.request_context import RequestContext
 
@@ -42,17 +49,8 @@ def quickstart(
             "--collection", "--table", help="Its table or collection.", show_default=False
         ),
     ] = None,
-    text_field: Annotated[
-        str | None,
-        typer.Option(
-            help="Column or field of the text that was encoded, or a template: {title}: {body}.",
-            show_default=False,
-        ),
-    ] = None,
-    vector_field: Annotated[
-        str | None,
-        typer.Option(help="Column or named vector; default: the only one.", show_default=False),
-    ] = None,
+    text_field: TextField = None,
+    vector_field: VectorField = None,
     store: Annotated[
         str | None,
         typer.Option(

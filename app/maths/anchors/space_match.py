@@ -163,6 +163,7 @@ def match_space(
         key=lambda each: -each.likeness,
     )
     verdict, likeliest = _judge(compared, ranked, expected)
+    unlike = float((owner < 0).double().mean()) if compared else 0.0
     foreign: tuple[int, ...] = ()
     own = compared.get(expected)
     if own is not None:
@@ -172,17 +173,9 @@ def match_space(
             foreign = tuple(places[order[~mine[order]]].tolist())
             least = max(LEAST_SHARE, FEWEST_ROWS / len(rows))
             several = any(share >= least for name, share in shares.items() if name != expected)
-            several = several or float((owner < 0).double().mean()) >= MIXED_SHARE
-            if several and shares[expected] >= LEAST_EXPECTED:
+            if (several or unlike >= MIXED_SHARE) and shares[expected] >= LEAST_EXPECTED:
                 verdict = "mixed"
-    return SpaceMatch(
-        verdict,
-        likeliest,
-        tuple(ranked),
-        len(rows),
-        float((owner < 0).double().mean()) if compared else 0.0,
-        foreign,
-    )
+    return SpaceMatch(verdict, likeliest, tuple(ranked), len(rows), unlike, foreign)
 
 
 def _owners(compared: Mapping[str, _RowShares], expected: str, count: int) -> Int64[Tensor, " n"]:
