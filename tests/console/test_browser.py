@@ -215,7 +215,7 @@ def fill(http: httpx2.Client) -> list[str]:
     meaning = generator.normal(size=(120, 8))
     old = meaning @ generator.normal(size=(8, 12)) + 0.1 * generator.normal(size=(120, 12))
     new = np.tanh(meaning @ generator.normal(size=(8, 16)) / 3)
-    new[[3, 50]] = new[[50, 3]]  # a finding, and anchors that hurt
+    new[[3, 50]] = new[[50, 3]]  # a finding
     post("/encoders", name="old", dim=12)
     post("/encoders", name="new", dim=16)
     post("/anchor-sets", name="faq", embeddings={"old": old.tolist(), "new": new.tolist()})

@@ -90,7 +90,7 @@ def test_the_report_has_every_part(client: TestClient, fitted: dict[str, Any]) -
         "By size of the index",
         "Against doing nothing",
         "Calibration of scores",
-        "Anchors that hurt",
+        "Findings about the anchors",
         "Methods compared for retrieval",
         "Flags of translated rows",
     ):

@@ -153,26 +153,6 @@ class LearningCurveOut(BaseModel):
     )
 
 
-class HarmfulAnchorOut(BaseModel):
-    """An anchor that lowers the quality of the others."""
-
-    row: int = Field(description="Row of the anchor set, from 0.")
-    gain: float = Field(
-        description="How much the mean cosine of the other anchors would rise without this one."
-    )
-    own: float = Field(description="Cosine of this anchor's own translation, held out.")
-
-
-class InfluenceOut(BaseModel):
-    """Anchors that do more harm than good.
-
-    Check whether both encoders embedded the same item in these rows.
-    """
-
-    hurting: list[HarmfulAnchorOut] = Field(description="The 20 most harmful anchors, worst first.")
-    hurting_count: int = Field(description="Number of harmful anchors.")
-
-
 class CandidateOut(BaseModel):
     """A method that `auto` tried, with its means over held-out anchors."""
 
@@ -310,7 +290,6 @@ class TranslatorReportOut(BaseModel):
     learning: LearningCurveOut | None = Field(
         description="Learning curve. Null below 25 distinct anchors."
     )
-    influence: InfluenceOut | None = Field(description="Harmful anchors. Null if `held_out` is.")
     estimate: EstimateOut | None = Field(
         description="Expected quality in an index of `index` items. Null if `held_out` is."
     )
@@ -332,7 +311,7 @@ class TranslatorReportOut(BaseModel):
     alignment: AlignmentOut | None = Field(
         None,
         description="The estimate of the alignment that made the anchors. Then nothing is measured "
-        "on them: `evidence`, `learning`, `influence`, `estimate`, `held_out` and `cka` are null. "
+        "on them: `evidence`, `learning`, `estimate`, `held_out` and `cka` are null. "
         "Null for known anchors.",
     )
     source: TranslatorSpaceOut = Field(description="The source encoder's anchors.")

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from app.maths.anchors.mismatch import influence
 from app.maths.quality import crossfit, metrics
 from app.maths.quality.estimate import (
     DEFAULT_INDEX,
@@ -36,9 +35,6 @@ USUAL_INDEXES = (1_000, 10_000, 100_000)
 #: numbers of additional anchors whose gain the report estimates, as far as the curve reaches
 MORE_ANCHORS = (50, 100, 200, 500, 1000)
 
-#: most rows in a list
-MAX_LISTED_ANCHORS = 20
-
 
 def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, Any]:
     """Return the report of a translator as JSON. Raises Overloaded.
@@ -57,7 +53,7 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
             "anchors": len(source),
             "distinct": None,
             **_estimates_json(None, default_index(row)),
-            **dict.fromkeys(("evidence", "held_out", "learning", "influence", "cka")),
+            **dict.fromkeys(("evidence", "held_out", "learning", "cka")),
             "alignment": estimate,
             "source": _space_json(row.source, source),
             "target": _space_json(row.target, target),
@@ -84,7 +80,6 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
             else _evidence_json(evidence(held.translated, y, held.first, held.fold_of)),
             "held_out": None if held_out is None else asdict(held_out),
             "learning": None if curve is None else _learning_json(curve),
-            "influence": None if held_out is None else _influence_json(source, target),
             "cka": metrics.cka(source, target) if len(source) >= 4 else None,
             "source": _space_json(row.source, source),
             "target": _space_json(row.target, target),
@@ -172,17 +167,6 @@ def _learning_json(curve: LearningCurve) -> dict[str, Any]:
             }
             for more in reach
         ],
-    }
-
-
-def _influence_json(source: Tensor, target: Tensor) -> dict[str, Any]:
-    result = influence(source, target)
-    return {
-        "hurting": [
-            {"row": i, "gain": float(result.gain[i]), "own": float(result.own[i])}
-            for i in result.hurting[:MAX_LISTED_ANCHORS]
-        ],
-        "hurting_count": len(result.hurting),
     }
 
 

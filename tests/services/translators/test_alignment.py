@@ -135,7 +135,7 @@ def test_everything_that_is_said_about_made_pairs_is_the_stored_estimate(made):
     assert fitted.id == job.result["translator"]
     row = translators.find_with_report(services, PROJECT, fitted.id)
     assert row.report["alignment"] == job.result["estimate"]
-    nothing = ("estimate", "held_out", "evidence", "learning", "influence", "cka")
+    nothing = ("estimate", "held_out", "evidence", "learning", "cka")
     assert [row.report[name] for name in nothing] == [None] * len(nothing)
     assert row.report["estimates"] == []
     warned = warnings.warnings_about_pair(services, source, target)
