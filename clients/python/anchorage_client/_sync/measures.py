@@ -85,8 +85,6 @@ class Measures:
         native: VectorsLike | None = None,
         corpus: VectorsLike | None = None,
         k: int | None = None,
-        csls: bool | None = None,
-        csls_neighbours: int | None = None,
         judgements: Sequence[Mapping[str, Any]] | None = None,
         queries: VectorsLike | None = None,
         old_queries: VectorsLike | None = None,
@@ -126,8 +124,6 @@ class Measures:
             "native": _sent(native),
             "corpus": _sent(corpus),
             "k": k,
-            "csls": csls,
-            "csls_neighbours": csls_neighbours,
         }
         if not as_job:
             return self._transport.post("/evaluate", body, creates=True)
