@@ -22,18 +22,13 @@ from app.maths.quality.metrics import (
     DEFAULT_NEIGHBOURS,
     ItemMetrics,
     ScoreBlocks,
-    SearchResult,
     cka,
     compare_results,
     cosine_blocks,
     jaccard,
     row_cosines,
     search,
-    shared_count,
     unit,
-)
-from app.maths.quality.metrics import (
-    jaccard as overlap,
 )
 
 
@@ -170,7 +165,7 @@ def relative_similarity(
     return Similarity(
         k=k,
         cosine=(common * _inverse_root(x_squared) * _inverse_root(y_squared)).clamp(-1.0, 1.0),
-        jaccard=overlap(near_x, near_y),
+        jaccard=jaccard(near_x, near_y),
         cka=cka(vectors, native) if len(vectors) >= FEWEST_FOR_CKA else None,
     )
 
