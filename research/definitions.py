@@ -4,14 +4,10 @@ compare with them.
 
 from __future__ import annotations
 
-import math
-from fractions import Fraction
-
 import torch
-from jaxtyping import Float, Float32, Float64, Int16, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from app.maths.geometry.quantise import largest_code, levels
 from app.maths.geometry.space import Space, check_vectors, normalise
 from app.maths.quality.metrics import (
     DEFAULT_NEIGHBOURS,
@@ -47,19 +43,6 @@ def pair_of(source: Float64[Tensor, "k dx"], target: Float64[Tensor, "k dy"]) ->
         for unit in (source, target)
     )
     return Pair(*sides)
-
-
-def codes(relative: Float[Tensor, "n k"], *, bits: int) -> Int16[Tensor, "n k"]:
-    """floor(M r + 1/2) of finite cosines r (n, k), clipped to [-1, 1] because of rounding.
-
-    Returns codes (n, k) in -M..M. Raises InvalidOption.
-    """
-    return levels(relative, largest_code(bits)).to(torch.int16)
-
-
-def values(codes: Int16[Tensor, "n k"], *, bits: int) -> Float32[Tensor, "n k"]:
-    """The cosines code / M (n, k) that codes (n, k) stand for. Raises InvalidOption."""
-    return codes.double().div_(largest_code(bits)).float()
 
 
 def ranks(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> Int64[Tensor, " n"]:
@@ -136,11 +119,3 @@ def measure(translated: Float[Tensor, "n d"], native: Float[Tensor, "n d"]) -> Q
     module.
     """
     return mean_quality(item_metrics(translated, native))
-
-
-def max_steps(distortion: float, *, bits: int) -> int:
-    """ceil(e / D), exactly: the largest difference between the codes of cosines that differ by e.
-
-    e is `distortion` >= 0. Raises InvalidOption.
-    """
-    return math.ceil(Fraction(distortion) * largest_code(bits))

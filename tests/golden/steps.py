@@ -222,7 +222,6 @@ def _translations(items: dict[str, np.ndarray], vectors: np.ndarray) -> Iterator
     relative = {"encoder": "first", "anchor_set": "items", "vectors": vectors.tolist()}
     yield post("relative", "/relative", relative)
     yield post("relative of a power", "/relative", {**relative, "encode_power": 0.5, "ridge": 1.0})
-    yield post("relative of bits", "/relative", {**relative, "bits": 8})
     yield Step(
         "relative of npy",
         "POST",

@@ -45,7 +45,6 @@ DESCRIBED = (
     "translator",
     "options",
     "precision",
-    "quantised",
     "classes",
     "quality",
     "anchor_set_version",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,9 +12,6 @@ from app.api.http.bodies import MATRIX_AND_QUERY, VECTOR_ANSWERS, Call, body_doc
 from app.api.http.problems import documented
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Name, Vectors
 from app.api.schemas.translation import Flag
-from app.errors import InvalidOption
-from app.maths.geometry import quantise
-from app.maths.geometry.quantise import FEWEST_BITS, MAX_BITS
 from app.observability import metrics
 from app.services.serving import apply
 
@@ -25,8 +22,7 @@ class RelativeRequest(InputsBody):
     """Vectors of `encoder`, or inputs for it.
 
     `encode_power: 0` answers cosines to the anchors; above 0, the coordinates of the graded
-    projector. With `bits`, each cosine is rounded to the nearest of 2^bits - 1 levels, which are
-    the same in every space.
+    projector.
     """
 
     model_config = ConfigDict(
@@ -46,43 +42,11 @@ class RelativeRequest(InputsBody):
         description="Ridge of the projector. Only applies with `encode_power` above 0. "
         "Default: chosen from the anchors.",
     )
-    bits: Annotated[int, Field(ge=FEWEST_BITS, le=MAX_BITS)] | None = Field(
-        None,
-        description="Bits of the rounded cosines. Only applies with `encode_power: 0`. "
-        "Default: no rounding.",
-    )
     encoding: Encoding = "float"
     dtype: Dtype = "float32"
 
     def relation(self) -> apply.Relation:
-        """Raises InvalidOption."""
-        if self.bits is not None and not quantise.keeps_levels(self.bits, self.dtype):
-            raise InvalidOption(
-                f"`dtype: {self.dtype}` cannot represent {self.bits} bits. "
-                f"Use `dtype: float32`, or fewer `bits`.",
-                field="bits",
-            )
-        return apply.Relation(
-            self.encoder, self.anchor_set, self.encode_power, self.ridge, self.bits
-        )
-
-    def quantisation(self) -> dict[str, Any]:
-        """The answer's member about the rounding; empty without `bits`."""
-        if self.bits is None:
-            return {}
-        step, bound = (
-            quantise.step_size(self.bits),
-            quantise.error_bound(self.bits, dtype=self.dtype),
-        )
-        return {"quantised": {"bits": self.bits, "step": step, "bound": bound}}
-
-
-class QuantisationOut(BaseModel):
-    """How the cosines were rounded."""
-
-    bits: int = Field(description="Bits of a cosine.")
-    step: float = Field(description="Distance between two levels, which are its multiples.")
-    bound: float = Field(description="Largest rounding error.")
+        return apply.Relation(self.encoder, self.anchor_set, self.encode_power, self.ridge)
 
 
 class RelativeAnswer(BaseModel):
@@ -95,7 +59,6 @@ class RelativeAnswer(BaseModel):
         description="Version of the anchor set. Relative vectors of different versions have "
         "different dimensions."
     )
-    quantised: QuantisationOut | None = Field(None, description="Absent without `bits`.")
     flags: list[Flag] = Field(description="Warnings about rows.")
 
 
@@ -126,7 +89,6 @@ async def relative(
         "count": count,
         "dim": dim,
         "anchor_set_version": answer.served.version,
-        **body.quantisation(),
         "flags": answers.flags(relatives.at_mean, truncated=answer.truncated),
     }
     return await answers.write(call, writer, relatives.vectors, about)

@@ -19,7 +19,6 @@ from anyio import to_thread
 from torch import Tensor
 
 from app.errors import AnchorageError, InvalidOption, OutOfRange, UnknownOption, blaming
-from app.maths.geometry.quantise import quantise_in_place
 from app.maths.geometry.space import check_vectors
 from app.maths.quality.cost import fit_seconds
 from app.maths.translators import decoder, linear, methods
@@ -111,39 +110,31 @@ class Relation:
     """Maps vectors to their coordinates relative to the anchors, n(x) E.
 
     encode_power, ridge  power 0 gives the paper's cosines, which have no ridge
-    bits                 of the grid that cosines are rounded to
     """
 
     encoder: str
     anchor_set: str
     encode_power: float = 0.0
     ridge: float | None = None
-    bits: int | None = None
 
     reads: ClassVar[str] = "vectors"
 
     @property
     def key(self) -> Key:
-        return ("relative", self.encoder, self.anchor_set, self.encode_power, self.ridge, self.bits)
+        return ("relative", self.encoder, self.anchor_set, self.encode_power, self.ridge)
 
     def name(self, project: str) -> NameKey:
         """The name of the space that it needs."""
         return translators.pair_name(project, self.anchor_set, self.encoder, None)
 
     def sides(self, pair: SpacePair) -> tuple[tables.SpaceRow, int, int]:
-        """As `Translation.sides`. Raises UnknownOption and InvalidOption."""
+        """As `Translation.sides`. Raises UnknownOption."""
         assert pair.source is not None
         if self.encode_power == 0 and self.ridge is not None:
             raise UnknownOption(
                 "`ridge` only applies to an `encode_power` above 0. Remove it, or set "
                 "`encode_power`.",
                 field="ridge",
-            )
-        if self.encode_power != 0 and self.bits is not None:
-            raise InvalidOption(
-                "`bits` only applies to `encode_power` 0: other coordinates have no common range. "
-                "Remove `bits` or `encode_power`.",
-                field="bits",
             )
         return pair.source, pair.source.encoder.dim, pair.source.anchor_set.size
 
@@ -168,7 +159,7 @@ class Relation:
             error.field = (error.field or "encode_power").removeprefix("options.")
             raise
         return ServedMap(
-            partial(_relate_rows, self.bits),
+            _relate_rows,
             (dims[0], dims[1]),
             keys=(key, spaces.space_key(row)),
             parts=(projector, fitted),
@@ -425,17 +416,11 @@ def _copy_rows(
 
 
 def _relate_rows(
-    bits: int | None,
-    parts: Sequence[Any],
-    vectors: Tensor,
-    out: Tensor,
-    precision: ProductPrecision,
+    parts: Sequence[Any], vectors: Tensor, out: Tensor, precision: ProductPrecision
 ) -> RowFlags | None:
-    """Relate the rows, rounded to a grid of `bits`. No row is outside."""
+    """Relate the rows. No row is outside."""
     projector, space = parts
     at_mean = relate_into(projector, space.mean.float(), vectors, out)
-    if bits is not None:
-        quantise_in_place(out, bits=bits)
     return at_mean, torch.zeros_like(at_mean)
 
 

@@ -44,7 +44,6 @@ class RelativeVectors:
     vectors: Float32s
     anchor_set_version: int
     flags: list[Json]
-    quantised: Json | None = None
 
     @property
     def count(self) -> int:
@@ -159,10 +158,7 @@ def relative_of(answers: Sequence[Json], starts: Sequence[int]) -> RelativeVecto
     """Return the answers of /relative to consecutive parts, which begin at `starts`."""
     first = _same(answers, "anchor_set_version")
     return RelativeVectors(
-        _stack(answers, "vectors"),
-        first["anchor_set_version"],
-        _flags(answers, starts),
-        first.get("quantised"),
+        _stack(answers, "vectors"), first["anchor_set_version"], _flags(answers, starts)
     )
 
 

@@ -288,7 +288,6 @@ class Client(Measures):
         input_type: Role | None = None,
         encode_power: float | None = None,
         ridge: float | None = None,
-        bits: int | None = None,
         dtype: Literal["float32", "float16"] | None = None,
     ) -> RelativeVectors:
         """Return relative vectors: the cosines of each vector to the anchors of its space.
@@ -301,7 +300,6 @@ class Client(Measures):
             "input_type": input_type,
             "encode_power": encode_power,
             "ridge": ridge,
-            "bits": bits,
             "dtype": dtype,
             "encoding": "base64",
         }
