@@ -7,43 +7,25 @@ other anchors of its fold:
     recall(s) = mean over queries of |top(native) & top(mixed_s)| / neighbours,
 
 where `mixed_s` has the native vectors of a share s of the rows, and translations of the others. The
-rows can be chosen by
+central rows come first, because searches find them most often: those with the largest mean cosine
+of the translation to its nearest anchors, all centred on the anchors' mean. Random rows show what
+this choice is worth.
 
-- centrality: the mean cosine of the translation to its nearest anchors, all centred on the anchors'
-  mean. Central rows come first, because searches find them most often
-- confidence: the expected cosine of the translation (`app/maths/quality/confidence.py`), here by a
-  regression on the other folds. The least sure rows come first
-- random, which shows what a choice is worth.
-
-Scores are cosines of vectors in the encoder's own units, as a store computes them. On Cranfield,
-rows by confidence gain no more than random ones, not even by their true cosines: a vector that is
-translated badly is also found seldom (docs/how-to/migrate.md). Centrality is the hubness of
-Radovanovic et al. 2010, who show that points near the mean are neighbours of many.
+Scores are cosines of vectors in the encoder's own units, as a store computes them. Centrality is
+the hubness of Radovanovic et al. 2010, who show that points near the mean are neighbours of many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from app.errors import DegenerateAnchors
 from app.maths.geometry.sampling import draw_uniformly
-from app.maths.quality.confidence import (
-    DISTANCE,
-    LARGEST_COSINE,
-    REGRESSION_FEATURES,
-    features,
-    fit_validated_ridge,
-    moments,
-    reference_and_translations,
-    standardise,
-)
-from app.maths.quality.crossfit import cut_into_folds
+from app.maths.quality.crossfit import hold_out
 from app.maths.quality.index_curves import overlap_to_y, y_to_overlap
 from app.maths.quality.learning_curve import IntervalEstimate
 from app.maths.quality.metrics import (
@@ -67,14 +49,10 @@ FEWEST_CHOSEN_FROM = 20
 #: Nearest anchors that the centrality is a mean over, and most anchors that are compared.
 CENTRAL_ANCHORS, MAX_CENTRAL_ANCHORS = 10, 1024
 
-#: How the rows to encode again are chosen.
-RowChoice = Literal["centrality", "confidence"]
-DEFAULT_ROW_CHOICE: RowChoice = "centrality"
-
 
 @dataclass(frozen=True)
 class ReEmbeddedShare:
-    """Recall with a share of native rows, by how they are chosen: a RowChoice, or `random`."""
+    """Recall with a share of native rows, by how they are chosen: `centrality` or `random`."""
 
     share: float
     recall: Mapping[str, IntervalEstimate]
@@ -99,13 +77,13 @@ class JudgedTranslations:
     """Held-out translations, each judged without its own anchor.
 
     translated, native  (n, d) in the target encoder's units
-    urgency             by RowChoice (n,): rows with a large one come first
+    central             (n,) the centrality of each translation
     fold_of             (n,) the fold of each
     """
 
     translated: Float64[Tensor, "n d"]
     native: Float64[Tensor, "n d"]
-    urgency: Mapping[RowChoice, Float64[Tensor, " n"]]
+    central: Float64[Tensor, " n"]
     fold_of: Int64[Tensor, " n"]
 
 
@@ -133,11 +111,10 @@ def re_embedding_curve(
     neighbours = max(1, min(DEFAULT_NEIGHBOURS, (min(map(len, parts)) - 1) // 2))
     generator = torch.Generator().manual_seed(seed)
     count = len(held.native)
-    orders: dict[str, list[Tensor]] = {
-        name: [held.urgency[name].argsort(descending=True, stable=True)]
-        for name in get_args(RowChoice)
+    orders = {
+        "centrality": [held.central.argsort(descending=True, stable=True)],
+        "random": [torch.randperm(count, generator=generator) for _ in range(RANDOM_CHOICES)],
     }
-    orders["random"] = [torch.randperm(count, generator=generator) for _ in range(RANDOM_CHOICES)]
 
     def recall_of(choices: Sequence[Tensor], share: float) -> IntervalEstimate:
         chosen = [each[: round(share * count)] for each in choices]
@@ -163,39 +140,22 @@ def judge_held_out(
     *,
     seed: int = 0,
 ) -> JudgedTranslations | None:
-    """Held-out translations, and how urgent it is to encode each again.
+    """Held-out translations, and the centrality of each.
 
     Arguments, None and errors as in `re_embedding_curve`.
     """
-    source, target = source.double(), target.double()
-    parts = cut_into_folds(source, target, folds=None, seed=seed)
-    if parts is None or int(parts[0].sum()) < FEWEST_CHOSEN_FROM:
+    held = hold_out(name, source, target, options, seed=seed, most=len(source))
+    if held is None or int(held.first.sum()) < FEWEST_CHOSEN_FROM:
         return None
-    first, fold_of = parts
-    mean = target.mean(dim=0)
-    tables, translations, rows, central = [], [], [], []
-    for fold in range(int(fold_of.max()) + 1):
-        held = (fold_of == fold) & first
-        try:
-            reference, translated = reference_and_translations(
-                name, source, target, options, fold_of != fold, held
-            )
-        except DegenerateAnchors:
-            return None
-        central.append(centrality(translated, target[fold_of != fold]))
-        tables.append(features(reference, source[held].float()).double())
-        translations.append(translated)
-        rows.append(held.nonzero().flatten())
-    table, translated, row = torch.cat(tables), torch.cat(translations), torch.cat(rows)
-    known = table[:, DISTANCE].isfinite()
-    table, translated, row = table[known], translated[known], row[known]
-    cosines = (unit(translated - mean) * unit(target[row] - mean)).sum(dim=1)
-    expected = _predict_by_other_folds(table[:, :REGRESSION_FEATURES], cosines, fold_of[row])
-    urgency: dict[RowChoice, Tensor] = {
-        "centrality": torch.cat(central)[known],
-        "confidence": -expected,
-    }
-    return JudgedTranslations(translated, target[row], urgency, fold_of[row])
+    native, folds, central = target.double(), [], []
+    for fold in range(int(held.fold_of.max()) + 1):
+        inside = held.fold_of == fold
+        folds.append((inside & held.first).nonzero().flatten())
+        central.append(centrality(held.translated[folds[-1]], native[~inside]))
+    rows = torch.cat(folds)
+    return JudgedTranslations(
+        held.translated[rows], native[rows], torch.cat(central), held.fold_of[rows]
+    )
 
 
 def centrality(
@@ -249,22 +209,6 @@ def at_size(curve: ReEmbeddingCurve, estimated: float, index: int) -> ReEmbeddin
             for each in curve.shares
         ),
     )
-
-
-def _predict_by_other_folds(
-    table: Float64[Tensor, "n f"], cosines: Float64[Tensor, " n"], fold_of: Int64[Tensor, " n"]
-) -> Float64[Tensor, " n"]:
-    """The cosine that a ridge regression on the rows of all other folds expects of each row."""
-    z = cosines.clamp(-LARGEST_COSINE, LARGEST_COSINE).atanh()
-    expected = torch.empty_like(z)
-    for fold in torch.unique(fold_of):
-        inside = fold_of == fold
-        centre, spread = moments(table[~inside])
-        weights, offset = fit_validated_ridge(
-            standardise(table[~inside], centre, spread), z[~inside]
-        )
-        expected[inside] = standardise(table[inside], centre, spread) @ weights + offset
-    return expected.tanh()
 
 
 def _recalls(

@@ -68,7 +68,7 @@ class MigrationContext:
         native = read_fill.take_native(self, ids)
         for place, vector in native.items():
             found[place], missing[place] = vector, False
-        choice = choose_rows(self.maps, self.row.plan, vectors, mapped)
+        choice = choose_rows(self.maps, self.row.plan, mapped)
         choice[list(native)] = False
         chosen, encoded = np.flatnonzero(choice), len(native)
         if len(chosen):

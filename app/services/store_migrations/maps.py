@@ -19,19 +19,17 @@ from torch import Tensor
 from app.errors import Conflict, OutOfRange
 from app.maths.anchors.known_rows import find_known_rows, index_known_rows
 from app.maths.geometry.space import LARGEST_MAGNITUDE
-from app.maths.quality.confidence import Confidence, expected_cosines
 from app.maths.translators.translator import Translator, apply_into
 from app.services.anchors import made_pairs, spaces
 from app.services.anchors.samples import SAMPLE_TENSOR
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.services.serving.apply import ServedMap, serve_translator
-from app.services.serving.confidence import find_confidence
 from app.services.serving.placed_translator import PlacedTranslator
 from app.services.translators import translators, warnings
 from app.services.translators.translators import FitRequest
 from app.services.translators.warnings import AnswerWarning
-from app.services.upkeep.cache_codecs import CONFIDENCE, TRANSLATOR
+from app.services.upkeep.cache_codecs import TRANSLATOR
 from app.storage import tables
 from app.storage.queries import resources
 from app.stores.base import StoreVectors
@@ -140,19 +138,14 @@ class OneWayMap:
 
 @dataclass(frozen=True, eq=False)
 class MigrationMaps:
-    """The maps of one migration, float32 numpy in and out; several threads may use them.
-
-    confidence  of the forward map; None with too few anchors
-    """
+    """The maps of one migration, float32 numpy in and out; several threads may use them."""
 
     forward: OneWayMap
     backward: OneWayMap
-    confidence: Confidence | None
 
     @property
     def nbytes(self) -> int:
-        about = 0 if self.confidence is None else self.confidence.nbytes
-        return self.forward.nbytes + self.backward.nbytes + about
+        return self.forward.nbytes + self.backward.nbytes
 
     def translate(self, vectors: StoreVectors) -> StoreVectors:
         """Return the vectors (n, d_source) in the target's space: zero where there is no direction.
@@ -164,26 +157,6 @@ class MigrationMaps:
     def translate_back(self, vectors: StoreVectors) -> StoreVectors:
         """Return the vectors (n, d_target) in the source's space, as `translate`."""
         return self.backward.map_rows(vectors).vectors
-
-    def expected_cosine(self, vectors: StoreVectors) -> NDArray[np.float64]:
-        """Return the expected cosine (n,) of each translation to the native vector.
-
-        1 for a row that equals an anchor; NaN without confidence, and for rows that are zero, not
-        finite, or beyond 2^100.
-        """
-        expected = np.full(len(vectors), np.nan)
-        if self.confidence is None:
-            return expected
-        for start in range(0, len(vectors), MAPPED_ROWS):
-            piece = _as_tensor(vectors[start : start + MAPPED_ROWS])
-            largest = piece.abs().amax(dim=1)
-            usable = ((largest > 0) & (largest <= LARGEST_MAGNITUDE)).nonzero().flatten()
-            if len(usable):
-                cosines = expected_cosines(self.confidence, piece[usable]).cosine
-                expected[start + usable.numpy()] = cosines.numpy()
-            known = self.forward.find_anchors(piece) >= 0
-            expected[start + known.nonzero().flatten().numpy()] = 1.0
-        return expected
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +195,6 @@ def build_maps(
     maps = MigrationMaps(
         OneWayMap(forward.translator, x[:known], y),
         OneWayMap(backward.translator, y[:known], x),
-        find_confidence(services, served),
     )
     return BuiltMaps(
         services.blobs.put(_dump(maps)),
@@ -273,7 +245,6 @@ def _dump(maps: MigrationMaps) -> dict[str, Tensor]:
     parts = {
         "forward": TRANSLATOR.dump(maps.forward.translator),
         "backward": TRANSLATOR.dump(maps.backward.translator),
-        "confidence": CONFIDENCE.dump(maps.confidence),
         "anchors": {"source": maps.forward.anchors, "target": maps.forward.native},
     }
     return {
@@ -297,7 +268,6 @@ def _load(tensors: Mapping[str, Tensor], device: str) -> MigrationMaps:
     return MigrationMaps(
         OneWayMap(TRANSLATOR.load(part("forward")), x, y, device),
         OneWayMap(TRANSLATOR.load(part("backward")), y, x, device),
-        CONFIDENCE.load(part("confidence")),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
@@ -25,7 +25,6 @@ from app.errors import (
     blaming,
 )
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
-from app.maths.relevance.re_embedding import RowChoice
 from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.request_context import RequestContext
@@ -361,10 +360,7 @@ def _changed(row: tables.MigrationRow, document: Mapping[str, Any]) -> dict[str,
 
 
 def _with_threshold(plan: dict[str, Any]) -> dict[str, Any]:
-    quantiles = plan["re_embedding"]["quantiles"]
-    if plan["re_embed"] > 0:
-        re_embedding.require_choice(quantiles, plan["re_embed_by"])
-    below = re_embedding.threshold(quantiles, plan["re_embed_by"], plan["re_embed"])
+    below = re_embedding.threshold(plan["re_embedding"]["quantiles"], plan["re_embed"])
     return {**plan, "re_embed_below": below}
 
 
@@ -379,12 +375,6 @@ def _check_strategy(row: tables.MigrationRow, value: Any) -> None:
             f"The collection does not allow the strategy {value!r}. Use one of: "
             f"{', '.join(row.plan['strategies'])}."
         )
-
-
-def _check_choice(row: tables.MigrationRow, value: Any) -> None:
-    _require_planned(row, "re_embed_by")
-    if value not in get_args(RowChoice):
-        raise InvalidRequest(f"Use one of: {', '.join(get_args(RowChoice))}.")
 
 
 def _check_re_embed(row: tables.MigrationRow, value: Any) -> None:
@@ -425,7 +415,6 @@ CHECKS: dict[str, Callable[[tables.MigrationRow, Any], None]] = {
     "rows_per_second": _check_pace("rows_per_second"),
     "max_latency_ms": _check_pace("max_latency_ms"),
     "re_embed": _check_re_embed,
-    "re_embed_by": _check_choice,
     "min_recall": lambda row, value: _require_number(value, "min_recall", 0.0, 1.0),
     "batch": _check_batch,
 }

@@ -24,10 +24,8 @@ from app.errors import (
 from app.maths.quality.candidates import Preference
 from app.maths.relevance.advice import UNIT_COSTS, AdvisedOption
 from app.maths.relevance.re_embedding import (
-    DEFAULT_ROW_CHOICE,
     ReEmbeddedShare,
     ReEmbeddingCurve,
-    RowChoice,
     at_size,
     re_embedding_curve,
 )
@@ -317,7 +315,7 @@ class MigrationTask:
     strategy       None: the store's default
     force_space    plan even where the vectors seem to be another encoder's
     fill           `reads`: rows that searches read get native vectors, from then on
-    re_embed       share of the rows to encode again, chosen by `re_embed_by`
+    re_embed       share of the rows to encode again, the central ones first
     evaluation     a finished evaluation of judged queries, for the advice
     """
 
@@ -333,7 +331,6 @@ class MigrationTask:
     min_recall: float = DEFAULT_MIN_RECALL
     fill: Fill = "translate"
     re_embed: float = 0.0
-    re_embed_by: RowChoice = DEFAULT_ROW_CHOICE
     rows_per_second: float | None = None
     max_latency_ms: float | None = None
     batch: int = DEFAULT_BATCH
@@ -408,17 +405,14 @@ def make_plan(services: Services, context: RequestContext, inputs: PlanInputs) -
 def _re_embedding(services: Services, inputs: PlanInputs) -> dict[str, Any]:
     """Return the members about encoding rows again.
 
-    Raises InvalidRequest where the wanted choice of rows is not possible.
+    Raises InvalidRequest where rows cannot be chosen.
     """
     task = inputs.task
     quantiles = re_embedding.sample_quantiles(inputs.built.maps, inputs.reading.sample)
-    if task.re_embed > 0:
-        re_embedding.require_choice(quantiles, task.re_embed_by)
     curve = _curve(services, inputs)
     return {
         "re_embed": task.re_embed,
-        "re_embed_by": task.re_embed_by,
-        "re_embed_below": re_embedding.threshold(quantiles, task.re_embed_by, task.re_embed),
+        "re_embed_below": re_embedding.threshold(quantiles, task.re_embed),
         "re_embedding": {
             "measured_on": None if curve is None else curve.index,
             "before": None if curve is None else curve.before._asdict(),

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from app.errors import InvalidRequest
-from app.maths.quality.confidence import FEWEST_FOR_CONFIDENCE
-from app.maths.relevance.re_embedding import RowChoice, centrality
+from app.maths.relevance.re_embedding import centrality
 from app.services.context import Services
 from app.services.encoders import encoding
 from app.services.request_context import RequestContext
@@ -44,74 +43,64 @@ class ReEmbeddedRows:
 
 
 def choose_rows(
-    maps: MigrationMaps, plan: Mapping[str, Any], vectors: StoreVectors, mapped: MappedPage
+    maps: MigrationMaps, plan: Mapping[str, Any], mapped: MappedPage
 ) -> NDArray[np.bool_]:
     """Return which rows (n,) to encode again, by the plan of a migration.
 
-    vectors, mapped  (n, d_source) old vectors, and their translations
+    mapped  the translations of old vectors
     Rows without a direction are chosen whenever the plan encodes any. Rows that are anchors never
     are, because their native vectors are known.
     """
     below = plan.get("re_embed_below")
     if not plan.get("re_embed") or below is None:
-        return np.zeros(len(vectors), dtype=np.bool_)
+        return np.zeros(len(mapped.vectors), dtype=np.bool_)
     chosen = mapped.undirected.copy()
-    chosen |= priorities(maps, plan["re_embed_by"], vectors, mapped) < float(below)
+    chosen |= priorities(maps, mapped) < float(below)
     chosen &= ~mapped.known
     return chosen
 
 
-def priorities(
-    maps: MigrationMaps, choice: RowChoice, vectors: StoreVectors, mapped: MappedPage
-) -> NDArray[np.float64]:
-    """Return the priority (n,) of each row: the lowest is encoded first; NaN where it has none."""
-    if choice == "confidence":
-        return maps.expected_cosine(vectors)
+def priorities(maps: MigrationMaps, mapped: MappedPage) -> NDArray[np.float64]:
+    """Return the priority (n,) of each row, less its centrality: the lowest is encoded first, and
+    NaN has no direction.
+    """
     central = [
-        centrality(torch.from_numpy(mapped.vectors[start : start + MAPPED_ROWS]), anchors)
-        for anchors in (maps.forward.native,)
-        for start in range(0, len(vectors), MAPPED_ROWS)
+        centrality(
+            torch.from_numpy(mapped.vectors[start : start + MAPPED_ROWS]), maps.forward.native
+        )
+        for start in range(0, len(mapped.vectors), MAPPED_ROWS)
     ]
     priority = -torch.cat(central).numpy() if central else np.zeros(0)
     priority[mapped.undirected] = np.nan
     return np.asarray(priority, dtype=np.float64)
 
 
-def sample_quantiles(maps: MigrationMaps, sample: StoreVectors) -> dict[str, list[float]]:
-    """Return KEPT_QUANTILES quantiles of the priorities of a sample, by RowChoice.
-
-    A choice without priorities is left out.
-    """
+def sample_quantiles(maps: MigrationMaps, sample: StoreVectors) -> list[float]:
+    """Return KEPT_QUANTILES quantiles of the priorities of a sample; [] for anchors alone."""
     mapped = maps.forward.map_rows(sample)
+    values = priorities(maps, mapped)
+    values = values[np.isfinite(values) & ~mapped.known]
+    if not len(values):
+        return []
     levels = np.linspace(0.0, 1.0, KEPT_QUANTILES)
-    quantiles: dict[str, list[float]] = {}
-    for choice in get_args(RowChoice):
-        values = priorities(maps, choice, sample, mapped)
-        values = values[np.isfinite(values) & ~mapped.known]
-        if len(values):
-            quantiles[choice] = np.quantile(values, levels).round(6).tolist()
-    return quantiles
+    return np.quantile(values, levels).round(6).tolist()
 
 
-def threshold(quantiles: Mapping[str, Sequence[float]], choice: str, share: float) -> float | None:
-    """Return the priority below which that share of the sample lies; None for no rows."""
+def threshold(quantiles: Sequence[float], share: float) -> float | None:
+    """Return the priority below which that share of the sample lies; None for no rows.
+
+    Raises InvalidRequest without quantiles.
+    """
     if share <= 0:
         return None
     if share >= 1:
         return ABOVE_ALL
-    known = quantiles[choice]
-    return float(np.interp(share, np.linspace(0.0, 1.0, len(known)), known))
-
-
-def require_choice(quantiles: Mapping[str, Sequence[float]], choice: str) -> None:
-    """Raises InvalidRequest for a choice of rows that the sample has no priorities for."""
-    if choice not in quantiles:
+    if not quantiles:
         raise InvalidRequest(
-            f"Rows cannot be chosen by `{choice}`: it needs at least {FEWEST_FOR_CONFIDENCE} "
-            "distinct anchors, and a sample with other rows than these. Add anchors, or remove "
-            "`re_embed`.",
-            field="re_embed_by",
+            "Rows cannot be chosen, because all rows of the sample are anchors. Remove `re_embed`.",
+            field="re_embed",
         )
+    return float(np.interp(share, np.linspace(0.0, 1.0, len(quantiles)), quantiles))
 
 
 def re_embed(

@@ -152,7 +152,7 @@ def check_sample(move: MigrationContext, held: Lease) -> Check:
     """
     page = move.store.sample(VERIFIED_ROWS)
     mapped = move.maps.forward.map_rows(page.vectors)
-    chosen = choose_rows(move.maps, held.row.plan, page.vectors, mapped)
+    chosen = choose_rows(move.maps, held.row.plan, mapped)
     native = read_fill.find_native(move, page.ids)
     ids = [
         each

@@ -37,7 +37,7 @@ def test_recall_rises_with_the_share_and_ends_at_one() -> None:
     assert curve is not None
     assert curve.index == 40
     assert curve.neighbours == 10
-    for name in ("centrality", "confidence", "random"):
+    for name in ("centrality", "random"):
         recalls = [each.recall[name].value for each in curve.shares]
         assert recalls[0] == pytest.approx(curve.before.value)
         assert recalls == sorted(recalls)

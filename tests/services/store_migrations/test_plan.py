@@ -354,11 +354,11 @@ def test_rows_of_the_chosen_share_lie_below_the_threshold(planning: Planning) ->
     plan, maps = dict(create.plan), load_maps(planning.services, create)
     vectors = old(items(2_000, 77)).numpy()
     mapped = maps.forward.map_rows(vectors)
-    for choice in ("centrality", "confidence"):
-        for share in (0.05, 0.2, 1.0):
-            below = re_embedding.threshold(plan["re_embedding"]["quantiles"], choice, share)
-            settings = {"re_embed": share, "re_embed_by": choice, "re_embed_below": below}
-            chosen = re_embedding.choose_rows(maps, settings, vectors, mapped)
-            assert chosen.mean() == pytest.approx(share, abs=0.05)
-    none = {"re_embed": 0.0, "re_embed_by": "centrality", "re_embed_below": None}
-    assert not re_embedding.choose_rows(maps, none, vectors, mapped).any()
+    for share in (0.05, 0.2, 1.0):
+        below = re_embedding.threshold(plan["re_embedding"]["quantiles"], share)
+        chosen = re_embedding.choose_rows(
+            maps, {"re_embed": share, "re_embed_below": below}, mapped
+        )
+        assert chosen.mean() == pytest.approx(share, abs=0.05)
+    none = {"re_embed": 0.0, "re_embed_below": None}
+    assert not re_embedding.choose_rows(maps, none, mapped).any()

@@ -29,9 +29,8 @@ PLAN: dict[str, Any] = {
     "strategies": ["collection", "named-vector"],
     "estimate": {"recall": 0.7},
     "re_embed": 0.0,
-    "re_embed_by": "centrality",
     "re_embed_below": None,
-    "re_embedding": {"quantiles": {"centrality": [-1.0 + step / 100 for step in range(101)]}},
+    "re_embedding": {"quantiles": [-1.0 + step / 100 for step in range(101)]},
     "rows_per_second": None,
     "max_latency_ms": None,
     "min_recall": 0.95,
@@ -125,8 +124,6 @@ def test_an_unchanged_document_is_accepted_in_every_state(
         ({"rows_per_second": 0}, OutOfRange, "rows_per_second"),
         ({"max_latency_ms": True}, OutOfRange, "max_latency_ms"),
         ({"re_embed": True}, OutOfRange, "re_embed"),
-        ({"re_embed_by": "luck"}, InvalidRequest, "re_embed_by"),
-        ({"re_embed": 0.1, "re_embed_by": "confidence"}, InvalidRequest, "re_embed_by"),
     ],
 )
 def test_a_wrong_change_names_its_member_and_changes_nothing(
@@ -154,7 +151,7 @@ def test_what_rows_were_written_by_stays_once_a_run_began(
     on_sqlite: Services, planned: tables.MigrationRow
 ) -> None:
     alter(on_sqlite, planned, state=MigrationState.paused)
-    for changes in ({"strategy": "named-vector"}, {"re_embed": 0.1}, {"re_embed_by": "confidence"}):
+    for changes in ({"strategy": "named-vector"}, {"re_embed": 0.1}):
         with pytest.raises(WrongState, match="before the first run"):
             change_plan(on_sqlite, CONTEXT, planned.id, changes)
     assert change_plan(on_sqlite, CONTEXT, planned.id, {"batch": 5}).plan["batch"] == 5

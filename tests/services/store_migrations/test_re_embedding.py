@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from app.errors import EncoderNeedsVectors, InvalidRequest
+from app.maths.relevance.re_embedding import centrality
 from app.services.anchors import anchor_sets
 from app.services.context import Limits, Services
 from app.services.encoders import encoders, encoding
@@ -18,7 +20,6 @@ from app.services.store_migrations.re_embedding import (
     choose_rows,
     priorities,
     re_embed,
-    require_choice,
     sample_quantiles,
     threshold,
 )
@@ -45,17 +46,15 @@ def maps(on_sqlite: Services) -> MigrationMaps:
     return build_maps(on_sqlite, CONTEXT, FitRequest("old", "new", "pairs", "auto", {})).maps
 
 
-@pytest.mark.parametrize("choice", ["centrality", "confidence"])
-def test_undirected_rows_come_first_and_anchors_never(maps: MigrationMaps, choice: str) -> None:
+def test_undirected_rows_come_first_and_anchors_never(maps: MigrationMaps) -> None:
     vectors = old(items(400, 30)).numpy()
     vectors[3], vectors[4] = 0.0, np.nan
     vectors[10:13] = maps.forward.anchors[:3].numpy()
     mapped = maps.forward.map_rows(vectors)
     quantiles = sample_quantiles(maps, vectors)
     for share in (0.01, 0.2, 1.0):
-        below = threshold(quantiles, choice, share)
-        plan = {"re_embed": share, "re_embed_by": choice, "re_embed_below": below}
-        chosen = choose_rows(maps, plan, vectors, mapped)
+        plan = {"re_embed": share, "re_embed_below": threshold(quantiles, share)}
+        chosen = choose_rows(maps, plan, mapped)
         assert chosen[[3, 4]].all()
         assert not chosen[10:13].any()
         assert chosen.mean() == pytest.approx(share, abs=0.02)
@@ -64,35 +63,34 @@ def test_undirected_rows_come_first_and_anchors_never(maps: MigrationMaps, choic
 def test_the_lowest_priorities_are_chosen(maps: MigrationMaps) -> None:
     vectors = old(items(300, 31)).numpy()
     mapped = maps.forward.map_rows(vectors)
-    below = threshold(sample_quantiles(maps, vectors), "confidence", 0.1)
-    plan = {"re_embed": 0.1, "re_embed_by": "confidence", "re_embed_below": below}
-    chosen = choose_rows(maps, plan, vectors, mapped)
-    sure = maps.expected_cosine(vectors)
-    assert sure[chosen].max() < sure[~chosen].min()
-    values = priorities(maps, "confidence", vectors, mapped)
-    assert np.array_equal(values, sure)
+    plan = {"re_embed": 0.1, "re_embed_below": threshold(sample_quantiles(maps, vectors), 0.1)}
+    chosen = choose_rows(maps, plan, mapped)
+    values = priorities(maps, mapped)
+    assert values[chosen].max() < values[~chosen].min()
+    central = centrality(torch.from_numpy(mapped.vectors), maps.forward.native)
+    assert np.array_equal(values, -central.numpy())
 
 
 def test_without_a_share_no_row_is_chosen(maps: MigrationMaps) -> None:
     vectors = old(items(20, 32)).numpy()
     vectors[0] = 0.0
     mapped = maps.forward.map_rows(vectors)
-    for plan in ({}, {"re_embed": 0, "re_embed_by": "centrality", "re_embed_below": None}):
-        assert not choose_rows(maps, plan, vectors, mapped).any()
+    for plan in ({}, {"re_embed": 0, "re_embed_below": None}):
+        assert not choose_rows(maps, plan, mapped).any()
 
 
 def test_thresholds_lie_between_the_quantiles() -> None:
-    quantiles = {"centrality": [step / 100 for step in range(101)]}
-    assert threshold(quantiles, "centrality", 0.0) is None
-    assert threshold(quantiles, "centrality", 0.085) == pytest.approx(0.085)
-    assert threshold(quantiles, "centrality", 1.0) == ABOVE_ALL
+    quantiles = [step / 100 for step in range(101)]
+    assert threshold(quantiles, 0.0) is None
+    assert threshold(quantiles, 0.085) == pytest.approx(0.085)
+    assert threshold(quantiles, 1.0) == threshold([], 1.0) == ABOVE_ALL
     with pytest.raises(InvalidRequest) as refused:
-        require_choice(quantiles, "confidence")
-    assert refused.value.field == "re_embed_by"
+        threshold([], 0.5)
+    assert refused.value.field == "re_embed"
 
 
 def test_a_sample_of_anchors_alone_has_no_priorities(maps: MigrationMaps) -> None:
-    assert sample_quantiles(maps, maps.forward.anchors.numpy()) == {}
+    assert sample_quantiles(maps, maps.forward.anchors.numpy()) == []
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ from app.api.schemas.translation import (
     refuse_prefer,
 )
 from app.maths.quality.candidates import Preference
-from app.maths.relevance.re_embedding import RowChoice
 from app.services.access.idempotency import idempotent
 from app.services.context import Services
 from app.services.relevance.advice import Prices
@@ -93,13 +92,8 @@ class NewMigration(Body):
     )
     re_embed: Share = Field(
         0.0,
-        description="Share of the rows whose text the target encoder encodes again, 0 to 1. "
-        "It needs a store with a `text_field`.",
-    )
-    re_embed_by: RowChoice = Field(
-        "centrality",
-        description="Which rows are encoded again. `centrality`: those that searches find most. "
-        "`confidence`: those whose translation is least sure.",
+        description="Share of the rows whose text the target encoder encodes again, 0 to 1: those "
+        "that searches find most. It needs a store with a `text_field`.",
     )
     rows_per_second: Pace | None = Field(
         None, description="Most rows that a run translates in a second. Null: no limit."
@@ -159,8 +153,8 @@ class NewMigration(Body):
 class PlanDocument(BaseModel, extra="allow"):
     """A plan, as `GET` answers it. A plan that comes back may differ in some members.
 
-    These are `strategy`, `rows_per_second`, `max_latency_ms`, `re_embed`, `re_embed_by`,
-    `min_recall` and `batch`.
+    These are `strategy`, `rows_per_second`, `max_latency_ms`, `re_embed`, `min_recall`
+    and `batch`.
     """
 
     migration: str | None = Field(None, description="Id of the migration.")
@@ -246,7 +240,7 @@ def change_plan(
     """Replaces the settings of a plan that does not run now.
 
     Send the plan as `GET` answers it, with other values for `strategy`, `rows_per_second`,
-    `max_latency_ms`, `re_embed`, `re_embed_by`, `min_recall` or `batch`.
+    `max_latency_ms`, `re_embed`, `min_recall` or `batch`.
     Other changes are refused. `strategy` and the rows to encode again only change before the first
     run.
     """
