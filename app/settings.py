@@ -99,9 +99,9 @@ class Settings(BaseSettings):
     remote_urls: str = Field(
         "",
         description=(
-            "base URLs of OpenAI-compatible or TEI endpoints that may encode, separated by "
+            "base URLs of endpoints with OpenAI's API that may encode, separated by "
             "commas, each with the variable that holds its key: "
-            "`https://api.openai.com/v1=OPENAI_API_KEY,http://tei:8080`; default: none"
+            "`https://api.openai.com/v1=OPENAI_API_KEY,http://tei/v1`; default: none"
         ),
     )
     stores: dict[str, StoreEntry] = Field(

@@ -24,7 +24,7 @@ class EncoderKind(StrEnum):
     sentence_transformers = "sentence-transformers"
     #: a timm model for images, which the service runs
     timm = "timm"
-    #: an OpenAI-compatible or TEI endpoint
+    #: an endpoint with OpenAI's API, as of TEI and vLLM
     openai = "openai"
 
 

@@ -80,14 +80,8 @@ class RemoteOptions(EncoderOptions):
     url: Annotated[str, Field(max_length=500)] = Field(
         description="base URL of the endpoint; the operator must allow it"
     )
-    api: Literal["openai", "tei"] = Field("openai", description="API of the endpoint")
-    api_key_env: Annotated[str, Field(max_length=100)] | None = Field(
-        None,
-        description="environment variable of the server that holds the endpoint's key; "
-        "default: the variable that the operator has bound to the URL",
-    )
-    batch: Annotated[int, Field(ge=1, le=2_048)] | None = Field(
-        None, description="most inputs in one request; default: 64, and 32 for TEI"
+    batch: Annotated[int, Field(ge=1, le=2_048)] = Field(
+        32, description="most inputs in one request; TEI takes 32 by default"
     )
     timeout_s: Annotated[float, Field(ge=1, le=300)] = Field(
         30.0, description="time limit of one request in seconds"

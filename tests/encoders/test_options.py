@@ -16,7 +16,7 @@ WRONG = [
     (ImageOptions, {"normalize": True}, UnknownOption, "options.normalize"),
     (ImageOptions, {"prompts": {}}, UnknownOption, "options.prompts"),
     (RemoteOptions, {**URL, "headers": {}}, UnknownOption, "options.headers"),
-    (RemoteOptions, {"api": "tei"}, MissingField, "options.url"),
+    (RemoteOptions, {"batch": 8}, MissingField, "options.url"),
     *[
         (kind, {**given, name: value}, InvalidOption, f"options.{name}")
         for kind, given in [(TextOptions, {}), (ImageOptions, {}), (RemoteOptions, URL)]
@@ -25,7 +25,6 @@ WRONG = [
             "normalise": [1],
             "dtype": ["int8"],
             "prompts": ["query: "],
-            "api": ["cohere"],
             "batch": [0, 2049],
             "timeout_s": [0.5, 301, float("nan")],
             "url": [None],

@@ -76,7 +76,7 @@ class NewEncoder(Body):
     kind: Literal["external", "sentence-transformers", "timm", "openai"] = Field(
         "external",
         description="Who runs the encoder: `external` the client, `openai` an endpoint that speaks "
-        "OpenAI's or TEI's protocol, the others the service.",
+        "OpenAI's API, the others the service.",
     )
     dim: Annotated[int, Field(ge=1, le=8_192)] | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""Models that run on other machines, behind the OpenAI API or the TEI API.
+"""Models that run on other machines, behind the OpenAI API.
 
 The operator names the base URLs, and the service calls no other address: requests go through
 httpcore2, the connection pool beneath httpx2, which follows no redirect, reads no proxy from the

@@ -1,10 +1,10 @@
-"""The OpenAI API and the TEI API: how a request is written, and how an answer is read."""
+"""OpenAI's API: how a request is written, and how an answer is read."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,11 @@ class EndpointEmbeddings:
 
 @dataclass(frozen=True)
 class OpenAIDialect:
-    """POST /embeddings, as in the OpenAI API."""
+    """POST /embeddings."""
 
     model: str
     dim: int | None
     encoding: str = "base64"
-    path: str = field(default="/embeddings", init=False)
 
     def build_request(self, texts: Sequence[str]) -> dict[str, Any]:
         dimensions = {} if self.dim is None else {"dimensions": self.dim}
@@ -60,31 +59,6 @@ class OpenAIDialect:
 
     def read_name(self, answer: Any) -> str | None:
         return read_label(answer.get("model"))
-
-
-@dataclass(frozen=True)
-class TEIDialect:
-    """POST /embed, as in Text EndpointEmbeddings Inference."""
-
-    dim: int | None
-    normalise: bool
-    path: str = field(default="/embed", init=False)
-
-    def build_request(self, texts: Sequence[str]) -> dict[str, Any]:
-        dimensions = {} if self.dim is None else {"dimensions": self.dim}
-        return {"inputs": list(texts), "normalize": self.normalise, "truncate": True, **dimensions}
-
-    def read_rows(self, answer: Any) -> list[Any]:
-        """Return the vectors, not yet decoded, in the order of the texts. Raises EncoderFailed."""
-        if not isinstance(answer, list):
-            raise EncoderFailed("The endpoint's answer is not a list of embeddings.")
-        return answer
-
-    def read_name(self, answer: Any) -> str | None:
-        return None
-
-
-Dialect = OpenAIDialect | TEIDialect
 
 
 def read_label(value: Any) -> str | None:

@@ -21,15 +21,11 @@ from app.encoders.options import RemoteOptions
 from app.encoders.remote.dialects import (
     EndpointEmbeddings,
     OpenAIDialect,
-    TEIDialect,
 )
 from app.encoders.remote.endpoint import Endpoint
 from app.encoders.remote.options import read_remote_options
 from app.errors import EncoderFailed, EncoderUnavailable, InvalidInput
 from app.types import InputRole, Modality, is_unicode
-
-#: api -> inputs per request: TEI's default limit is 32
-INPUTS_PER_REQUEST = {"openai": 64, "tei": 32}
 
 #: largest difference from 1 of a norm that counts as unit length
 UNIT_TOLERANCE = 1e-3
@@ -47,13 +43,7 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> EncoderModel:
             field="model",
         )
     try:
-        tei = options.api == "tei"
-        dialect = (
-            TEIDialect(options.dim, bool(options.normalise))
-            if tei
-            else OpenAIDialect(spec.model, options.dim)
-        )
-        endpoint = Endpoint(options, key_env, dialect)
+        endpoint = Endpoint(options, key_env, OpenAIDialect(spec.model, options.dim))
         probe = _probe(endpoint)
     except (EncoderFailed, InvalidInput) as error:
         raise EncoderUnavailable(
@@ -69,7 +59,7 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> EncoderModel:
     unit = abs(float(probe.vectors.norm()) - 1) < UNIT_TOLERANCE
     identity = ModelIdentity(
         model=f"{spec.model} at {options.url}",
-        revision=probe.name or endpoint.fetch_revision() or spec.revision,
+        revision=probe.name or spec.revision,
         prompts={str(role): prompt for role, prompt in (options.prompts or {}).items()},
         pooling=None,
         normalise=bool(options.normalise) or unit,
@@ -86,10 +76,8 @@ def _probe(endpoint: Endpoint) -> EndpointEmbeddings:
     try:
         return endpoint.embed(["anchor"])
     except InvalidInput:
-        if not isinstance(endpoint.dialect, OpenAIDialect):
-            raise
-    endpoint.dialect = replace(endpoint.dialect, encoding="float")
-    return endpoint.embed(["anchor"])
+        endpoint.dialect = replace(endpoint.dialect, encoding="float")
+        return endpoint.embed(["anchor"])
 
 
 class RemoteEncoder:
@@ -141,7 +129,7 @@ class RemoteEncoder:
         Raises EncoderFailed, EncoderUnavailable, and InvalidInput for inputs that the endpoint
         rejects.
         """
-        batch = self._options.batch or INPUTS_PER_REQUEST[self._options.api]
+        batch = self._options.batch
         pieces = [
             [item.features for item in items[start : start + batch]]
             for start in range(0, len(items), batch)

@@ -18,12 +18,10 @@ import orjson
 
 from app.encoders.options import RemoteOptions
 from app.encoders.remote.dialects import (
-    Dialect,
     EndpointEmbeddings,
-    TEIDialect,
+    OpenAIDialect,
     parse_json,
     parse_matrix,
-    read_label,
 )
 from app.errors import AnchorageError, EncoderFailed, EncoderUnavailable, InvalidInput
 
@@ -88,7 +86,7 @@ class EndpointResponse:
 class Endpoint:
     """One base URL, its connections and its dialect."""
 
-    def __init__(self, options: RemoteOptions, key_env: str | None, dialect: Dialect) -> None:
+    def __init__(self, options: RemoteOptions, key_env: str | None, dialect: OpenAIDialect) -> None:
         self.dialect = dialect
         self._options = options
         self._key_env = key_env
@@ -109,31 +107,18 @@ class Endpoint:
         Raises EncoderFailed, EncoderUnavailable and InvalidInput.
         """
         dialect = self.dialect
-        answer = parse_json(self._post(dialect.path, orjson.dumps(dialect.build_request(texts))))
+        answer = parse_json(self._post(orjson.dumps(dialect.build_request(texts))))
         vectors = parse_matrix(dialect.read_rows(answer), len(texts))
         return EndpointEmbeddings(vectors, dialect.read_name(answer))
 
-    def fetch_revision(self) -> str | None:
-        """Return the model's commit, or else its name, from TEI's /info; None without either."""
-        if not isinstance(self.dialect, TEIDialect):
-            return None
-        try:
-            response = self._request("GET", "/info", None, ENDPOINT_CONNECT_S)
-            info = parse_json(response.body) if response.status == 200 else None
-        except EncoderFailed:
-            return None
-        if not isinstance(info, dict):
-            return None
-        return read_label(info.get("model_sha")) or read_label(info.get("model_id"))
-
-    def _post(self, path: str, content: bytes) -> bytes:
+    def _post(self, content: bytes) -> bytes:
         """Return the body of the first response of status 200. Between attempts it waits as long as
         the endpoint asks, unless the deadline comes first.
         """
         deadline = time.monotonic() + self._options.timeout_s
         for attempt in range(ENDPOINT_RETRIES + 1):
             left_s = max(deadline - time.monotonic(), 0.001)
-            response = self._request("POST", path, content, left_s)
+            response = self._request(content, left_s)
             if response.status == 200:
                 return response.body
             wait_s = response.retry_after_s
@@ -146,16 +131,14 @@ class Endpoint:
             time.sleep(wait_s)
         raise response.to_error()
 
-    def _request(
-        self, method: str, path: str, content: bytes | None, timeout_s: float
-    ) -> EndpointResponse:
+    def _request(self, content: bytes, timeout_s: float) -> EndpointResponse:
         headers, key = self._make_headers()
         timeouts = dict.fromkeys(("read", "write", "pool"), timeout_s)
         timeouts["connect"] = min(ENDPOINT_CONNECT_S, timeout_s)
-        url = f"{self._options.url}{path}"
+        url = f"{self._options.url}/embeddings"
         try:
             answer = self._pool.request(
-                method, url, headers=headers, content=content, extensions={"timeout": timeouts}
+                "POST", url, headers=headers, content=content, extensions={"timeout": timeouts}
             )
             response = _read_response(answer)
         except httpcore2.TimeoutException:
@@ -170,7 +153,7 @@ class Endpoint:
             )
         if response.status != 200:
             reason = response.failure or f"{response.status} {_quote_error(response, key)}"
-            log.warning("endpoint request failed: %s %s: %s", method, url, reason)
+            log.warning("endpoint request failed: POST %s: %s", url, reason)
         return response
 
     def _make_headers(self) -> tuple[dict[str | bytes, str | bytes], str]:

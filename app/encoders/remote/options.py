@@ -41,7 +41,7 @@ def read_remote_options(
 ) -> tuple[RemoteOptions, str | None]:
     """Return the options with the URL in the operator's form, and the variable of its key.
 
-    Raises EncoderUnavailable for a URL or a variable that the operator has not allowed.
+    Raises EncoderUnavailable for a URL that the operator has not allowed.
     """
     checked = read_options(RemoteOptions, options)
     try:
@@ -54,11 +54,5 @@ def read_remote_options(
             "This server may not call that URL. "
             "Ask the operator to add it to ANCHORAGE_REMOTE_URLS, or use a URL listed there.",
             field="options.url",
-        )
-    if checked.api_key_env not in (None, key_variables[url]):
-        raise EncoderUnavailable(
-            "The operator has not bound this variable to that URL. "
-            "Remove `api_key_env`, or name the variable that the operator has bound.",
-            field="options.api_key_env",
         )
     return checked.model_copy(update={"url": url}), key_variables[url]

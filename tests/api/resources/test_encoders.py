@@ -117,7 +117,7 @@ TEXT, REMOTE = {"kind": "sentence-transformers", "model": "m"}, {"kind": "openai
         (TEXT, {"url": "http://x"}, "unknown-option", "options.url"),
         (TEXT, {"dim": "64"}, "invalid-request", "options.dim"),
         (TEXT, {f"o{place}": 1 for place in range(1_000)}, "unknown-field", "options"),
-        (REMOTE, {"api": "tei"}, "missing-field", "options.url"),
+        (REMOTE, {"batch": 8}, "missing-field", "options.url"),
         (REMOTE, {"url": "ftp://x"}, "invalid-option", "options.url"),
         ({"dim": 3}, {"dim": 3}, "invalid-request", "options"),
     ],

@@ -1,4 +1,4 @@
-"""Endpoints for the tests, on real sockets: a correct one in both APIs, and faulty ones."""
+"""Endpoints for the tests, on real sockets: a correct one, and faulty ones."""
 
 from __future__ import annotations
 
@@ -48,17 +48,11 @@ Behaviour = Callable[["Handler"], None]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """OpenAI's API and TEI's, with `expected_vector` as the model."""
+    """OpenAI's API, with `expected_vector` as the model."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: FakeEndpoint
-
-    def do_GET(self) -> None:
-        self.note(None)
-        self.reply(
-            200, self.server.info
-        ) if self.path == "/base/info" and self.server.info else self.reply(404, {})
 
     def do_POST(self) -> None:
         if self.server.behaviour is not None and self.server.seen:
@@ -73,8 +67,6 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(status, answer, headers)
         elif self.path == "/base/embeddings":
             self.openai(body)
-        elif self.path == "/base/embed":
-            self.tei(body)
         else:
             self.reply(404, {"error": "no such path"})
 
@@ -97,13 +89,6 @@ class Handler(BaseHTTPRequestHandler):
                 "model": self.server.model,
                 "usage": {"prompt_tokens": 1},
             },
-        )
-
-    def tei(self, body: dict[str, Any]) -> None:
-        assert body["truncate"] is True
-        vectors = [expected_vector(text, body.get("dimensions", DIM)) for text in body["inputs"]]
-        self.reply(
-            200, [(v / np.linalg.norm(v) if body["normalize"] else v).tolist() for v in vectors]
         )
 
     def body(self) -> bytes:
@@ -142,7 +127,6 @@ class FakeEndpoint(ThreadingHTTPServer):
             )
             self.url = self.url.replace("http:", "https:").replace("127.0.0.1", "localhost")
         self.model: str | None = "truth-2026-01"
-        self.info: Any = None
         self.as_list = False
         self.refuses_base64 = False
         self.behaviour: Behaviour | None = None

@@ -13,10 +13,9 @@ from tests.encoders.remote.endpoints import DIM, DOCUMENT, TEXTS, embed, expecte
 
 
 @pytest.mark.parametrize("as_list", [False, True], ids=["base64", "list"])
-@pytest.mark.parametrize("api", ["openai", "tei"])
-def test_vectors_equal_the_endpoints(endpoint, api, as_list):
+def test_vectors_equal_the_endpoints(endpoint, as_list):
     endpoint.as_list = as_list
-    model = load(endpoint.url, api=api)
+    model = load(endpoint.url)
     vectors = embed(model, TEXTS)
     assert (vectors.dtype, model.dim, model.remote, model.nbytes, model.modality) == (
         torch.float32,
@@ -43,10 +42,9 @@ def test_items_are_sent_in_pieces_over_one_connection(endpoint):
     assert endpoint.connections == 1
 
 
-@pytest.mark.parametrize(("api", "name", "most"), [("openai", "input", 64), ("tei", "inputs", 32)])
-def test_pieces_are_as_large_as_the_api_allows_by_default(endpoint, api, name, most):
-    embed(load(endpoint.url, api=api), ["x"] * 65)
-    assert max(len(body[name]) for _, _, body in endpoint.seen if body) == most
+def test_pieces_are_as_large_as_tei_takes_by_default(endpoint):
+    embed(load(endpoint.url), ["x"] * 65)
+    assert [len(body["input"]) for _, _, body in endpoint.seen] == [1, 32, 32, 1]
 
 
 def test_an_unloaded_model_closes_its_connections(endpoint):
@@ -75,14 +73,13 @@ def test_dimensions_are_requested_and_checked(endpoint):
     assert caught.value.field == "options.dim"
 
 
-@pytest.mark.parametrize("api", ["openai", "tei"])
-def test_normalise_gives_unit_vectors_of_the_same_direction(endpoint, api):
-    model = load(endpoint.url, api=api, normalise=True)
+def test_normalise_gives_unit_vectors_of_the_same_direction(endpoint):
+    model = load(endpoint.url, normalise=True)
     torch.testing.assert_close(
         embed(model, TEXTS), torch.nn.functional.normalize(expected_vectors(TEXTS))
     )
     assert model.identity.normalise is True
-    assert load(endpoint.url, api=api).identity.normalise is False
+    assert load(endpoint.url).identity.normalise is False
 
 
 def test_unit_vectors_of_an_endpoint_are_detected(endpoint):
@@ -91,22 +88,12 @@ def test_unit_vectors_of_an_endpoint_are_detected(endpoint):
 
 
 @pytest.mark.parametrize(
-    ("api", "model", "info", "revision"),
-    [
-        ("openai", "truth-2026-01", None, "truth-2026-01"),
-        ("openai", None, None, "r1"),
-        ("openai", "\x1b[31m", None, "r1"),
-        ("openai", "x" * 201, {"model_sha": "other API"}, "r1"),
-        ("tei", "ignored", {"model_id": "a/b", "model_sha": "c0ffee"}, "c0ffee"),
-        ("tei", "ignored", {"model_id": "a/b", "model_sha": None}, "a/b"),
-        ("tei", "ignored", {"model_id": 7}, "r1"),
-        ("tei", "ignored", ["no object"], "r1"),
-        ("tei", "ignored", None, "r1"),
-    ],
+    ("model", "revision"),
+    [("truth-2026-01", "truth-2026-01"), (None, "r1"), ("\x1b[31m", "r1"), ("x" * 201, "r1")],
 )
-def test_the_revision_comes_from_the_endpoint(endpoint, api, model, info, revision):
-    endpoint.model, endpoint.info = model, info
-    identity = load(endpoint.url, api=api).identity
+def test_the_revision_comes_from_the_endpoint(endpoint, model, revision):
+    endpoint.model = model
+    identity = load(endpoint.url).identity
     assert (identity.model, identity.revision, identity.dim) == (
         f"truth at {endpoint.url}",
         revision,

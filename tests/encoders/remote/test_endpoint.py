@@ -142,7 +142,7 @@ def test_a_missing_model_is_unavailable(endpoint, status, answer, says):
 
 def test_the_key_is_read_for_each_request(endpoint, monkeypatch):
     monkeypatch.setenv(KEY_ENV, KEY)
-    model = load(endpoint.url, KEY_ENV, api_key_env=KEY_ENV)
+    model = load(endpoint.url, KEY_ENV)
     monkeypatch.setenv(KEY_ENV, "another")
     embed(model, TEXTS)
     assert [headers["Authorization"] for _, headers, _ in endpoint.seen] == [
@@ -158,16 +158,6 @@ def test_a_request_without_a_bound_variable_has_no_key_and_accepts_no_compressio
     load(endpoint.url)
     assert "Authorization" not in endpoint.seen[0][1]
     assert endpoint.seen[0][1]["Accept-Encoding"] == "identity"
-
-
-@pytest.mark.parametrize("bound", [None, "OTHER_VARIABLE"])
-def test_a_client_cannot_send_another_variable(endpoint, monkeypatch, bound):
-    monkeypatch.setenv(KEY_ENV, KEY)
-    with pytest.raises(EncoderUnavailable) as caught:
-        load(endpoint.url, bound, api_key_env=KEY_ENV)
-    assert caught.value.field == "options.api_key_env"
-    assert "OTHER_VARIABLE" not in caught.value.detail
-    assert endpoint.connections == 0
 
 
 @pytest.mark.parametrize("value", [None, "", " ", f"{KEY}\nX-Other: 1", f"{KEY} {KEY}", f"{KEY}é"])
