@@ -51,8 +51,6 @@ class HeadOutput(StrEnum):
     classes = "classes"
     #: the result of a regression or a decoder
     numbers = "numbers"
-    #: pixels
-    image = "image"
 
 
 class Scores(StrEnum):

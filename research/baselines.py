@@ -16,8 +16,9 @@ from torch.nn.functional import normalize
 
 from app.maths.bootstrap import neighbours as matching
 from app.maths.bootstrap.neighbours import BestMatches, no_beat
-from app.maths.bootstrap.pools import GrownPairs, Pools, check_seeds
+from app.maths.bootstrap.pools import Pools
 from app.maths.geometry.spectrum import rank_tolerance
+from research.grown_pairs import GrownPairs, check_seeds
 
 #: Neighbours that the means of CSLS cover.
 NEIGHBOURS = 10

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
-from app.maths.bootstrap import methods, paper, self_learning
-from app.maths.bootstrap.pools import GrownPairs, Pools
+from app.maths.bootstrap import self_learning
+from app.maths.bootstrap.estimate import Outcome
+from app.maths.bootstrap.pools import Pools
 from benchmarks.bootstrap.draws import GT
-from research import baselines
+from research import anchor_optimisation, baselines
+from research.grown_pairs import GrownPairs
 
 Seeds = list[tuple[int, int]]
 
@@ -23,11 +25,16 @@ Settings = Callable[[Pools, int], Any]
 SAID = "said"
 
 
-def served(pools: Pools, seeds: Seeds, settings: methods.MethodSettings) -> GrownPairs:
-    """A method that the service offers, with the service's estimate of its share of right pairs."""
-    found = methods.run(pools, seeds, settings)
+def _with_estimate(found: Outcome) -> GrownPairs:
+    """The pairs of a method, with the service's estimate of its share of right pairs."""
     facts = {**found.facts, SAID: found.estimate.right}
     return GrownPairs(found.pairs, found.confidence, facts)
+
+
+def optimise(pools: Pools, seeds: Seeds, settings: anchor_optimisation.PaperSettings) -> GrownPairs:
+    """The paper's anchor optimisation."""
+    grown = anchor_optimisation.grow(pools, seeds, settings)
+    return _with_estimate(anchor_optimisation.judge_pairs(pools, seeds, grown, seed=settings.seed))
 
 
 def _size(pools: Pools) -> int:
@@ -41,9 +48,12 @@ METHODS: dict[str, tuple[Grow, Settings]] = {
         lambda pools, number: None,
     ),
     "vecmap": (baselines.vecmap, lambda pools, number: baselines.Vecmap(seed=number)),
-    "paper": (served, lambda pools, number: paper.PaperSettings(_size(pools), seed=number)),
+    "paper": (
+        optimise,
+        lambda pools, number: anchor_optimisation.PaperSettings(_size(pools), seed=number),
+    ),
     "self-learning": (
-        served,
+        lambda pools, seeds, settings: _with_estimate(self_learning.learn(pools, seeds, settings)),
         lambda pools, number: self_learning.SelfLearningSettings(seed=number),
     ),
 }

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from app.maths.bootstrap import methods, self_learning
+from app.maths.bootstrap import self_learning
 from benchmarks.bootstrap.cells import Cell, Measured
 from benchmarks.bootstrap.draws import CASES, draw
 
@@ -37,7 +37,7 @@ def measure(name: str, method: str, count: int, number: int) -> Measured:
     given = [(i, seeds[(row + 1) % wrong][1]) for row, (i, _) in enumerate(seeds[:wrong])] + seeds[
         wrong:
     ]
-    found = methods.run(drawn.pools, given, self_learning.SelfLearningSettings(seed=number))
+    found = self_learning.learn(drawn.pools, given, self_learning.SelfLearningSettings(seed=number))
     right = drawn.right(found.pairs)
     return {
         "wrong": wrong,

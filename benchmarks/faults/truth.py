@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from app.demo.client import from_wire, to_wire
-from app.maths.bootstrap import paper
+from app.maths.bootstrap import self_learning
 from app.maths.bootstrap.pools import fit_pools
 from app.maths.geometry.space import fit_space, normalise
 from app.maths.translators import methods
@@ -35,7 +35,7 @@ PROBES = 12
 POOL = 100
 SIZE = 32
 SEEDS = 12
-STEPS = 150
+ROUNDS = 20
 VARIANTS = 5
 
 #: the weight of each kind of request in the mix
@@ -102,19 +102,17 @@ def growth(variant: int) -> Growth:
     target = pool.new[order]
     partner = {int(row): place for place, row in enumerate(order)}
     seeds = [(row, partner[row]) for row in range(SEEDS)]
-    found = paper.grow(
-        fit_pools(pool.old, target), seeds, paper.PaperSettings(size=SIZE, steps=STEPS)
-    )
+    settings = self_learning.SelfLearningSettings(size=SIZE, rounds=ROUNDS)
+    found = self_learning.learn(fit_pools(pool.old, target), seeds, settings)
     body = {
         "source": "old",
         "target": "new",
         "source_pool": to_wire(pool.old),
         "target_pool": to_wire(target),
         "seeds": [list(pair) for pair in seeds],
-        "method": "paper",
         "min_precision": 0,
         "size": SIZE,
-        "options": {"steps": STEPS},
+        "options": {"rounds": ROUNDS},
     }
     return Growth(
         body, found.pairs.tolist(), Anchors(pool.old[found.pairs[:, 0]], target[found.pairs[:, 1]])

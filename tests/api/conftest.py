@@ -368,9 +368,7 @@ def endless_bootstrap() -> dict[str, Any]:
         "source_pool": generator.normal(size=(200, 8)).tolist(),
         "target_pool": generator.normal(size=(200, 6)).tolist(),
         "seeds": [[0, 0], [1, 1]],
-        "method": "paper",
-        "size": 200,
-        "options": {"steps": 2000, "sinkhorn_steps": 50},
+        "options": {"attempts": 64, "rounds": 1000, "agreed": 1.0},
     }
 
 

@@ -57,7 +57,7 @@ def test_without_its_redis_a_service_is_degraded_and_still_answers(degraded):
 def test_a_job_is_written_down_while_redis_is_away(degraded):
     for name in ("first", "second"):
         degraded.post("/encoders", json={"name": name, "dim": 2})
-    pool = [[1, 0], [0, 1], [1, 1]]
+    pool = [[float(i % 7), float(i % 11)] for i in range(100)]
     names = {"name": "grown", "source": "first", "target": "second"}
     body = {
         **names,
@@ -65,7 +65,6 @@ def test_a_job_is_written_down_while_redis_is_away(degraded):
         "target_pool": pool,
         "seeds": [[0, 0], [1, 1]],
         "size": 2,
-        "method": "paper",
     }
     answer = degraded.post("/bootstrap", json=body)
     assert (answer.status_code, answer.json()["state"]) == (202, "queued")

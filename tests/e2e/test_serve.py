@@ -66,10 +66,8 @@ def test_a_terminated_server_ends_its_streams_hands_its_job_back_and_keeps_its_d
             "target_pool": pool,
         }
         body |= {
-            "method": "paper",
             "seeds": [[0, 0], [1, 1]],
-            "size": 200,
-            "options": {"steps": 2000, "sinkhorn_steps": 100},
+            "options": {"attempts": 64, "rounds": 1000, "agreed": 1.0},
         }
         job = http.post("/bootstrap", json=body).json()["id"]
         until(lambda: http.get(f"/jobs/{job}").json()["state"] == "running")

@@ -12,7 +12,6 @@ from app.maths.bootstrap import annealing, neighbours, self_learning
 from app.maths.bootstrap.neighbours import no_beat
 from app.maths.bootstrap.pools import Pools, Step, fit_pools
 from app.maths.bootstrap.self_learning import SelfLearningSettings
-from app.maths.bootstrap.sinkhorn import source_potential
 from tests.maths.bootstrap.clouds import views
 from tests.second_device import DEVICE, second_device
 
@@ -57,14 +56,6 @@ def test_a_step_of_self_learning_waits_no_more_than_its_round() -> None:
         self_learning.learn(on_device(), [(i, i) for i in range(8)], settings, on_step=on_step)
     rounds = [after - before for before, after in pairwise(waits[:6])]
     assert rounds == [Counter({"to the device": 1, "to the CPU": 1})] * 5
-
-
-def test_a_plan_is_computed_without_waiting() -> None:
-    with second_device() as mode:
-        given = on_device()
-        mode.waits.clear()
-        source_potential(given.x, given.y, epsilon=0.3, steps=2)
-        assert not mode.waits
 
 
 @pytest.mark.parametrize("seeds", [8, 0])

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from app.maths.alignment import alignment, anchored
 from app.maths.anchors import coverage, drift, foreign, health, known_rows, mismatch, space_match
-from app.maths.bootstrap import methods as growing
-from app.maths.bootstrap import paper, pools, self_learning
+from app.maths.bootstrap import pools, self_learning
 from app.maths.bootstrap.self_learning import SelfLearningSettings
 from app.maths.geometry import projection
 from app.maths.geometry.space import fit_space
@@ -28,7 +27,7 @@ from app.maths.thresholds import calibration, score_pairs
 from app.maths.translators import decoder, methods, translator
 from app.types import Scores
 from tests.maths.alignment.clouds import two_pools
-from tests.maths.bootstrap.clouds import every, views
+from tests.maths.bootstrap.clouds import views
 from tests.maths.clouds import normal, rotation
 from tests.second_device import DEVICE, second_device
 
@@ -214,7 +213,6 @@ FITTED = pools.fit_pools(SOURCE, TARGET)
 SEEDS = [(i, i) for i in range(8)]
 #: small enough for several blocks
 LEARNING = SelfLearningSettings(attempts=2, rounds=5, refinements=1)
-PAPER = paper.PaperSettings(size=30, steps=4)
 ALIGNED = two_pools(1_000)
 UNPAIRED = anchored.KnownAndUnpaired(SOURCE[:12], TARGET[:12], SOURCE[12:], TARGET[12:])
 ANCHORED = anchored.AnchoredSettings(stages=((2, 60), (1, 90)), neighbours=5)
@@ -231,11 +229,6 @@ def grown(grow: Any, settings: object, on: On) -> object:
     states = [step.state for step in steps if step.state is not None]
     resumed = grow(of(on), SEEDS, settings, state=states[len(states) // 2])
     return [result, resumed, states[-1]]
-
-
-def judged_pairs(on: On) -> object:
-    given = pools.GrownPairs(every(60), torch.full((60,), torch.nan), {"loss": 1.0})
-    return growing.judge_pairs(of(on), SEEDS, given, seed=0)
 
 
 CASES: dict[str, Case] = {
@@ -268,10 +261,8 @@ CASES: dict[str, Case] = {
         on(POOL_X), {"x": [on(X)], "turned": [on(X @ TURN)]}, "turned"
     ),
     "calibrate": calibrated,
-    "bootstrap of the paper": lambda on: growing.run(of(on), SEEDS, PAPER),
     "bootstrap, resumed": partial(grown, self_learning.learn, LEARNING),
     "bootstrap, without seeds": lambda on: self_learning.learn(of(on), [], LEARNING),
-    "judge pairs": judged_pairs,
     "align pools": lambda on: alignment.align_pools(
         on(ALIGNED[0]),
         on(ALIGNED[1]),

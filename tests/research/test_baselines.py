@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from app.errors import InvalidSeeds
-from app.maths.bootstrap.pools import GrownPairs, Pools, fit_pools
+from app.maths.bootstrap.pools import Pools, fit_pools
 from research.baselines import Vecmap, match_drawn, procrustes, vecmap
+from research.grown_pairs import GrownPairs
 
 Seeds = list[tuple[int, int]]
 

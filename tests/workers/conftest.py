@@ -45,7 +45,7 @@ class Deployment:
         self._workers.append((worker, services))
         return worker
 
-    def bootstrap(self, name: str, *, steps: int = 3) -> str:
+    def bootstrap(self, name: str, *, rounds: int = 2, attempts: int = 1) -> str:
         """A job queued as the API does it; two encoders `a` and `b` come with the first."""
         self._encoders(a=4, b=3)
         draw = torch.Generator().manual_seed(0)
@@ -55,12 +55,11 @@ class Deployment:
             name=name,
             source="a",
             target="b",
-            source_pool=pools.PoolInput("source_pool", torch.randn(30, 4, generator=draw)),
-            target_pool=pools.PoolInput("target_pool", torch.randn(30, 3, generator=draw)),
+            source_pool=pools.PoolInput("source_pool", torch.randn(100, 4, generator=draw)),
+            target_pool=pools.PoolInput("target_pool", torch.randn(100, 3, generator=draw)),
             seeds=[(0, 0), (1, 1), (2, 2)],
-            method="paper",
             size=6,
-            options={"steps": steps},
+            options={"rounds": rounds, "attempts": attempts, "agreed": 1.0},
             min_precision=0,
         )
         return row.id

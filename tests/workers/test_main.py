@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import timedelta
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from starlette.testclient import TestClient
 
 from app.main import create_app
-from app.maths.bootstrap.paper import PaperSettings as Bootstrap
 from app.services.jobs import runner
 from app.settings import Settings
 from app.storage import blobs, tables
@@ -18,7 +16,7 @@ from app.wiring import make_services
 from tests.waiting import until
 
 POOLS = {
-    f"{side}_pool": torch.randn(30, dim, generator=torch.Generator().manual_seed(dim))
+    f"{side}_pool": torch.randn(100, dim, generator=torch.Generator().manual_seed(dim))
     for side, dim in (("source", 4), ("target", 3))
 }
 
@@ -45,8 +43,7 @@ def write_jobs(settings: Settings, *rows: dict) -> list[str]:
                 "source": "a",
                 "target": "b",
                 "seeds": [[0, 0], [1, 1], [2, 2]],
-                "method": "paper",
-                "settings": asdict(Bootstrap(size=6, steps=5)),
+                "settings": {"size": 6, "rounds": 2, "attempts": 1},
                 "min_precision": 0.0,
                 "made_by": {name: each.id for name, each in encoders.items()},
                 "blobs": blobs,

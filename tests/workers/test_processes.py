@@ -87,7 +87,7 @@ def fork(environment) -> Iterator[Callable[[], int]]:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-LONG = 1_000_000
+LONG = {"rounds": 1000, "attempts": 64}
 
 
 def kill(pid: int) -> None:
@@ -153,7 +153,7 @@ def test_a_killed_process_is_replaced_its_job_finished_by_another_and_a_stop_han
 ):
     process = start("cpu,cpu")
     wait_taking(process, 2)
-    job_id = deployment.bootstrap("first", steps=LONG)
+    job_id = deployment.bootstrap("first", **LONG)
     lost = deployment.wait(job_id, running).lease
     before = {child: used(child) for child in children(process)}
     time.sleep(0.5)
@@ -164,7 +164,7 @@ def test_a_killed_process_is_replaced_its_job_finished_by_another_and_a_stop_han
     assert (row.state, row.lease != lost) == (JobState.succeeded, True)
     deployment.wait(job_id, lambda row: len(children(process) - {victim}) == 2)
 
-    job_id = deployment.bootstrap("second", steps=LONG)
+    job_id = deployment.bootstrap("second", **LONG)
     deployment.wait(job_id, running)
     left = children(process)
     process.send_signal(signal.SIGTERM)

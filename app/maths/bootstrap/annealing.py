@@ -39,8 +39,13 @@ from app.maths.bootstrap.neighbours import (
     product,
     product_blocks,
 )
-from app.maths.bootstrap.sinkhorn import CACHED_NUMBERS, NEGLIGIBLE_LOGIT
 
+#: Numbers of a block that a CPU processes at a time; they stay in its cache from one operation to
+#: the next.
+CACHED_NUMBERS = 2**21
+#: exp of less than this is negligible compared with 1. Where it underflows float32, it takes forty
+#: times as long.
+NEGLIGIBLE_LOGIT = -80.0
 #: Leading directions of a pool that are kept.
 MAX_DIMENSIONS = 256
 #: Additional columns, and multiplications by the covariance, of the search for leading directions.

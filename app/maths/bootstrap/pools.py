@@ -65,21 +65,6 @@ class Pools:
         return self.x.device
 
 
-@dataclass(frozen=True, eq=False)
-class GrownPairs:
-    """Pairs grown from seeds.
-
-    pairs       (p, 2) rows (i of x, j of y), kept seeds first; no item twice on a side
-    confidence  (p,) estimated probability that the pair is right; nan where the method has no
-                estimate
-    facts       numbers of the last step: loss, agreement
-    """
-
-    pairs: Int64[Tensor, "p 2"]
-    confidence: Float32[Tensor, " p"]
-    facts: Mapping[str, float]
-
-
 def fit_pools(
     source: Float[Tensor, "n dx"], target: Float[Tensor, "m dy"], *, beat: Beat = no_beat
 ) -> Pools:
@@ -173,20 +158,6 @@ def _counted(pieces: tuple[Tensor, ...], beat: Beat) -> Bool[Tensor, " n"]:
         return torch.ones_like(every, dtype=torch.bool)
     counted: Tensor = every <= OUTLIER_LENGTH * median
     return counted
-
-
-def check_seeds(seeds: list[tuple[int, int]], *, source: int, target: int, size: int) -> None:
-    """Raise InvalidSeeds unless there are 2 to `size` pairs, in range, no item twice on a side, and
-    `size` fits both pools.
-    """
-    if not 2 <= len(seeds) <= size:
-        raise InvalidSeeds(f"Send 2 to {size} seed pairs; got {len(seeds)}.", field="seeds")
-    if size > min(source, target):
-        raise InvalidSeeds(
-            f"`size` must not exceed the smaller pool's {min(source, target)} items, got {size}.",
-            field="size",
-        )
-    check_pairs(seeds, source=source, target=target)
 
 
 def check_pairs(seeds: list[tuple[int, int]], *, source: int, target: int) -> None:

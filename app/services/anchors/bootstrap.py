@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from app.errors import (
     InvalidRequest,
     InvalidSeeds,
-    PoolTooLarge,
     SeedsInsufficient,
     TooManyVectors,
-    UnknownOption,
 )
 from app.maths.bootstrap import estimate as estimation
-from app.maths.bootstrap import methods, paper, self_learning
 from app.maths.bootstrap import pools as pool_maths
+from app.maths.bootstrap import self_learning
 from app.services.anchors import anchor_sets, pools
 from app.services.context import Services
 from app.services.jobs.progress import Progress
@@ -28,10 +26,8 @@ from app.storage import tables
 from app.storage.queries import resources
 from app.types import JobKind
 
-#: anchors that anchor optimisation searches for by default, as in the paper, and the most
-DEFAULT_OPTIMISED, MAX_OPTIMISED = 300, 4_096
-#: most items of one pool times items of the other: anchor optimisation then ends within hours
-MAX_CELLS = 2**30
+#: how the pairs of a bootstrap are found, in results and provenances
+METHOD = "self-learning"
 #: fewest pairs of a set, and fewest whose share of right pairs can be estimated
 FEWEST_PAIRS, FEWEST_JUDGED = 2, 10
 
@@ -46,20 +42,18 @@ def request_bootstrap(
     source_pool: pools.PoolInput,
     target_pool: pools.PoolInput,
     seeds: list[tuple[int, int]],
-    method: str = methods.DEFAULT_METHOD,
     size: int | None = None,
     options: Mapping[str, Any] | None = None,
     min_precision: float = 0.5,
 ) -> tables.JobRow:
     """Check the request, store the pools, and queue the job.
 
-    size       the number of anchors; None: all that self-learning finds, or the default of anchor
-               optimisation
-    options    options of the method
+    size       the most anchors; None: all that are found
+    options    of self-learning
     min_precision  the job fails below this estimated share of right pairs
 
-    Raises the not-found errors, NameTaken, InvalidRequest, UnknownOption, InvalidSeeds,
-    PoolTooLarge, TooManyVectors, TooManyJobs, QueueFull, and the errors of `pools.check_side` and
+    Raises the not-found errors, NameTaken, InvalidRequest, InvalidSeeds, TooManyVectors,
+    TooManyJobs, QueueFull, and the errors of `pools.check_side` and
     `pools.store_side`.
     """
     sides = pools.check_sides(
@@ -70,14 +64,13 @@ def request_bootstrap(
         inputs=(source_pool, target_pool),
     )
     x, y = sides
-    settings = _read_settings(method, size, options or {}, most=min(x.rows, y.rows))
+    settings = self_learning.SelfLearningSettings(size=size, **(options or {}))
     _require_startable(settings, seeds, x, y, most=services.limits.vectors)
     arguments = {
         "name": name,
         "source": source,
         "target": target,
         "seeds": [list(pair) for pair in seeds],
-        "method": method,
         "settings": _settings_as_json(settings),
         "min_precision": min_precision,
         **pools.store_sides(services, context, sides),
@@ -90,8 +83,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
     arguments, context = job.arguments, RequestContext.of_job(job)
     with services.db.transaction() as session:
         resources.require_free(session, tables.AnchorSetRow, job.project, arguments["name"])
-    method = arguments["method"]
-    settings = methods.SETTINGS_CLASSES[method](**arguments["settings"])
+    settings = self_learning.SelfLearningSettings(**arguments["settings"])
     if settings.size is None:
         settings = replace(settings, size=services.limits.vectors)
     seeds = [(i, j) for i, j in arguments["seeds"]]
@@ -104,7 +96,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
     fitted = pool_maths.fit_pools(
         source_pool.to(services.device), target_pool.to(services.device), beat=listener.beat
     )
-    outcome = methods.run(fitted, seeds, settings, state=state, on_step=listener)
+    outcome = self_learning.learn(fitted, seeds, settings, state=state, on_step=listener)
     listener.end()
     report = _describe(outcome, seeds)
     items = min(len(source_pool), len(target_pool))
@@ -118,7 +110,7 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
     )
     provenance = {
         "job": job.id,
-        "method": method,
+        "method": METHOD,
         "seeds": len(seeds),
         "settings": arguments["settings"],
         "pools": {"source": len(source_pool), "target": len(target_pool)},
@@ -138,12 +130,11 @@ def run_bootstrap(services: Services, job: tables.JobRow, progress: Progress) ->
         provenance=provenance,
     )
     listener.end()
-    return _job_result(arguments, method, outcome, report, context, row)
+    return _job_result(arguments, outcome, report, context, row)
 
 
 def _job_result(
     arguments: Mapping[str, Any],
-    method: str,
     outcome: estimation.Outcome,
     report: Mapping[str, Any],
     context: RequestContext,
@@ -153,7 +144,7 @@ def _job_result(
     return JobResult(
         {
             "anchor_set": arguments["name"],
-            "method": method,
+            "method": METHOD,
             "size": len(outcome.pairs),
             "asked": arguments["settings"]["size"],
             **report,
@@ -164,58 +155,7 @@ def _job_result(
     )
 
 
-def _read_settings(
-    method: str, size: int | None, options: Mapping[str, Any], *, most: int
-) -> methods.MethodSettings:
-    """Return a method's settings. The default size of anchor optimisation is limited to `most`.
-
-    Raises InvalidRequest, UnknownOption.
-    """
-    if method not in methods.SETTINGS_CLASSES:
-        raise InvalidRequest(
-            f"Expected one of the methods {', '.join(methods.SETTINGS_CLASSES)}.", field="method"
-        )
-    kind = methods.SETTINGS_CLASSES[method]
-    method_options = {field.name for field in fields(kind)} - {"size"}
-    for name in options:
-        if name not in method_options:
-            raise UnknownOption(
-                f"The method {method} has no option `{name}`. It has "
-                f"{', '.join(sorted(method_options))}.",
-                field=f"options.{name}",
-            )
-    if size is None and kind is not self_learning.SelfLearningSettings:
-        size = min(DEFAULT_OPTIMISED, most)
-    return kind(size=size, **options)  # type: ignore[arg-type]
-
-
 def _require_startable(
-    settings: methods.MethodSettings,
-    seeds: list[tuple[int, int]],
-    x: pools.PoolSide,
-    y: pools.PoolSide,
-    *,
-    most: int,
-) -> None:
-    """Check that the method can start with these pools and seeds.
-
-    most  the most anchors of a set
-
-    Raises InvalidSeeds, InvalidRequest, TooManyVectors, PoolTooLarge.
-    """
-    if settings.size is not None and settings.size > most:
-        raise TooManyVectors(
-            f"`size` is {settings.size}; at most {most} anchors are allowed.",
-            field="size",
-            limit=most,
-        )
-    if isinstance(settings, self_learning.SelfLearningSettings):
-        _require_learnable(settings, seeds, x, y, most=most)
-    else:
-        _require_optimisable(settings, seeds, x, y)
-
-
-def _require_learnable(
     settings: self_learning.SelfLearningSettings,
     seeds: list[tuple[int, int]],
     x: pools.PoolSide,
@@ -223,6 +163,18 @@ def _require_learnable(
     *,
     most: int,
 ) -> None:
+    """Check that the job can start with these pools and seeds.
+
+    most  the most anchors of a set
+
+    Raises InvalidSeeds, InvalidRequest, TooManyVectors.
+    """
+    if settings.size is not None and settings.size > most:
+        raise TooManyVectors(
+            f"`size` is {settings.size}; at most {most} anchors are allowed.",
+            field="size",
+            limit=most,
+        )
     smaller = min(x, y, key=lambda side: side.rows)
     if smaller.rows < self_learning.FEWEST_POOL_ITEMS:
         detail = (
@@ -245,28 +197,7 @@ def _require_learnable(
     pool_maths.check_pairs(seeds, source=x.rows, target=y.rows)
 
 
-def _require_optimisable(
-    settings: paper.PaperSettings,
-    seeds: list[tuple[int, int]],
-    x: pools.PoolSide,
-    y: pools.PoolSide,
-) -> None:
-    if settings.size > MAX_OPTIMISED:
-        raise InvalidRequest(
-            f"Anchor optimisation finds at most {MAX_OPTIMISED} anchors. Lower `size`.",
-            field="size",
-        )
-    pool_maths.check_seeds(seeds, source=x.rows, target=y.rows, size=settings.size)
-    if x.rows * y.rows > MAX_CELLS:
-        larger = max(x, y, key=lambda side: side.rows)
-        detail = (
-            f"the pools have {x.rows * y.rows:,} items times items; anchor optimisation takes at "
-            f"most {MAX_CELLS:,}. Use self-learning, or smaller pools"
-        )
-        raise PoolTooLarge(detail, field=larger.field, limit=MAX_CELLS)
-
-
-def _settings_as_json(settings: methods.MethodSettings) -> dict[str, Any]:
+def _settings_as_json(settings: self_learning.SelfLearningSettings) -> dict[str, Any]:
     """The settings as JSON, from which the same class can be made."""
     return {name: value for name, value in asdict(settings).items() if not isinstance(value, dict)}
 

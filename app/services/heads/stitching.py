@@ -28,7 +28,7 @@ from app.services import incoming, name_lookup
 from app.services.context import Services
 from app.services.encoders import encoding
 from app.services.encoders.encoding import Inputs
-from app.services.heads.heads import draw_images, load_head, output_of
+from app.services.heads.heads import load_head, output_of
 from app.services.request_context import RequestContext
 from app.services.serving.apply import (
     MappedVectors,
@@ -123,14 +123,12 @@ class Prediction:
 
     values      (n, m): probabilities, or a decoder's numbers
     labels      (n,) indices into classes, of a classifier
-    images      PNG files, of a head that answers images
     read        the vectors that the head read
     """
 
     output: HeadOutput
     values: Tensor
     labels: Sequence[int]
-    images: Sequence[bytes]
     classes: Sequence[str]
     read: HeadVectors
     quality: StitchQuality | None
@@ -174,7 +172,6 @@ def stitch(
         output=output,
         values=values,
         labels=values.argmax(dim=1).tolist() if output is HeadOutput.classes else [],
-        images=draw_images(row.settings["image"], values) if output is HeadOutput.image else [],
         classes=row.classes,
         read=ready,
         quality=_measure_quality(output, values, native, truth_values),

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from sqlalchemy import func, select
 
 from app.storage import tables
 
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
+DRAW = np.random.default_rng(4)
 POOL = {
-    "source_pool": [[1.0] * 8, [2.0, *[1.0] * 7], [3.0, 2.0, *[0.0] * 6]],
-    "target_pool": [[1.0] * 6, [2.0, *[1.0] * 5]],
+    "source_pool": DRAW.normal(size=(100, 8)).tolist(),
+    "target_pool": DRAW.normal(size=(100, 6)).tolist(),
 }
 HEAD = {"name": "new", "encoder": "second", "weight": [[1.0] * 6, [0.0] * 6]}
-SEEDS = {"seeds": [[0, 0], [1, 1]], "size": 2, "method": "paper"}
+SEEDS = {"seeds": [[0, 0], [1, 1]], "size": 2}
 
 #: what each creating request makes, its body, and a body that is another request
 CREATING = {

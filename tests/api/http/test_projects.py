@@ -49,8 +49,8 @@ class Project:
         pair = {"source": name["first"], "target": name["second"], "anchor_set": name["set"]}
         name["translator"] = self.call("POST", "/translators", pair).json()["id"]
         pools = {
-            "source_pool": SHAPES["first"],
-            "target_pool": SHAPES["second"],
+            "source_pool": RNG.normal(size=(100, 3)).tolist(),
+            "target_pool": RNG.normal(size=(100, 2)).tolist(),
             "seeds": [[0, 0], [1, 1]],
             "size": 2,
         }
@@ -58,7 +58,6 @@ class Project:
             "name": name["job"],
             "source": name["first"],
             "target": name["second"],
-            "method": "paper",
             **pools,
         }
         name["id"] = self.call("POST", "/bootstrap", body).json()["id"]

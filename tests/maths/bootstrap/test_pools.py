@@ -11,12 +11,11 @@ from app.errors import (
     AnchorageError,
     DegenerateAnchors,
     EmptyVectors,
-    InvalidSeeds,
     NonFinite,
     OutOfRange,
 )
 from app.maths.bootstrap import pools as common
-from app.maths.bootstrap.pools import check_seeds, fit_pools
+from app.maths.bootstrap.pools import fit_pools
 from app.maths.geometry.space import fit_space
 from tests.maths.bootstrap.clouds import interrupt, normal
 
@@ -92,23 +91,3 @@ def test_pools_beat_between_pieces_and_pass_on_exceptions(monkeypatch):
     assert len(beats) >= 3 * (10 + 5)
     with pytest.raises(KeyboardInterrupt):
         fit_pools(normal(0, 5, 3), normal(1, 5, 3), beat=interrupt)
-
-
-@pytest.mark.parametrize(
-    ("seeds", "size", "field", "rows"),
-    [
-        ([], 5, "seeds", []),
-        ([(0, 0)], 5, "seeds", []),
-        ([(0, 0), (1, 1), (2, 2)], 2, "seeds", []),
-        ([(0, 0), (1, 1)], 9, "size", []),
-        ([(0, 0), (10, 1), (-1, 2), (1, 8)], 5, "seeds", [1, 2, 3]),
-        ([(0, 0), (1, 1), (0, 2)], 5, "seeds", [2]),
-        ([(0, 0), (1, 1), (2, 1)], 5, "seeds", [2]),
-    ],
-)
-def test_invalid_seeds_are_refused_with_their_rows(seeds, size, field, rows):
-    with pytest.raises(InvalidSeeds) as caught:
-        check_seeds(seeds, source=10, target=8, size=size)
-    assert caught.value.field == field
-    assert caught.value.rows == rows
-    check_seeds([(9, 0), (0, 7)], source=10, target=8, size=8)  # these fit

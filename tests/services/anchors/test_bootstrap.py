@@ -14,8 +14,8 @@ from torch import Tensor
 
 from app import errors
 from app.demo.pack import load_pack
-from app.errors import AnchorageError, InvalidRequest, InvalidSeeds, PoolTooLarge, TooManyVectors
-from app.maths.bootstrap import estimate, methods
+from app.errors import AnchorageError, InvalidRequest, InvalidSeeds, TooManyVectors
+from app.maths.bootstrap import estimate, self_learning
 from app.services.anchors import anchor_sets, bootstrap, pools, spaces
 from app.services.context import Limits, Services
 from app.services.jobs import progress, runner, submission
@@ -117,14 +117,9 @@ def nothing_made(services: Services, name: str = "grown") -> bool:
 @pytest.mark.parametrize(
     ("change", "error", "field"),
     [
-        ({"method": "wishes"}, InvalidRequest, "method"),
-        ({"options": {"steps": 5}}, errors.UnknownOption, "options.steps"),
         ({"size": 201}, InvalidSeeds, "size"),
         ({"size": 251}, TooManyVectors, "size"),
         ({"size": 9}, InvalidSeeds, "seeds"),
-        ({"method": "paper", "size": 251}, TooManyVectors, "size"),
-        ({"method": "paper", "seeds": []}, InvalidSeeds, "seeds"),
-        ({"method": "paper", "seeds": [(0, 0)]}, InvalidSeeds, "seeds"),
         ({"seeds": [(0, 200)]}, InvalidSeeds, "seeds"),
     ],
     ids=str,
@@ -138,30 +133,6 @@ def test_what_no_method_could_do_is_refused_before_there_is_a_job(
     assert caught.value.field == field
     with quick.db.transaction() as session:
         assert resources.jobs(session, PROJECT, state=None, before=None, limit=9) == []
-
-
-@pytest.mark.parametrize("method", methods.SETTINGS_CLASSES)
-def test_without_a_size_a_method_has_its_own_which_fits_small_pools(quick, mixed, method):
-    asked = ask(quick, mixed, 10, method=method).arguments["settings"]["size"]
-    assert asked == (None if method == "self-learning" else 200)
-    larger = replace(mixed, x=mixed.x.repeat(2, 1), y=mixed.y.repeat(2, 1))
-    asked = ask(quick, larger, 10, method=method, name="another").arguments["settings"]["size"]
-    assert asked == (None if method == "self-learning" else bootstrap.DEFAULT_OPTIMISED)
-
-
-def test_anchor_optimisation_is_for_pools_that_it_can_end_with_and_self_learning_for_larger_ones(
-    quick, mixed
-):
-    large = Mixed(mixed.x.repeat(100, 1), mixed.y.repeat(300, 1), mixed.partner)
-    assert len(large.x) * len(large.y) > bootstrap.MAX_CELLS
-    roomy = replace(quick, limits=Limits(vectors=60_000))
-    with pytest.raises(PoolTooLarge) as caught:
-        ask(roomy, large, 10, method="paper")
-    assert (caught.value.field, caught.value.limit) == ("target_pool", bootstrap.MAX_CELLS)
-    with pytest.raises(InvalidRequest) as refused:
-        ask(roomy, large, 10, method="paper", size=bootstrap.MAX_OPTIMISED + 1)
-    assert refused.value.field == "size"
-    assert ask(roomy, large, 10).state == JobState.queued
 
 
 def test_pools_that_are_too_small_to_learn_from_are_named_by_their_field(quick, mixed):
@@ -208,7 +179,7 @@ def test_too_few_right_pairs_end_the_job_with_what_would_help_and_nothing_is_mad
     assert nothing_made(ready)
 
 
-def outcome(count: int, right: float, orphans_paired: float = 0.0) -> methods.Outcome:
+def outcome(count: int, right: float, orphans_paired: float = 0.0) -> estimate.Outcome:
     """An outcome of `count` pairs whose estimated share of right pairs is `right`."""
     rows = torch.arange(count)
     told = estimate.BootstrapEstimate(
@@ -219,7 +190,7 @@ def outcome(count: int, right: float, orphans_paired: float = 0.0) -> methods.Ou
         seeds_confirmed=1.0,
         orphans_paired=orphans_paired,
     )
-    return methods.Outcome(
+    return estimate.Outcome(
         torch.stack([rows, rows], dim=1), torch.ones(count), told, [], rows[:0], {}
     )
 
@@ -266,13 +237,15 @@ def test_where_only_strangers_lower_the_estimate_no_more_seeds_are_asked_for():
     assert "26% of the items that lost their partner" in str(caught.value)
 
 
-def test_a_name_that_was_taken_meanwhile_ends_the_job_before_it_computes(quick, mixed, monkeypatch):
+def test_a_name_taken_meanwhile_ends_the_job_before_it_computes(quick, mixed, monkeypatch):
     jobs_ = [ask(quick, mixed, 10, name="same") for _ in range(2)]
     assert run(quick, jobs_[0]).state == JobState.succeeded
     computed: list[bool] = []
-    learn = methods.run
+    learn = self_learning.learn
     monkeypatch.setattr(
-        methods, "run", lambda *given, **more: computed.append(True) or learn(*given, **more)
+        self_learning,
+        "learn",
+        lambda *given, **more: computed.append(True) or learn(*given, **more),
     )
     row = run(quick, jobs_[1])
     assert (row.state, row.error["code"], row.error["field"], computed) == (
@@ -309,19 +282,12 @@ def stop_after(calls: int) -> Iterator[bool]:
         yield True
 
 
-METHODS: dict[str, dict[str, Any]] = {
-    "self-learning": {"options": {"rounds": 20}},
-    "paper": {"size": 40, "options": {"steps": 60}, "min_precision": 0},
-}
-
-
-@pytest.mark.parametrize("method", METHODS)
 def test_a_job_that_is_stopped_again_and_again_ends_with_the_bits_of_an_undisturbed_one(
-    quick, mixed, method, monkeypatch
+    quick, mixed, monkeypatch
 ):
     monkeypatch.setattr(progress, "CHECKPOINT_EVERY_S", 0.0)
     monkeypatch.setattr(progress, "CHECKPOINT_SHARE", 1.0)
-    how = {"method": method, **METHODS[method]}
+    how = {"options": {"rounds": 20}}
     expected = run(quick, ask(quick, mixed, 10, name="undisturbed", **how))
     assert expected.state == JobState.succeeded, expected.error
     job, tries, reached = ask(quick, mixed, 10, name="stopped", **how), 0, []
@@ -341,7 +307,7 @@ def test_a_job_that_is_stopped_again_and_again_ends_with_the_bits_of_an_undistur
 
 def test_a_job_cancelled_while_its_set_is_made_makes_none(quick, mixed, monkeypatch):
     monkeypatch.setattr(progress, "PROGRESS_EVERY_S", 0.0)
-    job, made = ask(quick, mixed, 10, **{"method": "paper", **METHODS["paper"]}), []
+    job, made = ask(quick, mixed, 10, options={"rounds": 20}), []
 
     def cancelled_meanwhile(*arguments: Any, **more: Any) -> tables.SpaceRow:
         made.append(submission.cancel_job(quick, CONTEXT, job.id).state)

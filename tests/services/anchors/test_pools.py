@@ -147,9 +147,8 @@ def ask(services, **more):
         source="a",
         target="b",
         seeds=[(0, 0), (1, 1), (2, 2)],
-        method="paper",
         size=6,
-        options={"steps": 5},
+        options={"attempts": 1, "rounds": 2},
         min_precision=0,
         **sides,
     )
@@ -159,8 +158,8 @@ def ask(services, **more):
 def pooled(stocked):
     """A service with the pools `x`, of two pieces, and `y`."""
     make(stocked, "x")
-    add(stocked, 10, some(15, 3, seed=4), name="x")
-    make(stocked, "y", "b", some(20, 2))
+    add(stocked, 10, some(95, 3, seed=4), name="x")
+    make(stocked, "y", "b", some(110, 2))
     return stocked
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Response
@@ -16,7 +15,7 @@ from app.api.schemas import fields
 from app.api.schemas.fields import Body, Inputs, Name, Role, VectorsOrPool
 from app.api.schemas.jobs import Job
 from app.encoders.base import Input
-from app.errors import InvalidRequest, NotExactlyOne
+from app.errors import NotExactlyOne
 from app.services.access.idempotency import idempotent
 from app.services.anchors import bootstrap as bootstrapping
 from app.services.anchors import pools
@@ -32,13 +31,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class BootstrapOptions(Body):
-    """Options of the method. An option that the method does not have is refused.
-
-    - `self-learning`: attempts, rounds, agreed, refinements, rows, seed.
-    - `pairs: none`: attempts, seed; with seeds: seed.
-    - `paper` (Cannistraci et al. 2023, Table 3): steps, learning_rate, epsilon, sinkhorn_steps,
-      seed.
-    """
+    """Options of a bootstrap. `pairs: none` has attempts and seed; with seeds: seed."""
 
     attempts: Annotated[int, Field(ge=1, le=64)] | None = Field(
         None, description="Largest number of attempts, 1 to 64. Default 6."
@@ -61,18 +54,6 @@ class BootstrapOptions(Body):
         description="Number of items of the source's pool that take part, 100 to 1,000,000. "
         "Default 20,000. Make the smaller pool the source.",
     )
-    steps: Annotated[int, Field(ge=1, le=2000)] | None = Field(
-        None, description="Steps of the optimisation, 1 to 2,000. Default 250."
-    )
-    learning_rate: Annotated[Finite, Field(gt=0, le=1)] | None = Field(
-        None, description="Learning rate, above 0 and at most 1. Default 0.02."
-    )
-    epsilon: Annotated[Finite, Field(ge=1e-6, le=10)] | None = Field(
-        None, description="Entropic regularisation, 1e-6 to 10. Default 0.0001."
-    )
-    sinkhorn_steps: Annotated[int, Field(ge=1, le=100)] | None = Field(
-        None, description="Sinkhorn iterations of a step, 1 to 100. Default 1."
-    )
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = Field(
         None, description="Random seed. Default 0."
     )
@@ -82,7 +63,7 @@ class BootstrapRequest(Body):
     """Two pools in any order, and a few known pairs between them.
 
     A pool is vectors, the name of a pool from `PUT /pools/{name}`, or inputs to encode.
-    `self-learning` needs 100 items in each pool, and no seeds; `paper` needs two seeds.
+    Each pool needs 100 items.
     """
 
     model_config = ConfigDict(
@@ -95,17 +76,6 @@ class BootstrapRequest(Body):
                     "seeds": [[0, 17], [3, 4], [12, 9]],
                     "source_pool": "sentences-old",
                     "target_pool": "sentences-new",
-                },
-                {
-                    "name": "grown",
-                    "source": "old",
-                    "target": "new",
-                    "method": "paper",
-                    "min_precision": 0,
-                    "size": 3,
-                    "seeds": [[0, 2], [1, 0]],
-                    "source_pool": [[1, 0], [0, 1], [1, 1]],
-                    "target_pool": [[2, 0], [2, 2], [0, 2]],
                 },
             ]
         }
@@ -138,24 +108,20 @@ class BootstrapRequest(Body):
         "it is unknown which; the spaces are aligned, and the set has made pairs. Needs "
         "1,000 items in each pool, and no seeds or at least six.",
     )
-    method: Literal["self-learning", "paper"] = Field(
-        "self-learning", description="How pairs are found."
-    )
     size: Annotated[int | None, Field(ge=2, le=1_000_000)] = Field(
         None,
         description="Largest number of pairs, 2 to 1,000,000. "
-        "Default: all for `self-learning`, 300 for `paper`, 8,192 made pairs for "
-        "`pairs: none`.",
+        "Default: all; 8,192 made pairs for `pairs: none`.",
     )
     min_precision: Annotated[Finite, Field(ge=0, le=0.98)] = Field(
         0.5,
         description="Estimated share of right pairs below which the job fails, 0 to 0.98. "
-        "0 accepts every result. The estimate of `self-learning` is at most 0.985. "
+        "0 accepts every result. The estimate is at most 0.985. "
         "For `pairs: none`: the share of items whose translation is nearest to the right item; "
         "with seeds, the share of seeds that the alignment has not seen.",
     )
     options: BootstrapOptions = Field(
-        default_factory=BootstrapOptions, description="Options of the method."
+        default_factory=BootstrapOptions, description="Options of the search."
     )
 
 
@@ -198,14 +164,10 @@ def bootstrap(
     where an alignment of the two spaces puts them. The result also names the translator.
     If `estimate.right` is below `min_precision`, the job fails with `spaces-not-aligned`.
     """
-    if body.pairs == "none" and body.method != "self-learning":
-        raise InvalidRequest("`method` does not apply to `pairs: none`. Remove it.", field="method")
 
     def queue(context: RequestContext) -> tables.JobRow:
         queue_job = (
-            alignment.request_alignment
-            if body.pairs == "none"
-            else partial(bootstrapping.request_bootstrap, method=body.method)
+            alignment.request_alignment if body.pairs == "none" else bootstrapping.request_bootstrap
         )
         return queue_job(
             services,

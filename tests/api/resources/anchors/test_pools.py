@@ -193,9 +193,10 @@ def test_a_repeated_request_makes_a_pool_once_and_adds_a_piece_once(stocked, ref
 @pytest.fixture
 def ask(stocked, embeddings):
     """POST /bootstrap of the pools `source` and `target`; a value of ... leaves a field out."""
-    put(stocked, embeddings["first"][:25], name="source")
-    add(stocked, 25, embeddings["first"][25:], name="source")
-    put(stocked, embeddings["second"], name="target", encoder="second")
+    draw = np.random.default_rng(12)
+    put(stocked, draw.normal(size=(25, 8)), name="source")
+    add(stocked, 25, draw.normal(size=(95, 8)), name="source")
+    put(stocked, draw.normal(size=(120, 6)), name="target", encoder="second")
 
     def post(**more):
         body = {
@@ -206,10 +207,7 @@ def ask(stocked, embeddings):
             "target_pool": "target",
             "seeds": [[i, i] for i in range(12)],
             "size": 20,
-            # Self-learning needs more than 40 items.
-            "method": "paper",
             "min_precision": 0,
-            "options": {"steps": 20},
             **more,
         }
         return stocked.post(
@@ -227,7 +225,7 @@ def ask(stocked, embeddings):
         ({"source_pool": ...}, 422, "not-exactly-one", "source_pool"),
         ({"source_inputs": ["a", "b"]}, 422, "not-exactly-one", "source_pool"),
         (
-            {"source_pool": ..., "source_inputs": ["a"] * 40},
+            {"source_pool": ..., "source_inputs": ["a"] * 120},
             422,
             "encoder-needs-vectors",
             "source_inputs",
@@ -240,14 +238,14 @@ def test_what_is_wrong_with_a_side_is_said_by_its_field(
     ask, stocked, refused, change, status, code, field
 ):
     put(stocked, [[1.0] * 8] * 30, name="flat")
-    add(stocked, 30, [[1.0] * 8] * 10, name="flat")
+    add(stocked, 30, [[1.0] * 8] * 90, name="flat")
     refused(ask(**change), status, code, field)
     assert stocked.get("/jobs").json() == {"jobs": []}
 
 
 def test_a_pool_whose_pieces_differ_has_directions(ask, stocked):
     put(stocked, [[1.0] * 8] * 30, name="steps")
-    add(stocked, 30, [[2.0, *[1.0] * 7]] * 10, name="steps")
+    add(stocked, 30, [[2.0, *[1.0] * 7]] * 90, name="steps")
     job = ask(source_pool="steps")
     assert job.status_code == 202, job.text
     stocked.post(f"/jobs/{job.json()['id']}/cancel")
@@ -256,7 +254,6 @@ def test_a_pool_whose_pieces_differ_has_directions(ask, stocked):
 def test_a_bootstrap_encodes_inputs_as_a_pool_does(encoding, fresh, finished, refused):
     def grow(**sides):
         how = {
-            "method": "paper",
             "min_precision": 0,
             "seeds": [[i, i] for i in range(10)],
             "size": 20,
@@ -268,16 +265,15 @@ def test_a_bootstrap_encodes_inputs_as_a_pool_does(encoding, fresh, finished, re
         assert job["state"] == "succeeded", job
         return encoding.http.get(f"/anchor-sets/{body['name']}/pairs").json()
 
-    name, own = fresh(), encoding.own.tolist()
+    texts = [f"{text} {number}" for number in range(100) for text in encoding.texts[:1]]
+    name, own = fresh(), np.random.default_rng(3).normal(size=(len(texts), 5)).tolist()
     assert (
-        encoding.http.put(
-            f"/pools/{name}", json={"encoder": "minilm", "inputs": encoding.texts}
-        ).status_code
+        encoding.http.put(f"/pools/{name}", json={"encoder": "minilm", "inputs": texts}).status_code
         == 201
     )
     named = grow(source_pool=name, target_pool=own)
     assert named["pairs"][:10] == [[i, i] for i in range(10)]
-    assert grow(source_inputs=encoding.texts, target_pool=own) == named
+    assert grow(source_inputs=texts, target_pool=own) == named
     wrong = {
         "name": fresh(),
         "source": "minilm",
@@ -286,8 +282,7 @@ def test_a_bootstrap_encodes_inputs_as_a_pool_does(encoding, fresh, finished, re
         "size": 2,
         "target_pool": own,
     }
-    wrong |= {"method": "paper"}
-    answer = encoding.http.post("/bootstrap", json={**wrong, "source_inputs": ["same"] * 24})
+    answer = encoding.http.post("/bootstrap", json={**wrong, "source_inputs": ["same"] * 100})
     refused(answer, 422, "degenerate-anchors", "source_inputs")
     answer = encoding.http.post(
         "/bootstrap", json={**wrong, "source_inputs": ["fine", "x" * 40_000]}

@@ -1,4 +1,4 @@
-"""Every method by name, and the verdict on pairs without an estimate."""
+"""The verdict on pairs that came without an estimate."""
 
 from __future__ import annotations
 
@@ -7,24 +7,12 @@ import math
 import pytest
 import torch
 
-from app.maths.bootstrap import paper, self_learning
-from app.maths.bootstrap.methods import (
-    DEFAULT_METHOD,
-    SETTINGS_CLASSES,
-    MethodSettings,
-    Outcome,
-    judge_pairs,
-    run,
-)
-from app.maths.bootstrap.pools import GrownPairs, Pools, Step, fit_pools
-from tests.maths.bootstrap.clouds import normal, states
+from app.maths.bootstrap.estimate import Outcome
+from app.maths.bootstrap.pools import Pools, fit_pools
+from research.anchor_optimisation import judge_pairs
+from research.grown_pairs import GrownPairs
+from tests.maths.bootstrap.clouds import normal
 
-#: of each method, small
-SMALL: dict[str, MethodSettings] = {
-    "self-learning": self_learning.SelfLearningSettings(rounds=10, attempts=2),
-    "paper": paper.PaperSettings(size=40, steps=12),
-}
-every_method = pytest.mark.parametrize("settings", SMALL.values(), ids=SMALL)
 Seeds = list[tuple[int, int]]
 
 
@@ -44,48 +32,6 @@ def grown(pairs: Seeds) -> GrownPairs:
 
 def judged(pools: Pools, seeds: Seeds, pairs: Seeds, *, seed: int = 0) -> Outcome:
     return judge_pairs(pools, seeds, grown(pairs), seed=seed)
-
-
-def test_the_default_is_a_method_and_every_method_has_a_small_one_here():
-    assert DEFAULT_METHOD in SETTINGS_CLASSES
-    assert {name: type(settings) for name, settings in SMALL.items()} == SETTINGS_CLASSES
-
-
-@every_method
-def test_every_method_has_a_complete_outcome(settings):
-    pools, true = world(1)
-    steps: list[Step] = []
-    found = run(pools, true[:8], settings, on_step=steps.append)
-    assert found.pairs[:8].tolist() == [[i, j] for i, j in true[:8]]
-    for side in (0, 1):
-        assert len(found.pairs[:, side].unique()) == len(found.pairs)
-    assert found.confidence.shape == (len(found.pairs),)
-    assert bool(((found.confidence >= 0) & (found.confidence <= 1)).all())
-    assert 0 <= found.estimate.right <= 1
-    assert not set(found.label_next.tolist()) & {
-        i for row, (i, _) in enumerate(true[:8]) if row not in found.wrong_seeds
-    }
-    assert found.facts
-    done = [step.done for step in steps]
-    assert done == sorted(done)
-    assert len({step.total for step in steps}) == 1
-    assert done[-1] <= steps[-1].total
-
-
-@every_method
-def test_every_method_has_the_same_outcome_from_its_last_checkpoint(settings):
-    pools, true = world(1)
-    steps: list[Step] = []
-    whole = run(pools, true[:8], settings, on_step=steps.append)
-    kept = states(steps)
-    for state in (kept[0], kept[len(kept) // 2], kept[-1]):
-        again = run(pools, true[:8], settings, state=state)
-        assert torch.equal(again.pairs, whole.pairs)
-        assert torch.equal(again.confidence, whole.confidence)
-        assert repr(again.estimate) == repr(whole.estimate)
-
-
-# verdicts on pairs
 
 
 @pytest.mark.parametrize(("seed", "count"), [(1, 10), (11, 10), (1, 0)])

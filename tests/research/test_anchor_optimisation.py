@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths.bootstrap import neighbours
-from app.maths.bootstrap.paper import PaperSettings, grow, mean_squares
-from app.maths.bootstrap.pools import GrownPairs, Pools, Step, fit_pools
+from app.maths.bootstrap.pools import Pools, Step, fit_pools
+from research.anchor_optimisation import PaperSettings, grow, mean_squares
+from research.grown_pairs import GrownPairs
 from tests.maths.bootstrap.clouds import normal, rotated, states
 
 

@@ -22,16 +22,11 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from app.maths.bootstrap.annealing import CACHED_NUMBERS, NEGLIGIBLE_LOGIT
 from app.maths.bootstrap.neighbours import Beat, no_beat, product_blocks
 
-#: Numbers of a block that a CPU processes at a time; they stay in its cache from one operation to
-#: the next.
-CACHED_NUMBERS = 2**21
 #: Two equal masses may differ by this many roundings of a potential over epsilon.
 EQUAL_MASS_ROUNDINGS = 16
-#: exp of less than this is negligible compared with 1. Where it underflows float32, it takes forty
-#: times as long.
-NEGLIGIBLE_LOGIT = -80.0
 
 
 def source_potential(

@@ -14,6 +14,7 @@ silently when there are too few seeds: do not use its anchors without checking t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -22,17 +23,29 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.optim.adam import adam
 
+from app.maths.bootstrap import annealing
+from app.maths.bootstrap.estimate import (
+    CONFIRMATIONS,
+    Outcome,
+    Votes,
+    confirm_pairs,
+    draw_half,
+    estimate_right,
+    rows_to_label,
+    wrong_seeds,
+)
 from app.maths.bootstrap.neighbours import Beat, no_beat, product, product_blocks
 from app.maths.bootstrap.pools import (
-    GrownPairs,
     OnStep,
     Pools,
     State,
     Step,
-    check_seeds,
     ignore_step,
+    seed_tensor,
 )
-from app.maths.bootstrap.sinkhorn import column_argmax, source_potential
+from app.maths.bootstrap.self_learning import LIKELY_RIGHT, ROWS_TO_LABEL
+from research.grown_pairs import GrownPairs, check_seeds
+from research.sinkhorn import column_argmax, source_potential
 
 #: Rows of relative vectors that are compared at a time.
 LOSS_ROWS = 8192
@@ -252,3 +265,45 @@ def _round_to_items(
     if nearness:
         facts["nearness"] = sum(nearness) / len(nearness)
     return GrownPairs(torch.tensor(pairs), torch.full((len(pairs),), torch.nan), facts)
+
+
+@torch.no_grad()
+def judge_pairs(
+    pools: Pools,
+    seeds: list[tuple[int, int]],
+    grown: GrownPairs,
+    *,
+    seed: int,
+    on_step: OnStep = ignore_step,
+    total: int = 0,
+) -> Outcome:
+    """The verdict of held-out maps on pairs that came without an estimate.
+
+    The confidence of a pair is the share of held-out maps that choose it, and the estimate is the
+    mean of that: too low where the spaces are weak, and never high for unrelated pairs.
+    """
+
+    def beat() -> None:
+        on_step(Step(total, total, grown.facts))
+
+    x, y = (
+        annealing.principal_directions(pools.x, beat=beat),
+        annealing.principal_directions(pools.y, beat=beat),
+    )
+    pairs, seed_rows = (rows.to(pools.device) for rows in (grown.pairs, seed_tensor(seeds)))
+    rounds = []
+    for repeat in range(CONFIRMATIONS):
+        half = draw_half(len(pairs), repeat, seed).to(pairs.device)
+        rounds.append(confirm_pairs(x.along, y.along, pairs, seed_rows, half, beat=beat))
+    votes = Votes.counted(pairs, *zip(*rounds, strict=True))
+    estimate = estimate_right(votes, votes.confirmed, agreed=math.nan, chance=None)
+    # A result that is mostly wrong cannot identify wrong seeds.
+    wrong_rows = (
+        wrong_seeds(votes, seed_rows.cpu(), x.along, y.along)
+        if estimate.right > LIKELY_RIGHT
+        else []
+    )
+    believed = [i for row, (i, _) in enumerate(seeds) if row not in set(wrong_rows)]
+    certain = grown.pairs[votes.confirmed > LIKELY_RIGHT, 0]
+    label_next = rows_to_label(x, torch.tensor(believed, dtype=torch.int64), certain, ROWS_TO_LABEL)
+    return Outcome(grown.pairs, votes.confirmed, estimate, wrong_rows, label_next, grown.facts)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from app.maths.bootstrap import neighbours
 from app.maths.bootstrap.neighbours import Beat, no_beat
-from app.maths.bootstrap.sinkhorn import column_argmax, softmin, source_potential
+from research.sinkhorn import column_argmax, softmin, source_potential
 from tests.maths.bootstrap.clouds import normal
 
 sizes = st.integers(1, 30)
