@@ -19,13 +19,12 @@ _HUB_REVISION = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})*", re.ASCII)
 
 
 def find_model(
-    spec: EncoderSpec, sources: ModelSources, *, packaged: Path | None = None, pairs: bool = False
+    spec: EncoderSpec, sources: ModelSources, *, packaged: Path | None = None
 ) -> tuple[Path, str]:
-    """Return (path, revision) of a model's files. Raises EncoderUnavailable.
+    """Return (folder, revision) of a model's files. Raises EncoderUnavailable.
 
     Searches the operator's folder first, then the package, then the hub.
 
-    path       a folder, or with `pairs` the file NAME.safetensors next to NAME.json
     revision   digest of the files, or the hub's commit; the one that `spec` names, if it names one
     packaged   folder of an installed package that contains this model
     """
@@ -33,13 +32,6 @@ def find_model(
     if path is not None and path.is_dir():
         _require_size(spec, sources, [*path.rglob("*.safetensors")])
         return path, _require_revision(spec, path, _list_files(path))
-    weights, description = (
-        resolve_inside(sources.folder, spec.model + suffix) if pairs else None
-        for suffix in (".safetensors", ".json")
-    )
-    if weights is not None and description is not None:
-        _require_size(spec, sources, [weights])
-        return weights, _require_revision(spec, weights.parent, [weights, description])
     if packaged is not None and packaged.is_dir():
         return packaged, _require_revision(spec, packaged, _list_files(packaged))
     if any(fnmatchcase(spec.model, pattern) for pattern in sources.hub):

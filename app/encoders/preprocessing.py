@@ -36,7 +36,7 @@ class Preprocessing:
     transform  returns pixels (channels, height, width), uint8; or the model's input, float32
     mean, std  (channels, 1, 1), float32, of pixels from 0 to 1; None if `transform` normalises
     size       (channels, height, width)
-    scaled     shorter side after a resize that keeps proportions; None for a fixed size
+    scaled     shorter side after a resize that keeps proportions
     draft      whether JPEG files are decoded at a reduced size that is large enough
     """
 
@@ -44,7 +44,7 @@ class Preprocessing:
     mean: Tensor | None
     std: Tensor | None
     size: tuple[int, int, int]
-    scaled: int | None = None
+    scaled: int
     draft: bool = False
 
     @property
@@ -54,7 +54,7 @@ class Preprocessing:
     @property
     def draft_side(self) -> int | None:
         """The least pixels of a JPEG's shorter side after a draft; None without drafts."""
-        return max(self.size[1], self.size[2], self.scaled or 0) if self.draft else None
+        return max(self.size[1], self.size[2], self.scaled) if self.draft else None
 
     def normalise(self, features: Tensor) -> Tensor:
         """Return the model's input (n, channels, height, width), float32, on the features' device.
@@ -75,56 +75,22 @@ def timm_preprocessing(config: Mapping[str, Any], *, draft: bool) -> Preprocessi
 
     config  from timm's `resolve_model_data_config`
 
-    Raises as `pair_preprocessing`.
+    Raises EncoderUnavailable for other numbers of channels than 1 and 3, and any error of timm,
+    torchvision and torch for a configuration that is not valid.
     """
     config = dict(config)
     size = channels, height, width = config["input_size"]
+    if channels not in (1, 3):
+        raise EncoderUnavailable(
+            f"The model reads images of {channels} channels. The service supports 1 and 3.",
+            field="model",
+        )
     for key in ("mean", "std"):
         # Statistics of three channels become their mean for a model of one, as in timm's loaders.
         values = tuple(config[key])
         config[key] = values if len(values) == channels else (sum(values) / len(values),) * channels
     composed = import_timm("timm.data").create_transform(**config, is_training=False)
     scaled = int(max(height, width) / config["crop_pct"])
-    return _make_preprocessing(composed, size, scaled, draft=draft)
-
-
-def pair_preprocessing(config: Mapping[str, Any], *, draft: bool) -> Preprocessing:
-    """Return (pad(resize(x)) - mean) / std of pixels x from 0 to 1, as a pair's JSON file says.
-
-    Raises EncoderUnavailable if the service does not support it, and any error of timm,
-    torchvision and torch for a configuration that is not valid.
-    """
-    transforms = import_timm("torchvision.transforms")
-    channels, side, padded = config["channels"], config["source_size"], config["zero_pad_to"]
-    if (
-        config.get("pixels", "uint8 / 255") != "uint8 / 255"
-        or (padded - side) % 2
-        or not 0 < side <= padded
-    ):
-        raise EncoderUnavailable(
-            "The service does not support the `preprocessing` in the model's JSON file. It needs "
-            "pixels as uint8 / 255, and a `zero_pad_to` that exceeds `source_size` by an even "
-            "number or equals it.",
-            field="model",
-        )
-    steps = [
-        transforms.Resize((side, side), transforms.InterpolationMode.BICUBIC),
-        transforms.Pad((padded - side) // 2),
-        transforms.ToTensor(),
-        transforms.Normalize([config["mean"]] * channels, [config["std"]] * channels),
-    ]
-    size = (channels, padded, padded)
-    return _make_preprocessing(transforms.Compose(steps), size, None, draft=draft)
-
-
-def _make_preprocessing(
-    composed: Any, size: tuple[int, int, int], scaled: int | None, *, draft: bool
-) -> Preprocessing:
-    if size[0] not in (1, 3):
-        raise EncoderUnavailable(
-            f"The model reads images of {size[0]} channels. The service supports 1 and 3.",
-            field="model",
-        )
     return Preprocessing(*_split_off_normalisation(composed), size, scaled, draft)
 
 
@@ -192,7 +158,7 @@ class ImagePreparer:
         size = f"{image.size[0]} x {image.size[1]} pixels"
         side, shorter, longer = preprocessing.scaled, min(image.size), max(image.size)
         # The resize scales both sides by side / shorter, which could exceed any memory.
-        resized = side**2 * longer // shorter if side else 0
+        resized = side**2 * longer // shorter
         if resized > self._limits.pixels:
             raise ImageTooLarge(
                 f"The image is too long for its width ({size}): resized for this model it would "

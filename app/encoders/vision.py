@@ -1,15 +1,7 @@
 """Loads and runs timm models from the operator's folder or an allowed hub.
 
-There are two forms of checkpoint, both with safetensors weights:
-
-folder   config.json and model.safetensors, in the layout of timm's `save_for_hf` and
-         `push_to_hf_hub`, which timm's hub also uses
-pair     NAME.safetensors and NAME.json, for a model without a classifier:
-           {"timm_model": ..., "create_model_kwargs": {...},
-            "preprocessing": {"channels": 1 or 3, "source_size": 28, "zero_pad_to": 32,
-                              "mean": 0.286, "std": 0.353}}
-         The image is resized to source_size x source_size pixels from 0 to 1, padded with zeros to
-         zero_pad_to, and normalised to (x - mean) / std.
+A checkpoint is a folder with config.json and model.safetensors, in the layout of timm's
+`save_for_hf` and `push_to_hf_hub`, which timm's hub also uses.
 """
 
 from __future__ import annotations
@@ -30,7 +22,6 @@ from app.encoders.options import ImageOptions, read_options
 from app.encoders.preprocessing import (
     ImagePreparer,
     Preprocessing,
-    pair_preprocessing,
     timm_preprocessing,
 )
 from app.encoders.threads import to_device
@@ -139,10 +130,9 @@ def load(
             "Ask the operator to run: pip install 'anchorage-server[vision]'.",
             field="kind",
         )
-    path, revision = find_model(spec, sources, pairs=True)
+    folder, revision = find_model(spec, sources)
     try:
-        load_files = _load_folder if path.is_dir() else _load_pair
-        model, preprocessing = load_files(path, draft=options.draft)
+        model, preprocessing = _load_folder(folder, draft=options.draft)
         model = model.eval().requires_grad_(False).to(device, ENCODER_DTYPES[options.dtype])
         full = _measure_dim(model, preprocessing, device, ENCODER_DTYPES[options.dtype])
     except AnchorageError:
@@ -226,18 +216,6 @@ def _load_folder(folder: Path, *, draft: bool) -> tuple[Any, Preprocessing]:
     model.reset_classifier(0)
     config = import_timm("timm.data").resolve_model_data_config(model)
     return model, timm_preprocessing(config, draft=draft)
-
-
-def _load_pair(weights: Path, *, draft: bool) -> tuple[Any, Preprocessing]:
-    """Load a model without a classifier. Its weights must match the model exactly."""
-    from safetensors.torch import load_file
-
-    config = _read(weights.with_suffix(".json"))
-    name, arguments = config.get("timm_model"), config.get("create_model_kwargs", {})
-    _check_arguments(name, arguments)
-    model = import_timm().create_model(name, pretrained=False, **{**arguments, "num_classes": 0})
-    model.load_state_dict(load_file(weights), strict=True)
-    return model, pair_preprocessing(config["preprocessing"], draft=draft)
 
 
 def _measure_dim(

@@ -12,18 +12,17 @@ import torch
 
 from app.encoders.base import ModelIdentity
 from app.encoders.images import ImageLimits, LargeImage
-from app.encoders.preprocessing import ImagePreparer, pair_preprocessing
+from app.encoders.preprocessing import ImagePreparer, timm_preprocessing
 from app.encoders.torchvision_ops import make_importable
+from app.errors import EncoderUnavailable
 
 make_importable()
 timm = pytest.importorskip("timm")
 Image = pytest.importorskip("PIL.Image")
 from timm.data import create_transform, resolve_model_data_config  # noqa: E402
-from torchvision import transforms  # noqa: E402
 
 from tests.encoders.timm_models import (  # noqa: E402
     IMAGES,
-    PAIR,
     PICTURES,
     ROLE,
     TINY,
@@ -35,16 +34,6 @@ from tests.encoders.timm_models import (  # noqa: E402
 
 def torchvision_transform(folder, name):
     """The whole transform, which ends in ToTensor and Normalize."""
-    if name == "pair":
-        config = PAIR["preprocessing"]
-        return transforms.Compose(
-            [
-                transforms.Resize((28, 28), transforms.InterpolationMode.BICUBIC),
-                transforms.Pad(2),
-                transforms.ToTensor(),
-                transforms.Normalize([config["mean"]], [config["std"]]),
-            ]
-        )
     model = timm.create_model(f"local-dir:{folder / name}", pretrained=True)
     config = resolve_model_data_config(model)
     return create_transform(**config, is_training=False)
@@ -60,12 +49,12 @@ def photograph(width: int, height: int, **options) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("name", [*TINY, "pair"])
+@pytest.mark.parametrize("name", TINY)
 def test_vectors_are_the_bits_of_torchvisions_normalisation(folder, name):
     encoder = load(folder, name)
     whole = torchvision_transform(folder, name)
     mode = encoder.preparer.preprocessing.mode
-    assert mode == ("L" if name in ("grey", "pair") else "RGB")
+    assert mode == ("L" if name == "grey" else "RGB")
     with torch.inference_mode():
         batch = torch.stack([whole(picture.convert(mode)) for picture in PICTURES])
         expected = encoder._model(batch)
@@ -87,9 +76,12 @@ def test_a_transform_that_ends_otherwise_keeps_its_numbers(folder):
     assert torch.equal(encode(encoder, IMAGES), expected)
 
 
-def test_a_std_of_zero_is_refused(folder):
+def test_a_std_of_zero_and_two_channels_are_refused():
+    config = {"input_size": (3, 32, 32), "mean": (0.5,) * 3, "std": (0.0,) * 3, "crop_pct": 1.0}
     with pytest.raises(ValueError, match="std"):
-        pair_preprocessing({**PAIR["preprocessing"], "std": 0}, draft=False)
+        timm_preprocessing(config, draft=False)
+    with pytest.raises(EncoderUnavailable, match="2 channels"):
+        timm_preprocessing({**config, "input_size": (2, 32, 32)}, draft=False)
 
 
 def test_a_draft_changes_only_jpeg_files_that_have_pixels_to_spare(folder):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -25,14 +24,11 @@ from app.types import Modality
 make_importable()
 timm = pytest.importorskip("timm")
 Image = pytest.importorskip("PIL.Image")
-from safetensors.torch import load_file  # noqa: E402
 from timm.data import create_transform, resolve_model_data_config  # noqa: E402
 
 from tests.encoders.timm_models import (  # noqa: E402
     IMAGES,
-    PAIR,
     PICTURES,
-    RNG,
     ROLE,
     TINY,
     config_of,
@@ -67,26 +63,12 @@ def test_vectors_equal_the_classifiers_inputs(folder, name):
     assert encoder.nbytes <= sum(tensor.nbytes for tensor in own.state_dict().values())
 
 
-@pytest.mark.parametrize("name", ["resnet", "vit", "pair"])
+@pytest.mark.parametrize("name", ["resnet", "vit"])
 def test_an_image_has_the_same_vector_alone_and_in_a_batch(folder, name):
     encoder = load(folder, name)
     alone = torch.cat([encode(encoder, [image]) for image in IMAGES])
     torch.testing.assert_close(alone, encode(encoder, IMAGES), atol=1e-5, rtol=1e-5)
     assert encode(encoder, []).shape == (0, encoder.dim)
-
-
-def test_a_pair_uses_its_own_preprocessing(folder):
-    model = timm.create_model("resnet10t", num_classes=0, **PAIR["create_model_kwargs"]).eval()
-    model.load_state_dict(load_file(folder / "pair.safetensors"))
-    grey = RNG.integers(0, 256, (28, 28), dtype=np.uint8)
-    with torch.no_grad():
-        padded = torch.nn.functional.pad(torch.from_numpy(grey.copy()) / 255, (2, 2, 2, 2))
-        expected = model(((padded - 0.25) / 0.5)[None, None])
-    encoder = load(folder, "pair")
-    torch.testing.assert_close(
-        encode(encoder, [png(Image.fromarray(grey))]), expected, atol=1e-5, rtol=1e-5
-    )
-    assert encoder.prepare(IMAGES, ROLE)[2].features.shape == (1, 32, 32)
 
 
 def test_one_channel_uses_the_mean_of_three_channels_statistics(folder, mine):

@@ -1,8 +1,7 @@
-"""Where timm models come from: invalid folders, pairs and the hub."""
+"""Where timm models come from: invalid folders, and the hub."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +25,6 @@ from safetensors.torch import save as save_safetensors  # noqa: E402
 
 from tests.encoders.timm_models import (  # noqa: E402
     IMAGES,
-    PAIR,
     config_of,
     encode,
     load,
@@ -123,26 +121,6 @@ OTHERS = {
 def test_arguments_that_would_load_other_files_are_rejected(folder, mine, argument):
     config = changed(config_of(folder), ["model_args", argument], OTHERS[argument])
     assert f"may not contain {argument}" in load_error(mine(config), "mine").detail
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (["timm_model"], "no_such_model"),
-        (["create_model_kwargs", "pretrained"], True),
-        (["create_model_kwargs", "in_chans"], 3),
-        (["preprocessing", "channels"], 2),
-        (["preprocessing", "pixels"], "float"),
-        (["preprocessing", "zero_pad_to"], 31),
-        (["preprocessing", "zero_pad_to"], 20),
-    ],
-)
-def test_a_pair_that_does_not_fit_is_refused(folder, tmp_path, path, value):
-    (tmp_path / "mine.json").write_text(
-        json.dumps(changed(json.loads(json.dumps(PAIR)), path, value))
-    )
-    (tmp_path / "mine.safetensors").write_bytes((folder / "pair.safetensors").read_bytes())
-    assert load_error(tmp_path, "mine").field == "model"
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "garbage", "[" * 100_000])

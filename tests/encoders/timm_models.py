@@ -17,7 +17,6 @@ from app.types import InputRole
 make_importable()
 timm = pytest.importorskip("timm")
 Image = pytest.importorskip("PIL.Image")
-from safetensors.torch import save_file  # noqa: E402
 
 ROLE = InputRole.document
 RNG = np.random.default_rng(0)
@@ -57,19 +56,6 @@ TINY = {
     "distilled": ("deit_tiny_distilled_patch16_224", {**VIT, "depth": 1}, None, "token"),
 }
 
-PAIR = {
-    "timm_model": "resnet10t",
-    "create_model_kwargs": {"in_chans": 1, **SMALL},
-    "preprocessing": {
-        "channels": 1,
-        "pixels": "uint8 / 255",
-        "source_size": 28,
-        "zero_pad_to": 32,
-        "mean": 0.25,
-        "std": 0.5,
-    },
-}
-
 
 def save(model, folder, data=None) -> None:
     timm.models.save_for_hf(model, folder, safe_serialization=True, data_config=data)
@@ -93,6 +79,3 @@ def save_models(root):
     torch.manual_seed(0)
     for name, (architecture, arguments, data, _) in TINY.items():
         save(timm.create_model(architecture, **arguments), root / name, data)
-    model = timm.create_model("resnet10t", num_classes=0, in_chans=1, **SMALL)
-    save_file(model.state_dict(), root / "pair.safetensors")
-    (root / "pair.json").write_text(json.dumps(PAIR))

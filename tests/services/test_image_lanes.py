@@ -11,7 +11,7 @@ from io import BytesIO
 import pytest
 import torch
 
-from app.encoders.preprocessing import ImagePreparer, pair_preprocessing
+from app.encoders.preprocessing import ImagePreparer, timm_preprocessing
 from app.encoders.torchvision_ops import make_importable
 from app.errors import ImageTooLarge, InvalidImage, InvalidInput
 from app.services import image_lanes
@@ -30,8 +30,9 @@ class Model:
     """A model's images, without the model."""
 
     def __init__(self) -> None:
-        recipe = {"channels": 3, "source_size": 16, "zero_pad_to": 20, "mean": 0.5, "std": 0.5}
-        self.preparer = ImagePreparer(pair_preprocessing(recipe, draft=False))
+        statistics = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+        config = {"input_size": (3, 20, 20), "crop_pct": 1.0, "crop_mode": "squash", **statistics}
+        self.preparer = ImagePreparer(timm_preprocessing(config, draft=False))
 
     def prepare(self, inputs, role):
         return self.preparer.prepare(inputs, role)

@@ -83,7 +83,8 @@ def sample_quantiles(maps: MigrationMaps, sample: StoreVectors) -> list[float]:
     if not len(values):
         return []
     levels = np.linspace(0.0, 1.0, KEPT_QUANTILES)
-    return np.quantile(values, levels).round(6).tolist()
+    quantiles: list[float] = np.quantile(values, levels).round(6).tolist()
+    return quantiles
 
 
 def threshold(quantiles: Sequence[float], share: float) -> float | None:
