@@ -390,22 +390,6 @@ def _jobs(items: dict[str, np.ndarray]) -> Iterator[Step]:
     )
     yield get("pools", "/pools")
     yield get("one pool", "/pools/first-pool")
-    found = {"source": "first", "target": "second", "seeds": [[row, row] for row in range(12)]}
-    yield post(
-        "bootstrap of the paper",
-        "/bootstrap",
-        {
-            **found,
-            "name": "found",
-            "source_pool": items["first"].tolist(),
-            "target_pool": items["second"].tolist(),
-            "size": 20,
-            "method": "paper",
-            "min_precision": 0,
-            "options": {"steps": 20},
-        },
-        job=True,
-    )
     real = _real()
     yield post(
         "bootstrap by self-learning",

@@ -107,7 +107,8 @@ def running(row) -> bool:
 def shorten(deployment, job_id: str) -> None:
     arguments = deployment.row(job_id).arguments
     deployment.alter(
-        job_id, arguments={**arguments, "settings": {**arguments["settings"], "steps": 3}}
+        job_id,
+        arguments={**arguments, "settings": {**arguments["settings"], "rounds": 2, "attempts": 1}},
     )
 
 
