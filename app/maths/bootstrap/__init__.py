@@ -1,1 +1,1 @@
-"""Anchors from a few seed pairs. Every method takes two pools and seeds, and returns pairs."""
+"""Anchors from a few seed pairs, or from none, by self-learning."""

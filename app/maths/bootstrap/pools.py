@@ -1,4 +1,4 @@
-"""The input and output of every method that grows anchors from seeds."""
+"""Two pools of items, the progress of a search for their pairs, and the check of seeds."""
 
 from __future__ import annotations
 
