@@ -49,9 +49,6 @@ DESCRIBED = (
     "classes",
     "quality",
     "anchor_set_version",
-    "mode",
-    "weight",
-    "weight_chosen_by",
 )
 
 #: most flags in an answer's headers, and the longest header

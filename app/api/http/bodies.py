@@ -80,16 +80,12 @@ class BodyFormats:
     npy, arrow    how it reads them; None: it does not
     query         the fields of such a body are in the query string
     described     what OpenAPI says of such a body
-    is_light_npy  whether an npy body is read on the event loop; None: always
-    pools         the body may hold a pool, whose limit of rows is higher
     """
 
     npy: Reader | None = None
     arrow: Reader | None = None
     query: bool = False
     described: str = "A matrix of floats, or record batches with a column of lists of floats."
-    is_light_npy: Callable[[Data], bool] | None = None
-    pools: bool = True
 
     @property
     def media(self) -> tuple[str, ...]:
@@ -285,17 +281,17 @@ async def _read(
     whole = await read_body_once(request)
     limits = request.app.state.services.limits
     # Each route checks its own limit later.
-    max_rows = max(limits.vectors, limits.pool) if formats.pools else limits.vectors
+    max_rows = max(limits.vectors, limits.pool)
     parse = partial(_parse, formats, whole, query, model, max_rows)
-    if _is_light(formats, whole):
+    if _is_light(whole):
         return parse(), whole
     return await to_thread.run_sync(parse, limiter=request.app.state.admission.parsing), whole
 
 
-def _is_light(formats: BodyFormats, whole: WholeBody) -> bool:
-    """Whether a body is parsed in little time. Raises BadNpy and BadArrow."""
+def _is_light(whole: WholeBody) -> bool:
+    """Whether a body is parsed in little time. Raises BadArrow."""
     if whole.media == media_types.NPY:
-        return formats.is_light_npy is None or formats.is_light_npy(whole.data)
+        return True
     if len(whole.data) > INLINE_BODY_BYTES:
         return False
     return whole.media != media_types.ARROW or arrow.is_light(whole.data)
@@ -309,16 +305,13 @@ def wrong_media(request: Request, media: str, readable: tuple[str, ...]) -> str:
     return f"{sent}. Send {', '.join(others)} or {last}."
 
 
-def validate(
-    model: type[BodyT], fields: Any, place: Place = "body", max_rows: int | None = None
-) -> BodyT:
+def validate(model: type[BodyT], fields: Any, place: Place = "body") -> BodyT:
     """Returns the fields as the model; `place` is where the client sent them.
 
-    max_rows  a limit for validators, in their context
     Raises RequestValidationError, as FastAPI does, and the errors of vectors fields.
     """
     try:
-        return model.model_validate(fields, context={"max_rows": max_rows})
+        return model.model_validate(fields)
     except ValidationError as error:
         raise located(error, model, place=place) from None
 
@@ -342,7 +335,7 @@ def _parse(
             fields = _with_files(fields, whole.files)
     if query:
         fields = query_fields.join(fields, query, only_vectors=only_vectors)
-    return validate(model, fields, "query string" if only_vectors else "body", max_rows)
+    return validate(model, fields, "query string" if only_vectors else "body")
 
 
 def _parse_json(data: Data) -> Any:

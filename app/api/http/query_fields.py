@@ -88,9 +88,6 @@ def parameters(model: type[BaseModel]) -> list[dict[str, Any]]:
         "embeddings",
         "encoders",
         "roles",
-        "queries",
-        "candidates",
-        "old_queries",
     }
     plain = {name: each for name, each in schema["properties"].items() if name not in tables}
     if options:
