@@ -177,7 +177,7 @@ class VecContent:
 class SqliteVecStore(PairedStore):
     """A vec0 table of a SQLite file."""
 
-    capabilities = Capabilities(strategies=("table",), atomic_cutover=True, filters=True)
+    capabilities = Capabilities(atomic_cutover=True, filters=True)
 
     def __init__(self, location: StoreLocation) -> None:
         super().__init__()
@@ -340,7 +340,6 @@ class SqliteVecStore(PairedStore):
             rows=rows,
             dim=table.dim,
             metric=DISTANCES[table.distance],
-            strategies=self.capabilities.strategies,
             vector_bytes=4 * rows * table.dim,
             vector_field=table.vector,
             notes=VEC_NOTES if is_wal else (*VEC_NOTES, NO_WAL),

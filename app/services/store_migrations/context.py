@@ -149,7 +149,7 @@ def open_migration(services: Services, row: tables.MigrationRow) -> MigrationCon
     """
     maps = load_maps(services, row)
     store = services.stores.open(services.stores.location(row.store))
-    migration = store.migration(tag_of(row), row.target.dim, row.plan.get("strategy"))
+    migration = store.migration(tag_of(row), row.target.dim)
     context = RequestContext(row.project, origin=f"migration {row.id}")
     batch = int(row.plan.get("batch") or USUAL_BATCH)
     return MigrationContext(services, context, row, store, migration, maps, batch)

@@ -238,7 +238,7 @@ def collection_facts(connection: StoreConnection, layout: PgLayout) -> StoreFact
         metric=metric or "cosine",
         dtype=DTYPES[seen.type_name],
         indexed=metric is not None,
-        strategies=() if notes else ("swap",),
+        can_migrate=not notes,
         vector_bytes=int(size[0]),
         vector_field=layout.old.column,
         notes=tuple(notes),
