@@ -31,11 +31,9 @@ from app.services.access.idempotency import idempotent
 from app.services.heads import heads
 from app.storage import tables
 from app.storage.queries import resources
-from app.types import HeadOutput
 
 router = APIRouter(prefix="/heads", tags=["heads"])
 
-Size = Annotated[int, Field(ge=1, le=4_096)]
 Positive = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 
 
@@ -43,24 +41,6 @@ class NumbersOutput(Body):
     """The head answers numbers, such as a regression."""
 
     kind: Literal["numbers"] = Field(description="Always `numbers`.")
-
-
-class ImageOutput(Body):
-    """The head answers the pixels of an image."""
-
-    kind: Literal["image"] = Field(description="Always `image`.")
-    height: Size = Field(description="Height in pixels, 1 to 4,096.")
-    width: Size = Field(description="Width in pixels, 1 to 4,096.")
-    channels: Literal[1, 3] = Field(1, description="1 for grey, 3 for RGB.")
-    layout: Literal["chw", "hwc"] = Field(
-        "chw", description="Order of the numbers: `chw` by channel, `hwc` by pixel."
-    )
-    low: Annotated[float, Field(allow_inf_nan=False)] = Field(
-        0.0, description="Number that means black."
-    )
-    high: Annotated[float, Field(allow_inf_nan=False)] = Field(
-        1.0, description="Number that means full intensity."
-    )
 
 
 class NewHead(Body):
@@ -118,7 +98,7 @@ class NewHead(Body):
         description="Names of the classes in the order of the outputs: "
         "2 to 10,000 names of at most 200 characters.",
     )
-    output: Annotated[NumbersOutput | ImageOutput, Field(discriminator="kind")] | None = Field(
+    output: NumbersOutput | None = Field(
         None, description="What the numbers are, unless the head is a classifier."
     )
     probabilities: bool = Field(
@@ -166,12 +146,8 @@ class NewHead(Body):
             scale=self.scale,
             encode_power=self.encode_power,
             ridge=self.ridge,
-            output=HeadOutput.classes if self.output is None else HeadOutput(self.output.kind),
             classes=self.classes or [],
             softmax=not self.probabilities,
-            image=self.output.model_dump(exclude={"kind"})
-            if isinstance(self.output, ImageOutput)
-            else {},
         )
 
     def load(self, folder: Path | None, dim: int) -> HeadModel:
@@ -246,7 +222,6 @@ class HeadPage(BaseModel):
 def describe(row: tables.HeadRow) -> Head:
     """The answer for a row."""
     settings = row.settings
-    output = heads.output_of(row)
     return Head(
         name=row.name,
         kind=row.kind,
@@ -255,7 +230,7 @@ def describe(row: tables.HeadRow) -> Head:
         dim=row.dim,
         outputs=row.outputs,
         classes=row.classes,
-        output=None if output is HeadOutput.classes else {"kind": output, **settings["image"]},
+        output=None if row.classes else {"kind": "numbers"},
         architecture=settings.get("architecture"),
         probabilities=not settings.get("softmax", True),
         scale=settings.get("scale"),

@@ -117,7 +117,12 @@ async def relative(
     writer = answers.choose_writer(call, body.encoding, body.dtype)
     with call.encoding():
         answer = await apply.serve_map(
-            services, context, body.relation(), body.vectors, body.encoder_inputs(), writer.form
+            services,
+            context,
+            body.relation(),
+            body.vectors,
+            body.encoder_inputs(),
+            writer.number_bytes,
         )
     relatives = answer.output
     count, dim = relatives.vectors.shape

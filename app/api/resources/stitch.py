@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from typing import Annotated
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from app.api.codecs.media_types import JSON
 from app.api.http import answers
 from app.api.http.answers import Writer
 from app.api.http.bodies import MATRIX_AND_QUERY, VECTOR_ANSWERS, Call, body_docs, vector_call
 from app.api.http.deps import FIT_QUEUED
 from app.api.http.problems import documented
-from app.api.schemas import fields
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Name, Vectors
 from app.api.schemas.translation import (
     INDEX_DESCRIPTION,
@@ -36,7 +33,6 @@ from app.services.context import Services
 from app.services.heads import stitching
 from app.services.heads.stitching import StitchQuality
 from app.services.request_context import RequestContext
-from app.types import HeadOutput
 
 router = APIRouter(tags=["heads"])
 
@@ -116,8 +112,7 @@ class StitchRequest(InputsBody):
 class StitchAnswer(BaseModel):
     """The head's predictions, and how its inputs were made.
 
-    A classifier answers `labels`, `scores` and `classes`; a head of images `images`;
-    any other head `outputs`.
+    A classifier answers `labels`, `scores` and `classes`; any other head `outputs`.
     """
 
     labels: list[str] | None = Field(None, description="Predicted class of each row.")
@@ -126,7 +121,6 @@ class StitchAnswer(BaseModel):
     )
     classes: list[str] | None = Field(None, description="Names of the classes.")
     outputs: Vectors = Field(None, description="Numbers of each row, n x m.")
-    images: list[str] | None = Field(None, description="Image of each row: a PNG file in base64.")
     method: str | None = Field(description="Method of the translator. Null without translation.")
     translator: str | None = Field(description="Id of the translator. Null without translation.")
     flags: list[Flag] = Field(description="Warnings about rows.")
@@ -183,14 +177,9 @@ def _stitch(
         "warnings": answers.warning_members(read.warnings),
         "quality": None if answer.quality is None else answer.quality.model_dump(),
     }
-    if answer.output is HeadOutput.classes:
+    if answer.classes:
         labels = [answer.classes[label] for label in answer.labels]
         return writer.respond(
             answer.values, {"labels": labels, "classes": answer.classes, **about}, name="scores"
         )
-    if answer.output is HeadOutput.image and writer.media == JSON:
-        images = [b64encode(image).decode() for image in answer.images]
-        response = fields.respond_json({"images": images, **about})
-        answers.add_warnings(response, read.warnings)
-        return response
     return writer.respond(answer.values, about, name="outputs")

@@ -237,7 +237,13 @@ async def translate(
     )
     with call.encoding():
         answer = await apply.serve_map(
-            services, context, plan, vectors, body.encoder_inputs(), writer.form, body.precision
+            services,
+            context,
+            plan,
+            vectors,
+            body.encoder_inputs(),
+            writer.number_bytes,
+            body.precision,
         )
     REQUEST_SIZES.observe(len(answer.output.vectors))
     row_confidence = (

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-import torch
 from sqlalchemy.orm import Session
-from torch import Tensor
 
 from app.errors import (
     InvalidHead,
@@ -16,23 +13,20 @@ from app.errors import (
 )
 from app.heads import registry as heads
 from app.heads.base import HeadModel
-from app.heads.image import encode_png
 from app.services import name_lookup
 from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources, set_versions
-from app.types import HeadOutput, repeated_positions
+from app.types import repeated_positions
 
 
 @dataclass(frozen=True)
 class HeadDefinition:
     """A head as its client describes it.
 
-    output        what its numbers mean
-    image         the layout of an image
-    classes       the names of a classifier's classes
+    classes       the names of a classifier's classes; empty: a regression or a decoder
     softmax       whether a classifier's numbers are logits
     file          the name of the operator's ONNX file
     scale         the norm that its training vectors were scaled to; None: the encoder's own units
@@ -43,7 +37,6 @@ class HeadDefinition:
     kind: str
     encoder: str | None
     anchor_set: str | None
-    output: HeadOutput
     classes: Sequence[str] = ()
     architecture: Sequence[str] | None = None
     file: str | None = None
@@ -51,7 +44,6 @@ class HeadDefinition:
     scale: float | None = None
     encode_power: float = 0.0
     ridge: float | None = None
-    image: Mapping[str, Any] = field(default_factory=dict)
 
 
 def create_head(
@@ -112,14 +104,12 @@ def _build_row(session: Session, project: str, new: HeadDefinition) -> tables.He
         encoder=None,
         anchor_set=None,
         settings={
-            "output": str(new.output),
             "architecture": None if new.architecture is None else list(new.architecture),
             "file": new.file,
             "softmax": new.softmax,
             "scale": new.scale,
             "encode_power": new.encode_power,
             "ridge": new.ridge,
-            "image": dict(new.image),
         },
     )
     with session.no_autoflush:
@@ -138,21 +128,12 @@ def _build_row(session: Session, project: str, new: HeadDefinition) -> tables.He
 
 def _check_outputs(new: HeadDefinition, head: HeadModel) -> None:
     """Raises InvalidHead when the head's outputs contradict its definition."""
-    if new.output is HeadOutput.classes and head.outputs != len(new.classes):
+    if new.classes and head.outputs != len(new.classes):
         raise InvalidHead(
             f"There are {len(new.classes)} classes, and the head has {head.outputs} outputs. Send "
             "one class for each output.",
             field="classes",
         )
-    if new.output is HeadOutput.image:
-        sides = [int(new.image[side]) for side in ("height", "width", "channels")]
-        if sides[0] * sides[1] * sides[2] != head.outputs:
-            raise InvalidHead(
-                f"The head has {head.outputs} outputs, not the numbers of an image of {sides}. "
-                "Correct `image`.",
-                field="output",
-            )
-        draw_images(new.image, torch.zeros(1, head.outputs))
 
 
 def delete_head(services: Services, context: RequestContext, name: str) -> None:
@@ -162,11 +143,6 @@ def delete_head(services: Services, context: RequestContext, name: str) -> None:
         resources.remove(session, row)
         record_audit(session, context, "delete", "head", name)
     services.names.forget()
-
-
-def output_of(row: tables.HeadRow) -> HeadOutput:
-    """What the head's numbers mean. Rows of older versions are classifiers."""
-    return HeadOutput(row.settings.get("output", HeadOutput.classes))
 
 
 def load_head(services: Services, row: tables.HeadRow) -> HeadModel:
@@ -184,11 +160,3 @@ def load_head(services: Services, row: tables.HeadRow) -> HeadModel:
         load,
         lambda head: head.nbytes,
     )
-
-
-def draw_images(image: Mapping[str, Any], values: Tensor) -> list[bytes]:
-    """Return each row as a PNG file."""
-    shape = [image["height"], image["width"], image["channels"]]
-    if image["layout"] == "chw":
-        values = values.reshape(-1, shape[2], *shape[:2]).permute(0, 2, 3, 1).contiguous()
-    return [encode_png(each, image["low"], image["high"]) for each in values.reshape(-1, *shape)]

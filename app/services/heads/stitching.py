@@ -28,7 +28,7 @@ from app.services import incoming, name_lookup
 from app.services.context import Services
 from app.services.encoders import encoding
 from app.services.encoders.encoding import Inputs
-from app.services.heads.heads import draw_images, load_head, output_of
+from app.services.heads.heads import load_head
 from app.services.request_context import RequestContext
 from app.services.serving.apply import (
     MappedVectors,
@@ -40,7 +40,7 @@ from app.services.serving.apply import (
 from app.services.translators import translators
 from app.services.translators.warnings import AnswerWarning
 from app.storage import tables
-from app.types import EncoderKind, HeadOutput
+from app.types import EncoderKind
 
 log = logging.getLogger("anchorage.stitching")
 
@@ -123,14 +123,11 @@ class Prediction:
 
     values      (n, m): probabilities, or a decoder's numbers
     labels      (n,) indices into classes, of a classifier
-    images      PNG files, of a head that answers images
     read        the vectors that the head read
     """
 
-    output: HeadOutput
     values: Tensor
     labels: Sequence[int]
-    images: Sequence[bytes]
     classes: Sequence[str]
     read: HeadVectors
     quality: StitchQuality | None
@@ -166,18 +163,15 @@ def stitch(
         services, context, row, source, anchor_set, choice or TranslationChoice(), vectors, inputs
     )
     values = _predict(services, row, ready.vectors)
-    output = output_of(row)
     native = _predict_native(
         services, context, row, source, truth, inputs, values, needed=truth_values is not None
     )
     return Prediction(
-        output=output,
         values=values,
-        labels=values.argmax(dim=1).tolist() if output is HeadOutput.classes else [],
-        images=draw_images(row.settings["image"], values) if output is HeadOutput.image else [],
+        labels=values.argmax(dim=1).tolist() if row.classes else [],
         classes=row.classes,
         read=ready,
-        quality=_measure_quality(output, values, native, truth_values),
+        quality=_measure_quality(bool(row.classes), values, native, truth_values),
     )
 
 
@@ -215,7 +209,7 @@ def _reach_head(
             "translate with.",
             field="anchor_set",
         )
-    usual: Preference = "retrieval" if output_of(row) is HeadOutput.classes else "cosine"
+    usual: Preference = "retrieval" if row.classes else "cosine"
     request = translators.FitRequest(
         source.name,
         row.encoder.name,
@@ -281,8 +275,7 @@ def _predict(services: Services, row: tables.HeadRow, vectors: Tensor) -> Tensor
     if scale is not None:
         vectors = normalize(vectors.double(), dim=1).mul(scale).float()
     values = load_head(services, row).run(vectors)
-    classifies = output_of(row) is HeadOutput.classes
-    return probabilities(values) if classifies and row.settings.get("softmax", True) else values
+    return probabilities(values) if row.classes and row.settings.get("softmax", True) else values
 
 
 def _read_truth(services: Services, row: tables.HeadRow, truth: Truth, count: int) -> Tensor | None:
@@ -290,9 +283,8 @@ def _read_truth(services: Services, row: tables.HeadRow, truth: Truth, count: in
 
     Raises InvalidRequest and the vector errors.
     """
-    classifies = output_of(row) is HeadOutput.classes
     if truth.labels is not None:
-        if not classifies:
+        if not row.classes:
             raise InvalidRequest(
                 "`labels` only applies to a classifier. Send `targets` for this head.",
                 field="labels",
@@ -306,7 +298,7 @@ def _read_truth(services: Services, row: tables.HeadRow, truth: Truth, count: in
         _require_count(len(truth.labels), count, "labels")
         return torch.tensor([places[label] for label in truth.labels])
     if truth.targets is not None:
-        if classifies:
+        if row.classes:
             raise InvalidRequest(
                 "`targets` does not apply to a classifier. Send `labels` for this head.",
                 field="targets",
@@ -370,24 +362,24 @@ def _predict_native(
 
 
 def _measure_quality(
-    output: HeadOutput, values: Tensor, native: Tensor | None, truth_values: Tensor | None
+    classifies: bool, values: Tensor, native: Tensor | None, truth_values: Tensor | None
 ) -> StitchQuality | None:
     if native is None and truth_values is None:
         return None
     agreement = None
-    if native is not None and output is HeadOutput.classes:
+    if native is not None and classifies:
         agreement = float((native.argmax(dim=1) == values.argmax(dim=1)).double().mean())
     return StitchQuality(
-        stitched=_score_values(output, values, truth_values),
-        native=None if native is None else _score_values(output, native, truth_values),
+        stitched=_score_values(classifies, values, truth_values),
+        native=None if native is None else _score_values(classifies, native, truth_values),
         agreement=agreement,
     )
 
 
-def _score_values(output: HeadOutput, values: Tensor, truth_values: Tensor | None) -> Score:
+def _score_values(classifies: bool, values: Tensor, truth_values: Tensor | None) -> Score:
     if truth_values is None:
         return Score(accuracy=None, mse=None)
-    if output is HeadOutput.classes:
+    if classifies:
         return Score(
             accuracy=float((values.argmax(dim=1) == truth_values).double().mean()), mse=None
         )

@@ -258,17 +258,6 @@ def _pair_name(project: str, request: translators.FitRequest) -> NameKey:
 # --- the map, and its product ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class AnswerForm:
-    """How an answer is written: the bytes that a number takes, and the tensor to fill."""
-
-    number_bytes: int = incoming.ANSWER_NUMBER_BYTES
-    empty: Callable[[int, int], Tensor] = torch.empty
-
-
-#: float32, to be written as text or base64
-FLOAT32_ANSWER = AnswerForm()
-
 #: maps vectors into a tensor by the parts of a map; returns the flags of rows, None for none
 MapRows = Callable[[Sequence[Any], Tensor, Tensor, ProductPrecision], RowFlags | None]
 
@@ -315,7 +304,7 @@ class ServedMap:
     ) -> MappedVectors:
         """Start mapping vectors of the right shape.
 
-        out  float32, or float16 rounded from it; None: a new tensor
+        out  float32; None: a new tensor
 
         A small product is computed here, and raises NonFinite and OutOfRange here.
         """
@@ -328,7 +317,7 @@ class ServedMap:
         multiplications = self.multiplications or reads * makes
         if count * multiplications <= INLINE_MULTIPLICATIONS:
             try:
-                flagged = self._map_rows(vectors, out, precision)
+                flagged = self.rows(self.parts, vectors, out, precision)
             except AnchorageError as error:
                 raise _error_of_all_rows(error, vectors) from None
             output = TranslatedRows(out, *(flagged or maths.no_flags(count)))
@@ -337,7 +326,7 @@ class ServedMap:
         outside = torch.zeros(count, dtype=torch.bool)
 
         def span(start: int, stop: int) -> None:
-            flagged = self._map_rows(vectors[start:stop], out[start:stop], precision)
+            flagged = self.rows(self.parts, vectors[start:stop], out[start:stop], precision)
             if flagged is not None:
                 at_mean[start:stop], outside[start:stop] = flagged
 
@@ -346,18 +335,6 @@ class ServedMap:
         most = max(FEWEST_ROWS_PER_STEP, STEP_MULTIPLICATIONS // multiplications)
         future = services.lanes.submit(span, count, min(share, most, maths.ROWS_PER_STEP))
         return MappedVectors(TranslatedRows(out, at_mean, outside), self, vectors, future=future)
-
-    def _map_rows(
-        self, vectors: Tensor, out: Tensor, precision: ProductPrecision
-    ) -> RowFlags | None:
-        """Map the rows into `out`. Raises OutOfRange for numbers that float16 cannot hold."""
-        if out.dtype is torch.float32:
-            return self.rows(self.parts, vectors, out, precision)
-        exact = torch.empty(out.shape)
-        flagged = self.rows(self.parts, vectors, exact, precision)
-        out.copy_(exact)
-        refuse_overflow(~out.isfinite().all(dim=1))
-        return flagged
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -518,13 +495,14 @@ def apply_map(
     *,
     vectors: Tensor | None,
     inputs: Inputs | None = None,
-    form: AnswerForm = FLOAT32_ANSWER,
+    number_bytes: int = incoming.ANSWER_NUMBER_BYTES,
     precision: ProductPrecision = "float32",
     pair: SpacePair | None = None,
 ) -> MappedVectors:
     """Apply the map to vectors or inputs, which are checked before a fit.
 
-    pair  the spaces of the request, if the caller has found them
+    number_bytes  of each number in the answer
+    pair          the spaces of the request, if the caller has found them
 
     Raises the not-found, option and vector errors, MethodNotIndependent, Conflict, and the errors
     of `encode`.
@@ -532,15 +510,13 @@ def apply_map(
     pair = pair or translators.resolve(services, request.name(context.project))
     space, reads, makes = request.sides(pair)
     field, count = encoding.exactly_one(vectors, inputs, field=request.reads)
-    incoming.reserve_answer(
-        services, context, field, count, dim=makes, number_bytes=form.number_bytes
-    )
+    incoming.reserve_answer(services, context, field, count, dim=makes, number_bytes=number_bytes)
     read = encoding.vectors_or_encoded(
         services, context, space.encoder, vectors, inputs, field=request.reads, dim=reads
     )
     served = prepare_map(services, context, request, pair)
     with blaming(field):
-        mapped = served.start(services, read.vectors, form.empty(count, makes), precision)
+        mapped = served.start(services, read.vectors, precision=precision)
         mapped.result()
     return replace(mapped, truncated=read.truncated)
 
@@ -551,7 +527,7 @@ async def serve_map(
     request: MapRequest,
     vectors: Tensor | None,
     inputs: Inputs | None = None,
-    form: AnswerForm = FLOAT32_ANSWER,
+    number_bytes: int = incoming.ANSWER_NUMBER_BYTES,
     precision: ProductPrecision = "float32",
 ) -> MappedVectors:
     """Apply the map: at once if it is in memory and the vectors fit, else in a thread.
@@ -567,14 +543,14 @@ async def serve_map(
             request,
             vectors=vectors,
             inputs=inputs,
-            form=form,
+            number_bytes=number_bytes,
             precision=precision,
         )
         return await to_thread.run_sync(work)
     count, (_, makes) = len(vectors), served.dims
-    context.reserve_bytes(count * makes * form.number_bytes)
+    context.reserve_bytes(count * makes * number_bytes)
     try:
-        mapped = served.start(services, vectors, form.empty(count, makes), precision)
+        mapped = served.start(services, vectors, precision=precision)
         await mapped.wait()
         mapped.result()
     except AnchorageError as error:

@@ -65,7 +65,6 @@ class Predictions:
     scores: Float32s | None
     classes: list[str] | None
     outputs: Float32s | None
-    images: list[str] | None
     method: str | None
     translator: str | None
     flags: list[Json]
@@ -175,7 +174,6 @@ def predictions_of(answers: Sequence[Json], starts: Sequence[int]) -> Prediction
         None if first.get("scores") is None else _stack(answers, "scores"),
         first.get("classes"),
         None if first.get("outputs") is None else _stack(answers, "outputs"),
-        joined.get("images"),
         first.get("method"),
         first.get("translator"),
         _flags(answers, starts),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import pickle
 import warnings
-from io import BytesIO
 
 import numpy as np
 import pytest
@@ -137,55 +136,6 @@ def test_an_onnx_head_is_the_operators_file_that_a_client_names(serve, tmp_path)
     np.testing.assert_allclose(answer.json()["scores"], expected, atol=1e-5)
     wrong = client.post("/heads", json={**body, "name": "other", "classes": ["cat", "dog"]})
     assert (wrong.status_code, wrong.json()["field"]) == (422, "classes")
-
-
-@pytest.mark.parametrize(("channels", "layout", "mode"), [(1, "chw", "L"), (3, "hwc", "RGB")])
-def test_a_decoder_of_images_answers_files_that_pillow_opens(
-    make, ask, embeddings, channels, layout, mode
-):
-    image = pytest.importorskip("PIL.Image")
-    height, width = 4, 5
-    model = network(height * width * channels)
-    output = {
-        "kind": "image",
-        "height": height,
-        "width": width,
-        "channels": channels,
-        "layout": layout,
-        "low": -1.0,
-        "high": 1.0,
-    }
-    assert make(output=output, **mlp(model))["output"] == output
-    answer = ask(rows=3)
-    values = by_torch(model, embeddings["second"][:3])
-    shape = (channels, height, width) if layout == "chw" else (height, width, channels)
-    for file, row in zip(answer["images"], values, strict=True):
-        picture = image.open(BytesIO(base64.b64decode(file)))
-        assert (picture.format, picture.size, picture.mode) == ("PNG", (width, height), mode)
-        pixels = row.reshape(shape)
-        pixels = (pixels if layout == "hwc" else pixels.transpose(1, 2, 0)).squeeze()
-        expected = np.clip((pixels + 1) / 2 * 255, 0, 255)
-        np.testing.assert_allclose(np.asarray(picture), expected, atol=0.51)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"height": 4, "width": 4},
-        {"height": 4_097},
-        {"channels": 2},
-        {"low": 2.0, "high": 1.0},
-        {"colour": 1},
-    ],
-    ids=str,
-)
-def test_an_image_that_does_not_fit_is_refused_and_leaves_nothing(stocked, change):
-    output = {"kind": "image", "height": 4, "width": 5, "channels": 1, **change}
-    answer = stocked.post(
-        "/heads", json={"name": "h", "encoder": "second", "output": output, **mlp(network(20))}
-    )
-    assert answer.status_code == 422, answer.text
-    assert stocked.get("/heads").json() == {"heads": []}
 
 
 def test_a_head_of_unit_vectors_answers_the_same_for_vectors_of_any_length(
