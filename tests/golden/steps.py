@@ -292,7 +292,6 @@ def _quality(items: dict[str, np.ndarray]) -> Iterator[Step]:
             "vectors": items["first"][:12].tolist(),
             "native": items["second"][:12].tolist(),
             "k": 3,
-            "csls": True,
         },
     )
 

@@ -159,7 +159,7 @@ def expected(on: On) -> object:
 def evaluated(on: On) -> object:
     x, y = (side[:30, :8] for side in sides(on))
     return [
-        evaluation.evaluate({"x": x, "native": y}, y, k=4, corpus=corpus, csls_neighbours=3)
+        evaluation.evaluate({"x": x, "native": y}, y, k=4, corpus=corpus)
         for corpus in (None, sides(on)[1][30:])
     ]
 

@@ -74,14 +74,6 @@ class EvaluateRequest(PairRequest, JudgedFields):
     k: Neighbours | None = Field(
         None, description="Number of neighbours, 1 to 100. Default 10, or all if there are fewer."
     )
-    csls: bool = Field(
-        False, description="Whether to measure CSLS too: cosines that are corrected for hubs."
-    )
-    csls_neighbours: Neighbours | None = Field(
-        None,
-        description="Number of neighbours for CSLS, 1 to 100. "
-        "Default 10, or all if there are fewer. Only applies with `csls: true`.",
-    )
 
     def refuse_other_fields(self) -> None:
         """Raises InvalidRequest for fields that only apply with judgements, or without them."""
@@ -91,8 +83,6 @@ class EvaluateRequest(PairRequest, JudgedFields):
             "native",
             "corpus",
             "k",
-            "csls",
-            "csls_neighbours",
             "min_quality",
             "index",
         )
@@ -106,32 +96,12 @@ class EvaluateRequest(PairRequest, JudgedFields):
                 )
 
 
-class CslsQualityOut(BaseModel):
-    """Quality of a search by CSLS, compared with what native queries find by plain cosine."""
-
-    mrr: float = Field(description="Mean reciprocal rank of the item's own vector, 0 to 1.")
-    recall: float = Field(
-        description="Mean share of the native query's `k` nearest items that are found, 0 to 1."
-    )
-    recall_1: float = Field(
-        description="Share of queries that find the same nearest item as the native query, 0 to 1."
-    )
-    jaccard_target: float = Field(
-        description="Mean Jaccard index of the neighbours among the native vectors, 0 to 1."
-    )
-    intervals: Intervals
-    skewness: float = Field(
-        description="Skewness of how often each row is found. Above 1 there are hubs."
-    )
-
-
 class QueryQualityOut(QualityWithIntervalsOut):
     """Quality of one kind of queries."""
 
     skewness: float = Field(
         description="Skewness of how often each row is found. Above 1 there are hubs."
     )
-    csls: CslsQualityOut | None = Field(description="Null without `csls: true`.")
 
 
 class SimilarityOut(BaseModel):
@@ -159,7 +129,6 @@ class EvaluationOut(BaseModel):
     n: int | None = Field(description="Number of items.")
     index: int | None = Field(description="Number of rows searched.")
     k: int | None = Field(description="Number of neighbours.")
-    csls_neighbours: int | None = Field(description="Number of neighbours for CSLS.")
     at_mean: int | None = Field(
         description="Number of items whose vector equals the anchors' mean. "
         "They become the target's mean."
@@ -210,7 +179,7 @@ def evaluate(
             vectors=body.vectors,
             native=body.native,
             corpus=body.corpus,
-            settings=evaluation.EvaluationSettings(body.k, body.csls, body.csls_neighbours),
+            k=body.k,
         )
         if body.judgements is None
         else body.judged_task(services, context.project, body.translator_request())

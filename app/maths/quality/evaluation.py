@@ -1,16 +1,7 @@
-"""Translations measured on items that were not their anchors, with and without CSLS.
+"""Translations measured on items that were not their anchors.
 
-They are compared with other queries for the same items.
-
-Hubs, index rows that appear in far too many neighbour lists, and a correction that moves them
-away.
-
-CSLS(x, y) = 2 cos(x, y) - r_T(x) - r_S(y): r_T(x) is the mean cosine of a query x to the rows of
-the index nearest to it, r_S(y) that of a row y to the queries nearest to it. A row near to every
-query is not related to all of them, and r_S lowers its score. r_T is the same for all rows, so it
-changes no query's order. The correction needs many queries at once, because r_S averages over them.
-Sources: Conneau, Lample et al. 2018, "Word Translation Without Parallel Data", section 2.3; hubs:
-Radovanovic et al. 2010.
+They are compared with other queries for the same items, also by their hubs: index rows that appear
+in far too many neighbour lists (Radovanovic et al. 2010).
 
 The similarity of two encoders' spaces, before any translation.
 
@@ -33,14 +24,11 @@ from app.maths.quality.metrics import (
     DEFAULT_NEIGHBOURS,
     ItemMetrics,
     ScoreBlocks,
-    SearchResult,
     cka,
     compare_results,
     cosine_blocks,
-    jaccard,
     row_cosines,
     search,
-    shared_count,
     unit,
 )
 from app.maths.quality.metrics import (
@@ -49,30 +37,15 @@ from app.maths.quality.metrics import (
 
 
 @dataclass(frozen=True, eq=False)
-class CslsQuality:
-    """Metrics of a search by CSLS, each (n,), as in `ItemMetrics`; compared with the native
-    queries' search by plain cosine.
-    """
-
-    reciprocal_rank: Float64[Tensor, " n"]
-    recall: Float64[Tensor, " n"]
-    recall_1: Float64[Tensor, " n"]
-    jaccard_target: Float64[Tensor, " n"]
-    skewness: float
-
-
-@dataclass(frozen=True, eq=False)
 class QueryEvaluation:
     """The evaluation of one kind of query.
 
     items     the metrics of each item
     skewness  of N_k, the number of times that each row of the index is found
-    csls      the same, by CSLS; None if not requested
     """
 
     items: ItemMetrics
     skewness: float
-    csls: CslsQuality | None
 
 
 def evaluate(
@@ -81,26 +54,21 @@ def evaluate(
     k: int,
     *,
     corpus: Float[Tensor, "m d"] | None = None,
-    csls_neighbours: int | None = None,
     cosines: CosineBlockFunction = cosine_blocks,
     mean: Float64[Tensor, " d"] | float = 0.0,
 ) -> dict[str, QueryEvaluation]:
     """Evaluate each kind of query (n, d) against the native vectors of the same n items; all
     centred on the target's anchors.
 
-    k                in 1..m; without a corpus in 1..n-1
-    corpus           (m, d) the index; None: the native vectors, each item left out of its list of
-                     neighbours
-    csls_neighbours  in 1..min(n, m): also correct the cosines by this many neighbours; None: do not
-    cosines          computes the blocks of cosines; every cosine between two items comes from it
-    mean             (d,) what the vectors were centred on
+    k        in 1..m; without a corpus in 1..n-1
+    corpus   (m, d) the index; None: the native vectors, each item left out of its list of
+             neighbours
+    cosines  computes the blocks of cosines; every cosine between two items comes from it
+    mean     (d,) what the vectors were centred on
 
     With a corpus, the metrics of `ItemMetrics` change: the rank is that of the row that the native
     query finds first; recall, recall_1 and jaccard_target compare the rows that both queries find
     in the corpus; jaccard_own compares neighbours among the queries, min(k, n - 1).
-    CSLS is compared with the native queries' search by plain cosine, which is today's search with
-    native vectors. So CSLS lowers the native queries' numbers too, and the result shows by how
-    much.
     """
     truth = unit(native)
     index = truth if corpus is None else unit(corpus)
@@ -117,12 +85,6 @@ def evaluate(
             else search(cosines(unit_queries, index), k, own=own, targets=targets)
         )
         near = native_neighbours if vectors is native else _own_neighbours(unit_queries, k, cosines)
-        csls_quality = None
-        if csls_neighbours is not None:
-            blocks = csls(unit_queries, index, csls_neighbours, cosines=cosines)
-            csls_quality = _csls_quality(
-                search(blocks, k, own=own, targets=targets), native_results, len(index)
-            )
         items = compare_results(
             (unit_queries * truth).sum(dim=1),
             row_cosines(vectors + mean, native + mean),
@@ -131,17 +93,17 @@ def evaluate(
             own=near,
             native_own=native_neighbours,
         )
-        evaluations[name] = QueryEvaluation(items, skewness(results.near, len(index)), csls_quality)
+        evaluations[name] = QueryEvaluation(items, skewness(results.near, len(index)))
     return evaluations
 
 
-def cosine_count(kinds: int, n: int, corpus: int | None, *, corrected: bool) -> int:
+def cosine_count(kinds: int, n: int, corpus: int | None) -> int:
     """The number of cosines that `evaluate` computes, for n items and this many kinds of queries,
     the native ones included.
     """
     if corpus is None:
-        return (2 * kinds - 1 + (2 * kinds if corrected else 0)) * n * n
-    return kinds * (n * n + n * corpus + (2 * n * corpus if corrected else 0))
+        return (2 * kinds - 1) * n * n
+    return kinds * (n * n + n * corpus)
 
 
 def _own_neighbours(
@@ -151,52 +113,8 @@ def _own_neighbours(
     return search(cosines(queries, queries), min(k, len(queries) - 1), own=True).near
 
 
-def _csls_quality(results: SearchResult, native_results: SearchResult, size: int) -> CslsQuality:
-    return CslsQuality(
-        reciprocal_rank=1.0 / results.ranks.double(),
-        recall=shared_count(results.near, native_results.near).double() / results.near.shape[1],
-        recall_1=(results.near[:, 0] == native_results.near[:, 0]).double(),
-        jaccard_target=jaccard(results.with_own, native_results.with_own),
-        skewness=skewness(results.near, size),
-    )
-
-
 #: Computes blocks of cosines of unit queries (n, d) to a unit index (m, d), like `cosine_blocks`.
 CosineBlockFunction = Callable[[Float64[Tensor, "n d"], Float64[Tensor, "m d"]], ScoreBlocks]
-
-
-def csls(
-    queries: Float64[Tensor, "n d"],
-    index: Float64[Tensor, "m d"],
-    neighbours: int,
-    *,
-    cosines: CosineBlockFunction = cosine_blocks,
-) -> ScoreBlocks:
-    """CSLS of unit queries (n, d) to a unit index (m, d), in blocks, each in [-4, 4].
-
-    neighbours  in 1..min(n, m), for both means; an item that is on both sides counts like any other
-    cosines     computes the blocks: first the index against the queries, then the queries against
-                the index
-    """
-    far = local_similarity(index, queries, neighbours, cosines=cosines)
-    for start, block in cosines(queries, index):
-        near = block.topk(neighbours, dim=1).values.mean(dim=1)
-        yield start, block.mul_(2).sub_(near[:, None]).sub_(far)
-
-
-def local_similarity(
-    rows: Float64[Tensor, "m d"],
-    others: Float64[Tensor, "n d"],
-    neighbours: int,
-    *,
-    cosines: CosineBlockFunction = cosine_blocks,
-) -> Float64[Tensor, " m"]:
-    """The mean cosine of each unit row (m, d) to the `neighbours` in 1..n unit others (n, d)
-    nearest to it, in [-1, 1].
-    """
-    return torch.cat(
-        [block.topk(neighbours, dim=1).values.mean(dim=1) for _, block in cosines(rows, others)]
-    )
 
 
 def skewness(near: Int64[Tensor, "n k"], size: int) -> float:

@@ -49,21 +49,11 @@ NOTHING_TRANSLATED: Mapping[str, None] = dict.fromkeys(
         "n",
         "index",
         "k",
-        "csls_neighbours",
         "at_mean",
         "outside",
         *QUERY_KINDS,
     )
 )
-
-
-@dataclass(frozen=True)
-class EvaluationSettings:
-    """The neighbours to compare, and those of CSLS; None: 10, or fewer if there are fewer."""
-
-    k: int | None = None
-    csls: bool = False
-    csls_neighbours: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,12 +63,12 @@ class EvaluationTask:
     items  vectors (n, d_x) by the source, native (n, d_y) by the target of the same items, and,
            unless `native` is the index to search, corpus (m, d_y) by the target
 
-    With items, no setting is None.
+    k      neighbours to compare; None without items
     """
 
     request: translators.FitRequest
     items: Mapping[str, Tensor]
-    settings: EvaluationSettings
+    k: int | None
     source: tables.SpaceRow
     target: tables.SpaceRow
 
@@ -92,7 +82,6 @@ class EvaluationTask:
             len(QUERY_KINDS),
             n,
             None if corpus is None else len(corpus),
-            corrected=self.settings.csls,
         )
 
     @property
@@ -114,7 +103,7 @@ def check_evaluation(
     vectors: Tensor | None,
     native: Tensor | None,
     corpus: Tensor | None,
-    settings: EvaluationSettings,
+    k: int | None,
 ) -> EvaluationTask:
     """Check the request before anything is fitted.
 
@@ -123,8 +112,8 @@ def check_evaluation(
     """
     source, target = translators.find_pair(services, project, request)
     if vectors is None and native is None:
-        _refuse_without_items(request, corpus, settings)
-        return EvaluationTask(request, {}, settings, source, target)
+        _refuse_without_items(request, corpus, k)
+        return EvaluationTask(request, {}, None, source, target)
     if vectors is None or native is None:
         field = "vectors" if vectors is None else "native"
         raise MissingField(
@@ -143,7 +132,7 @@ def check_evaluation(
         for field, (rows, space) in sent.items()
         if rows is not None
     }
-    return EvaluationTask(request, items, _fill_settings(items, settings), source, target)
+    return EvaluationTask(request, items, _neighbours_of(items, k), source, target)
 
 
 def evaluate(
@@ -174,10 +163,10 @@ def evaluate(
     fitted = translators.fit(services, context, task.source, task.target, request)
     with services.evaluating(context.project):
         translation = _translate(fitted.translator, items["vectors"])
-        settings, n = task.settings, len(items["vectors"])
-        assert settings.k is not None
+        k, n = task.k, len(items["vectors"])
+        assert k is not None
         similarity = relative_similarity(
-            x, y, items["vectors"], items["native"], min(settings.k, n - 1), cosines=cosines
+            x, y, items["vectors"], items["native"], min(k, n - 1), cosines=cosines
         )
         measures = _measure(task, translation, y.mean, cosines)
         return {
@@ -187,8 +176,7 @@ def evaluate(
             "options": dict(fitted.options),
             "n": n,
             "index": len(items.get("corpus", items["vectors"])),
-            "k": settings.k,
-            "csls_neighbours": settings.csls_neighbours,
+            "k": k,
             "at_mean": int(translation.at_mean.sum()),
             "outside": int(translation.outside.sum()),
             **measures,
@@ -200,7 +188,7 @@ def request_evaluation(
     services: Services, context: RequestContext, task: EvaluationTask
 ) -> tables.JobRow:
     """Store the items, and queue a job. Raises StorageUnavailable, TooManyJobs, QueueFull."""
-    arguments = {"request": asdict(task.request), "settings": asdict(task.settings)}
+    arguments = {"request": asdict(task.request), "k": task.k}
     if task.items:
         arguments["blobs"] = {"items": services.blobs.put(dict(task.items))}
     return submit_job(services, context, JobKind.evaluate, arguments)
@@ -217,7 +205,7 @@ def run_evaluation(services: Services, job: tables.JobRow, progress: Progress) -
         vectors=items.get("vectors"),
         native=items.get("native"),
         corpus=items.get("corpus"),
-        settings=EvaluationSettings(**arguments["settings"]),
+        k=arguments.get("k"),
     )
     result = evaluate(services, context, task, progress)
     progress(task.cosines, task.cosines)
@@ -225,7 +213,7 @@ def run_evaluation(services: Services, job: tables.JobRow, progress: Progress) -
 
 
 def _refuse_without_items(
-    request: translators.FitRequest, corpus: Tensor | None, settings: EvaluationSettings
+    request: translators.FitRequest, corpus: Tensor | None, k: int | None
 ) -> None:
     """Raises InvalidRequest for settings that only apply to a translation."""
     unused = {
@@ -235,9 +223,7 @@ def _refuse_without_items(
         "prefer": request.prefer != "retrieval",
         "min_quality": bool(request.min_quality),
         "index": request.index is not None,
-        "k": settings.k is not None,
-        "csls": settings.csls,
-        "csls_neighbours": settings.csls_neighbours is not None,
+        "k": k is not None,
     }
     for field, is_set in unused.items():
         if is_set:
@@ -247,8 +233,8 @@ def _refuse_without_items(
             )
 
 
-def _fill_settings(items: Mapping[str, Tensor], settings: EvaluationSettings) -> EvaluationSettings:
-    """Fill in the missing settings. Raises InvalidRequest for counts that do not match."""
+def _neighbours_of(items: Mapping[str, Tensor], k: int | None) -> int:
+    """Return the neighbours to compare. Raises InvalidRequest for counts that do not match."""
     n, natives, corpus = len(items["vectors"]), len(items["native"]), items.get("corpus")
     if n != natives:
         raise InvalidRequest(
@@ -262,30 +248,11 @@ def _fill_settings(items: Mapping[str, Tensor], settings: EvaluationSettings) ->
             field="vectors",
         )
     others = n - 1 if corpus is None else len(corpus)
-    rows = n if corpus is None else len(corpus)
-    k = _limit_neighbours(settings.k, others, "k", "other rows in the index")
-    if settings.csls:
-        most = min(n, rows)
-        return EvaluationSettings(
-            k,
-            True,
-            _limit_neighbours(
-                settings.csls_neighbours, most, "csls_neighbours", "items or rows in the index"
-            ),
-        )
-    if settings.csls_neighbours is not None:
+    if k is not None and k > others:
         raise InvalidRequest(
-            "`csls_neighbours` only applies with `csls: true`. Set that, or remove it.",
-            field="csls_neighbours",
+            f"`k` is {k}; there are only {others} other rows in the index.", field="k"
         )
-    return EvaluationSettings(k)
-
-
-def _limit_neighbours(number: int | None, most: int, field: str, of: str) -> int:
-    """Return the number, by default 10 or the most possible. Raises InvalidRequest."""
-    if number is not None and number > most:
-        raise InvalidRequest(f"`{field}` is {number}; there are only {most} {of}.", field=field)
-    return min(metrics.DEFAULT_NEIGHBOURS, most) if number is None else number
+    return min(metrics.DEFAULT_NEIGHBOURS, others) if k is None else k
 
 
 def _translate(translator: Translator, vectors: Tensor) -> TranslatedRows:
@@ -301,20 +268,19 @@ def _measure(
     cosines: CosineBlockFunction,
 ) -> dict[str, dict[str, Any]]:
     """Measure each kind of queries, centred on the target's anchors."""
-    items, settings, corpus = task.items, task.settings, task.items.get("corpus")
+    items, corpus = task.items, task.items.get("corpus")
     native = items["native"].double() - mean
     queries = {
         "translated": translation.vectors.double() - mean,
         "do_nothing": metrics.do_nothing(items["vectors"].double(), len(mean)) - mean,
         "native": native,
     }
-    assert settings.k is not None
+    assert task.k is not None
     measures = maths.evaluate(
         queries,
         native,
-        settings.k,
+        task.k,
         corpus=None if corpus is None else corpus.double() - mean,
-        csls_neighbours=settings.csls_neighbours,
         cosines=cosines,
         mean=mean,
     )
@@ -322,31 +288,18 @@ def _measure(
 
 
 def _describe_measures(measures: maths.QueryEvaluation) -> dict[str, Any]:
-    """The means and their intervals, also by CSLS."""
-    items, corrected = measures.items, measures.csls
+    """The means and their intervals."""
+    items = measures.items
     retrieval = ("recall", "recall_1", "jaccard_target")
     plain = {
         name: getattr(items, name) for name in ("cosine", "plain_cosine", "jaccard_own", *retrieval)
     }
     plain["mrr"] = items.reciprocal_rank
-    translation = {
+    return {
         **asdict(metrics.mean_quality(items)),
         "intervals": _measure_intervals(plain),
         "skewness": measures.skewness,
-        "csls": None,
     }
-    if corrected is not None:
-        values = {
-            "mrr": corrected.reciprocal_rank,
-            **{name: getattr(corrected, name) for name in retrieval},
-        }
-        means = {name: float(each.mean()) for name, each in values.items()}
-        translation["csls"] = {
-            **means,
-            "intervals": _measure_intervals(values),
-            "skewness": corrected.skewness,
-        }
-    return translation
 
 
 def _describe_similarity(measures: Similarity) -> dict[str, Any]:

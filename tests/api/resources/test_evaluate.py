@@ -74,12 +74,10 @@ def test_the_smallest_evaluations_have_numbers(ask, items, n, rows):
         ask(
             vectors=items["vectors"][:n].tolist(),
             native=items["native"][:n].tolist(),
-            csls=True,
             **more,
         )
     )
     assert (body["n"], body["index"], body["k"]) == (n, rows or n, min(10, rows or n - 1))
-    assert body["csls_neighbours"] == min(n, rows or n)
     assert (body["similarity"]["k"], body["similarity"]["cka"]) == (
         n - 1 if body["k"] >= n - 1 else body["k"],
         None,
@@ -95,7 +93,7 @@ def test_the_smallest_evaluations_have_numbers(ask, items, n, rows):
 )
 def test_a_job_has_the_answer_of_a_request_as_its_result(ask, stocked, finished, corpus, change):
     if "corpus" in change:
-        change = {"corpus": corpus, "csls": True}
+        change = {"corpus": corpus}
     answer = ask(ASYNC, **change)
     assert answer.status_code == 202, answer.text
     job = answer.json()
@@ -109,16 +107,15 @@ def test_a_job_has_the_answer_of_a_request_as_its_result(ask, stocked, finished,
 
 
 def test_what_takes_long_is_done_by_a_job_unasked(ask, stocked, finished, monkeypatch):
-    now = good(ask(csls=True))
-    cost = (2 + 11) * 30 * 30 * (8 + evaluation.MULTIPLICATIONS_PER_COSINE) + 3 * 40 * 8 * 8
+    now = good(ask())
+    cost = (2 + 5) * 30 * 30 * (8 + evaluation.MULTIPLICATIONS_PER_COSINE) + 3 * 40 * 8 * 8
     monkeypatch.setattr(evaluation, "REQUEST_MULTIPLICATIONS", cost)
-    assert ask(csls=True).status_code == 200
+    assert ask().status_code == 200
     monkeypatch.setattr(evaluation, "REQUEST_MULTIPLICATIONS", cost - 1)
-    answer = ask(csls=True)
+    answer = ask()
     assert (answer.status_code, "preference-applied" in answer.headers) == (202, False)
     assert answer.headers["location"] == f"/jobs/{answer.json()['id']}"
     assert finished(stocked, answer.json()["id"])["result"] == now
-    assert ask().status_code == 200
 
 
 def test_a_key_that_reads_may_ask_and_one_that_writes_may_leave_a_job(
@@ -170,14 +167,6 @@ def test_a_key_that_reads_may_ask_and_one_that_writes_may_leave_a_job(
         ({"k": 30}, 422, "invalid-request", "k", None),
         ({"k": 101}, 422, "invalid-request", "k", None),
         ({"k": 3, "corpus": [[1.0] * 6] * 2}, 422, "invalid-request", "k", None),
-        ({"csls_neighbours": 5}, 422, "invalid-request", "csls_neighbours", None),
-        (
-            {"csls": True, "csls_neighbours": 3, "corpus": [[1.0] * 6] * 2},
-            422,
-            "invalid-request",
-            "csls_neighbours",
-            None,
-        ),
     ],
     ids=lambda value: str(value)[:50],
 )
@@ -191,7 +180,7 @@ def test_a_wrong_request_is_refused_and_no_job_remains(
 
 @pytest.mark.parametrize(
     "change",
-    [{"corpus": [[1.0] * 6]}, {"method": "ridge"}, {"csls": True}],
+    [{"corpus": [[1.0] * 6]}, {"method": "ridge"}, {"k": 3}],
     ids=str,
 )
 def test_without_vectors_what_nobody_would_look_at_is_refused(ask, refused, change):

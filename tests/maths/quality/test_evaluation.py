@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths.quality import metrics
-from app.maths.quality.evaluation import cosine_count, csls, evaluate
+from app.maths.quality.evaluation import cosine_count, evaluate
 from app.maths.quality.metrics import cosine_blocks, item_metrics, mean_quality, unit
 from research.definitions import measure
 from tests.maths.clouds import normal
@@ -27,22 +27,19 @@ def best(scores: np.ndarray, k: int) -> list[int]:
 def test_with_a_corpus_every_number_is_that_of_a_loop(seed, k):
     native, corpus = normal(seed, 8, 5), normal(seed + 1, 12, 5)
     translated = native + 0.7 * normal(seed + 2, 8, 5)
-    found = evaluate({"translated": translated}, native, k, corpus=corpus, csls_neighbours=3)[
-        "translated"
-    ]
+    found = evaluate({"translated": translated}, native, k, corpus=corpus)["translated"]
     t, y, c = (unit(rows) for rows in (translated, native, corpus))
     plain, truth = (t @ c.T).numpy(), (y @ c.T).numpy()
-    corrected = torch.cat([block for _, block in csls(t, c, 3)]).numpy()
-    for scores, numbers in ((plain, found.items), (corrected, found.csls)):
-        for i in range(8):
-            ours, wanted = best(scores[i], k), best(truth[i], k)
-            both = len(set(ours) & set(wanted))
-            assert float(numbers.recall[i]) == pytest.approx(both / k)
-            assert float(numbers.recall_1[i]) == (ours[0] == wanted[0])
-            assert float(numbers.jaccard_target[i]) == pytest.approx(both / (2 * k - both))
-            assert float(numbers.reciprocal_rank[i]) == pytest.approx(
-                1 / sum(scores[i] >= scores[i][wanted[0]])
-            )
+    numbers = found.items
+    for i in range(8):
+        ours, wanted = best(plain[i], k), best(truth[i], k)
+        both = len(set(ours) & set(wanted))
+        assert float(numbers.recall[i]) == pytest.approx(both / k)
+        assert float(numbers.recall_1[i]) == (ours[0] == wanted[0])
+        assert float(numbers.jaccard_target[i]) == pytest.approx(both / (2 * k - both))
+        assert float(numbers.reciprocal_rank[i]) == pytest.approx(
+            1 / sum(plain[i] >= plain[i][wanted[0]])
+        )
     own = item_metrics(translated, native, k)
     assert torch.equal(found.items.jaccard_own, own.jaccard_own)
     assert torch.equal(found.items.cosine, own.cosine)
@@ -55,26 +52,10 @@ def test_without_a_corpus_an_evaluation_has_the_quality_of_reports(seed):
     found = evaluate({"translated": translated, "native": native}, native, 10)
     assert mean_quality(found["translated"].items) == measure(translated, native)
     assert mean_quality(found["native"].items) == measure(native, native)
-    assert found["native"].csls is None
-
-
-def test_without_a_corpus_csls_leaves_the_item_itself_out_of_its_neighbours_and_seeks_it():
-    native = normal(0, 12, 4)
-    translated = native + normal(1, 12, 4)
-    found = evaluate({"translated": translated}, native, 3, csls_neighbours=4)["translated"].csls
-    scores = torch.cat([block for _, block in csls(unit(translated), unit(native), 4)]).numpy()
-    truth = (unit(native) @ unit(native).T).numpy()
-    for i in range(12):
-        assert float(found.reciprocal_rank[i]) == pytest.approx(1 / sum(scores[i] >= scores[i, i]))
-        scores[i, i] = truth[i, i] = -np.inf
-        assert float(found.recall[i]) == pytest.approx(
-            len(set(best(scores[i], 3)) & set(best(truth[i], 3))) / 3
-        )
 
 
 @pytest.mark.parametrize("corpus", [None, 9, 40])
-@pytest.mark.parametrize("corrected", [False, True])
-def test_the_predicted_number_of_cosines_is_computed(corpus, corrected):
+def test_the_predicted_number_of_cosines_is_computed(corpus):
     native = normal(4, 20, 3)
     asked = 0
 
@@ -85,7 +66,5 @@ def test_the_predicted_number_of_cosines_is_computed(corpus, corrected):
 
     queries = {"translated": normal(5, 20, 3), "do_nothing": normal(6, 20, 3), "native": native}
     index = None if corpus is None else normal(7, corpus, 3)
-    evaluate(
-        queries, native, 4, corpus=index, csls_neighbours=2 if corrected else None, cosines=counted
-    )
-    assert asked == cosine_count(3, 20, corpus, corrected=corrected)
+    evaluate(queries, native, 4, corpus=index, cosines=counted)
+    assert asked == cosine_count(3, 20, corpus)

@@ -7,7 +7,6 @@ import pytest
 from app.services.anchors import anchor_sets
 from app.services.encoders import encoders
 from app.services.translators import evaluation, translators
-from app.services.translators.evaluation import EvaluationSettings
 from app.services.upkeep import retention
 from tests.services.helpers import CONTEXT, PROJECT, age, create_encoder, run, some
 
@@ -17,9 +16,7 @@ def queued(stocked):
     """A job that waits: eight items, with a corpus."""
     request = translators.FitRequest("a", "b", "s", "procrustes", {})
     given = {"vectors": some(8, 3, 1), "native": some(8, 2, 2), "corpus": some(9, 2, 3)}
-    asked = evaluation.check_evaluation(
-        stocked, PROJECT, request, **given, settings=EvaluationSettings(csls=True)
-    )
+    asked = evaluation.check_evaluation(stocked, PROJECT, request, **given, k=None)
     return evaluation.request_evaluation(stocked, CONTEXT, asked), asked
 
 
@@ -30,12 +27,7 @@ def test_a_job_answers_what_a_request_does_and_keeps_its_items_until_then(stocke
     assert retention.sweep_blobs(stocked) == 0
     row = run(stocked, job)
     assert (row.state, row.result) == ("succeeded", evaluation.evaluate(stocked, CONTEXT, asked))
-    assert (
-        row.result["n"],
-        row.result["index"],
-        row.result["k"],
-        row.result["csls_neighbours"],
-    ) == (8, 9, 9, 8)
+    assert (row.result["n"], row.result["index"], row.result["k"]) == (8, 9, 9)
     assert retention.sweep_blobs(stocked) == 1
     assert not (stocked.blobs.root / blob[:2] / blob).exists()
 
@@ -74,12 +66,10 @@ def test_the_cost_that_decides_is_that_of_the_cosines_that_are_computed(stocked,
     told = []
     evaluation.evaluate(stocked, CONTEXT, asked, lambda done, total: told.append((done, total)))
     assert {total for _, total in told} == {asked.cosines}
-    assert asked.cosines == 2 * 8 * 8 + 3 * (8 * 8 + 3 * 8 * 9)
+    assert asked.cosines == 2 * 8 * 8 + 3 * (8 * 8 + 8 * 9)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert told[-1][0] in (asked.cosines - 8 * 8, asked.cosines - 8 * 9)
     nothing = dict.fromkeys(("vectors", "native", "corpus"))
     request = translators.FitRequest("a", "b", "s", "auto", {})
-    anchors = evaluation.check_evaluation(
-        stocked, PROJECT, request, **nothing, settings=EvaluationSettings()
-    )
+    anchors = evaluation.check_evaluation(stocked, PROJECT, request, **nothing, k=None)
     assert anchors.cosines == 2 * 12 * 12

@@ -85,8 +85,6 @@ class AsyncMeasures:
         native: VectorsLike | None = None,
         corpus: VectorsLike | None = None,
         k: int | None = None,
-        csls: bool | None = None,
-        csls_neighbours: int | None = None,
         judgements: Sequence[Mapping[str, Any]] | None = None,
         queries: VectorsLike | None = None,
         old_queries: VectorsLike | None = None,
@@ -126,8 +124,6 @@ class AsyncMeasures:
             "native": _sent(native),
             "corpus": _sent(corpus),
             "k": k,
-            "csls": csls,
-            "csls_neighbours": csls_neighbours,
         }
         if not as_job:
             return await self._transport.post("/evaluate", body, creates=True)
@@ -178,8 +174,6 @@ class AsyncMeasures:
         items_per_second: float | None = None,
         difference: float | None = None,
         evaluation: str | None = None,
-        clicks: Sequence[Id] | None = None,
-        row_limit: int | None = None,
         judgements: Sequence[Mapping[str, Any]] | None = None,
         queries: VectorsLike | None = None,
         old_queries: VectorsLike | None = None,
@@ -222,8 +216,6 @@ class AsyncMeasures:
             "items_per_second": items_per_second,
             "difference": difference,
             "evaluation": evaluation,
-            "clicks": None if clicks is None else list(clicks),
-            "row_limit": row_limit,
         }
         return await self._transport.post("/advice", body)
 
