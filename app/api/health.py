@@ -46,7 +46,7 @@ class SharedCheck:
         self._thread = CapacityLimiter(1)
 
     async def answer(self) -> bool:
-        """Return the answer, or False after PROBE_ANSWER_S. Raises the errors of the check."""
+        """Return the answer, or False after PROBE_ANSWER_S."""
         with move_on_after(PROBE_ANSWER_S):
             return await to_thread.run_sync(
                 self._check, limiter=self._thread, abandon_on_cancel=True

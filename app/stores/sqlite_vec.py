@@ -89,7 +89,7 @@ NO_WAL = StoreNote(
 
 
 def load_sqlite(names: Sequence[str] = ("sqlite3", "pysqlite3")) -> Any:
-    """Return the first module of SQLite that can load extensions. Raises ConnectorMissing."""
+    """Return the first module of SQLite that can load extensions."""
     for name in names:
         try:
             module = import_module(name)
@@ -428,7 +428,7 @@ class SqliteVecStore(PairedStore):
 
 
 def read_definition(name: str, text: str, location: StoreLocation) -> VecTable:
-    """Read the arguments of a vec0 table. Raises StoreUnsupported."""
+    """Read the arguments of a vec0 table."""
     bare = re.sub(r"--[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
     arguments = [each.strip() for each in re.split(r",(?![^(]*\))", bare)]
     key, text_key = "rowid", False
@@ -483,10 +483,7 @@ def read_definition(name: str, text: str, location: StoreLocation) -> VecTable:
 
 
 def read_filter(filter: Any, columns: frozenset[str]) -> tuple[str, list[Any]]:
-    """Return conditions in SQL and their values, of `{"year": {">": 2000}, "topic": "art"}`.
-
-    Raises InvalidFilter.
-    """
+    """Return conditions in SQL and their values, of `{"year": {">": 2000}, "topic": "art"}`."""
     if filter is not None and not isinstance(filter, dict):
         raise InvalidFilter("A filter of sqlite-vec is an object of columns.", field="filter")
     text, values = "", []

@@ -47,10 +47,7 @@ class Header:
 
 
 def read(data: bytes | memoryview, field: str = "vectors") -> Tensor:
-    """Returns the matrix of a file, without a copy if `data` is writable.
-
-    Raises BadNpy, BadDtype, BadShape, EmptyVectors.
-    """
+    """Returns the matrix of a file, without a copy if `data` is writable."""
     head = read_header(data, field)
     dtype, shape = head.dtype, head.shape
     size = shape[0] * shape[1] * dtype.itemsize
@@ -67,10 +64,7 @@ def read(data: bytes | memoryview, field: str = "vectors") -> Tensor:
 
 
 def read_header(data: bytes | memoryview, field: str = "vectors") -> Header:
-    """Returns the header of a file that holds a matrix.
-
-    Raises BadNpy, BadDtype, BadShape, EmptyVectors.
-    """
+    """Returns the header of a file that holds a matrix."""
     size = header_size(bytes(data[:12]), field)
     # Errors repeat no other values of the header: they can be of any size.
     descr, fortran, shape = _parse(bytes(data[:size]), field)
@@ -95,7 +89,7 @@ def read_header(data: bytes | memoryview, field: str = "vectors") -> Header:
 
 
 def _parse(head: bytes, field: str) -> list[Any]:
-    """Returns the header's values by KEYS, unchecked. Raises BadNpy."""
+    """Returns the header's values by KEYS, unchecked."""
     try:
         about = ast.literal_eval(
             head[12 if head[6] > 1 else 10 :].decode("utf-8" if head[6] > 2 else "latin-1")
@@ -110,7 +104,7 @@ def _parse(head: bytes, field: str) -> list[Any]:
 
 
 def header_size(start: bytes, field: str = "vectors") -> int:
-    """Returns where the numbers begin, from the first 12 bytes of a file. Raises BadNpy."""
+    """Returns where the numbers begin, from the first 12 bytes of a file."""
     if len(start) < 12 or not start.startswith(npy.MAGIC_PREFIX) or start[6:8] not in VERSIONS:
         raise BadNpy("The body is not an npy file. Write it with numpy.save.", field=field)
     wide = start[6] > 1

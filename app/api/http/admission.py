@@ -149,10 +149,7 @@ class Admission:
         )
 
     async def find_caller(self, text: str | None, address: str) -> Caller:
-        """Returns the caller who sends this key, and counts the request against their rate.
-
-        Raises Unauthenticated, RateLimited and DatabaseUnavailable.
-        """
+        """Returns the caller who sends this key, and counts the request against their rate."""
         if self.keys is None:
             if self.rates.default is not None:
                 await self.rates.count(f"address {address}", self.rates.default)
@@ -168,7 +165,7 @@ class Admission:
         return caller
 
     async def _look_up(self, keys: KeyRing, text: str) -> Caller:
-        """Returns the caller from the database. Raises as `find_caller`.
+        """Returns the caller from the database.
 
         A key that worked recently waits for a slow database at most KEY_LOOK_UP_S.
         """

@@ -135,7 +135,7 @@ class Writer:
         return PartsResponse(parts, self.media, describe_in_headers({**about, "flags": []}))
 
     def _rounded(self, vectors: Tensor) -> Tensor:
-        """Returns the vectors in the answer's dtype. Raises OutOfRange."""
+        """Returns the vectors in the answer's dtype."""
         made = vectors.to(TORCH_DTYPES[self.dtype])
         if made is not vectors and self.dtype == "float16":
             refuse_overflow((made.isinf() & vectors.isfinite()).any(dim=1), "vectors")
@@ -187,10 +187,7 @@ def flags(
 
 
 def choose_writer(call: Call[Any], encoding: Encoding, dtype: Dtype) -> Writer:
-    """Returns a writer for the format of the Accept header, or else of the body.
-
-    Raises NotAcceptable, InvalidRequest.
-    """
+    """Returns a writer for the format of the Accept header, or else of the body."""
     media = preferred_media(
         call.request, call.media if call.media in ANSWER_MEDIA else media_types.JSON
     )
@@ -217,10 +214,7 @@ async def write(
 
 
 def preferred_media(request: Request, own: str, offered: Sequence[str] = ANSWER_MEDIA) -> str:
-    """Returns the offered media type that the request prefers; `own` without a preference.
-
-    Raises NotAcceptable.
-    """
+    """Returns the offered media type that the request prefers; `own` without a preference."""
     accept = ", ".join(request.headers.getlist("accept"))
     if not accept or accept == "*/*":
         return own

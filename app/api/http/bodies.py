@@ -118,7 +118,7 @@ bearer = HTTPBearer(
 
 
 def context_of(request: Request, *scopes: str) -> RequestContext:
-    """Returns the context that AdmissionMiddleware made. Raises ScopeMissing."""
+    """Returns the context that AdmissionMiddleware made."""
     state = request.scope["state"]
     caller: Caller = state["caller"]
     for scope in scopes:
@@ -234,10 +234,7 @@ def install(app: FastAPI) -> None:
 
 
 async def read_no_body(request: Request) -> None:
-    """Reads the body of a call without fields: nothing, or `{}`.
-
-    Raises BodyTooLarge, BodyTooSlow and InvalidRequest.
-    """
+    """Reads the body of a call without fields: nothing, or `{}`."""
     body = await read_body_once(request)
     if bytes(body.data).strip() not in (b"", b"{}"):
         raise InvalidRequest("This call takes no fields. Send no body, or `{}`.")
@@ -246,7 +243,7 @@ async def read_no_body(request: Request) -> None:
 async def read_body(
     model: type[BodyT], formats: BodyFormats, request: Request
 ) -> AsyncIterator[BodyT]:
-    """Yields the validated body, and watches for the client's departure. Raises as `read_call`."""
+    """Yields the validated body, and watches for the client's departure."""
     body, _ = await _read(model, formats, request)
     with watch_departure(request):
         yield body
@@ -289,7 +286,7 @@ async def _read(
 
 
 def _is_light(whole: WholeBody) -> bool:
-    """Whether a body is parsed in little time. Raises BadArrow."""
+    """Whether a body is parsed in little time."""
     if whole.media == media_types.NPY:
         return True
     if len(whole.data) > INLINE_BODY_BYTES:
@@ -306,10 +303,7 @@ def wrong_media(request: Request, media: str, readable: tuple[str, ...]) -> str:
 
 
 def validate(model: type[BodyT], fields: Any, place: Place = "body") -> BodyT:
-    """Returns the fields as the model; `place` is where the client sent them.
-
-    Raises RequestValidationError, as FastAPI does, and the errors of vectors fields.
-    """
+    """Returns the fields as the model; `place` is where the client sent them."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -339,7 +333,7 @@ def _parse(
 
 
 def _parse_json(data: Data) -> Any:
-    """Returns the JSON as Python objects. Raises Malformed and BodyTooLarge."""
+    """Returns the JSON as Python objects."""
     if len(data) > INLINE_BODY_BYTES:
         text = bytes(data)
         if text.count(b"[") + text.count(b"{") > MAX_CONTAINERS:
@@ -357,7 +351,7 @@ def _parse_json(data: Data) -> Any:
 
 
 def _with_files(body: Any, files: list[bytes]) -> Any:
-    """Returns the fields of the JSON part, with the files as `inputs`. Raises InvalidRequest."""
+    """Returns the fields of the JSON part, with the files as `inputs`."""
     if not isinstance(body, dict) or "inputs" in body:
         raise InvalidRequest(
             "The part `request` must be a JSON object without `inputs`, because the files are the "
@@ -402,7 +396,6 @@ async def read_body_once(request: Request) -> WholeBody:
     """Returns the body, which several dependencies of a route may read, in any order.
 
     JSON has a smaller limit than vectors and files: parsing it blocks all other threads.
-    Raises UnsupportedMedia, BodyTooLarge, BodyTooSlow, Malformed, MalformedParts.
     """
     state = request.scope["state"]
     if "whole_body" in state:
@@ -427,7 +420,7 @@ async def read_body_once(request: Request) -> WholeBody:
 
 
 async def read_whole(request: Request, limit: int) -> Data:
-    """Returns the body. Raises BodyTooLarge, BodyTooSlow, Malformed."""
+    """Returns the body."""
     length = request.headers.get("content-length", "")
     declared = int(length) if length.isdecimal() else None
     if declared is not None and declared > limit:
@@ -445,7 +438,7 @@ async def read_whole(request: Request, limit: int) -> Data:
 
 
 async def _next_piece(request: Request) -> tuple[bytes, bool]:
-    """Returns the next bytes of the body, and whether more follow. Raises Malformed."""
+    """Returns the next bytes of the body, and whether more follow."""
     message = await request.receive()
     if message["type"] == "http.disconnect":
         raise Malformed("The client closed the connection before its body was complete.")

@@ -14,7 +14,7 @@ from app.errors import InvalidRequest
 
 
 def read(request: Request, model: type[Body] | None) -> dict[str, Any]:
-    """Returns the fields of the query string, with options by name. Raises InvalidRequest.
+    """Returns the fields of the query string, with options by name.
 
     model  None: the route reads no parameters, and refuses each
     """

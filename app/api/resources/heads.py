@@ -128,7 +128,7 @@ class NewHead(Body):
     )
 
     def spec(self) -> heads.HeadDefinition:
-        """The head without its weights. Raises NotExactlyOne and InvalidHead."""
+        """The head without its weights."""
         if (self.classes is None) == (self.output is None):
             raise NotExactlyOne("Send exactly one of `classes` and `output`.", field="classes")
         if self.probabilities and self.classes is None:
@@ -151,10 +151,7 @@ class NewHead(Body):
         )
 
     def load(self, folder: Path | None, dim: int) -> HeadModel:
-        """The head's model. `folder` has the operator's ONNX files.
-
-        Raises NotExactlyOne, InvalidHead, BadBase64, the vector errors, and as `registry.make`.
-        """
+        """The head's model. `folder` has the operator's ONNX files."""
         sources = [
             name for name in ("weight", "safetensors", "file") if getattr(self, name) is not None
         ]

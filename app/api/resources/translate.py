@@ -80,7 +80,6 @@ class TranslateRequest(PairRequest, InputsBody):
         """The level of the confidence intervals, or None without `confidence`.
 
         has_columns  whether the answer can hold columns next to the vectors
-        Raises InvalidRequest.
         """
         if not self.confidence:
             if self.confidence_level is not None:

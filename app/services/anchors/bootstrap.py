@@ -167,10 +167,7 @@ def _job_result(
 def _read_settings(
     method: str, size: int | None, options: Mapping[str, Any], *, most: int
 ) -> methods.MethodSettings:
-    """Return a method's settings. The default size of anchor optimisation is limited to `most`.
-
-    Raises InvalidRequest, UnknownOption.
-    """
+    """Return a method's settings. The default size of anchor optimisation is limited to `most`."""
     if method not in methods.SETTINGS_CLASSES:
         raise InvalidRequest(
             f"Expected one of the methods {', '.join(methods.SETTINGS_CLASSES)}.", field="method"
@@ -200,8 +197,6 @@ def _require_startable(
     """Check that the method can start with these pools and seeds.
 
     most  the most anchors of a set
-
-    Raises InvalidSeeds, InvalidRequest, TooManyVectors, PoolTooLarge.
     """
     if settings.size is not None and settings.size > most:
         raise TooManyVectors(

@@ -134,7 +134,7 @@ def detect_drift(
 
 
 def _check_rows(given: Sequence[int], size: int, *, reembedded: bool) -> list[int]:
-    """Return the rows that the client named. Raises InvalidRequest and TooManyInputs."""
+    """Return the rows that the client named."""
     rows = list(given)
     if not rows:
         raise InvalidRequest("Expected at least one row.", field="rows")
@@ -162,10 +162,7 @@ def _check_rows(given: Sequence[int], size: int, *, reembedded: bool) -> list[in
 def _check_vectors(
     services: Services, vectors: Tensor, rows: list[int], *, are_named: bool
 ) -> Tensor:
-    """Return the client's vectors, one for each row.
-
-    Raises AnchorCountMismatch, InvalidRequest, and the vector errors.
-    """
+    """Return the client's vectors, one for each row."""
     new = incoming.checked_vectors(vectors, field="vectors", limits=services.limits)
     if len(new) != len(rows):
         if not are_named:
@@ -184,10 +181,7 @@ def _check_vectors(
 def _embed_again(
     services: Services, context: RequestContext, space: tables.SpaceRow, rows: list[int]
 ) -> Tensor:
-    """Encode the set's inputs again.
-
-    Raises InputsNotStored, EncoderNeedsVectors, and the errors of `encode`.
-    """
+    """Encode the set's inputs again."""
     if space.encoder.model is None:
         raise EncoderNeedsVectors(
             f"The service cannot encode inputs with an encoder of kind `{space.encoder.kind}`. "

@@ -146,7 +146,7 @@ def delete_head(services: Services, context: RequestContext, name: str) -> None:
 
 
 def load_head(services: Services, row: tables.HeadRow) -> HeadModel:
-    """Return the head, ready to run. Raises StorageUnavailable, BlobMissing, InvalidHead."""
+    """Return the head, ready to run."""
     architecture, file = row.settings.get("architecture"), row.settings.get("file")
 
     def load() -> HeadModel:

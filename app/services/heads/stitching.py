@@ -279,10 +279,7 @@ def _predict(services: Services, row: tables.HeadRow, vectors: Tensor) -> Tensor
 
 
 def _read_truth(services: Services, row: tables.HeadRow, truth: Truth, count: int) -> Tensor | None:
-    """Return the truth: indices of classes (n,), or numbers (n, m).
-
-    Raises InvalidRequest and the vector errors.
-    """
+    """Return the truth: indices of classes (n,), or numbers (n, m)."""
     if truth.labels is not None:
         if not row.classes:
             raise InvalidRequest(

@@ -240,7 +240,7 @@ def _measure(
 def _find_evaluation(
     services: Services, context: RequestContext, task: AdviceTask, translator: str
 ) -> dict[str, Any]:
-    """Return the result of a job of /evaluate. Raises JobNotFound, InvalidRequest."""
+    """Return the result of a job of /evaluate."""
     assert task.evaluation is not None
     with blaming("evaluation", always=True), services.db.transaction() as session:
         job = resources.job(session, context.project, task.evaluation)

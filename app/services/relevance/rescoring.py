@@ -235,7 +235,7 @@ async def _rescore(services: Services, context: RequestContext, request: Rescori
 def _begin(
     services: Services, context: RequestContext, request: Rescoring, served: ServedMap
 ) -> tuple[Tensor | None, MappedVectors | None]:
-    """Return the candidates of all queries and their translation. Raises as `_join`, NonFinite."""
+    """Return the candidates of all queries and their translation."""
     stored = _join(services, context, request, served.dims)
     return stored, None if stored is None else _translate(services, request, served, stored)
 
@@ -363,10 +363,7 @@ def _encode(
 def _join(
     services: Services, context: RequestContext, request: Rescoring, dims: tuple[int, int]
 ) -> Tensor | None:
-    """Return the candidates of all queries (n, d_source), None without any, and reserve memory.
-
-    Raises the vector errors, TooManyVectors, Overloaded, TooMuchAtOnce.
-    """
+    """Return the candidates of all queries (n, d_source), None without any, and reserve memory."""
     reads, makes = dims
     for field, rows, dim in (
         ("queries", request.queries, makes),
@@ -401,7 +398,7 @@ def _join(
 def _translate(
     services: Services, request: Rescoring, served: ServedMap, stored: Tensor
 ) -> MappedVectors:
-    """Start the translation of the candidates. Raises NonFinite and OutOfRange."""
+    """Start the translation of the candidates."""
     out = torch.empty(len(stored), served.dims[1])
     try:
         return served.start(services, stored, out, request.precision)
@@ -429,7 +426,7 @@ def _score(
     weighting: tuple[float | None, WeightSource | None],
     truncated: Sequence[int] = (),
 ) -> Rescored:
-    """Return the results, when the translation has ended. Raises NonFinite and OutOfRange."""
+    """Return the results, when the translation has ended."""
     counts = [len(block) for block in request.candidates]
     translated = _result(request, counts, running)
     if request.known is not None:
@@ -480,7 +477,7 @@ def _result(
 def _weight(
     services: Services, request: Rescoring, served: ServedMap | None, encoders: EncoderPair
 ) -> tuple[float | None, WeightSource | None]:
-    """Return the weight of the new scores, and who chose it. Raises Overloaded."""
+    """Return the weight of the new scores, and who chose it."""
     if request.mode == "cascade":
         return None, None
     if served is None:
@@ -511,7 +508,7 @@ def default_weight_of(
     services: Services, source: tables.SpaceRow, target: tables.SpaceRow
 ) -> tuple[float, WeightSource]:
     """Return the weight, by held-out anchors, which may be measured now, and by the comparison of
-    the encoders if there is one, and who chose it. Raises Overloaded.
+    the encoders if there is one, and who chose it.
 
     Made pairs give no weight to a translation that they cannot measure.
     """

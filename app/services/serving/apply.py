@@ -477,7 +477,7 @@ def prepare_map(
     request: MapRequest,
     pair: SpacePair | None = None,
 ) -> ServedMap:
-    """Return the map, from memory or fitted now. Raises the not-found and option errors."""
+    """Return the map, from memory or fitted now."""
     pair = pair or translators.resolve(services, request.name(context.project))
     served = find_map(services, context.project, request, pair)
     if served is None:

@@ -217,10 +217,7 @@ def _keeps_norms(built: BuiltMaps) -> bool:
 def _estimate(
     services: Services, context: RequestContext, built: BuiltMaps, request: FitRequest, rows: int
 ) -> dict[str, Any] | None:
-    """Return the estimate in an index of the store's size; None with too few anchors.
-
-    Raises QualityBelowMinimum below the minimum of the request or of the pair's contract.
-    """
+    """Return the estimate in an index of the store's size; None with too few anchors."""
     served = built.served
     assert served.id is not None
     assert served.pair is not None

@@ -346,7 +346,7 @@ class PlanInputs:
 
 
 def make_plan(services: Services, context: RequestContext, inputs: PlanInputs) -> dict[str, Any]:
-    """Return the plan as JSON. Raises the errors of `advise`, InvalidRequest and Overloaded."""
+    """Return the plan as JSON."""
     task, reading, served = inputs.task, inputs.reading, inputs.built.served
     source, target = inputs.pair
     maps = inputs.built.maps

@@ -41,7 +41,7 @@ MAX_LISTED_ANCHORS = 20
 
 
 def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, Any]:
-    """Return the report of a translator as JSON. Raises Overloaded.
+    """Return the report of a translator as JSON.
 
     On made pairs nothing is measured, because that would flatter: the report has the stored
     estimate of the alignment.

@@ -220,7 +220,7 @@ DTYPES = {"vector": "float32", "halfvec": "float16"}
 
 
 def collection_facts(connection: StoreConnection, layout: PgLayout) -> StoreFacts:
-    """Return the collection as clients see it. Raises StoreUnsupported."""
+    """Return the collection as clients see it."""
     seen = layout.seen
     row = connection.run(
         "SELECT count({}) FROM {}", seen.column, seen.relation.identifier
@@ -295,7 +295,7 @@ def first_state(
     tag: str,
     dim: int,
 ) -> PgState:
-    """Return the state of a migration that begins. Raises StoreUnsupported."""
+    """Return the state of a migration that begins."""
     old = layout.old
     type_name = str(location.options.get("type", old.type_name))
     if type_name not in INDEXED_DIM:

@@ -369,7 +369,7 @@ def point_id(value: Any) -> StoreId | None:
 
 
 def read_filter(filter: Any) -> models.Filter | None:
-    """Return a filter from Qdrant's JSON. Raises InvalidFilter."""
+    """Return a filter from Qdrant's JSON."""
     try:
         return None if filter is None else models.Filter.model_validate(filter)
     except ValidationError as error:

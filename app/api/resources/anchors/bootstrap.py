@@ -162,7 +162,7 @@ class BootstrapRequest(Body):
 def _pool_side(
     side: Literal["source", "target"], pool: object, inputs: Sequence[Input] | None, role: Role
 ) -> pools.PoolInput:
-    """One side of a bootstrap. Raises NotExactlyOne, and as `fields.parse_matrix`."""
+    """One side of a bootstrap."""
     field = f"{side}_pool"
     if (pool is None) == (inputs is None):
         raise NotExactlyOne(f"Send exactly one of `{field}` and `{side}_inputs`.", field=field)

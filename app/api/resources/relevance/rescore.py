@@ -121,7 +121,7 @@ def _decode_candidates(value: Any, validate: ValidatorFunctionWrapHandler) -> Ca
 
 
 def _texts(each: list[QueryCandidates]) -> list[list[str | None]] | None:
-    """Returns the texts of all queries' candidates, if there are any. Raises InvalidRequest."""
+    """Returns the texts of all queries' candidates, if there are any."""
     if all(one.texts is None for one in each):
         return None
     for place, one in enumerate(each):
@@ -135,7 +135,7 @@ def _texts(each: list[QueryCandidates]) -> list[list[str | None]] | None:
 
 
 def _matrix(one: QueryCandidates, place: int) -> torch.Tensor:
-    """Returns the vectors (m, d) of one query. Raises InvalidRequest, and as `parse_matrix`."""
+    """Returns the vectors (m, d) of one query."""
     field = f"candidates.{place}.vectors"
     vectors = (
         torch.empty(0, 0) if not one.ids and one.vectors == [] else parse_matrix(one.vectors, field)
