@@ -6,10 +6,12 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
+from threading import Thread
 from typing import Literal
 
-from anyio import CapacityLimiter, move_on_after, to_thread
+from anyio import move_on_after
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -39,19 +41,27 @@ METRICS_DIR = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class SharedCheck:
-    """A check that can hang, in a thread of its own: requests can occupy all others."""
+    """A check that can hang. Probes that come while one runs wait for the same answer."""
 
     def __init__(self, check: Callable[[], bool]) -> None:
         self._check = check
-        self._thread = CapacityLimiter(1)
+        self._running: Future[bool] | None = None
 
     async def answer(self) -> bool:
-        """Return the answer, or False after PROBE_ANSWER_S."""
+        """Return the answer, or False after PROBE_ANSWER_S. Raises the errors of the check."""
+        if self._running is None or self._running.done():
+            self._running = Future()
+            # A daemon, so that a check that hangs does not delay the end of the process.
+            Thread(target=self._run, args=(self._running,), name="health", daemon=True).start()
         with move_on_after(PROBE_ANSWER_S):
-            return await to_thread.run_sync(
-                self._check, limiter=self._thread, abandon_on_cancel=True
-            )
+            return await asyncio.shield(asyncio.wrap_future(self._running))
         return False
+
+    def _run(self, answer: Future[bool]) -> None:
+        try:
+            answer.set_result(self._check())
+        except Exception as error:
+            answer.set_exception(error)
 
 
 @dataclass(frozen=True)
