@@ -213,7 +213,7 @@ async def write(
     return response
 
 
-def preferred_media(request: Request, own: str, offered: Sequence[str] = ANSWER_MEDIA) -> str:
+def preferred_media(request: Request, own: str) -> str:
     """Returns the offered media type that the request prefers; `own` without a preference."""
     accept = ", ".join(request.headers.getlist("accept"))
     if not accept or accept == "*/*":
@@ -222,11 +222,11 @@ def preferred_media(request: Request, own: str, offered: Sequence[str] = ANSWER_
     accepted = list(_accepted_types(accept, own))
     refused = {media for media, weight in accepted if weight <= 0}
     for found, weight in accepted:
-        if found in offered and weight > most and found not in refused:
+        if found in ANSWER_MEDIA and weight > most and found not in refused:
             best, most = found, weight
     if best is None:
         raise NotAcceptable(
-            f"The server cannot write {accept[:100]} here. Accept {' or '.join(offered)}.",
+            f"The server cannot write {accept[:100]} here. Accept {' or '.join(ANSWER_MEDIA)}.",
             field="Accept",
         )
     return best

@@ -69,7 +69,6 @@ class Predictions:
     translator: str | None
     flags: list[Json]
     warnings: list[Json]
-    quality: Json | None
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,6 @@ def predictions_of(answers: Sequence[Json], starts: Sequence[int]) -> Prediction
         first.get("translator"),
         _flags(answers, starts),
         _warnings(answers),
-        first.get("quality"),
     )
 
 

@@ -44,7 +44,6 @@ from app.services.encoders import encoding
 from app.services.relevance import rescoring
 from app.services.relevance.native_order import MAX_NATIVE, USUAL_NATIVE, NativeScoring
 from app.services.relevance.rescoring import (
-    INLINE_QUERIES,
     EncoderNames,
     Rescored,
     RescoreMode,
@@ -55,9 +54,6 @@ from app.services.serving import apply
 from app.types import InputRole
 
 router = APIRouter(tags=["search"])
-
-#: answers about more candidates are written in a thread
-INLINE_ANSWERED = 1_000
 
 #: fields that only a translation uses
 TRANSLATION_FIELDS = {"method", "options", "prefer", "min_quality", "index", "precision"}
@@ -363,12 +359,8 @@ async def rescore(
     body = call.body
     with call.encoding():
         rescored = await rescoring.rescore(call.services, call.context, body.rescoring())
-    count = len(rescored.translated.vectors)
-    CANDIDATE_COUNTS.observe(count)
-    if count > INLINE_ANSWERED or len(rescored.counts) > INLINE_QUERIES:
-        response = await run_in_threadpool(_respond, body, rescored)
-    else:
-        response = _respond(body, rescored)
+    CANDIDATE_COUNTS.observe(len(rescored.translated.vectors))
+    response = await run_in_threadpool(_respond, body, rescored)
     response.headers["Server-Timing"] = call.timing()
     return response
 
