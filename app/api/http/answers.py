@@ -44,10 +44,8 @@ DESCRIBED = (
     "method",
     "translator",
     "options",
-    "precision",
     "quantised",
     "classes",
-    "quality",
     "anchor_set_version",
 )
 

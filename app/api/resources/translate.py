@@ -127,25 +127,6 @@ class TranslateRequest(PairRequest, InputsBody):
         return apply.Decoding(self.translator_request(), self.relative_power or 0.0)
 
 
-class PrecisionErrorOut(BaseModel):
-    """Relative error against float32, measured on some of the rows.
-
-    The distance to the float32 translation, divided by that translation's distance to the
-    target's mean.
-    """
-
-    mean: float = Field(description="Mean relative error.")
-    largest: float = Field(description="Largest relative error.")
-    rows: int = Field(description="Number of rows measured.")
-
-
-class PrecisionOut(BaseModel):
-    """The arithmetic that was used, and its error."""
-
-    name: str = Field(description="Type of the arithmetic.")
-    error: PrecisionErrorOut = Field(description="Error against float32.")
-
-
 class ConfidenceOut(BaseModel):
     """Expected quality of each row. Every list has one number for each row.
 
@@ -196,7 +177,6 @@ class TranslateAnswer(BaseModel):
         "becomes the target's mean."
     )
     warnings: list[AnswerWarningOut] = Field(description="Warnings about the whole answer.")
-    precision: PrecisionOut | None = Field(None, description="Absent with `precision: float32`.")
     confidence: ConfidenceOut | None = Field(
         None, description="Absent unless the request has `confidence: true`."
     )
@@ -252,12 +232,12 @@ async def translate(
             confidence.confidence_of, services, context, answer, level, field=fields[0]
         )
     )
-    about = _describe(answer, body.precision, row_confidence)
+    about = _describe(answer, row_confidence)
     return await answers.write(call, writer, answer.output.vectors, about)
 
 
 def _describe(
-    answer: apply.MappedVectors, precision: str, row_confidence: confidence.RowConfidence | None
+    answer: apply.MappedVectors, row_confidence: confidence.RowConfidence | None
 ) -> dict[str, Any]:
     """Returns the members of the answer without the vectors."""
     translated, served = answer.output, answer.served
@@ -278,11 +258,6 @@ def _describe(
     }
     if row_confidence is not None:
         about["confidence"] = _confidence_members(row_confidence)
-    if precision != "float32" and served.translator is not None:
-        about["precision"] = {
-            "name": precision,
-            "error": apply.precision_error(served.translator, answer.vectors, translated.vectors),
-        }
     return about
 
 

@@ -56,9 +56,6 @@ STEP_MULTIPLICATIONS = 2**29
 #: fewest rows of a step in a lane: a product of fewer reads the matrix too often
 FEWEST_ROWS_PER_STEP = 48
 
-#: most rows whose bfloat16 translations are compared with float32's
-COMPARED_ROWS = 64
-
 
 # --- what a request wants -------------------------------------------------------------------------
 
@@ -439,20 +436,6 @@ def refuse_overflow(overflowing: Tensor, field: str | None = None) -> None:
     if wrong:
         detail = f"{len(wrong)} rows have numbers beyond 65504, the most of float16. Use float32"
         raise OutOfRange(detail, field=field, rows=wrong)
-
-
-def precision_error(translator: Translator, vectors: Tensor, out: Tensor) -> dict[str, float]:
-    """How far translations lie from those in float32, over some of the rows.
-
-    Errors are relative to the translation's distance from the target's mean.
-    """
-    places = torch.linspace(0, len(vectors) - 1, min(COMPARED_ROWS, len(vectors))).long()
-    exact = maths.apply(translator, vectors[places]).vectors.double()
-    lengths = (
-        (exact - translator.decoder.mean).norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
-    )
-    errors = (out[places].double() - exact).norm(dim=1) / lengths
-    return {"mean": float(errors.mean()), "largest": float(errors.max()), "rows": len(places)}
 
 
 # --- finding and applying -------------------------------------------------------------------------

@@ -31,7 +31,6 @@ class Translation:
     flags: list[Json]
     warnings: list[Json]
     confidence: Json | None = None
-    precision: Json | None = None
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -110,7 +109,6 @@ def translation_of(answers: Sequence[Json], starts: Sequence[int]) -> Translatio
         _flags(answers, starts),
         _warnings(answers),
         _join(judged) if judged else None,
-        first.get("precision"),
     )
 
 
