@@ -250,16 +250,9 @@ class AnswerSender:
         route = getattr(scope.get("route"), "path", "none")
         method = scope["method"] if scope["method"] in COUNTED_METHODS else "other"
         _duration_histogram(method, route, self.status).observe(seconds)
-        if quiet or not log.isEnabledFor(logging.INFO):
-            return
-        # A record made by hand saves the look-up of the caller's line.
-        values = (scope["method"], scope["path"], self.status)
-        extra = {"ms": round(seconds * 1000, 2)}
-        log.handle(
-            log.makeRecord(
-                log.name, logging.INFO, __file__, 0, "%s %s %d", values, None, extra=extra
-            )
-        )
+        if not quiet:
+            values = (scope["method"], scope["path"], self.status)
+            log.info("%s %s %d", *values, extra={"ms": round(seconds * 1000, 2)})
 
     def _start_timer(self, seconds: float) -> None:
         self.stop_timer()

@@ -61,12 +61,8 @@ MAX_CONTAINERS = 2**19
 
 BodyT = TypeVar("BodyT", bound=Body)
 
-#: returns the fields of a body, which may have at most a number of rows
+#: returns the fields of an Arrow body, which may have at most a number of rows
 Reader = Callable[[Data, int], dict[str, Any]]
-
-
-def _read_npy(data: Data, max_rows: int) -> dict[str, Any]:
-    return {"vectors": npy.read(data)}  # each route checks its limit of rows
 
 
 def _read_arrow(data: Data, max_rows: int) -> dict[str, Any]:
@@ -77,34 +73,28 @@ def _read_arrow(data: Data, max_rows: int) -> dict[str, Any]:
 class BodyFormats:
     """Which bodies a route reads in addition to JSON and multipart.
 
-    npy, arrow    how it reads them; None: it does not
-    query         the fields of such a body are in the query string
-    described     what OpenAPI says of such a body
+    arrow      how it reads Arrow; None: neither npy nor Arrow, whose fields the query string has
+    described  what OpenAPI says of such a body
     """
 
-    npy: Reader | None = None
     arrow: Reader | None = None
-    query: bool = False
     described: str = "A matrix of floats, or record batches with a column of lists of floats."
 
     @property
     def media(self) -> tuple[str, ...]:
         """The media types that the route reads."""
         plain = (media_types.JSON, media_types.MULTIPART)
-        return plain if self.npy is None else (*plain, *media_types.VECTORS)
+        return plain if self.arrow is None else (*plain, *media_types.VECTORS)
 
 
 JSON_ONLY = BodyFormats()
 
 #: npy and Arrow hold one matrix, which becomes the field `vectors`
-MATRIX = BodyFormats(_read_npy, _read_arrow)
-MATRIX_AND_QUERY = BodyFormats(_read_npy, _read_arrow, query=True)
+MATRIX = BodyFormats(_read_arrow)
 
 #: the items of an anchor set
 ITEM_COLUMNS = BodyFormats(
-    _read_npy,
     arrow.read_items,
-    query=True,
     described="npy: vectors of the encoder that `encoder` names. Arrow: one row for "
     "each item; columns of float lists named after their encoders, and optionally the text "
     "columns `input` and `role`.",
@@ -171,7 +161,7 @@ def json_body(model: type[Body], formats: BodyFormats = JSON_ONLY) -> Any:
     return Depends(partial(read_body, model, formats))
 
 
-def vector_call(model: type[Body], formats: BodyFormats = MATRIX_AND_QUERY) -> Any:
+def vector_call(model: type[Body], formats: BodyFormats = MATRIX) -> Any:
     """Returns a dependency for the route's `Call`, with fields in the body or the query string.
 
     It is the route's only dependency, because FastAPI takes time for each one.
@@ -203,11 +193,10 @@ def body_docs(
     _described.append(model)
     reference = {"$ref": f"#/components/schemas/{model.__name__}"}
     content: dict[str, Any] = {media_types.JSON: {"schema": reference}}
-    if formats.npy is not None:
+    extra: dict[str, Any] = {"requestBody": {"required": True, "content": content}}
+    if formats.arrow is not None:
         binary = {"schema": {**_BINARY, "description": formats.described}}
         content |= dict.fromkeys(media_types.VECTORS, binary)
-    extra: dict[str, Any] = {"requestBody": {"required": True, "content": content}}
-    if formats.query:
         extra["parameters"] = query_fields.parameters(model)
     if is_call:
         extra["security"] = [{bearer.scheme_name: [Scope.read.value]}]
@@ -274,7 +263,7 @@ async def _read(
         raise UnsupportedMedia(wrong_media(request, media, formats.media))
     query: dict[str, Any] = {}
     if request.scope["query_string"]:
-        query = query_fields.read(request, model if formats.query else None)
+        query = query_fields.read(request, None if formats.arrow is None else model)
     whole = await read_body_once(request)
     limits = request.app.state.services.limits
     # Each route checks its own limit later.
@@ -320,9 +309,12 @@ def _parse(
     """Returns the body and the query string as the model."""
     only_vectors = whole.media in media_types.VECTORS
     if only_vectors:
-        read = formats.npy if whole.media == media_types.NPY else formats.arrow
-        assert read is not None
-        fields: Any = read(whole.data, max_rows)
+        assert formats.arrow is not None
+        fields: Any = (
+            {"vectors": npy.read(whole.data)}  # each route checks its limit of rows
+            if whole.media == media_types.NPY
+            else formats.arrow(whole.data, max_rows)
+        )
     else:
         fields = _parse_json(whole.data)
         if whole.files is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from app.api.codecs import media_types
 from app.api.http import answers
-from app.api.http.bodies import MATRIX_AND_QUERY, VECTOR_ANSWERS, Call, body_docs, vector_call
+from app.api.http.bodies import MATRIX, VECTOR_ANSWERS, Call, body_docs, vector_call
 from app.api.http.deps import FIT_QUEUED
 from app.api.http.problems import documented
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Vectors
@@ -191,7 +191,7 @@ class TranslateAnswer(BaseModel):
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
-    openapi_extra=body_docs(TranslateRequest, MATRIX_AND_QUERY, is_call=True),
+    openapi_extra=body_docs(TranslateRequest, MATRIX, is_call=True),
 )
 async def translate(
     call: Annotated[Call[TranslateRequest], vector_call(TranslateRequest)],
