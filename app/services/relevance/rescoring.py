@@ -351,9 +351,8 @@ def _translate(
     services: Services, request: Rescoring, served: ServedMap, stored: Tensor
 ) -> MappedVectors:
     """Start the translation of the candidates."""
-    out = torch.empty(len(stored), served.dims[1])
     try:
-        return served.start(services, stored, out, request.precision)
+        return served.start(services, stored, request.precision)
     except AnchorageError:
         _blame_query(request)
         raise

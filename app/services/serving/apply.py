@@ -296,21 +296,14 @@ class ServedMap:
         self,
         services: Services,
         vectors: Tensor,
-        out: Tensor | None = None,
         precision: ProductPrecision = "float32",
     ) -> MappedVectors:
         """Start mapping vectors of the right shape.
 
-        out  float32; None: a new tensor
-
         A small product is computed here, and raises NonFinite and OutOfRange here.
         """
         count, (reads, makes) = vectors.shape[0], self.dims
-        if out is None:
-            out = torch.empty(count, makes)
-        # torch would write into another tensor, with a warning.
-        if (vectors.shape[1], *out.shape) != (reads, count, makes):
-            raise ValueError(f"{tuple(vectors.shape)} into {tuple(out.shape)} by {self.dims}")
+        out = torch.empty(count, makes)
         multiplications = self.multiplications or reads * makes
         if count * multiplications <= INLINE_MULTIPLICATIONS:
             try:

@@ -48,21 +48,14 @@ def lanes(request, on_sqlite, monkeypatch):
 
 
 @pytest.mark.parametrize("count", [1, ROWS_PER_STEP, 5 * ROWS_PER_STEP + 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("method", ["graded", "kernel"])
-def test_wherever_it_is_computed_a_product_is_the_plain_one_with_its_flags(
-    lanes, count, dtype, method
-):
+def test_wherever_it_is_computed_a_product_is_the_plain_one_with_its_flags(lanes, count, method):
     served = translator(name=method)
     vectors = normal(2, count, 8).float()
     vectors[count // 2] = served.source_mean
-    out = torch.empty(count, 6, dtype=dtype)
-    made = serve(served).start(lanes, vectors, out).result()
+    made = serve(served).start(lanes, vectors).result()
     plain = maths.apply(served, vectors)
-    assert made.vectors is out
-    torch.testing.assert_close(
-        out.float(), plain.vectors, rtol=0, atol=1e-5 if dtype is torch.float32 else 2e-2
-    )
+    torch.testing.assert_close(made.vectors, plain.vectors, rtol=0, atol=1e-5)
     assert made.at_mean.tolist() == plain.at_mean.tolist()
     assert made.outside.tolist() == plain.outside.tolist()
     assert made.at_mean.nonzero().flatten().tolist() == [count // 2]
@@ -116,17 +109,6 @@ def test_wherever_it_is_computed_all_wrong_rows_are_named(lanes, bad):
     assert isinstance(caught.value, OutOfRange if bad == 1e31 else NonFinite)
     assert (caught.value.rows, caught.value.row_count) == (wrong, 4)
     assert f"4 of {4 * ROWS_PER_STEP}" in caught.value.detail
-
-
-@pytest.mark.parametrize("count", [1, 3 * ROWS_PER_STEP])
-def test_a_translation_that_float16_cannot_hold_is_refused_by_its_row(lanes, count):
-    served = translator(keep_norms=True)
-    vectors = normal(2, count, 8).float()
-    vectors[-1] *= 1e6
-    assert bool(serve(served).start(lanes, vectors).result().vectors.isfinite().all())
-    with pytest.raises(OutOfRange, match="float16") as caught:
-        serve(served).start(lanes, vectors, torch.empty(count, 6, dtype=torch.float16)).result()
-    assert caught.value.rows == [count - 1]
 
 
 @pytest.mark.filterwarnings("error")
