@@ -34,7 +34,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 class BootstrapOptions(Body):
     """Options of the method. An option that the method does not have is refused.
 
-    - `self-learning`: attempts, rounds, agreed, refinements, rows, seed.
+    - `self-learning`: attempts, rows, seed.
     - `pairs: none`: attempts, seed; with seeds: seed.
     - `paper` (Cannistraci et al. 2023, Table 3): steps, learning_rate, epsilon, sinkhorn_steps,
       seed.
@@ -42,19 +42,6 @@ class BootstrapOptions(Body):
 
     attempts: Annotated[int, Field(ge=1, le=64)] | None = Field(
         None, description="Largest number of attempts, 1 to 64. Default 6."
-    )
-    rounds: Annotated[int, Field(ge=2, le=1000)] | None = Field(
-        None,
-        description="Rounds of an attempt, 2 to 1,000; late attempts have twice as many. "
-        "Default 40.",
-    )
-    agreed: Annotated[Finite, Field(ge=0, le=1)] | None = Field(
-        None,
-        description="Share of equal pairs in two attempts that ends the search, 0 to 1. "
-        "Default 0.8.",
-    )
-    refinements: Annotated[int, Field(ge=1, le=50)] | None = Field(
-        None, description="Largest number of refinements, 1 to 50. Default 4."
     )
     rows: Annotated[int, Field(ge=100, le=1_000_000)] | None = Field(
         None,
