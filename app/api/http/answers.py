@@ -102,8 +102,9 @@ class Writer:
         """
         if self.media == media_types.NPY:
             array = np.ascontiguousarray(self._rounded(vectors).numpy())
-            parts = [npy.header(*array.shape, self.dtype), array.data.cast("B")]
-            return PartsResponse(parts, media_types.NPY, describe_in_headers(about))
+            rows, dim = vectors.shape
+            file = (npy.header(rows, dim, self.dtype), array.data.cast("B"))
+            return PartsResponse(file, media_types.NPY, describe_in_headers(about))
         if self.media == media_types.ARROW:
             return self._table(vectors, about, name)
         rest = orjson.dumps(about)
