@@ -44,15 +44,6 @@ class InputRole(StrEnum):
     document = "document"
 
 
-class HeadOutput(StrEnum):
-    """The meaning of a head's numbers."""
-
-    #: a logit or a probability for each class
-    classes = "classes"
-    #: the result of a regression or a decoder
-    numbers = "numbers"
-
-
 class Scores(StrEnum):
     """Which cosine of two items replaces the old encoder's cosine."""
 

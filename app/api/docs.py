@@ -1,4 +1,4 @@
-"""/docs, /redoc and /docs/errors: pages that load nothing from other hosts.
+"""/docs and /docs/errors: pages that load nothing from other hosts.
 
 They run only their own scripts, and no other page can show them in a frame.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import fastapi_offline
 from fastapi import FastAPI, Request, Response
-from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 
@@ -25,16 +25,16 @@ FILES = Path(fastapi_offline.__file__).parent / "static"
 ERRORS_PATH = "/docs/errors"
 
 #: Public paths: they hold no data of a project.
-PATHS = frozenset({"/", "/docs", "/redoc", "/openapi.json", ERRORS_PATH})
+PATHS = frozenset({"/", "/docs", "/openapi.json", ERRORS_PATH})
 
 #: The policy of answers that are no pages, and the other headers of all answers.
 DENY_ALL_POLICY = "default-src 'none'; frame-ancestors 'none'"
 SECURITY_HEADERS = ((b"x-frame-options", b"DENY"), (b"referrer-policy", b"no-referrer"))
 
-#: Both pages set styles from scripts, and ReDoc searches in a worker from a blob.
+#: The page sets styles from scripts.
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self' {hashes}; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data:; font-src 'self'; connect-src 'self'; worker-src blob:; "
+    "img-src 'self' data:; font-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
@@ -58,19 +58,6 @@ def install(app: FastAPI) -> None:
                 swagger_js_url=f"{root}{STATIC}/swagger-ui-bundle.js",
                 swagger_css_url=f"{root}{STATIC}/swagger-ui.css",
                 swagger_favicon_url=f"{root}{STATIC}/favicon.png",
-            )
-        )
-
-    @app.get("/redoc", include_in_schema=False)
-    async def redoc(request: Request) -> Response:
-        root = request.scope.get("root_path", "")
-        return _guarded(
-            get_redoc_html(
-                openapi_url=f"{root}/openapi.json",
-                title=f"{app.title} - ReDoc",
-                redoc_js_url=f"{root}{STATIC}/redoc.standalone.js",
-                redoc_favicon_url=f"{root}{STATIC}/favicon.png",
-                with_google_fonts=False,
             )
         )
 

@@ -22,7 +22,7 @@ HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Erro
 
 @cache
 def html() -> str:
-    """Returns the page. Raises FileNotFoundError in an installation without the page's source."""
+    """Returns the page."""
     source = next((path for path in SOURCES if path.exists()), SOURCES[0])
     blocks = source.read_text().strip().split("\n\n")
     return f"{HEAD}<body>{''.join(map(_block, blocks))}</body></html>"

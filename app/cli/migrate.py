@@ -57,12 +57,6 @@ def plan(
     target: Annotated[str, typer.Option("--target", help="The encoder to move it to.")],
     anchor_set: Annotated[str, typer.Option(help="The anchor set that both encoders embedded.")],
     method: Annotated[str, typer.Option(help="auto, or a method.")] = "auto",
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            help="How the new vectors are kept; default: the store's.", show_default=False
-        ),
-    ] = None,
     fill: Annotated[
         str,
         typer.Option(
@@ -118,7 +112,6 @@ def plan(
         target=target,
         anchor_set=anchor_set,
         method=method,
-        strategy=strategy,
         fill=fill,
         re_embed=None if re_embed is None else _share(re_embed),
         rows_per_second=rows_per_second,
@@ -157,7 +150,7 @@ def run(
 ) -> None:
     """Give every row a new vector, as the plan says. Ctrl-C pauses; the same command continues.
 
-    In a plan file, `strategy`, `rows_per_second`, `max_latency_ms`, `re_embed`, `min_recall` and
+    In a plan file, `rows_per_second`, `max_latency_ms`, `re_embed`, `min_recall` and
     `batch` may be changed before. The options change the file too.
     """
     from app.services.store_migrations.plan import change_plan, plan_document

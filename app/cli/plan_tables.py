@@ -38,8 +38,8 @@ def print_plan(document: Mapping[str, Any]) -> None:
     cost = document["cost"]
     missing = ", ".join(cost["seconds_from"]["not_included"])
     console.print(
-        f"The run writes {document['rows']:,} rows of {document['dim']} numbers with the strategy "
-        f"{document['strategy']}, in {duration(cost['seconds'])} without {missing}.",
+        f"The run writes {document['rows']:,} rows of {document['dim']} numbers in "
+        f"{duration(cost['seconds'])} without {missing}.",
         highlight=False,
     )
     for note in document["notes"]:

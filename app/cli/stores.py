@@ -228,7 +228,8 @@ def _print_report(report: StoreReport) -> None:
         typer.echo(f"Its vectors look like those of {report.row.encoder.name}.")
     if mixture is not None:
         typer.secho(f"WARNING: {mixture}.", fg="yellow", err=True)
-    typer.echo(f"Strategies of a migration: {', '.join(facts.strategies) or 'none'}.")
+    if not facts.can_migrate:
+        typer.echo("It can be searched, and not migrated.")
     for note in facts.notes:
         typer.echo(f"Note ({note.code}): {note.detail}")
 

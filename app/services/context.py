@@ -128,7 +128,7 @@ class WorkSlots:
                 self._changed.notify_all()
 
     def _wait(self, place: _Place, wait_s: float | None) -> None:
-        """Return when it is this place's turn. Raises Overloaded."""
+        """Return when it is this place's turn."""
         ahead = sum(each.project == place.project for each in self._waiting)
         self._waiting.append(place)
         try:

@@ -17,10 +17,7 @@ ANSWER_NUMBER_BYTES = 16
 
 
 def check_count(vectors: Tensor, *, field: str, limits: Limits, dim: int | None = None) -> None:
-    """Check the number of vectors and their dimension.
-
-    Raises TooManyVectors, EmptyVectors, DimensionMismatch.
-    """
+    """Check the number of vectors and their dimension."""
     if vectors.shape[0] > limits.vectors:
         raise TooManyVectors(
             f"The request has {vectors.shape[0]} vectors; at most {limits.vectors} are allowed. "

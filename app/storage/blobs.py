@@ -72,7 +72,7 @@ class BlobStore:
         return digest
 
     def touch(self, digests: Sequence[str]) -> None:
-        """Protect files that a row is about to name from sweeps. Raises as `get`."""
+        """Protect files that a row is about to name from sweeps."""
         try:
             for digest in digests:
                 os.utime(self._path(digest))
@@ -80,7 +80,7 @@ class BlobStore:
             raise self._unreadable(digest, error, UNNAMED) from error
 
     def shape(self, digest: str, name: str) -> list[int]:
-        """Return the shape of a tensor without reading its numbers. Raises as `get`."""
+        """Return the shape of a tensor without reading its numbers."""
         try:
             with safe_open(self._path(digest), framework="pt") as file:
                 return list(file.get_slice(name).get_shape())
@@ -90,7 +90,7 @@ class BlobStore:
             raise _damaged(digest, UNNAMED) from error
 
     def copy(self, digest: str, name: str, to: Tensor) -> None:
-        """Read a tensor into `to` without an intermediate copy. Raises as `get`."""
+        """Read a tensor into `to` without an intermediate copy."""
         path = self._path(digest)
         try:
             with path.open("rb") as file:
@@ -122,7 +122,7 @@ class BlobStore:
     def take(self, digest: str, source: BlobStore) -> bool:
         """Copy a file from another store unless this one has it.
 
-        Returns whether a file that matches its name is here now. Raises OSError.
+        Returns whether a file that matches its name is here now.
         """
         for store in (self, source):
             with suppress(FileNotFoundError):
@@ -136,7 +136,7 @@ class BlobStore:
 
     @contextmanager
     def unswept(self) -> Iterator[None]:
-        """Keep every process from deleting files while the context is open. Raises OSError."""
+        """Keep every process from deleting files while the context is open."""
         with (self.root / LOCK).open("a") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
             yield

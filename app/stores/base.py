@@ -15,7 +15,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import StoreUnsupported
 from app.stores.text_templates import parse_template
 
 #: the id of a row, in the store's own type; UUIDs are text
@@ -67,7 +66,6 @@ class StoreLocation:
 class Capabilities:
     """What a store can do.
 
-    strategies       ways to keep the new vectors, the default first
     captures_writes  writes of other clients during a migration reach the other side
     atomic_cutover   no search sees a state between the old and the new vectors
     keeps_lengths    vectors come back with the length that they were written with
@@ -75,7 +73,6 @@ class Capabilities:
     exact_search     searches can be exact
     """
 
-    strategies: tuple[str, ...]
     captures_writes: bool = False
     atomic_cutover: bool = False
     keeps_lengths: bool = True
@@ -98,7 +95,7 @@ class StoreFacts:
     rows          rows with a vector; all rows where counting those would read the vectors
     dtype         type of the stored numbers, as `float32` or `float16`
     indexed       the vectors have an approximate index
-    strategies    those of the connector that this collection allows, the default first
+    can_migrate   the collection can be migrated; else, `notes` say why not
     vector_bytes  approximate size of the vectors and their index, if the store tells
     vector_field  the field that was read; None if this kind of store does not report it
     """
@@ -108,7 +105,7 @@ class StoreFacts:
     metric: Metric
     dtype: str = "float32"
     indexed: bool = False
-    strategies: tuple[str, ...] = ()
+    can_migrate: bool = True
     vector_bytes: int | None = None
     vector_field: str | None = None
     notes: tuple[StoreNote, ...] = ()
@@ -246,28 +243,16 @@ class Store(ABC):
         """Return the checksum of all rows without their vectors, as clients see them now."""
 
     @abstractmethod
-    def migration(self, tag: str, dim: int, strategy: str | None = None) -> Migration:
+    def migration(self, tag: str, dim: int) -> Migration:
         """Return the new vectors of the migration `tag`, without connecting.
 
-        tag       eight lower-case hexadecimal digits, part of every name that is created
-        dim       dimensions of the new vectors
-        strategy  None: the default. Raises StoreUnsupported for one that the store lacks
+        tag  eight lower-case hexadecimal digits, part of every name that is created
+        dim  dimensions of the new vectors
         """
 
     @abstractmethod
     def close(self) -> None:
         """Close connections. Later calls reconnect."""
-
-    def chosen_strategy(self, strategy: str | None) -> str:
-        """Return the strategy, the default for None. Raises StoreUnsupported for an unknown one."""
-        known = self.capabilities.strategies
-        if strategy is not None and strategy not in known:
-            raise StoreUnsupported(
-                f"Stores of kind {self.location.kind!r} have no strategy {strategy!r}. The "
-                f"strategies are {', '.join(known)}.",
-                field="strategy",
-            )
-        return strategy or known[0]
 
 
 class Migration(ABC):

@@ -166,7 +166,7 @@ class StoreHandles:
         *,
         within_s: float = STORE_ANSWER_S,
     ) -> Result:
-        """Call a store, and wait in this thread. Raises as `ask`."""
+        """Call a store, and wait in this thread."""
         with _errors_of(row, within_s):
             future = self.submit(self.location(row), call)
             try:
@@ -175,7 +175,7 @@ class StoreHandles:
                 future.cancel()
 
     def open(self, location: StoreLocation) -> Store:
-        """Return the store, without connecting. Raises StoreUnsupported and ConnectorMissing."""
+        """Return the store, without connecting."""
         key = _key(location)
         with self._lock:
             found = self._stores.get(key)

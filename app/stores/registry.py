@@ -38,7 +38,7 @@ def require_known_options(kind: str, options: Mapping[str, Any]) -> None:
 
 
 def open_store(location: StoreLocation) -> Store:
-    """Return the store, without connecting. Raises StoreUnsupported and ConnectorMissing."""
+    """Return the store, without connecting."""
     if location.kind not in CONNECTORS:
         raise StoreUnsupported(
             f"There is no connector for stores of kind {location.kind!r}. The kinds are "

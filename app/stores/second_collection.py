@@ -273,8 +273,7 @@ class PairedStore(Store):
         with self._served_lock:
             return {id: page[id] for page in self._served for id in ids if id in page}
 
-    def migration(self, tag: str, dim: int, strategy: str | None = None) -> Migration:
-        self.chosen_strategy(strategy)
+    def migration(self, tag: str, dim: int) -> Migration:
         return SecondCollection(self, tag, dim)
 
 

@@ -89,7 +89,7 @@ NO_WAL = StoreNote(
 
 
 def load_sqlite(names: Sequence[str] = ("sqlite3", "pysqlite3")) -> Any:
-    """Return the first module of SQLite that can load extensions. Raises ConnectorMissing."""
+    """Return the first module of SQLite that can load extensions."""
     for name in names:
         try:
             module = import_module(name)
@@ -177,7 +177,7 @@ class VecContent:
 class SqliteVecStore(PairedStore):
     """A vec0 table of a SQLite file."""
 
-    capabilities = Capabilities(strategies=("table",), atomic_cutover=True, filters=True)
+    capabilities = Capabilities(atomic_cutover=True, filters=True)
 
     def __init__(self, location: StoreLocation) -> None:
         super().__init__()
@@ -340,7 +340,6 @@ class SqliteVecStore(PairedStore):
             rows=rows,
             dim=table.dim,
             metric=DISTANCES[table.distance],
-            strategies=self.capabilities.strategies,
             vector_bytes=4 * rows * table.dim,
             vector_field=table.vector,
             notes=VEC_NOTES if is_wal else (*VEC_NOTES, NO_WAL),
@@ -429,7 +428,7 @@ class SqliteVecStore(PairedStore):
 
 
 def read_definition(name: str, text: str, location: StoreLocation) -> VecTable:
-    """Read the arguments of a vec0 table. Raises StoreUnsupported."""
+    """Read the arguments of a vec0 table."""
     bare = re.sub(r"--[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
     arguments = [each.strip() for each in re.split(r",(?![^(]*\))", bare)]
     key, text_key = "rowid", False
@@ -484,10 +483,7 @@ def read_definition(name: str, text: str, location: StoreLocation) -> VecTable:
 
 
 def read_filter(filter: Any, columns: frozenset[str]) -> tuple[str, list[Any]]:
-    """Return conditions in SQL and their values, of `{"year": {">": 2000}, "topic": "art"}`.
-
-    Raises InvalidFilter.
-    """
+    """Return conditions in SQL and their values, of `{"year": {">": 2000}, "topic": "art"}`."""
     if filter is not None and not isinstance(filter, dict):
         raise InvalidFilter("A filter of sqlite-vec is an object of columns.", field="filter")
     text, values = "", []

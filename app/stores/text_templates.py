@@ -37,7 +37,7 @@ class TextTemplate:
 
 
 def parse_template(text: str) -> TextTemplate | None:
-    """Return the template; None for the name of one field. Raises InvalidRequest."""
+    """Return the template; None for the name of one field."""
     if "{" not in text and "}" not in text:
         return None
     found = list(_PLACE.finditer(text))

@@ -58,7 +58,6 @@ def measure(client: StoreClient, folder: Path, world: World) -> dict[str, Any]:
         "kind": client.kind,
         "insert": client.insert,
         "index_apart": apart,
-        "strategy": store.capabilities.strategies[0],
         "captures_writes": store.capabilities.captures_writes,
         "atomic_cutover": store.capabilities.atomic_cutover,
         "seconds": clock.seconds,

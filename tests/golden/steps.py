@@ -330,9 +330,6 @@ def _heads(items: dict[str, np.ndarray], vectors: np.ndarray) -> Iterator[Step]:
     for head in ("linear", "mlp"):
         yield post(f"stitch {head}", "/stitch", {**body, "head": head, "method": "graded"})
     yield post("stitch relative", "/stitch", {**body, "head": "relative"})
-    yield post(
-        "stitch with labels", "/stitch", {**body, "head": "linear", "labels": ["x", "y", "z"]}
-    )
     yield Step(
         "stitch of npy",
         "POST",

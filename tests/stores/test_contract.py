@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.errors import MigrationActive, StoreRefused, StoreUnsupported, WrongState
+from app.errors import MigrationActive, StoreRefused, WrongState
 from app.stores.base import Store, StoreLocation
 from app.stores.registry import open_store
 from tests.stores.cases.all_cases import CASES
@@ -55,8 +55,7 @@ def store(filled: StoreLocation) -> Iterator[Store]:
 def test_facts(store: Store) -> None:
     facts = store.facts()
     assert (facts.rows, facts.dim, facts.metric) == (50, OLD_DIM, "cosine")
-    assert facts.strategies
-    assert set(facts.strategies) <= set(store.capabilities.strategies)
+    assert facts.can_migrate
 
 
 @pytest.mark.parametrize("limit", [1, 7, 50, 1000])
@@ -145,29 +144,17 @@ def test_a_checksum_says_how_far_it_is_and_can_be_stopped(store: Store) -> None:
     assert store.checksum().rows == 50
 
 
-def test_an_unknown_strategy_is_refused(store: Store) -> None:
-    with pytest.raises(StoreUnsupported):
-        store.migration(TAG, NEW_DIM, "no-such-strategy")
-
-
 # --- a migration ---------------------------------------------------------------------------------
 
 
-@pytest.fixture(
-    params=[(case, strategy) for case in CASES for strategy in case.strategies],
-    ids=lambda pair: f"{pair[0].kind}-{pair[1]}",
-)
+@pytest.fixture(params=CASES, ids=lambda case: case.kind)
 def moving(request, tmp_path: Path):
-    case, strategy = request.param
+    case = request.param
     location = case.fill(tmp_path, rows(case, 50))
     store = open_store(location)
-    yield case, location, store, store.migration(TAG, NEW_DIM, strategy)
+    yield case, location, store, store.migration(TAG, NEW_DIM)
     store.close()
     case.remove(location)
-
-
-def strategy_of(request) -> str:
-    return str(request.node.callspec.params["moving"][1])
 
 
 def test_the_new_vectors_lie_beside_the_old_ones_until_the_cutover(moving) -> None:
@@ -307,11 +294,11 @@ def test_writes_of_clients_reach_the_other_side(moving) -> None:
     assert back[seventy][1] == later.payloads[0]
 
 
-def test_a_synchronisation_finds_the_changes_of_clients(request, moving) -> None:
+def test_a_synchronisation_finds_the_changes_of_clients(moving) -> None:
     case, location, store, migration = moving
     fill_migration(store, migration)
     assert len(migration.changes(100)) == 0
-    again = store.migration(TAG, NEW_DIM, strategy_of(request))  # of another process
+    again = store.migration(TAG, NEW_DIM)  # of another process
     case.insert(location, rows(case, 30, 50))
     case.delete(location, case.ids(3, 4))
     if not store.capabilities.captures_writes:  # a look at the changes does not take them
@@ -370,7 +357,7 @@ def test_a_row_that_cannot_be_translated_back_keeps_its_old_vector(moving) -> No
     assert np.allclose(case.read(location)[lost][0], before[lost][0], atol=1e-6)
 
 
-def test_a_second_migration_of_the_collection_is_refused(request, moving) -> None:
+def test_a_second_migration_of_the_collection_is_refused(moving) -> None:
     case, location, store, migration = moving
     fill_migration(store, migration)
     migration.cutover(translate)
@@ -378,7 +365,7 @@ def test_a_second_migration_of_the_collection_is_refused(request, moving) -> Non
     other = open_store(location)
     for each in (store, other):
         with pytest.raises((MigrationActive, StoreRefused)):
-            each.migration(OTHER_TAG, NEW_DIM, strategy_of(request)).prepare()
+            each.migration(OTHER_TAG, NEW_DIM).prepare()
     other.close()
     after = case.read(location)
     assert all(np.array_equal(after[each][0], before[each][0]) for each in before)
@@ -388,12 +375,12 @@ def test_a_second_migration_of_the_collection_is_refused(request, moving) -> Non
     assert store.facts().dim == NEW_DIM
 
 
-def test_a_handle_remembers_no_migration_that_another_one_ended(request, moving) -> None:
+def test_a_handle_remembers_no_migration_that_another_one_ended(moving) -> None:
     case, location, store, migration = moving
     fill_migration(store, migration)
     migration.abandon()
     other = open_store(location)
-    again = other.migration(OTHER_TAG, NEW_DIM, strategy_of(request))
+    again = other.migration(OTHER_TAG, NEW_DIM)
     fill_migration(other, again)
     again.cutover(translate)
     first = rows(case, 50)

@@ -46,7 +46,7 @@ MAX_BATCHES = 4_096
 
 
 def is_light(data: bytes | memoryview) -> bool:
-    """Returns whether the schema is read in little time. Raises BadArrow."""
+    """Returns whether the schema is read in little time."""
     return _metadata_size(data) <= LIGHT_METADATA_BYTES
 
 
@@ -54,7 +54,6 @@ def read_vectors(data: bytes | memoryview, max_rows: int) -> Tensor:
     """Returns the vectors of a whole stream, without a copy if possible.
 
     It has one column of vectors, and optionally one of ids, which is not read.
-    Raises BadColumn, RaggedRows, and as `read_batches` and `matrix`.
     """
     places: list[int] = []
 
@@ -89,7 +88,6 @@ def read_items(data: bytes | memoryview, max_rows: int) -> dict[str, Any]:
 
     A column of float lists holds the vectors by the encoder of its name. The text columns `input`
     and `role` hold the items and their roles.
-    Raises BadColumn, RaggedRows, and as `read_batches` and `matrix`.
     """
     batches = read_batches(data, max_rows, _check_items)
     schema = batches[0].schema
@@ -139,8 +137,6 @@ def read_batches(
     """Returns the batches of a whole stream that have rows, at least one.
 
     check  refuses a schema with columns that the route does not read
-
-    Raises BadArrow, EmptyVectors, TooManyVectors, and what `check` raises.
     """
     source = pa.BufferReader(pa.py_buffer(data))
     batches: list[pa.RecordBatch] = []
@@ -199,7 +195,7 @@ def _unreadable(error: BaseException) -> BadArrow:
 
 
 def _next_message(data: bytes | memoryview, source: pa.BufferReader, kind: str) -> ipc.Message:
-    """Returns the next message, of this kind; None at the end of the stream. Raises BadArrow."""
+    """Returns the next message, of this kind; None at the end of the stream."""
     start = source.tell()
     if start == len(data) or _metadata_size(data[start : start + FRAME_BYTES]) == 0:
         if kind == "schema":
@@ -216,7 +212,7 @@ def _next_message(data: bytes | memoryview, source: pa.BufferReader, kind: str) 
 
 
 def _metadata_size(head: bytes | memoryview) -> int:
-    """Returns the length of a message's metadata, from the bytes before it. Raises BadArrow."""
+    """Returns the length of a message's metadata, from the bytes before it."""
     head = head[:FRAME_BYTES]
     mark, size = struct.unpack("<ii", head) if len(head) == FRAME_BYTES else (0, 0)
     if mark != -1 or not 0 <= size <= METADATA_BYTES:
@@ -320,7 +316,7 @@ def list_lengths(column: pa.Array) -> np.ndarray[Any, Any]:
 
 
 def _join(parts: Sequence[Tensor]) -> Tensor:
-    """Returns the vectors of all batches. Raises RaggedRows."""
+    """Returns the vectors of all batches."""
     if len({part.shape[1] for part in parts}) > 1:
         detail = "The record batches hold vectors of different lengths. Send one length."
         raise RaggedRows(detail, field="vectors")

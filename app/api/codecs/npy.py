@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -30,12 +28,6 @@ PLAIN = re.compile(r"[<>=|]?[A-Za-z][0-9]{0,4}")
 KEYS = ("descr", "fortran_order", "shape")
 VERSIONS = (b"\x01\x00", b"\x02\x00", b"\x03\x00")
 
-#: what an array holds, by its number of dimensions, for errors
-_SHAPES = {
-    2: "a matrix of two: vectors and their numbers",
-    3: "an array of three: queries, their candidates, and the numbers of each",
-}
-
 #: largest header: numpy writes 128 bytes, and parsing takes some microseconds for each byte
 MAX_NPY_HEADER_BYTES = 1_024
 
@@ -50,15 +42,12 @@ class Header:
 
     size: int
     dtype: np.dtype[Any]
-    shape: tuple[int, ...]
+    shape: tuple[int, int]
     columns_first: bool
 
 
 def read(data: bytes | memoryview, field: str = "vectors") -> Tensor:
-    """Returns the matrix of a file, without a copy if `data` is writable.
-
-    Raises BadNpy, BadDtype, BadShape, EmptyVectors.
-    """
+    """Returns the matrix of a file, without a copy if `data` is writable."""
     head = read_header(data, field)
     dtype, shape = head.dtype, head.shape
     size = shape[0] * shape[1] * dtype.itemsize
@@ -74,45 +63,8 @@ def read(data: bytes | memoryview, field: str = "vectors") -> Tensor:
     return as_tensor(array)
 
 
-def read_several(data: bytes | memoryview, dims: Mapping[str, int]) -> dict[str, Tensor]:
-    """Returns the arrays of a body that holds several files one after the other, by field.
-
-    dims  the arrays' fields in their order, each with its number of dimensions
-    Fields at the end may be absent.
-    Raises BadNpy, BadDtype, BadShape, EmptyVectors.
-    """
-    arrays: dict[str, Tensor] = {}
-    rest = memoryview(data)
-    for field, count in dims.items():
-        if arrays and not rest:
-            break
-        head = read_header(rest, field, dims=count)
-        size = head.size + math.prod(head.shape) * head.dtype.itemsize
-        if len(rest) < size:
-            raise BadNpy(
-                f"The npy file of `{field}` takes {size} bytes, and the body has {len(rest)} left.",
-                field=field,
-            )
-        arrays[field] = as_tensor(
-            np.frombuffer(rest[head.size : size], head.dtype).reshape(
-                head.shape, order="F" if head.columns_first else "C"
-            )
-        )
-        rest = rest[size:]
-    if rest:
-        raise BadNpy(
-            f"The body has {len(rest)} bytes after its npy files. Send {len(dims)} files at most: "
-            f"{', '.join(dims)}.",
-            field=next(iter(dims)),
-        )
-    return arrays
-
-
-def read_header(data: bytes | memoryview, field: str = "vectors", *, dims: int = 2) -> Header:
-    """Returns the header of a file whose array has `dims` dimensions.
-
-    Raises BadNpy, BadDtype, BadShape, EmptyVectors.
-    """
+def read_header(data: bytes | memoryview, field: str = "vectors") -> Header:
+    """Returns the header of a file that holds a matrix."""
     size = header_size(bytes(data[:12]), field)
     # Errors repeat no other values of the header: they can be of any size.
     descr, fortran, shape = _parse(bytes(data[:size]), field)
@@ -123,10 +75,10 @@ def read_header(data: bytes | memoryview, field: str = "vectors", *, dims: int =
         )
     if not isinstance(fortran, bool):
         raise BadNpy("The npy header's `fortran_order` must be True or False.", field=field)
-    if not isinstance(shape, tuple) or len(shape) != dims:
+    if not isinstance(shape, tuple) or len(shape) != 2:
         named = f"{len(shape)} dimensions" if isinstance(shape, tuple) else "no shape"
         raise BadShape(
-            f"The npy file has {named}. Send {_SHAPES[dims]}.",
+            f"The npy file has {named}. Send a matrix of two: vectors and their numbers.",
             field=field,
         )
     if not all(type(size) is int and 0 <= size < 2**63 for size in shape):
@@ -137,7 +89,7 @@ def read_header(data: bytes | memoryview, field: str = "vectors", *, dims: int =
 
 
 def _parse(head: bytes, field: str) -> list[Any]:
-    """Returns the header's values by KEYS, unchecked. Raises BadNpy."""
+    """Returns the header's values by KEYS, unchecked."""
     try:
         about = ast.literal_eval(
             head[12 if head[6] > 1 else 10 :].decode("utf-8" if head[6] > 2 else "latin-1")
@@ -152,7 +104,7 @@ def _parse(head: bytes, field: str) -> list[Any]:
 
 
 def header_size(start: bytes, field: str = "vectors") -> int:
-    """Returns where the numbers begin, from the first 12 bytes of a file. Raises BadNpy."""
+    """Returns where the numbers begin, from the first 12 bytes of a file."""
     if len(start) < 12 or not start.startswith(npy.MAGIC_PREFIX) or start[6:8] not in VERSIONS:
         raise BadNpy("The body is not an npy file. Write it with numpy.save.", field=field)
     wide = start[6] > 1

@@ -143,7 +143,7 @@ def _is_token(item: Any) -> bool:
 
 
 def _read_inputs(value: Any) -> list[Input]:
-    """The inputs as a list. Raises TokensNotRead and InvalidRequest."""
+    """The inputs as a list."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value and all(type(item) is str for item in value):

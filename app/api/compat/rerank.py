@@ -74,7 +74,7 @@ class RerankAnswer(BaseModel):
 
 
 def _texts(documents: list[str | dict[str, Any]]) -> list[str]:
-    """Returns the documents' texts. Raises InvalidRequest."""
+    """Returns the documents' texts."""
     texts = [each if isinstance(each, str) else each.get("text") for each in documents]
     wrong = [row for row, text in enumerate(texts) if not isinstance(text, str)]
     if wrong or not texts:

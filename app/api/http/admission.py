@@ -149,10 +149,7 @@ class Admission:
         )
 
     async def find_caller(self, text: str | None, address: str) -> Caller:
-        """Returns the caller who sends this key, and counts the request against their rate.
-
-        Raises Unauthenticated, RateLimited and DatabaseUnavailable.
-        """
+        """Returns the caller who sends this key, and counts the request against their rate."""
         if self.keys is None:
             if self.rates.default is not None:
                 await self.rates.count(f"address {address}", self.rates.default)
@@ -168,7 +165,7 @@ class Admission:
         return caller
 
     async def _look_up(self, keys: KeyRing, text: str) -> Caller:
-        """Returns the caller from the database. Raises as `find_caller`.
+        """Returns the caller from the database.
 
         A key that worked recently waits for a slow database at most KEY_LOOK_UP_S.
         """
@@ -253,16 +250,9 @@ class AnswerSender:
         route = getattr(scope.get("route"), "path", "none")
         method = scope["method"] if scope["method"] in COUNTED_METHODS else "other"
         _duration_histogram(method, route, self.status).observe(seconds)
-        if quiet or not log.isEnabledFor(logging.INFO):
-            return
-        # A record made by hand saves the look-up of the caller's line.
-        values = (scope["method"], scope["path"], self.status)
-        extra = {"ms": round(seconds * 1000, 2)}
-        log.handle(
-            log.makeRecord(
-                log.name, logging.INFO, __file__, 0, "%s %s %d", values, None, extra=extra
-            )
-        )
+        if not quiet:
+            values = (scope["method"], scope["path"], self.status)
+            log.info("%s %s %d", *values, extra={"ms": round(seconds * 1000, 2)})
 
     def _start_timer(self, seconds: float) -> None:
         self.stop_timer()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,14 @@ from app.api.schemas.fields import Dtype, Encoding
 from app.errors import InvalidRequest, NotAcceptable
 from app.maths.translators.translator import no_flags
 from app.services.incoming import ANSWER_NUMBER_BYTES
-from app.services.serving.apply import AnswerForm, refuse_overflow
+from app.services.serving.apply import refuse_overflow
 from app.services.serving.confidence import ARROW_COLUMNS
 from app.services.translators.warnings import AnswerWarning
 
 ANSWER_MEDIA = (media_types.JSON, *media_types.VECTORS)
 
-#: bytes of a number in npy and Arrow
-DTYPE_BYTES = {"float32": 4, "float16": 2}
+#: bytes of a number in npy and Arrow: float16 is rounded from float32
+DTYPE_BYTES = {"float32": 4, "float16": 6}
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 #: numbers that are written as text at once, which blocks all other threads
@@ -44,13 +44,8 @@ DESCRIBED = (
     "method",
     "translator",
     "options",
-    "precision",
     "classes",
-    "quality",
     "anchor_set_version",
-    "mode",
-    "weight",
-    "weight_chosen_by",
 )
 
 #: most flags in an answer's headers, and the longest header
@@ -91,15 +86,11 @@ class Writer:
     media: str
     encoding: Encoding = "float"
     dtype: Dtype = "float32"
-    _file: np.ndarray[Any, np.dtype[np.uint8]] | None = field(default=None, init=False)
 
     @property
-    def form(self) -> AnswerForm:
-        """The bytes of the answer's numbers, and the memory to compute them in."""
-        as_computed = self.media != media_types.JSON
-        return AnswerForm(
-            DTYPE_BYTES[self.dtype] if as_computed else ANSWER_NUMBER_BYTES, self._empty
-        )
+    def number_bytes(self) -> int:
+        """The bytes that a number of the answer takes."""
+        return ANSWER_NUMBER_BYTES if self.media == media_types.JSON else DTYPE_BYTES[self.dtype]
 
     def respond(
         self, vectors: Tensor, about: Mapping[str, Any], *, name: str = "vectors"
@@ -109,7 +100,10 @@ class Writer:
         The description stands in JSON, in headers, or in Arrow's metadata.
         """
         if self.media == media_types.NPY:
-            return PartsResponse([self._npy(vectors)], media_types.NPY, describe_in_headers(about))
+            array = np.ascontiguousarray(self._rounded(vectors).numpy())
+            rows, dim = vectors.shape
+            file = (npy.header(rows, dim, self.dtype), array.data.cast("B"))
+            return PartsResponse(file, media_types.NPY, describe_in_headers(about))
         if self.media == media_types.ARROW:
             return self._table(vectors, about, name)
         rest = orjson.dumps(about)
@@ -123,27 +117,6 @@ class Writer:
         if vectors.numel() <= INLINE_NUMBERS:
             return Response(b"".join(parts), media_type=media_types.JSON, headers=headers)
         return PartsResponse(parts, media_types.JSON, headers)
-
-    def _empty(self, rows: int, dim: int) -> Tensor:
-        """Returns memory for the matrix; for npy, after the header of the file."""
-        if self.media != media_types.NPY:
-            return torch.empty(rows, dim, dtype=TORCH_DTYPES[self.dtype])
-        header = npy.header(rows, dim, self.dtype)
-        self._file = np.empty(len(header) + rows * dim * DTYPE_BYTES[self.dtype], np.uint8)
-        self._file[: len(header)] = np.frombuffer(header, np.uint8)
-        return torch.from_numpy(self._file[len(header) :].view(self.dtype).reshape(rows, dim))
-
-    def _npy(self, vectors: Tensor) -> memoryview:
-        """Returns the npy file with the vectors, which usually lie in it already."""
-        if (
-            self._file is None
-            or not self._file.ctypes.data
-            < vectors.data_ptr()
-            < self._file.ctypes.data + len(self._file)
-        ):
-            self._empty(len(vectors), vectors.shape[1]).copy_(self._rounded(vectors))
-        assert self._file is not None
-        return memoryview(self._file)  # type: ignore[arg-type]
 
     def _table(self, vectors: Tensor, about: Mapping[str, Any], name: str) -> Response:
         column = arrow.VECTOR if name == "vectors" else name
@@ -160,7 +133,7 @@ class Writer:
         return PartsResponse(parts, self.media, describe_in_headers({**about, "flags": []}))
 
     def _rounded(self, vectors: Tensor) -> Tensor:
-        """Returns the vectors in the answer's dtype. Raises OutOfRange."""
+        """Returns the vectors in the answer's dtype."""
         made = vectors.to(TORCH_DTYPES[self.dtype])
         if made is not vectors and self.dtype == "float16":
             refuse_overflow((made.isinf() & vectors.isfinite()).any(dim=1), "vectors")
@@ -212,10 +185,7 @@ def flags(
 
 
 def choose_writer(call: Call[Any], encoding: Encoding, dtype: Dtype) -> Writer:
-    """Returns a writer for the format of the Accept header, or else of the body.
-
-    Raises NotAcceptable, InvalidRequest.
-    """
+    """Returns a writer for the format of the Accept header, or else of the body."""
     media = preferred_media(
         call.request, call.media if call.media in ANSWER_MEDIA else media_types.JSON
     )
@@ -232,7 +202,8 @@ async def write(
     call: Call[Any], writer: Writer, vectors: Tensor, about: Mapping[str, Any]
 ) -> Response:
     """Returns the answer, written in a thread if it is large."""
-    if writer.media == media_types.NPY or vectors.numel() <= INLINE_NUMBERS:
+    is_file = writer.media == media_types.NPY and writer.dtype == "float32"
+    if is_file or vectors.numel() <= INLINE_NUMBERS:
         response = writer.respond(vectors, about)
     else:
         response = await run_in_threadpool(writer.respond, vectors, about)
@@ -240,11 +211,8 @@ async def write(
     return response
 
 
-def preferred_media(request: Request, own: str, offered: Sequence[str] = ANSWER_MEDIA) -> str:
-    """Returns the offered media type that the request prefers; `own` without a preference.
-
-    Raises NotAcceptable.
-    """
+def preferred_media(request: Request, own: str) -> str:
+    """Returns the offered media type that the request prefers; `own` without a preference."""
     accept = ", ".join(request.headers.getlist("accept"))
     if not accept or accept == "*/*":
         return own
@@ -252,11 +220,11 @@ def preferred_media(request: Request, own: str, offered: Sequence[str] = ANSWER_
     accepted = list(_accepted_types(accept, own))
     refused = {media for media, weight in accepted if weight <= 0}
     for found, weight in accepted:
-        if found in offered and weight > most and found not in refused:
+        if found in ANSWER_MEDIA and weight > most and found not in refused:
             best, most = found, weight
     if best is None:
         raise NotAcceptable(
-            f"The server cannot write {accept[:100]} here. Accept {' or '.join(offered)}.",
+            f"The server cannot write {accept[:100]} here. Accept {' or '.join(ANSWER_MEDIA)}.",
             field="Accept",
         )
     return best

@@ -61,12 +61,8 @@ MAX_CONTAINERS = 2**19
 
 BodyT = TypeVar("BodyT", bound=Body)
 
-#: returns the fields of a body, which may have at most a number of rows
+#: returns the fields of an Arrow body, which may have at most a number of rows
 Reader = Callable[[Data, int], dict[str, Any]]
-
-
-def _read_npy(data: Data, max_rows: int) -> dict[str, Any]:
-    return {"vectors": npy.read(data)}  # each route checks its limit of rows
 
 
 def _read_arrow(data: Data, max_rows: int) -> dict[str, Any]:
@@ -77,38 +73,28 @@ def _read_arrow(data: Data, max_rows: int) -> dict[str, Any]:
 class BodyFormats:
     """Which bodies a route reads in addition to JSON and multipart.
 
-    npy, arrow    how it reads them; None: it does not
-    query         the fields of such a body are in the query string
-    described     what OpenAPI says of such a body
-    is_light_npy  whether an npy body is read on the event loop; None: always
-    pools         the body may hold a pool, whose limit of rows is higher
+    arrow      how it reads Arrow; None: neither npy nor Arrow, whose fields the query string has
+    described  what OpenAPI says of such a body
     """
 
-    npy: Reader | None = None
     arrow: Reader | None = None
-    query: bool = False
     described: str = "A matrix of floats, or record batches with a column of lists of floats."
-    is_light_npy: Callable[[Data], bool] | None = None
-    pools: bool = True
 
     @property
     def media(self) -> tuple[str, ...]:
         """The media types that the route reads."""
         plain = (media_types.JSON, media_types.MULTIPART)
-        return plain if self.npy is None else (*plain, *media_types.VECTORS)
+        return plain if self.arrow is None else (*plain, *media_types.VECTORS)
 
 
 JSON_ONLY = BodyFormats()
 
 #: npy and Arrow hold one matrix, which becomes the field `vectors`
-MATRIX = BodyFormats(_read_npy, _read_arrow)
-MATRIX_AND_QUERY = BodyFormats(_read_npy, _read_arrow, query=True)
+MATRIX = BodyFormats(_read_arrow)
 
 #: the items of an anchor set
 ITEM_COLUMNS = BodyFormats(
-    _read_npy,
     arrow.read_items,
-    query=True,
     described="npy: vectors of the encoder that `encoder` names. Arrow: one row for "
     "each item; columns of float lists named after their encoders, and optionally the text "
     "columns `input` and `role`.",
@@ -122,7 +108,7 @@ bearer = HTTPBearer(
 
 
 def context_of(request: Request, *scopes: str) -> RequestContext:
-    """Returns the context that AdmissionMiddleware made. Raises ScopeMissing."""
+    """Returns the context that AdmissionMiddleware made."""
     state = request.scope["state"]
     caller: Caller = state["caller"]
     for scope in scopes:
@@ -175,7 +161,7 @@ def json_body(model: type[Body], formats: BodyFormats = JSON_ONLY) -> Any:
     return Depends(partial(read_body, model, formats))
 
 
-def vector_call(model: type[Body], formats: BodyFormats = MATRIX_AND_QUERY) -> Any:
+def vector_call(model: type[Body], formats: BodyFormats = MATRIX) -> Any:
     """Returns a dependency for the route's `Call`, with fields in the body or the query string.
 
     It is the route's only dependency, because FastAPI takes time for each one.
@@ -207,11 +193,10 @@ def body_docs(
     _described.append(model)
     reference = {"$ref": f"#/components/schemas/{model.__name__}"}
     content: dict[str, Any] = {media_types.JSON: {"schema": reference}}
-    if formats.npy is not None:
+    extra: dict[str, Any] = {"requestBody": {"required": True, "content": content}}
+    if formats.arrow is not None:
         binary = {"schema": {**_BINARY, "description": formats.described}}
         content |= dict.fromkeys(media_types.VECTORS, binary)
-    extra: dict[str, Any] = {"requestBody": {"required": True, "content": content}}
-    if formats.query:
         extra["parameters"] = query_fields.parameters(model)
     if is_call:
         extra["security"] = [{bearer.scheme_name: [Scope.read.value]}]
@@ -238,10 +223,7 @@ def install(app: FastAPI) -> None:
 
 
 async def read_no_body(request: Request) -> None:
-    """Reads the body of a call without fields: nothing, or `{}`.
-
-    Raises BodyTooLarge, BodyTooSlow and InvalidRequest.
-    """
+    """Reads the body of a call without fields: nothing, or `{}`."""
     body = await read_body_once(request)
     if bytes(body.data).strip() not in (b"", b"{}"):
         raise InvalidRequest("This call takes no fields. Send no body, or `{}`.")
@@ -250,7 +232,7 @@ async def read_no_body(request: Request) -> None:
 async def read_body(
     model: type[BodyT], formats: BodyFormats, request: Request
 ) -> AsyncIterator[BodyT]:
-    """Yields the validated body, and watches for the client's departure. Raises as `read_call`."""
+    """Yields the validated body, and watches for the client's departure."""
     body, _ = await _read(model, formats, request)
     with watch_departure(request):
         yield body
@@ -281,21 +263,21 @@ async def _read(
         raise UnsupportedMedia(wrong_media(request, media, formats.media))
     query: dict[str, Any] = {}
     if request.scope["query_string"]:
-        query = query_fields.read(request, model if formats.query else None)
+        query = query_fields.read(request, None if formats.arrow is None else model)
     whole = await read_body_once(request)
     limits = request.app.state.services.limits
     # Each route checks its own limit later.
-    max_rows = max(limits.vectors, limits.pool) if formats.pools else limits.vectors
+    max_rows = max(limits.vectors, limits.pool)
     parse = partial(_parse, formats, whole, query, model, max_rows)
-    if _is_light(formats, whole):
+    if _is_light(whole):
         return parse(), whole
     return await to_thread.run_sync(parse, limiter=request.app.state.admission.parsing), whole
 
 
-def _is_light(formats: BodyFormats, whole: WholeBody) -> bool:
-    """Whether a body is parsed in little time. Raises BadNpy and BadArrow."""
+def _is_light(whole: WholeBody) -> bool:
+    """Whether a body is parsed in little time."""
     if whole.media == media_types.NPY:
-        return formats.is_light_npy is None or formats.is_light_npy(whole.data)
+        return True
     if len(whole.data) > INLINE_BODY_BYTES:
         return False
     return whole.media != media_types.ARROW or arrow.is_light(whole.data)
@@ -309,16 +291,10 @@ def wrong_media(request: Request, media: str, readable: tuple[str, ...]) -> str:
     return f"{sent}. Send {', '.join(others)} or {last}."
 
 
-def validate(
-    model: type[BodyT], fields: Any, place: Place = "body", max_rows: int | None = None
-) -> BodyT:
-    """Returns the fields as the model; `place` is where the client sent them.
-
-    max_rows  a limit for validators, in their context
-    Raises RequestValidationError, as FastAPI does, and the errors of vectors fields.
-    """
+def validate(model: type[BodyT], fields: Any, place: Place = "body") -> BodyT:
+    """Returns the fields as the model; `place` is where the client sent them."""
     try:
-        return model.model_validate(fields, context={"max_rows": max_rows})
+        return model.model_validate(fields)
     except ValidationError as error:
         raise located(error, model, place=place) from None
 
@@ -333,20 +309,23 @@ def _parse(
     """Returns the body and the query string as the model."""
     only_vectors = whole.media in media_types.VECTORS
     if only_vectors:
-        read = formats.npy if whole.media == media_types.NPY else formats.arrow
-        assert read is not None
-        fields: Any = read(whole.data, max_rows)
+        assert formats.arrow is not None
+        fields: Any = (
+            {"vectors": npy.read(whole.data)}  # each route checks its limit of rows
+            if whole.media == media_types.NPY
+            else formats.arrow(whole.data, max_rows)
+        )
     else:
         fields = _parse_json(whole.data)
         if whole.files is not None:
             fields = _with_files(fields, whole.files)
     if query:
         fields = query_fields.join(fields, query, only_vectors=only_vectors)
-    return validate(model, fields, "query string" if only_vectors else "body", max_rows)
+    return validate(model, fields, "query string" if only_vectors else "body")
 
 
 def _parse_json(data: Data) -> Any:
-    """Returns the JSON as Python objects. Raises Malformed and BodyTooLarge."""
+    """Returns the JSON as Python objects."""
     if len(data) > INLINE_BODY_BYTES:
         text = bytes(data)
         if text.count(b"[") + text.count(b"{") > MAX_CONTAINERS:
@@ -364,7 +343,7 @@ def _parse_json(data: Data) -> Any:
 
 
 def _with_files(body: Any, files: list[bytes]) -> Any:
-    """Returns the fields of the JSON part, with the files as `inputs`. Raises InvalidRequest."""
+    """Returns the fields of the JSON part, with the files as `inputs`."""
     if not isinstance(body, dict) or "inputs" in body:
         raise InvalidRequest(
             "The part `request` must be a JSON object without `inputs`, because the files are the "
@@ -409,7 +388,6 @@ async def read_body_once(request: Request) -> WholeBody:
     """Returns the body, which several dependencies of a route may read, in any order.
 
     JSON has a smaller limit than vectors and files: parsing it blocks all other threads.
-    Raises UnsupportedMedia, BodyTooLarge, BodyTooSlow, Malformed, MalformedParts.
     """
     state = request.scope["state"]
     if "whole_body" in state:
@@ -434,7 +412,7 @@ async def read_body_once(request: Request) -> WholeBody:
 
 
 async def read_whole(request: Request, limit: int) -> Data:
-    """Returns the body. Raises BodyTooLarge, BodyTooSlow, Malformed."""
+    """Returns the body."""
     length = request.headers.get("content-length", "")
     declared = int(length) if length.isdecimal() else None
     if declared is not None and declared > limit:
@@ -452,7 +430,7 @@ async def read_whole(request: Request, limit: int) -> Data:
 
 
 async def _next_piece(request: Request) -> tuple[bytes, bool]:
-    """Returns the next bytes of the body, and whether more follow. Raises Malformed."""
+    """Returns the next bytes of the body, and whether more follow."""
     message = await request.receive()
     if message["type"] == "http.disconnect":
         raise Malformed("The client closed the connection before its body was complete.")

@@ -40,7 +40,7 @@ class Reservation:
         self._bytes = 0
 
     def enter(self) -> None:
-        """Takes a place. Raises Overloaded."""
+        """Takes a place."""
         every = self._all
         with every.lock:
             if every.requests >= every.max_requests:
@@ -54,7 +54,7 @@ class Reservation:
             self._entered = True
 
     def join(self, project: str | None) -> None:
-        """Counts the request to its project; None: without keys. Raises TooMuchAtOnce."""
+        """Counts the request to its project; None: without keys."""
         every = self._all
         if project is None:
             return
@@ -72,7 +72,7 @@ class Reservation:
             self._project = project
 
     def take(self, size: int) -> None:
-        """Reserves `size` bytes. Raises Overloaded, TooMuchAtOnce.
+        """Reserves `size` bytes.
 
         One request reserves at most half of all bytes, even if it needs more.
         """

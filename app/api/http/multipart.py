@@ -83,10 +83,7 @@ class _Parts:
 
 
 def split(content_type: str, data: bytes | memoryview) -> tuple[bytes, list[bytes]]:
-    """Returns the JSON text of the part `request`, and the files in their order.
-
-    Raises MalformedParts, BodyTooLarge.
-    """
+    """Returns the JSON text of the part `request`, and the files in their order."""
     _, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
     if not 1 <= len(boundary) <= 70:

@@ -14,7 +14,7 @@ from app.errors import InvalidRequest
 
 
 def read(request: Request, model: type[Body] | None) -> dict[str, Any]:
-    """Returns the fields of the query string, with options by name. Raises InvalidRequest.
+    """Returns the fields of the query string, with options by name.
 
     model  None: the route reads no parameters, and refuses each
     """
@@ -81,16 +81,10 @@ def parameters(model: type[BaseModel]) -> list[dict[str, Any]]:
         "relative",
         "inputs",
         "input_type",
-        "native_vectors",
-        "targets",
-        "labels",
         "options",
         "embeddings",
         "encoders",
         "roles",
-        "queries",
-        "candidates",
-        "old_queries",
     }
     plain = {name: each for name, each in schema["properties"].items() if name not in tables}
     if options:

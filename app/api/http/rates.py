@@ -47,7 +47,7 @@ class RateLimiter:
             self._common = SlidingWindowCounterRateLimiter(storage)
 
     async def count(self, caller: str, rate: str) -> None:
-        """Counts one request. Raises RateLimited above the rate."""
+        """Counts one request."""
         if self._common is not None and self._circuit.admits():
             try:
                 async with asyncio.timeout(REDIS_COUNT_S):

@@ -31,7 +31,6 @@ from app.services.access.idempotency import idempotent
 from app.services.heads import heads
 from app.storage import tables
 from app.storage.queries import resources
-from app.types import HeadOutput
 
 router = APIRouter(prefix="/heads", tags=["heads"])
 
@@ -129,7 +128,7 @@ class NewHead(Body):
     )
 
     def spec(self) -> heads.HeadDefinition:
-        """The head without its weights. Raises NotExactlyOne and InvalidHead."""
+        """The head without its weights."""
         if (self.classes is None) == (self.output is None):
             raise NotExactlyOne("Send exactly one of `classes` and `output`.", field="classes")
         if self.probabilities and self.classes is None:
@@ -147,16 +146,12 @@ class NewHead(Body):
             scale=self.scale,
             encode_power=self.encode_power,
             ridge=self.ridge,
-            output=HeadOutput.classes if self.output is None else HeadOutput(self.output.kind),
             classes=self.classes or [],
             softmax=not self.probabilities,
         )
 
     def load(self, folder: Path | None, dim: int) -> HeadModel:
-        """The head's model. `folder` has the operator's ONNX files.
-
-        Raises NotExactlyOne, InvalidHead, BadBase64, the vector errors, and as `registry.make`.
-        """
+        """The head's model. `folder` has the operator's ONNX files."""
         sources = [
             name for name in ("weight", "safetensors", "file") if getattr(self, name) is not None
         ]
@@ -224,7 +219,6 @@ class HeadPage(BaseModel):
 def describe(row: tables.HeadRow) -> Head:
     """The answer for a row."""
     settings = row.settings
-    output = heads.output_of(row)
     return Head(
         name=row.name,
         kind=row.kind,
@@ -233,7 +227,7 @@ def describe(row: tables.HeadRow) -> Head:
         dim=row.dim,
         outputs=row.outputs,
         classes=row.classes,
-        output=None if output is HeadOutput.classes else {"kind": output},
+        output=None if row.classes else {"kind": "numbers"},
         architecture=settings.get("architecture"),
         probabilities=not settings.get("softmax", True),
         scale=settings.get("scale"),

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from app.api.http import answers
 from app.api.http.answers import Writer
-from app.api.http.bodies import MATRIX_AND_QUERY, VECTOR_ANSWERS, Call, body_docs, vector_call
+from app.api.http.bodies import MATRIX, VECTOR_ANSWERS, Call, body_docs, vector_call
 from app.api.http.deps import FIT_QUEUED
 from app.api.http.problems import documented
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Name, Vectors
@@ -26,25 +26,17 @@ from app.api.schemas.translation import (
     TranslationOptions,
     refuse_prefer,
 )
-from app.errors import NotExactlyOne
 from app.maths.quality.candidates import Preference
 from app.observability import metrics
 from app.services.context import Services
 from app.services.heads import stitching
-from app.services.heads.stitching import StitchQuality
 from app.services.request_context import RequestContext
-from app.types import HeadOutput
 
 router = APIRouter(tags=["heads"])
 
 
 class StitchRequest(InputsBody):
-    """Vectors of `encoder`, or inputs for it, and a head of this or another encoder.
-
-    With `labels` or `targets`, the answer states how good the predictions are.
-    With `native_vectors` too, or with inputs that the service can encode for the head's own
-    encoder, it compares them with the head's native predictions.
-    """
+    """Vectors of `encoder`, or inputs for it, and a head of this or another encoder."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -77,15 +69,6 @@ class StitchRequest(InputsBody):
         default_factory=lambda: NO_MINIMUM, description="Lowest expected quality to accept."
     )
     index: IndexSize | None = Field(None, description=INDEX_DESCRIPTION)
-    labels: Annotated[list[str], Field(fail_fast=True)] | None = Field(
-        None, description="True class of each row, to measure a classifier."
-    )
-    targets: Vectors = Field(
-        None, description="True numbers of each row, to measure a head that is no classifier."
-    )
-    native_vectors: Vectors = Field(
-        None, description="Vectors of the same items by the head's own encoder, to compare with."
-    )
     encoding: Encoding = "float"
     dtype: Dtype = "float32"
 
@@ -100,14 +83,6 @@ class StitchRequest(InputsBody):
             self.min_quality.as_dict(),
             self.index,
         )
-
-    def truth(self) -> stitching.Truth:
-        """Raises NotExactlyOne."""
-        if self.labels is not None and self.targets is not None:
-            raise NotExactlyOne(
-                "Send at most one of `labels` (for a classifier) and `targets`.", field="labels"
-            )
-        return stitching.Truth(self.labels, self.targets, self.native_vectors)
 
 
 class StitchAnswer(BaseModel):
@@ -126,10 +101,6 @@ class StitchAnswer(BaseModel):
     translator: str | None = Field(description="Id of the translator. Null without translation.")
     flags: list[Flag] = Field(description="Warnings about rows.")
     warnings: list[AnswerWarningOut] = Field(description="Warnings about the whole answer.")
-    quality: StitchQuality | None = Field(
-        description="Quality of the predictions. "
-        "Null unless the request has `labels`, `targets` or `native_vectors`."
-    )
 
 
 @router.post(
@@ -141,7 +112,7 @@ class StitchAnswer(BaseModel):
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
-    openapi_extra=body_docs(StitchRequest, MATRIX_AND_QUERY, is_call=True),
+    openapi_extra=body_docs(StitchRequest, MATRIX, is_call=True),
 )
 async def stitch(call: Annotated[Call[StitchRequest], vector_call(StitchRequest)]) -> Response:
     """Predicts with a head that was trained on another encoder's vectors.
@@ -167,7 +138,6 @@ def _stitch(
         choice=body.translation_choice(),
         vectors=body.vectors,
         inputs=body.encoder_inputs(),
-        truth=body.truth(),
     )
     metrics.BATCH_VECTORS.labels("stitch").observe(len(answer.values))
     read = answer.read
@@ -176,9 +146,8 @@ def _stitch(
         "translator": read.translator,
         "flags": answers.flags(read.at_mean, read.outside, truncated=read.truncated),
         "warnings": answers.warning_members(read.warnings),
-        "quality": None if answer.quality is None else answer.quality.model_dump(),
     }
-    if answer.output is HeadOutput.classes:
+    if answer.classes:
         labels = [answer.classes[label] for label in answer.labels]
         return writer.respond(
             answer.values, {"labels": labels, "classes": answer.classes, **about}, name="scores"

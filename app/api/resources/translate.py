@@ -11,7 +11,7 @@ from torch import Tensor
 
 from app.api.codecs import media_types
 from app.api.http import answers
-from app.api.http.bodies import MATRIX_AND_QUERY, VECTOR_ANSWERS, Call, body_docs, vector_call
+from app.api.http.bodies import MATRIX, VECTOR_ANSWERS, Call, body_docs, vector_call
 from app.api.http.deps import FIT_QUEUED
 from app.api.http.problems import documented
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Vectors
@@ -80,7 +80,6 @@ class TranslateRequest(PairRequest, InputsBody):
         """The level of the confidence intervals, or None without `confidence`.
 
         has_columns  whether the answer can hold columns next to the vectors
-        Raises InvalidRequest.
         """
         if not self.confidence:
             if self.confidence_level is not None:
@@ -126,25 +125,6 @@ class TranslateRequest(PairRequest, InputsBody):
                 "Relative vectors are decoded in float32. Remove `precision`.", field="precision"
             )
         return apply.Decoding(self.translator_request(), self.relative_power or 0.0)
-
-
-class PrecisionErrorOut(BaseModel):
-    """Relative error against float32, measured on some of the rows.
-
-    The distance to the float32 translation, divided by that translation's distance to the
-    target's mean.
-    """
-
-    mean: float = Field(description="Mean relative error.")
-    largest: float = Field(description="Largest relative error.")
-    rows: int = Field(description="Number of rows measured.")
-
-
-class PrecisionOut(BaseModel):
-    """The arithmetic that was used, and its error."""
-
-    name: str = Field(description="Type of the arithmetic.")
-    error: PrecisionErrorOut = Field(description="Error against float32.")
 
 
 class ConfidenceOut(BaseModel):
@@ -197,7 +177,6 @@ class TranslateAnswer(BaseModel):
         "becomes the target's mean."
     )
     warnings: list[AnswerWarningOut] = Field(description="Warnings about the whole answer.")
-    precision: PrecisionOut | None = Field(None, description="Absent with `precision: float32`.")
     confidence: ConfidenceOut | None = Field(
         None, description="Absent unless the request has `confidence: true`."
     )
@@ -212,7 +191,7 @@ class TranslateAnswer(BaseModel):
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
-    openapi_extra=body_docs(TranslateRequest, MATRIX_AND_QUERY, is_call=True),
+    openapi_extra=body_docs(TranslateRequest, MATRIX, is_call=True),
 )
 async def translate(
     call: Annotated[Call[TranslateRequest], vector_call(TranslateRequest)],
@@ -237,7 +216,13 @@ async def translate(
     )
     with call.encoding():
         answer = await apply.serve_map(
-            services, context, plan, vectors, body.encoder_inputs(), writer.form, body.precision
+            services,
+            context,
+            plan,
+            vectors,
+            body.encoder_inputs(),
+            writer.number_bytes,
+            body.precision,
         )
     REQUEST_SIZES.observe(len(answer.output.vectors))
     row_confidence = (
@@ -247,12 +232,12 @@ async def translate(
             confidence.confidence_of, services, context, answer, level, field=fields[0]
         )
     )
-    about = _describe(answer, body.precision, row_confidence)
+    about = _describe(answer, row_confidence)
     return await answers.write(call, writer, answer.output.vectors, about)
 
 
 def _describe(
-    answer: apply.MappedVectors, precision: str, row_confidence: confidence.RowConfidence | None
+    answer: apply.MappedVectors, row_confidence: confidence.RowConfidence | None
 ) -> dict[str, Any]:
     """Returns the members of the answer without the vectors."""
     translated, served = answer.output, answer.served
@@ -273,11 +258,6 @@ def _describe(
     }
     if row_confidence is not None:
         about["confidence"] = _confidence_members(row_confidence)
-    if precision != "float32" and served.translator is not None:
-        about["precision"] = {
-            "name": precision,
-            "error": apply.precision_error(served.translator, answer.vectors, translated.vectors),
-        }
     return about
 
 

@@ -45,7 +45,7 @@ class ItemsBody(InputsBody):
     )
 
     def items(self) -> Inputs | None:
-        """The inputs with their roles, or None. Raises InvalidRequest."""
+        """The inputs with their roles, or None."""
         if self.roles is not None and "input_type" in self.model_fields_set:
             raise InvalidRequest(
                 "`roles` say the `input_type` of each item. Remove `input_type`.",
@@ -55,10 +55,7 @@ class ItemsBody(InputsBody):
         return None if inputs is None else replace(inputs, roles=self.roles)
 
     def by_encoder(self) -> dict[str, Tensor] | None:
-        """The vectors by name of the encoder, decoded, or None.
-
-        Raises InvalidRequest, NotExactlyOne, and as `parse_matrix`.
-        """
+        """The vectors by name of the encoder, decoded, or None."""
         if (self.vectors is None) != (self.encoder is None):
             raise InvalidRequest(
                 "`vectors` and `encoder` belong together. Send both or neither.", field="encoder"

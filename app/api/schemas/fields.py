@@ -121,7 +121,7 @@ BODY_ROWS = object()
 
 
 def _decode(value: Any, info: ValidationInfo) -> Any:
-    """The vectors as a tensor; null and BODY_ROWS stay as they are. Raises as `parse_matrix`."""
+    """The vectors as a tensor; null and BODY_ROWS stay as they are."""
     return (
         value
         if value is None or value is BODY_ROWS
@@ -199,8 +199,6 @@ class InputsBody(Body):
 
 def parse_matrix(value: Any, field: str) -> Tensor:
     """A vectors field (n, d) as a tensor: float64 from JSON numbers, its own dtype from base64.
-
-    Raises EmptyVectors, RaggedRows, BadShape, BadDtype and BadBase64 with field and rows.
     Does not check that the numbers are finite.
     """
     if isinstance(value, Tensor):  # from an npy or Arrow body
@@ -222,7 +220,7 @@ def parse_matrix(value: Any, field: str) -> Tensor:
 
 
 def parse_vector(value: Any, field: str) -> Tensor:
-    """A list of numbers as a float64 tensor. Raises BadShape and BadDtype with the wrong places."""
+    """A list of numbers as a float64 tensor."""
     if not isinstance(value, list):
         raise BadShape("Expected a list of numbers.", field=field)
     if not value:
@@ -231,7 +229,7 @@ def parse_vector(value: Any, field: str) -> Tensor:
 
 
 def decode_base64(text: str, field: str) -> bytearray:
-    """The bytes of a base64 text. Raises BadBase64."""
+    """The bytes of a base64 text."""
     try:
         return pybase64.b64decode_as_bytearray(text, validate=True)
     except ValueError:  # binascii.Error is one
@@ -261,7 +259,7 @@ def _check_lengths(value: list[list[Any]], field: str) -> None:
 
 
 def _numbers(rows: list[list[Any]], field: str) -> np.ndarray[Any, Any]:
-    """Rows of equal length as float64. Raises BadDtype with the rows that hold other values."""
+    """Rows of equal length as float64."""
     numbers = np.empty((len(rows), len(rows[0])))
     if numbers.size == 0:
         return numbers

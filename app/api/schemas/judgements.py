@@ -93,7 +93,7 @@ class JudgedFields(Body):
     def judged_task(
         self, services: Services, project: str, request: FitRequest
     ) -> judged_evaluation.JudgedTask:
-        """The checked evaluation. Raises as `check_judged`."""
+        """The checked evaluation."""
         each = self.judgements or []
         sent = {
             "queries": self.queries,

@@ -151,7 +151,7 @@ def encode_items(
     *,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> Tensor:
-    """Return the vectors (n, d) of items, each encoded in its role. Raises as `encode`."""
+    """Return the vectors (n, d) of items, each encoded in its role."""
     values, roles = inputs.values, inputs.roles
     if roles is None:
         return encode(
@@ -175,7 +175,7 @@ def encode_items(
 
 
 def write_inputs(services: Services, inputs: Inputs) -> str:
-    """Store inputs as a blob, and return its hash. Raises StorageUnavailable."""
+    """Store inputs as a blob, and return its hash."""
     files = [value.encode() if isinstance(value, str) else value for value in inputs.values]
     joined = bytearray(b"".join(files))
     return services.blobs.put(
@@ -195,9 +195,7 @@ def write_inputs(services: Services, inputs: Inputs) -> str:
 
 
 def read_inputs(services: Services, blob: str, *, of: str) -> Inputs:
-    """Return the inputs of a blob. Raises BlobMissing, which names the owner `of`,
-    StorageUnavailable.
-    """
+    """Return the inputs of a blob."""
     stored = services.blobs.get(blob, of=of)
     joined, ends = stored["bytes"].numpy().tobytes(), [0, *stored["ends"].tolist()]
     files = [joined[start:end] for start, end in pairwise(ends)]

@@ -127,7 +127,7 @@ def suggest_items(
 def find_space(
     services: Services, project: str, *, anchor_set: str, encoder: str
 ) -> tables.SpaceRow:
-    """Return the space of a set and an encoder. Raises the not-found errors, AnchorsNotEmbedded."""
+    """Return the space of a set and an encoder."""
     with services.db.transaction() as session:
         set_row = resources.by_name(session, tables.AnchorSetRow, project, anchor_set)
         encoder_row = resources.by_name(

@@ -48,7 +48,7 @@ def create_anchor_set(
 def add_anchor_set(
     session: Session, context: RequestContext, row: tables.AnchorSetRow
 ) -> tables.AnchorSetRow:
-    """Add the row of a set, and return it. Raises NameTaken."""
+    """Add the row of a set, and return it."""
     resources.require_free(session, tables.AnchorSetRow, row.project, row.name)
     session.add(row)
     record_audit(session, context, "create", "anchor-set", row.name, row)
@@ -76,9 +76,6 @@ def build_anchor_set(
              `confidence` (k,) float32, nan if the method has none
     roles    "query" or "document" for each item
     beat     called before each space, which takes seconds for many anchors; it may raise to stop
-
-    Raises EmptyVectors, NameTaken, EncoderNotFound, UnequalAnchors, and the vector errors, which
-    name `embeddings.<encoder>`.
     """
     if not embeddings:
         raise EmptyVectors("Expected embeddings by at least one encoder.", field="embeddings")
@@ -119,7 +116,7 @@ def build_anchor_set(
 
 
 def common_size(embeddings: Mapping[str, Tensor]) -> int:
-    """Return the number of vectors, which is the same for each encoder. Raises UnequalAnchors."""
+    """Return the number of vectors, which is the same for each encoder."""
     sizes = {key: vectors.shape[0] for key, vectors in embeddings.items()}
     first, size = next(iter(sizes.items()))
     for key, other in sizes.items():
@@ -191,10 +188,7 @@ def add_embeddings(
 def find_set_and_encoder(
     services: Services, project: str, *, anchor_set: str, encoder: str
 ) -> tuple[tables.AnchorSetRow, tables.EncoderRow]:
-    """Return a set, and an encoder without embeddings in it.
-
-    Raises the not-found errors and EmbeddingsExist.
-    """
+    """Return a set, and an encoder without embeddings in it."""
     with services.db.transaction() as session:
         set_row = resources.whole_set(session, project, anchor_set)
         encoder_row = resources.by_name(
@@ -259,10 +253,7 @@ def build_space(
     size: int,
     field: str,
 ) -> tables.SpaceRow:
-    """Check and examine `size` anchors, write their blob, and return a row not yet in a session.
-
-    Raises AnchorCountMismatch and the vector errors.
-    """
+    """Check and examine `size` anchors, write their blob, and return a row not yet in a session."""
     raw = checked_vectors(vectors, field=field, limits=services.limits, dim=encoder.dim)
     if raw.shape[0] != size:
         raise AnchorCountMismatch(

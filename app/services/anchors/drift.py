@@ -29,8 +29,8 @@ from app.services.request_context import RequestContext
 from app.storage import tables
 from app.types import repeated_positions
 
-#: most items that one request embeds again, and the default
-MAX_REEMBEDDED, DEFAULT_REEMBEDDED = 1_024, 128
+#: most items that one request embeds again, and how many without `rows`
+MAX_REEMBEDDED, USUAL_REEMBEDDED = 1_024, 128
 
 
 class RowDrift(BaseModel):
@@ -97,13 +97,11 @@ def detect_drift(
     encoder: str,
     vectors: Tensor | None = None,
     rows: Sequence[int] | None = None,
-    sample: int | None = None,
-    seed: int = 0,
 ) -> DriftReport:
     """Compare a space with its encoder's vectors of today. Writes nothing.
 
     vectors  of today; None: embed the set's inputs again
-    rows     the anchors of the vectors; None: all, or `sample` of them, drawn by `seed`
+    rows     the anchors of the vectors; None: all, or USUAL_REEMBEDDED drawn ones to embed
 
     Raises the not-found errors, AnchorsNotEmbedded, AnchorCountMismatch, InvalidRequest,
     TooManyInputs, InputsNotStored, EncoderNeedsVectors, the vector errors, Overloaded, and the
@@ -111,17 +109,12 @@ def detect_drift(
     """
     space = find_space(services, context.project, anchor_set=anchor_set, encoder=encoder)
     size, reembedded = space.anchor_set.size, vectors is None
-    if sample is not None and (vectors is not None or rows is not None):
-        raise InvalidRequest(
-            "`sample` only applies without `vectors` and `rows`. Remove it.", field="sample"
-        )
     if rows is not None:
         chosen = _check_rows(rows, size, reembedded=reembedded)
     elif vectors is not None:
         chosen = list(range(size))
     else:
-        count = min(size, sample or DEFAULT_REEMBEDDED)
-        chosen = sorted(draw_uniformly(size, size=count, seed=seed))
+        chosen = sorted(draw_uniformly(size, size=min(size, USUAL_REEMBEDDED), seed=0))
     new = (
         _embed_again(services, context, space, chosen)
         if vectors is None
@@ -129,12 +122,12 @@ def detect_drift(
     )
     old = spaces.raw_anchors(services, space)[chosen]
     with services.fitting(context.project):
-        comparison = drift.compare_embeddings(old, new, seed=seed)
+        comparison = drift.compare_embeddings(old, new)
     return _report(comparison, chosen, space, given_dim=new.shape[1], reembedded=reembedded)
 
 
 def _check_rows(given: Sequence[int], size: int, *, reembedded: bool) -> list[int]:
-    """Return the rows that the client named. Raises InvalidRequest and TooManyInputs."""
+    """Return the rows that the client named."""
     rows = list(given)
     if not rows:
         raise InvalidRequest("Expected at least one row.", field="rows")
@@ -162,10 +155,7 @@ def _check_rows(given: Sequence[int], size: int, *, reembedded: bool) -> list[in
 def _check_vectors(
     services: Services, vectors: Tensor, rows: list[int], *, are_named: bool
 ) -> Tensor:
-    """Return the client's vectors, one for each row.
-
-    Raises AnchorCountMismatch, InvalidRequest, and the vector errors.
-    """
+    """Return the client's vectors, one for each row."""
     new = incoming.checked_vectors(vectors, field="vectors", limits=services.limits)
     if len(new) != len(rows):
         if not are_named:
@@ -184,10 +174,7 @@ def _check_vectors(
 def _embed_again(
     services: Services, context: RequestContext, space: tables.SpaceRow, rows: list[int]
 ) -> Tensor:
-    """Encode the set's inputs again.
-
-    Raises InputsNotStored, EncoderNeedsVectors, and the errors of `encode`.
-    """
+    """Encode the set's inputs again."""
     if space.encoder.model is None:
         raise EncoderNeedsVectors(
             f"The service cannot encode inputs with an encoder of kind `{space.encoder.kind}`. "

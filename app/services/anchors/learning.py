@@ -62,7 +62,6 @@ def learn_later(
     """Queue a job that adds reads to the set; None where the set does not learn, or a job waits.
 
     A set learns that was made from the store, for the store's encoder and the target alone.
-    Raises AnchorSetNotFound, TooManyJobs and QueueFull.
     """
     lesson = Lesson(anchor_set, store.name, target.name)
     with services.db.transaction() as session:

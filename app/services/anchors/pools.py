@@ -161,8 +161,6 @@ def check_sides(
 
     name      the anchor set, which must be free
     encoders  the names of `source` and `target`
-
-    Raises InvalidRequest, NameTaken, EncoderNotFound, and the errors of `check_side`.
     """
     if encoders["source"] == encoders["target"]:
         raise InvalidRequest("`source` and `target` must be different encoders.", field="target")
@@ -181,7 +179,7 @@ def check_sides(
 def store_sides(
     services: Services, context: RequestContext, sides: Sequence[PoolSide]
 ) -> dict[str, Any]:
-    """Store both sides, and return a job's arguments about them. Raises as `store_side`."""
+    """Store both sides, and return a job's arguments about them."""
     return {
         "made_by": {side.encoder.name: side.encoder.id for side in sides},
         "blobs": {
@@ -194,11 +192,7 @@ def store_sides(
 def check_side(
     services: Services, project: str, encoder: tables.EncoderRow, side: PoolInput
 ) -> PoolSide:
-    """Check one side of a bootstrap, without encoding or writing anything.
-
-    Raises PoolNotFound, PoolOfAnotherEncoder, PoolTooLarge, DegenerateAnchors, EncoderNeedsVectors,
-    the vector errors and the input errors, which name the request's field.
-    """
+    """Check one side of a bootstrap, without encoding or writing anything."""
     field, content = side.field, side.content
     if isinstance(content, str):
         with services.db.transaction() as session:
@@ -230,10 +224,7 @@ def check_side(
 
 
 def store_side(services: Services, context: RequestContext, pool_side: PoolSide) -> list[str]:
-    """Store one side, and return its blobs, which no sweep deletes before a job names them.
-
-    Raises DegenerateAnchors, and the errors of `encode`.
-    """
+    """Store one side, and return its blobs, which no sweep deletes before a job names them."""
     content = pool_side.content
     if isinstance(content, Inputs):
         content = encode(
@@ -255,8 +246,6 @@ def load_items(services: Services, digests: Sequence[str], *, beat: Beat = no_be
     """Return the items of a side (n, d), float32, in memory for them and one piece.
 
     beat  called before each piece; it may raise to stop
-
-    Raises BlobMissing, StorageUnavailable.
     """
     shapes = [services.blobs.shape(digest, POOL_TENSOR) for digest in digests]
     items = torch.empty(sum(rows for rows, _ in shapes), shapes[0][1])
@@ -296,7 +285,7 @@ def _require_room(services: Services, count: int, field: str) -> None:
 def _check_side_inputs(
     services: Services, encoder: tables.EncoderRow, inputs: Inputs, field: str
 ) -> Inputs:
-    """Return the inputs as the encoder reads them. Raises EncoderNeedsVectors, the input errors."""
+    """Return the inputs as the encoder reads them."""
     with blaming(field, always=True):
         spec_of(encoder)
     return Inputs(

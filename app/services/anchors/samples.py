@@ -88,9 +88,7 @@ class StoreCoverage:
 
 
 def sample_of(services: Services, space: tables.SpaceRow) -> Tensor | None:
-    """Return the sample (n, d), float32, of the store; None without one. Raises BlobMissing,
-    StorageUnavailable.
-    """
+    """Return the sample (n, d), float32, of the store; None without one."""
     if space.sample is None:
         return None
     stored = services.blobs.get(space.sample, of=f"anchor set {space.anchor_set.name!r}")
@@ -162,10 +160,7 @@ def _find(session: Session, project: str, anchor_set: str, encoder: str) -> tabl
 
 
 def compare_space(services: Services, space: tables.SpaceRow) -> StoreCoverage | None:
-    """Compare the anchors of a space with its sample. Returns None without a sample.
-
-    Raises BlobMissing, StorageUnavailable, Overloaded.
-    """
+    """Compare the anchors of a space with its sample. Returns None without a sample."""
     if space.sample is None:
         return None
 
@@ -189,10 +184,7 @@ def compare_space(services: Services, space: tables.SpaceRow) -> StoreCoverage |
 def compare_pair(
     services: Services, source: tables.SpaceRow, target: tables.SpaceRow
 ) -> StoreCoverage | None:
-    """Compare a pair's anchors with the larger sample of both spaces. Returns None without one.
-
-    Raises as `compare_space`.
-    """
+    """Compare a pair's anchors with the larger sample of both spaces. Returns None without one."""
     sampled = [space for space in (source, target) if space.sample is not None]
     if not sampled:
         return None
@@ -200,10 +192,7 @@ def compare_pair(
 
 
 def _queries(services: Services, space: tables.SpaceRow, size: int) -> Tensor | None:
-    """Return which of the space's anchors (k,) are queries; None if its set has no roles.
-
-    Raises DatabaseUnavailable.
-    """
+    """Return which of the space's anchors (k,) are queries; None if its set has no roles."""
     with services.db.transaction() as session:
         roles = set_versions.roles_of(session, space.anchor_set_id)
     if not roles:

@@ -59,10 +59,7 @@ def embed_store_later(
 
 
 def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
-    """Run the job: read rows with a text, embed their texts, and create the set.
-
-    Raises the errors of the store, and those of `encode`.
-    """
+    """Run the job: read rows with a text, embed their texts, and create the set."""
     context = RequestContext.of_job(job)
     request = StoreAnchors(**job.arguments["of_store"])
     store, encoders = _check(services, context.project, request)
@@ -119,7 +116,7 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
 def _check(
     services: Services, project: str, request: StoreAnchors
 ) -> tuple[tables.StoreRow, list[tables.EncoderRow]]:
-    """Return the store and the encoders of its texts. Raises as `embed_store_later`."""
+    """Return the store and the encoders of its texts."""
     with services.db.transaction() as session:
         resources.require_free(session, tables.AnchorSetRow, project, request.anchor_set)
         store = resources.by_name(session, tables.StoreRow, project, request.store)

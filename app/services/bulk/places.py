@@ -115,7 +115,7 @@ def open_place(url: str) -> Place:
 def find_inputs(place: Place) -> list[tuple[Place, str]]:
     """Return the Parquet files of a file, a folder or a pattern, each with its name in an output.
 
-    Files whose names begin with `_` or `.` are left out of folders. Raises InvalidRequest.
+    Files whose names begin with `_` or `.` are left out of folders.
     """
     if any(each in place.path for each in WILDCARDS) and not place.is_file:
         base = _fixed_part(place.path)

@@ -250,10 +250,7 @@ def read_batches(
 def translate_batch(
     translator: RowTranslator, form: ShardForm, batch: pa.RecordBatch, path: str, row: int
 ) -> tuple[pa.Table, int]:
-    """Return the output's rows of a batch, and the number of flagged rows.
-
-    Raises the vector errors, whose texts name the file and the rows.
-    """
+    """Return the output's rows of a batch, and the number of flagged rows."""
     vectors = as_matrix(batch.column(form.place), translator.dims[0], path, row)
     kind = form.schema.types[form.place]
     try:

@@ -49,7 +49,7 @@ class BulkShard:
 
 
 def open_parquet(place: Place) -> parquet.ParquetFile:
-    """Open a Parquet file, which closes with its context. Raises InvalidRequest."""
+    """Open a Parquet file, which closes with its context."""
     try:
         return parquet.ParquetFile(
             place.path, filesystem=place.system, buffer_size=READ_BUFFER_BYTES, pre_buffer=False

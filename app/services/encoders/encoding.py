@@ -143,10 +143,7 @@ def encode_valid(
     *,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[Sequence[int], EncodedVectors]:
-    """Return the places of the texts that the encoder accepts, and their vectors (m, d).
-
-    Raises the errors of `encode` that are not about a text.
-    """
+    """Return the places of the texts that the encoder accepts, and their vectors (m, d)."""
     places = list(range(len(texts)))
     while places:
         try:
@@ -207,7 +204,7 @@ def _has_ended(work: EncodeTask) -> bool:
 def _check_encoded(
     vectors: Tensor, items: Sequence[Item], encoder: tables.EncoderRow, *, field: str
 ) -> EncodedVectors:
-    """Check a model's vectors. Raises EncoderFailed: the model is at fault, not the client."""
+    """Check a model's vectors."""
     try:
         check_vectors(vectors, dim=encoder.dim)
     except AnchorageError as error:
@@ -219,10 +216,7 @@ def _check_encoded(
 
 
 def load_model(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
-    """Return the encoder's model, loaded and unchanged since the encoder was registered.
-
-    Raises EncoderNeedsVectors, EncoderUnavailable, EncoderChanged, Overloaded.
-    """
+    """Return the encoder's model, loaded and unchanged since the encoder was registered."""
     spec = spec_of(encoder)
     model = load_current_model(services, spec)
     try:
@@ -235,16 +229,13 @@ def load_model(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
 
 
 def load_current_model(services: Services, spec: EncoderSpec) -> EncoderModel:
-    """Return the model, loading its files unless it is in memory.
-
-    Raises EncoderUnavailable, Overloaded.
-    """
+    """Return the model, loading its files unless it is in memory."""
     with services.encoding():  # requests that wait for the load of another count too
         return services.encoders.get(spec, turn=services.loading)
 
 
 def spec_of(encoder: tables.EncoderRow) -> EncoderSpec:
-    """Return what to load for the encoder. Raises EncoderNeedsVectors."""
+    """Return what to load for the encoder."""
     if encoder.model is None:
         raise EncoderNeedsVectors(
             f"The service cannot encode inputs with an encoder of kind `{encoder.kind}`. Send the "
@@ -279,10 +270,7 @@ def require_unchanged(encoder: tables.EncoderRow, model: EncoderModel) -> None:
 def check_inputs(
     encoder: tables.EncoderRow, inputs: Sequence[Input], *, limits: Limits, field: str
 ) -> Sequence[Input]:
-    """Return the inputs as the encoder reads them, images as the bytes of their files.
-
-    Raises EmptyVectors, TooManyInputs, InputTooLong, InvalidInput, BadBase64.
-    """
+    """Return the inputs as the encoder reads them, images as the bytes of their files."""
     if not inputs:
         raise EmptyVectors("Expected at least one input.", field=field)
     if len(inputs) > limits.vectors:
@@ -332,7 +320,7 @@ def _decode_image(value: Input, row: int, field: str) -> bytes:
 def exactly_one(
     vectors: Tensor | None, inputs: Inputs | None, *, field: str = "vectors"
 ) -> tuple[str, int]:
-    """Return the field that the client sent, and its number of rows. Raises NotExactlyOne.
+    """Return the field that the client sent, and its number of rows.
 
     field  the name of the field of vectors
     """
@@ -357,8 +345,6 @@ def vectors_or_encoded(
 
     field  the name of the field of vectors
     dim    of those vectors; None: the encoder's
-
-    Raises NotExactlyOne, the vector errors, and the errors of `encode`.
     """
     exactly_one(vectors, inputs)
     if vectors is None:

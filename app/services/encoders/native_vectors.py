@@ -232,8 +232,7 @@ def find_or_embed(
 ) -> tuple[list[Tensor | None], bool]:
     """Return the vectors of the texts of a store's rows, and whether the budget covered them.
 
-    A text that the encoder refuses has none. Raises the errors of `encode` that are not about a
-    text, and DatabaseUnavailable.
+    A text that the encoder refuses has none.
     """
     work, digests = _work_of(services, context.project, encoder, texts, rows)
     _find_stored(services, encoder.dim, work)
@@ -397,7 +396,7 @@ def _encode(
     count: int,
     on_progress: Callable[[int], None],
 ) -> None:
-    """Encode the first `count` remaining texts. Raises the errors that are not about a text."""
+    """Encode the first `count` remaining texts."""
     digests = list(work.remaining())[:count]
     texts = [work.texts[each] for each in digests]
     try:

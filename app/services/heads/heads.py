@@ -19,15 +19,14 @@ from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources, set_versions
-from app.types import HeadOutput, repeated_positions
+from app.types import repeated_positions
 
 
 @dataclass(frozen=True)
 class HeadDefinition:
     """A head as its client describes it.
 
-    output        what its numbers mean
-    classes       the names of a classifier's classes
+    classes       the names of a classifier's classes; empty: a regression or a decoder
     softmax       whether a classifier's numbers are logits
     file          the name of the operator's ONNX file
     scale         the norm that its training vectors were scaled to; None: the encoder's own units
@@ -38,7 +37,6 @@ class HeadDefinition:
     kind: str
     encoder: str | None
     anchor_set: str | None
-    output: HeadOutput
     classes: Sequence[str] = ()
     architecture: Sequence[str] | None = None
     file: str | None = None
@@ -130,7 +128,7 @@ def _build_row(session: Session, project: str, new: HeadDefinition) -> tables.He
 
 def _check_outputs(new: HeadDefinition, head: HeadModel) -> None:
     """Raises InvalidHead when the head's outputs contradict its definition."""
-    if new.output is HeadOutput.classes and head.outputs != len(new.classes):
+    if new.classes and head.outputs != len(new.classes):
         raise InvalidHead(
             f"There are {len(new.classes)} classes, and the head has {head.outputs} outputs. Send "
             "one class for each output.",
@@ -147,13 +145,8 @@ def delete_head(services: Services, context: RequestContext, name: str) -> None:
     services.names.forget()
 
 
-def output_of(row: tables.HeadRow) -> HeadOutput:
-    """What the head's numbers mean."""
-    return HeadOutput.classes if row.classes else HeadOutput.numbers
-
-
 def load_head(services: Services, row: tables.HeadRow) -> HeadModel:
-    """Return the head, ready to run. Raises StorageUnavailable, BlobMissing, InvalidHead."""
+    """Return the head, ready to run."""
     architecture, file = row.settings.get("architecture"), row.settings.get("file")
 
     def load() -> HeadModel:

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-from pydantic import BaseModel, Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from app.errors import (
-    Conflict,
-    EncoderChanged,
-    EncoderFailed,
-    EncoderUnavailable,
-    InvalidHead,
-    InvalidInput,
-    InvalidRequest,
-    MissingField,
-)
+from app.errors import Conflict, InvalidHead, MissingField
 from app.heads.base import probabilities
 from app.maths.quality.candidates import Preference
 from app.maths.translators.methods import Options
@@ -28,7 +16,7 @@ from app.services import incoming, name_lookup
 from app.services.context import Services
 from app.services.encoders import encoding
 from app.services.encoders.encoding import Inputs
-from app.services.heads.heads import load_head, output_of
+from app.services.heads.heads import load_head
 from app.services.request_context import RequestContext
 from app.services.serving.apply import (
     MappedVectors,
@@ -40,9 +28,6 @@ from app.services.serving.apply import (
 from app.services.translators import translators
 from app.services.translators.warnings import AnswerWarning
 from app.storage import tables
-from app.types import EncoderKind, HeadOutput
-
-log = logging.getLogger("anchorage.stitching")
 
 
 @dataclass(frozen=True)
@@ -80,44 +65,6 @@ class HeadVectors:
 
 
 @dataclass(frozen=True, eq=False)
-class Truth:
-    """What the client knows of its items.
-
-    labels          class names, for a classifier
-    targets         numbers, for other heads
-    native_vectors  the items' vectors by the head's own encoder
-    """
-
-    labels: Sequence[str] | None = None
-    targets: Tensor | None = None
-    native_vectors: Tensor | None = None
-
-
-class Score(BaseModel):
-    """Accuracy of a classifier, or mean squared error of other heads; null without the truth."""
-
-    accuracy: float | None = Field(
-        description="Share of right classes, 0 to 1. Null without `labels`."
-    )
-    mse: float | None = Field(
-        description="Mean squared error of the numbers. Null without `targets`."
-    )
-
-
-class StitchQuality(BaseModel):
-    """Scores with this encoder and with the head's own; agreement: the share of equal classes."""
-
-    stitched: Score = Field(description="Scores with the request's encoder.")
-    native: Score | None = Field(
-        description="Scores with the head's own encoder. Null without its vectors."
-    )
-    agreement: float | None = Field(
-        description="Share of rows with the same class for both encoders, 0 to 1. "
-        "Only for classifiers with native vectors; otherwise null."
-    )
-
-
-@dataclass(frozen=True, eq=False)
 class Prediction:
     """The output of a head.
 
@@ -126,12 +73,10 @@ class Prediction:
     read        the vectors that the head read
     """
 
-    output: HeadOutput
     values: Tensor
     labels: Sequence[int]
     classes: Sequence[str]
     read: HeadVectors
-    quality: StitchQuality | None
 
 
 def stitch(
@@ -144,7 +89,6 @@ def stitch(
     vectors: Tensor | None,
     inputs: Inputs | None,
     choice: TranslationChoice | None = None,
-    truth: Truth | None = None,
 ) -> Prediction:
     """Run the head on vectors or inputs of `encoder`, which are translated or made relative if
     needed.
@@ -152,29 +96,21 @@ def stitch(
     Raises the not-found errors, NotExactlyOne, MissingField, AnchorsNotEmbedded, InvalidHead,
     and the option and vector errors.
     """
-    truth = truth or Truth()
     row = name_lookup.find_by_name(services, tables.HeadRow, context.project, head, field="head")
     source = name_lookup.find_by_name(
         services, tables.EncoderRow, context.project, encoder, field="encoder"
     )
     field, count = encoding.exactly_one(vectors, inputs)
     incoming.reserve_answer(services, context, field, count, dim=row.outputs)
-    truth_values = _read_truth(services, row, truth, count)
     ready = _reach_head(
         services, context, row, source, anchor_set, choice or TranslationChoice(), vectors, inputs
     )
     values = _predict(services, row, ready.vectors)
-    output = output_of(row)
-    native = _predict_native(
-        services, context, row, source, truth, inputs, values, needed=truth_values is not None
-    )
     return Prediction(
-        output=output,
         values=values,
-        labels=values.argmax(dim=1).tolist() if output is HeadOutput.classes else [],
+        labels=values.argmax(dim=1).tolist() if row.classes else [],
         classes=row.classes,
         read=ready,
-        quality=_measure_quality(output, values, native, truth_values),
     )
 
 
@@ -212,7 +148,7 @@ def _reach_head(
             "translate with.",
             field="anchor_set",
         )
-    usual: Preference = "retrieval" if output_of(row) is HeadOutput.classes else "cosine"
+    usual: Preference = "retrieval" if row.classes else "cosine"
     request = translators.FitRequest(
         source.name,
         row.encoder.name,
@@ -278,116 +214,4 @@ def _predict(services: Services, row: tables.HeadRow, vectors: Tensor) -> Tensor
     if scale is not None:
         vectors = normalize(vectors.double(), dim=1).mul(scale).float()
     values = load_head(services, row).run(vectors)
-    classifies = output_of(row) is HeadOutput.classes
-    return probabilities(values) if classifies and row.settings.get("softmax", True) else values
-
-
-def _read_truth(services: Services, row: tables.HeadRow, truth: Truth, count: int) -> Tensor | None:
-    """Return the truth: indices of classes (n,), or numbers (n, m).
-
-    Raises InvalidRequest and the vector errors.
-    """
-    classifies = output_of(row) is HeadOutput.classes
-    if truth.labels is not None:
-        if not classifies:
-            raise InvalidRequest(
-                "`labels` only applies to a classifier. Send `targets` for this head.",
-                field="labels",
-            )
-        places = {name: place for place, name in enumerate(row.classes)}
-        unknown = [place for place, label in enumerate(truth.labels) if label not in places]
-        if unknown:
-            raise InvalidRequest(
-                "These labels are not among the head's classes.", field="labels", rows=unknown
-            )
-        _require_count(len(truth.labels), count, "labels")
-        return torch.tensor([places[label] for label in truth.labels])
-    if truth.targets is not None:
-        if classifies:
-            raise InvalidRequest(
-                "`targets` does not apply to a classifier. Send `labels` for this head.",
-                field="targets",
-            )
-        _require_count(len(truth.targets), count, "targets")
-        return incoming.checked_vectors(
-            truth.targets, field="targets", limits=services.limits, dim=row.outputs
-        )
-    return None
-
-
-def _require_count(count: int, expected: int, field: str) -> None:
-    if count != expected:
-        raise InvalidRequest(
-            f"There are {expected} items and {count} of `{field}`. Send one for each item.",
-            field=field,
-        )
-
-
-def _predict_native(
-    services: Services,
-    context: RequestContext,
-    row: tables.HeadRow,
-    source: tables.EncoderRow,
-    truth: Truth,
-    inputs: Inputs | None,
-    values: Tensor,
-    *,
-    needed: bool,
-) -> Tensor | None:
-    """Run the head on its own encoder's vectors: the client's, or encoded from its inputs."""
-    own = row.encoder
-    if truth.native_vectors is not None:
-        if own is None:
-            raise InvalidRequest(
-                "`native_vectors` does not apply to a relative head, which belongs to no encoder. "
-                "Remove it.",
-                field="native_vectors",
-            )
-        native = incoming.checked_vectors(
-            truth.native_vectors, field="native_vectors", limits=services.limits, dim=own.dim
-        )
-        _require_count(len(native), len(values), "native_vectors")
-        return _predict(services, row, native)
-    if not needed or own is None:
-        return None
-    if own.id == source.id:
-        return values
-    if inputs is None or own.kind == EncoderKind.external:
-        return None
-    try:
-        return _predict(
-            services,
-            row,
-            encoding.vectors_or_encoded(services, context, own, None, inputs).vectors,
-        )
-    except (EncoderUnavailable, EncoderChanged, EncoderFailed, InvalidInput) as error:
-        # The encoder's model may be gone, and the head still there.
-        log.info("head %s has no native answers: %s", row.id, error.detail)
-        return None
-
-
-def _measure_quality(
-    output: HeadOutput, values: Tensor, native: Tensor | None, truth_values: Tensor | None
-) -> StitchQuality | None:
-    if native is None and truth_values is None:
-        return None
-    agreement = None
-    if native is not None and output is HeadOutput.classes:
-        agreement = float((native.argmax(dim=1) == values.argmax(dim=1)).double().mean())
-    return StitchQuality(
-        stitched=_score_values(output, values, truth_values),
-        native=None if native is None else _score_values(output, native, truth_values),
-        agreement=agreement,
-    )
-
-
-def _score_values(output: HeadOutput, values: Tensor, truth_values: Tensor | None) -> Score:
-    if truth_values is None:
-        return Score(accuracy=None, mse=None)
-    if output is HeadOutput.classes:
-        return Score(
-            accuracy=float((values.argmax(dim=1) == truth_values).double().mean()), mse=None
-        )
-    return Score(
-        accuracy=None, mse=float((values.double() - truth_values.double()).square().mean())
-    )
+    return probabilities(values) if row.classes and row.settings.get("softmax", True) else values

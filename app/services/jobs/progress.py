@@ -92,7 +92,6 @@ class Progress:
 
         A call costs little: a job may call it at every step. A smaller `done` than before counts
         as a sign of life.
-        Raises Requeued, Cancelled, LeaseLost.
         """
         if self._stopping():
             if self._skipped is not None:

@@ -136,7 +136,7 @@ def _run_claimed(
     runners: dict[str, JobRunner],
     stopping: Callable[[], bool],
 ) -> None:
-    """Run the job, and log and count how this attempt ended. Raises DeviceBroken."""
+    """Run the job, and log and count how this attempt ended."""
     started = time.monotonic()
     broken: DeviceBroken | None = None
     try:
@@ -159,10 +159,7 @@ def _run(
     runners: dict[str, JobRunner],
     stopping: Callable[[], bool],
 ) -> str:
-    """Run a claimed job, record its end, and return the outcome as one word.
-
-    Raises LeaseLost and DeviceBroken.
-    """
+    """Run a claimed job, record its end, and return the outcome as one word."""
     progress = Progress(services, row, lease, stopping)
     try:
         done = runners[row.kind](services, row, progress)
@@ -197,7 +194,7 @@ def _leave_device(services: Services, lease: str, progress: Progress) -> str:
 
 
 def _end_failed(services: Services, lease: str, progress: Progress, error: Exception) -> str:
-    """Record an error of the runner, and return the outcome. Raises LeaseLost."""
+    """Record an error of the runner, and return the outcome."""
     if isinstance(error, Unavailable):
         log.warning("%s: %s", error.code, error.detail)
         return _try_again(
@@ -235,8 +232,7 @@ def _finish(
 ) -> None:
     """Record the end and what the job created, in one transaction, under the lease.
 
-    Tries again while the database is away, until the lease may have ended. Raises LeaseLost and
-    DatabaseUnavailable.
+    Tries again while the database is away, until the lease may have ended.
     """
     deadline = time.monotonic() + services.lease_s
     while True:
@@ -271,7 +267,7 @@ def _try_again(
     wait_s: float = 0.0,
     start_over: bool = False,
 ) -> str:
-    """Queue the job again after a pause, or fail it after the last attempt. Raises LeaseLost.
+    """Queue the job again after a pause, or fail it after the last attempt.
 
     start_over  drop the checkpoint, which may be the cause
     """

@@ -28,7 +28,7 @@ def submit_job(
     *,
     begin: Callable[[Session, tables.JobRow], object] = lambda session, job: None,
 ) -> tables.JobRow:
-    """Queue a job, and wake a worker. Raises TooManyJobs, QueueFull.
+    """Queue a job, and wake a worker.
 
     begin  changes other rows in the transaction that queues the job
     """

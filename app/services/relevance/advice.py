@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
-
-from torch import Tensor
+from typing import Any, get_args
 
 from app.errors import InvalidRequest, blaming
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
@@ -30,24 +27,19 @@ from app.maths.relevance.options import NATIVE_COUNTS, SearchOption
 from app.services.context import Services
 from app.services.relevance import judged_evaluation
 from app.services.relevance.comparison import comparison_of
-from app.services.relevance.judged_evaluation import JudgedTask, RowOrId
+from app.services.relevance.judged_evaluation import JudgedTask
 from app.services.relevance.native_order import embeds_texts
 from app.services.relevance.rescoring import default_weight_of
 from app.services.request_context import RequestContext
-from app.services.serving import apply, confidence
+from app.services.serving import apply
 from app.services.serving.apply import ServedMap, Translation
 from app.services.translators import translator_reports, translators
 from app.storage import tables
 from app.storage.queries import jobs, resources
 from app.types import EncoderKind, JobKind, JobState
 
-RowOrder = Literal["clicks", "confidence"]
-
 #: warnings that speak against any translation by these anchors
 UNRELIABLE = frozenset({"useless-anchors", "foreign-anchors", "few-anchors", "made-pairs"})
-
-#: confidence intervals do not matter for the order of the rows
-ORDER_LEVEL = 0.9
 
 
 @dataclass(frozen=True)
@@ -68,18 +60,11 @@ class AdviceTask:
     """A request for advice, and what the client knows.
 
     judgements  judged queries to measure; evaluation: a finished job that has measured some
-    sample      (n, d_source) stored vectors, to order rows by confidence, with their ids
-    clicks      one entry for each click: the id of its document
-    row_limit   most rows to name
     """
 
     request: translators.FitRequest
     judgements: JudgedTask | None = None
     evaluation: str | None = None
-    sample: Tensor | None = None
-    sample_ids: Sequence[str] | None = None
-    clicks: Sequence[RowOrId] | None = None
-    row_limit: int = 20
     corpus_size: int | None = None
     old_encoder_runs: bool | None = None
     text_exists: bool | None = None
@@ -113,7 +98,6 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
     row = translators.find_with_report(
         services, context.project, served.id, between=(source.id, target.id)
     )
-    rows_first, by = _rows_first(services, context, task, served)
     compared = comparison_of(source.encoder, target.encoder) if runs is not False else None
     ranked = rank_options(
         _facts(task, source, target, served, compared),
@@ -167,8 +151,6 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
         "deciding_queries": counts,
         "difference": task.difference,
         "fuse_weight": weight,
-        "rows_first": list(rows_first),
-        "rows_first_by": by,
         "fidelity": translator_reports.estimate_for(row.report or {}, _index(task)),
         "translator": served.id,
         "method": str(served.method),
@@ -258,7 +240,7 @@ def _measure(
 def _find_evaluation(
     services: Services, context: RequestContext, task: AdviceTask, translator: str
 ) -> dict[str, Any]:
-    """Return the result of a job of /evaluate. Raises JobNotFound, InvalidRequest."""
+    """Return the result of a job of /evaluate."""
     assert task.evaluation is not None
     with blaming("evaluation", always=True), services.db.transaction() as session:
         job = resources.job(session, context.project, task.evaluation)
@@ -309,31 +291,6 @@ def _read_measurements(
             )
             measurements[name] = MeasuredOption(result["ndcg_10"], gain)
     return measurements
-
-
-def _rows_first(
-    services: Services, context: RequestContext, task: AdviceTask, served: ServedMap
-) -> tuple[Sequence[RowOrId], RowOrder | None]:
-    """Return the rows to encode again first: the most clicked, or the least confident.
-
-    Raises the vector errors and Overloaded.
-    """
-    if task.text_exists is False:
-        return (), None
-    if task.clicks:
-        counts = Counter(task.clicks).most_common(task.row_limit)
-        return [row for row, _ in counts], "clicks"
-    if task.sample is None:
-        return (), None
-    with blaming("documents", always=True):
-        answer = apply.apply_map(services, context, Translation(task.request), vectors=task.sample)
-    rows = confidence.confidence_of(services, context, answer, ORDER_LEVEL, field="documents")
-    cosines = rows.expected.cosine
-    if bool(cosines.isnan().all()):
-        return (), None
-    order = cosines.nan_to_num(nan=-2.0).argsort(stable=True)[: task.row_limit].tolist()
-    ids = task.sample_ids
-    return order if ids is None else [ids[row] for row in order], "confidence"
 
 
 def _summarise(

@@ -167,7 +167,7 @@ def difference_of(source: tables.EncoderRow, target: tables.EncoderRow) -> float
 def _check(
     services: Services, project: str, request: Comparison
 ) -> tuple[tables.StoreRow | None, list[tables.EncoderRow]]:
-    """Return the store and the encoders. Raises as `compare_later`."""
+    """Return the store and the encoders."""
     if len(set(request.encoders)) < len(request.encoders):
         raise InvalidRequest("`encoders` names one twice. Name different ones.", field="encoders")
     store = None

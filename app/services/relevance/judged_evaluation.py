@@ -245,7 +245,7 @@ def _read_judgements(
 
     queries, documents  the numbers of vectors
 
-    A repeated judgement counts once. Raises InvalidRequest.
+    A repeated judgement counts once.
     """
     query_rows = _rows(columns.queries, columns.query_ids, queries, "query", "queries")
     document_rows = _rows(
@@ -266,7 +266,7 @@ def _read_judgements(
 def _rows(
     named: Sequence[RowOrId], ids: Sequence[str] | None, count: int, what: str, vectors: str
 ) -> Tensor:
-    """Return the row that each judgement names. Raises InvalidRequest."""
+    """Return the row that each judgement names."""
     if ids is None:
         wrong = [
             place
@@ -320,10 +320,7 @@ def _first_of_each(pairs: Tensor, grades: Tensor) -> Tensor:
 def _fit_both(
     services: Services, context: RequestContext, task: JudgedTask
 ) -> tuple[FittedTranslator | None, FittedTranslator | None]:
-    """Return the translator of the documents and the one of the queries, if they are needed.
-
-    Raises the errors of `translators.fit`.
-    """
+    """Return the translator of the documents and the one of the queries, if they are needed."""
     if not {"documents", "queries"} <= set(task.items):
         return None, None
     request = task.request
@@ -382,7 +379,7 @@ def _missing_fields(items: Mapping[str, Tensor]) -> dict[SearchOption, list[str]
 def _search_vectors(
     items: Mapping[str, Tensor], there: FittedTranslator | None, back: FittedTranslator | None
 ) -> SearchVectors:
-    """Translate the documents, and the queries back. Raises OutOfRange."""
+    """Translate the documents, and the queries back."""
 
     def translate(fitted: FittedTranslator | None, field: str) -> Tensor | None:
         if fitted is None:

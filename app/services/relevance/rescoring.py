@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 import torch
@@ -54,9 +53,6 @@ EncoderPair = tuple[tables.EncoderRow, tables.EncoderRow]
 
 #: bytes of memory for a candidate's scores, its position, its id and their text
 CANDIDATE_BYTES = 96
-
-#: more numbers or queries than these are scored in a thread, so that other requests need not wait
-INLINE_SCORED, INLINE_QUERIES = 2**18, 64
 
 #: cache size of a weight
 CACHED_WEIGHT_BYTES = 256
@@ -147,15 +143,16 @@ class Rescored:
 
 
 async def rescore(services: Services, context: RequestContext, request: Rescoring) -> Rescored:
-    """Score and order the candidates: without IO if the map is in memory, else in a thread.
+    """Score and order the candidates, in a thread.
 
     Raises NotExactlyOne, MissingField, InvalidRequest, the not-found, option and vector errors,
     Conflict, Overloaded, and the errors of `encode`.
     """
     _check_fields(request)
     if request.native is None:
-        return await _rescore(services, context, request)
-    first = await _rescore(services, context, replace(request, limit=None))
+        return await to_thread.run_sync(_rescore, services, context, request)
+    everything = replace(request, limit=None)
+    first = await to_thread.run_sync(_rescore, services, context, everything)
     return await _score_natively(services, context, request, request.native, first)
 
 
@@ -195,54 +192,9 @@ async def _score_natively(
     )
 
 
-async def _rescore(services: Services, context: RequestContext, request: Rescoring) -> Rescored:
+def _rescore(services: Services, context: RequestContext, request: Rescoring) -> Rescored:
     """As `rescore`, by the translations, or by the old scores without them."""
     _check_counts(services, request)
-    served = (
-        None
-        if request.queries is None or isinstance(request.translation, EncoderNames)
-        else apply.find_map(services, context.project, request.translation)
-    )
-    if served is None or request.queries is None:
-        return await to_thread.run_sync(_prepare_and_rescore, services, context, request)
-    assert served.pair is not None
-    encoders = served.pair[0].encoder, served.pair[1].encoder
-    few = len(request.candidates) <= INLINE_QUERIES
-    begin = partial(_begin, services, context, request, served)
-    stored, running = begin() if few else await to_thread.run_sync(begin)
-    if running is not None:
-        await running.wait()
-    weight = (
-        await to_thread.run_sync(_weight, services, request, served, encoders)
-        if request.mode == "fuse" and request.weight is None
-        else _weight(services, request, served, encoders)
-    )
-    score = partial(
-        _score,
-        request,
-        encoders,
-        served,
-        request.queries,
-        request.old_queries,
-        stored,
-        running,
-        weight,
-    )
-    small = stored is None or stored.shape[0] * sum(served.dims) <= INLINE_SCORED
-    return score() if few and small else await to_thread.run_sync(score)
-
-
-def _begin(
-    services: Services, context: RequestContext, request: Rescoring, served: ServedMap
-) -> tuple[Tensor | None, MappedVectors | None]:
-    """Return the candidates of all queries and their translation. Raises as `_join`, NonFinite."""
-    stored = _join(services, context, request, served.dims)
-    return stored, None if stored is None else _translate(services, request, served, stored)
-
-
-def _prepare_and_rescore(
-    services: Services, context: RequestContext, request: Rescoring
-) -> Rescored:
     named = request.translation
     if isinstance(named, EncoderNames):
         source, target = (
@@ -363,10 +315,7 @@ def _encode(
 def _join(
     services: Services, context: RequestContext, request: Rescoring, dims: tuple[int, int]
 ) -> Tensor | None:
-    """Return the candidates of all queries (n, d_source), None without any, and reserve memory.
-
-    Raises the vector errors, TooManyVectors, Overloaded, TooMuchAtOnce.
-    """
+    """Return the candidates of all queries (n, d_source), None without any, and reserve memory."""
     reads, makes = dims
     for field, rows, dim in (
         ("queries", request.queries, makes),
@@ -401,10 +350,9 @@ def _join(
 def _translate(
     services: Services, request: Rescoring, served: ServedMap, stored: Tensor
 ) -> MappedVectors:
-    """Start the translation of the candidates. Raises NonFinite and OutOfRange."""
-    out = torch.empty(len(stored), served.dims[1])
+    """Start the translation of the candidates."""
     try:
-        return served.start(services, stored, out, request.precision)
+        return served.start(services, stored, request.precision)
     except AnchorageError:
         _blame_query(request)
         raise
@@ -429,7 +377,7 @@ def _score(
     weighting: tuple[float | None, WeightSource | None],
     truncated: Sequence[int] = (),
 ) -> Rescored:
-    """Return the results, when the translation has ended. Raises NonFinite and OutOfRange."""
+    """Return the results, when the translation has ended."""
     counts = [len(block) for block in request.candidates]
     translated = _result(request, counts, running)
     if request.known is not None:
@@ -480,7 +428,7 @@ def _result(
 def _weight(
     services: Services, request: Rescoring, served: ServedMap | None, encoders: EncoderPair
 ) -> tuple[float | None, WeightSource | None]:
-    """Return the weight of the new scores, and who chose it. Raises Overloaded."""
+    """Return the weight of the new scores, and who chose it."""
     if request.mode == "cascade":
         return None, None
     if served is None:
@@ -511,7 +459,7 @@ def default_weight_of(
     services: Services, source: tables.SpaceRow, target: tables.SpaceRow
 ) -> tuple[float, WeightSource]:
     """Return the weight, by held-out anchors, which may be measured now, and by the comparison of
-    the encoders if there is one, and who chose it. Raises Overloaded.
+    the encoders if there is one, and who chose it.
 
     Made pairs give no weight to a translation that they cannot measure.
     """

@@ -55,9 +55,6 @@ STEP_MULTIPLICATIONS = 2**29
 #: fewest rows of a step in a lane: a product of fewer reads the matrix too often
 FEWEST_ROWS_PER_STEP = 48
 
-#: most rows whose bfloat16 translations are compared with float32's
-COMPARED_ROWS = 64
-
 
 # --- what a request wants -------------------------------------------------------------------------
 
@@ -249,17 +246,6 @@ def _pair_name(project: str, request: translators.FitRequest) -> NameKey:
 # --- the map, and its product ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class AnswerForm:
-    """How an answer is written: the bytes that a number takes, and the tensor to fill."""
-
-    number_bytes: int = incoming.ANSWER_NUMBER_BYTES
-    empty: Callable[[int, int], Tensor] = torch.empty
-
-
-#: float32, to be written as text or base64
-FLOAT32_ANSWER = AnswerForm()
-
 #: maps vectors into a tensor by the parts of a map; returns the flags of rows, None for none
 MapRows = Callable[[Sequence[Any], Tensor, Tensor, ProductPrecision], RowFlags | None]
 
@@ -301,25 +287,18 @@ class ServedMap:
         self,
         services: Services,
         vectors: Tensor,
-        out: Tensor | None = None,
         precision: ProductPrecision = "float32",
     ) -> MappedVectors:
         """Start mapping vectors of the right shape.
 
-        out  float32, or float16 rounded from it; None: a new tensor
-
         A small product is computed here, and raises NonFinite and OutOfRange here.
         """
         count, (reads, makes) = vectors.shape[0], self.dims
-        if out is None:
-            out = torch.empty(count, makes)
-        # torch would write into another tensor, with a warning.
-        if (vectors.shape[1], *out.shape) != (reads, count, makes):
-            raise ValueError(f"{tuple(vectors.shape)} into {tuple(out.shape)} by {self.dims}")
+        out = torch.empty(count, makes)
         multiplications = self.multiplications or reads * makes
         if count * multiplications <= INLINE_MULTIPLICATIONS:
             try:
-                flagged = self._map_rows(vectors, out, precision)
+                flagged = self.rows(self.parts, vectors, out, precision)
             except AnchorageError as error:
                 raise _error_of_all_rows(error, vectors) from None
             output = TranslatedRows(out, *(flagged or maths.no_flags(count)))
@@ -328,7 +307,7 @@ class ServedMap:
         outside = torch.zeros(count, dtype=torch.bool)
 
         def span(start: int, stop: int) -> None:
-            flagged = self._map_rows(vectors[start:stop], out[start:stop], precision)
+            flagged = self.rows(self.parts, vectors[start:stop], out[start:stop], precision)
             if flagged is not None:
                 at_mean[start:stop], outside[start:stop] = flagged
 
@@ -337,18 +316,6 @@ class ServedMap:
         most = max(FEWEST_ROWS_PER_STEP, STEP_MULTIPLICATIONS // multiplications)
         future = services.lanes.submit(span, count, min(share, most, maths.ROWS_PER_STEP))
         return MappedVectors(TranslatedRows(out, at_mean, outside), self, vectors, future=future)
-
-    def _map_rows(
-        self, vectors: Tensor, out: Tensor, precision: ProductPrecision
-    ) -> RowFlags | None:
-        """Map the rows into `out`. Raises OutOfRange for numbers that float16 cannot hold."""
-        if out.dtype is torch.float32:
-            return self.rows(self.parts, vectors, out, precision)
-        exact = torch.empty(out.shape)
-        flagged = self.rows(self.parts, vectors, exact, precision)
-        out.copy_(exact)
-        refuse_overflow(~out.isfinite().all(dim=1))
-        return flagged
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -449,20 +416,6 @@ def refuse_overflow(overflowing: Tensor, field: str | None = None) -> None:
         raise OutOfRange(detail, field=field, rows=wrong)
 
 
-def precision_error(translator: Translator, vectors: Tensor, out: Tensor) -> dict[str, float]:
-    """How far translations lie from those in float32, over some of the rows.
-
-    Errors are relative to the translation's distance from the target's mean.
-    """
-    places = torch.linspace(0, len(vectors) - 1, min(COMPARED_ROWS, len(vectors))).long()
-    exact = maths.apply(translator, vectors[places]).vectors.double()
-    lengths = (
-        (exact - translator.decoder.mean).norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
-    )
-    errors = (out[places].double() - exact).norm(dim=1) / lengths
-    return {"mean": float(errors.mean()), "largest": float(errors.max()), "rows": len(places)}
-
-
 # --- finding and applying -------------------------------------------------------------------------
 
 
@@ -485,7 +438,7 @@ def prepare_map(
     request: MapRequest,
     pair: SpacePair | None = None,
 ) -> ServedMap:
-    """Return the map, from memory or fitted now. Raises the not-found and option errors."""
+    """Return the map, from memory or fitted now."""
     pair = pair or translators.resolve(services, request.name(context.project))
     served = find_map(services, context.project, request, pair)
     if served is None:
@@ -503,13 +456,14 @@ def apply_map(
     *,
     vectors: Tensor | None,
     inputs: Inputs | None = None,
-    form: AnswerForm = FLOAT32_ANSWER,
+    number_bytes: int = incoming.ANSWER_NUMBER_BYTES,
     precision: ProductPrecision = "float32",
     pair: SpacePair | None = None,
 ) -> MappedVectors:
     """Apply the map to vectors or inputs, which are checked before a fit.
 
-    pair  the spaces of the request, if the caller has found them
+    number_bytes  of each number in the answer
+    pair          the spaces of the request, if the caller has found them
 
     Raises the not-found, option and vector errors, MethodNotIndependent, Conflict, and the errors
     of `encode`.
@@ -517,15 +471,13 @@ def apply_map(
     pair = pair or translators.resolve(services, request.name(context.project))
     space, reads, makes = request.sides(pair)
     field, count = encoding.exactly_one(vectors, inputs, field=request.reads)
-    incoming.reserve_answer(
-        services, context, field, count, dim=makes, number_bytes=form.number_bytes
-    )
+    incoming.reserve_answer(services, context, field, count, dim=makes, number_bytes=number_bytes)
     read = encoding.vectors_or_encoded(
         services, context, space.encoder, vectors, inputs, field=request.reads, dim=reads
     )
     served = prepare_map(services, context, request, pair)
     with blaming(field):
-        mapped = served.start(services, read.vectors, form.empty(count, makes), precision)
+        mapped = served.start(services, read.vectors, precision=precision)
         mapped.result()
     return replace(mapped, truncated=read.truncated)
 
@@ -536,7 +488,7 @@ async def serve_map(
     request: MapRequest,
     vectors: Tensor | None,
     inputs: Inputs | None = None,
-    form: AnswerForm = FLOAT32_ANSWER,
+    number_bytes: int = incoming.ANSWER_NUMBER_BYTES,
     precision: ProductPrecision = "float32",
 ) -> MappedVectors:
     """Apply the map: at once if it is in memory and the vectors fit, else in a thread.
@@ -552,14 +504,14 @@ async def serve_map(
             request,
             vectors=vectors,
             inputs=inputs,
-            form=form,
+            number_bytes=number_bytes,
             precision=precision,
         )
         return await to_thread.run_sync(work)
     count, (_, makes) = len(vectors), served.dims
-    context.reserve_bytes(count * makes * form.number_bytes)
+    context.reserve_bytes(count * makes * number_bytes)
     try:
-        mapped = served.start(services, vectors, form.empty(count, makes), precision)
+        mapped = served.start(services, vectors, precision=precision)
         await mapped.wait()
         mapped.result()
     except AnchorageError as error:

@@ -110,7 +110,6 @@ def find_confidence(services: Services, served: ServedMap) -> Confidence | None:
     """The translator's model, from the cache or fitted now.
 
     None with too few anchors or made pairs, and where vectors are returned unchanged.
-    Raises Overloaded.
     """
     assert served.pair is not None
     if served.translator is None or _is_made(served):

@@ -59,10 +59,7 @@ class MigrationContext:
     batch: int
 
     def make_new(self, ids: Sequence[StoreId], vectors: StoreVectors) -> NewRows:
-        """Return the new vectors of rows: translated, of anchors, or encoded again by the plan.
-
-        Raises StoreChanged, and the errors of `re_embed`.
-        """
+        """Return the new vectors of rows: translated, of anchors, or encoded again by the plan."""
         mapped = map_rows(self.maps.forward, vectors)
         found, missing = mapped.vectors, mapped.undirected
         native = read_fill.take_native(self, ids)
@@ -143,13 +140,10 @@ class MigrationContext:
 
 
 def open_migration(services: Services, row: tables.MigrationRow) -> MigrationContext:
-    """Open the store and the maps of a migration, without connecting.
-
-    Raises AddressNotListed, ConnectorMissing, StoreUnsupported, BlobMissing and StorageUnavailable.
-    """
+    """Open the store and the maps of a migration, without connecting."""
     maps = load_maps(services, row)
     store = services.stores.open(services.stores.location(row.store))
-    migration = store.migration(tag_of(row), row.target.dim, row.plan.get("strategy"))
+    migration = store.migration(tag_of(row), row.target.dim)
     context = RequestContext(row.project, origin=f"migration {row.id}")
     batch = int(row.plan.get("batch") or USUAL_BATCH)
     return MigrationContext(services, context, row, store, migration, maps, batch)

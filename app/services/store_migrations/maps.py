@@ -180,8 +180,6 @@ def build_maps(
 
     sample  (n, d_source) vectors of the store. Where the set has no sample of it, the fits weigh
             anchors that are foreign to it less, as they would with one
-    Raises the not-found and option errors, AnchorsNotEmbedded, Conflict, Overloaded and
-    StorageUnavailable.
     """
     source, target = _find_pair(services, context.project, request, sample)
     forward = translators.fit(services, context, source, target, request)
@@ -207,10 +205,7 @@ def build_maps(
 def _find_pair(
     services: Services, project: str, request: FitRequest, sample: Tensor | None
 ) -> tuple[tables.SpaceRow, tables.SpaceRow]:
-    """Return both spaces; the source's with the sample, unless one of them has a sample.
-
-    Raises the not-found errors and AnchorsNotEmbedded.
-    """
+    """Return both spaces; the source's with the sample, unless one of them has a sample."""
     source, target = translators.find_pair(services, project, request)
     if sample is None or source.sample is not None or target.sample is not None:
         return source, target
@@ -230,10 +225,7 @@ def _find_pair(
 
 
 def load_maps(services: Services, row: tables.MigrationRow) -> MigrationMaps:
-    """Return the maps of a migration, from memory or its blob.
-
-    Raises BlobMissing, StorageUnavailable.
-    """
+    """Return the maps of a migration, from memory or its blob."""
     return services.cache.get_or_make(
         ("migration maps", row.maps),
         lambda: _load(services.blobs.get(row.maps, of=f"migration {row.id}"), services.device),

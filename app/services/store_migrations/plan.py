@@ -19,7 +19,6 @@ from app.errors import (
     InvalidRequest,
     MigrationActive,
     OutOfRange,
-    StoreUnsupported,
     WrongSpace,
     WrongState,
     blaming,
@@ -35,9 +34,9 @@ from app.services.store_migrations.plan_contents import (
     PlanInputs,
     StoreReading,
     check_reading,
-    choose_strategy,
     read_store,
     refuse_lengths,
+    require_migratable,
 )
 from app.services.store_migrations.records import find_migration
 from app.services.stores import native_texts, stores
@@ -77,12 +76,12 @@ def plan_migration(
         native_texts.native_count(services, store, target.encoder, 1, None, field="fill")
     reading = _read(services, store, task.batch, text_field)
     check_reading(reading, store=store.name, encoder=store.encoder.name, dim=source.encoder.dim)
-    strategy = choose_strategy(reading, task.strategy)
+    require_migratable(reading.facts)
     found_space = _check_space(services, task, store, target.encoder.name, reading)
     built = build_maps(services, context, request, sample=torch.from_numpy(reading.sample))
     refuse_lengths(reading, str(built.served.method), _keeps_norms(built))
     estimate = _estimate(services, context, built, request, reading.facts.rows)
-    inputs = PlanInputs(task, store, request, strategy, reading, found_space, built, estimate)
+    inputs = PlanInputs(task, store, request, reading, found_space, built, estimate)
     return _add_row(services, context, inputs, plan_contents.make_plan(services, context, inputs))
 
 
@@ -217,10 +216,7 @@ def _keeps_norms(built: BuiltMaps) -> bool:
 def _estimate(
     services: Services, context: RequestContext, built: BuiltMaps, request: FitRequest, rows: int
 ) -> dict[str, Any] | None:
-    """Return the estimate in an index of the store's size; None with too few anchors.
-
-    Raises QualityBelowMinimum below the minimum of the request or of the pair's contract.
-    """
+    """Return the estimate in an index of the store's size; None with too few anchors."""
     served = built.served
     assert served.id is not None
     assert served.pair is not None
@@ -368,13 +364,6 @@ def _check_rows(row: tables.MigrationRow, plan: Mapping[str, Any]) -> None:
     check_re_embedding(plan["re_embed"], row.store.options.get("text_field"), row.target)
 
 
-def _check_strategy(row: tables.MigrationRow, value: Any) -> None:
-    _require_planned(row, "strategy")
-    if value not in row.plan["strategies"]:
-        raise StoreUnsupported(
-            f"The collection does not allow the strategy {value!r}. Use one of: "
-            f"{', '.join(row.plan['strategies'])}."
-        )
 
 
 def _check_re_embed(row: tables.MigrationRow, value: Any) -> None:
@@ -411,7 +400,6 @@ def _check_batch(row: tables.MigrationRow, value: Any) -> None:
 
 #: how each member that may change is checked
 CHECKS: dict[str, Callable[[tables.MigrationRow, Any], None]] = {
-    "strategy": _check_strategy,
     "rows_per_second": _check_pace("rows_per_second"),
     "max_latency_ms": _check_pace("max_latency_ms"),
     "re_embed": _check_re_embed,

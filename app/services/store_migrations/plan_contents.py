@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from app.services.anchors import made_pairs, spaces
 from app.services.context import Services
 from app.services.encoders import encoding
 from app.services.relevance import advice
-from app.services.relevance.advice import AdviceTask, Prices
+from app.services.relevance.advice import AdviceTask
 from app.services.request_context import RequestContext
 from app.services.store_migrations import re_embedding
 from app.services.store_migrations.maps import BuiltMaps, MigrationMaps
@@ -133,25 +133,15 @@ def check_reading(reading: StoreReading, *, store: str, encoder: str, dim: int) 
         )
 
 
-def choose_strategy(reading: StoreReading, wanted: str | None) -> str:
-    """Return the strategy. Raises StoreUnsupported for one that the collection does not allow."""
-    allowed = reading.facts.strategies
-    if not allowed:
-        reasons = " ".join(note.detail for note in reading.facts.notes)
+def require_migratable(facts: StoreFacts) -> None:
+    """Raises StoreUnsupported for a collection that can only be searched."""
+    if not facts.can_migrate:
+        reasons = " ".join(note.detail for note in facts.notes)
         raise StoreUnsupported(
             "This collection allows no way to keep new vectors next to the old ones. Search it "
             f"with POST /stores/{{name}}/search, which writes nothing. {reasons}".rstrip(),
             field="store",
         )
-    if wanted is None:
-        return allowed[0]
-    if wanted not in allowed:
-        raise StoreUnsupported(
-            f"The collection does not allow the strategy {wanted!r}. Use one of: "
-            f"{', '.join(allowed)}.",
-            field="strategy",
-        )
-    return wanted
 
 
 def refuse_lengths(reading: StoreReading, method: str, keep_norms: bool) -> None:
@@ -300,9 +290,6 @@ def fidelity(name: AdvisedOption, estimate: Mapping[str, Any] | None) -> float |
 #: rows of a batch, and the recall that `verify` must find of the new index, unless a plan says
 DEFAULT_BATCH, DEFAULT_MIN_RECALL = 4_000, 0.95
 
-#: nothing is known of what encoding and writing cost
-NO_PRICES = Prices()
-
 #: cache size of a curve
 CACHED_CURVE_BYTES = 8 * 1024
 
@@ -312,7 +299,6 @@ class MigrationTask:
     """A wanted migration.
 
     min_quality    least estimate of the translator, in an index of the store's size
-    strategy       None: the store's default
     force_space    plan even where the vectors seem to be another encoder's
     fill           `reads`: rows that searches read get native vectors, from then on
     re_embed       share of the rows to encode again, the central ones first
@@ -326,7 +312,6 @@ class MigrationTask:
     options: Options = field(default_factory=dict)
     prefer: Preference = "retrieval"
     min_quality: Mapping[str, float] = field(default_factory=dict)
-    strategy: str | None = None
     force_space: bool = False
     min_recall: float = DEFAULT_MIN_RECALL
     fill: Fill = "translate"
@@ -337,7 +322,6 @@ class MigrationTask:
     evaluation: str | None = None
     old_encoder_runs: bool | None = None
     text_exists: bool | None = None
-    prices: Prices = NO_PRICES
 
 
 @dataclass(frozen=True, eq=False)
@@ -347,7 +331,6 @@ class PlanInputs:
     task: MigrationTask
     store: tables.StoreRow
     request: FitRequest
-    strategy: str
     reading: StoreReading
     space: Mapping[str, Any]
     built: BuiltMaps
@@ -360,7 +343,7 @@ class PlanInputs:
 
 
 def make_plan(services: Services, context: RequestContext, inputs: PlanInputs) -> dict[str, Any]:
-    """Return the plan as JSON. Raises the errors of `advise`, InvalidRequest and Overloaded."""
+    """Return the plan as JSON."""
     task, reading, served = inputs.task, inputs.reading, inputs.built.served
     source, target = inputs.pair
     maps = inputs.built.maps
@@ -374,7 +357,7 @@ def make_plan(services: Services, context: RequestContext, inputs: PlanInputs) -
         rows_per_second=task.rows_per_second,
     )
     chosen = _re_embedding(services, inputs)
-    advised = _advise(services, context, inputs, encodes)
+    advised = _advise(services, context, inputs)
     return {
         "store": inputs.store.name,
         "source": source.encoder.name,
@@ -384,8 +367,6 @@ def make_plan(services: Services, context: RequestContext, inputs: PlanInputs) -
         "method": served.method,
         "options": dict(served.options or {}),
         "translator": served.id,
-        "strategy": inputs.strategy,
-        "strategies": list(reading.facts.strategies),
         "rows": reading.facts.rows,
         "dim": target.encoder.dim,
         "estimate": inputs.estimate,
@@ -429,16 +410,11 @@ def _share_json(each: ReEmbeddedShare) -> dict[str, Any]:
     }
 
 
-def _advise(
-    services: Services, context: RequestContext, inputs: PlanInputs, encodes: float | None
-) -> dict[str, Any]:
+def _advise(services: Services, context: RequestContext, inputs: PlanInputs) -> dict[str, Any]:
     task, rows = inputs.task, inputs.reading.facts.rows
     has_text = task.text_exists
     if has_text is None and inputs.store.options.get("text_field") is not None:
         has_text = inputs.reading.has_texts
-    prices = task.prices
-    if prices.items_per_second is None:
-        prices = replace(prices, items_per_second=encodes)
     return advice.advise(
         services,
         context,
@@ -448,7 +424,6 @@ def _advise(
             corpus_size=rows,
             old_encoder_runs=task.old_encoder_runs,
             text_exists=has_text,
-            prices=prices,
         ),
     )
 

@@ -42,10 +42,7 @@ def reads_of(row: tables.MigrationRow) -> ReadBy:
 
 
 def take_native(move: MigrationContext, ids: Sequence[StoreId]) -> dict[int, StoreVectors]:
-    """Return the native vectors of rows by their places, and record which rows get one.
-
-    Raises the errors of the store.
-    """
+    """Return the native vectors of rows by their places, and record which rows get one."""
     if not move.row.is_filled_by_reads or not len(ids):
         return {}
     of = reads_of(move.row)
@@ -79,7 +76,6 @@ def embed_reads(move: MigrationContext) -> None:
     """Have texts of the rows that were read last embedded, without a lease, and within the budget.
 
     A row that was deleted, or has no text that the encoder takes, is forgotten.
-    Raises the errors of the store and of the encoder.
     """
     row, of = move.row, reads_of(move.row)
     with move.services.db.transaction() as session:
@@ -98,8 +94,7 @@ def embed_reads(move: MigrationContext) -> None:
 def fill_reads(move: MigrationContext) -> tuple[int, int]:
     """Write the stored native vectors of the rows that were read last, under a lease.
 
-    Returns the number that was written, and of those that wait for their vectors. Raises the errors
-    of the store.
+    Returns the number that was written, and of those that wait for their vectors.
     """
     of, filled, waiting = reads_of(move.row), 0, 0
     with move.services.db.transaction() as session:

@@ -279,7 +279,7 @@ class Run:
         self._held.save(position=position, **values)
 
     def _report(self, phase: str) -> None:
-        """Tell the client how far the run is. Raises Cancelled, Requeued and LeaseLost."""
+        """Tell the client how far the run is."""
         rows, total = self._position.get("rows", 0), self._position.get("total", 0)
         self._facts["phase"] = phase
         if phase == "sweep":

@@ -81,10 +81,7 @@ def sync_all(
 
 @contextmanager
 def _logging(services: Services, row: tables.MigrationRow, what: str) -> Iterator[None]:
-    """Log the errors of one migration: the rows after it still have their turn.
-
-    Raises DatabaseUnavailable, and the error of a device that failed.
-    """
+    """Log the errors of one migration: the rows after it still have their turn."""
     try:
         with without_url(services, row):
             yield

@@ -62,10 +62,7 @@ class Check:
 
 
 def run_verify(services: Services, held: Lease, progress: Progress) -> JobResult:
-    """Compare both sides of the store, and record what was found in the row.
-
-    Raises the errors of the store, and those of Progress.
-    """
+    """Compare both sides of the store, and record what was found in the row."""
     move = open_migration(services, held.row)
     done = 0
 
@@ -222,7 +219,7 @@ def check_index(move: MigrationContext, least: float, report: Any) -> Check:
 def measure_recall(
     move: MigrationContext, ids: Sequence[StoreId], queries: StoreVectors, side: Side, report: Any
 ) -> list[float]:
-    """Return the recall@10 of the index of one side, by query. Raises StoreUnsupported.
+    """Return the recall@10 of the index of one side, by query.
 
     Scores are computed from the vectors of the results: those of a quantised index are rough.
     """

@@ -408,7 +408,7 @@ def _check_mode(
 def _fit_request(
     request: StoreSearch, row: tables.StoreRow, moving: tables.MigrationRow | None
 ) -> FitRequest:
-    """Return how stored vectors become vectors of the target. Raises MissingField."""
+    """Return how stored vectors become vectors of the target."""
     if request.anchor_set is None and moving is None:
         has_texts = row.options.get("text_field") is not None
         raise MissingField(
@@ -428,7 +428,7 @@ def _fit_request(
 
 
 def _candidates(request: StoreSearch) -> int:
-    """Return the number of candidates of each query. Raises InvalidRequest."""
+    """Return the number of candidates of each query."""
     if request.candidates is None:
         return max(USUAL_CANDIDATES, request.k)
     if request.candidates < request.k:
@@ -447,7 +447,7 @@ def _reserve(
     row: tables.StoreRow,
     field: str = "candidates",
 ) -> None:
-    """Reserve memory for the store's answer. Raises TooManyVectors and the limits of memory."""
+    """Reserve memory for the store's answer."""
     most = services.limits.vectors
     if count > most:
         raise TooManyVectors(
@@ -484,7 +484,7 @@ def _old_queries(
     row: tables.StoreRow,
     count: int,
 ) -> Tensor:
-    """Return the queries by the store's encoder. Raises MissingField and InvalidRequest."""
+    """Return the queries by the store's encoder."""
     if request.old_queries is None and (
         request.inputs is None or row.encoder.kind == EncoderKind.external
     ):

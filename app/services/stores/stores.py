@@ -218,7 +218,6 @@ def check_space(
     """Find the registered encoder that a store's vectors (n, d) look most like.
 
     encoder  the one that the store should hold; others of its identity are not compared
-    Raises Overloaded, BlobMissing, StorageUnavailable.
     """
     rows = torch.from_numpy(vectors)
     rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)  # as zeros: left out
@@ -253,7 +252,7 @@ def call_row(
     *,
     within_s: float = STORE_ANSWER_S,
 ) -> Answer:
-    """Call a store, and wait in this thread; a few threads may. Raises as `StoreHandles.ask`."""
+    """Call a store, and wait in this thread; a few threads may."""
     with services.calling_store():
         return services.stores.wait(row, call, within_s=within_s)
 

@@ -199,7 +199,7 @@ def _align_by_shape(
     items: tuple[Tensor, Tensor],
     listener: bootstrap.MethodListener,
 ) -> Placed:
-    """Align by the shapes of the pools. Raises SpacesNotAligned."""
+    """Align by the shapes of the pools."""
     x, y = (pool.to(services.device) for pool in items)
     fitted = pool_maths.fit_pools(x, y, beat=listener.beat)
     found = align_pools(
@@ -249,7 +249,7 @@ def place(made: MadePairs, target_pool: Tensor) -> Tensor:
 
 
 def _read_settings(size: int, options: Mapping[str, Any]) -> AlignmentSettings:
-    """Return the settings without seeds. Raises UnknownOption, InvalidOption."""
+    """Return the settings without seeds."""
     for name in options:
         if name not in ALIGNMENT_OPTIONS:
             raise UnknownOption(
@@ -268,7 +268,7 @@ def _read_settings(size: int, options: Mapping[str, Any]) -> AlignmentSettings:
 def check_seeded(
     seeds: list[tuple[int, int]], options: Mapping[str, Any], *, source: int, target: int, most: int
 ) -> AnchoredSettings:
-    """Return the settings. Raises InvalidSeeds and UnknownOption.
+    """Return the settings.
 
     source, target  rows of the pools
     most            the most anchors of a set
@@ -295,7 +295,7 @@ def check_seeded(
 
 
 def _check_size(size: int | None, *, rows: int, most: int) -> int:
-    """Return the number of made pairs. Raises InvalidRequest, TooManyVectors.
+    """Return the number of made pairs.
 
     rows  of the source's pool
     most  the most anchors of a set

@@ -256,7 +256,7 @@ def _neighbours(items: Mapping[str, Tensor], k: int | None) -> int:
 
 
 def _translate(translator: Translator, vectors: Tensor) -> TranslatedRows:
-    """Translate the vectors. Raises OutOfRange, which names rows of `vectors`."""
+    """Translate the vectors."""
     with blaming("vectors"):
         return apply(translator, vectors)
 

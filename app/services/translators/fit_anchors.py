@@ -62,7 +62,7 @@ def store_anchors(services: Services, anchors: FitAnchors) -> str | None:
 
 
 def stored_anchors(services: Services, row: tables.TranslatorRow) -> FitAnchors:
-    """Return the anchors that a translator was fitted to. Raises BlobMissing."""
+    """Return the anchors that a translator was fitted to."""
     if row.weights is None:
         return ALL_ANCHORS
     stored = services.blobs.get(row.weights, of=f"translator {row.content}")
@@ -72,7 +72,7 @@ def stored_anchors(services: Services, row: tables.TranslatorRow) -> FitAnchors:
 def fitted_spaces(
     services: Services, source: tables.SpaceRow, target: tables.SpaceRow, anchors: FitAnchors
 ) -> tuple[Space, Space]:
-    """Return both spaces of these anchors. Raises DegenerateAnchors."""
+    """Return both spaces of these anchors."""
     if anchors.counted is None:
         return spaces.fitted_space(services, source), spaces.fitted_space(services, target)
     x, y = (anchors.of(spaces.raw_anchors(services, space)) for space in (source, target))

@@ -59,10 +59,7 @@ class Fit(Generic[Value]):
 
 
 def make_or_queue(services: Services, context: RequestContext, fit: Fit[Value]) -> Value:
-    """Return the fit from the cache, or make it if it is short, or have a job make it.
-
-    Raises InvalidOption, Overloaded, FitQueued, TooManyJobs, QueueFull, and the errors of `make`.
-    """
+    """Return the fit from the cache, or make it if it is short, or have a job make it."""
     value: Value | None = services.cache.find(fit.key)
     if value is not None:
         return value
@@ -124,7 +121,7 @@ def _job_key(fit: Fit[Value]) -> str:
 
 
 def _submit(services: Services, context: RequestContext, fit: Fit[Value]) -> tables.JobRow:
-    """Queue a job. Raises TooManyJobs and QueueFull."""
+    """Queue a job."""
     with services.db.transaction() as session:
         queued = jobs.count_fits(session, context.project)
     if queued >= MAX_QUEUED_FITS:

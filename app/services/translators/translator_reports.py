@@ -37,7 +37,7 @@ MORE_ANCHORS = (50, 100, 200, 500, 1000)
 
 
 def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, Any]:
-    """Return the report of a translator as JSON. Raises Overloaded.
+    """Return the report of a translator as JSON.
 
     On made pairs nothing is measured, because that would flatter: the report has the stored
     estimate of the alignment.

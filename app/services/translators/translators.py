@@ -180,10 +180,7 @@ def enforce_minimum(
 
 
 def check_options(request: FitRequest, *, anchors: int) -> methods.Options:
-    """Return all options of a request's method, or those of `auto`, without a fit.
-
-    Raises UnknownOption and InvalidOption.
-    """
+    """Return all options of a request's method, or those of `auto`, without a fit."""
     if request.method == "auto":
         return _check_shape(request.options)
     return methods.resolve(request.method, request.options, anchors=anchors)
@@ -202,7 +199,7 @@ def _seconds(
 def find_translator(
     services: Services, project: str, content: str, *, between: tuple[str, str] | None = None
 ) -> tables.TranslatorRow:
-    """Return a translator's row, and record its use today. Raises TranslatorNotFound."""
+    """Return a translator's row, and record its use today."""
     now = tables.now()
     with services.db.transaction() as session:
         row = resources.translator(session, project, content, between=between)
@@ -321,10 +318,7 @@ def _choose_method(
     request: FitRequest,
     anchors: fit_anchors.FitAnchors,
 ) -> tuple[str, methods.Options, selection.Choice | None]:
-    """Return the method, all its options, and the choice of auto.
-
-    Raises UnknownOption, InvalidOption, Overloaded.
-    """
+    """Return the method, all its options, and the choice of auto."""
     options = check_options(request, anchors=source.anchor_set.size)
     if request.method != "auto":
         return request.method, options, None
@@ -352,7 +346,7 @@ def _choose_method(
 
 
 def _check_shape(options: methods.Options) -> methods.Options:
-    """Return the options if they apply to every method. Raises UnknownOption."""
+    """Return the options if they apply to every method."""
     for option in options:
         if option not in methods.OUTPUT_OPTIONS:
             raise UnknownOption(
@@ -437,7 +431,7 @@ def _write_row(
 
 
 def _add_row(services: Services, context: RequestContext, row: tables.TranslatorRow) -> None:
-    """Add the row, or record the use and the choices in the existing one. Raises Conflict."""
+    """Add the row, or record the use and the choices in the existing one."""
     between = (row.source_id, row.target_id)
     with services.db.transaction() as session:
         if not resources.touch_translator(session, row, now=tables.now()):

@@ -162,7 +162,7 @@ def require_alone(db: Database) -> None:
 
 
 def _load_rows(db: Database, file: Path, *, force: bool) -> int:
-    """Copy all rows of a SQLite file to the database, in one transaction. Raises BackupError."""
+    """Copy all rows of a SQLite file to the database, in one transaction."""
     with _connect(sqlite_url(file)) as source, _connect(db.url) as target, target.begin():
         occupied = [
             name

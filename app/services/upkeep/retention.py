@@ -78,7 +78,7 @@ def delete_native_vectors(services: Services, stopping: Callable[[], bool]) -> N
 
 
 def sweep_blobs(services: Services) -> int:
-    """Delete old blobs that no row names, and return their number. Raises DatabaseUnavailable."""
+    """Delete old blobs that no row names, and return their number."""
     with services.db.transaction() as session:
         names = resources.named_blobs(session)
     return services.blobs.sweep(names)

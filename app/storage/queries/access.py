@@ -20,7 +20,7 @@ from app.storage.tables import (
 
 
 def api_key(session: Session, project: str | None, key_id: str, *, lock: bool = False) -> ApiKeyRow:
-    """Return a key of the project, or of any project if it is None. Raises ApiKeyNotFound.
+    """Return a key of the project, or of any project if it is None.
 
     `lock` locks the row until the transaction ends.
     """

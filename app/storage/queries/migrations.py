@@ -20,7 +20,7 @@ STEP = "step"
 
 
 def migration(session: Session, project: str, migration_id: str) -> MigrationRow:
-    """Return a migration of the project. Raises MigrationNotFound."""
+    """Return a migration of the project."""
     row = session.get(MigrationRow, migration_id, populate_existing=True)
     if row is None or row.project != project:
         raise MigrationNotFound(f"There is no migration {migration_id!r}.", field="id")

@@ -85,7 +85,7 @@ def by_name(
     field: str = "name",
     options: Sequence[ORMOption] = (),
 ) -> Named:
-    """Return the row of that name. Raises the not-found error of its kind, which names `field`."""
+    """Return the row of that name."""
     query = select(table).where(table.project == project, table.name == name)
     rows = _read(session, table, query.options(*options))
     row = rows[0] if rows else None
@@ -136,7 +136,7 @@ def page(
 
 
 def space(session: Session, anchor_set: AnchorSetRow, encoder: EncoderRow) -> SpaceRow:
-    """Return the encoder's embeddings of the set. Raises AnchorsNotEmbedded."""
+    """Return the encoder's embeddings of the set."""
     row = session.scalar(
         select(SpaceRow).where(
             SpaceRow.anchor_set_id == anchor_set.id,
@@ -232,7 +232,7 @@ def users_of_anchor_set(session: Session, anchor_set: AnchorSetRow) -> list[str]
 
 
 def whole_pool(session: Session, project: str, name: str, *, field: str = "name") -> PoolRow:
-    """Return a pool with its pieces. Raises PoolNotFound, which names `field`."""
+    """Return a pool with its pieces."""
     return by_name(session, PoolRow, project, name, field=field, options=[undefer(PoolRow.pieces)])
 
 
@@ -246,7 +246,7 @@ def sets_with_provenance(session: Session, project: str) -> Sequence[AnchorSetRo
 
 
 def whole_set(session: Session, project: str, name: str, *, field: str = "name") -> AnchorSetRow:
-    """Return a set with the roles of its items. Raises AnchorSetNotFound, which names `field`."""
+    """Return a set with the roles of its items."""
     roles = undefer(AnchorSetRow.roles)
     return by_name(session, AnchorSetRow, project, name, field=field, options=[roles])
 
@@ -269,7 +269,7 @@ def translator(
     between: tuple[str, str] | None = None,
     change: bool = False,
 ) -> TranslatorRow:
-    """Return the translator of that id, by default the oldest. Raises TranslatorNotFound.
+    """Return the translator of that id, by default the oldest.
 
     between  row ids of its two spaces: anchor sets with equal embeddings have translators of one id
     change   lock the row until the transaction ends
@@ -333,7 +333,7 @@ def contract(session: Session, source_id: str, target_id: str) -> ContractRow | 
 
 
 def require_contract(session: Session, source: SpaceRow, target: SpaceRow) -> ContractRow:
-    """Return the contract between two spaces. Raises ContractNotFound."""
+    """Return the contract between two spaces."""
     row = contract(session, source.id, target.id)
     if row is None:
         raise ContractNotFound(
@@ -354,7 +354,7 @@ def contracts(session: Session, anchor_set: AnchorSetRow) -> Sequence[ContractRo
 
 
 def job(session: Session, project: str, job_id: str) -> JobRow:
-    """Return the job. Raises JobNotFound."""
+    """Return the job."""
     row = session.scalar(select(JobRow).where(JobRow.project == project, JobRow.id == job_id))
     if row is None:
         raise JobNotFound(f"There is no job {job_id!r}.", field="id")

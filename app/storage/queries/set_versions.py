@@ -17,8 +17,7 @@ def lock_anchor_set(
 ) -> AnchorSetRow:
     """Return a set that no other request changes until the transaction ends, as it is now.
 
-    SQLite has no locks of rows: the update makes other writers wait. Raises AnchorSetNotFound,
-    which names `field`.
+    SQLite has no locks of rows: the update makes other writers wait.
     """
     named = (AnchorSetRow.project == project, AnchorSetRow.name == name)
     session.execute(update(AnchorSetRow).where(*named).values(version=AnchorSetRow.version))

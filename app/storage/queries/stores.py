@@ -19,7 +19,7 @@ def active_migration(session: Session, store_row: StoreRow) -> MigrationRow | No
 
 
 def moving_store(session: Session, project: str, name: str) -> tuple[StoreRow, MigrationRow | None]:
-    """Return a store and its active migration, if it has one. Raises StoreNotFound."""
+    """Return a store and its active migration, if it has one."""
     row = by_name(session, StoreRow, project, name)
     return row, active_migration(session, row)
 
@@ -27,10 +27,7 @@ def moving_store(session: Session, project: str, name: str) -> tuple[StoreRow, M
 def searched_store(
     session: Session, project: str, name: str, target: str
 ) -> tuple[StoreRow, MigrationRow | None, EncoderRow]:
-    """Return a store, its active migration, and the encoder `target`, by one statement.
-
-    Raises StoreNotFound and EncoderNotFound.
-    """
+    """Return a store, its active migration, and the encoder `target`, by one statement."""
     owns = and_(MigrationRow.store_id == StoreRow.id, MigrationRow.ended_at.is_(None))
     encoder = aliased(EncoderRow)
     named = and_(encoder.project == StoreRow.project, encoder.name == target)

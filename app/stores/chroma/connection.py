@@ -95,7 +95,7 @@ class ChromaConnection:
 
     @property
     def client(self) -> Any:
-        """The client of the library. Raises StoreUnavailable and StoreRefused."""
+        """The client of the library."""
         with self._lock:
             if self._client is None:
                 with self.faults():

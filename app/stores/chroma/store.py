@@ -85,7 +85,7 @@ class ChromaStore(PairedStore):
     stay valid when a collection is renamed.
     """
 
-    capabilities = Capabilities(strategies=("collection",), filters=True, exact_search=False)
+    capabilities = Capabilities(filters=True, exact_search=False)
     default_text_field = DOCUMENT
 
     def __init__(self, location: StoreLocation) -> None:
@@ -229,7 +229,6 @@ class ChromaStore(PairedStore):
             dim=dim,
             metric=_space(place),
             indexed=True,
-            strategies=self.capabilities.strategies,
             vector_bytes=4 * count * dim,
             notes=CHROMA_NOTES,
         )

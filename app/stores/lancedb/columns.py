@@ -45,7 +45,7 @@ def find_id(location: StoreLocation, schema: pa.Schema) -> str:
 
 
 def find_vector(location: StoreLocation, schema: pa.Schema) -> str:
-    """Return the column of vectors. Raises StoreUnsupported and StoreChanged."""
+    """Return the column of vectors."""
     name = location.vector_field
     if name is None:
         own = [field.name for field in schema if is_vector(field.type)]

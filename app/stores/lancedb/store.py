@@ -103,9 +103,7 @@ class LancePlace:
 class LancedbStore(PairedStore):
     """A table of a LanceDB database."""
 
-    capabilities = Capabilities(
-        strategies=("column",), captures_writes=True, atomic_cutover=True, filters=True
-    )
+    capabilities = Capabilities(captures_writes=True, atomic_cutover=True, filters=True)
     shares_rows = True
 
     def __init__(self, location: StoreLocation) -> None:
@@ -375,7 +373,6 @@ class LancedbStore(PairedStore):
             metric=self._metric(place.vector),
             dtype=FLOATS[kind.value_type],
             indexed=indexed,
-            strategies=self.capabilities.strategies,
             vector_field=place.vector,
             vector_bytes=rows * kind.list_size * kind.value_type.bit_width // 8,
             notes=LANCE_NOTES,

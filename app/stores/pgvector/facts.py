@@ -220,7 +220,7 @@ DTYPES = {"vector": "float32", "halfvec": "float16"}
 
 
 def collection_facts(connection: StoreConnection, layout: PgLayout) -> StoreFacts:
-    """Return the collection as clients see it. Raises StoreUnsupported."""
+    """Return the collection as clients see it."""
     seen = layout.seen
     row = connection.run(
         "SELECT count({}) FROM {}", seen.column, seen.relation.identifier
@@ -238,7 +238,7 @@ def collection_facts(connection: StoreConnection, layout: PgLayout) -> StoreFact
         metric=metric or "cosine",
         dtype=DTYPES[seen.type_name],
         indexed=metric is not None,
-        strategies=() if notes else ("swap",),
+        can_migrate=not notes,
         vector_bytes=int(size[0]),
         vector_field=layout.old.column,
         notes=tuple(notes),
@@ -295,7 +295,7 @@ def first_state(
     tag: str,
     dim: int,
 ) -> PgState:
-    """Return the state of a migration that begins. Raises StoreUnsupported."""
+    """Return the state of a migration that begins."""
     old = layout.old
     type_name = str(location.options.get("type", old.type_name))
     if type_name not in INDEXED_DIM:

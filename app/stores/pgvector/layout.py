@@ -100,7 +100,7 @@ class PgRelation:
 
 
 def find_relation(connection: StoreConnection, collection: str) -> int | None:
-    """Return the oid of a table that is named as in SQL, or exactly. Raises StoreUnsupported."""
+    """Return the oid of a table that is named as in SQL, or exactly."""
     try:
         row = connection.execute(
             "SELECT coalesce(to_regclass(%s), to_regclass(quote_ident(%s)))::oid::bigint",
@@ -148,7 +148,7 @@ def relation_named(connection: StoreConnection, schema: str, name: str) -> PgRel
 
 
 def vector_column(relation: PgRelation, location: StoreLocation) -> PgColumn:
-    """Return the column of vectors. Raises StoreUnsupported without exactly one to choose."""
+    """Return the column of vectors."""
     every = [each for each in relation.columns if each.type_name in _VECTORS]
     names = ", ".join(f"`{each.name}`" for each in every) or "none"
     found = every
@@ -179,7 +179,7 @@ def vector_column(relation: PgRelation, location: StoreLocation) -> PgColumn:
 def key_column(
     connection: StoreConnection, relation: PgRelation, location: StoreLocation
 ) -> tuple[PgColumn, KeyKind]:
-    """Return the key. Raises StoreUnsupported without a single unique column that is not null."""
+    """Return the key."""
     unique = connection.execute(_UNIQUE, [relation.oid]).fetchall()
     single = [columns[0] for _, columns in unique if len(columns) == 1]
     names = [
@@ -379,7 +379,7 @@ def state_of_tag(connection: StoreConnection, schema: str, tag: str) -> PgState 
 
 
 def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayout:
-    """Return where everything lies now. Raises StoreChanged and StoreUnsupported."""
+    """Return where everything lies now."""
     oid = find_relation(connection, location.collection)
     if oid is None:
         raise StoreChanged(

@@ -393,7 +393,7 @@ class PgMigration(Migration):
         The server cancels an autovacuum once somebody has waited deadlock_timeout for its lock. An
         autovacuum of a table with an HNSW index takes minutes. Clients do not wait meanwhile: SHARE
         UPDATE EXCLUSIVE conflicts with none of their statements. Missing tables and rights are for
-        the next step to name, or, to abandon, no obstacle. Raises psycopg's LockNotAvailable.
+        the next step to name, or, to abandon, no obstacle.
         """
         lacking = (StoreChanged, StoreRefused, StoreUnsupported)
         with suppress(*lacking, psycopg.errors.InsufficientPrivilege), connection.transaction():

@@ -55,7 +55,6 @@ def where(filter: Any, rows: PgRelation) -> tuple[sql.Composable, list[Any]]:
 
     filter  {column: value}, {column: [any of these]}, {column: null} or {column: {"$gt": value}};
             the operators are $eq, $ne, $gt, $gte, $lt, $lte, $in and $contains. All must hold.
-    Raises InvalidFilter.
     """
     if not isinstance(filter, Mapping):
         raise InvalidFilter(
@@ -139,7 +138,7 @@ LEAST_EF, MAX_EF = 40, 1000
 
 
 def dim_of(connection: StoreConnection, vectors: PgVectors) -> int:
-    """Return the dimensions: declared, or of the first vector. Raises StoreUnsupported."""
+    """Return the dimensions: declared, or of the first vector."""
     if vectors.dim is not None:
         return vectors.dim
     row = connection.run(
@@ -261,7 +260,7 @@ def texts(
 def _read_bounded(
     connection: StoreConnection, layout: PgLayout, value: sql.Composable, ids: Sequence[StoreId]
 ) -> dict[str, str | None]:
-    """Return a text of each row `r`, by its key. Raises StoreUnsupported above a limit."""
+    """Return a text of each row `r`, by its key."""
     query = sql.SQL(
         "SELECT k, CASE WHEN size <= %s THEN t END, size FROM (SELECT *, sum(octet_length(t)) OVER "
         "() AS size FROM (SELECT {key}::text AS k, {value} AS t FROM {table} r "
@@ -296,7 +295,7 @@ def _read_bounded(
 def set_search_options(
     connection: StoreConnection, k: int, options: Mapping[str, Any], *, exact: bool, filtered: bool
 ) -> None:
-    """Set pgvector's options for this transaction. Raises InvalidOption."""
+    """Set pgvector's options for this transaction."""
     settings: dict[str, str] = {"row_security": "on"}
     if exact:
         settings["enable_indexscan"] = "off"

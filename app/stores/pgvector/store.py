@@ -37,7 +37,6 @@ class PgvectorStore(Store):
     """
 
     capabilities = Capabilities(
-        strategies=("swap",),
         captures_writes=True,
         atomic_cutover=True,
         filters=True,
@@ -129,8 +128,7 @@ class PgvectorStore(Store):
         with self.connections.use("to compute a checksum", long=True) as connection:
             return reading.checksum(connection, load_layout(connection, self.location), hear)
 
-    def migration(self, tag: str, dim: int, strategy: str | None = None) -> Migration:
-        self.chosen_strategy(strategy)
+    def migration(self, tag: str, dim: int) -> Migration:
         return PgMigration(self.connections, self.location, tag, dim)
 
     def close(self) -> None:

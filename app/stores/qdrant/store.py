@@ -102,9 +102,7 @@ class PointContent:
 class QdrantStore(PairedStore):
     """A collection. keeps_lengths is False until `facts` finds that it is not a Cosine one."""
 
-    capabilities = Capabilities(
-        strategies=("collection",), atomic_cutover=True, keeps_lengths=False, filters=True
-    )
+    capabilities = Capabilities(atomic_cutover=True, keeps_lengths=False, filters=True)
 
     def __init__(self, location: StoreLocation) -> None:
         super().__init__()
@@ -139,7 +137,7 @@ class QdrantStore(PairedStore):
     def create(self, sides: Sides, tag: str, dim: int) -> None:
         old: QdrantPlace = sides.old
         if problem := copy_problem(old.form, self.location):
-            raise StoreUnsupported(problem.detail, field="strategy")
+            raise StoreUnsupported(problem.detail, field="store")
         name = re.sub(r"-[0-9a-f]{8}$", "", old.name) + f"-{tag}"
         with self.engine.session() as client:
             if not client.collection_exists(name):
@@ -286,7 +284,7 @@ class QdrantStore(PairedStore):
             metric=metric,
             dtype=dtype,
             indexed=bool(place.form.info.indexed_vectors_count),
-            strategies=self.capabilities.strategies if problem is None else (),
+            can_migrate=problem is None,
             vector_bytes=rows * dense.size * (2 if dtype == "float16" else 4),
             notes=tuple(notes),
         )
@@ -371,7 +369,7 @@ def point_id(value: Any) -> StoreId | None:
 
 
 def read_filter(filter: Any) -> models.Filter | None:
-    """Return a filter from Qdrant's JSON. Raises InvalidFilter."""
+    """Return a filter from Qdrant's JSON."""
     try:
         return None if filter is None else models.Filter.model_validate(filter)
     except ValidationError as error:

@@ -31,7 +31,6 @@ class Translation:
     flags: list[Json]
     warnings: list[Json]
     confidence: Json | None = None
-    precision: Json | None = None
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -68,7 +67,6 @@ class Predictions:
     translator: str | None
     flags: list[Json]
     warnings: list[Json]
-    quality: Json | None
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,6 @@ def translation_of(answers: Sequence[Json], starts: Sequence[int]) -> Translatio
         _flags(answers, starts),
         _warnings(answers),
         _join(judged) if judged else None,
-        first.get("precision"),
     )
 
 
@@ -174,7 +171,6 @@ def predictions_of(answers: Sequence[Json], starts: Sequence[int]) -> Prediction
         first.get("translator"),
         _flags(answers, starts),
         _warnings(answers),
-        first.get("quality"),
     )
 
 

@@ -87,7 +87,6 @@ def test_the_table_of_scopes_names_every_operation(locked):
         "/readyz",
         "/",
         "/docs",
-        "/redoc",
         "/openapi.json",
     ],
 )

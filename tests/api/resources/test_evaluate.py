@@ -116,7 +116,6 @@ def test_what_takes_long_is_done_by_a_job_unasked(ask, stocked, finished, monkey
     assert (answer.status_code, "preference-applied" in answer.headers) == (202, False)
     assert answer.headers["location"] == f"/jobs/{answer.json()['id']}"
     assert finished(stocked, answer.json()["id"])["result"] == now
-    assert ask(vectors=..., native=...).status_code == 200
 
 
 def test_a_key_that_reads_may_ask_and_one_that_writes_may_leave_a_job(

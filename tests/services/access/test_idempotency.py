@@ -28,7 +28,7 @@ from app.services.request_context import Repeat, RequestContext
 from app.services.translators import translators
 from app.storage import tables
 from app.storage.queries import access
-from app.types import HeadOutput, JobKind, Scope
+from app.types import JobKind, Scope
 from tests.services.helpers import CONTEXT, PROJECT, create_encoder
 
 KEY_ID = "k" * 32
@@ -249,7 +249,7 @@ def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked):
     encoders.delete_encoder(services, REQUEST, "d")
     anchor_sets.create_anchor_set(services, REQUEST, name="t", embeddings={"a": torch.randn(5, 3)})
     anchor_sets.delete_anchor_set(services, REQUEST, "t")
-    new = heads.HeadDefinition("h", "linear", "a", None, HeadOutput.classes, list("xyz"))
+    new = heads.HeadDefinition("h", "linear", "a", None, list("xyz"))
     heads.create_head(services, REQUEST, new, lambda dim: make_linear_head(three, None, dim=dim))
     heads.delete_head(services, REQUEST, "h")
     fitted = translators.fit(

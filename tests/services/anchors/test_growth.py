@@ -31,7 +31,6 @@ from app.services.serving import apply
 from app.services.translators import contracts, translators
 from app.services.upkeep import retention
 from app.storage import tables
-from app.types import HeadOutput
 from tests.services.helpers import CONTEXT, PROJECT, age, alter, create_encoder, some
 
 REQUEST = translators.FitRequest("a", "b", "s", "ridge", {})
@@ -201,7 +200,7 @@ def test_contracts_and_samples_move_to_the_new_version(stocked):
 
 def test_a_relative_head_forbids_an_append_because_it_reads_one_number_for_each_anchor(stocked):
     head = make_linear_head(torch.randn(2, 12), None, dim=12)
-    new = heads.HeadDefinition("r", "linear", None, "s", HeadOutput.numbers)
+    new = heads.HeadDefinition("r", "linear", None, "s")
     heads.create_head(stocked, CONTEXT, new, lambda _dim: head)
     with pytest.raises(InUse, match="'r'"):
         append(stocked, items(1))
@@ -265,7 +264,7 @@ def test_an_append_examines_all_anchors_and_so_needs_a_slot(stocked):
 
 def test_an_append_waits_for_a_relative_head_that_is_being_written(stocked, monkeypatch):
     head = make_linear_head(torch.randn(2, 12), None, dim=12)
-    new = heads.HeadDefinition("r", "linear", None, "s", HeadOutput.numbers)
+    new = heads.HeadDefinition("r", "linear", None, "s")
     refused: list[AnchorageError] = []
 
     def work() -> None:

@@ -22,7 +22,6 @@ from app.services.request_context import RequestContext
 from app.services.serving import apply
 from app.services.translators import contracts, translators
 from app.storage import name_cache
-from app.types import HeadOutput
 from tests.services.helpers import CONTEXT, PROJECT, another_process, create_encoder
 
 VECTORS = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
@@ -58,7 +57,7 @@ def make(services: Services, project: str, version: int) -> None:
     )
     for name, encoder, anchor_set, dim in (("h", "b", None, 3), ("r", None, "s", 12)):
         head = make_linear_head(torch.randn(2, dim, generator=draw), None, dim=dim)
-        new = heads.HeadDefinition(name, "linear", encoder, anchor_set, HeadOutput.numbers)
+        new = heads.HeadDefinition(name, "linear", encoder, anchor_set)
         heads.create_head(services, RequestContext(project), new, lambda _dim, head=head: head)
 
 

@@ -6,12 +6,11 @@ import torch
 
 from app.heads.linear import make_linear_head
 from app.services.heads import heads
-from app.types import HeadOutput
 from tests.services.helpers import CONTEXT, some
 
 
 def test_a_head_is_stored_in_float32_and_loaded_once(stocked):
-    new = heads.HeadDefinition("h", "linear", "b", None, HeadOutput.classes, ["x", "y"])
+    new = heads.HeadDefinition("h", "linear", "b", None, ["x", "y"])
     head = heads.create_head(
         stocked, CONTEXT, new, lambda dim: make_linear_head(some(2, 2).double(), None, dim=dim)
     )

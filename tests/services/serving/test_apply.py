@@ -8,7 +8,6 @@ import threading
 from contextlib import suppress
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
@@ -49,21 +48,14 @@ def lanes(request, on_sqlite, monkeypatch):
 
 
 @pytest.mark.parametrize("count", [1, ROWS_PER_STEP, 5 * ROWS_PER_STEP + 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("method", ["graded", "kernel"])
-def test_wherever_it_is_computed_a_product_is_the_plain_one_with_its_flags(
-    lanes, count, dtype, method
-):
+def test_wherever_it_is_computed_a_product_is_the_plain_one_with_its_flags(lanes, count, method):
     served = translator(name=method)
     vectors = normal(2, count, 8).float()
     vectors[count // 2] = served.source_mean
-    out = torch.empty(count, 6, dtype=dtype)
-    made = serve(served).start(lanes, vectors, out).result()
+    made = serve(served).start(lanes, vectors).result()
     plain = maths.apply(served, vectors)
-    assert made.vectors is out
-    torch.testing.assert_close(
-        out.float(), plain.vectors, rtol=0, atol=1e-5 if dtype is torch.float32 else 2e-2
-    )
+    torch.testing.assert_close(made.vectors, plain.vectors, rtol=0, atol=1e-5)
     assert made.at_mean.tolist() == plain.at_mean.tolist()
     assert made.outside.tolist() == plain.outside.tolist()
     assert made.at_mean.nonzero().flatten().tolist() == [count // 2]
@@ -117,31 +109,6 @@ def test_wherever_it_is_computed_all_wrong_rows_are_named(lanes, bad):
     assert isinstance(caught.value, OutOfRange if bad == 1e31 else NonFinite)
     assert (caught.value.rows, caught.value.row_count) == (wrong, 4)
     assert f"4 of {4 * ROWS_PER_STEP}" in caught.value.detail
-
-
-@pytest.mark.parametrize("count", [1, 3 * ROWS_PER_STEP])
-def test_a_translation_that_float16_cannot_hold_is_refused_by_its_row(lanes, count):
-    served = translator(keep_norms=True)
-    vectors = normal(2, count, 8).float()
-    vectors[-1] *= 1e6
-    assert bool(serve(served).start(lanes, vectors).result().vectors.isfinite().all())
-    with pytest.raises(OutOfRange, match="float16") as caught:
-        serve(served).start(lanes, vectors, torch.empty(count, 6, dtype=torch.float16)).result()
-    assert caught.value.rows == [count - 1]
-
-
-def test_the_error_of_bfloat16_is_what_it_is(lanes):
-    served = translator(64, 48, "procrustes")
-    vectors = normal(5, 3 * ROWS_PER_STEP, 64).float()
-    made = serve(served).start(lanes, vectors, precision="bfloat16").result().vectors
-    found = apply.precision_error(served, vectors, made)
-    exact = maths.apply(served, vectors).vectors.double()
-    errors = (made.double() - exact).norm(dim=1) / (exact - served.decoder.mean).norm(dim=1)
-    places = np.linspace(0, len(vectors) - 1, apply.COMPARED_ROWS).astype(int)
-    assert found["rows"] == apply.COMPARED_ROWS
-    assert found["largest"] == pytest.approx(float(errors[places].max()), rel=1e-2)
-    assert found["mean"] == pytest.approx(float(errors[places].mean()), rel=1e-2)
-    assert 1e-4 < found["mean"] <= found["largest"] < 0.02
 
 
 @pytest.mark.filterwarnings("error")

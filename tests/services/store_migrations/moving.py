@@ -218,7 +218,6 @@ def plan_of(store: str, **changes: Any) -> Mapping[str, Any]:
         "source": "old",
         "target": "new",
         "anchor_set": "pairs",
-        "strategy": None,
         "dim": NEW_DIM,
         "estimate": {"recall": 0.9},
         "min_recall": 0.9,

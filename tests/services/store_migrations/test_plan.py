@@ -28,7 +28,6 @@ from app.errors import (
     QualityBelowMinimum,
     StoreNotFound,
     StoreUnavailable,
-    StoreUnsupported,
     UnknownOption,
     WrongSpace,
 )
@@ -100,7 +99,6 @@ def test_a_plan_says_everything_that_run_and_a_person_need(planning: Planning) -
         "anchor_set": "pairs",
         "rows": ROWS,
         "dim": NEW_DIM,
-        "strategy": "swap",
         "re_embed": 0.0,
         "re_embed_below": None,
         "rows_per_second": 100.0,
@@ -251,7 +249,6 @@ def test_of_plans_at_once_one_wins(planning: Planning) -> None:
         ({"anchor_set": "none"}, AnchorSetNotFound, "anchor_set"),
         ({"target": "old"}, InvalidRequest, "target"),
         ({"target": "lonely"}, AnchorsNotEmbedded, None),
-        ({"strategy": "column"}, StoreUnsupported, "strategy"),
         ({"method": "ridge", "options": {"omega": 3}}, UnknownOption, "options.omega"),
         ({"options": {"ridge": 3.0}}, UnknownOption, "options.ridge"),
         ({"evaluation": "0" * 32}, JobNotFound, "evaluation"),

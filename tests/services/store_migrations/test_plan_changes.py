@@ -13,7 +13,6 @@ from app.errors import (
     InvalidRequest,
     MigrationNotFound,
     OutOfRange,
-    StoreUnsupported,
     WrongState,
 )
 from app.services.context import Services
@@ -25,8 +24,6 @@ from tests.services.helpers import CONTEXT, PROJECT, again, alter, create_encode
 PLAN: dict[str, Any] = {
     "store": "rows",
     "rows": 700,
-    "strategy": "collection",
-    "strategies": ["collection", "named-vector"],
     "estimate": {"recall": 0.7},
     "re_embed": 0.0,
     "re_embed_below": None,
@@ -88,7 +85,6 @@ def test_an_edited_document_changes_the_plan(
     on_sqlite: Services, planned: tables.MigrationRow
 ) -> None:
     wanted = {
-        "strategy": "named-vector",
         "rows_per_second": 500,
         "max_latency_ms": 12.5,
         "min_recall": 0.9,
@@ -117,7 +113,6 @@ def test_an_unchanged_document_is_accepted_in_every_state(
         ({"re_embed_below": 0.5}, InvalidRequest, "re_embed_below"),
         ({"color": "red"}, InvalidRequest, "color"),
         ({"migration": "another"}, InvalidRequest, "migration"),
-        ({"strategy": "column"}, StoreUnsupported, "strategy"),
         ({"batch": 1.5}, OutOfRange, "batch"),
         ({"batch": 10_001}, OutOfRange, "batch"),
         ({"min_recall": float("nan")}, OutOfRange, "min_recall"),
@@ -151,7 +146,7 @@ def test_what_rows_were_written_by_stays_once_a_run_began(
     on_sqlite: Services, planned: tables.MigrationRow
 ) -> None:
     alter(on_sqlite, planned, state=MigrationState.paused)
-    for changes in ({"strategy": "named-vector"}, {"re_embed": 0.1}):
+    for changes in ({"re_embed": 0.1},):
         with pytest.raises(WrongState, match="before the first run"):
             change_plan(on_sqlite, CONTEXT, planned.id, changes)
     assert change_plan(on_sqlite, CONTEXT, planned.id, {"batch": 5}).plan["batch"] == 5

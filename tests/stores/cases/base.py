@@ -30,8 +30,6 @@ class StoreCase(ABC):
 
     #: kind of the connector
     kind: str
-    #: strategies that the suite runs, each from the beginning to the end
-    strategies: tuple[str, ...]
     #: type of the ids that `fill` and `insert` write
     id_type: type[int] | type[str] = int
 

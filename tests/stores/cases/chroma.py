@@ -37,7 +37,6 @@ def open_client(url: str):
 
 class ChromaFolderCase(StoreCase):
     kind = "chroma"
-    strategies = ("collection",)
     id_type = str
 
     def url(self, folder: Path) -> str:

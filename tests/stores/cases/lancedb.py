@@ -39,7 +39,6 @@ def open_table(location: StoreLocation) -> Any:
 
 class LancedbCase(StoreCase):
     kind = "lancedb"
-    strategies = ("column",)
 
     def fill(self, folder: Path, rows: Rows) -> StoreLocation:
         url = str(folder / "lance")

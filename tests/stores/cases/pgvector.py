@@ -19,7 +19,6 @@ from tests.stores.cases.base import Rows, StoreCase
 
 class PgvectorCase(StoreCase):
     kind = "pgvector"
-    strategies = ("swap",)
 
     def fill(self, folder: Path, rows: Rows) -> StoreLocation:
         schema = f"s_{uuid4().hex[:12]}"

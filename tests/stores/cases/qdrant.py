@@ -21,7 +21,6 @@ class LocalQdrantCase(StoreCase):
     """A collection with a vector `text`. Clients use its alias."""
 
     kind = "qdrant"
-    strategies = ("collection",)
 
     def visit(self, location: StoreLocation):
         return lend_folder(str(Path(location.url).resolve()))

@@ -28,7 +28,6 @@ def connect(location: StoreLocation) -> Any:
 
 class SqliteVecCase(StoreCase):
     kind = "sqlite-vec"
-    strategies = ("table",)
 
     def fill(self, folder: Path, rows: Rows) -> StoreLocation:
         url = str(folder / "items.db")

@@ -190,7 +190,7 @@ def test_without_an_alias_a_collection_can_only_be_searched(tmp_path: Path) -> N
     params = models.VectorParams(size=DIM, distance=DOT)
     store = open_store(local(tmp_path, params, plain_points(), alias=None))
     facts = store.facts()
-    assert facts.strategies == ()
+    assert not facts.can_migrate
     assert [note.code for note in facts.notes] == ["no-alias"]
     assert list(store.search(VECTORS[:1], 1)[0].ids) == [0]
     with pytest.raises(StoreUnsupported, match="create an alias"):

@@ -15,7 +15,7 @@ from app.api.schemas.quality import StoreCoverageOut
 from app.maths.anchors import health, mismatch
 from app.services.anchors import anchor_findings, anchor_reports, drift
 from app.services.anchors.anchor_reports import MAX_SUGGESTED
-from app.services.anchors.drift import DEFAULT_REEMBEDDED, MAX_REEMBEDDED, DriftReport
+from app.services.anchors.drift import MAX_REEMBEDDED, USUAL_REEMBEDDED, DriftReport
 
 router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
 
@@ -196,14 +196,9 @@ class DriftRequest(Body):
     rows: Annotated[list[int], Field(fail_fast=True, max_length=65_536)] | None = Field(
         None,
         description="Anchors that the vectors belong to, in their order, at most 65,536. "
-        "Default: all.",
+        "Default: all. Without vectors, the anchors to encode again: at most "
+        f"{MAX_REEMBEDDED:,}; default {USUAL_REEMBEDDED} drawn at random.",
     )
-    sample: Annotated[int, Field(ge=1, le=MAX_REEMBEDDED)] | None = Field(
-        None,
-        description="Number of stored inputs to encode again, drawn at random, "
-        f"1 to {MAX_REEMBEDDED:,}. Default {DEFAULT_REEMBEDDED}.",
-    )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="Random seed of the sample.")
 
 
 @router.get(
@@ -268,6 +263,4 @@ def find_drift(
         encoder=body.encoder,
         vectors=body.vectors,
         rows=body.rows,
-        sample=body.sample,
-        seed=body.seed,
     )

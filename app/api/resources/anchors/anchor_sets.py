@@ -5,15 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-import numpy as np
-import pyarrow as pa
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
 
-from app.api.codecs import arrow, media_types
-from app.api.codecs.media_types import JSON
-from app.api.http import answers
 from app.api.http.bodies import ITEM_COLUMNS, MATRIX, body_docs, json_body
 from app.api.http.deps import (
     ASYNC,
@@ -47,8 +41,6 @@ router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
 MAX_PAIRS_PER_PAGE = 10_000
 
 MAX_STORE_ANCHORS = 16_384
-
-PAIRS_MEDIA = (JSON, media_types.ARROW)
 
 
 class NewAnchorSet(ItemsBody):
@@ -291,14 +283,10 @@ def append_items(
     "/{name}/pairs",
     summary="List bootstrapped pairs",
     response_model=AnchorPairsOut,
-    responses={
-        200: {"content": {media_types.ARROW: {"schema": {"type": "string", "format": "binary"}}}},
-        **documented(404, 406, 409, 422),
-    },
+    responses=documented(404, 409, 422),
 )
 def get_pairs(
     name: PathName,
-    request: Request,
     services: Svc,
     project: Reads,
     after: Annotated[
@@ -309,11 +297,12 @@ def get_pairs(
     ] = 1_000,
 ) -> Response:
     """Returns the rows of the two pools behind each anchor of a set from `POST /bootstrap`."""
-    media = answers.preferred_media(request, JSON, PAIRS_MEDIA)
     pairs, confidence = anchor_sets.load_pairs(services, project, name)
     start = min(after + 1, len(pairs))
     page = slice(start, start + limit)
-    return _respond_pairs(media, pairs[page], confidence[page])
+    return fields.respond_json(
+        {"pairs": pairs[page].numpy(), "confidence": confidence[page].numpy()}
+    )  # NaN becomes null
 
 
 @router.get("", summary="List anchor sets", responses=documented(422))
@@ -345,17 +334,3 @@ def delete_anchor_set(name: PathName, services: Svc, context: WriteContext) -> N
     Fails with `in-use` if a head, a migration or an alias uses it.
     """
     anchor_sets.delete_anchor_set(services, context, name)
-
-
-def _respond_pairs(media: str, pairs: Tensor, confidence: Tensor) -> Response:
-    probabilities = confidence.numpy()
-    if media == JSON:
-        return fields.respond_json(
-            {"pairs": pairs.numpy(), "confidence": probabilities}
-        )  # NaN becomes null
-    rows = {
-        name: pa.array(np.ascontiguousarray(pairs[:, side]))
-        for side, name in enumerate(("source_row", "target_row"))
-    }
-    columns = {**rows, "confidence": pa.array(probabilities, from_pandas=True)}  # NaN becomes null
-    return answers.PartsResponse(arrow.write(columns, {}), media_types.ARROW)

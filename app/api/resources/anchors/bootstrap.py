@@ -36,19 +36,6 @@ class BootstrapOptions(Body):
     attempts: Annotated[int, Field(ge=1, le=64)] | None = Field(
         None, description="Largest number of attempts, 1 to 64. Default 6."
     )
-    rounds: Annotated[int, Field(ge=2, le=1000)] | None = Field(
-        None,
-        description="Rounds of an attempt, 2 to 1,000; late attempts have twice as many. "
-        "Default 40.",
-    )
-    agreed: Annotated[Finite, Field(ge=0, le=1)] | None = Field(
-        None,
-        description="Share of equal pairs in two attempts that ends the search, 0 to 1. "
-        "Default 0.8.",
-    )
-    refinements: Annotated[int, Field(ge=1, le=50)] | None = Field(
-        None, description="Largest number of refinements, 1 to 50. Default 4."
-    )
     rows: Annotated[int, Field(ge=100, le=1_000_000)] | None = Field(
         None,
         description="Number of items of the source's pool that take part, 100 to 1,000,000. "
@@ -128,7 +115,7 @@ class BootstrapRequest(Body):
 def _pool_side(
     side: Literal["source", "target"], pool: object, inputs: Sequence[Input] | None, role: Role
 ) -> pools.PoolInput:
-    """One side of a bootstrap. Raises NotExactlyOne, and as `fields.parse_matrix`."""
+    """One side of a bootstrap."""
     field = f"{side}_pool"
     if (pool is None) == (inputs is None):
         raise NotExactlyOne(f"Send exactly one of `{field}` and `{side}_inputs`.", field=field)

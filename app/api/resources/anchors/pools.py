@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Response
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
-from app.api.http.bodies import MATRIX_AND_QUERY, body_docs, json_body
+from app.api.http.bodies import MATRIX, body_docs, json_body
 from app.api.http.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import InputsBody, Name, RowModel, Vectors
@@ -73,12 +73,12 @@ class PoolPage(BaseModel):
     status_code=201,
     summary="Create a pool",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(NewPool, MATRIX_AND_QUERY),
+    openapi_extra=body_docs(NewPool, MATRIX),
 )
 def create_pool(
     name: PathName,
     context: WriteContext,
-    body: Annotated[NewPool, json_body(NewPool, MATRIX_AND_QUERY)],
+    body: Annotated[NewPool, json_body(NewPool, MATRIX)],
     response: Response,
     services: Svc,
     repeat: IdempotencyKey,
@@ -105,12 +105,12 @@ def create_pool(
     status_code=201,
     summary="Add items to a pool",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(NewPiece, MATRIX_AND_QUERY),
+    openapi_extra=body_docs(NewPiece, MATRIX),
 )
 def extend_pool(
     name: PathName,
     context: WriteContext,
-    body: Annotated[NewPiece, json_body(NewPiece, MATRIX_AND_QUERY)],
+    body: Annotated[NewPiece, json_body(NewPiece, MATRIX)],
     services: Svc,
     repeat: IdempotencyKey,
 ) -> Pool:

@@ -11,25 +11,21 @@ from app.api.http import answers
 from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import FIT_QUEUED, ReadContext, Svc
 from app.api.http.problems import documented
-from app.api.schemas.fields import Name, Vectors
-from app.api.schemas.judgements import JudgedFields, RowOrText
+from app.api.schemas.fields import Name
+from app.api.schemas.judgements import JudgedFields
 from app.api.schemas.quality import EstimateOut
 from app.api.schemas.translation import AnswerWarningOut, PairRequest
 from app.errors import InvalidRequest
 from app.maths.relevance.advice import DEFAULT_DIFFERENCE, FEWEST_QUERIES, AdvisedOption, Certainty
-from app.services import incoming
 from app.services.context import Services
 from app.services.relevance import advice
-from app.services.relevance.advice import AdviceTask, Prices, RowOrder
+from app.services.relevance.advice import AdviceTask, Prices
 from app.services.request_context import RequestContext
 
 router = APIRouter(tags=["search"])
 
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
-
-#: most clicks of a request
-MAX_CLICKS = 100_000
 
 
 class AdviceRequest(PairRequest, JudgedFields):
@@ -51,26 +47,10 @@ class AdviceRequest(PairRequest, JudgedFields):
 
     source: Name = Field(description="The old encoder, whose vectors the store holds.")
     target: Name = Field(description="The new encoder.")
-    documents: Vectors = Field(
-        None,
-        description="Stored vectors by the source encoder. With `judgements`, the documents that "
-        "they name; without, a sample of the store, to name the rows to encode again first.",
-    )
     evaluation: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = Field(
         None,
         description="Id of a finished job of `POST /evaluate` with judgements, in place of them. "
         "It must be of the same translator.",
-    )
-    clicks: (
-        Annotated[list[RowOrText], Field(fail_fast=True, min_length=1, max_length=MAX_CLICKS)]
-        | None
-    ) = Field(
-        None,
-        description="Ids of documents from a query log, one for each click. The most clicked are "
-        "named as the rows to encode again first.",
-    )
-    row_limit: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        20, description="Most rows that `rows_first` names."
     )
     corpus_size: Annotated[int, Field(ge=1, lt=2**53)] | None = Field(
         None,
@@ -109,16 +89,10 @@ class AdviceRequest(PairRequest, JudgedFields):
             judgements = self.judged_task(services, context.project, request)
         else:
             self._refuse_judged_fields()
-        if self.documents is not None:
-            incoming.check_count(self.documents, field="documents", limits=services.limits)
         return AdviceTask(
             request,
             judgements,
             self.evaluation,
-            self.documents,
-            self.document_ids,
-            self.clicks,
-            self.row_limit,
             self.corpus_size,
             self.old_encoder_runs,
             self.text_exists,
@@ -133,19 +107,13 @@ class AdviceRequest(PairRequest, JudgedFields):
 
     def _refuse_judged_fields(self) -> None:
         """Raises InvalidRequest for fields that only apply with judgements."""
-        for field in ("queries", "old_queries", "native_documents", "query_ids", "weight"):
+        judged = set(JudgedFields.model_fields) - {"candidates"}
+        for field in judged & self.model_fields_set:
             if getattr(self, field) is not None:
                 raise InvalidRequest(
                     f"`{field}` only applies with `judgements`. Remove it, or add them.",
                     field=field,
                 )
-        ids, count = self.document_ids, 0 if self.documents is None else len(self.documents)
-        if ids is not None and len(ids) != count:
-            raise InvalidRequest(
-                f"There are {len(ids)} `document_ids` and {count} `documents`. Send one id for "
-                "each.",
-                field="document_ids",
-            )
 
 
 class GainOut(BaseModel):
@@ -236,14 +204,6 @@ class AdviceOut(BaseModel):
     )
     difference: float = Field(description="Difference in nDCG@10 that counts.")
     fuse_weight: float = Field(description="Weight of the new scores to fuse with.")
-    rows_first: list[int | str] = Field(
-        description="Rows or ids of the items to encode again first. Empty without `clicks` and "
-        "`documents`."
-    )
-    rows_first_by: RowOrder | None = Field(
-        description="`clicks`: the most clicked first. `confidence`: those whose translation has "
-        "the lowest expected cosine first."
-    )
     fidelity: EstimateOut | None = Field(
         description="How well translations imitate the target's own vectors. Null with too few "
         "anchors."

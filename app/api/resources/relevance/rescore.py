@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import orjson
@@ -13,7 +14,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
@@ -21,10 +21,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 
-from app.api.codecs import candidates, media_types
-from app.api.codecs.candidates import CandidateBlocks
+from app.api.codecs import media_types
 from app.api.http import answers
-from app.api.http.bodies import VECTOR_ANSWERS, BodyFormats, Call, body_docs, vector_call
+from app.api.http.bodies import JSON_ONLY, Call, body_docs, vector_call
 from app.api.http.deps import FIT_QUEUED
 from app.api.http.problems import documented
 from app.api.schemas.fields import (
@@ -38,14 +37,13 @@ from app.api.schemas.fields import (
 )
 from app.api.schemas.native import NativeOut, native_members
 from app.api.schemas.translation import AnswerWarningOut, PairRequest, Share
-from app.errors import InvalidRequest, TooManyVectors
+from app.errors import InvalidRequest
 from app.maths.translators.translator import ProductPrecision, no_flags
 from app.observability import metrics
 from app.services.encoders import encoding
 from app.services.relevance import rescoring
 from app.services.relevance.native_order import MAX_NATIVE, USUAL_NATIVE, NativeScoring
 from app.services.relevance.rescoring import (
-    INLINE_QUERIES,
     EncoderNames,
     Rescored,
     RescoreMode,
@@ -57,24 +55,24 @@ from app.types import InputRole
 
 router = APIRouter(tags=["search"])
 
-#: answers about more candidates are written in a thread
-INLINE_ANSWERED = 1_000
-
 #: fields that only a translation uses
 TRANSLATION_FIELDS = {"method", "options", "prefer", "min_quality", "index", "precision"}
 
 CANDIDATE_COUNTS = metrics.BATCH_VECTORS.labels("rescore")
 
-READERS = BodyFormats(
-    candidates.read_npy,
-    candidates.read_arrow,
-    query=True,
-    described="npy: the files of the queries (q, d_target), of the candidates (q, m, d_source), "
-    "and with `mode=fuse` of the old queries (q, d_source), one after the other. Arrow: one row "
-    "for each query, with the columns `query`, `vectors`, and optionally `ids` and `old_query`.",
-    is_light_npy=candidates.is_light,
-    pools=False,
-)
+
+@dataclass(frozen=True)
+class CandidateBlocks:
+    """The candidates of each query.
+
+    vectors   for each query (m, d); (0, 0) for a query without candidates
+    ids       for each query m ids
+    texts     for each query m texts, None where a candidate has none; None: no text was sent
+    """
+
+    vectors: Sequence[torch.Tensor]
+    ids: Sequence[Sequence[int | str]]
+    texts: Sequence[Sequence[str | None]] | None
 
 
 def _check_ids(ids: list[Any]) -> list[Any]:
@@ -108,32 +106,18 @@ class QueryCandidates(Body):
     )
 
 
-def _decode_candidates(
-    value: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo
-) -> CandidateBlocks:
-    """Returns the candidates as tensors.
-
-    Raises InvalidRequest, TooManyVectors, and as `parse_matrix`.
-    """
-    if isinstance(value, CandidateBlocks):
-        return value
-    most = (info.context or {}).get("max_rows")
-    if isinstance(value, list) and most is not None and len(value) > most:
-        raise TooManyVectors(
-            f"The request has {len(value)} queries; at most {most} are allowed. Send fewer.",
-            field="candidates",
-            limit=most,
-        )
+def _decode_candidates(value: Any, validate: ValidatorFunctionWrapHandler) -> CandidateBlocks:
+    """Returns the candidates as tensors."""
     each: list[QueryCandidates] = validate(value)
     return CandidateBlocks(
         [_matrix(one, place) for place, one in enumerate(each)],
         [one.ids for one in each],
-        texts=_texts(each),
+        _texts(each),
     )
 
 
 def _texts(each: list[QueryCandidates]) -> list[list[str | None]] | None:
-    """Returns the texts of all queries' candidates, if there are any. Raises InvalidRequest."""
+    """Returns the texts of all queries' candidates, if there are any."""
     if all(one.texts is None for one in each):
         return None
     for place, one in enumerate(each):
@@ -147,7 +131,7 @@ def _texts(each: list[QueryCandidates]) -> list[list[str | None]] | None:
 
 
 def _matrix(one: QueryCandidates, place: int) -> torch.Tensor:
-    """Returns the vectors (m, d) of one query. Raises InvalidRequest, and as `parse_matrix`."""
+    """Returns the vectors (m, d) of one query."""
     field = f"candidates.{place}.vectors"
     vectors = (
         torch.empty(0, 0) if not one.ids and one.vectors == [] else parse_matrix(one.vectors, field)
@@ -356,15 +340,15 @@ class RescoreAnswer(BaseModel):
     "/rescore",
     summary="Order candidates by the new encoder",
     responses={
-        200: {"model": RescoreAnswer, **VECTOR_ANSWERS},
+        200: {"model": RescoreAnswer},
         202: FIT_QUEUED,
-        **documented(400, 404, 406, 409, 413, 415, 422),
+        **documented(400, 404, 409, 413, 415, 422),
     },
     response_model=None,
-    openapi_extra=body_docs(RescoreRequest, READERS, is_call=True),
+    openapi_extra=body_docs(RescoreRequest, JSON_ONLY, is_call=True),
 )
 async def rescore(
-    call: Annotated[Call[RescoreRequest], vector_call(RescoreRequest, READERS)],
+    call: Annotated[Call[RescoreRequest], vector_call(RescoreRequest, JSON_ONLY)],
 ) -> Response:
     """Sorts a store's candidates by their scores with the new encoder. Writes nothing to the store.
 
@@ -372,28 +356,13 @@ async def rescore(
     `mode: fuse`, the old encoder's scores count too. With `native`, the new encoder embeds the
     texts of the best candidates; `mode: fuse` then needs no anchors.
     """
-    media = _answer_media(call)
     body = call.body
     with call.encoding():
         rescored = await rescoring.rescore(call.services, call.context, body.rescoring())
-    count = len(rescored.translated.vectors)
-    CANDIDATE_COUNTS.observe(count)
-    if count > INLINE_ANSWERED or len(rescored.counts) > INLINE_QUERIES:
-        response = await run_in_threadpool(_respond, call, media, rescored)
-    else:
-        response = _respond(call, media, rescored)
+    CANDIDATE_COUNTS.observe(len(rescored.translated.vectors))
+    response = await run_in_threadpool(_respond, body, rescored)
     response.headers["Server-Timing"] = call.timing()
     return response
-
-
-def _answer_media(call: Call[RescoreRequest]) -> str:
-    """Returns the format of the answer: JSON, or that of an npy or Arrow body.
-
-    Raises NotAcceptable.
-    """
-    usual = call.media if call.media in media_types.VECTORS else media_types.JSON
-    offered = [media_types.JSON, usual] if usual != media_types.JSON else [usual]
-    return answers.preferred_media(call.request, usual, offered)
 
 
 def _describe(rescored: Rescored, mode: str) -> dict[str, Any]:
@@ -412,26 +381,16 @@ def _describe(rescored: Rescored, mode: str) -> dict[str, Any]:
     }
 
 
-def _respond(call: Call[RescoreRequest], media: str, rescored: Rescored) -> Response:
-    about, blocks = _describe(rescored, call.body.mode), call.body.blocks
-    places = [each.places for each in rescored.results]
-    scores = [each.scores for each in rescored.results]
-    if media == media_types.NPY:
-        parts: list[Any] = candidates.write_npy(places, scores)
-        return answers.PartsResponse(parts, media, answers.describe_in_headers(about))
-    if media == media_types.ARROW:
-        parts = candidates.write_arrow(blocks, places, scores, answers.describe_in_texts(about))
-        return answers.PartsResponse(parts, media, answers.describe_in_headers(about))
-    ids = blocks.id_lists
+def _respond(body: RescoreRequest, rescored: Rescored) -> Response:
     results: list[dict[str, Any]] = []
-    for query, order in enumerate(each.tolist() for each in places):
-        named = order if ids is None else [ids[query][place] for place in order]
-        results.append({"ids": named, "scores": scores[query].float().numpy()})
-        is_native = rescored.results[query].is_native
-        if is_native is not None:
-            results[-1]["native"] = [
-                each for each, native in zip(named, is_native.tolist(), strict=True) if native
-            ]
+    for ids, found in zip(body.blocks.ids, rescored.results, strict=True):
+        named = [ids[place] for place in found.places.tolist()]
+        result = {"ids": named, "scores": found.scores.float().numpy()}
+        if found.is_native is not None:
+            is_native = found.is_native.tolist()
+            result["native"] = [each for each, own in zip(named, is_native, strict=True) if own]
+        results.append(result)
+    about = _describe(rescored, body.mode)
     data = orjson.dumps({"results": results, **about}, option=orjson.OPT_SERIALIZE_NUMPY)
     response = Response(data, media_type=media_types.JSON)
     answers.add_warnings(response, rescored.warnings)

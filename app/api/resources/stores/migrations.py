@@ -28,7 +28,6 @@ from app.api.schemas.translation import (
 from app.maths.quality.candidates import Preference
 from app.services.access.idempotency import idempotent
 from app.services.context import Services
-from app.services.relevance.advice import Prices
 from app.services.request_context import Repeat, RequestContext
 from app.services.store_migrations import plan, records, steps
 from app.services.store_migrations.plan_contents import (
@@ -43,9 +42,6 @@ router = APIRouter(prefix="/migrations", tags=["migrations"])
 
 MigrationId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="Id of the migration.")]
 Pace = Annotated[Finite, Field(gt=0, le=1e9)]
-Amount = Annotated[Finite, Field(ge=0, le=1e12)]
-Rate = Annotated[Finite, Field(gt=0, le=1e12)]
-StrategyName = Annotated[str, Field(pattern=r"^[a-z][a-z-]{0,39}$")]
 
 
 class NewMigration(Body):
@@ -70,9 +66,6 @@ class NewMigration(Body):
     min_quality: MinQuality = Field(
         default_factory=lambda: NO_MINIMUM,
         description="Lowest estimate to accept, in an index of the store's size.",
-    )
-    strategy: StrategyName | None = Field(
-        None, description="How the new vectors are kept. Default: the store's own."
     )
     force_space: bool = Field(
         False,
@@ -120,16 +113,6 @@ class NewMigration(Body):
         description="Whether the items can be encoded again. "
         "Null: as the store's `text_field` says, otherwise unknown.",
     )
-    tokens_per_item: Rate | None = Field(None, description="Mean number of tokens of an item.")
-    price_per_million_tokens: Amount | None = Field(
-        None, description="Price of encoding a million tokens with the new encoder."
-    )
-    price_per_million_writes: Amount = Field(0, description="Price of a million writes.")
-    items_per_second: Rate | None = Field(
-        None,
-        description="Items that the new encoder encodes in a second. "
-        "Null: measured on texts of the store, where the service runs the encoder.",
-    )
 
     def task(self) -> MigrationTask:
         """Raises InvalidRequest for `prefer` with a method other than `auto`."""
@@ -141,20 +124,13 @@ class NewMigration(Body):
             **{name: getattr(self, name) for name in same},
             options=self.options.as_dict(),
             min_quality=self.min_quality.as_dict(),
-            prices=Prices(
-                self.tokens_per_item,
-                self.price_per_million_tokens,
-                self.price_per_million_writes,
-                self.items_per_second,
-            ),
         )
 
 
 class PlanDocument(BaseModel, extra="allow"):
     """A plan, as `GET` answers it. A plan that comes back may differ in some members.
 
-    These are `strategy`, `rows_per_second`, `max_latency_ms`, `re_embed`, `min_recall`
-    and `batch`.
+    These are `rows_per_second`, `max_latency_ms`, `re_embed`, `min_recall` and `batch`.
     """
 
     migration: str | None = Field(None, description="Id of the migration.")
@@ -239,10 +215,9 @@ def change_plan(
 ) -> MigrationAnswer:
     """Replaces the settings of a plan that does not run now.
 
-    Send the plan as `GET` answers it, with other values for `strategy`, `rows_per_second`,
-    `max_latency_ms`, `re_embed`, `min_recall` or `batch`.
-    Other changes are refused. `strategy` and the rows to encode again only change before the first
-    run.
+    Send the plan as `GET` answers it, with other values for `rows_per_second`, `max_latency_ms`,
+    `re_embed`, `min_recall` or `batch`.
+    Other changes are refused. The rows to encode again only change before the first run.
     """
     plan.change_plan(services, context, id, body.model_dump(exclude_none=False))
     return MigrationAnswer.of(records.find_migration(services, context.project, id))

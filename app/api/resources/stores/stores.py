@@ -216,9 +216,6 @@ class StoreOut(StoreEntryOut):
         description="Approximate size of the vectors and their index. Null: unknown."
     )
     capabilities: CapabilitiesOut = Field(description="What this kind of store can do.")
-    strategies: list[str] = Field(
-        description="Ways to keep the new vectors during a migration, the default first."
-    )
     notes: list[StoreNoteOut] = Field(description="What to know before a migration.")
     space: SpaceOut = Field(description="Which encoder's vectors the store seems to hold.")
 
@@ -242,7 +239,6 @@ def describe(report: StoreReport) -> StoreOut:
         "encoder": {"name": row.encoder.name},
         "options": row.options,
         "capabilities": report.capabilities,
-        "strategies": list(facts.strategies),
         "notes": list(facts.notes),
         "space": {**asdict(report.space), "foreign": report.foreign},
     }

@@ -149,7 +149,7 @@ class AsyncMigration:
         return self
 
     async def change_plan(self, **fields: Any) -> AsyncMigration:
-        """Change members of the plan: strategy, rows_per_second, re_embed and others."""
+        """Change members of the plan: rows_per_second, re_embed and others."""
         plan = {**self.plan, **fields}
         self.data = await self._transport.put(f"/migrations/{self.id}/plan", plan)
         return self
@@ -212,7 +212,6 @@ class AsyncMigrations:
         options: Mapping[str, Any] | None = None,
         prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
-        strategy: str | None = None,
         force_space: bool | None = None,
         min_recall: float | None = None,
         fill: Literal["translate", "reads"] | None = None,
@@ -223,10 +222,6 @@ class AsyncMigrations:
         evaluation: str | None = None,
         old_encoder_runs: bool | None = None,
         text_exists: bool | None = None,
-        tokens_per_item: float | None = None,
-        price_per_million_tokens: float | None = None,
-        price_per_million_writes: float | None = None,
-        items_per_second: float | None = None,
     ) -> AsyncMigration:
         """Plan the move of a store. It writes nothing to the store."""
         body = {
@@ -237,7 +232,6 @@ class AsyncMigrations:
             "options": None if options is None else dict(options),
             "prefer": prefer,
             "min_quality": None if min_quality is None else dict(min_quality),
-            "strategy": strategy,
             "force_space": force_space,
             "min_recall": min_recall,
             "fill": fill,
@@ -248,10 +242,6 @@ class AsyncMigrations:
             "evaluation": evaluation,
             "old_encoder_runs": old_encoder_runs,
             "text_exists": text_exists,
-            "tokens_per_item": tokens_per_item,
-            "price_per_million_tokens": price_per_million_tokens,
-            "price_per_million_writes": price_per_million_writes,
-            "items_per_second": items_per_second,
         }
         made = await self._transport.post("/migrations", body, creates=True)
         return AsyncMigration(self._transport, made)

@@ -183,8 +183,6 @@ class AnchorSets(Resource):
         encoder: str,
         vectors: VectorsLike | None = None,
         rows: Sequence[int] | None = None,
-        sample: int | None = None,
-        seed: int | None = None,
     ) -> Json:
         """Return whether an encoder still gives the vectors that the set stores.
 
@@ -194,8 +192,6 @@ class AnchorSets(Resource):
             "encoder": encoder,
             "vectors": None if vectors is None else to_json(vectors),
             "rows": None if rows is None else [int(row) for row in rows],
-            "sample": sample,
-            "seed": seed,
         }
         return self._transport.post(f"{self.path}/{segment(name)}/drift", body)
 

@@ -41,7 +41,6 @@ from anchorage_client.vectors import (
     VectorsLike,
     as_array,
     from_npy,
-    to_json,
     to_npy,
 )
 
@@ -320,15 +319,11 @@ class Client(Measures):
         prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
         index: int | None = None,
-        labels: Sequence[str] | None = None,
-        targets: VectorsLike | None = None,
-        native_vectors: VectorsLike | None = None,
         dtype: Literal["float32", "float16"] | None = None,
     ) -> Predictions:
         """Return what a head of another space predicts for vectors or inputs.
 
-        Many rows take several requests, unless `labels`, `targets` or `native_vectors` ask for a
-        measurement.
+        Many rows take several requests.
         """
         body = {
             "encoder": encoder,
@@ -336,17 +331,10 @@ class Client(Measures):
             "anchor_set": anchor_set,
             "input_type": input_type,
             **fit_fields(method, options, prefer, min_quality, index),
-            "labels": None if labels is None else list(labels),
-            "targets": None if targets is None else to_json(targets),
-            "native_vectors": None if native_vectors is None else to_json(native_vectors),
             "dtype": dtype,
             "encoding": "base64",
         }
-        if labels is None and targets is None and native_vectors is None:
-            parts = row_parts(inputs, vectors=vectors)
-        else:
-            rows = None if vectors is None else to_json(vectors)
-            parts = iter([(0, {"vectors": rows, "inputs": inputs and list(inputs)})])
+        parts = row_parts(inputs, vectors=vectors)
         return predictions_of(*self._send_parts("/stitch", body, parts))
 
     def _send_parts(

@@ -174,8 +174,6 @@ class Measures:
         items_per_second: float | None = None,
         difference: float | None = None,
         evaluation: str | None = None,
-        clicks: Sequence[Id] | None = None,
-        row_limit: int | None = None,
         judgements: Sequence[Mapping[str, Any]] | None = None,
         queries: VectorsLike | None = None,
         old_queries: VectorsLike | None = None,
@@ -218,8 +216,6 @@ class Measures:
             "items_per_second": items_per_second,
             "difference": difference,
             "evaluation": evaluation,
-            "clicks": None if clicks is None else list(clicks),
-            "row_limit": row_limit,
         }
         return self._transport.post("/advice", body)
 

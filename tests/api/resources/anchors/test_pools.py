@@ -7,10 +7,8 @@ import subprocess
 import sys
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
-from pyarrow import ipc
 
 from app.api.codecs import media_types
 from app.services.anchors import anchor_sets, pools
@@ -315,23 +313,11 @@ def grown(stocked, embeddings):
     return stocked, pairs.tolist(), [None if sure != sure else sure for sure in confidence.tolist()]
 
 
-def test_the_pairs_come_in_arrow_too(grown):
-    client, pairs, _ = grown
-    answer = client.get(
-        "/anchor-sets/grown/pairs", params={"after": 3, "limit": 5}, headers={"accept": ARROW}
-    )
-    assert (answer.status_code, answer.headers["content-type"]) == (200, ARROW)
-    table = ipc.open_stream(answer.content).read_all()
-    table.validate(full=True)
-    assert table.schema.names == ["source_row", "target_row", "confidence"]
-    assert table.schema.types == [pa.int64(), pa.int64(), pa.float32()]
-    assert list(
-        zip(table["source_row"].to_pylist(), table["target_row"].to_pylist(), strict=True)
-    ) == [tuple(pair) for pair in pairs[4:9]]
-    assert table["confidence"].null_count == 1
-    assert table["confidence"][1].as_py() is None
-    empty = client.get("/anchor-sets/grown/pairs", params={"after": 39}, headers={"accept": ARROW})
-    assert ipc.open_stream(empty.content).read_all().num_rows == 0
+def test_a_page_of_pairs(grown):
+    client, pairs, confidence = grown
+    answer = client.get("/anchor-sets/grown/pairs", params={"after": 3, "limit": 5}).json()
+    assert (answer["pairs"], answer["confidence"]) == (pairs[4:9], pytest.approx(confidence[4:9]))
+    assert client.get("/anchor-sets/grown/pairs", params={"after": 39}).json()["pairs"] == []
 
 
 def test_pairs_that_nobody_can_be_told_are_refused(grown, refused):
@@ -340,12 +326,6 @@ def test_pairs_that_nobody_can_be_told_are_refused(grown, refused):
         client.get("/anchor-sets/items/pairs"), 404, "pairs-not-found", "name", detail="'items'"
     )
     refused(client.get("/anchor-sets/nothing/pairs"), 404, "anchor-set-not-found", "name")
-    refused(
-        client.get("/anchor-sets/grown/pairs", headers={"accept": NPY}),
-        406,
-        "not-acceptable",
-        "Accept",
-    )
     for query in ({"limit": 0}, {"limit": 10_001}, {"after": -2}, {"after": "x"}):
         refused(
             client.get("/anchor-sets/grown/pairs", params=query),

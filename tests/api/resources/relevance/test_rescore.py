@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
 from app.maths.relevance.fuse_weight import default_weight, held_out_cosine
 from tests.api.resources.translations import PAIR
 
-NPY, ARROW = "application/x-npy", "application/vnd.apache.arrow.stream"
 COUNTS = [4, 0, 7]
 
 
@@ -54,43 +50,6 @@ def cosines(query, vectors):
 def translated(client, block):
     answer = client.post("/translate", json={**PAIR, "method": "graded", "vectors": block.tolist()})
     return np.array(answer.json()["vectors"])
-
-
-def files(*arrays):
-    body = io.BytesIO()
-    for array in arrays:
-        np.save(body, array)
-    return body.getvalue()
-
-
-def stream_of(table, rows_per_batch=None):
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=rows_per_batch)
-    return sink.getvalue().to_pybytes()
-
-
-def table_of(queries, old_queries, blocks, *, ids=True, **more):
-    vector = pa.list_(pa.float64())
-    columns = {
-        "query": pa.array(queries.tolist(), vector),
-        "vectors": pa.array([block.tolist() for block in blocks], pa.list_(vector)),
-        "old_query": pa.array(old_queries.tolist(), vector),
-        **more,
-    }
-    if ids:
-        columns["ids"] = pa.array([each["ids"] for each in listed(blocks)], pa.list_(pa.string()))
-    return pa.table(columns)
-
-
-def url(**fields):
-    every = {**PAIR, "method": "graded", **fields}
-    return "/rescore?" + "&".join(f"{name}={value}" for name, value in every.items())
-
-
-def post(client, body, media, accept=None, **fields):
-    headers = {"Content-Type": media} | ({} if accept is None else {"Accept": accept})
-    return client.post(url(**fields), content=body, headers=headers)
 
 
 # --- scores and order -----------------------------------------------------------------------------
@@ -167,27 +126,6 @@ def test_flags_name_query_and_candidate(ask, embeddings, cloud):
     assert flags == [{"query": 2, "candidate": 5, "code": "equals-anchor-mean"}]
 
 
-# --- formats --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rows_per_batch", [None, 1, 2])
-def test_arrow_has_one_row_for_each_query_(ask, stocked, cloud, rows_per_batch):
-    more = {"mode": "fuse", "weight": 0.5}
-    expected = ask(**more, old_queries=cloud[1].tolist()).json()["results"]
-    table = table_of(*cloud)
-    body = stream_of(table, rows_per_batch)
-    answer = post(stocked, body, ARROW, **more)
-    assert answer.headers["content-type"] == ARROW, answer.text
-    found = pa.ipc.open_stream(answer.content).read_all()
-    assert found.column_names == ["ids", "scores"]
-    assert found.schema.metadata[b"anchorage.mode"] == b"fuse"
-    for row, result in zip(found.to_pylist(), expected, strict=True):
-        assert row["ids"] == result["ids"]
-        np.testing.assert_allclose(row["scores"], result["scores"], atol=1e-6)
-    as_json = post(stocked, body, ARROW, "application/json", **more).json()["results"]
-    assert [each["ids"] for each in as_json] == [each["ids"] for each in expected]
-
-
 # --- bad ------------------------------------------------------------------------------------------
 
 
@@ -224,64 +162,26 @@ def test_wrong_candidates_are_refused_by_query(ask, cloud, one, code, field):
     assert answer.json()["field"] == field
 
 
-def test_nan_is_refused_by_query_and_row(ask, stocked, cloud, packed, refused):
+def test_nan_is_refused_by_query_and_row(ask, cloud, packed, refused):
     block = cloud[2][2].copy()
     block[[2, 5], 1] = np.nan
     candidates = listed(cloud[2])
     candidates[2]["vectors"] = packed(block)
     refused(ask(candidates=candidates), 422, "non-finite", "candidates.2.vectors", [2, 5])
-    stacked = np.stack([cloud[2][2], block])
-    answer = post(stocked, files(cloud[0][:2], stacked), NPY)
-    refused(answer, 422, "non-finite", "candidates.1.vectors", [2, 5])
 
 
-def test_the_limit_of_vectors_holds_for_all_candidates_together(stocked, cloud, refused):
-    stored = np.ones((3, 700, 8), np.float32)
-    answer = post(stocked, files(cloud[0], stored), NPY)
+def test_the_limit_of_vectors_holds_for_all_candidates_together(ask, refused):
+    answer = ask(candidates=listed([np.ones((700, 8))] * 3))
     refused(answer, 413, "too-many-vectors", "candidates")
     assert answer.json()["limit"] == 2_000
 
 
-def test_the_limit_of_queries_holds_without_candidates(ask, stocked, refused):
-    few = [{"ids": [], "vectors": 0}] * 2_001  # refused before it is validated
-    refused(ask(candidates=few), 413, "too-many-vectors", "candidates")
-    table = table_of(np.ones((2_001, 6)), np.ones((2_001, 8)), [np.empty((0, 8))] * 2_001)
-    refused(post(stocked, stream_of(table), ARROW), 413, "too-many-vectors", "vectors")
+def test_the_limit_of_queries_holds_without_candidates(ask, refused):
+    few = [{"ids": [], "vectors": []}] * 2_001
+    answer = ask(candidates=few, queries=[[1.0] * 6] * 2_001)
+    refused(answer, 413, "too-many-vectors", "candidates")
 
 
-def test_wrong_npy_bodies_are_refused(stocked, cloud, refused):
-    queries, old_queries, blocks = cloud
-    stored = np.stack([blocks[0]] * 3)
-    refused(post(stocked, b"", NPY), 400, "bad-npy", "queries")
-    refused(post(stocked, files(queries), NPY), 400, "bad-npy", "candidates")
-    refused(post(stocked, files(queries, blocks[0]), NPY), 422, "bad-shape", "vectors")
-    refused(post(stocked, files(queries, stored)[:-8], NPY), 400, "bad-npy", "vectors")
-    refused(post(stocked, files(queries, stored) + b"x", NPY), 400, "bad-npy", "old_queries")
-    four = files(queries, stored, old_queries, old_queries)
-    refused(post(stocked, four, NPY, mode="fuse"), 400, "bad-npy", "queries")
-    answer = post(stocked, files(queries, stored), NPY, accept=ARROW)
-    refused(answer, 406, "not-acceptable", "Accept")
-
-
-def test_wrong_arrow_bodies_are_refused(stocked, cloud, refused):
-    table = table_of(*cloud)
-    vector = pa.list_(pa.float64())
-
-    def change(**columns):
-        changed = {name: table[name] for name in table.column_names}
-        return post(stocked, stream_of(pa.table({**changed, **columns})), ARROW, mode="fuse")
-
-    assert change().status_code == 200
-    without = stream_of(table.drop_columns(["vectors"]))
-    refused(post(stocked, without, ARROW), 422, "bad-column", "vectors")
-    short = pa.array([["a"], [], ["b"] * 7], pa.list_(pa.string()))
-    refused(change(ids=short), 422, "bad-column", "ids", [0])
-    refused(change(ids=pa.array([[0.5], [], []], vector)), 422, "bad-dtype", "ids")
-    refused(change(vectors=table["query"]), 422, "bad-dtype", "vectors")
-    blocks = [block.tolist() for block in cloud[2]]
-    blocks[2][3] = blocks[2][3][:-1]
-    ragged = pa.array(blocks, pa.list_(vector))
-    refused(change(vectors=ragged), 422, "ragged-rows", "candidates.2.vectors", [3])
-    nothing = pa.array([None, [], []], pa.list_(vector))
-    refused(change(vectors=nothing), 422, "bad-column", "vectors", [0])
-    refused(change(other=pa.array([1, 2, 3])), 422, "bad-column", "other")
+def test_other_formats_are_refused(stocked, refused):
+    answer = stocked.post("/rescore", content=b"", headers={"Content-Type": "application/x-npy"})
+    refused(answer, 415, "unsupported-media-type")

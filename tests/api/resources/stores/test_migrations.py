@@ -32,7 +32,6 @@ def test_an_unknown_store_is_not_found(stocked, refused) -> None:
         {"source": "first"},
         {"method": "magic"},
         {"min_quality": {"recall": 2}},
-        {"strategy": "Robert'); DROP TABLE"},
         {"re_embed": 1.5},
         {"rows_per_second": 0},
         {"batch": 10_001},
