@@ -17,7 +17,7 @@ from app.services.anchors import anchor_findings, anchor_reports, drift
 from app.services.anchors.anchor_reports import MAX_SUGGESTED
 from app.services.anchors.drift import DEFAULT_REEMBEDDED, MAX_REEMBEDDED, DriftReport
 
-router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
+router = APIRouter(prefix="/anchor-sets", tags=["Anchors"])
 
 
 class OutlierOut(BaseModel):

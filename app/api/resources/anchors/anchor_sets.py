@@ -42,7 +42,7 @@ from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
-router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
+router = APIRouter(prefix="/anchor-sets", tags=["Anchors"])
 
 MAX_PAIRS_PER_PAGE = 10_000
 

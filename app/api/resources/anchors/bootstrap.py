@@ -26,7 +26,7 @@ from app.services.translators import alignment
 from app.storage import tables
 from app.types import InputRole
 
-router = APIRouter(tags=["bootstrap"])
+router = APIRouter(tags=["Anchors"])
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 

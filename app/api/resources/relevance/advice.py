@@ -23,7 +23,7 @@ from app.services.relevance import advice
 from app.services.relevance.advice import AdviceTask, Prices, RowOrder
 from app.services.request_context import RequestContext
 
-router = APIRouter(tags=["search"])
+router = APIRouter(tags=["Decide"])
 
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
