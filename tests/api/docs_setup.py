@@ -139,7 +139,10 @@ def table(name: str, vectors: torch.Tensor) -> None:
             f"embedding vector({vectors.shape[1]}))"
         )
         for id_, row in enumerate(rows):
-            connection.execute(f"INSERT INTO {name} VALUES (%s, %s, %s)", (id_, *row))
+            connection.execute(
+                f"INSERT INTO {name} VALUES (%s, %s, %s)",  # noqa: S608 -- a name of this file
+                (id_, *row),
+            )
 
 
 def questions(http: httpx2.Client, folder: Path) -> None:

@@ -227,7 +227,7 @@ def test_a_bootstrap_runs_as_a_job(client: Client, new_pair):
         job.result()
     seen: list[dict[str, Any]] = []
     result = job.wait(timeout=200, progress=seen.append)
-    assert seen and seen[-1] == job.progress
+    assert seen[-1] == job.progress
     pairs = client.anchor_sets.pairs(result["anchor_set"])
     assert np.mean([source == target for source, target, _ in pairs]) > 0.9
     again = client.bootstrap(

@@ -213,10 +213,6 @@ class AdviceOut(BaseModel):
         description="The first option. By judgements: keep, unless another is measurably better; "
         "of options that differ by less than `difference`, the cheapest."
     )
-    best_measured: AdvisedOption | None = Field(
-        description="The option with the highest nDCG@10, whether or not it is decided. Null with "
-        f"fewer than {FEWEST_QUERIES} judged queries."
-    )
     summary: str = Field(description="What the order hinges on, and what it takes to know more.")
     basis: Literal["judgements", "comparison", "fidelity"] = Field(
         description=f"With fewer than {FEWEST_QUERIES} judged queries, `comparison`, by the newest "
