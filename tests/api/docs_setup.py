@@ -128,23 +128,41 @@ def folders(http: httpx2.Client, folder: Path) -> None:
             np.save(folder / name / f"part-{number}.npy", rows.numpy())
 
 
-def questions(http: httpx2.Client, folder: Path) -> None:
-    """The reader's table: questions with vectors of a model that does not run any more."""
-    pack = load_pack()
+def table(name: str, vectors: torch.Tensor) -> None:
+    """A table of the reader's database: the pack's first 60 sentences with their vectors."""
+    rows = zip(load_pack().sentences[:60], vectors[:60].numpy(), strict=True)
     with psycopg.connect(pgvector_server_of_process().url, autocommit=True) as connection:
         register_vector(connection)
-        connection.execute("DROP TABLE IF EXISTS questions")
+        connection.execute(f"DROP TABLE IF EXISTS {name}")
         connection.execute(
-            "CREATE TABLE questions (id int PRIMARY KEY, body text, embedding vector(512))"
+            f"CREATE TABLE {name} (id int PRIMARY KEY, body text, "
+            f"embedding vector({vectors.shape[1]}))"
         )
-        for id_, row in enumerate(zip(pack.sentences[:60], pack.old[:60].numpy(), strict=True)):
-            connection.execute("INSERT INTO questions VALUES (%s, %s, %s)", (id_, *row))
+        for id_, row in enumerate(rows):
+            connection.execute(
+                f"INSERT INTO {name} VALUES (%s, %s, %s)",  # noqa: S608 -- a name of this file
+                (id_, *row),
+            )
+
+
+def questions(http: httpx2.Client, folder: Path) -> None:
+    """The reader's table: questions with vectors of a model that does not run any more."""
+    table("questions", load_pack().old)
+
+
+def client_page(http: httpx2.Client, folder: Path) -> None:
+    """The pack's sentences by two encoders, and a table with vectors of the first."""
+    pack = load_pack()
+    old, new = pack.vectors["static-256"], pack.vectors["minilm6-384"]
+    np.save(folder / "old.npy", old[:200].numpy())
+    np.save(folder / "new.npy", new[:200].numpy())
+    table("items", old)
 
 
 SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "README.md": questions,
     "docs/how-to/retired-model.md": questions,
-    "clients/python/README.md": folders,
+    "clients/python/README.md": client_page,
     "docs/how-to/clients.md#command-line": folders,
     "docs/explanation/anchors.md": tutorial,
     "docs/how-to/anchor-sets.md": lambda http, folder: texts(

@@ -32,7 +32,7 @@ from app.services.heads import heads
 from app.storage import tables
 from app.storage.queries import resources
 
-router = APIRouter(prefix="/heads", tags=["heads"])
+router = APIRouter(prefix="/heads", tags=["Classify"])
 
 Positive = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 

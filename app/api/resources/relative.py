@@ -15,7 +15,7 @@ from app.api.schemas.translation import Flag
 from app.observability import metrics
 from app.services.serving import apply
 
-router = APIRouter(tags=["vectors"])
+router = APIRouter(tags=["Translate"])
 
 
 class RelativeRequest(InputsBody):

@@ -32,7 +32,7 @@ from app.services.context import Services
 from app.services.heads import stitching
 from app.services.request_context import RequestContext
 
-router = APIRouter(tags=["heads"])
+router = APIRouter(tags=["Classify"])
 
 
 class StitchRequest(InputsBody):

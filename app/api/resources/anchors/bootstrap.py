@@ -25,13 +25,13 @@ from app.services.translators import alignment
 from app.storage import tables
 from app.types import InputRole
 
-router = APIRouter(tags=["bootstrap"])
+router = APIRouter(tags=["Anchors"])
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class BootstrapOptions(Body):
-    """Options of a bootstrap. `pairs: none` has attempts and seed; with seeds: seed."""
+    """Options of a bootstrap. `alignment` has attempts and seed; with seeds: seed."""
 
     attempts: Annotated[int, Field(ge=1, le=64)] | None = Field(
         None, description="Largest number of attempts, 1 to 64. Default 6."
@@ -89,22 +89,22 @@ class BootstrapRequest(Body):
     ] = Field(
         description="Known pairs: [row of the source's pool, row of the target's pool], from 0."
     )
-    pairs: Literal["find", "none"] = Field(
-        "find",
-        description="`find`: find pairs of the same item. `none`: the pools share no item, or "
-        "it is unknown which; the spaces are aligned, and the set has made pairs. Needs "
+    method: Literal["self-learning", "alignment"] = Field(
+        "self-learning",
+        description="How pairs of the same item are found. `alignment`: the pools share no item, "
+        "or it is unknown which; the spaces are aligned, and the set has made pairs. Needs "
         "1,000 items in each pool, and no seeds or at least six.",
     )
     size: Annotated[int | None, Field(ge=2, le=1_000_000)] = Field(
         None,
         description="Largest number of pairs, 2 to 1,000,000. "
-        "Default: all; 8,192 made pairs for `pairs: none`.",
+        "Default: all; 8,192 made pairs for `alignment`.",
     )
     min_precision: Annotated[Finite, Field(ge=0, le=0.98)] = Field(
         0.5,
         description="Estimated share of right pairs below which the job fails, 0 to 0.98. "
-        "0 accepts every result. The estimate is at most 0.985. "
-        "For `pairs: none`: the share of items whose translation is nearest to the right item; "
+        "0 accepts every result. The estimate of `self-learning` is at most 0.985. "
+        "For `alignment`: the share of items whose translation is nearest to the right item; "
         "with seeds, the share of seeds that the alignment has not seen.",
     )
     options: BootstrapOptions = Field(
@@ -147,14 +147,16 @@ def bootstrap(
     number of seeds to add (`more_seeds`), the rows of the source's pool to label next
     (`label_next`), and the seeds that contradict the others (`wrong_seeds`).
 
-    With `pairs: none`, no pairs are found: the set has items of the source's pool and the places
-    where an alignment of the two spaces puts them. The result also names the translator.
+    With `method: alignment`, no pairs are found: the set has items of the source's pool and the
+    places where an alignment of the two spaces puts them. The result also names the translator.
     If `estimate.right` is below `min_precision`, the job fails with `spaces-not-aligned`.
     """
 
     def queue(context: RequestContext) -> tables.JobRow:
         queue_job = (
-            alignment.request_alignment if body.pairs == "none" else bootstrapping.request_bootstrap
+            alignment.request_alignment
+            if body.method == "alignment"
+            else bootstrapping.request_bootstrap
         )
         return queue_job(
             services,

@@ -53,7 +53,7 @@ from app.services.relevance.rescoring import (
 from app.services.serving import apply
 from app.types import InputRole
 
-router = APIRouter(tags=["search"])
+router = APIRouter(tags=["Search an old index"])
 
 #: fields that only a translation uses
 TRANSLATION_FIELDS = {"method", "options", "prefer", "min_quality", "index", "precision"}
