@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import chromadb
 import httpx2
+import lancedb
 import numpy as np
 import psycopg
+import sqlite_vec
 import torch
 from pgvector.psycopg import register_vector
+from qdrant_client import QdrantClient, models
 from safetensors.torch import save_file
 
 from app.demo.pack import load_pack
+from app.stores.sqlite_vec import SQLITE
 from tests.pgvector_server import pgvector_server_of_process
 
 DRAW = np.random.default_rng(0)
@@ -141,11 +147,72 @@ def questions(http: httpx2.Client, folder: Path) -> None:
             connection.execute("INSERT INTO questions VALUES (%s, %s, %s)", (id_, *row))
 
 
+def moving(folder: Path) -> np.ndarray:
+    """Write the anchors of both models and queries of the new one; returns the rows of a store."""
+    meaning = DRAW.normal(size=(400, 12))
+    old, new = (np.float32(meaning @ DRAW.normal(size=(12, dim))) for dim in (24, 32))
+    for name, rows in (("old", old[:300]), ("new", new[:300]), ("queries", new[300:305])):
+        np.save(folder / f"{name}.npy", rows)
+    return old
+
+
+def qdrant(http: httpx2.Client, folder: Path) -> None:
+    rows = moving(folder)
+    with closing(QdrantClient(path=str(folder / "qdrant"))) as client:
+        params = models.VectorParams(size=rows.shape[1], distance=models.Distance.COSINE)
+        client.create_collection("articles-1", params)
+        alias = models.CreateAlias(alias_name="articles", collection_name="articles-1")
+        client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+        points = [models.PointStruct(id=id_, vector=row.tolist()) for id_, row in enumerate(rows)]
+        client.upsert("articles", points)
+
+
+def chroma(http: httpx2.Client, folder: Path) -> None:
+    rows = moving(folder)
+    settings = chromadb.Settings(anonymized_telemetry=False)
+    with closing(chromadb.PersistentClient(str(folder / "chroma"), settings)) as client:
+        collection = client.create_collection("articles", embedding_function=None)
+        collection.add(ids=[str(id_) for id_ in range(len(rows))], embeddings=rows)
+
+
+def lance(http: httpx2.Client, folder: Path) -> None:
+    rows = [{"id": id_, "vector": row} for id_, row in enumerate(moving(folder))]
+    lancedb.connect(str(folder / "lancedb")).create_table("articles", rows)
+
+
+def sqlite(http: httpx2.Client, folder: Path) -> None:
+    rows = moving(folder)
+    with closing(SQLITE.connect(str(folder / "notes.db"), isolation_level=None)) as client:
+        client.enable_load_extension(True)
+        sqlite_vec.load(client)
+        client.execute("PRAGMA journal_mode = wal")
+        client.execute(f"CREATE VIRTUAL TABLE articles USING vec0(v float[{rows.shape[1]}])")
+        packed = [(id_, row.tobytes()) for id_, row in enumerate(rows)]
+        client.executemany("INSERT INTO articles(rowid, v) VALUES (?, ?)", packed)
+
+
+def articles(http: httpx2.Client, folder: Path) -> None:
+    rows = moving(folder)
+    with psycopg.connect(pgvector_server_of_process().url, autocommit=True) as connection:
+        register_vector(connection)
+        connection.execute("DROP TABLE IF EXISTS articles")
+        connection.execute(
+            f"CREATE TABLE articles (id int PRIMARY KEY, embedding vector({rows.shape[1]}))"
+        )
+        for id_, row in enumerate(rows):
+            connection.execute("INSERT INTO articles VALUES (%s, %s)", (id_, row))
+        connection.execute("CREATE INDEX ON articles USING hnsw (embedding vector_cosine_ops)")
+
+
 SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "README.md": questions,
     "docs/how-to/retired-model.md": questions,
+    "docs/how-to/pgvector.md": articles,
+    "docs/how-to/qdrant.md": qdrant,
+    "docs/how-to/chroma.md": chroma,
+    "docs/how-to/lancedb.md": lance,
+    "docs/how-to/sqlite-vec.md": sqlite,
     "clients/python/README.md": folders,
-    "docs/how-to/clients.md#command-line": folders,
     "docs/explanation/anchors.md": tutorial,
     "docs/how-to/anchor-sets.md": lambda http, folder: texts(
         http, folder, running=("minilm", "hosted"), old=2, **{"ada-002": 2}
@@ -155,9 +222,9 @@ SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "docs/how-to/quality.md#confidence": lambda http, folder: unrelated(
         http, "faq", 300, old=2, new=3
     ),
-    "docs/how-to/encoders.md": lambda http, folder: texts(http, folder, running=("mine",), old=3),
+    "docs/how-to/encoders.md": lambda http, folder: texts(http, folder, running=("mine",)),
     "docs/how-to/evaluate.md": lambda http, folder: unrelated(http, "faq", 300, old=2, new=3),
-    "docs/how-to/clients.md#frameworks": lambda http, folder: texts(
+    "docs/how-to/clients.md": lambda http, folder: texts(
         http, folder, running=("old", "new")
     ),
     "docs/how-to/heads.md": heads,
