@@ -74,27 +74,27 @@ def tutorial(http: httpx2.Client, folder: Path) -> None:
     make(http, "/anchor-sets", name="six", embeddings={"old": old, "new": new})
 
 
+def anchor_sets(http: httpx2.Client, folder: Path) -> None:
+    """Texts with vectors of a model that does not run any more, and more of its vectors."""
+    pack = load_pack()
+    (folder / "texts.txt").write_text("\n".join(pack.sentences[:64]), encoding="utf-8")
+    np.save(folder / "old.npy", pack.old[:64].numpy())
+    np.save(folder / "sample.npy", pack.old[64:124].numpy())
+
+
 def bulk(http: httpx2.Client, folder: Path) -> None:
     tutorial(http, folder)
     for name in ("vectors", "corpus"):
         np.save(folder / f"{name}.npy", DRAW.normal(size=(100, 3)).astype(np.float32))
 
 
-def pools(http: httpx2.Client, folder: Path) -> None:
-    encoders(http, old=3)
-    text_encoders(http, "minilm")
-    rows = DRAW.normal(size=(20_000, 3)).astype(np.float32)
-    np.save(folder / "old.npy", rows)
-    np.save(folder / "first.npy", rows[:16_384])
-    np.save(folder / "second.npy", rows[16_384:])
-    np.save(folder / "new.npy", DRAW.normal(size=(20_000, 4)).astype(np.float32))
-
-
 def bootstrap(http: httpx2.Client, folder: Path) -> None:
-    encoders(http, minilm=8, static=6)
-    for name, dim in (("minilm", 8), ("static", 6)):
-        body = {"encoder": name, "vectors": DRAW.normal(size=(120, dim)).tolist()}
-        http.put(f"/pools/sentences-by-{name}", json=body).raise_for_status()
+    """Two pools of the same sentences in different orders, and ten pairs of their rows."""
+    pack, count = load_pack(), 600
+    place = DRAW.permutation(count)
+    np.save(folder / "old.npy", pack.vectors["minilm3-512"][:count].numpy())
+    np.save(folder / "new.npy", pack.vectors["minilm6-384"][:count].numpy()[np.argsort(place)])
+    np.save(folder / "seeds.npy", [(row, place[row]) for row in range(10)])
 
 
 def heads(http: httpx2.Client, folder: Path) -> None:
@@ -214,9 +214,7 @@ SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "docs/how-to/sqlite-vec.md": sqlite,
     "clients/python/README.md": folders,
     "docs/explanation/anchors.md": tutorial,
-    "docs/how-to/anchor-sets.md": lambda http, folder: texts(
-        http, folder, running=("minilm", "hosted"), old=2, **{"ada-002": 2}
-    ),
+    "docs/how-to/anchor-sets.md": anchor_sets,
     "docs/how-to/bootstrap.md": bootstrap,
     "docs/how-to/bulk.md": bulk,
     "docs/how-to/quality.md#confidence": lambda http, folder: unrelated(
@@ -228,7 +226,6 @@ SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
         http, folder, running=("old", "new")
     ),
     "docs/how-to/heads.md": heads,
-    "docs/how-to/bootstrap.md#pools": pools,
     "docs/how-to/quality.md": lambda http, folder: unrelated(http, "faq", 100, old=2, new=3),
     "docs/how-to/thresholds.md": thresholds,
 }
