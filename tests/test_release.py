@@ -92,7 +92,6 @@ COMMANDS = re.findall(
     re.DOTALL,
 )
 REPOSITORY = "git+https://git.example.com/anchorage.git"
-INSTALLED = Path("anchorage/bin")
 
 
 def run(command: str, home: Path, **variables: str) -> str:
@@ -133,7 +132,11 @@ def serve(command: str, home: Path) -> str:
     log = home / "serve.log"
     with log.open("w") as output:
         server = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"], cwd=home, env=environment, stdout=output, stderr=output
+            ["bash", "-c", f"exec {command}"],
+            cwd=home,
+            env=environment,
+            stdout=output,
+            stderr=output,
         )
     try:
         ends = time.monotonic() + 90
@@ -151,9 +154,17 @@ def serve(command: str, home: Path) -> str:
 def test_the_commands_of_the_page_install_the_wheels_and_start_the_service(tmp_path):
     """With the packages of this environment, so that nothing is downloaded."""
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-    command = [*build, "--no-index", "-w", str(tmp_path / "dist"), str(ROOT), str(ROOT / "clients/python")]
+    command = [
+        *build,
+        "--no-index",
+        "-w",
+        str(tmp_path / "dist"),
+        str(ROOT),
+        str(ROOT / "clients/python"),
+    ]
     subprocess.run(command, check=True, env=RELEASE["environment"](), cwd=tmp_path)
     lines = [line for block in COMMANDS for line in block.splitlines()]
+    assert [line.partition(" ./")[0] for line in lines[:2]] == ["pipx install", "uv tool install"]
     makes, installs, serves = lines[2:5]
     run(makes, tmp_path)
     run(installs, tmp_path)
@@ -163,19 +174,10 @@ def test_the_commands_of_the_page_install_the_wheels_and_start_the_service(tmp_p
     assert run("~/anchorage/bin/anchorage --version", tmp_path).strip() == __version__
     assert "serve" in run("~/anchorage/bin/anchorage --help", tmp_path)
     assert serve(serves, tmp_path) == "ok"
+    again = {"PIP_FORCE_REINSTALL": "1", "PIP_NO_BUILD_ISOLATION": "false"}
     for line in lines[5:]:
-        line = line.replace(REPOSITORY, f"git+file://{ROOT}")
-        again = {"PIP_FORCE_REINSTALL": "1", "PIP_NO_BUILD_ISOLATION": "false"}
-        run(line, tmp_path, **again)
+        run(line.replace(REPOSITORY, f"git+file://{ROOT}"), tmp_path, **again)
     assert run("~/anchorage/bin/anchorage --version", tmp_path).strip() == __version__
-
-
-@pytest.mark.parametrize("tool", ["pipx", "uv"])
-def test_the_tools_that_the_page_recommends_take_the_wheel(tool, tmp_path):
-    [command] = [block for block in COMMANDS if block.startswith(f"{tool} ")]
-    assert re.fullmatch(r"(pipx|uv tool) install \./dist/anchorage_server-\*\.whl\n", command)
-    if shutil.which(tool) is None:
-        pytest.skip(f"no {tool}")
 
 
 @pytest.mark.parametrize("has_init", [True, False])
@@ -206,5 +208,5 @@ def test_no_page_installs_from_an_index_what_is_not_there():
         *ROOT.glob("deploy/**/*.*"),
         *ROOT.glob("docker-compose*.yml"),
     ]
-    unpublished = re.compile(r"install \"?anchorage-(server|client)(?!\S* @)|ghcr\.io/OWNER")
+    unpublished = re.compile(r"install [\"']?anchorage-(server|client)(?!\S* @)|ghcr\.io/OWNER")
     assert [page.name for page in pages if unpublished.search(page.read_text())] == []

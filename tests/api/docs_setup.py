@@ -222,9 +222,7 @@ SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     ),
     "docs/how-to/encoders.md": lambda http, folder: texts(http, folder, running=("mine",)),
     "docs/how-to/evaluate.md": lambda http, folder: unrelated(http, "faq", 300, old=2, new=3),
-    "docs/how-to/clients.md": lambda http, folder: texts(
-        http, folder, running=("old", "new")
-    ),
+    "docs/how-to/clients.md": lambda http, folder: texts(http, folder, running=("old", "new")),
     "docs/how-to/heads.md": heads,
     "docs/how-to/quality.md": lambda http, folder: unrelated(http, "faq", 100, old=2, new=3),
     "docs/how-to/thresholds.md": thresholds,
