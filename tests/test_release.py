@@ -101,6 +101,7 @@ def run(command: str, home: Path, **variables: str) -> str:
         PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         PIP_NO_DEPS="1",
         PIP_NO_INDEX="1",
+        PIP_NO_COMPILE="1",
         PIP_DISABLE_PIP_VERSION_CHECK="1",
         **variables,
     )
