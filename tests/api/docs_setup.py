@@ -12,9 +12,10 @@ import numpy as np
 import psycopg
 import torch
 from pgvector.psycopg import register_vector
-from safetensors.torch import save_file
 
+from anchorage_client import Client
 from app.demo.pack import load_pack
+from app.demo.run import write_store
 from tests.pgvector_server import pgvector_server_of_process
 
 DRAW = np.random.default_rng(0)
@@ -38,13 +39,6 @@ def text_encoders(http: httpx2.Client, *names: str) -> None:
         make(http, "/encoders", name=name, kind="sentence-transformers", model="all-MiniLM-L6-v2")
 
 
-def unrelated(http: httpx2.Client, name: str, count: int, **dims: int) -> None:
-    """An anchor set of random vectors, which estimate nothing."""
-    encoders(http, **dims)
-    vectors = {each: DRAW.normal(size=(count, dim)).tolist() for each, dim in dims.items()}
-    make(http, "/anchor-sets", name=name, embeddings=vectors)
-
-
 def texts(
     http: httpx2.Client, folder: Path, *, running: Sequence[str] = ("minilm",), **dims: int
 ) -> None:
@@ -60,8 +54,8 @@ def texts(
         ).raise_for_status()
 
 
-def tutorial(http: httpx2.Client, folder: Path) -> None:
-    """The tutorial's encoders and anchors."""
+def six(http: httpx2.Client, folder: Path) -> None:
+    """Two small encoders, and six anchors."""
     encoders(http, old=3, new=3)
     old = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [0, 1, 2], [2, 0, 1]]
     new = [[1, 3, 1], [-1, 1, 1], [1, 1, 3], [-1, 3, 1], [-1, 1, 5], [1, 5, 3]]
@@ -69,7 +63,7 @@ def tutorial(http: httpx2.Client, folder: Path) -> None:
 
 
 def bulk(http: httpx2.Client, folder: Path) -> None:
-    tutorial(http, folder)
+    six(http, folder)
     for name in ("vectors", "corpus"):
         np.save(folder / f"{name}.npy", DRAW.normal(size=(100, 3)).astype(np.float32))
 
@@ -89,27 +83,6 @@ def bootstrap(http: httpx2.Client, folder: Path) -> None:
     for name, dim in (("minilm", 8), ("static", 6)):
         body = {"encoder": name, "vectors": DRAW.normal(size=(120, dim)).tolist()}
         http.put(f"/pools/sentences-by-{name}", json=body).raise_for_status()
-
-
-def heads(http: httpx2.Client, folder: Path) -> None:
-    texts(http, folder, old=3)
-    layers = torch.nn.Sequential(
-        torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Dropout(), torch.nn.Linear(8, 3)
-    )
-    save_file(layers.state_dict(), folder / "topic.safetensors")
-
-
-def thresholds(http: httpx2.Client, folder: Path) -> None:
-    """The demo's pack, and its translator in the shell's variable `translator`."""
-    pack = load_pack()
-    source, target = "minilm3-512", "minilm6-384"
-    encoders(http, **{name: pack.vectors[name].shape[1] for name in (source, target)})
-    packed = {name: as_base64(pack.vectors[name][pack.anchors]) for name in (source, target)}
-    make(http, "/anchor-sets", name="demo", embeddings=packed)
-    names = {"source": source, "target": target, "anchor_set": "demo", "method": "graded"}
-    vectors = as_base64(pack.vectors[source][:1])
-    translator = make(http, "/translate", **names, vectors=vectors)["translator"]
-    (folder / "state").write_text(f"translator={translator}\n", encoding="utf-8")
 
 
 def as_base64(rows: torch.Tensor) -> dict[str, Any]:
@@ -141,27 +114,47 @@ def questions(http: httpx2.Client, folder: Path) -> None:
             connection.execute("INSERT INTO questions VALUES (%s, %s, %s)", (id_, *row))
 
 
+def shop(http: httpx2.Client, folder: Path) -> None:
+    """The store `docs`, a table in the folder `shop`, with both encoders and the anchors `bridge`."""
+    pack = load_pack()
+    write_store(folder / "shop", pack, rows=200)
+    encoders(http, old=512)
+    text_encoders(http, "new")
+    anchors = {"old": as_base64(pack.old[:200]), "new": as_base64(pack.new[:200])}
+    make(http, "/anchor-sets", name="bridge", embeddings=anchors)
+    about = {"kind": "lancedb", "collection": "questions", "id_field": "id", "text_field": "text"}
+    make(http, "/stores", name="docs", address="shop", encoder="old", **about)
+
+
+def moved(http: httpx2.Client, folder: Path) -> None:
+    """The same, migrated and cut over."""
+    shop(http, folder)
+    with Client(str(http.base_url)) as client:
+        plan = {"store": "docs", "target": "new", "anchor_set": "bridge", "method": "graded"}
+        migration = client.migrations.create(**plan)
+        migration.run().wait()
+        migration.verify().wait()
+        migration.cutover()
+
+
 SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "README.md": questions,
     "docs/how-to/retired-model.md": questions,
     "clients/python/README.md": folders,
     "docs/how-to/clients.md#command-line": folders,
-    "docs/explanation/anchors.md": tutorial,
+    "docs/explanation/anchors.md": six,
     "docs/how-to/anchor-sets.md": lambda http, folder: texts(
         http, folder, running=("minilm", "hosted"), old=2, **{"ada-002": 2}
     ),
     "docs/how-to/bootstrap.md": bootstrap,
     "docs/how-to/bulk.md": bulk,
-    "docs/how-to/quality.md#confidence": lambda http, folder: unrelated(
-        http, "faq", 300, old=2, new=3
-    ),
     "docs/how-to/encoders.md": lambda http, folder: texts(http, folder, running=("mine",), old=3),
-    "docs/how-to/evaluate.md": lambda http, folder: unrelated(http, "faq", 300, old=2, new=3),
     "docs/how-to/clients.md#frameworks": lambda http, folder: texts(
         http, folder, running=("old", "new")
     ),
-    "docs/how-to/heads.md": heads,
+    "docs/how-to/cost.md": shop,
+    "docs/how-to/migrate.md": shop,
+    "docs/how-to/roll-back.md": moved,
+    "docs/how-to/search-a-store.md": shop,
     "docs/how-to/bootstrap.md#pools": pools,
-    "docs/how-to/quality.md": lambda http, folder: unrelated(http, "faq", 100, old=2, new=3),
-    "docs/how-to/thresholds.md": thresholds,
 }

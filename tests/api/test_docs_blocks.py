@@ -163,15 +163,14 @@ PARTS = parts()
 def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
     text = PARTS[name]
     address = "localhost:8080"
-    settings: dict[str, Any] = {"max_vectors": 16_384}
-    if DATABASE in text:
-        url = pgvector_server_of_process().url
-        settings["stores"] = {"main": url}
-        text = text.replace(DATABASE, url)
-    if len(RUN.findall(text)) > len(SKIPPED.findall(text)):
-        address = ":".join(map(str, listen(**settings)))
     folder = tmp_path / "page"
     folder.mkdir()
+    stores = {"shop": str(folder / "shop")}
+    if DATABASE in text:
+        stores["main"] = pgvector_server_of_process().url
+        text = text.replace(DATABASE, stores["main"])
+    if len(RUN.findall(text)) > len(SKIPPED.findall(text)):
+        address = ":".join(map(str, listen(max_vectors=16_384, stores=stores)))
     monkeypatch.chdir(folder)
     monkeypatch.setenv("ANCHORAGE_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")
