@@ -59,6 +59,8 @@ VARYING = {
 }
 #: the database of a page's reader
 DATABASE = "postgresql://app:secret@localhost:5432/shop"
+#: the addresses of stores in a page, in the folder `/srv` of the reader
+STORES = re.compile(r"^export ANCHORAGE_STORES='(.*)'$", re.MULTILINE)
 #: what a block may set for later blocks: its variables in small letters
 KEPT = "declare -p | grep -E '^declare -[-x]+ [a-z][a-z_0-9]*=' > state || true"
 
@@ -165,10 +167,11 @@ def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
     address = "localhost:8080"
     folder = tmp_path / "page"
     folder.mkdir()
-    stores = {"shop": str(folder / "shop")}
     if DATABASE in text:
-        stores["main"] = pgvector_server_of_process().url
-        text = text.replace(DATABASE, stores["main"])
+        text = text.replace(DATABASE, pgvector_server_of_process().url)
+    text = text.replace("/srv/", f"{folder}/")
+    listed = STORES.search(text)
+    stores = {**json.loads(listed[1] if listed else "{}"), "shop": str(folder / "shop")}
     if len(RUN.findall(text)) > len(SKIPPED.findall(text)):
         address = ":".join(map(str, listen(max_vectors=16_384, stores=stores)))
     monkeypatch.chdir(folder)
