@@ -17,9 +17,10 @@ import sqlite_vec
 import torch
 from pgvector.psycopg import register_vector
 from qdrant_client import QdrantClient, models
-from safetensors.torch import save_file
 
+from anchorage_client import Client
 from app.demo.pack import load_pack
+from app.demo.run import write_store
 from app.stores.sqlite_vec import SQLITE
 from tests.pgvector_server import pgvector_server_of_process
 
@@ -44,13 +45,6 @@ def text_encoders(http: httpx2.Client, *names: str) -> None:
         make(http, "/encoders", name=name, kind="sentence-transformers", model="all-MiniLM-L6-v2")
 
 
-def unrelated(http: httpx2.Client, name: str, count: int, **dims: int) -> None:
-    """An anchor set of random vectors, which estimate nothing."""
-    encoders(http, **dims)
-    vectors = {each: DRAW.normal(size=(count, dim)).tolist() for each, dim in dims.items()}
-    make(http, "/anchor-sets", name=name, embeddings=vectors)
-
-
 def texts(
     http: httpx2.Client, folder: Path, *, running: Sequence[str] = ("minilm",), **dims: int
 ) -> None:
@@ -66,8 +60,8 @@ def texts(
         ).raise_for_status()
 
 
-def tutorial(http: httpx2.Client, folder: Path) -> None:
-    """The tutorial's encoders and anchors."""
+def six(http: httpx2.Client, folder: Path) -> None:
+    """Two small encoders, and six anchors."""
     encoders(http, old=3, new=3)
     old = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [0, 1, 2], [2, 0, 1]]
     new = [[1, 3, 1], [-1, 1, 1], [1, 1, 3], [-1, 3, 1], [-1, 1, 5], [1, 5, 3]]
@@ -83,7 +77,7 @@ def anchor_sets(http: httpx2.Client, folder: Path) -> None:
 
 
 def bulk(http: httpx2.Client, folder: Path) -> None:
-    tutorial(http, folder)
+    six(http, folder)
     for name in ("vectors", "corpus"):
         np.save(folder / f"{name}.npy", DRAW.normal(size=(100, 3)).astype(np.float32))
 
@@ -95,27 +89,6 @@ def bootstrap(http: httpx2.Client, folder: Path) -> None:
     np.save(folder / "old.npy", pack.vectors["minilm3-512"][:count].numpy())
     np.save(folder / "new.npy", pack.vectors["minilm6-384"][:count].numpy()[np.argsort(place)])
     np.save(folder / "seeds.npy", [(row, place[row]) for row in range(10)])
-
-
-def heads(http: httpx2.Client, folder: Path) -> None:
-    texts(http, folder, old=3)
-    layers = torch.nn.Sequential(
-        torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Dropout(), torch.nn.Linear(8, 3)
-    )
-    save_file(layers.state_dict(), folder / "topic.safetensors")
-
-
-def thresholds(http: httpx2.Client, folder: Path) -> None:
-    """The demo's pack, and its translator in the shell's variable `translator`."""
-    pack = load_pack()
-    source, target = "minilm3-512", "minilm6-384"
-    encoders(http, **{name: pack.vectors[name].shape[1] for name in (source, target)})
-    packed = {name: as_base64(pack.vectors[name][pack.anchors]) for name in (source, target)}
-    make(http, "/anchor-sets", name="demo", embeddings=packed)
-    names = {"source": source, "target": target, "anchor_set": "demo", "method": "graded"}
-    vectors = as_base64(pack.vectors[source][:1])
-    translator = make(http, "/translate", **names, vectors=vectors)["translator"]
-    (folder / "state").write_text(f"translator={translator}\n", encoding="utf-8")
 
 
 def as_base64(rows: torch.Tensor) -> dict[str, Any]:
@@ -145,6 +118,29 @@ def questions(http: httpx2.Client, folder: Path) -> None:
         )
         for id_, row in enumerate(zip(pack.sentences[:60], pack.old[:60].numpy(), strict=True)):
             connection.execute("INSERT INTO questions VALUES (%s, %s, %s)", (id_, *row))
+
+
+def shop(http: httpx2.Client, folder: Path) -> None:
+    """The store `docs` in the folder `shop`, with both encoders and the anchors `bridge`."""
+    pack = load_pack()
+    write_store(folder / "shop", pack, rows=200)
+    encoders(http, old=512)
+    text_encoders(http, "new")
+    anchors = {"old": as_base64(pack.old[:200]), "new": as_base64(pack.new[:200])}
+    make(http, "/anchor-sets", name="bridge", embeddings=anchors)
+    about = {"kind": "lancedb", "collection": "questions", "id_field": "id", "text_field": "text"}
+    make(http, "/stores", name="docs", address="shop", encoder="old", **about)
+
+
+def moved(http: httpx2.Client, folder: Path) -> None:
+    """The same, migrated and cut over."""
+    shop(http, folder)
+    with Client(str(http.base_url)) as client:
+        plan = {"store": "docs", "target": "new", "anchor_set": "bridge", "method": "graded"}
+        migration = client.migrations.create(**plan)
+        migration.run().wait()
+        migration.verify().wait()
+        migration.cutover()
 
 
 def moving(folder: Path) -> np.ndarray:
@@ -213,17 +209,14 @@ SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "docs/how-to/lancedb.md": lance,
     "docs/how-to/sqlite-vec.md": sqlite,
     "clients/python/README.md": folders,
-    "docs/explanation/anchors.md": tutorial,
+    "docs/explanation/anchors.md": six,
     "docs/how-to/anchor-sets.md": anchor_sets,
     "docs/how-to/bootstrap.md": bootstrap,
     "docs/how-to/bulk.md": bulk,
-    "docs/how-to/quality.md#confidence": lambda http, folder: unrelated(
-        http, "faq", 300, old=2, new=3
-    ),
     "docs/how-to/encoders.md": lambda http, folder: texts(http, folder, running=("mine",)),
-    "docs/how-to/evaluate.md": lambda http, folder: unrelated(http, "faq", 300, old=2, new=3),
     "docs/how-to/clients.md": lambda http, folder: texts(http, folder, running=("old", "new")),
-    "docs/how-to/heads.md": heads,
-    "docs/how-to/quality.md": lambda http, folder: unrelated(http, "faq", 100, old=2, new=3),
-    "docs/how-to/thresholds.md": thresholds,
+    "docs/how-to/cost.md": shop,
+    "docs/how-to/migrate.md": shop,
+    "docs/how-to/roll-back.md": moved,
+    "docs/how-to/search-a-store.md": shop,
 }

@@ -165,16 +165,15 @@ PARTS = parts()
 def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
     text = PARTS[name]
     address = "localhost:8080"
-    settings: dict[str, Any] = {"max_vectors": 16_384}
     folder = tmp_path / "page"
     folder.mkdir()
     if DATABASE in text:
         text = text.replace(DATABASE, pgvector_server_of_process().url)
     text = text.replace("/srv/", f"{folder}/")
-    if stores := STORES.search(text):
-        settings["stores"] = json.loads(stores[1])
+    listed = STORES.search(text)
+    stores = {**json.loads(listed[1] if listed else "{}"), "shop": str(folder / "shop")}
     if len(RUN.findall(text)) > len(SKIPPED.findall(text)):
-        address = ":".join(map(str, listen(**settings)))
+        address = ":".join(map(str, listen(max_vectors=16_384, stores=stores)))
     monkeypatch.chdir(folder)
     monkeypatch.setenv("ANCHORAGE_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")

@@ -2,7 +2,7 @@
 
 npy: up to three files in one body, one after the other as numpy.save writes them. Arrow: one row
 for each query.
-docs/how-to/search-a-store.md has examples.
+docs/how-to/rerank.md has an example.
 """
 
 from __future__ import annotations

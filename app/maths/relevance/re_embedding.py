@@ -17,7 +17,7 @@ rows can be chosen by
 
 Scores are cosines of vectors in the encoder's own units, as a store computes them. On Cranfield,
 rows by confidence gain no more than random ones, not even by their true cosines: a vector that is
-translated badly is also found seldom (docs/how-to/migrate.md). Centrality is the hubness of
+translated badly is also found seldom (docs/results/stores.md). Centrality is the hubness of
 Radovanovic et al. 2010, who show that points near the mean are neighbours of many.
 """
 

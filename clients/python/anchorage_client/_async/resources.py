@@ -7,9 +7,12 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from anchorage_client._async.jobs import AsyncJob
 from anchorage_client._async.transport import AsyncTransport, Json, members_of, segment
 from anchorage_client.errors import ConflictError, NotFoundError
+from anchorage_client.linear_layer import linear_layer
 from anchorage_client.vectors import VectorsLike, to_json
 
 
@@ -120,8 +123,6 @@ class AsyncHeads(AsyncResource):
         """Register a head: `weight` (classes, d) and `bias`, a safetensors file, or the name of an
         ONNX `file` that the server has.
         """
-        from anchorage_client.vectors import as_array
-
         body = {
             "name": name,
             "kind": kind,
@@ -133,13 +134,45 @@ class AsyncHeads(AsyncResource):
             "scale": scale,
             "encode_power": encode_power,
             "ridge": ridge,
-            "weight": None if weight is None else as_array(weight).tolist(),
+            "weight": None if weight is None else to_json(weight),
             "bias": None if bias is None else [float(each) for each in bias],
             "architecture": architecture,
             "safetensors": None if safetensors is None else b64encode(safetensors).decode(),
             "file": file,
         }
         return await self._transport.post("/heads", body, creates=True)
+
+    async def from_sklearn(
+        self,
+        name: str,
+        classifier: Any,
+        *,
+        encoder: str | None = None,
+        anchor_set: str | None = None,
+        scale: float | None = None,
+        encode_power: float | None = None,
+        ridge: float | None = None,
+    ) -> Json:
+        """Register a fitted classifier of scikit-learn, or a pipeline, as a linear head.
+
+        The head predicts as the classifier does. Its weights are computed here, and the service
+        unpickles nothing. Raises TypeError for a classifier whose decision is not linear.
+
+        encoder  the encoder whose vectors it was trained on; or an `anchor_set`, for relative ones
+        scale    the norm of the training vectors, if all had one
+        """
+        layer = linear_layer(classifier)
+        return await self.create(
+            name,
+            encoder=encoder,
+            anchor_set=anchor_set,
+            classes=layer.classes,
+            scale=layer.scale if scale is None else scale,
+            encode_power=encode_power,
+            ridge=ridge,
+            weight=layer.weight.astype(np.float32),
+            bias=layer.bias.tolist(),
+        )
 
 
 class AsyncJobs:

@@ -1,0 +1,117 @@
+"""Classifiers of scikit-learn become heads, on the 77 intents of Banking77."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anchorage_client import Client
+from anchorage_client.linear_layer import linear_layer
+from app.demo.pack import Pack, load_pack
+
+pytest.importorskip("sklearn")
+
+from sklearn.decomposition import PCA
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassifier
+from sklearn.model_selection import GridSearchCV
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer, StandardScaler
+from sklearn.svm import SVC, LinearSVC
+
+LINEAR: dict[str, Any] = {
+    "logistic": LogisticRegression(C=10),
+    "svc": LinearSVC(),
+    "ridge": RidgeClassifier(),
+    "sgd": SGDClassifier(loss="log_loss", random_state=0),
+    "scaled": make_pipeline(StandardScaler(), LogisticRegression(C=0.1)),
+    "scaled without mean": make_pipeline(StandardScaler(with_mean=False), RidgeClassifier()),
+    "normalised": make_pipeline(Normalizer(), StandardScaler(), LinearSVC(C=0.1)),
+    "projected": make_pipeline(PCA(16), LinearDiscriminantAnalysis()),
+    "searched": GridSearchCV(RidgeClassifier(), {"alpha": [1.0, 3.0]}, cv=2),
+}
+OTHERS: dict[str, Any] = {
+    "forest": RandomForestClassifier(3),
+    "network": MLPClassifier((8,), max_iter=2),
+    "kernel": SVC(),
+    "one against one": SVC(kernel="linear"),
+    "normalised late": make_pipeline(StandardScaler(), Normalizer(), RidgeClassifier()),
+    "not fitted": LogisticRegression(),
+}
+
+
+@pytest.fixture(scope="module")
+def pack() -> Pack:
+    return load_pack()
+
+
+def rows_of(pack: Pack, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors of the old encoder with the names of their intents, of the first `classes`."""
+    names = np.asarray(pack.classes)[pack.labels.numpy()]
+    chosen = pack.labels.numpy() < classes
+    return pack.old.numpy()[chosen] * 3.0, names[chosen]
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+@pytest.mark.parametrize("kind", LINEAR)
+def test_a_linear_layer_predicts_as_its_classifier(pack, kind: str, classes: int):
+    vectors, names = rows_of(pack, classes)
+    classifier = LINEAR[kind].fit(vectors[::2], names[::2])
+    layer = linear_layer(classifier)
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert layer.scale == (1.0 if kind == "normalised" else None)
+    logits = (vectors / norms if layer.scale else vectors) @ layer.weight.T + layer.bias
+    assert np.asarray(layer.classes)[logits.argmax(axis=1)].tolist() == (
+        classifier.predict(vectors).tolist()
+    )
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("kind", OTHERS)
+def test_another_classifier_is_refused_with_what_to_do(pack, kind: str):
+    vectors, names = rows_of(pack, 3)
+    classifier = OTHERS[kind] if kind == "not fitted" else OTHERS[kind].fit(vectors, names)
+    with pytest.raises(TypeError, match=r"heads\.create"):
+        linear_layer(classifier)
+
+
+def test_several_labels_for_one_item_are_refused(pack):
+    vectors, names = rows_of(pack, 3)
+    several = np.stack([names == name for name in sorted(set(names))], axis=1).astype(int)
+    with pytest.raises(TypeError, match="does not predict as one linear layer"):
+        linear_layer(OneVsRestClassifier(RidgeClassifier()).fit(vectors, several))
+
+
+def test_a_classifier_survives_its_encoder(client: Client, pack: Pack):
+    old, new = pack.old.numpy(), pack.vectors["minilm6-384"].numpy()
+    names = np.asarray(pack.classes)[pack.labels.numpy()]
+    classifier = LogisticRegression(C=10).fit(old[pack.index], names[pack.index])
+    for name, rows in (("use", old), ("minilm", new)):
+        client.encoders.create(name, dim=rows.shape[1])
+    anchors = {"use": old[pack.anchors], "minilm": new[pack.anchors]}
+    client.anchor_sets.create("sentences", embeddings=anchors)
+
+    head = client.heads.from_sklearn("intents", classifier, encoder="use")
+    queries = {"use": old[pack.queries], "minilm": new[pack.queries]}
+    native = client.stitch(queries["use"], encoder="use", head="intents")
+    stitched = client.stitch(
+        queries["minilm"],
+        encoder="minilm",
+        head="intents",
+        anchor_set="sentences",
+        labels=names[pack.queries].tolist(),
+        native_vectors=queries["use"],
+    )
+    assert head["classes"] == classifier.classes_.tolist()
+    assert native.labels == classifier.predict(queries["use"]).tolist()
+    np.testing.assert_allclose(native.scores, classifier.predict_proba(queries["use"]), atol=1e-5)
+    quality = stitched.quality
+    assert quality is not None
+    share = np.mean(classifier.predict(queries["use"]) == names[pack.queries])
+    assert quality["native"]["accuracy"] == pytest.approx(share, abs=1e-6)
+    assert quality["stitched"]["accuracy"] > share - 0.05  # 0.84 of 77 intents by either encoder
