@@ -210,3 +210,12 @@ def test_no_page_installs_from_an_index_what_is_not_there():
     ]
     unpublished = re.compile(r"install [\"']?anchorage-(server|client)(?!\S* @)|ghcr\.io/OWNER")
     assert [page.name for page in pages if unpublished.search(page.read_text())] == []
+
+
+def test_the_image_is_built_from_all_that_the_wheel_holds():
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    held = wheel["targets"]["wheel"]["packages"]
+    allowed = (ROOT / ".dockerignore").read_text().splitlines()
+    copied = re.findall(r"^COPY (?!--)(.*) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert [name for name in held if f"!{name}" not in allowed] == []
+    assert set(held) <= {name for line in copied for name in line.split()}
