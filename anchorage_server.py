@@ -34,6 +34,6 @@ def main() -> None:
 def _advice(cause: str) -> str:
     return (
         f"anchorage cannot start: {cause}.\n"
-        "Unset PYTHONPATH, or install anchorage-server in an environment of its own, as "
+        "Unset PYTHONPATH, or install anchorage-server in a separate environment, as "
         "`pipx install` and `uv tool install` do."
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import runpy
-import shutil
 import socket
 import subprocess
 import sys
@@ -101,6 +100,7 @@ def run(command: str, home: Path, **variables: str) -> str:
         PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         PIP_NO_DEPS="1",
         PIP_NO_INDEX="1",
+        PIP_NO_COMPILE="1",
         PIP_DISABLE_PIP_VERSION_CHECK="1",
         **variables,
     )
@@ -210,3 +210,12 @@ def test_no_page_installs_from_an_index_what_is_not_there():
     ]
     unpublished = re.compile(r"install [\"']?anchorage-(server|client)(?!\S* @)|ghcr\.io/OWNER")
     assert [page.name for page in pages if unpublished.search(page.read_text())] == []
+
+
+def test_the_image_is_built_from_all_that_the_wheel_holds():
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    held = wheel["targets"]["wheel"]["packages"]
+    allowed = (ROOT / ".dockerignore").read_text().splitlines()
+    copied = re.findall(r"^COPY (?!--)(.*) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert [name for name in held if f"!{name}" not in allowed] == []
+    assert set(held) <= {name for line in copied for name in line.split()}
