@@ -59,24 +59,24 @@ log = logging.getLogger("anchorage")
 RESOURCES = (
     translate,
     relative,
+    store_search,
+    stores,
     rescore,
     openai,
     rerank,
     stitch,
-    aliases,
     heads,
     encoders,
+    aliases,
     anchor_sets,
     anchor_samples,
     anchor_reports,
     contracts,
     pools,
     bootstrap,
-    evaluate,
     advice,
+    evaluate,
     compare,
-    stores,
-    store_search,
     translators,
     thresholds,
     migrations,
@@ -86,15 +86,14 @@ RESOURCES = (
 )
 
 DESCRIPTION = """
-Translates embeddings between encoders from a few hundred *parallel anchors*: the same items
-embedded by each encoder.
+Changes the embedding model of an index without embedding it again: search the old vectors with the
+new model, and migrate them in place. It translates between encoders by a few hundred *parallel
+anchors*: the same items embedded by each.
 
-1. Register each encoder with `POST /encoders`.
-2. Upload the anchors' embeddings by each encoder with `POST /anchor-sets`.
-3. Translate with `POST /translate`, `/relative` or `/stitch`. `POST /translators` reports the
-   quality.
-
-Clients of OpenAI use `/v1`.
+1. Name both encoders with `POST /encoders`.
+2. Upload the anchors' embeddings by each with `POST /anchor-sets`.
+3. Connect the index with `POST /stores`, and search it with `POST /stores/{name}/search`.
+4. Ask `POST /advice` what to do with it, and move it with `POST /migrations`.
 
 Errors are `application/problem+json` with a stable `code`. [This page](/docs/errors) explains
 each code.
@@ -130,6 +129,7 @@ def create_app(settings: Settings) -> FastAPI:
         title="Anchorage",
         version=__version__,
         description=DESCRIPTION,
+        openapi_tags=docs.TAGS,
         lifespan=lifespan,
         generate_unique_id_function=lambda route: route.name,
         redirect_slashes=False,

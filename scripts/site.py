@@ -152,16 +152,14 @@ def openapi() -> dict[str, Any]:
 
 def routes(document: dict[str, Any]) -> str:
     """A table of all calls, grouped as the OpenAPI document groups them."""
-    groups: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {tag["name"]: [] for tag in document["tags"]}
     for path, calls in document["paths"].items():
         for verb, call in calls.items():
-            tag = (call.get("tags") or ["other"])[0]
-            groups.setdefault(tag, []).append(
-                f"| `{verb.upper()} {path}` | {call.get('summary', '')} |"
-            )
+            groups[call["tags"][0]].append(f"| `{verb.upper()} {path}` | {call['summary']} |")
     tables = (
-        f"### {tag}\n\n| call | what it does |\n| --- | --- |\n" + "\n".join(rows)
-        for tag, rows in groups.items()
+        f"### {tag['name']}\n\n{tag['description']}\n\n| call | what it does |\n| --- | --- |\n"
+        + "\n".join(groups[tag["name"]])
+        for tag in document["tags"]
     )
     return f"[All calls with their fields and answers]({REFERENCE})\n\n" + "\n\n".join(tables)
 

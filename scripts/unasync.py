@@ -19,6 +19,7 @@ REPLACEMENTS = [
     (r"asyncio\.sleep", "time.sleep"),
     (r"\basynccontextmanager\b", "contextmanager"),
     (r"\bAsyncIterator\b", "Iterator"),
+    (r"\bAwaitable\[(\w+)\]", r"\1"),
     (r"\bhttpx2\.AsyncClient\b", "httpx2.Client"),
     (r"\bAsync([A-Z]\w*)", r"\1"),
     (r"\basync (def|with|for)\b", r"\1"),

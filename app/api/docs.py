@@ -39,6 +39,57 @@ PAGE_POLICY = (
 )
 INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
+#: The groups of calls, in the order in which a reader needs them: name, description.
+TAGS = [
+    {"name": name, "description": description}
+    for name, description in (
+        (
+            "Search an old index",
+            "Search vectors of an old encoder with the new one: in a store that the service reads "
+            "(`POST /stores`, then `POST /stores/{name}/search`), or among candidates that you "
+            "send (`POST /rescore`).",
+        ),
+        (
+            "Decide",
+            "What to do with an index after a change of encoder, by estimate or on judged queries. "
+            "Begin with `POST /advice`.",
+        ),
+        (
+            "Migrate",
+            "Move a store to the new encoder in place, and back. Begin with `POST /migrations`, "
+            "which plans and writes nothing.",
+        ),
+        (
+            "Translate",
+            "Vectors of one encoder in the space of another (`POST /translate`), relative vectors "
+            "(`POST /relative`), and the fitted translators with their reports.",
+        ),
+        (
+            "Classify",
+            "Classifiers and decoders that outlive their encoder. Register one with `POST /heads`, "
+            "and apply it with `POST /stitch`.",
+        ),
+        (
+            "Anchors",
+            "The items that two encoders share. Begin with `POST /anchor-sets`; without shared "
+            "items, with `PUT /pools/{name}` and `POST /bootstrap`.",
+        ),
+        (
+            "Encoders",
+            "Named functions from inputs to vectors. Begin with `POST /encoders`; an encoder that "
+            "you run yourself needs its dimension only.",
+        ),
+        (
+            "OpenAI",
+            "What clients of OpenAI, Cohere and Jina call. A `model` is an encoder, "
+            "`encoder->target@anchor-set`, or an alias.",
+        ),
+        ("Jobs", "Work that outlives a request. Follow it with `GET /jobs/{id}`."),
+        ("Keys", "API keys, and the record of changes; for callers with the scope `admin`."),
+        ("Health", "What an orchestrator and Prometheus ask."),
+    )
+]
+
 
 def install(app: FastAPI) -> None:
     """Adds the pages, their files, and a redirect from / to /docs."""

@@ -30,7 +30,7 @@ from app.observability.metrics import DEPENDENCY_UP
 from app.services.context import Services
 from app.services.upkeep.database_metrics import DatabaseMetrics, read_metrics
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["Health"])
 log = logging.getLogger("anchorage")
 
 #: Seconds after which the database or Redis counts as unavailable.

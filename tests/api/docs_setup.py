@@ -97,27 +97,35 @@ def as_base64(rows: torch.Tensor) -> dict[str, Any]:
 
 
 #: by page; pages that are not here assume nothing but a service
-def folders(http: httpx2.Client, folder: Path) -> None:
-    """Two folders of npy files: the pack's sentences by two encoders."""
-    pack = load_pack()
-    for name, encoder in (("old", "static-256"), ("new", "minilm6-384")):
-        (folder / name).mkdir()
-        for number in range(2):
-            rows = pack.vectors[encoder][100 * number : 100 * (number + 1)]
-            np.save(folder / name / f"part-{number}.npy", rows.numpy())
+def table(name: str, vectors: torch.Tensor) -> None:
+    """A table of the reader's database: the pack's first 60 sentences with their vectors."""
+    rows = zip(load_pack().sentences[:60], vectors[:60].numpy(), strict=True)
+    with psycopg.connect(pgvector_server_of_process().url, autocommit=True) as connection:
+        register_vector(connection)
+        connection.execute(f"DROP TABLE IF EXISTS {name}")
+        connection.execute(
+            f"CREATE TABLE {name} (id int PRIMARY KEY, body text, "
+            f"embedding vector({vectors.shape[1]}))"
+        )
+        for id_, row in enumerate(rows):
+            connection.execute(
+                f"INSERT INTO {name} VALUES (%s, %s, %s)",  # noqa: S608 -- a name of this file
+                (id_, *row),
+            )
 
 
 def questions(http: httpx2.Client, folder: Path) -> None:
     """The reader's table: questions with vectors of a model that does not run any more."""
+    table("questions", load_pack().old)
+
+
+def client_page(http: httpx2.Client, folder: Path) -> None:
+    """The pack's sentences by two encoders, and a table with vectors of the first."""
     pack = load_pack()
-    with psycopg.connect(pgvector_server_of_process().url, autocommit=True) as connection:
-        register_vector(connection)
-        connection.execute("DROP TABLE IF EXISTS questions")
-        connection.execute(
-            "CREATE TABLE questions (id int PRIMARY KEY, body text, embedding vector(512))"
-        )
-        for id_, row in enumerate(zip(pack.sentences[:60], pack.old[:60].numpy(), strict=True)):
-            connection.execute("INSERT INTO questions VALUES (%s, %s, %s)", (id_, *row))
+    old, new = pack.vectors["static-256"], pack.vectors["minilm6-384"]
+    np.save(folder / "old.npy", old[:200].numpy())
+    np.save(folder / "new.npy", new[:200].numpy())
+    table("items", old)
 
 
 def shop(http: httpx2.Client, folder: Path) -> None:
@@ -138,8 +146,8 @@ def moved(http: httpx2.Client, folder: Path) -> None:
     with Client(str(http.base_url)) as client:
         plan = {"store": "docs", "target": "new", "anchor_set": "bridge", "method": "graded"}
         migration = client.migrations.create(**plan)
-        migration.run().wait()
-        migration.verify().wait()
+        migration.run()
+        migration.verify()
         migration.cutover()
 
 
@@ -208,7 +216,7 @@ SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "docs/how-to/chroma.md": chroma,
     "docs/how-to/lancedb.md": lance,
     "docs/how-to/sqlite-vec.md": sqlite,
-    "clients/python/README.md": folders,
+    "clients/python/README.md": client_page,
     "docs/explanation/anchors.md": six,
     "docs/how-to/anchor-sets.md": anchor_sets,
     "docs/how-to/bootstrap.md": bootstrap,

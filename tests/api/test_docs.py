@@ -96,3 +96,11 @@ def test_a_problem_links_to_its_section(client):
 def leaves(cls: type[errors.AnchorageError]) -> list[type[errors.AnchorageError]]:
     found = cls.__subclasses__()
     return [leaf for each in found for leaf in leaves(each)] if found else [cls]
+
+
+def test_every_call_belongs_to_a_group_and_searching_comes_first(client):
+    document = client.get("/openapi.json").json()
+    groups = [tag["name"] for tag in document["tags"]]
+    calls = [call for path in document["paths"].values() for call in path.values()]
+    assert groups[0] == "Search an old index"
+    assert {tag for call in calls for tag in call["tags"]} == set(groups)

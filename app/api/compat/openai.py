@@ -46,7 +46,7 @@ from app.storage.name_cache import NameKey
 from app.storage.queries import resources
 from app.types import EncoderKind, InputRole
 
-router = APIRouter(prefix="/v1", tags=["openai"])
+router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
 MAX_MODELS_LISTED = 10_000
 

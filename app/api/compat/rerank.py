@@ -23,7 +23,7 @@ from app.services.encoders import encoding, native_vectors
 from app.storage.name_cache import NameKey
 from app.types import InputRole
 
-router = APIRouter(tags=["openai"])
+router = APIRouter(tags=["OpenAI"])
 
 
 class RerankRequest(Body):

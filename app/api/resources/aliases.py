@@ -16,7 +16,7 @@ from app.services import models
 from app.storage import tables
 from app.storage.queries import resources
 
-router = APIRouter(prefix="/aliases", tags=["aliases"])
+router = APIRouter(prefix="/aliases", tags=["Encoders"])
 
 
 class NewAlias(Body):

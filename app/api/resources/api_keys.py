@@ -20,7 +20,7 @@ from app.storage import tables
 from app.storage.queries import access
 from app.types import LONGEST_GRACE_S, RATE, Scope
 
-router = APIRouter(tags=["keys"])
+router = APIRouter(tags=["Keys"])
 
 KeyId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="Id of the key.")]
 

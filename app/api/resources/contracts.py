@@ -19,7 +19,7 @@ from app.services.context import Services
 from app.services.translators import contracts, translators
 from app.storage import tables
 
-router = APIRouter(prefix="/anchor-sets/{name}/contracts", tags=["anchor sets"])
+router = APIRouter(prefix="/anchor-sets/{name}/contracts", tags=["Anchors"])
 
 
 class NewContract(Body):

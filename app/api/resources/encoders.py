@@ -45,7 +45,7 @@ from app.storage import tables
 from app.storage.queries import resources
 from app.types import EncoderKind, InputRole, Modality
 
-router = APIRouter(prefix="/encoders", tags=["encoders"])
+router = APIRouter(prefix="/encoders", tags=["Encoders"])
 
 #: A hub id or the name of a folder, but no path.
 MODEL_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"

@@ -31,7 +31,7 @@ from app.services.translators import evaluation
 from app.storage import tables
 from app.types import Scope
 
-router = APIRouter(tags=["vectors"])
+router = APIRouter(tags=["Decide"])
 
 Neighbours = Annotated[int, Field(ge=1, le=100)]
 Intervals = Annotated[

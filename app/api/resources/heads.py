@@ -33,7 +33,7 @@ from app.storage import tables
 from app.storage.queries import resources
 from app.types import HeadOutput
 
-router = APIRouter(prefix="/heads", tags=["heads"])
+router = APIRouter(prefix="/heads", tags=["Classify"])
 
 Size = Annotated[int, Field(ge=1, le=4_096)]
 Positive = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]

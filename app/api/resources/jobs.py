@@ -27,7 +27,7 @@ from app.types import JobState
 EVENT_POLL_S = 0.5
 HEARTBEAT_S = 15.0
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = APIRouter(prefix="/jobs", tags=["Jobs"])
 
 JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="Id of the job.")]
 

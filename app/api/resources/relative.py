@@ -18,7 +18,7 @@ from app.maths.geometry.quantise import FEWEST_BITS, MAX_BITS
 from app.observability import metrics
 from app.services.serving import apply
 
-router = APIRouter(tags=["vectors"])
+router = APIRouter(tags=["Translate"])
 
 
 class RelativeRequest(InputsBody):

@@ -38,7 +38,7 @@ from app.services.heads.stitching import StitchQuality
 from app.services.request_context import RequestContext
 from app.types import HeadOutput
 
-router = APIRouter(tags=["heads"])
+router = APIRouter(tags=["Classify"])
 
 
 class StitchRequest(InputsBody):

@@ -15,7 +15,7 @@ from app.services.translators import thresholds
 from app.services.translators.thresholds import ScoreMap
 from app.types import Scores
 
-router = APIRouter(prefix="/translators/{id}", tags=["translators"])
+router = APIRouter(prefix="/translators/{id}", tags=["Translate"])
 
 TranslatorId = Annotated[
     str, Path(pattern=r"^tr_[0-9a-f]{32}$", description="Id of the translator.")

@@ -21,7 +21,7 @@ from app.maths.translators.translator import ProductPrecision
 from app.observability import metrics
 from app.services.serving import apply, confidence
 
-router = APIRouter(tags=["vectors"])
+router = APIRouter(tags=["Translate"])
 
 #: the metric of request sizes, with its label
 REQUEST_SIZES = metrics.BATCH_VECTORS.labels("translate")

@@ -37,7 +37,7 @@ from app.services.translators import (
 from app.storage import tables
 from app.storage.queries import resources
 
-router = APIRouter(prefix="/translators", tags=["translators"])
+router = APIRouter(prefix="/translators", tags=["Translate"])
 
 OCTETS = "application/octet-stream"
 

@@ -60,7 +60,6 @@ class MigrationAnswer(BaseModel):
     job: MigrationJob | None = Field(description="Its last job. Null before the first.")
     next: list[NextCall] = Field(description="The calls that are possible now.")
     created_at: datetime = Field(description="When it was planned.")
-    updated_at: datetime = Field(description="When it last changed.")
     ended_at: datetime | None = Field(
         description="When it was finished or abandoned. Null while the store has traces of it."
     )
@@ -84,6 +83,5 @@ class MigrationAnswer(BaseModel):
             job=job and MigrationJob(id=job.id, action=action, state=JobState(job.state)),
             next=list(found.next),
             created_at=row.created_at,
-            updated_at=row.updated_at,
             ended_at=row.ended_at,
         )

@@ -119,14 +119,10 @@ BYTE_LEVELS = 256
 
 
 class Outlier(NamedTuple):
-    """An outlying row: its length, in the encoder's units, and the scores of its length and of its
-    distance from the mean.
-    """
+    """An outlying row, and its length in the encoder's units."""
 
     row: int
     length: float
-    length_score: float
-    distance_score: float
 
 
 @dataclass(frozen=True)
@@ -157,14 +153,11 @@ def describe_values(anchors: Float32[Tensor, "k d"]) -> ValueFacts:
     worst = torch.maximum(length_scores.abs(), distance_scores.abs())
     rows = (worst > OUTLIER_SCORE).nonzero().flatten()
     rows = rows[worst[rows].argsort(descending=True, stable=True)]
-    columns = (rows, lengths[rows], length_scores[rows], distance_scores[rows])
     return ValueFacts(
         precision=value_precision(anchors),
         normalised=bool(((lengths - 1.0).abs() <= UNIT_LENGTH_TOLERANCE).all()),
         length=float(lengths.median()),
-        outliers=[
-            Outlier(*row) for row in zip(*(column.tolist() for column in columns), strict=True)
-        ],
+        outliers=[Outlier(row, float(lengths[row])) for row in rows.tolist()],
     )
 
 

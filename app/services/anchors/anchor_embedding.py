@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
@@ -11,7 +11,13 @@ from sqlalchemy.orm import Session
 from torch import Tensor
 
 from app.encoders.base import Input
-from app.errors import AnchorCountMismatch, EmptyVectors, InputsNotStored, InvalidRequest
+from app.errors import (
+    AnchorCountMismatch,
+    EmptyVectors,
+    InputsNotStored,
+    InvalidRequest,
+    UnequalAnchors,
+)
 from app.services.anchors import anchor_sets, store_anchors
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, check_inputs, encode, spec_of
@@ -41,21 +47,32 @@ class EmbedRequest:
 
 
 def embed_now(
-    services: Services, context: RequestContext, request: EmbedRequest, inputs: Inputs | None
+    services: Services,
+    context: RequestContext,
+    request: EmbedRequest,
+    inputs: Inputs | None,
+    embeddings: Mapping[str, Tensor] | None = None,
 ) -> tables.AnchorSetRow:
     """Create the set, or add the embeddings, with items that are encoded now.
 
-    inputs  None: those that the set stores
+    inputs      None: those that the set stores
+    embeddings  of a new set, by further encoders
 
     Raises the errors of `embed_later` but those of jobs, the errors of `encode`, and Conflict.
     """
-    _, write = _embed(services, context, request, inputs, lambda done, total: None)
+    _, write = _embed(
+        services, context, request, inputs, embeddings or {}, lambda done, total: None
+    )
     with services.db.transaction() as session:
         return write(session)
 
 
 def embed_later(
-    services: Services, context: RequestContext, request: EmbedRequest, inputs: Inputs | None
+    services: Services,
+    context: RequestContext,
+    request: EmbedRequest,
+    inputs: Inputs | None,
+    embeddings: Mapping[str, Tensor] | None = None,
 ) -> tables.JobRow:
     """Check the request, and queue a job that creates the set or adds the embeddings.
 
@@ -63,9 +80,11 @@ def embed_later(
     AnchorCountMismatch, EncoderNeedsVectors, EmptyVectors, TooManyInputs, InputTooLong,
     InvalidInput, BadBase64, TooManyJobs, QueueFull.
     """
-    _, _, ready = _check(services, context.project, request, inputs)
-    arguments = {**asdict(request), "blobs": {"inputs": write_inputs(services, ready)}}
-    return submit_job(services, context, JobKind.embed, arguments)
+    _, _, ready = _check(services, context.project, request, inputs, embeddings or {})
+    blobs = {"inputs": write_inputs(services, ready)}
+    if embeddings:
+        blobs["embeddings"] = services.blobs.put(embeddings)
+    return submit_job(services, context, JobKind.embed, {**asdict(request), "blobs": blobs})
 
 
 def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
@@ -73,10 +92,14 @@ def run_embed(services: Services, job: tables.JobRow, progress: Progress) -> Job
     if "of_store" in job.arguments:
         return store_anchors.run_store_embed(services, job, progress)
     arguments, context = dict(job.arguments), RequestContext.of_job(job)
-    inputs = read_inputs(services, arguments.pop("blobs")["inputs"], of="this job")
+    blobs = arguments.pop("blobs")
+    inputs = read_inputs(services, blobs["inputs"], of="this job")
+    sent = blobs.get("embeddings")
+    embeddings = services.blobs.get(sent, of="this job") if sent else {}
     request = EmbedRequest(**arguments)
-    size, write = _embed(services, context, request, inputs, progress)
-    result = {"anchor_set": request.anchor_set, "size": size, "encoders": request.encoders}
+    size, write = _embed(services, context, request, inputs, embeddings, progress)
+    encoders = [*embeddings, *request.encoders]
+    result = {"anchor_set": request.anchor_set, "size": size, "encoders": encoders}
     return JobResult(result, write=write)
 
 
@@ -85,15 +108,16 @@ def _embed(
     context: RequestContext,
     request: EmbedRequest,
     inputs: Inputs | None,
+    embeddings: Mapping[str, Tensor],
     on_progress: Callable[[int, int], None],
 ) -> tuple[int, Callable[[Session], tables.AnchorSetRow]]:
     """Encode the items; return their number, and what adds the rows in a session.
 
     on_progress  called with the inputs of all encoders that are done, and all
     """
-    set_row, encoders, inputs = _check(services, context.project, request, inputs)
+    set_row, encoders, inputs = _check(services, context.project, request, inputs, embeddings)
     count = len(inputs.values)
-    vectors: dict[str, Tensor] = {}
+    vectors = dict(embeddings)
     for place, encoder in enumerate(encoders):
         vectors[encoder.name] = encode_items(
             services,
@@ -123,13 +147,17 @@ def _embed(
 
 
 def _check(
-    services: Services, project: str, request: EmbedRequest, inputs: Inputs | None
+    services: Services,
+    project: str,
+    request: EmbedRequest,
+    inputs: Inputs | None,
+    embeddings: Mapping[str, Tensor],
 ) -> tuple[tables.AnchorSetRow | None, list[tables.EncoderRow], Inputs]:
     """Return the set, None for a new one; the encoders; and the items as the encoders read them."""
     set_row = None
     if request.new:
         assert inputs is not None
-        encoders = _find_encoders(services, project, request, inputs)
+        encoders = _find_encoders(services, project, request, inputs, embeddings)
     else:
         [name] = request.encoders
         set_row, encoder = anchor_sets.find_set_and_encoder(
@@ -213,17 +241,29 @@ def read_inputs(services: Services, blob: str, *, of: str) -> Inputs:
 
 
 def _find_encoders(
-    services: Services, project: str, request: EmbedRequest, inputs: Inputs
+    services: Services,
+    project: str,
+    request: EmbedRequest,
+    inputs: Inputs,
+    embeddings: Mapping[str, Tensor],
 ) -> list[tables.EncoderRow]:
-    """Return the encoders of a new set."""
-    names = request.encoders
-    if not names or len(set(names)) < len(names) or len(names) > MAX_SET_ENCODERS:
+    """Return the encoders of a new set that encode its items."""
+    names, count = request.encoders, len(inputs.values)
+    every = [*embeddings, *names]
+    if not every or len(set(every)) < len(every) or len(every) > MAX_SET_ENCODERS:
         raise InvalidRequest(
             f"Expected 1 to {MAX_SET_ENCODERS} different encoders.", field="encoders"
         )
     if not inputs.values:
         raise EmptyVectors("Expected at least one input.", field="inputs")
-    anchor_sets.check_roles(inputs.roles, len(inputs.values))
+    for key, vectors in embeddings.items():
+        if vectors.shape[0] != count:
+            raise UnequalAnchors(
+                f"{key!r} has {vectors.shape[0]} vectors, and there are {count} inputs. "
+                "Send one for each item.",
+                field=f"embeddings.{key}",
+            )
+    anchor_sets.check_roles(inputs.roles, count)
     with services.db.transaction() as session:
         resources.require_free(session, tables.AnchorSetRow, project, request.anchor_set)
         return [

@@ -67,7 +67,6 @@ class DriftReport(BaseModel):
     count: int = Field(description="Number of anchors compared.")
     dim: int = Field(description="Dimension of the old vectors.")
     given_dim: int = Field(description="Dimension of the new vectors.")
-    reembedded: bool = Field(description="Whether the service encoded the stored inputs.")
     rounding: drift.Rounding | None = Field(
         description="Rounding of unchanged vectors. Null if they changed."
     )
@@ -81,7 +80,6 @@ class DriftReport(BaseModel):
     )
     changed: list[int] = Field(description="The first 20 rows whose vector changed, from 0.")
     changed_count: int = Field(description="Number of rows whose vector changed.")
-    changed_share: float = Field(description="Share of the compared rows that changed, 0 to 1.")
     worst: list[RowDrift] = Field(description="The 20 rows with the smallest cosine.")
     held_out: DriftHeldOut | None = Field(
         description="Quality of a translation from old to new. "
@@ -110,13 +108,13 @@ def detect_drift(
     errors of `encode`.
     """
     space = find_space(services, context.project, anchor_set=anchor_set, encoder=encoder)
-    size, reembedded = space.anchor_set.size, vectors is None
+    size = space.anchor_set.size
     if sample is not None and (vectors is not None or rows is not None):
         raise InvalidRequest(
             "`sample` only applies without `vectors` and `rows`. Remove it.", field="sample"
         )
     if rows is not None:
-        chosen = _check_rows(rows, size, reembedded=reembedded)
+        chosen = _check_rows(rows, size, reembedded=vectors is None)
     elif vectors is not None:
         chosen = list(range(size))
     else:
@@ -130,7 +128,7 @@ def detect_drift(
     old = spaces.raw_anchors(services, space)[chosen]
     with services.fitting(context.project):
         comparison = drift.compare_embeddings(old, new, seed=seed)
-    return _report(comparison, chosen, space, given_dim=new.shape[1], reembedded=reembedded)
+    return _report(comparison, chosen, space, given_dim=new.shape[1])
 
 
 def _check_rows(given: Sequence[int], size: int, *, reembedded: bool) -> list[int]:
@@ -215,7 +213,6 @@ def _report(
     space: tables.SpaceRow,
     *,
     given_dim: int,
-    reembedded: bool,
 ) -> DriftReport:
     dim = space.encoder.dim
     changed = [rows[place] for place in comparison.changed.nonzero().flatten().tolist()]
@@ -239,7 +236,6 @@ def _report(
         count=len(rows),
         dim=dim,
         given_dim=given_dim,
-        reembedded=reembedded,
         rounding=comparison.rounding,
         max_deviation=None if deviations is None else float(deviations.max()),
         mean_cosine=None if cosines is None else float(cosines.mean()),
@@ -247,7 +243,6 @@ def _report(
         scale=comparison.scale,
         changed=sorted(changed)[:MAX_LISTED_ROWS],
         changed_count=len(changed),
-        changed_share=len(changed) / len(rows),
         worst=worst,
         held_out=None if comparison.held_out is None else DriftHeldOut(**vars(comparison.held_out)),
     )

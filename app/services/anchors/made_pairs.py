@@ -12,8 +12,8 @@ from typing import Any
 from app.maths.translators import methods
 from app.storage import tables
 
-#: How `pairs` is named in the provenance of such a set.
-NO_PAIRS = "none"
+#: The `method` in the provenance of such a set.
+ALIGNMENT = "alignment"
 #: What `method: auto` fits to made pairs, because it cannot be chosen by cross-validation. The
 #: decode power favours the nearest item, which the estimate is about.
 MADE_METHOD = "graded"
@@ -30,7 +30,7 @@ NOT_MEASURED = (
 def estimate_of(anchor_set: tables.AnchorSetRow) -> dict[str, Any] | None:
     """Return the stored estimate of the alignment that made the pairs; None for known pairs."""
     provenance = anchor_set.provenance or {}
-    if provenance.get("pairs") != NO_PAIRS:
+    if provenance.get("method") != ALIGNMENT:
         return None
     estimate: dict[str, Any] = provenance["estimate"]
     return estimate

@@ -152,7 +152,6 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
 
     return {
         "advice": ranked[0].name,
-        "best_measured": best,
         "summary": _summarise(
             queries, compared, max(counts.values()), (source, target), runs is not False
         ),

@@ -97,8 +97,8 @@ def request_alignment(
     for side in sides:
         if side.rows < FEWEST_ALIGNED_ROWS:
             raise InvalidRequest(
-                f"`pairs: none` needs pools of at least {FEWEST_ALIGNED_ROWS:,} items, and 20,000 "
-                f"for unrelated encoders; this one has {side.rows:,}. Send more items.",
+                f"`method: alignment` needs pools of at least {FEWEST_ALIGNED_ROWS:,} items, and "
+                f"20,000 for unrelated encoders; this one has {side.rows:,}. Send more items.",
                 field=side.field,
             )
     given, (x, y) = options or {}, sides
@@ -111,7 +111,7 @@ def request_alignment(
     arguments = {
         "seeds": [list(pair) for pair in seeds],
         "size": size,
-        "pairs": made_pairs.NO_PAIRS,
+        "method": made_pairs.ALIGNMENT,
         "name": name,
         "source": source,
         "target": target,
@@ -124,7 +124,7 @@ def request_alignment(
 
 def run_any_bootstrap(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
     """Run a bootstrap that finds pairs, or one that makes them."""
-    if job.arguments.get("pairs") == made_pairs.NO_PAIRS:
+    if job.arguments["method"] == made_pairs.ALIGNMENT:
         return run_alignment(services, job, progress)
     return bootstrap.run_bootstrap(services, job, progress)
 
@@ -158,7 +158,7 @@ def run_alignment(services: Services, job: tables.JobRow, progress: Progress) ->
         beat=listener.end,
         provenance={
             "job": job.id,
-            "pairs": made_pairs.NO_PAIRS,
+            "method": made_pairs.ALIGNMENT,
             "seeds": len(arguments["seeds"]),
             "settings": arguments["settings"],
             "pools": {"source": len(source_pool), "target": len(target_pool)},
@@ -180,7 +180,7 @@ def run_alignment(services: Services, job: tables.JobRow, progress: Progress) ->
     return JobResult(
         {
             "anchor_set": arguments["name"],
-            "pairs": made_pairs.NO_PAIRS,
+            "method": made_pairs.ALIGNMENT,
             "size": len(rows),
             "translator": translator.content,
             "estimate": estimate,
@@ -253,13 +253,14 @@ def _read_settings(size: int, options: Mapping[str, Any]) -> AlignmentSettings:
     for name in options:
         if name not in ALIGNMENT_OPTIONS:
             raise UnknownOption(
-                f"`pairs: none` has no option `{name}`. It has {', '.join(ALIGNMENT_OPTIONS)}.",
+                f"`method: alignment` has no option `{name}`. "
+                f"It has {', '.join(ALIGNMENT_OPTIONS)}.",
                 field=f"options.{name}",
             )
     settings = AlignmentSettings(size=size, **options)
     if settings.attempts < FEWEST_ATTEMPTS:
         raise InvalidOption(
-            "`pairs: none` compares attempts, so it needs at least two. Raise `attempts`.",
+            "`method: alignment` compares attempts, so it needs at least two. Raise `attempts`.",
             field="options.attempts",
         )
     return settings
@@ -280,15 +281,15 @@ def check_seeded(
         )
     if len(seeds) < FEWEST_SEEDS:
         raise InvalidSeeds(
-            f"`pairs: none` takes no seeds or at least {FEWEST_SEEDS}, because some of them judge "
-            f"the alignment; there are {len(seeds)}. Send more, or `[]`.",
+            f"`method: alignment` takes no seeds or at least {FEWEST_SEEDS}, because some of them "
+            f"judge the alignment; there are {len(seeds)}. Send more, or `[]`.",
             field="seeds",
         )
     pool_maths.check_pairs(seeds, source=source, target=target)
     for name in options:
         if name not in SEEDED_OPTIONS:
             raise UnknownOption(
-                f"`pairs: none` with seeds has no option `{name}`. It has `seed`.",
+                f"`method: alignment` with seeds has no option `{name}`. It has `seed`.",
                 field=f"options.{name}",
             )
     return AnchoredSettings(**options)

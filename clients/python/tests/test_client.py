@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -51,10 +52,11 @@ def test_a_set_of_any_form_is_the_same_set(client: Client, new_pair, tmp_path, m
 def test_a_large_set_that_fails_halfway_leaves_nothing(client: Client, new_pair, monkeypatch):
     pair = new_pair()
     monkeypatch.setattr("anchorage_client._sync.anchors.MAX_JSON_BYTES", 1_000)
-    with pytest.raises(ConflictError, match="anchor-count-mismatch"):
+    with pytest.raises(ConflictError, match="anchor-count-mismatch") as failed:
         client.anchor_sets.create(
             "half", embeddings={pair.source: pair.old, pair.target: pair.new[:-1]}
         )
+    assert failed.value.__notes__ == ["The anchor set 'half' was deleted again."]
     with pytest.raises(NotFoundError):
         client.anchor_sets.get("half")
 
@@ -138,8 +140,10 @@ def test_a_large_set_with_further_fields_sends_them(client: Client, new_pair, mo
     pair = new_pair()
     monkeypatch.setattr("anchorage_client._sync.anchors.MAX_JSON_BYTES", 1_000)
     rows = {pair.source: pair.old, pair.target: pair.new}
-    with pytest.raises(InvalidRequestError, match="exactly one of"):
-        client.anchor_sets.create("both", embeddings=rows, inputs=["a"] * len(pair.old))
+    with pytest.raises(InvalidRequestError, match="there are 3 inputs"):
+        client.anchor_sets.create("both", embeddings=rows, inputs=["a"] * 3)
+    client.anchor_sets.create("both", embeddings=rows, inputs=["a"] * len(pair.old))
+    assert client.anchor_sets.get("both")["encoders"] == [pair.source, pair.target]
 
 
 def test_a_row_of_a_later_request_has_its_own_number(client: Client, pair, monkeypatch):
@@ -174,9 +178,9 @@ def test_advice_evaluation_and_rankings(client: Client, pair):
         advice["advice"] in names == {"keep", "cascade", "fuse", "native", "translate", "re-embed"}
     )
     measured = client.evaluate(**pair.names, vectors=pair.old, native=pair.new)
-    kept = client.evaluate(**pair.names, vectors=pair.old, native=pair.new, as_job=True)
-    assert kept["translated"] == measured["translated"]
-    assert client.jobs.get(kept["job"]).result is not None
+    job = client.evaluate(**pair.names, vectors=pair.old, native=pair.new, as_job=True)
+    assert job.wait()["translated"] == measured["translated"]
+    assert client.jobs.get(job.id).result() == job.result()
     assert measured["translated"]["mrr"] > measured["native"]["mrr"] / 2
     candidates = [{"ids": [f"d{i}" for i in range(20)], "vectors": pair.old[:20]}] * 2
     rankings = client.rescore(**pair.names, queries=pair.new[[3, 7]], candidates=candidates)
@@ -216,8 +220,14 @@ def test_a_bootstrap_runs_as_a_job(client: Client, new_pair):
         target_pool="b",
         seeds=seeds,
         min_precision=0,
+        as_job=True,
     )
-    result = job.wait(timeout=200)
+    assert repr(job).endswith("bootstrap, queued>")
+    with pytest.raises(TimeoutError, match="wait"):
+        job.result()
+    seen: list[dict[str, Any]] = []
+    result = job.wait(timeout=200, progress=seen.append)
+    assert seen[-1] == job.progress
     pairs = client.anchor_sets.pairs(result["anchor_set"])
     assert np.mean([source == target for source, target, _ in pairs]) > 0.9
     again = client.bootstrap(
@@ -228,6 +238,7 @@ def test_a_bootstrap_runs_as_a_job(client: Client, new_pair):
         target_pool="b",
         seeds=[(i, (i + 450) % 900) for i in range(20)],
         min_precision=0.95,
+        as_job=True,
     )
     assert [event["state"] for event in again.events()][-1] == "failed"
     with pytest.raises(JobFailedError) as failed:
@@ -332,3 +343,27 @@ def test_where_nobody_listens_the_first_request_fails_without_a_retry():
     with Client(url) as away, pytest.raises(UnavailableError) as failed:
         away.encoders.list()
     assert "Is `anchorage serve` running?" in str(failed.value)
+
+
+def test_a_translator_and_a_set_of_texts_are_made_by_jobs(texts):
+    job = texts.client.translator(**texts.pair, as_job=True)
+    fitted: Translator = job.wait(timeout=100)
+    assert fitted.id == texts.client.translator(**texts.pair).id
+    embeddings = {"mine": np.random.default_rng(0).normal(size=(20, 3))}
+    texts.client.encoders.create("mine", dim=3)
+    made = texts.client.anchor_sets.create(
+        "of-texts",
+        inputs=texts.sentences[:20],
+        encoders=["old"],
+        embeddings=embeddings,
+        as_job=True,
+    )
+    assert set(made.wait(timeout=100)["encoders"]) == {"mine", "old"}
+    with pytest.raises(ValueError, match="only applies to inputs"):
+        texts.client.anchor_sets.create("vectors", embeddings=embeddings, as_job=True)
+
+
+def test_progress_is_drawn(client: Client, pair, capsys):
+    job = client.evaluate(**pair.names, vectors=pair.old, native=pair.new, as_job=True)
+    job.wait(progress=True)
+    assert "evaluate" in capsys.readouterr().err

@@ -31,8 +31,11 @@ with Client("http://127.0.0.1:8080", api_key="anc_...") as client:
     LocalTranslator.load("translator.safetensors").apply(old).outside.any()
     for batch in client.translate_stream(old, source="old", target="new", anchor_set="faq"):
         batch.mean()
-    job = client.bootstrap("found", source="old", target="new", source_pool=old, target_pool=new)
-    job.wait(progress=True)
+    pools = {"source_pool": old, "target_pool": new}
+    client.bootstrap("found", source="old", target="new", **pools, as_job=True).wait(progress=True)
+    fitted = client.translator(source="old", target="new", anchor_set="faq", as_job=True)
+    fitted.wait(progress=lambda progress: print(progress["done"])).apply_locally(old)
+    client.anchor_sets.create("faq", inputs=["a"], encoders=["new"], as_job=True).cancel()
     try:
         client.advice(source="old", target="new", anchor_set="faq")["advice"]
     except AnchorageError as error:

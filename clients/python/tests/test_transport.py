@@ -188,6 +188,7 @@ def test_a_restart_does_not_end_the_wait_for_a_job(tmp_path):
             target_pool=pool @ np.linalg.qr(generator.normal(size=(16, 16)))[0],
             seeds=[(row, row) for row in range(20)],
             min_precision=0,
+            as_job=True,
         )
     waiting = Client(address, retries=0)
     result: list[object] = []

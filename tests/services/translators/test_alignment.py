@@ -109,7 +109,7 @@ def test_an_alignment_ends_in_a_set_a_translator_and_an_estimate(made, clouds):
     assert (row.state, row.error) == (JobState.succeeded, None)
     assert row.progress["done"] == row.progress["total"]
     result = row.result
-    assert (result["anchor_set"], result["pairs"], result["size"]) == ("made", "none", ROWS)
+    assert (result["anchor_set"], result["method"], result["size"]) == ("made", "alignment", ROWS)
     assert result["estimate"]["right"] >= 0.5
     assert result["estimate"]["index"] == ROWS
     with services.db.transaction() as session:

@@ -17,19 +17,14 @@ from app.services.anchors import anchor_findings, anchor_reports, drift
 from app.services.anchors.anchor_reports import MAX_SUGGESTED
 from app.services.anchors.drift import DEFAULT_REEMBEDDED, MAX_REEMBEDDED, DriftReport
 
-router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
+router = APIRouter(prefix="/anchor-sets", tags=["Anchors"])
 
 
 class OutlierOut(BaseModel):
-    """A row with an unusual length, or an unusual distance from the mean.
-
-    Scores are robust standard deviations from the median.
-    """
+    """A row with an unusual length, or an unusual distance from the mean."""
 
     row: int = Field(description="Row of the anchor set, from 0.")
     length: float = Field(description="Norm of the vector.")
-    length_score: float = Field(description="Score of the norm.")
-    distance_score: float = Field(description="Score of the distance from the mean.")
 
 
 class SpaceReportOut(BaseModel):

@@ -19,7 +19,7 @@ from app.services.anchors import samples
 #: largest number of vectors of a store
 MAX_STORE_SIZE = 10**12
 
-router = APIRouter(prefix="/anchor-sets/{name}/samples", tags=["anchor sets"])
+router = APIRouter(prefix="/anchor-sets/{name}/samples", tags=["Anchors"])
 
 
 class NewSample(Body):

@@ -42,7 +42,7 @@ from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
-router = APIRouter(prefix="/anchor-sets", tags=["anchor sets"])
+router = APIRouter(prefix="/anchor-sets", tags=["Anchors"])
 
 MAX_PAIRS_PER_PAGE = 10_000
 
@@ -54,9 +54,10 @@ PAIRS_MEDIA = (JSON, media_types.ARROW)
 class NewAnchorSet(ItemsBody):
     """Send `embeddings`, or `encoders` with the `inputs` or the `store` that they embed.
 
-    The set stores the inputs unless `keep_inputs` is false, so that encoders can be added later.
-    With `store`, a job reads rows of the store: their vectors are the store's encoder's, and the
-    `encoders` embed their texts, which are not stored.
+    `embeddings` and `inputs` go together: `encoders` encode the inputs, and other encoders' vectors
+    are in `embeddings`. The set stores the inputs unless `keep_inputs` is false, so that encoders
+    can be added later. With `store`, a job reads rows of the store: their vectors are the store's
+    encoder's, and the `encoders` embed their texts, which are not stored.
     """
 
     model_config = ConfigDict(
@@ -171,28 +172,30 @@ def create_anchor_set(
         return accepted(response, idempotent(services, context, repeat, tables.JobRow, queued))
     if body.size is not None:
         raise InvalidRequest("`size` only applies with `store`. Remove it.", field="size")
-    has_vectors = body.embeddings is not None or body.vectors is not None
-    if has_vectors == (body.inputs is not None):
-        raise NotExactlyOne("Send exactly one of `embeddings` and `inputs`.", field="embeddings")
-    if (body.inputs is None) != (body.encoders is None):
+    inputs, embeddings = body.items(), body.by_encoder()
+    if inputs is None and embeddings is None:
+        raise MissingField("Send `embeddings`, `inputs` or both.", field="embeddings")
+    if inputs is None and body.encoders is not None:
         raise InvalidRequest(
-            "`inputs` and `encoders` belong together. Send both or neither.", field="encoders"
+            "`encoders` only applies with `inputs`. Send them, or remove `encoders`.",
+            field="encoders",
         )
-    inputs = body.items()
     request = EmbedRequest(body.name, body.encoders or [], new=True, keep=body.keep_inputs)
     if inputs is not None and wants_job(prefer):
-        queue = partial(anchor_embedding.embed_later, services, request=request, inputs=inputs)
+        queue = partial(
+            anchor_embedding.embed_later,
+            services,
+            request=request,
+            inputs=inputs,
+            embeddings=embeddings,
+        )
         return accepted(response, idempotent(services, context, repeat, tables.JobRow, queue))
 
     def create(context: RequestContext) -> tables.AnchorSetRow:
         if inputs is not None:
-            return anchor_embedding.embed_now(services, context, request, inputs)
+            return anchor_embedding.embed_now(services, context, request, inputs, embeddings)
         return anchor_sets.create_anchor_set(
-            services,
-            context,
-            name=body.name,
-            embeddings=body.by_encoder() or {},
-            roles=body.roles,
+            services, context, name=body.name, embeddings=embeddings or {}, roles=body.roles
         )
 
     row = idempotent(services, context, repeat, tables.AnchorSetRow, create)

@@ -16,7 +16,7 @@ from app.api.schemas import fields
 from app.api.schemas.fields import Body, Inputs, Name, Role, VectorsOrPool
 from app.api.schemas.jobs import Job
 from app.encoders.base import Input
-from app.errors import InvalidRequest, NotExactlyOne
+from app.errors import NotExactlyOne
 from app.services.access.idempotency import idempotent
 from app.services.anchors import bootstrap as bootstrapping
 from app.services.anchors import pools
@@ -26,7 +26,7 @@ from app.services.translators import alignment
 from app.storage import tables
 from app.types import InputRole
 
-router = APIRouter(tags=["bootstrap"])
+router = APIRouter(tags=["Anchors"])
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -35,7 +35,7 @@ class BootstrapOptions(Body):
     """Options of the method. An option that the method does not have is refused.
 
     - `self-learning`: attempts, rounds, agreed, refinements, rows, seed.
-    - `pairs: none`: attempts, seed; with seeds: seed.
+    - `alignment`: attempts, seed; with seeds: seed.
     - `paper` (Cannistraci et al. 2023, Table 3): steps, learning_rate, epsilon, sinkhorn_steps,
       seed.
     """
@@ -132,26 +132,23 @@ class BootstrapRequest(Body):
     ] = Field(
         description="Known pairs: [row of the source's pool, row of the target's pool], from 0."
     )
-    pairs: Literal["find", "none"] = Field(
-        "find",
-        description="`find`: find pairs of the same item. `none`: the pools share no item, or "
-        "it is unknown which; the spaces are aligned, and the set has made pairs. Needs "
+    method: Literal["self-learning", "paper", "alignment"] = Field(
+        "self-learning",
+        description="How pairs of the same item are found. `alignment`: the pools share no item, "
+        "or it is unknown which; the spaces are aligned, and the set has made pairs. Needs "
         "1,000 items in each pool, and no seeds or at least six.",
-    )
-    method: Literal["self-learning", "paper"] = Field(
-        "self-learning", description="How pairs are found."
     )
     size: Annotated[int | None, Field(ge=2, le=1_000_000)] = Field(
         None,
         description="Largest number of pairs, 2 to 1,000,000. "
         "Default: all for `self-learning`, 300 for `paper`, 8,192 made pairs for "
-        "`pairs: none`.",
+        "`alignment`.",
     )
     min_precision: Annotated[Finite, Field(ge=0, le=0.98)] = Field(
         0.5,
         description="Estimated share of right pairs below which the job fails, 0 to 0.98. "
         "0 accepts every result. The estimate of `self-learning` is at most 0.985. "
-        "For `pairs: none`: the share of items whose translation is nearest to the right item; "
+        "For `alignment`: the share of items whose translation is nearest to the right item; "
         "with seeds, the share of seeds that the alignment has not seen.",
     )
     options: BootstrapOptions = Field(
@@ -194,17 +191,15 @@ def bootstrap(
     number of seeds to add (`more_seeds`), the rows of the source's pool to label next
     (`label_next`), and the seeds that contradict the others (`wrong_seeds`).
 
-    With `pairs: none`, no pairs are found: the set has items of the source's pool and the places
-    where an alignment of the two spaces puts them. The result also names the translator.
+    With `method: alignment`, no pairs are found: the set has items of the source's pool and the
+    places where an alignment of the two spaces puts them. The result also names the translator.
     If `estimate.right` is below `min_precision`, the job fails with `spaces-not-aligned`.
     """
-    if body.pairs == "none" and body.method != "self-learning":
-        raise InvalidRequest("`method` does not apply to `pairs: none`. Remove it.", field="method")
 
     def queue(context: RequestContext) -> tables.JobRow:
         queue_job = (
             alignment.request_alignment
-            if body.pairs == "none"
+            if body.method == "alignment"
             else partial(bootstrapping.request_bootstrap, method=body.method)
         )
         return queue_job(

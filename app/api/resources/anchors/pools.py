@@ -18,7 +18,7 @@ from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
-router = APIRouter(prefix="/pools", tags=["pools"])
+router = APIRouter(prefix="/pools", tags=["Anchors"])
 
 
 class NewPool(InputsBody):

@@ -23,7 +23,7 @@ from app.services.relevance import advice
 from app.services.relevance.advice import AdviceTask, Prices, RowOrder
 from app.services.request_context import RequestContext
 
-router = APIRouter(tags=["search"])
+router = APIRouter(tags=["Decide"])
 
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
@@ -212,10 +212,6 @@ class AdviceOut(BaseModel):
     advice: AdvisedOption = Field(
         description="The first option. By judgements: keep, unless another is measurably better; "
         "of options that differ by less than `difference`, the cheapest."
-    )
-    best_measured: AdvisedOption | None = Field(
-        description="The option with the highest nDCG@10, whether or not it is decided. Null with "
-        f"fewer than {FEWEST_QUERIES} judged queries."
     )
     summary: str = Field(description="What the order hinges on, and what it takes to know more.")
     basis: Literal["judgements", "comparison", "fidelity"] = Field(

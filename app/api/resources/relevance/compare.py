@@ -19,7 +19,7 @@ from app.services.access.idempotency import idempotent
 from app.services.relevance import comparison
 from app.storage import tables
 
-router = APIRouter(tags=["search"])
+router = APIRouter(tags=["Decide"])
 
 #: most encoders and texts of a request
 MAX_ENCODERS, MAX_TEXTS, MAX_INPUTS = 8, 1_000, 5_000

@@ -55,7 +55,7 @@ from app.services.relevance.rescoring import (
 from app.services.serving import apply
 from app.types import InputRole
 
-router = APIRouter(tags=["search"])
+router = APIRouter(tags=["Search an old index"])
 
 #: answers about more candidates are written in a thread
 INLINE_ANSWERED = 1_000

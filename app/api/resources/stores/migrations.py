@@ -40,7 +40,7 @@ from app.services.store_migrations.plan_contents import (
 from app.storage import tables
 from app.types import Fill
 
-router = APIRouter(prefix="/migrations", tags=["migrations"])
+router = APIRouter(prefix="/migrations", tags=["Migrate"])
 
 MigrationId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="Id of the migration.")]
 Pace = Annotated[Finite, Field(gt=0, le=1e9)]

@@ -32,7 +32,7 @@ from app.services.stores import search
 from app.services.stores.search import StoreAnswer, StoreSearch, StoreSearchMode
 from app.types import InputRole
 
-router = APIRouter(prefix="/stores", tags=["stores"])
+router = APIRouter(prefix="/stores", tags=["Search an old index"])
 
 #: most results and most candidates of a query
 MAX_RESULTS, MAX_CANDIDATES = 1_000, 10_000

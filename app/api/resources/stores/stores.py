@@ -24,7 +24,7 @@ from app.storage import tables
 from app.storage.queries import resources
 from app.types import is_unicode
 
-router = APIRouter(prefix="/stores", tags=["stores"])
+router = APIRouter(prefix="/stores", tags=["Search an old index"])
 
 #: longest JSON of a store's options
 MAX_OPTION_BYTES = 4_096

@@ -6,10 +6,10 @@ import builtins
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from anchorage_client import arrow
-from anchorage_client._async.jobs import AsyncJob
+from anchorage_client._async.jobs import AsyncJob, submit
 from anchorage_client._async.resources import AsyncResource
 from anchorage_client._async.transport import Json, json_of, members_of, require_new, segment
 from anchorage_client.errors import AnchorageError, reading, rows_from
@@ -24,6 +24,7 @@ class AsyncAnchorSets(AsyncResource):
 
     path, member = "/anchor-sets", "anchor_sets"
 
+    @overload
     async def create(
         self,
         name: str,
@@ -34,13 +35,42 @@ class AsyncAnchorSets(AsyncResource):
         input_type: Role | None = None,
         roles: Sequence[Role] | None = None,
         keep_inputs: bool | None = None,
-    ) -> Json:
-        """Create a set from embeddings by encoder, or from inputs that the service encodes.
+        as_job: Literal[False] = False,
+    ) -> Json: ...
 
-        Embeddings above 24 MiB are sent one encoder at a time, unless another field comes with
-        them; a failure leaves no set behind.
+    @overload
+    async def create(
+        self,
+        name: str,
+        *,
+        embeddings: Mapping[str, VectorsLike] | None = None,
+        inputs: Sequence[str] | None = None,
+        encoders: Sequence[str] | None = None,
+        input_type: Role | None = None,
+        roles: Sequence[Role] | None = None,
+        keep_inputs: bool | None = None,
+        as_job: Literal[True],
+    ) -> AsyncJob[Json]: ...
+
+    async def create(
+        self,
+        name: str,
+        *,
+        embeddings: Mapping[str, VectorsLike] | None = None,
+        inputs: Sequence[str] | None = None,
+        encoders: Sequence[str] | None = None,
+        input_type: Role | None = None,
+        roles: Sequence[Role] | None = None,
+        keep_inputs: bool | None = None,
+        as_job: bool = False,
+    ) -> Json | AsyncJob[Json]:
+        """Create a set from embeddings by encoder, from inputs that `encoders` encode, or both.
+
+        Embeddings above 5 MiB without another field are sent one encoder at a time. A failure
+        leaves no set behind. With `as_job`, a worker encodes the inputs.
 
         embeddings  arrays (n, d), one for each encoder; row i is the same item for all of them
+        inputs      the items, which the set stores for encoders that are added later
         roles       role of each item in a search
         """
         body: Json = {
@@ -51,12 +81,13 @@ class AsyncAnchorSets(AsyncResource):
             "roles": None if roles is None else builtins.list(roles),
             "keep_inputs": keep_inputs,
         }
+        _require_inputs(inputs, as_job)
         arrays = {encoder: as_array(rows) for encoder, rows in (embeddings or {}).items()}
         more = any(value is not None for field, value in body.items() if field != "name")
         if more or sum(each.nbytes for each in arrays.values()) <= MAX_JSON_BYTES:
             if embeddings is not None:
                 body["embeddings"] = {encoder: to_json(rows) for encoder, rows in arrays.items()}
-            return await self._transport.post(self.path, body, creates=True)
+            return await self._submit("POST", self.path, body, name, as_job)
         (first, rows), *others = arrays.items()
         answer = await self._transport.send(
             "POST",
@@ -70,23 +101,65 @@ class AsyncAnchorSets(AsyncResource):
         try:
             for encoder, rows in others:
                 made = await self.put(name, encoder, rows)
-        except BaseException:
+        except BaseException as error:
             with suppress(AnchorageError):  # the caller needs the first error
                 await self.delete(name)
+                error.add_note(f"The anchor set {name!r} was deleted again.")
             raise
         return made
 
+    @overload
     async def create_from_store(
-        self, name: str, store: str, *, encoders: Sequence[str], size: int | None = None
-    ) -> AsyncJob:
-        """Start a job that makes a set of rows of a store, whose texts the encoders embed."""
+        self,
+        name: str,
+        store: str,
+        *,
+        encoders: Sequence[str],
+        size: int | None = None,
+        as_job: Literal[False] = False,
+    ) -> Json: ...
+
+    @overload
+    async def create_from_store(
+        self,
+        name: str,
+        store: str,
+        *,
+        encoders: Sequence[str],
+        size: int | None = None,
+        as_job: Literal[True],
+    ) -> AsyncJob[Json]: ...
+
+    async def create_from_store(
+        self,
+        name: str,
+        store: str,
+        *,
+        encoders: Sequence[str],
+        size: int | None = None,
+        as_job: bool = False,
+    ) -> Json | AsyncJob[Json]:
+        """Make a set of rows of a store, whose texts the encoders embed."""
         body: Json = {
             "name": name,
             "store": store,
             "encoders": builtins.list(encoders),
             "size": size,
         }
-        return AsyncJob(self._transport, await self._transport.post(self.path, body, creates=True))
+        return await self._submit("POST", self.path, body, name, as_job)
+
+    async def _submit(
+        self, method: str, path: str, body: Json, name: str, as_job: bool
+    ) -> Json | AsyncJob[Json]:
+        """Send a request that makes or changes the set `name`; return the set, or the job."""
+
+        async def finish(result: Json) -> Json:
+            return await self.get(name)
+
+        made: Json | AsyncJob[Json] = await submit(
+            self._transport, method, path, body, finish, as_job=as_job
+        )
+        return made
 
     async def create_from_table(self, name: str, table: Any) -> Json:
         """Create a set from a `pyarrow.Table`.
@@ -110,6 +183,7 @@ class AsyncAnchorSets(AsyncResource):
 
         return await self.create_from_table(name, parquet.read_table(path))
 
+    @overload
     async def put(
         self,
         name: str,
@@ -118,16 +192,42 @@ class AsyncAnchorSets(AsyncResource):
         *,
         inputs: Sequence[str] | None = None,
         input_type: Role | None = None,
-    ) -> Json:
+        as_job: Literal[False] = False,
+    ) -> Json: ...
+
+    @overload
+    async def put(
+        self,
+        name: str,
+        encoder: str,
+        vectors: VectorsLike | None = None,
+        *,
+        inputs: Sequence[str] | None = None,
+        input_type: Role | None = None,
+        as_job: Literal[True],
+    ) -> AsyncJob[Json]: ...
+
+    async def put(
+        self,
+        name: str,
+        encoder: str,
+        vectors: VectorsLike | None = None,
+        *,
+        inputs: Sequence[str] | None = None,
+        input_type: Role | None = None,
+        as_job: bool = False,
+    ) -> Json | AsyncJob[Json]:
         """Add another encoder's embeddings of the set's items.
 
-        Without vectors and inputs, the service encodes the inputs that the set stores.
+        Without vectors and inputs, the service encodes the inputs that the set stores. With
+        `as_job`, a worker encodes them.
         """
         path = f"{self.path}/{segment(name)}/embeddings/{segment(encoder)}"
         if vectors is None:
             given = None if inputs is None else builtins.list(inputs)
             body = {"inputs": given, "input_type": input_type}
-            return await self._transport.put(path, body, creates=True)
+            return await self._submit("PUT", path, body, name, as_job)
+        _require_inputs(None, as_job)
         content = to_npy(vectors)
         sent = await self._transport.send("PUT", path, content=content, headers=NPY, creates=True)
         return json_of(sent)
@@ -256,6 +356,11 @@ class AsyncAnchorSets(AsyncResource):
         await self._transport.delete(
             f"{self.path}/{segment(name)}/contracts/{segment(source)}/{segment(target)}"
         )
+
+
+def _require_inputs(inputs: Sequence[str] | None, as_job: bool) -> None:
+    if as_job and inputs is None:
+        raise ValueError("`as_job` only applies to inputs: vectors are stored at once. Remove it.")
 
 
 class AsyncPools(AsyncResource):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from anchorage_client import arrow
 from anchorage_client._async.anchors import AsyncAnchorSets, AsyncPools
+from anchorage_client._async.jobs import AsyncJob
 from anchorage_client._async.measures import AsyncMeasures
 from anchorage_client._async.pairs import AsyncPair
 from anchorage_client._async.resources import (
@@ -365,6 +366,7 @@ class AsyncClient(AsyncMeasures):
             starts.append(start)
         return answers, starts
 
+    @overload
     async def translator(
         self,
         *,
@@ -376,9 +378,40 @@ class AsyncClient(AsyncMeasures):
         prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
         index: int | None = None,
-    ) -> AsyncTranslator:
-        """Fit a translator, or find it, and return it with its report."""
+        as_job: Literal[False] = False,
+    ) -> AsyncTranslator: ...
+
+    @overload
+    async def translator(
+        self,
+        *,
+        source: str,
+        target: str,
+        anchor_set: str,
+        method: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        prefer: str | None = None,
+        min_quality: Mapping[str, float] | None = None,
+        index: int | None = None,
+        as_job: Literal[True],
+    ) -> AsyncJob[AsyncTranslator]: ...
+
+    async def translator(
+        self,
+        *,
+        source: str,
+        target: str,
+        anchor_set: str,
+        method: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        prefer: str | None = None,
+        min_quality: Mapping[str, float] | None = None,
+        index: int | None = None,
+        as_job: bool = False,
+    ) -> AsyncTranslator | AsyncJob[AsyncTranslator]:
+        """Fit a translator, or find it, and return it with its report; with `as_job`, its job."""
         fitted = fit_fields(method, options, prefer, min_quality, index)
-        return await self.translators.fit(
-            source=source, target=target, anchor_set=anchor_set, fields=fitted
+        made: AsyncTranslator | AsyncJob[AsyncTranslator] = await self.translators.fit(
+            source=source, target=target, anchor_set=anchor_set, fields=fitted, as_job=as_job
         )
+        return made

@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Generic, TypeVar
 
 import httpx2
 
-from anchorage_client._async.transport import AsyncTransport, Json, json_of, lines_of, segment
+from anchorage_client._async.transport import (
+    AsyncTransport,
+    Json,
+    json_of,
+    lines_of,
+    segment,
+    without_none,
+)
 from anchorage_client.errors import (
     AnchorageError,
     ConflictError,
@@ -21,6 +28,8 @@ from anchorage_client.errors import (
 )
 from anchorage_client.progress import ProgressBar
 
+T = TypeVar("T")
+
 ENDED = {"succeeded", "failed", "cancelled"}
 
 #: the pause before a job is read again: the first, which grows, and the longest
@@ -30,11 +39,20 @@ FIRST_POLL_S, POLL_S = 0.1, 1.0
 MAX_AWAY_S = 300.0
 
 
-class AsyncJob:
-    """A job. `state` is what the service last said; the methods ask again."""
+class AsyncJob(Generic[T]):
+    """A job. `state` and `progress` are what the service last said; the methods ask again.
 
-    def __init__(self, transport: AsyncTransport, state: Json) -> None:
+    finish  makes what `wait` returns from the result; None: the result itself
+    """
+
+    def __init__(
+        self,
+        transport: AsyncTransport,
+        state: Json,
+        finish: Callable[[Json], Awaitable[T]] | None = None,
+    ) -> None:
         self._transport = transport
+        self._finish = finish
         self.data = state
 
     def __repr__(self) -> str:
@@ -54,17 +72,17 @@ class AsyncJob:
         return str(self.data["state"])
 
     @property
-    def result(self) -> Json | None:
-        """The result of a job that has succeeded."""
-        result: Json | None = self.data.get("result")
-        return result
+    def progress(self) -> Json:
+        """How far the job was: `done` of `total`, and what its kind adds."""
+        progress: Json = self.data.get("progress") or {}
+        return progress
 
-    async def refresh(self) -> AsyncJob:
+    async def refresh(self) -> AsyncJob[T]:
         """Read the job again."""
         self.data = await self._transport.get(f"/jobs/{segment(self.id)}")
         return self
 
-    async def cancel(self) -> AsyncJob:
+    async def cancel(self) -> AsyncJob[T]:
         """Ask the job to stop at its next step."""
         try:
             self.data = await self._transport.post(f"/jobs/{segment(self.id)}/cancel")
@@ -113,18 +131,24 @@ class AsyncJob:
                     raise
                 await asyncio.sleep(POLL_S)
 
-    async def wait(self, *, timeout: float | None = None, progress: bool = False) -> Json:
-        """Wait for the end, and return the result.
+    async def wait(
+        self,
+        *,
+        timeout: float | None = None,
+        progress: bool | Callable[[Json], object] = False,
+    ) -> T:
+        """Wait for the end, and return what the method returns without `as_job`.
 
         A restart of the service does not end the wait. Raises JobFailedError if the job failed or
         was cancelled, UnavailableError, and TimeoutError; the job continues after the last two.
 
         timeout   seconds; None: no limit
-        progress  show a bar, if the package rich is installed
+        progress  True: show a bar; a function: call it with `progress` after each change
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         pause = FIRST_POLL_S if timeout is None else min(FIRST_POLL_S, timeout / 10)
-        with ProgressBar(str(self.data.get("kind", "job")), enabled=progress) as bar:
+        seen: Json = {}
+        with ProgressBar(str(self.data.get("kind", "job")), enabled=progress is True) as bar:
             while self.state not in ENDED:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"The job {self.id} is {self.state} after {timeout} s.")
@@ -132,12 +156,51 @@ class AsyncJob:
                 pause = min(POLL_S, 1.5 * pause)
                 await self._refresh_patiently(deadline)
                 with reading("A job"):
-                    made = self.data.get("progress") or {}
+                    made = self.progress
                     bar.update(made.get("done") or made.get("step"), made.get("total"))
+                if callable(progress) and made != seen:
+                    progress(made)
+                seen = made
+        return await self.result()
+
+    async def result(self) -> T:
+        """Return what `wait` returns, of a job that has ended.
+
+        Raises JobFailedError if it failed or was cancelled, and TimeoutError if it still runs.
+        """
+        if self.state not in ENDED:
+            raise TimeoutError(f"The job {self.id} is {self.state}. `wait` waits for its end.")
         if self.state != "succeeded":
             problem: dict[str, Any] = self.data.get("error") or {
                 "code": "cancelled",
                 "detail": "The job was cancelled.",
             }
             raise JobFailedError(None, problem)
-        return self.result or {}
+        found: Any = self.data.get("result") or {}
+        return found if self._finish is None else await self._finish(found)
+
+
+async def submit(
+    transport: AsyncTransport,
+    method: str,
+    path: str,
+    body: Json | None = None,
+    finish: Callable[[Json], Awaitable[Any]] | None = None,
+    *,
+    as_job: bool,
+) -> Any:
+    """Send a request whose work may become a job; return the job with `as_job`, or its result.
+
+    finish  as of `AsyncJob`; an answer without a job is returned as it is
+    """
+    answer = await transport.send(
+        method,
+        path,
+        json=None if body is None else without_none(body),
+        headers={"Prefer": "respond-async"} if as_job else {},
+        creates=True,
+    )
+    if answer.status_code != 202:
+        return json_of(answer)
+    job = AsyncJob[Any](transport, json_of(answer), finish)
+    return job if as_job else await job.wait()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
-from anchorage_client._async.jobs import AsyncJob
-from anchorage_client._async.transport import AsyncTransport, Json, json_of, without_none
+from anchorage_client._async.jobs import AsyncJob, submit
+from anchorage_client._async.transport import AsyncTransport, Json
 from anchorage_client.fields import Role, fit_fields
 from anchorage_client.results import Rankings, rankings_of
 from anchorage_client.vectors import VectorsLike, to_json
@@ -102,11 +102,12 @@ class AsyncMeasures:
         min_quality: Mapping[str, float] | None = None,
         index: int | None = None,
         as_job: bool = False,
-    ) -> Json:
+    ) -> Any:
         """Measure a translation on vectors with native twins, or on judgements.
 
-        With `as_job`, a worker measures, this waits for the result, and the service keeps it: the
-        console's verdict, and `advice(evaluation=...)`, use it. The result then has `job`, its id.
+        Returns the measurement (Json), or with `as_job` the `AsyncJob[Json]` that makes it. The
+        service keeps a job's result: the console's verdict, and `advice(evaluation=job.id)`, use
+        it.
         """
         body = {
             **_pair(source, target, anchor_set),
@@ -129,17 +130,29 @@ class AsyncMeasures:
             "csls": csls,
             "csls_neighbours": csls_neighbours,
         }
-        if not as_job:
-            return await self._transport.post("/evaluate", body, creates=True)
-        answer = await self._transport.send(
-            "POST",
-            "/evaluate",
-            json=without_none(body),
-            headers={"Prefer": "respond-async"},
-            creates=True,
-        )
-        job = AsyncJob(self._transport, json_of(answer))
-        return {**await job.wait(), "job": job.id}
+        return await submit(self._transport, "POST", "/evaluate", body, as_job=as_job)
+
+    @overload
+    async def compare(
+        self,
+        encoders: Sequence[str],
+        *,
+        store: str | None = None,
+        inputs: Sequence[str] | None = None,
+        texts: int | None = None,
+        as_job: Literal[False] = False,
+    ) -> Json: ...
+
+    @overload
+    async def compare(
+        self,
+        encoders: Sequence[str],
+        *,
+        store: str | None = None,
+        inputs: Sequence[str] | None = None,
+        texts: int | None = None,
+        as_job: Literal[True],
+    ) -> AsyncJob[Json]: ...
 
     async def compare(
         self,
@@ -148,8 +161,9 @@ class AsyncMeasures:
         store: str | None = None,
         inputs: Sequence[str] | None = None,
         texts: int | None = None,
-    ) -> Json:
-        """Measure which encoder ranks texts better, without judgements, and wait for the result.
+        as_job: bool = False,
+    ) -> Json | AsyncJob[Json]:
+        """Measure which encoder ranks texts better, without judgements.
 
         store   whose texts are drawn; or `inputs`, texts of 24 words or more
         texts   number of texts to draw
@@ -160,8 +174,10 @@ class AsyncMeasures:
             "inputs": None if inputs is None else list(inputs),
             "texts": texts,
         }
-        job = AsyncJob(self._transport, await self._transport.post("/compare", body, creates=True))
-        return {**await job.wait(), "job": job.id}
+        found: Json | AsyncJob[Json] = await submit(
+            self._transport, "POST", "/compare", body, as_job=as_job
+        )
+        return found
 
     async def advice(
         self,
@@ -239,13 +255,15 @@ class AsyncMeasures:
         source_inputs: Sequence[str] | None = None,
         target_inputs: Sequence[str] | None = None,
         input_type: Role | None = None,
-        pairs: str | None = None,
         method: str | None = None,
         size: int | None = None,
         min_precision: float | None = None,
         options: Mapping[str, Any] | None = None,
-    ) -> AsyncJob:
-        """Start a job that discovers the partners of items, and makes the anchor set `name`.
+        as_job: bool = False,
+    ) -> Any:
+        """Discover the partners of items, and make the anchor set `name` of them.
+
+        Returns the result (Json), or with `as_job` the `AsyncJob[Json]` that makes it.
 
         source_pool, target_pool  vectors, or names of pools that the service has
         """
@@ -259,15 +277,12 @@ class AsyncMeasures:
             "source_inputs": None if source_inputs is None else list(source_inputs),
             "target_inputs": None if target_inputs is None else list(target_inputs),
             "input_type": input_type,
-            "pairs": pairs,
             "method": method,
             "size": size,
             "min_precision": min_precision,
             "options": None if options is None else dict(options),
         }
-        return AsyncJob(
-            self._transport, await self._transport.post("/bootstrap", body, creates=True)
-        )
+        return await submit(self._transport, "POST", "/bootstrap", body, as_job=as_job)
 
 
 def _pair(source: str, target: str, anchor_set: str) -> Json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from anchorage_client._async.jobs import AsyncJob
 from anchorage_client._async.translators import AsyncTranslator
@@ -49,10 +49,32 @@ class AsyncPair:
         """Ask what to do with an index of the old encoder."""
         return await self._client.advice(**self.names, **fields)
 
-    async def evaluate(self, **fields: Any) -> Json | AsyncJob:
-        """Measure translations, or with judgements what people find by each option."""
-        return await self._client.evaluate(**self.names, **fields)
+    @overload
+    async def evaluate(self, *, as_job: Literal[False] = False, **fields: Any) -> Json: ...
 
-    async def translator(self, **fields: Any) -> AsyncTranslator:
-        """Fit the translator, with its report."""
-        return await self._client.translator(**self.names, **fields)
+    @overload
+    async def evaluate(self, *, as_job: Literal[True], **fields: Any) -> AsyncJob[Json]: ...
+
+    async def evaluate(self, *, as_job: bool = False, **fields: Any) -> Json | AsyncJob[Json]:
+        """Measure translations, or with judgements what people find by each option."""
+        more = {**self.names, **fields, "as_job": as_job}
+        found: Json | AsyncJob[Json] = await self._client.evaluate(**more)
+        return found
+
+    @overload
+    async def translator(
+        self, *, as_job: Literal[False] = False, **fields: Any
+    ) -> AsyncTranslator: ...
+
+    @overload
+    async def translator(
+        self, *, as_job: Literal[True], **fields: Any
+    ) -> AsyncJob[AsyncTranslator]: ...
+
+    async def translator(
+        self, *, as_job: bool = False, **fields: Any
+    ) -> AsyncTranslator | AsyncJob[AsyncTranslator]:
+        """Fit the translator, with its report; with `as_job`, start the job that fits it."""
+        more: Any = {**self.names, **fields, "as_job": as_job}
+        made: AsyncTranslator | AsyncJob[AsyncTranslator] = await self._client.translator(**more)
+        return made

@@ -188,11 +188,11 @@ class AsyncJobs:
         ]
         return jobs
 
-    async def get(self, id: str) -> AsyncJob:
+    async def get(self, id: str) -> AsyncJob[Json]:
         """Return a job."""
         return AsyncJob(self._transport, await self._transport.get(f"/jobs/{segment(id)}"))
 
-    async def cancel(self, id: str) -> AsyncJob:
+    async def cancel(self, id: str) -> AsyncJob[Json]:
         """Ask a job to stop at its next step."""
         return await (await self.get(id)).cancel()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
-from anchorage_client._async.jobs import AsyncJob
+from anchorage_client._async.jobs import AsyncJob, submit
 from anchorage_client._async.resources import AsyncResource
 from anchorage_client._async.transport import (
     AsyncTransport,
@@ -154,17 +154,44 @@ class AsyncMigration:
         self.data = await self._transport.put(f"/migrations/{self.id}/plan", plan)
         return self
 
-    async def run(self) -> AsyncJob:
-        """Start the job that translates the store's rows."""
-        return await self._job("run")
+    @overload
+    async def run(self, *, as_job: Literal[False] = False) -> Json: ...
 
-    async def verify(self) -> AsyncJob:
-        """Start the job that compares searches of the new vectors with exact ones."""
-        return await self._job("verify")
+    @overload
+    async def run(self, *, as_job: Literal[True]) -> AsyncJob[Json]: ...
 
-    async def sync(self) -> AsyncJob:
-        """Start the job that translates the rows that changed since the run."""
-        return await self._job("sync")
+    async def run(self, *, as_job: bool = False) -> Json | AsyncJob[Json]:
+        """Translate the store's rows.
+
+        Returns what was done, or with `as_job` the job.
+        """
+        return await self._job("run", as_job)
+
+    @overload
+    async def verify(self, *, as_job: Literal[False] = False) -> Json: ...
+
+    @overload
+    async def verify(self, *, as_job: Literal[True]) -> AsyncJob[Json]: ...
+
+    async def verify(self, *, as_job: bool = False) -> Json | AsyncJob[Json]:
+        """Compare searches of the new vectors with exact ones.
+
+        Returns what was done, or with `as_job` the job.
+        """
+        return await self._job("verify", as_job)
+
+    @overload
+    async def sync(self, *, as_job: Literal[False] = False) -> Json: ...
+
+    @overload
+    async def sync(self, *, as_job: Literal[True]) -> AsyncJob[Json]: ...
+
+    async def sync(self, *, as_job: bool = False) -> Json | AsyncJob[Json]:
+        """Translate the rows that changed since the run.
+
+        Returns what was done, or with `as_job` the job.
+        """
+        return await self._job("sync", as_job)
 
     async def pause(self) -> AsyncMigration:
         """Stop the run after its batch; `run` continues."""
@@ -191,9 +218,16 @@ class AsyncMigration:
         self.data = await self._transport.post(path, creates=True)
         return self
 
-    async def _job(self, step: str) -> AsyncJob:
+    async def _job(self, step: str, as_job: bool) -> Json | AsyncJob[Json]:
+        async def finish(result: Json) -> Json:
+            await self.refresh()
+            return result
+
         path = f"/migrations/{self.id}/{step}"
-        return AsyncJob(self._transport, await self._transport.post(path, creates=True))
+        done: Json | AsyncJob[Json] = await submit(
+            self._transport, "POST", path, finish=finish, as_job=as_job
+        )
+        return done
 
 
 class AsyncMigrations:

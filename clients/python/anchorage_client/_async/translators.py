@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from anchorage_client._async.jobs import submit
 from anchorage_client._async.transport import AsyncTransport, Json, segment
 from anchorage_client.errors import reading
 from anchorage_client.local import LocalTranslator
@@ -91,12 +92,25 @@ class AsyncTranslators:
         self._transport = transport
 
     async def fit(
-        self, *, source: str, target: str, anchor_set: str, fields: Json | None = None
-    ) -> AsyncTranslator:
-        """Fit a translator, or find it. `fields` are those of `AsyncClient.translator`."""
+        self,
+        *,
+        source: str,
+        target: str,
+        anchor_set: str,
+        fields: Json | None = None,
+        as_job: bool = False,
+    ) -> Any:
+        """Fit a translator, or find it; `AsyncClient.translator` has its `fields` by name.
+
+        Returns the `AsyncTranslator`, or with `as_job` the job that makes it.
+        """
         body = {"source": source, "target": target, "anchor_set": anchor_set, **(fields or {})}
-        answer = await self._transport.post("/translators", body, creates=True)
-        return AsyncTranslator(self._transport, answer)
+
+        async def finish(result: Json) -> AsyncTranslator:
+            return await self.get(str(result["translator"]), index=body.get("index"))
+
+        made = await submit(self._transport, "POST", "/translators", body, finish, as_job=as_job)
+        return made if as_job else AsyncTranslator(self._transport, made)
 
     async def get(self, id: str, *, index: int | None = None) -> AsyncTranslator:
         """Return a translator, with its estimate for an index of this size."""

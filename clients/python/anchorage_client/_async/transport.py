@@ -150,7 +150,7 @@ class AsyncTransport:
         """
         from anchorage_client._async.jobs import AsyncJob  # which needs this module
 
-        job = AsyncJob(self, state)
+        job = AsyncJob[Json](self, state)
         if job.id in seen or job.state == "succeeded":
             raise not_anchorage(f"The service waits for the job {job.id}, which has ended.", 202)
         seen.add(job.id)

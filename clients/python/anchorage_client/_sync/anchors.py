@@ -6,10 +6,10 @@ import builtins
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from anchorage_client import arrow
-from anchorage_client._sync.jobs import Job
+from anchorage_client._sync.jobs import Job, submit
 from anchorage_client._sync.resources import Resource
 from anchorage_client._sync.transport import Json, json_of, members_of, require_new, segment
 from anchorage_client.errors import AnchorageError, reading, rows_from
@@ -24,6 +24,7 @@ class AnchorSets(Resource):
 
     path, member = "/anchor-sets", "anchor_sets"
 
+    @overload
     def create(
         self,
         name: str,
@@ -34,13 +35,42 @@ class AnchorSets(Resource):
         input_type: Role | None = None,
         roles: Sequence[Role] | None = None,
         keep_inputs: bool | None = None,
-    ) -> Json:
-        """Create a set from embeddings by encoder, or from inputs that the service encodes.
+        as_job: Literal[False] = False,
+    ) -> Json: ...
 
-        Embeddings above 24 MiB are sent one encoder at a time, unless another field comes with
-        them; a failure leaves no set behind.
+    @overload
+    def create(
+        self,
+        name: str,
+        *,
+        embeddings: Mapping[str, VectorsLike] | None = None,
+        inputs: Sequence[str] | None = None,
+        encoders: Sequence[str] | None = None,
+        input_type: Role | None = None,
+        roles: Sequence[Role] | None = None,
+        keep_inputs: bool | None = None,
+        as_job: Literal[True],
+    ) -> Job[Json]: ...
+
+    def create(
+        self,
+        name: str,
+        *,
+        embeddings: Mapping[str, VectorsLike] | None = None,
+        inputs: Sequence[str] | None = None,
+        encoders: Sequence[str] | None = None,
+        input_type: Role | None = None,
+        roles: Sequence[Role] | None = None,
+        keep_inputs: bool | None = None,
+        as_job: bool = False,
+    ) -> Json | Job[Json]:
+        """Create a set from embeddings by encoder, from inputs that `encoders` encode, or both.
+
+        Embeddings above 5 MiB without another field are sent one encoder at a time. A failure
+        leaves no set behind. With `as_job`, a worker encodes the inputs.
 
         embeddings  arrays (n, d), one for each encoder; row i is the same item for all of them
+        inputs      the items, which the set stores for encoders that are added later
         roles       role of each item in a search
         """
         body: Json = {
@@ -51,12 +81,13 @@ class AnchorSets(Resource):
             "roles": None if roles is None else builtins.list(roles),
             "keep_inputs": keep_inputs,
         }
+        _require_inputs(inputs, as_job)
         arrays = {encoder: as_array(rows) for encoder, rows in (embeddings or {}).items()}
         more = any(value is not None for field, value in body.items() if field != "name")
         if more or sum(each.nbytes for each in arrays.values()) <= MAX_JSON_BYTES:
             if embeddings is not None:
                 body["embeddings"] = {encoder: to_json(rows) for encoder, rows in arrays.items()}
-            return self._transport.post(self.path, body, creates=True)
+            return self._submit("POST", self.path, body, name, as_job)
         (first, rows), *others = arrays.items()
         answer = self._transport.send(
             "POST",
@@ -70,23 +101,63 @@ class AnchorSets(Resource):
         try:
             for encoder, rows in others:
                 made = self.put(name, encoder, rows)
-        except BaseException:
+        except BaseException as error:
             with suppress(AnchorageError):  # the caller needs the first error
                 self.delete(name)
+                error.add_note(f"The anchor set {name!r} was deleted again.")
             raise
         return made
 
+    @overload
     def create_from_store(
-        self, name: str, store: str, *, encoders: Sequence[str], size: int | None = None
-    ) -> Job:
-        """Start a job that makes a set of rows of a store, whose texts the encoders embed."""
+        self,
+        name: str,
+        store: str,
+        *,
+        encoders: Sequence[str],
+        size: int | None = None,
+        as_job: Literal[False] = False,
+    ) -> Json: ...
+
+    @overload
+    def create_from_store(
+        self,
+        name: str,
+        store: str,
+        *,
+        encoders: Sequence[str],
+        size: int | None = None,
+        as_job: Literal[True],
+    ) -> Job[Json]: ...
+
+    def create_from_store(
+        self,
+        name: str,
+        store: str,
+        *,
+        encoders: Sequence[str],
+        size: int | None = None,
+        as_job: bool = False,
+    ) -> Json | Job[Json]:
+        """Make a set of rows of a store, whose texts the encoders embed."""
         body: Json = {
             "name": name,
             "store": store,
             "encoders": builtins.list(encoders),
             "size": size,
         }
-        return Job(self._transport, self._transport.post(self.path, body, creates=True))
+        return self._submit("POST", self.path, body, name, as_job)
+
+    def _submit(
+        self, method: str, path: str, body: Json, name: str, as_job: bool
+    ) -> Json | Job[Json]:
+        """Send a request that makes or changes the set `name`; return the set, or the job."""
+
+        def finish(result: Json) -> Json:
+            return self.get(name)
+
+        made: Json | Job[Json] = submit(self._transport, method, path, body, finish, as_job=as_job)
+        return made
 
     def create_from_table(self, name: str, table: Any) -> Json:
         """Create a set from a `pyarrow.Table`.
@@ -110,6 +181,7 @@ class AnchorSets(Resource):
 
         return self.create_from_table(name, parquet.read_table(path))
 
+    @overload
     def put(
         self,
         name: str,
@@ -118,16 +190,42 @@ class AnchorSets(Resource):
         *,
         inputs: Sequence[str] | None = None,
         input_type: Role | None = None,
-    ) -> Json:
+        as_job: Literal[False] = False,
+    ) -> Json: ...
+
+    @overload
+    def put(
+        self,
+        name: str,
+        encoder: str,
+        vectors: VectorsLike | None = None,
+        *,
+        inputs: Sequence[str] | None = None,
+        input_type: Role | None = None,
+        as_job: Literal[True],
+    ) -> Job[Json]: ...
+
+    def put(
+        self,
+        name: str,
+        encoder: str,
+        vectors: VectorsLike | None = None,
+        *,
+        inputs: Sequence[str] | None = None,
+        input_type: Role | None = None,
+        as_job: bool = False,
+    ) -> Json | Job[Json]:
         """Add another encoder's embeddings of the set's items.
 
-        Without vectors and inputs, the service encodes the inputs that the set stores.
+        Without vectors and inputs, the service encodes the inputs that the set stores. With
+        `as_job`, a worker encodes them.
         """
         path = f"{self.path}/{segment(name)}/embeddings/{segment(encoder)}"
         if vectors is None:
             given = None if inputs is None else builtins.list(inputs)
             body = {"inputs": given, "input_type": input_type}
-            return self._transport.put(path, body, creates=True)
+            return self._submit("PUT", path, body, name, as_job)
+        _require_inputs(None, as_job)
         content = to_npy(vectors)
         sent = self._transport.send("PUT", path, content=content, headers=NPY, creates=True)
         return json_of(sent)
@@ -256,6 +354,11 @@ class AnchorSets(Resource):
         self._transport.delete(
             f"{self.path}/{segment(name)}/contracts/{segment(source)}/{segment(target)}"
         )
+
+
+def _require_inputs(inputs: Sequence[str] | None, as_job: bool) -> None:
+    if as_job and inputs is None:
+        raise ValueError("`as_job` only applies to inputs: vectors are stored at once. Remove it.")
 
 
 class Pools(Resource):

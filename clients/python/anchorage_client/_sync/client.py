@@ -5,12 +5,13 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from anchorage_client import arrow
 from anchorage_client._sync.anchors import AnchorSets, Pools
+from anchorage_client._sync.jobs import Job
 from anchorage_client._sync.measures import Measures
 from anchorage_client._sync.pairs import Pair
 from anchorage_client._sync.resources import (
@@ -365,6 +366,7 @@ class Client(Measures):
             starts.append(start)
         return answers, starts
 
+    @overload
     def translator(
         self,
         *,
@@ -376,9 +378,40 @@ class Client(Measures):
         prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
         index: int | None = None,
-    ) -> Translator:
-        """Fit a translator, or find it, and return it with its report."""
+        as_job: Literal[False] = False,
+    ) -> Translator: ...
+
+    @overload
+    def translator(
+        self,
+        *,
+        source: str,
+        target: str,
+        anchor_set: str,
+        method: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        prefer: str | None = None,
+        min_quality: Mapping[str, float] | None = None,
+        index: int | None = None,
+        as_job: Literal[True],
+    ) -> Job[Translator]: ...
+
+    def translator(
+        self,
+        *,
+        source: str,
+        target: str,
+        anchor_set: str,
+        method: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        prefer: str | None = None,
+        min_quality: Mapping[str, float] | None = None,
+        index: int | None = None,
+        as_job: bool = False,
+    ) -> Translator | Job[Translator]:
+        """Fit a translator, or find it, and return it with its report; with `as_job`, its job."""
         fitted = fit_fields(method, options, prefer, min_quality, index)
-        return self.translators.fit(
-            source=source, target=target, anchor_set=anchor_set, fields=fitted
+        made: Translator | Job[Translator] = self.translators.fit(
+            source=source, target=target, anchor_set=anchor_set, fields=fitted, as_job=as_job
         )
+        return made

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
 
 import httpx2
 
-from anchorage_client._sync.transport import Json, Transport, json_of, lines_of, segment
+from anchorage_client._sync.transport import (
+    Json,
+    Transport,
+    json_of,
+    lines_of,
+    segment,
+    without_none,
+)
 from anchorage_client.errors import (
     AnchorageError,
     ConflictError,
@@ -20,6 +27,8 @@ from anchorage_client.errors import (
 )
 from anchorage_client.progress import ProgressBar
 
+T = TypeVar("T")
+
 ENDED = {"succeeded", "failed", "cancelled"}
 
 #: the pause before a job is read again: the first, which grows, and the longest
@@ -29,11 +38,20 @@ FIRST_POLL_S, POLL_S = 0.1, 1.0
 MAX_AWAY_S = 300.0
 
 
-class Job:
-    """A job. `state` is what the service last said; the methods ask again."""
+class Job(Generic[T]):
+    """A job. `state` and `progress` are what the service last said; the methods ask again.
 
-    def __init__(self, transport: Transport, state: Json) -> None:
+    finish  makes what `wait` returns from the result; None: the result itself
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        state: Json,
+        finish: Callable[[Json], T] | None = None,
+    ) -> None:
         self._transport = transport
+        self._finish = finish
         self.data = state
 
     def __repr__(self) -> str:
@@ -53,17 +71,17 @@ class Job:
         return str(self.data["state"])
 
     @property
-    def result(self) -> Json | None:
-        """The result of a job that has succeeded."""
-        result: Json | None = self.data.get("result")
-        return result
+    def progress(self) -> Json:
+        """How far the job was: `done` of `total`, and what its kind adds."""
+        progress: Json = self.data.get("progress") or {}
+        return progress
 
-    def refresh(self) -> Job:
+    def refresh(self) -> Job[T]:
         """Read the job again."""
         self.data = self._transport.get(f"/jobs/{segment(self.id)}")
         return self
 
-    def cancel(self) -> Job:
+    def cancel(self) -> Job[T]:
         """Ask the job to stop at its next step."""
         try:
             self.data = self._transport.post(f"/jobs/{segment(self.id)}/cancel")
@@ -112,18 +130,24 @@ class Job:
                     raise
                 time.sleep(POLL_S)
 
-    def wait(self, *, timeout: float | None = None, progress: bool = False) -> Json:
-        """Wait for the end, and return the result.
+    def wait(
+        self,
+        *,
+        timeout: float | None = None,
+        progress: bool | Callable[[Json], object] = False,
+    ) -> T:
+        """Wait for the end, and return what the method returns without `as_job`.
 
         A restart of the service does not end the wait. Raises JobFailedError if the job failed or
         was cancelled, UnavailableError, and TimeoutError; the job continues after the last two.
 
         timeout   seconds; None: no limit
-        progress  show a bar, if the package rich is installed
+        progress  True: show a bar; a function: call it with `progress` after each change
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         pause = FIRST_POLL_S if timeout is None else min(FIRST_POLL_S, timeout / 10)
-        with ProgressBar(str(self.data.get("kind", "job")), enabled=progress) as bar:
+        seen: Json = {}
+        with ProgressBar(str(self.data.get("kind", "job")), enabled=progress is True) as bar:
             while self.state not in ENDED:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"The job {self.id} is {self.state} after {timeout} s.")
@@ -131,12 +155,51 @@ class Job:
                 pause = min(POLL_S, 1.5 * pause)
                 self._refresh_patiently(deadline)
                 with reading("A job"):
-                    made = self.data.get("progress") or {}
+                    made = self.progress
                     bar.update(made.get("done") or made.get("step"), made.get("total"))
+                if callable(progress) and made != seen:
+                    progress(made)
+                seen = made
+        return self.result()
+
+    def result(self) -> T:
+        """Return what `wait` returns, of a job that has ended.
+
+        Raises JobFailedError if it failed or was cancelled, and TimeoutError if it still runs.
+        """
+        if self.state not in ENDED:
+            raise TimeoutError(f"The job {self.id} is {self.state}. `wait` waits for its end.")
         if self.state != "succeeded":
             problem: dict[str, Any] = self.data.get("error") or {
                 "code": "cancelled",
                 "detail": "The job was cancelled.",
             }
             raise JobFailedError(None, problem)
-        return self.result or {}
+        found: Any = self.data.get("result") or {}
+        return found if self._finish is None else self._finish(found)
+
+
+def submit(
+    transport: Transport,
+    method: str,
+    path: str,
+    body: Json | None = None,
+    finish: Callable[[Json], Any] | None = None,
+    *,
+    as_job: bool,
+) -> Any:
+    """Send a request whose work may become a job; return the job with `as_job`, or its result.
+
+    finish  as of `Job`; an answer without a job is returned as it is
+    """
+    answer = transport.send(
+        method,
+        path,
+        json=None if body is None else without_none(body),
+        headers={"Prefer": "respond-async"} if as_job else {},
+        creates=True,
+    )
+    if answer.status_code != 202:
+        return json_of(answer)
+    job = Job[Any](transport, json_of(answer), finish)
+    return job if as_job else job.wait()

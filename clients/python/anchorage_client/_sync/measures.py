@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
-from anchorage_client._sync.jobs import Job
-from anchorage_client._sync.transport import Json, Transport, json_of, without_none
+from anchorage_client._sync.jobs import Job, submit
+from anchorage_client._sync.transport import Json, Transport
 from anchorage_client.fields import Role, fit_fields
 from anchorage_client.results import Rankings, rankings_of
 from anchorage_client.vectors import VectorsLike, to_json
@@ -102,11 +102,12 @@ class Measures:
         min_quality: Mapping[str, float] | None = None,
         index: int | None = None,
         as_job: bool = False,
-    ) -> Json:
+    ) -> Any:
         """Measure a translation on vectors with native twins, or on judgements.
 
-        With `as_job`, a worker measures, this waits for the result, and the service keeps it: the
-        console's verdict, and `advice(evaluation=...)`, use it. The result then has `job`, its id.
+        Returns the measurement (Json), or with `as_job` the `Job[Json]` that makes it. The
+        service keeps a job's result: the console's verdict, and `advice(evaluation=job.id)`, use
+        it.
         """
         body = {
             **_pair(source, target, anchor_set),
@@ -129,17 +130,29 @@ class Measures:
             "csls": csls,
             "csls_neighbours": csls_neighbours,
         }
-        if not as_job:
-            return self._transport.post("/evaluate", body, creates=True)
-        answer = self._transport.send(
-            "POST",
-            "/evaluate",
-            json=without_none(body),
-            headers={"Prefer": "respond-async"},
-            creates=True,
-        )
-        job = Job(self._transport, json_of(answer))
-        return {**job.wait(), "job": job.id}
+        return submit(self._transport, "POST", "/evaluate", body, as_job=as_job)
+
+    @overload
+    def compare(
+        self,
+        encoders: Sequence[str],
+        *,
+        store: str | None = None,
+        inputs: Sequence[str] | None = None,
+        texts: int | None = None,
+        as_job: Literal[False] = False,
+    ) -> Json: ...
+
+    @overload
+    def compare(
+        self,
+        encoders: Sequence[str],
+        *,
+        store: str | None = None,
+        inputs: Sequence[str] | None = None,
+        texts: int | None = None,
+        as_job: Literal[True],
+    ) -> Job[Json]: ...
 
     def compare(
         self,
@@ -148,8 +161,9 @@ class Measures:
         store: str | None = None,
         inputs: Sequence[str] | None = None,
         texts: int | None = None,
-    ) -> Json:
-        """Measure which encoder ranks texts better, without judgements, and wait for the result.
+        as_job: bool = False,
+    ) -> Json | Job[Json]:
+        """Measure which encoder ranks texts better, without judgements.
 
         store   whose texts are drawn; or `inputs`, texts of 24 words or more
         texts   number of texts to draw
@@ -160,8 +174,8 @@ class Measures:
             "inputs": None if inputs is None else list(inputs),
             "texts": texts,
         }
-        job = Job(self._transport, self._transport.post("/compare", body, creates=True))
-        return {**job.wait(), "job": job.id}
+        found: Json | Job[Json] = submit(self._transport, "POST", "/compare", body, as_job=as_job)
+        return found
 
     def advice(
         self,
@@ -239,13 +253,15 @@ class Measures:
         source_inputs: Sequence[str] | None = None,
         target_inputs: Sequence[str] | None = None,
         input_type: Role | None = None,
-        pairs: str | None = None,
         method: str | None = None,
         size: int | None = None,
         min_precision: float | None = None,
         options: Mapping[str, Any] | None = None,
-    ) -> Job:
-        """Start a job that discovers the partners of items, and makes the anchor set `name`.
+        as_job: bool = False,
+    ) -> Any:
+        """Discover the partners of items, and make the anchor set `name` of them.
+
+        Returns the result (Json), or with `as_job` the `Job[Json]` that makes it.
 
         source_pool, target_pool  vectors, or names of pools that the service has
         """
@@ -259,13 +275,12 @@ class Measures:
             "source_inputs": None if source_inputs is None else list(source_inputs),
             "target_inputs": None if target_inputs is None else list(target_inputs),
             "input_type": input_type,
-            "pairs": pairs,
             "method": method,
             "size": size,
             "min_precision": min_precision,
             "options": None if options is None else dict(options),
         }
-        return Job(self._transport, self._transport.post("/bootstrap", body, creates=True))
+        return submit(self._transport, "POST", "/bootstrap", body, as_job=as_job)
 
 
 def _pair(source: str, target: str, anchor_set: str) -> Json:

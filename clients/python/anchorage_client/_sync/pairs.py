@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from anchorage_client._sync.jobs import Job
 from anchorage_client._sync.translators import Translator
@@ -49,10 +49,26 @@ class Pair:
         """Ask what to do with an index of the old encoder."""
         return self._client.advice(**self.names, **fields)
 
-    def evaluate(self, **fields: Any) -> Json | Job:
-        """Measure translations, or with judgements what people find by each option."""
-        return self._client.evaluate(**self.names, **fields)
+    @overload
+    def evaluate(self, *, as_job: Literal[False] = False, **fields: Any) -> Json: ...
 
-    def translator(self, **fields: Any) -> Translator:
-        """Fit the translator, with its report."""
-        return self._client.translator(**self.names, **fields)
+    @overload
+    def evaluate(self, *, as_job: Literal[True], **fields: Any) -> Job[Json]: ...
+
+    def evaluate(self, *, as_job: bool = False, **fields: Any) -> Json | Job[Json]:
+        """Measure translations, or with judgements what people find by each option."""
+        more = {**self.names, **fields, "as_job": as_job}
+        found: Json | Job[Json] = self._client.evaluate(**more)
+        return found
+
+    @overload
+    def translator(self, *, as_job: Literal[False] = False, **fields: Any) -> Translator: ...
+
+    @overload
+    def translator(self, *, as_job: Literal[True], **fields: Any) -> Job[Translator]: ...
+
+    def translator(self, *, as_job: bool = False, **fields: Any) -> Translator | Job[Translator]:
+        """Fit the translator, with its report; with `as_job`, start the job that fits it."""
+        more: Any = {**self.names, **fields, "as_job": as_job}
+        made: Translator | Job[Translator] = self._client.translator(**more)
+        return made

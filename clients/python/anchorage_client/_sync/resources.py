@@ -186,11 +186,11 @@ class Jobs:
         jobs: builtins.list[Json] = (self._transport.get("/jobs", state=state, limit=limit))["jobs"]
         return jobs
 
-    def get(self, id: str) -> Job:
+    def get(self, id: str) -> Job[Json]:
         """Return a job."""
         return Job(self._transport, self._transport.get(f"/jobs/{segment(id)}"))
 
-    def cancel(self, id: str) -> Job:
+    def cancel(self, id: str) -> Job[Json]:
         """Ask a job to stop at its next step."""
         return (self.get(id)).cancel()
 

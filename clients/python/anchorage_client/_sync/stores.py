@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
-from anchorage_client._sync.jobs import Job
+from anchorage_client._sync.jobs import Job, submit
 from anchorage_client._sync.resources import Resource
 from anchorage_client._sync.transport import (
     Json,
@@ -154,17 +154,44 @@ class Migration:
         self.data = self._transport.put(f"/migrations/{self.id}/plan", plan)
         return self
 
-    def run(self) -> Job:
-        """Start the job that translates the store's rows."""
-        return self._job("run")
+    @overload
+    def run(self, *, as_job: Literal[False] = False) -> Json: ...
 
-    def verify(self) -> Job:
-        """Start the job that compares searches of the new vectors with exact ones."""
-        return self._job("verify")
+    @overload
+    def run(self, *, as_job: Literal[True]) -> Job[Json]: ...
 
-    def sync(self) -> Job:
-        """Start the job that translates the rows that changed since the run."""
-        return self._job("sync")
+    def run(self, *, as_job: bool = False) -> Json | Job[Json]:
+        """Translate the store's rows.
+
+        Returns what was done, or with `as_job` the job.
+        """
+        return self._job("run", as_job)
+
+    @overload
+    def verify(self, *, as_job: Literal[False] = False) -> Json: ...
+
+    @overload
+    def verify(self, *, as_job: Literal[True]) -> Job[Json]: ...
+
+    def verify(self, *, as_job: bool = False) -> Json | Job[Json]:
+        """Compare searches of the new vectors with exact ones.
+
+        Returns what was done, or with `as_job` the job.
+        """
+        return self._job("verify", as_job)
+
+    @overload
+    def sync(self, *, as_job: Literal[False] = False) -> Json: ...
+
+    @overload
+    def sync(self, *, as_job: Literal[True]) -> Job[Json]: ...
+
+    def sync(self, *, as_job: bool = False) -> Json | Job[Json]:
+        """Translate the rows that changed since the run.
+
+        Returns what was done, or with `as_job` the job.
+        """
+        return self._job("sync", as_job)
 
     def pause(self) -> Migration:
         """Stop the run after its batch; `run` continues."""
@@ -191,9 +218,14 @@ class Migration:
         self.data = self._transport.post(path, creates=True)
         return self
 
-    def _job(self, step: str) -> Job:
+    def _job(self, step: str, as_job: bool) -> Json | Job[Json]:
+        def finish(result: Json) -> Json:
+            self.refresh()
+            return result
+
         path = f"/migrations/{self.id}/{step}"
-        return Job(self._transport, self._transport.post(path, creates=True))
+        done: Json | Job[Json] = submit(self._transport, "POST", path, finish=finish, as_job=as_job)
+        return done
 
 
 class Migrations:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from anchorage_client._sync.jobs import submit
 from anchorage_client._sync.transport import Json, Transport, segment
 from anchorage_client.errors import reading
 from anchorage_client.local import LocalTranslator
@@ -91,12 +92,25 @@ class Translators:
         self._transport = transport
 
     def fit(
-        self, *, source: str, target: str, anchor_set: str, fields: Json | None = None
-    ) -> Translator:
-        """Fit a translator, or find it. `fields` are those of `Client.translator`."""
+        self,
+        *,
+        source: str,
+        target: str,
+        anchor_set: str,
+        fields: Json | None = None,
+        as_job: bool = False,
+    ) -> Any:
+        """Fit a translator, or find it; `Client.translator` has its `fields` by name.
+
+        Returns the `Translator`, or with `as_job` the job that makes it.
+        """
         body = {"source": source, "target": target, "anchor_set": anchor_set, **(fields or {})}
-        answer = self._transport.post("/translators", body, creates=True)
-        return Translator(self._transport, answer)
+
+        def finish(result: Json) -> Translator:
+            return self.get(str(result["translator"]), index=body.get("index"))
+
+        made = submit(self._transport, "POST", "/translators", body, finish, as_job=as_job)
+        return made if as_job else Translator(self._transport, made)
 
     def get(self, id: str, *, index: int | None = None) -> Translator:
         """Return a translator, with its estimate for an index of this size."""

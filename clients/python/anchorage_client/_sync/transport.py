@@ -149,7 +149,7 @@ class Transport:
         """
         from anchorage_client._sync.jobs import Job  # which needs this module
 
-        job = Job(self, state)
+        job = Job[Json](self, state)
         if job.id in seen or job.state == "succeeded":
             raise not_anchorage(f"The service waits for the job {job.id}, which has ended.", 202)
         seen.add(job.id)

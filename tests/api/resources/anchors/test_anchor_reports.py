@@ -179,7 +179,6 @@ def test_rows_that_add_nothing_and_rows_that_stand_out_are_named(make):
     assert finding(found, "outliers")["rows"] == [40]
     [outlier] = found["spaces"][0]["outliers"]
     assert outlier["row"] == 40
-    assert outlier["length_score"] > 100
     assert finding(found, "one-encoder")["encoders"] == ["a"]
     half = noise(2, 30, 6)
     found = report(
@@ -370,17 +369,14 @@ def embedded(make):
 def test_what_has_become_of_vectors(embedded, drift, new, verdict):
     before = embedded.get("/anchor-sets/s").json()
     found = drift(new)
-    assert (found["verdict"], found["count"], found["reembedded"]) == (verdict, SIZE, False), found
+    assert (found["verdict"], found["count"]) == (verdict, SIZE), found
     assert found["detail"]
     assert found["recommendations"]
     assert (found["dim"], found["given_dim"]) == (384, new.shape[1])
     assert (found["max_deviation"] is None) == (new.shape[1] != 384)
     assert (found["held_out"] is None) == (verdict not in ("rotated", "changed"))
     changed = {"unchanged": 0, "rescaled": 0, "partly-changed": 2}.get(verdict, SIZE)
-    assert (found["changed_count"], found["changed_share"]) == (
-        changed,
-        pytest.approx(changed / SIZE),
-    )
+    assert found["changed_count"] == changed
     assert embedded.get("/anchor-sets/s").json() == before
 
 
@@ -406,11 +402,7 @@ def test_some_rows_may_be_named_in_any_order(embedded, drift):
     new = OLD[rows].copy()
     new[1] = OLD[0]
     found = drift(new, rows=rows)
-    assert (found["verdict"], found["changed"], found["changed_share"]) == (
-        "partly-changed",
-        [5],
-        0.2,
-    )
+    assert (found["verdict"], found["changed"]) == ("partly-changed", [5])
     assert found["worst"][0]["row"] == 5
     assert drift(OLD[:1] @ TURN, rows=[0])["verdict"] == "changed"
 
@@ -457,11 +449,7 @@ def ask(http, what, status=200, name="texts", **body):
 
 def test_a_real_encoder_embeds_the_sets_inputs_again_and_is_unchanged(running_encoder, encoding):
     found = ask(running_encoder, "drift", encoder="minilm")
-    assert (found["verdict"], found["reembedded"], found["count"]) == (
-        "unchanged",
-        True,
-        len(encoding.texts),
-    )
+    assert (found["verdict"], found["count"]) == ("unchanged", len(encoding.texts))
     assert found["max_deviation"] < 1e-5
     some = ask(running_encoder, "drift", encoder="minilm", rows=[3, 1])
     assert (some["verdict"], some["count"]) == ("unchanged", 2)

@@ -99,11 +99,20 @@ def test_bad_embeddings_are_refused_and_leave_nothing(
 @pytest.mark.parametrize(
     ("body", "code", "field"),
     [
-        ({}, "not-exactly-one", "embeddings"),
+        ({}, "missing-field", "embeddings"),
         (
-            {"embeddings": {"a": [[1, 2, 3], [4, 5, 6]]}, "inputs": ["x", "y"]},
-            "not-exactly-one",
-            "embeddings",
+            {"embeddings": {"a": [[1, 2, 3], [4, 5, 6]]}, "inputs": ["x", "y", "z"]},
+            "unequal-anchors",
+            "embeddings.a",
+        ),
+        (
+            {
+                "embeddings": {"a": [[1, 2, 3], [4, 5, 6]]},
+                "inputs": ["x", "y"],
+                "encoders": ["a"],
+            },
+            "invalid-request",
+            "encoders",
         ),
         (
             {"embeddings": {"a": [[1, 2, 3], [4, 5, 6]]}, "encoders": ["a"]},

@@ -78,6 +78,25 @@ def test_a_job_makes_the_set_that_a_request_makes_and_tells_how_far_it_is(encodi
 
 
 @pytest.mark.parametrize("headers", [None, ASYNC], ids=["now", "job"])
+def test_inputs_and_embeddings_of_another_encoder_make_one_set(
+    encoding, post, finished, fresh, headers
+):
+    mine = fresh()
+    encoding.http.post("/encoders", json={"name": mine, "dim": 3})
+    vectors = np.random.default_rng(0).normal(size=(len(encoding.texts), 3)).tolist()
+    answer, name = post(headers, embeddings={mine: vectors})
+    if headers:
+        job = finished(encoding.http, answer.json()["id"])
+        assert job["result"]["encoders"] == [mine, "toy"]
+    else:
+        assert answer.status_code == 201, answer.text
+    assert set(encoding.http.get(f"/anchor-sets/{name}").json()["encoders"]) == {mine, "toy"}
+    _, alone = post()
+    assert_same_space(encoding, name, alone, "toy")
+    assert put(encoding, name, "short").status_code == 201  # the set stores the inputs
+
+
+@pytest.mark.parametrize("headers", [None, ASYNC], ids=["now", "job"])
 def test_an_encoder_added_later_reads_the_inputs_that_were_kept(encoding, post, finished, headers):
     _, whole = post(encoders=["toy", "minilm"])
     _, name = post(headers)
