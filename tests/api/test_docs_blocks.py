@@ -60,7 +60,7 @@ VARYING = {
 #: the database of a page's reader
 DATABASE = "postgresql://app:secret@localhost:5432/shop"
 #: the addresses of stores in a page, in the folder `/srv` of the reader
-STORES = re.compile(r"^export ANCHORAGE_STORES='(.*)'$", re.MULTILINE)
+STORES = re.compile(r"\bANCHORAGE_STORES='(.*?)'")
 #: what a block may set for later blocks: its variables in small letters
 KEPT = "declare -p | grep -E '^declare -[-x]+ [a-z][a-z_0-9]*=' > state || true"
 
