@@ -33,7 +33,7 @@ RUN python3 -c "import sys, tomllib; \
 FROM build AS service
 COPY --from=requirements /build/build.txt .
 RUN pip install -r build.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE anchorage_server.py ./
 COPY app app
 COPY workers workers
 COPY migrations migrations

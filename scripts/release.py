@@ -33,6 +33,8 @@ DIST = ROOT / "dist"
 CLIENT = ROOT / "clients" / "python"
 CONSTRAINTS = ROOT / "constraints.txt"
 PACKAGES = ("app", "workers", "migrations")
+#: the command's module, next to the packages
+COMMAND = "anchorage_server.py"
 #: pages that the wheel copies into a package: see force-include in pyproject.toml
 COPIED = {"app/api/errors.md"}
 
@@ -175,7 +177,7 @@ def check_files(sdist: Path, wheel: Path) -> None:
     compare(sdist.name, packed - {"PKG-INFO"}, tracked)
     with zipfile.ZipFile(wheel) as archive_:
         installed = {name for name in archive_.namelist() if ".dist-info/" not in name}
-    expected = {name for name in tracked if name.split("/")[0] in PACKAGES} | COPIED
+    expected = {name for name in tracked if name.split("/")[0] in (*PACKAGES, COMMAND)} | COPIED
     compare(wheel.name, installed, expected)
 
 

@@ -40,6 +40,7 @@ def server(data_dir: Path, stores: Mapping[str, str] | None = None) -> Iterator[
     log = data_dir / "server.log"
     command = [
         sys.executable,
+        "-P",  # the folder of the caller may have another package `app`
         "-m",
         "app.cli",
         "serve",

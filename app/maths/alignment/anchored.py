@@ -6,7 +6,7 @@ rows of x, join each with the rows of y that are among its nearest and have it a
 the next map to these and the anchors.
 The map is orthogonal in coordinates that are whitened by part of each side's own variance. This is
 what makes unpaired vectors useful: a map without this constraint shrinks towards the mean of the
-neighbours and gets worse with every round (docs/results/pairs.md).
+neighbours and gets worse with every round (docs/results/bootstrap.md).
 Sources: Dar 2025 (mini-vec2vec, 2510.02348), section 3.2, which starts without anchors and whose
 neighbours need not be mutual; Artetxe, Labaka and Agirre 2018 for partial whitening in
 self-learning.

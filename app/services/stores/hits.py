@@ -45,7 +45,7 @@ def hit_vectors(hits: Hits, dim: int) -> Tensor:
             f"The store returned vectors of shape {hits.vectors.shape}, and its encoder has {dim} "
             "dimensions. Delete the store here, and connect it again."
         )
-    return torch.from_numpy(np.ascontiguousarray(hits.vectors))
+    return torch.from_numpy(np.require(hits.vectors, requirements=["C", "W"]))
 
 
 def known_vectors(hits: Sequence[Hits], new: Page | None, dim: int) -> tuple[Tensor, Tensor] | None:

@@ -34,6 +34,9 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- /* (list image default-tag); a digest wins over a tag */ -}}
 {{- define "anchorage.image" -}}
 {{- $image := index . 0 -}}
+{{- if not $image.repository -}}
+{{- fail "image.repository is empty: build the image with `docker build`, push it to a registry that your nodes can read, and name it, as --set image.repository=registry.example/anchorage" -}}
+{{- end -}}
 {{- if $image.digest -}}
 {{- printf "%s@%s" $image.repository $image.digest -}}
 {{- else -}}
