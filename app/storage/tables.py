@@ -234,7 +234,7 @@ class HeadRow(Owned, Base):
     name: Mapped[str] = mapped_column(String(NAME_LENGTH))
     kind: Mapped[str] = mapped_column(String(40))
     dim: Mapped[int]
-    #: class names; empty for a head that returns numbers or images
+    #: class names; empty for a head that returns numbers
     classes: Mapped[list[str]] = mapped_column(JSON)
     #: how many numbers it returns
     outputs: Mapped[int]
