@@ -122,7 +122,6 @@ def test_rows_of_another_model_are_told_when_a_store_is_connected_and_by_doctor(
 def test_a_store_is_connected_listed_and_disconnected(terminal: Terminal) -> None:
     printed = terminal.connect()
     assert f"{ROWS} rows of 12 numbers" in printed
-    assert "Strategies of a migration:" in printed
     assert terminal.table in terminal.ok("stores", "list")
     options = ("--address", "main", "--collection", "x", "--encoder", "old")
     assert "kind" in terminal.refusal("stores", "connect", "other", "--kind", "excel", *options)
