@@ -153,9 +153,9 @@ def moved(http: httpx2.Client, folder: Path) -> None:
 
 def moving(folder: Path) -> np.ndarray:
     """Write the anchors of both models and queries of the new one; returns the rows of a store."""
-    meaning = DRAW.normal(size=(400, 12))
+    meaning = DRAW.normal(size=(205, 12))
     old, new = (np.float32(meaning @ DRAW.normal(size=(12, dim))) for dim in (24, 32))
-    for name, rows in (("old", old[:300]), ("new", new[:300]), ("queries", new[300:305])):
+    for name, rows in (("old", old[:200]), ("new", new[:200]), ("queries", new[200:])):
         np.save(folder / f"{name}.npy", rows)
     return old
 
