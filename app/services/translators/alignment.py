@@ -124,7 +124,7 @@ def request_alignment(
 
 def run_any_bootstrap(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
     """Run a bootstrap that finds pairs, or one that makes them."""
-    if job.arguments["method"] == made_pairs.ALIGNMENT:
+    if job.arguments.get("method") == made_pairs.ALIGNMENT:
         return run_alignment(services, job, progress)
     return bootstrap.run_bootstrap(services, job, progress)
 
