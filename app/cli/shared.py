@@ -1,17 +1,17 @@
-"""What several commands share: settings, services, and sentences for faults of the machine."""
+"""What several commands share: settings, the data folder, and sentences for faults."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_settings import SettingsError
-from sqlalchemy.exc import SQLAlchemyError
 
 from app.errors import AnchorageError
 from app.settings import Settings
@@ -31,7 +31,14 @@ VectorField = Annotated[
     typer.Option(help="Column or named vector; default: the only one.", show_default=False),
 ]
 
-Model = TypeVar("Model", bound=BaseModel)
+#: the file of a data folder that its service locks, and that says where it listens
+LOCK_FILE = "lock"
+
+#: the address of a service that listens on a Unix socket
+SOCKET_SCHEME = "unix:"
+
+#: how long a lock may be held by a command that only looks at it
+LOCK_S = 0.5
 
 
 def read_settings(**options: Any) -> Settings:
@@ -64,41 +71,87 @@ def read_settings(**options: Any) -> Settings:
 @contextmanager
 def explain_faults() -> Iterator[None]:
     """Turn faults of the disk, the database and the settings into typer.BadParameter."""
-    from app.storage.db import SchemaOutdated
-
     try:
         yield
     except OSError as error:
         raise typer.BadParameter(f"The data dir cannot be used: {error}") from None
-    except (SQLAlchemyError, ImportError) as error:
+    except ImportError as error:
         raise typer.BadParameter(f"The database cannot be used: {error}") from None
     except AnchorageError as error:
         raise typer.BadParameter(error.detail) from None
-    except SchemaOutdated as error:
-        raise typer.BadParameter(str(error)) from None
     except ValueError as error:  # only the Redis library can tell that an address is wrong
         raise typer.BadParameter(f"A setting cannot be used: {error}") from None
+    except Exception as error:
+        raise _database_fault(error) from None
+
+
+def _database_fault(error: Exception) -> Exception:
+    """Return what to raise in place of an error; the error itself if the database is not why."""
+    from sqlalchemy.exc import SQLAlchemyError  # imported here: it takes as long as all the rest
+
+    from app.storage.db import SchemaOutdated
+
+    if isinstance(error, SchemaOutdated):
+        return typer.BadParameter(str(error))
+    if isinstance(error, SQLAlchemyError):
+        return typer.BadParameter(f"The database cannot be used: {error}")
+    return error
 
 
 @contextmanager
-def lock_data_dir(settings: Settings) -> Iterator[None]:
+def lock_data_dir(settings: Settings) -> Iterator[Callable[[str], None]]:
     """Keep other services out of the data dir; with Redis, services and workers share it.
 
-    Another service would take the first one's jobs for lost. The lock ends with its process. Raises
-    typer.BadParameter when another process holds the folder.
+    Another service would take the first one's jobs for lost. The lock ends with its process.
+    Yields a function that announces where this process listens. Raises typer.BadParameter when
+    another process holds the folder.
     """
-    if settings.redis_url is not None:
-        yield
-        return
+    alone = settings.redis_url is None
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    with (settings.data_dir / "lock").open("w") as file:
+    with (settings.data_dir / LOCK_FILE).open("a+") as file:
+
+        def announce(address: str) -> None:
+            file.seek(0)
+            file.truncate()
+            file.write(address)
+            file.flush()
+
+        if not _lock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
+            raise typer.BadParameter(f"another process uses the data folder {settings.data_dir}")
+        if alone:
+            announce("")
+        yield announce
+
+
+def service_of(settings: Settings) -> str | None:
+    """Return where the service of the data folder listens.
+
+    None: no process uses the folder; "": one does, and has not announced an address.
+    """
+    try:
+        with (settings.data_dir / LOCK_FILE).open() as file:
+            return None if _lock(file, fcntl.LOCK_EX, wait_s=0) else file.read()
+    except FileNotFoundError:
+        return None
+
+
+def _lock(file: IO[str], kind: int, wait_s: float = LOCK_S) -> bool:
+    """Lock a file until it is closed, and return whether that was possible."""
+    until = time.monotonic() + wait_s
+    while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise typer.BadParameter(
-                f"another process uses the data folder {settings.data_dir}"
-            ) from None
-        yield
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)
+        else:
+            return True
+
+
+def local_url(address: str) -> str:
+    """Return an address at which this machine reaches what listens on all of its addresses."""
+    return address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 @contextmanager
@@ -128,15 +181,6 @@ def has_usable_key(services: Services) -> bool:
 
     with services.db.transaction() as session:
         return access.has_usable_key(session, now=now())
-
-
-def validate(model: type[Model], **values: Any) -> Model:
-    """Returns a body of the API with the values that are not None. Raises typer.BadParameter."""
-    try:
-        return model(**{name: value for name, value in values.items() if value is not None})
-    except ValidationError as error:
-        wrong = (f"{item['loc'][0]}: {item['msg']}" for item in error.errors())
-        raise typer.BadParameter("; ".join(wrong)) from None
 
 
 def _setting_error(place: Sequence[int | str], message: str, value: object) -> str:
