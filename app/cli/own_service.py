@@ -7,32 +7,33 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Event
 
 from app import server
-from app.cli.shared import SOCKET_SCHEME, explain_faults, lock_data_dir
+from app.cli.shared import SOCKET_SCHEME, explain_faults
 from app.main import create_app
+from app.observability import logs
 from app.settings import Settings
 from app.storage.db import is_sqlite
 from workers.main import Worker
 
 
 @contextmanager
-def run(settings: Settings) -> Iterator[str]:
+def run(settings: Settings, announce: Callable[[str], None]) -> Iterator[str]:
     """Serve until the block ends, and yield the address. Only this user reaches the socket.
 
+    announce  says where it listens
     Raises typer.BadParameter.
     """
     own = settings.model_copy(
         update={"allowed_hosts": "*", "console": False, "rate_limit": None, "workers": 1}
     )
-    logging.getLogger().setLevel(logging.WARNING)
+    logs.configure(settings.log_format, level=logging.WARNING)
     with ExitStack() as opened:
         with explain_faults():
-            announce = opened.enter_context(lock_data_dir(settings))
             application = create_app(own)
             services = application.state.services
             if is_sqlite(services.db.url):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,8 +53,9 @@ def serve(
     settings = read_settings(host=host, port=port, data_dir=data_dir, workers=workers)
     if settings.workers > 1 and settings.redis_url is None:
         raise typer.BadParameter("Several processes need Redis. Set ANCHORAGE_REDIS_URL.")
-    with _bind(settings) as listening:  # before torch, which takes seconds to load
-        _serve(settings, listening)
+    # Both before torch, which takes seconds to load: others wait for what this one announces.
+    with _bind(settings) as listening, explain_faults(), lock_data_dir(settings) as announce:
+        _serve(settings, listening, announce)
 
 
 def worker() -> None:
@@ -62,7 +64,10 @@ def worker() -> None:
     It needs the API's PostgreSQL database and data dir.
     """
     settings = read_settings()
+    from app.observability import logs
     from workers.processes import NotShared, main
+
+    logs.configure(settings.log_format)
 
     with explain_faults():
         try:
@@ -72,38 +77,40 @@ def worker() -> None:
     raise typer.Exit(status)
 
 
-def _serve(settings: Settings, listening: socket.socket) -> None:
+def _serve(settings: Settings, listening: socket.socket, announce: Callable[[str], None]) -> None:
     from app import server
     from app.main import create_app, is_loopback, requires_keys
+    from app.observability import logs
 
-    with explain_faults(), lock_data_dir(settings) as announce:
-        application = create_app(settings)
-        services = application.state.services
-        services.db.upgrade()
-        if requires_keys(settings):
-            _require_a_key(services, settings)
-        elif not is_loopback(settings.host):
-            typer.secho(
-                f"WARNING: the server listens on {settings.host} without API keys, because "
-                "ANCHORAGE_AUTH is none: anyone who reaches this port can read and delete "
-                "everything.",
-                fg="yellow",
-                err=True,
-            )
-        host, port = listening.getsockname()[:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        announce(local_url(url))
-        if sys.stderr.isatty():
-            typer.echo(
-                f"API and its documentation: {url}/docs, console: {url}/console\n"
-                f"Data: {settings.data_dir.absolute()}",
-                err=True,
-            )
-        if settings.workers == 1:
-            server.run(settings, application, listening)
-        else:
-            services.close()
-            server.run_several(settings, listening)
+    logs.configure(settings.log_format)
+    application = create_app(settings)
+    services = application.state.services
+    services.db.upgrade()
+    if requires_keys(settings):
+        _require_a_key(services, settings)
+    elif not is_loopback(settings.host):
+        typer.secho(
+            f"WARNING: the server listens on {settings.host} without API keys, because "
+            "ANCHORAGE_AUTH is none: anyone who reaches this port can read and delete "
+            "everything.",
+            fg="yellow",
+            err=True,
+        )
+    host, port = listening.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    listening.listen()  # from here on, requests wait for the start
+    announce(local_url(url))
+    if sys.stderr.isatty():
+        typer.echo(
+            f"API and its documentation: {url}/docs, console: {url}/console\n"
+            f"Data: {settings.data_dir.absolute()}",
+            err=True,
+        )
+    if settings.workers == 1:
+        server.run(settings, application, listening)
+    else:
+        services.close()
+        server.run_several(settings, listening)
 
 
 def _bind(settings: Settings) -> socket.socket:

@@ -6,6 +6,7 @@ Nothing here may import the service itself: with a running one, a command needs 
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from app.cli.shared import (
     SOCKET_SCHEME,
     explain_faults,
     local_url,
+    lock_data_dir,
     read_settings,
     service_of,
 )
@@ -101,6 +103,7 @@ class Service:
     @property
     def http(self) -> httpx2.Client:
         """The client, connected to a service."""
+        _keep_quiet()
         if self._http is None:
             self._http = self._opened.enter_context(self._connect())
         return self._http
@@ -212,12 +215,15 @@ class Service:
             hint = f"The one there uses another data folder: pass --url {local_url(at)} to use it."
         what = f"No service runs at {at}" if not other else f"No service uses {settings.data_dir}"
         typer.echo(f"{what}; this command starts its own. {hint}", err=True)
-        from app.cli.own_service import run
-
         changes = {"auth": "keys"} if self._key else {}
         own = settings.model_copy(update={**changes, **self.own_settings})
-        with run(own) as address, self._client(address) as http:
-            yield http
+        with ExitStack() as opened:
+            with explain_faults():
+                announce = opened.enter_context(lock_data_dir(settings))
+            from app.cli.own_service import run  # it loads torch, for which others wait
+
+            address = opened.enter_context(run(own, announce))
+            yield opened.enter_context(self._client(address))
 
     def _silence(self, error: httpx2.TransportError) -> str:
         if self.url is None:
@@ -233,11 +239,16 @@ def at(*parts: str) -> str:
 
 def answers_at(url: str) -> bool:
     """Return whether an Anchorage service answers."""
+    _keep_quiet()
     try:
         with httpx2.Client(timeout=1.0, trust_env=False) as http:
             return "version" in http.get(f"{url}/livez").json()
     except (httpx2.HTTPError, ValueError, TypeError):
         return False
+
+
+def _keep_quiet() -> None:
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 
 def _announced(settings: Settings) -> str | None:

@@ -42,18 +42,16 @@ LOCK_S = 0.5
 
 
 def read_settings(**options: Any) -> Settings:
-    """Returns the settings, and configures logs; an option replaces the environment's value.
+    """Returns the settings; an option replaces the environment's value.
 
     Raises typer.BadParameter.
     """
-    from app.observability import logs
-
     # Before torch is loaded: threads that spin while they wait make a busy machine much slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # numpy only multiplies single rows: a second thread would spin for longer than that takes.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        settings = Settings(**{name: value for name, value in options.items() if value is not None})
+        return Settings(**{name: value for name, value in options.items() if value is not None})
     except ValidationError as error:
         sentences = (
             _setting_error(item["loc"], item["msg"], item["input"]) for item in error.errors()
@@ -64,8 +62,6 @@ def read_settings(**options: Any) -> Settings:
             "ANCHORAGE_STORES is not JSON. Write it as "
             """'{"main": "postgresql://user:password@host/name"}'."""
         ) from None
-    logs.configure(settings.log_format)
-    return settings
 
 
 @contextmanager
@@ -157,8 +153,10 @@ def local_url(address: str) -> str:
 @contextmanager
 def open_services(settings: Settings) -> Iterator[Services]:
     """Yields the services, and closes them."""
+    from app.observability import logs
     from app.wiring import make_services
 
+    logs.configure(settings.log_format)
     services = make_services(settings)
     try:
         yield services

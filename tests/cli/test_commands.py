@@ -20,7 +20,7 @@ import pytest
 from starlette.testclient import TestClient
 from typer.testing import CliRunner, Result
 
-from app.cli import cli
+from app.cli.commands import cli
 from app.cli.shared import lock_data_dir
 from app.demo.client import free_port
 from app.main import create_app

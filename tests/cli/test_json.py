@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import typer
 from typer.testing import CliRunner
 
-from app.cli import cli
+from app.cli.commands import cli
 from app.demo.pack import load_pack
 
 #: commands that serve, and one whose --json names a file

@@ -16,7 +16,7 @@ from pyarrow import parquet
 from starlette.testclient import TestClient
 from typer.testing import CliRunner, Result
 
-from app.cli import cli
+from app.cli.commands import cli
 from app.main import create_app
 from app.settings import Settings
 from tests.cli.test_commands import logs_as_they_were, said

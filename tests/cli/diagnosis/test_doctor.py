@@ -15,7 +15,7 @@ from redis import Redis
 from sqlalchemy import update
 from typer.testing import CliRunner
 
-from app.cli import cli
+from app.cli.commands import cli
 from app.cli.diagnosis import backend_checks
 from app.storage import tables
 from app.storage.blobs import BlobStore

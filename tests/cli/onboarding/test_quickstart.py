@@ -16,7 +16,7 @@ import typer
 from sqlalchemy import select
 from typer.testing import CliRunner, Result
 
-from app.cli import cli
+from app.cli.commands import cli
 from app.cli.onboarding.anchor_input import read_vectors, spread
 from app.cli.onboarding.store_places import kind_of, without_password
 from app.console.wording import OPTIONS
