@@ -124,7 +124,7 @@ def test_confidence_adds_columns(home: Path) -> None:
     done = translate(home, *arguments)
     assert done.exit_code == 0, done.output
     names = parquet.read_table(home / "out.parquet").column_names
-    assert {"anchorage_expected_cosine", "anchorage_flag"} <= set(names)
+    assert {"anchorage_cosine", "anchorage_flag"} <= set(names)
 
 
 @pytest.mark.long

@@ -103,8 +103,9 @@ class StorePlace:
 
         Raises typer.BadParameter for another store of that name, and Refused.
         """
-        known = service.find("stores", self.name)
-        if known is not None:
+        for known in service.pages("/stores", "stores"):  # which does not connect to them
+            if known["name"] != self.name:
+                continue
             if self._is(known):
                 return lambda: None
             raise typer.BadParameter(
