@@ -328,6 +328,7 @@ def _options(parameters: list[inspect.Parameter]) -> dict[str, str]:
     for each in parameters:
         for info in get_args(each.annotation)[1:]:
             if isinstance(info, OptionInfo):
-                names = [name for name in info.param_decls or () if name.startswith("--")]
-                found[each.name] = names[0] if names else f"--{each.name.replace('_', '-')}"
+                names = [name for name in info.param_decls or () if name.startswith("-")]
+                usual = f"--{each.name.replace('_', '-')}"
+                found[each.name] = next(iter(names), usual)
     return found

@@ -146,8 +146,10 @@ def _lock(file: IO[str], kind: int, wait_s: float = LOCK_S) -> bool:
 
 
 def local_url(address: str) -> str:
-    """Return an address at which this machine reaches what listens on all of its addresses."""
-    return address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    """Return the address at which this machine reaches what listens on all of its addresses."""
+    for there, here in (("0.0.0.0", "127.0.0.1"), ("localhost", "127.0.0.1"), ("::", "[::1]")):
+        address = address.replace(f"//{there}:", f"//{here}:")
+    return address.replace("//[::]:", "//[::1]:")
 
 
 @contextmanager
