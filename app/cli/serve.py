@@ -18,10 +18,10 @@ from app.cli.shared import (
     lock_data_dir,
     read_settings,
 )
-from app.settings import Settings
 
 if TYPE_CHECKING:
     from app.services.context import Services
+    from app.settings import Settings
 
 
 def serve(

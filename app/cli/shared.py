@@ -10,14 +10,12 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 
 from app.errors import AnchorageError
-from app.settings import Settings
 
 if TYPE_CHECKING:
     from app.services.context import Services
+    from app.settings import Settings
 
 TextField = Annotated[
     str | None,
@@ -46,6 +44,12 @@ def read_settings(**options: Any) -> Settings:
 
     Raises typer.BadParameter.
     """
+    # Imported here: they take longer than all that a command does which --url spares them.
+    from pydantic import ValidationError
+    from pydantic_settings import SettingsError
+
+    from app.settings import Settings
+
     # Before torch is loaded: threads that spin while they wait make a busy machine much slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # numpy only multiplies single rows: a second thread would spin for longer than that takes.
@@ -147,9 +151,9 @@ def _lock(file: IO[str], kind: int, wait_s: float = LOCK_S) -> bool:
 
 def local_url(address: str) -> str:
     """Return the address at which this machine reaches what listens on all of its addresses."""
-    for there, here in (("0.0.0.0", "127.0.0.1"), ("localhost", "127.0.0.1"), ("::", "[::1]")):
-        address = address.replace(f"//{there}:", f"//{here}:")
-    return address.replace("//[::]:", "//[::1]:")
+    for everywhere in ("0.0.0.0", "localhost"):  # noqa: S104 -- nothing is bound
+        address = address.replace(f"//{everywhere}:", "//127.0.0.1:")
+    return address.replace("//[::]:", "//[::1]:").replace("//:::", "//[::1]:")
 
 
 @contextmanager
