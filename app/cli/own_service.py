@@ -1,4 +1,4 @@
-"""A service that a command starts for itself: the same application, on a socket of its own.
+"""A service that a command starts for itself: the same application, on a private socket.
 
 Other commands find it by the data folder, so that they can ask about what this one does.
 """

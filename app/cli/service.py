@@ -91,7 +91,7 @@ class Service:
 
     @property
     def home(self) -> str:
-        """Where the service keeps what it is told, in words."""
+        """Where the service keeps what it gets, in words."""
         return (
             f"the service at {self.url}" if self.url else str(read_settings().data_dir.absolute())
         )

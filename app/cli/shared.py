@@ -16,6 +16,7 @@ from app.errors import AnchorageError
 if TYPE_CHECKING:
     from app.services.context import Services
     from app.settings import Settings
+    from app.storage.db import Database
 
 TextField = Annotated[
     str | None,
@@ -176,6 +177,22 @@ def open_database() -> Iterator[Services]:
     with explain_faults(), open_services(read_settings()) as services:
         services.db.require_schema()
         yield services
+
+
+@contextmanager
+def open_tables() -> Iterator[Database]:
+    """Yields the database alone, without torch, if it has the schema of this version."""
+    from app.storage.db import Database, sqlite_url
+
+    with explain_faults():
+        settings = read_settings()
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        db = Database(settings.database_url or sqlite_url(settings.data_dir / "anchorage.db"))
+        try:
+            db.require_schema()
+            yield db
+        finally:
+            db.close()
 
 
 def has_usable_key(services: Services) -> bool:
