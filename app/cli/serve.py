@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import socket
 import sys
 from collections.abc import Callable
@@ -100,6 +101,7 @@ def _serve(settings: Settings, listening: socket.socket, announce: Callable[[str
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     listening.listen()  # from here on, requests wait for the start
     announce(local_url(url))
+    logging.getLogger("anchorage.server").info("listening on %s", url)
     if sys.stderr.isatty():
         typer.echo(
             f"API and its documentation: {url}/docs, console: {url}/console\n"
