@@ -84,7 +84,7 @@ def commands() -> str:
     """Every command of the command line with its arguments and options, from typer."""
     import typer
 
-    from app.cli import cli
+    from app.cli.commands import cli
 
     return "\n\n".join(
         _command(name, command) for name, command in _all("anchorage", typer.main.get_command(cli))

@@ -2,54 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import sys
 
-import typer
-
-from app import __version__
-from app.cli import (
-    database,
-    demo,
-    keys,
-    migrate,
-    serve,
-    stores,
-    translate,
-)
-from app.cli.diagnosis import doctor
-from app.cli.onboarding import quickstart
-
-cli = typer.Typer(no_args_is_help=True)
-cli.command()(serve.serve)
-cli.command()(serve.worker)
-cli.command()(translate.translate)
-cli.command()(demo.demo)
-cli.command()(quickstart.quickstart)
-cli.command()(doctor.doctor)
-cli.add_typer(stores.cli, name="stores")
-cli.add_typer(migrate.cli, name="migrate")
-cli.add_typer(keys.cli, name="keys")
-cli.add_typer(database.cli, name="db")
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(__version__)
-        raise typer.Exit
-
-
-@cli.callback()
-def root(
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
-    ] = False,
-) -> None:
-    """Translate embeddings between encoders."""
+#: the exit code after a Ctrl-C, as shells say it
+INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command: the console script's entry point."""
-    cli()
+    try:
+        from app.cli.commands import cli  # imported here, so that a Ctrl-C is no traceback
+
+        cli()
+    except KeyboardInterrupt:
+        sys.stderr.write("Interrupted.\n")
+        _leave()
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            _leave()
+        raise
+
+
+def _leave() -> None:
+    """End the process, without waiting for threads that compute what was asked for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)

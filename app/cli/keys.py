@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.cli.output import AsJson, print_json, print_rows
-from app.cli.shared import open_database
+from app.cli.shared import open_database, open_tables
 from app.services.request_context import RequestContext
 from app.types import LONGEST_GRACE_S
 
@@ -91,7 +91,7 @@ def list_keys(
     from app.storage.queries import access
     from app.storage.tables import now
 
-    with open_database() as services, services.db.transaction() as session:
+    with open_tables() as db, db.transaction() as session:
         rows = access.api_keys(session, project)
     lines = []
     for row in rows:

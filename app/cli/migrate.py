@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from app.cli import plan_tables
-from app.cli.output import AsJson, print_json, print_rows
-from app.cli.shared import open_database, validate
-from app.services.request_context import RequestContext
-
-if TYPE_CHECKING:
-    from app.services.context import Services
-    from app.services.store_migrations.records import MigrationStatus
+from app.cli import INTERRUPTED, plan_tables
+from app.cli.output import AsJson, did_you_mean, print_json, print_rows
+from app.cli.progress import complete_action
+from app.cli.service import Service, at, uses_service
 
 
 class PlanByDefault(TyperGroup):
@@ -38,7 +33,6 @@ cli = typer.Typer(
     "Begin with `anchorage migrate STORE --target ENCODER --anchor-set SET`, which only plans.",
 )
 
-Project = Annotated[str, typer.Option(help="The project of the store.")]
 Which = Annotated[
     str,
     typer.Argument(
@@ -52,7 +46,9 @@ MIGRATION_COLUMNS = ("id", "store", "source", "target", "state", "rows", "planne
 
 
 @cli.command("plan")
+@uses_service
 def plan(
+    service: Service,
     store: Annotated[str, typer.Argument(help="The name of a connected store.")],
     target: Annotated[str, typer.Option("--target", help="The encoder to move it to.")],
     anchor_set: Annotated[str, typer.Option(help="The anchor set that both encoders embedded.")],
@@ -97,17 +93,13 @@ def plan(
             "--output", "-o", help="File for the plan, which `run` obeys.", show_default=False
         ),
     ] = None,
-    project: Project = "default",
     as_json: AsJson = False,
 ) -> None:
     """Read a store, check it, and say what each option is worth. Writes nothing to the store."""
-    from app.api.resources.stores.migrations import NewMigration
-    from app.services.store_migrations.plan import plan_document, plan_migration
-
     if out is not None and out.exists():
         raise typer.BadParameter(f"{out} exists. Choose another file, or delete it.")
-    body = validate(
-        NewMigration,
+    planned = service.post(
+        "/migrations",
         store=store,
         target=target,
         anchor_set=anchor_set,
@@ -120,9 +112,7 @@ def plan(
         batch=batch,
         force_space=force_space,
     )
-    with open_database() as services:
-        row = plan_migration(services, RequestContext(project), body.task())
-        document = plan_document(row)
+    document = _document_of(planned)
     if out is not None:
         _write_document(out, document)
     if as_json:
@@ -133,7 +123,9 @@ def plan(
 
 
 @cli.command("run")
+@uses_service
 def run(
+    service: Service,
     which: Which,
     re_embed: Annotated[
         str | None,
@@ -145,7 +137,6 @@ def run(
     rows_per_second: Annotated[
         float | None, typer.Option(help="Most rows in a second.", show_default=False)
     ] = None,
-    project: Project = "default",
     as_json: AsJson = False,
 ) -> None:
     """Give every row a new vector, as the plan says. Ctrl-C pauses; the same command continues.
@@ -153,42 +144,43 @@ def run(
     In a plan file, `rows_per_second`, `max_latency_ms`, `re_embed`, `min_recall` and
     `batch` may be changed before. The options change the file too.
     """
-    from app.services.store_migrations.plan import change_plan, plan_document
-
     document = _read_document(which)
     changes = dict(document or {})
     if re_embed is not None:
         changes["re_embed"] = _share(re_embed)
     if rows_per_second is not None:
         changes["rows_per_second"] = rows_per_second
-    with open_database() as services:
-        context = RequestContext(project)
-        row = change_plan(services, context, _id_of(services, project, which), changes)
-        if document is not None and document != plan_document(row):
-            _write_document(Path(which), plan_document(row))  # it has what follows from a change
-        _complete(services, context, which, "run", as_json)
+    id_ = _id_of(service, which)
+    if changes:
+        changed = service.call("PUT", at("migrations", id_, "plan"), json=changes).json()
+        if document is not None and document != _document_of(changed):
+            _write_document(Path(which), _document_of(changed))  # with what follows from a change
+    _complete(service, which, id_, "run", as_json)
 
 
 @cli.command("verify")
-def verify(which: Which, project: Project = "default", as_json: AsJson = False) -> None:
+@uses_service
+def verify(service: Service, which: Which, as_json: AsJson = False) -> None:
     """Check rows, payloads and the new index. `cutover` needs a verification that passed."""
-    with open_database() as services:
-        found = _complete(services, RequestContext(project), which, "verify", as_json)
-        if not as_json:
-            plan_tables.print_verification(found.row.found.get("verify") or {})
-        if not (found.row.found.get("verify") or {}).get("passed"):
-            raise typer.Exit(1)
+    found = _complete(service, which, _id_of(service, which), "verify", as_json)
+    result = found["found"].get("verify") or {}
+    if not as_json:
+        plan_tables.print_verification(result)
+    if not result.get("passed"):
+        raise typer.Exit(1)
 
 
 @cli.command("sync")
-def sync(which: Which, project: Project = "default", as_json: AsJson = False) -> None:
+@uses_service
+def sync(service: Service, which: Which, as_json: AsJson = False) -> None:
     """Bring writes of the store's clients to the other side now."""
-    with open_database() as services:
-        _complete(services, RequestContext(project), which, "sync", as_json)
+    _complete(service, which, _id_of(service, which), "sync", as_json)
 
 
 @cli.command("status")
+@uses_service
 def status(
+    service: Service,
     which: Annotated[
         str | None,
         typer.Argument(
@@ -196,126 +188,102 @@ def status(
             show_default="",
         ),
     ] = None,
-    project: Project = "default",
     as_json: AsJson = False,
 ) -> None:
     """Print how far a migration is, and the commands that are possible now."""
-    from app.api.schemas.migrations import MigrationAnswer
-    from app.services.store_migrations.records import find_migration, list_migrations
-
-    with open_database() as services:
-        if which is not None:
-            _report(
-                find_migration(services, project, _id_of(services, project, which)), which, as_json
-            )
-            return
-        listed = list_migrations(services, project)
+    if which is not None:
+        _report(service.get(at("migrations", _id_of(service, which))), which, as_json)
+        return
+    listed = service.get("/migrations")["migrations"]
     if as_json:
-        print_json([MigrationAnswer.of(found).model_dump(mode="json") for found in listed])
+        print_json(listed)
         return
     rows = []
     for found in listed:
-        row, facts = found.row, found.progress
+        facts = found["progress"]
         done = f"{facts['rows']:,} of {facts['total'] or 0:,}"
-        names = (row.store.name, row.plan["source"], row.target.name)
-        rows.append((row.id, *names, found.state, done, row.created_at))
+        names = [found[name] for name in MIGRATION_COLUMNS[:5]]
+        rows.append((*names, done, found["created_at"][:16].replace("T", " ")))
     print_rows(MIGRATION_COLUMNS, rows, as_json=False)
 
 
 @cli.command("pause")
-def pause(which: Which, project: Project = "default", as_json: AsJson = False) -> None:
+@uses_service
+def pause(service: Service, which: Which, as_json: AsJson = False) -> None:
     """Stop a run after its present batch. `run` continues from there."""
-    from app.services.store_migrations import records
-
-    _take(records.pause, which, project, as_json)
+    _take(service, "pause", which, as_json)
 
 
 @cli.command("cutover")
-def cutover(which: Which, project: Project = "default", as_json: AsJson = False) -> None:
+@uses_service
+def cutover(service: Service, which: Which, as_json: AsJson = False) -> None:
     """Make the store's clients see the new vectors. `rollback` undoes it."""
-    from app.services.store_migrations import steps
-
-    _take(steps.cutover, which, project, as_json)
+    _take(service, "cutover", which, as_json)
 
 
 @cli.command("rollback")
-def rollback(which: Which, project: Project = "default", as_json: AsJson = False) -> None:
+@uses_service
+def rollback(service: Service, which: Which, as_json: AsJson = False) -> None:
     """Make the store's clients see the old vectors again. The new ones stay."""
-    from app.services.store_migrations import steps
-
-    _take(steps.rollback, which, project, as_json)
+    _take(service, "rollback", which, as_json)
 
 
 @cli.command("finish")
-def finish(
-    which: Which, yes: Yes = False, project: Project = "default", as_json: AsJson = False
-) -> None:
+@uses_service
+def finish(service: Service, which: Which, yes: Yes = False, as_json: AsJson = False) -> None:
     """Delete the old vectors. A rollback is no longer possible."""
-    from app.services.store_migrations import steps
-
     question = None if yes else "This deletes the old vectors of {} for good. Finish?"
-    _take(steps.finish, which, project, as_json, question)
+    _take(service, "finish", which, as_json, question)
 
 
 @cli.command("abandon")
-def abandon(
-    which: Which, yes: Yes = False, project: Project = "default", as_json: AsJson = False
-) -> None:
+@uses_service
+def abandon(service: Service, which: Which, yes: Yes = False, as_json: AsJson = False) -> None:
     """Delete the new vectors. The store stays as it was."""
-    from app.services.store_migrations import steps
-
     question = None if yes else "This deletes the new vectors of {}. Abandon?"
-    _take(steps.abandon, which, project, as_json, question)
+    _take(service, "abandon", which, as_json, question)
 
 
 def _take(
-    step: Callable[[Services, RequestContext, str], MigrationStatus],
-    which: str,
-    project: str,
-    as_json: bool,
-    question: str | None = None,
+    service: Service, step: str, which: str, as_json: bool, question: str | None = None
 ) -> None:
-    """Take a step, and print the state after it. The question has a place for the store."""
-    from app.services.store_migrations.records import find_migration
+    """Take a step, and print the state after it. The question has a place for the store.
 
-    with open_database() as services:
-        id_ = _id_of(services, project, which)
-        if question is not None:
-            store = find_migration(services, project, id_).row.store.name
-            typer.confirm(question.format(store), abort=True)
-        _report(step(services, RequestContext(project), id_), which, as_json)
+    It is asked only for a step that is possible now: otherwise the service says why it is not.
+    """
+    id_ = _id_of(service, which)
+    if question is not None:
+        found = service.get(at("migrations", id_))
+        if step in found["next"]:
+            typer.confirm(question.format(found["store"]), abort=True)
+    _report(service.post_nothing(at("migrations", id_, step)), which, as_json)
 
 
-def _complete(
-    services: Services, context: RequestContext, which: str, action: str, as_json: bool
-) -> MigrationStatus:
-    """Complete an action in the foreground, and print the state after it.
+def _complete(service: Service, which: str, id_: str, action: str, as_json: bool) -> dict[str, Any]:
+    """Complete an action, and print the state after it.
 
     Raises typer.Exit: 130 after a Ctrl-C, 1 after an error.
     """
-    from app.cli.foreground import complete_action
-
     try:
-        found = complete_action(services, context, _id_of(services, context.project, which), action)
+        found = complete_action(service, id_, action)
     except KeyboardInterrupt:
-        again = f"anchorage migrate {action} {which}"
-        typer.secho(f"Stopped. The cursor is kept. To continue: {again}", fg="yellow", err=True)
-        raise typer.Exit(130) from None
+        word = "Paused" if action == "run" else "Stopped"
+        again = f"{word}. Continue with `anchorage migrate {action} {which}`."
+        typer.secho(again, fg="yellow", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     _report(found, which, as_json)
-    if found.error is not None:
+    if found["error"] is not None:
         raise typer.Exit(1)
     return found
 
 
-def _report(found: MigrationStatus, which: str, as_json: bool) -> None:
+def _report(found: dict[str, Any], which: str, as_json: bool) -> None:
     """Print the state, the error, and the commands that are possible now."""
     if as_json:
-        from app.api.schemas.migrations import MigrationAnswer
-
-        print_json(MigrationAnswer.of(found).model_dump(mode="json"))
+        print_json(found)
         return
-    row, facts = found.row, found.progress
-    typer.echo(f"The migration {row.id} of {row.store.name} is {found.state}.")
+    facts, error = found["progress"], found["error"]
+    typer.echo(f"The migration {found['id']} of {found['store']} is {found['state']}.")
     if facts["rows"]:
         typer.echo(f"{facts['rows']:,} of {facts['total'] or 0:,} rows have been read.")
     if facts.get("native_reads") is not None:
@@ -324,33 +292,39 @@ def _report(found: MigrationStatus, which: str, as_json: bool) -> None:
             f"{facts['native_reads']:.0%} have a native vector."
         )
     for step in ("cutover", "rollback"):
-        if step in row.found and row.state in ("cut-over", "rolled-back"):
-            typer.echo(f"{step}: clients waited {row.found[step]['pause_s']:.3f} s.")
-    if found.error is not None:
-        typer.secho(f"ERROR ({found.error['code']}): {found.error['detail']}", fg="red", err=True)
-    if found.next:
-        typer.echo("Next: " + ", ".join(f"anchorage migrate {call} {which}" for call in found.next))
+        if step in found["found"] and found["state"] in ("cut-over", "rolled-back"):
+            typer.echo(f"{step}: clients waited {found['found'][step]['pause_s']:.3f} s.")
+    if error is not None:
+        typer.secho(f"ERROR ({error['code']}): {error['detail']}", fg="red", err=True)
+    if found["next"]:
+        calls = (f"anchorage migrate {call} {which}" for call in found["next"])
+        typer.echo(f"Next: {', '.join(calls)}")
 
 
-def _id_of(services: Services, project: str, which: str) -> str:
+def _id_of(service: Service, which: str) -> str:
     """Return the id of the migration that a plan file, an id or a store names.
 
     Of a store it is the active migration, or the last one. Raises typer.BadParameter.
     """
-    from app.services.store_migrations.records import list_migrations
-
     document = _read_document(which)
     if document is not None:
         return str(document["migration"])
     if re.fullmatch(r"[0-9a-f]{32}", which):
         return which
-    newest = list_migrations(services, project, store=which, limit=1)
-    if not newest:
-        raise typer.BadParameter(
-            f"No store {which} has a migration. `anchorage migrate status` lists all; to begin "
-            f"one: anchorage migrate {which} --target ENCODER --anchor-set SET"
-        )
-    return newest[0].row.id
+    newest = service.get("/migrations", store=which, limit=1)["migrations"]
+    if newest:
+        return str(newest[0]["id"])
+    stores = [store["name"] for store in service.pages("/stores", "stores")]
+    raise typer.BadParameter(
+        f"No store {which} has a migration.{did_you_mean(which, stores)} `anchorage migrate "
+        f"status` lists all; to begin one: anchorage migrate {which} --target ENCODER "
+        "--anchor-set SET"
+    )
+
+
+def _document_of(migration: dict[str, Any]) -> dict[str, Any]:
+    """Return the plan of a migration as a document, which names the migration."""
+    return {"migration": migration["id"], **migration["plan"]}
 
 
 def _read_document(which: str) -> dict[str, Any] | None:
@@ -358,7 +332,8 @@ def _read_document(which: str) -> dict[str, Any] | None:
     path = Path(which)
     if not path.is_file():
         if path.suffix == ".json" or "/" in which:
-            raise typer.BadParameter(f"There is no plan file {which}.")
+            near = did_you_mean(path.name, [each.name for each in path.parent.glob("*.json")])
+            raise typer.BadParameter(f"There is no plan file {which}.{near}")
         return None
     try:
         document = json.loads(path.read_text())

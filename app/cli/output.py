@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import orjson
@@ -51,3 +52,9 @@ def as_text(cell: Any) -> str:
     if isinstance(cell, list | tuple):
         return ", ".join(map(str, cell))
     return f"{cell:%Y-%m-%d %H:%M}" if hasattr(cell, "strftime") else str(cell)
+
+
+def did_you_mean(name: str, names: Sequence[str]) -> str:
+    """Return a question about the nearest name, after a space; "" if none is near."""
+    near = get_close_matches(name, [each for each in names if each != name], 1)
+    return f" Did you mean {near[0]}?" if near else ""

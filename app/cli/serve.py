@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli.shared import explain_faults, has_usable_key, lock_data_dir, read_settings
-from app.settings import Settings
+from app.cli.shared import (
+    explain_faults,
+    has_usable_key,
+    local_url,
+    lock_data_dir,
+    read_settings,
+)
 
 if TYPE_CHECKING:
     from app.services.context import Services
+    from app.settings import Settings
 
 
 def serve(
@@ -44,38 +54,9 @@ def serve(
     settings = read_settings(host=host, port=port, data_dir=data_dir, workers=workers)
     if settings.workers > 1 and settings.redis_url is None:
         raise typer.BadParameter("Several processes need Redis. Set ANCHORAGE_REDIS_URL.")
-    # Imported here: torch takes seconds to load, and --help and wrong options do not need it.
-    from app import server
-    from app.main import create_app, is_loopback, requires_keys
-
-    with explain_faults(), lock_data_dir(settings):
-        application = create_app(settings)
-        services = application.state.services
-        services.db.upgrade()
-        if requires_keys(settings):
-            _require_a_key(services, settings)
-        elif not is_loopback(settings.host):
-            typer.secho(
-                f"WARNING: the server listens on {settings.host} without API keys, because "
-                "ANCHORAGE_AUTH is none: anyone who reaches this port can read and delete "
-                "everything.",
-                fg="yellow",
-                err=True,
-            )
-        listening = server.bind(settings)
-        if sys.stderr.isatty():
-            host, port = listening.getsockname()[:2]
-            typer.echo(
-                f"API and its documentation: http://{host}:{port}/docs, "
-                f"console: http://{host}:{port}/console\n"
-                f"Data: {settings.data_dir.absolute()}",
-                err=True,
-            )
-        if settings.workers == 1:
-            server.run(settings, application, listening)
-        else:
-            services.close()
-            server.run_several(settings, listening)
+    # Both before torch, which takes seconds to load: others wait for what this one announces.
+    with _bind(settings) as listening, explain_faults(), lock_data_dir(settings) as announce:
+        _serve(settings, listening, announce)
 
 
 def worker() -> None:
@@ -84,7 +65,10 @@ def worker() -> None:
     It needs the API's PostgreSQL database and data dir.
     """
     settings = read_settings()
+    from app.observability import logs
     from workers.processes import NotShared, main
+
+    logs.configure(settings.log_format)
 
     with explain_faults():
         try:
@@ -92,6 +76,67 @@ def worker() -> None:
         except (NotShared, ValueError) as error:
             raise typer.BadParameter(str(error)) from None
     raise typer.Exit(status)
+
+
+def _serve(settings: Settings, listening: socket.socket, announce: Callable[[str], None]) -> None:
+    from app import server
+    from app.main import create_app, is_loopback, requires_keys
+    from app.observability import logs
+
+    logs.configure(settings.log_format)
+    application = create_app(settings)
+    services = application.state.services
+    services.db.upgrade()
+    if requires_keys(settings):
+        _require_a_key(services, settings)
+    elif not is_loopback(settings.host):
+        typer.secho(
+            f"WARNING: the server listens on {settings.host} without API keys, because "
+            "ANCHORAGE_AUTH is none: anyone who reaches this port can read and delete "
+            "everything.",
+            fg="yellow",
+            err=True,
+        )
+    host, port = listening.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    listening.listen()  # from here on, requests wait for the start
+    announce(local_url(url))
+    logging.getLogger("anchorage.server").info("listening on %s", url)
+    if sys.stderr.isatty():
+        typer.echo(
+            f"API and its documentation: {url}/docs, console: {url}/console\n"
+            f"Data: {settings.data_dir.absolute()}",
+            err=True,
+        )
+    if settings.workers == 1:
+        server.run(settings, application, listening)
+    else:
+        services.close()
+        server.run_several(settings, listening)
+
+
+def _bind(settings: Settings) -> socket.socket:
+    """Return the bound socket. Raises typer.BadParameter."""
+    host, port = settings.host, settings.port
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        if error.errno != errno.EADDRINUSE:
+            raise typer.BadParameter(f"{host}:{port} cannot be used: {error.strerror}.") from None
+        from app.cli.service import answers_at
+
+        url = local_url(f"http://{host}:{port}")
+        user = "Another Anchorage service" if answers_at(url) else "Another program"
+        other = port + 1 if port < 65_535 else port - 1
+        raise typer.BadParameter(
+            f"{user} uses port {port} of {host}. Stop it, or choose another port: "
+            f"anchorage serve --port {other}"
+        ) from None
+    listening.set_inheritable(True)
+    return listening
 
 
 def _require_a_key(services: Services, settings: Settings) -> None:

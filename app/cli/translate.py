@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.cli.output import AsJson, print_json
-from app.cli.shared import explain_faults, open_services, read_settings
+from app.cli.service import Service, at, uses_service
+from app.cli.shared import explain_faults
 from app.errors import AnchorageError
-from app.services.request_context import RequestContext
 
 if TYPE_CHECKING:
     from app.services.bulk.row_translator import RowTranslator
@@ -31,7 +31,9 @@ class BulkEngine(StrEnum):
     ray = "ray"
 
 
+@uses_service
 def translate(
+    service: Service,
     inputs: Annotated[
         str,
         typer.Argument(help="A Parquet file, a folder of them, a pattern, or an fsspec URL."),
@@ -87,32 +89,28 @@ def translate(
         bool,
         typer.Option("--overwrite", help="Replace an earlier output, once the new one is complete"),
     ] = False,
-    project: Annotated[
-        str, typer.Option(help="The project of the encoders and the anchor set.")
-    ] = "default",
     as_json: AsJson = False,
 ) -> None:
     """Translate the vectors of Parquet files. All other columns stay as they are.
 
-    The same command continues an interrupted run. It reads the service's database, which may serve
-    meanwhile.
+    The same command continues an interrupted run. The service fits the translator; this command
+    reads, multiplies and writes.
     """
     from app.services.bulk.pipeline import BulkWork
     from app.services.bulk.places import open_place
-    from app.services.bulk.row_translator import make_row_translator
     from app.services.bulk.translation import default_batch_rows, plan_translation
-    from app.services.translators.translators import FitRequest
 
-    settings = read_settings()
+    if source == target:
+        raise typer.BadParameter(
+            f"--source and --target name the same encoder, {target!r}: there is nothing to "
+            "translate."
+        )
     with explain_faults():
         places = open_place(inputs), open_place(output)
-        with open_services(settings) as services:
-            services.db.require_schema()
-            request = FitRequest(source, target, anchor_set, method, {})
-            translator: RowTranslator = make_row_translator(
-                services, RequestContext(project), request, confidence=confidence
-            )
-        rows = batch_rows or default_batch_rows(translator.dims)
+    translator = _fetch(
+        service, confidence, source=source, target=target, anchor_set=anchor_set, method=method
+    )
+    rows = batch_rows or default_batch_rows(translator.dims)
     if engine == BulkEngine.local:
         translator = translator.to(_choose_device(device, translator, rows))
     try:
@@ -120,6 +118,16 @@ def translate(
         _run(plan, engine, ray_address, as_json)
     except AnchorageError as error:
         raise typer.BadParameter(error.detail) from None
+
+
+def _fetch(service: Service, confidence: bool, **names: str) -> RowTranslator:
+    """Have the translator fitted, and return it. Raises Refused."""
+    from app.services.bulk.row_translator import read_translator
+
+    fitted = service.post("/translators", **names)
+    file = at("translators", fitted["id"], "file")
+    data = service.call("GET", file, params={"confidence": confidence}).content
+    return read_translator(data, fitted["options"])
 
 
 def _choose_device(wish: str, translator: RowTranslator, batch_rows: int) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -20,7 +20,7 @@ import pytest
 from starlette.testclient import TestClient
 from typer.testing import CliRunner, Result
 
-from app.cli import cli
+from app.cli.commands import cli
 from app.cli.shared import lock_data_dir
 from app.demo.client import free_port
 from app.main import create_app
@@ -31,20 +31,12 @@ BEYOND = "0.0.0.0"  # noqa: S104
 KEY = r"anc_[0-9a-f]{32}_[A-Za-z0-9_-]{43}"
 
 
-@pytest.fixture(autouse=True)
-def logs_as_they_were() -> Iterator[None]:
-    """The command sends logs to its own standard error, which is gone after it."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-
-
 def run(tmp_path: Path, *arguments: str, **settings: str) -> Result:
     given = {f"ANCHORAGE_{name.upper()}": value for name, value in settings.items()}
     return CliRunner().invoke(
-        cli, list(arguments), env={"ANCHORAGE_DATA_DIR": str(tmp_path), "COLUMNS": "200", **given}
+        cli,
+        list(arguments),
+        env={"ANCHORAGE_DATA_DIR": str(tmp_path), "ANCHORAGE_PORT": "0", "COLUMNS": "200", **given},
     )
 
 
@@ -143,6 +135,21 @@ def test_a_setting_that_is_wrong_is_named_in_a_sentence(
     text = refusal(tmp_path, "serve", **{name: value})
     assert name in text
     assert value in text
+
+
+def test_a_port_in_use_is_named_with_another_one(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        text = refusal(tmp_path, "serve", "--port", str(port))
+    assert f"Another program uses port {port} of 127.0.0.1" in text
+    assert f"anchorage serve --port {port + 1}" in text
+
+
+def test_a_shared_database_is_upgraded_by_its_operator_alone(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    assert "anchorage db upgrade" in refusal(tmp_path, "stores", "list", database_url=postgres_url)
 
 
 def test_without_redis_several_processes_are_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ import pyarrow.parquet as pq
 import typer
 from typer.testing import CliRunner
 
-from app.cli import cli
-from app.demo.pack import load_pack
+from app.cli.commands import cli
+from app.demo.pack import Pack, load_pack
+from app.settings import Settings, StoreEntry
+from tests.cli.conftest import running
 
 #: commands that serve, and one whose --json names a file
 OTHERS = {"serve", "worker", "demo"}
@@ -39,11 +41,10 @@ def test_every_command_has_json():
     assert lacking == OTHERS - {"demo"}
 
 
-def call(tmp_path: Path, *arguments: str, **settings: str) -> Any:
+def call(tmp_path: Path, *arguments: str) -> Any:
     """What a command prints on standard output, as JSON."""
-    given = {f"ANCHORAGE_{name.upper()}": value for name, value in settings.items()}
     result = CliRunner().invoke(
-        cli, [*arguments, "--json"], env={"ANCHORAGE_DATA_DIR": str(tmp_path / "data"), **given}
+        cli, [*arguments, "--json"], env={"ANCHORAGE_DATA_DIR": str(tmp_path / "data")}
     )
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
@@ -60,9 +61,13 @@ def test_a_pair_a_store_and_its_migration_by_scripts(tmp_path: Path):
     table = pa.table({"id": range(len(rows)), "vector": column})
     pq.write_table(table, folder / "rows.parquet")
     lancedb.connect(tmp_path / "lake").create_table("rows", table)
-    stores = json.dumps({"disk": str(tmp_path / "lake")})
-
     assert call(tmp_path, "db", "upgrade")["key"] is None
+    stores = {"disk": StoreEntry(url=str(tmp_path / "lake"))}
+    with running(Settings(data_dir=tmp_path / "data", stores=stores)):
+        run_every_command(tmp_path, folder, pack)
+
+
+def run_every_command(tmp_path: Path, folder: Path, pack: Pack) -> None:
     pair = call(
         tmp_path,
         *(
@@ -76,6 +81,11 @@ def test_a_pair_a_store_and_its_migration_by_scripts(tmp_path: Path):
     )
     assert (pair["source"], pair["target"], pair["anchors"]) == ("old", "new", 120)
     made = call(tmp_path, "keys", "create", "--name", "script", "--scope", "write")
+    encoders = call(tmp_path, "encoders", "list")
+    assert [(row["name"], row["dim"]) for row in encoders] == [("new", 384), ("old", 256)]
+    assert call(tmp_path, "encoders", "add", "own", "--dim", "3")["kind"] == "external"
+    [anchors] = call(tmp_path, "anchors", "list")
+    assert (anchors["name"], anchors["size"]) == ("faq", 120)
     listed = call(tmp_path, "keys", "list")
     assert [(row["id"], row["last_used"]) for row in listed] == [(made["id"], None)]
     rotated = call(tmp_path, "keys", "rotate", made["id"])
@@ -91,29 +101,26 @@ def test_a_pair_a_store_and_its_migration_by_scripts(tmp_path: Path):
         tmp_path,
         *("stores", "connect", "shop", "--kind", "lancedb", "--address", "disk"),
         *("--collection", "rows", "--encoder", "old", "--id-field", "id"),
-        stores=stores,
     )
     assert (store["rows"], store["dim"]) == (200, 256)
-    assert [row["name"] for row in call(tmp_path, "stores", "list", stores=stores)] == ["shop"]
+    assert [row["name"] for row in call(tmp_path, "stores", "list")] == ["shop"]
     np.save(tmp_path / "query.npy", pack.vectors["minilm6-384"][300:302].numpy())
     found = call(
         tmp_path,
         *("stores", "search", "shop", "--target", "new", "--anchor-set", "faq", "-k", "3"),
         *("--vectors", str(tmp_path / "query.npy")),
-        stores=stores,
     )
     assert [len(result["ids"]) for result in found["results"]] == [3, 3]
     plan = call(
         tmp_path,
         *("migrate", "shop", "--target", "new", "--anchor-set", "faq"),
         *("-o", str(tmp_path / "plan.json")),
-        stores=stores,
     )
-    ran = call(tmp_path, "migrate", "run", str(tmp_path / "plan.json"), stores=stores)
+    ran = call(tmp_path, "migrate", "run", str(tmp_path / "plan.json"))
     assert (ran["id"], ran["state"]) == (plan["migration"], "filled")
-    assert [row["id"] for row in call(tmp_path, "migrate", "status", stores=stores)] == [ran["id"]]
-    gone = call(tmp_path, "migrate", "abandon", ran["id"], "--yes", stores=stores)
+    assert [row["id"] for row in call(tmp_path, "migrate", "status")] == [ran["id"]]
+    gone = call(tmp_path, "migrate", "abandon", ran["id"], "--yes")
     assert gone["state"] == "abandoned"
     backup = call(tmp_path, "db", "backup", str(tmp_path / "backup"))
     assert backup["rows"] > 0
-    assert call(tmp_path, "stores", "disconnect", "shop", stores=stores)["name"] == "shop"
+    assert call(tmp_path, "stores", "disconnect", "shop")["name"] == "shop"

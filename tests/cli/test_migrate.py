@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,24 +20,29 @@ import pytest
 from pgvector.psycopg import register_vector
 from typer.testing import CliRunner, Result
 
-from app.cli import cli
-from app.services.anchors.anchor_sets import create_anchor_set
+from app.cli.commands import cli
+from app.services.request_context import RequestContext
 from app.services.store_migrations.maps import build_maps
 from app.services.translators.translators import FitRequest
 from app.settings import Settings
 from app.wiring import make_services
-from tests.cli.test_commands import logs_as_they_were, said
+from tests.cli.conftest import running
+from tests.cli.test_commands import said
 from tests.maths.anchors.test_space_match import ANCHORS as TOPICS
 from tests.maths.anchors.test_space_match import DIM, encode, items
 from tests.pgvector_server import PgvectorServer, pgvector_server_of_process
-from tests.services.helpers import CONTEXT, create_encoder
-from tests.services.store_migrations.moving import make_encoders, make_table, old_vectors
+from tests.services.store_migrations.moving import (
+    LINEAR,
+    NEW_DIM,
+    OLD_DIM,
+    make_table,
+    old_vectors,
+    some,
+)
 from tests.waiting import slack
 
-__all__ = ["logs_as_they_were"]
-
 ROWS = 600
-PROJECT = ("--project", "p")
+CONTEXT = RequestContext("default")
 
 
 class Terminal:
@@ -45,21 +51,19 @@ class Terminal:
     def __init__(self, folder: Path, server: PgvectorServer) -> None:
         self.folder, self.server = folder, server
         self.table = make_table(server, old_vectors(ROWS))
-        services = make_services(Settings(data_dir=folder / "data"))
-        services.db.upgrade()
-        make_encoders(services)
-        services.close()
+        self.stores = {"main": server.url}
+        self.settings = Settings(data_dir=folder / "data", stores=self.stores)
 
     @property
     def environment(self) -> dict[str, str]:
         return {
             "ANCHORAGE_DATA_DIR": str(self.folder / "data"),
-            "ANCHORAGE_STORES": json.dumps({"main": {"url": self.server.url, "projects": ["p"]}}),
+            "ANCHORAGE_STORES": json.dumps(self.stores),
             "COLUMNS": "200",
         }
 
     def run(self, *arguments: str) -> Result:
-        return CliRunner().invoke(cli, [*arguments, *PROJECT], env=self.environment)
+        return CliRunner().invoke(cli, list(arguments), env=self.environment)
 
     def ok(self, *arguments: str) -> str:
         result = self.run(*arguments)
@@ -95,18 +99,31 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Terminal:
-    return Terminal(tmp_path, pgvector_server_of_process())
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    """With a service that uses the data folder, as `anchorage serve` would."""
+    terminal = Terminal(tmp_path, pgvector_server_of_process())
+    with running(terminal.settings):
+        old = some(60, OLD_DIM)
+        np.save(tmp_path / "old.npy", old)
+        np.save(tmp_path / "new.npy", old @ LINEAR + 0.05 * some(60, NEW_DIM, 9))
+        terminal.ok("encoders", "add", "old", "--dim", str(OLD_DIM))
+        terminal.ok("encoders", "add", "new", "--dim", str(NEW_DIM))
+        files = [f"{name}={tmp_path / name}.npy" for name in ("old", "new")]
+        made = terminal.ok(
+            "anchors", "add", "pairs", "--embeddings", files[0], "--embeddings", files[1]
+        )
+        assert "pairs: 60 anchors by " in made
+        yield terminal
 
 
 def test_rows_of_another_model_are_told_when_a_store_is_connected_and_by_doctor(
     terminal: Terminal,
 ) -> None:
     """Every tenth row is by an encoder that has no anchors."""
-    services = make_services(Settings(data_dir=terminal.folder / "data"))
-    create_encoder(services, "topics", DIM)
-    create_anchor_set(services, CONTEXT, name="topics", embeddings={"topics": TOPICS["e0"][0]})
-    services.close()
+    np.save(terminal.folder / "topics.npy", TOPICS["e0"][0].float().numpy())
+    terminal.ok("encoders", "add", "topics", "--dim", str(DIM))
+    vectors = f"topics={terminal.folder / 'topics.npy'}"
+    terminal.ok("anchors", "add", "topics", "--embeddings", vectors)
     vectors = encode(items(ROWS, 8), 0).float().numpy()
     vectors[::10] = encode(items(ROWS, 8), 7).float().numpy()[::10]
     table = make_table(terminal.server, vectors)
@@ -165,6 +182,9 @@ def test_a_store_is_searched_with_the_new_encoder_before_anything_is_written(
     assert "exactly one" in terminal.refusal("stores", "search", "docs", *missing)
     query = ("--target", "new", "--vectors", str(terminal.folder / "query.npy"))
     assert "--anchor-set" in terminal.refusal("stores", "search", "docs", *query)
+    text = ("--text", "x", "--native", "5")
+    refused = terminal.refusal("stores", "search", "docs", *missing, *text)
+    assert "Connect it again with `--text-field`, or remove `--native`." in refused
     listed = terminal.refusal("stores", "search", "nothing", *query)
     assert "anchorage stores list" in listed
 
@@ -249,7 +269,7 @@ def test_a_migration_the_wrong_way_is_refused_before_the_first_write(terminal: T
 def test_ctrl_c_pauses_and_the_same_command_continues(terminal: Terminal) -> None:
     terminal.connect()
     terminal.plan("--rows-per-second", "10", "--batch", "10")
-    command = [sys.executable, "-m", "app.cli", "migrate", "run", terminal.file, *PROJECT]
+    command = [sys.executable, "-m", "app.cli", "migrate", "run", terminal.file]
     environment = {**os.environ, **terminal.environment}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -261,7 +281,8 @@ def test_ctrl_c_pauses_and_the_same_command_continues(terminal: Terminal) -> Non
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert "The cursor is kept. To continue: anchorage migrate run" in said(errors)
+    assert "Paused. Continue with `anchorage migrate run" in said(errors)
+    assert "Traceback" not in errors
     status = terminal.ok("migrate", "status", terminal.file)
     assert "is paused" in status
     document = json.loads(Path(terminal.file).read_text())

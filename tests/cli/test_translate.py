@@ -7,22 +7,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from starlette.testclient import TestClient
 from typer.testing import CliRunner, Result
 
-from app.cli import cli
-from app.main import create_app
+from app.cli.commands import cli
+from app.cli.service import Service
 from app.settings import Settings
-from tests.cli.test_commands import logs_as_they_were, said
+from tests.cli.conftest import running
+from tests.cli.test_commands import said
 from tests.waiting import slack
-
-__all__ = ["logs_as_they_were"]
 
 DIM = 8
 PAIR = ("--source", "old", "--target", "new", "--anchor-set", "s", "--method", "ridge")
@@ -36,17 +35,28 @@ def write(path: Path, rows: int, group: int) -> None:
     )
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """A data dir with a pair, and 1,000 rows in rows.parquet."""
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The data folder of a running service, with a pair."""
     anchors = np.random.default_rng(0).normal(size=(40, DIM))
-    with TestClient(
-        create_app(Settings(data_dir=tmp_path / "data")), base_url="http://127.0.0.1"
-    ) as client:
+    settings = Settings(data_dir=tmp_path_factory.mktemp("data"))
+    with running(settings):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ANCHORAGE_DATA_DIR", str(settings.data_dir))
+            service = Service(None, None)
+            service.get("/livez")
         for name in ("old", "new"):
-            client.post("/encoders", json={"name": name, "dim": DIM})
+            service.post("/encoders", name=name, dim=DIM)
         embeddings = {"old": anchors.tolist(), "new": anchors[:, ::-1].tolist()}
-        client.post("/anchor-sets", json={"name": "s", "embeddings": embeddings})
+        service.post("/anchor-sets", name="s", embeddings=embeddings)
+        service.close()
+        yield settings.data_dir
+
+
+@pytest.fixture
+def home(tmp_path: Path, data: Path) -> Path:
+    """A folder with 1,000 rows in rows.parquet, and the data folder."""
+    (tmp_path / "data").symlink_to(data)
     write(tmp_path / "rows.parquet", 1_000, 100)
     return tmp_path
 
@@ -85,7 +95,7 @@ def test_a_folder_is_continued_and_what_cannot_be_is_said_in_a_sentence(home: Pa
         ),
         (("--source", "old", "--target", "old", "--anchor-set", "s"), "nothing to translate"),
         (("--source", "none", "--target", "new", "--anchor-set", "s"), "no encoder named 'none'"),
-        ((*PAIR, "--project", "other"), "no anchor set"),
+        ((*PAIR[:4], "--anchor-set", "none"), "no anchor set"),
         ((*PAIR, "--column", "id"), "holds int64"),
     ):
         result = translate(home, *arguments, *options)
@@ -109,10 +119,12 @@ def test_a_device_is_chosen_by_name_and_one_that_does_not_exist_is_refused(home:
     assert translate(home, *arguments, "--device", "cpu").exit_code == 0
 
 
-def test_before_the_first_upgrade_the_command_says_so(tmp_path: Path) -> None:
-    write(tmp_path / "rows.parquet", 10, 10)
-    result = translate(tmp_path, str(tmp_path / "rows.parquet"), str(tmp_path / "out"), *PAIR)
-    assert "anchorage db upgrade" in said(result.stderr)
+def test_confidence_adds_columns(home: Path) -> None:
+    arguments = (str(home / "rows.parquet"), str(home / "out.parquet"), *PAIR, "--confidence")
+    done = translate(home, *arguments)
+    assert done.exit_code == 0, done.output
+    names = parquet.read_table(home / "out.parquet").column_names
+    assert {"anchorage_cosine", "anchorage_flag"} <= set(names)
 
 
 @pytest.mark.long

@@ -94,7 +94,7 @@ def test_a_second_server_on_the_same_folder_or_port_is_refused_in_a_line(
     port = live.url.rpartition(":")[2].rstrip("/")
     for data_dir, its_port, reason in (
         (live_folder, "0", "another process uses"),
-        (tmp_path, port, "Address already in use"),
+        (tmp_path, port, f"Another Anchorage service uses port {port}"),
     ):
         command = [
             sys.executable,

@@ -28,6 +28,7 @@ from app.api.schemas.quality import ChoiceOut, EstimateOut, TranslatorReportOut
 from app.api.schemas.translation import INDEX_DESCRIPTION, IndexSize, PairRequest
 from app.maths.quality.candidates import Preference
 from app.services.access.idempotency import idempotent
+from app.services.bulk.row_translator import pack_translator
 from app.services.request_context import RequestContext
 from app.services.translators import (
     contracts,
@@ -197,7 +198,18 @@ def get_translator(
     },
     response_class=Response,
 )
-def download_translator(id: TranslatorId, services: Svc, context: ReadContext) -> Response:
+def download_translator(
+    id: TranslatorId,
+    services: Svc,
+    context: ReadContext,
+    confidence: Annotated[
+        bool,
+        Query(
+            description="Whether the file also has the model of `confidence`, for programs of "
+            "the service."
+        ),
+    ] = False,
+) -> Response:
     """Returns a translator as a safetensors file, with which a client can translate at home.
 
     The tensors are `source_mean`, `matrix` and `target_mean`, and `landmarks` of a kernel, in
@@ -206,7 +218,7 @@ def download_translator(id: TranslatorId, services: Svc, context: ReadContext) -
     `docs/reference/api.md` gives the formula.
     """
     return Response(
-        translators.read_file(services, context, id),
+        pack_translator(services, context, id, confidence=confidence),
         media_type=OCTETS,
         headers={"Content-Disposition": f'attachment; filename="{id}.safetensors"'},
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.errors import AddressNotListed, AnchorageError
+from app.errors import AddressNotListed, AnchorageError, BlobMissing, StorageUnavailable
 from app.settings import Settings
 
 if TYPE_CHECKING:
@@ -247,39 +247,34 @@ def _encoders(settings: Settings, services: Services) -> DoctorFinding:
     return DoctorFinding("encoders", "ok", detail)
 
 
-def _vectors_of(services: Services, row: StoreRow, detail: str) -> DoctorFinding:
-    """Whether the store holds vectors of its encoder only."""
+def _stores(services: Services) -> list[DoctorFinding]:
+    from app.storage import tables
+
+    with services.db.transaction() as session:
+        rows = session.scalars(select(tables.StoreRow).order_by(tables.StoreRow.name)).all()
+    return [_store(services, row) for row in rows]
+
+
+def _store(services: Services, row: StoreRow) -> DoctorFinding:
+    """Whether a store answers, and holds vectors of its encoder only. Reads it once."""
     from app.services.stores.stores import describe_mixture, examine_store
+    from app.stores.hidden_urls import hide_url
 
     try:
         report = examine_store(services, row)
-    except AnchorageError as error:
-        detail = f"{detail} Its vectors were not compared with the anchors: {error.detail}"
+    except AddressNotListed as error:
+        advice = "Add the address, or delete the store."
+        return DoctorFinding("stores", "failed", f"{row.name}: {error.detail}", advice)
+    except (BlobMissing, StorageUnavailable) as error:
+        detail = f"The vectors of {row.name} were not compared with the anchors: {error.detail}"
         return DoctorFinding("stores", "warning", detail, "Repeat the check.")
+    except AnchorageError as error:
+        detail = f"{row.name}: {hide_url(error.detail, services.stores.location(row).url)}"
+        advice = f"Check the address {row.address!r} in ANCHORAGE_STORES."
+        return DoctorFinding("stores", "failed", detail, advice)
+    detail = f"{row.name} has {report.facts.rows:,} rows."
     mixture = describe_mixture(report.space, report.foreign, row.encoder.name)
     if mixture is None:
         return DoctorFinding("stores", "ok", detail)
     advice = f"Embed such rows again with {row.encoder.name}."
     return DoctorFinding("stores", "warning", f"{detail} {mixture}.", advice)
-
-
-def _stores(services: Services) -> list[DoctorFinding]:
-    from app.storage import tables
-    from app.stores.hidden_urls import hide_url
-
-    with services.db.transaction() as session:
-        rows = session.scalars(select(tables.StoreRow).order_by(tables.StoreRow.name)).all()
-    found = []
-    for row in rows:
-        try:
-            facts = services.stores.wait(row, lambda store: store.facts())
-        except AddressNotListed as error:
-            advice = "Add the address, or delete the store."
-            found.append(DoctorFinding("stores", "failed", f"{row.name}: {error.detail}", advice))
-        except AnchorageError as error:
-            detail = f"{row.name}: {hide_url(error.detail, services.stores.location(row).url)}"
-            advice = f"Check the address {row.address!r} in ANCHORAGE_STORES."
-            found.append(DoctorFinding("stores", "failed", detail, advice))
-        else:
-            found.append(_vectors_of(services, row, f"{row.name} has {facts.rows:,} rows."))
-    return found

@@ -11,10 +11,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from app import __version__
 from app.cli.diagnosis.backend_checks import DoctorFinding, State, examine_backends
+from app.cli.shared import local_url, service_of
 from app.settings import Settings
 
 #: variables of the command line and of tests, which are not settings
-OTHER_VARIABLES = {"ANCHORAGE_API_KEY", "ANCHORAGE_DATA", "ANCHORAGE_BENCHMARK_CACHE"}
+OTHER_VARIABLES = {
+    "ANCHORAGE_URL",
+    "ANCHORAGE_API_KEY",
+    "ANCHORAGE_DATA",
+    "ANCHORAGE_BENCHMARK_CACHE",
+}
 
 #: free disk below which a check warns, and fails
 FEW_BYTES, TOO_FEW_BYTES = 5 * 2**30, 2**28
@@ -80,25 +86,44 @@ def _devices(settings: Settings) -> DoctorFinding:
 
 
 def _service(settings: Settings, url: str | None) -> DoctorFinding:
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
-    address = (url or f"http://{host}:{settings.port}").rstrip("/")
+    used = service_of(settings)  # where the service of the data folder listens
+    found = used if used is not None and used.startswith("http") else None
+    usual = local_url(f"http://{settings.host}:{settings.port}")
+    address = local_url((url or found or usual).rstrip("/"))
     try:
         with httpx2.Client(timeout=URL_ANSWER_S) as client:
-            ready = client.get(f"{address}/readyz").json()
-            version = client.get(f"{address}/livez").json()["version"]
-    except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
+            live = client.get(f"{address}/livez")
+            ready = client.get(f"{address}/readyz")
+        version, status = live.json()["version"], ready.json()["status"]
+    except httpx2.HTTPError as error:
         return DoctorFinding(
             "service",
             "failed" if url else "warning",
             f"No service answers at {address}: {error or type(error).__name__}",
             "Start it with `anchorage serve`, or give its address with --url.",
         )
-    if ready.get("status") != "ok":
-        away = ", ".join(name for name, value in ready.items() if value is False)
+    except (ValueError, KeyError, TypeError):
         return DoctorFinding(
             "service",
-            "failed" if ready.get("status") == "unavailable" else "warning",
-            f"The service at {address} is {ready.get('status')}: {away or 'see its logs'}.",
+            "failed",
+            f"What answers at {address} is another program, and not Anchorage.",
+            "Stop it, or choose another port with ANCHORAGE_PORT or `anchorage serve --port`.",
+        )
+    if found != address and (url is None or _is_here(address)):
+        uses = f"Its service listens at {found}." if found else "No service uses this one."
+        return DoctorFinding(
+            "service",
+            "warning",
+            f"The service at {address} uses another data folder than "
+            f"{settings.data_dir.absolute()}. {uses}",
+            "Set ANCHORAGE_DATA_DIR to the folder of the service, or stop it.",
+        )
+    if status != "ok":
+        away = ", ".join(name for name, value in ready.json().items() if value is False)
+        return DoctorFinding(
+            "service",
+            "failed" if status == "unavailable" else "warning",
+            f"The service at {address} is {status}: {away or 'see its logs'}.",
             "See the checks above.",
         )
     if version != __version__:
@@ -108,4 +133,10 @@ def _service(settings: Settings, url: str | None) -> DoctorFinding:
             f"The service at {address} has version {version}, and this command {__version__}.",
             "Restart it after an upgrade, or use its own command.",
         )
-    return DoctorFinding("service", "ok", f"The service at {address} is ready.")
+    uses = " and uses this data folder" if found == address else ""
+    return DoctorFinding("service", "ok", f"The service at {address} is ready{uses}.")
+
+
+def _is_here(address: str) -> bool:
+    """Return whether an address is of this machine, whose services announce themselves."""
+    return httpx2.URL(address).host in ("127.0.0.1", "localhost", "::1")

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 import typer
 from numpy.typing import NDArray
-from torch import Tensor
-
-from app.errors import AnchorageError
-from app.services.encoders.encoding import encode
-from app.services.request_context import RequestContext
-from app.storage import tables
-from app.storage.queries import resources
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from app.services.context import Services
-
 #: most anchors of a quickstart: more take longer and gain little
 MAX_ANCHORS = 5_000
-
-#: rows of a store that become anchors
-STORE_ANCHORS = 1_000
-
-#: of English, by most tokenizers
-CHARACTERS_PER_TOKEN = 4
 
 #: rows of a Parquet file that are read at a time
 ROWS_READ_AT_ONCE = 8_192
@@ -104,54 +87,7 @@ def _rows_of(column: pa.Array) -> NDArray[np.float32]:
     return flat.reshape(len(column), -1)
 
 
-def spread(rows: NDArray[np.float32], most: int) -> Tensor:
+def spread(rows: NDArray[np.float32], most: int) -> NDArray[np.float32]:
     """Return at most `most` rows, evenly spread over all."""
     chosen = np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int))
-    return torch.from_numpy(rows[chosen])
-
-
-@dataclass(frozen=True, eq=False)
-class StoreSample:
-    """Sampled rows of a store by both encoders.
-
-    source          the store's encoder
-    rows            of the store
-    tokens_per_row  a quarter of the characters of a text
-    anchors         (k, d) by encoder
-    """
-
-    source: str
-    rows: int
-    tokens_per_row: float
-    anchors: dict[str, Tensor]
-
-
-def read_store(services: Services, project: str, store_name: str, encoder_name: str) -> StoreSample:
-    """Read rows of a store, and encode their texts with the new encoder.
-
-    Raises AnchorageError, and typer.BadParameter if no row has a text.
-    """
-    from app.services.stores.stores import find_store
-
-    row = find_store(services, project, store_name)
-    with services.db.transaction() as session:
-        encoder = resources.by_name(session, tables.EncoderRow, project, encoder_name)
-    facts = services.stores.wait(row, lambda store: store.facts())
-    page = services.stores.wait(row, lambda store: store.sample(STORE_ANCHORS))
-    try:
-        found = services.stores.wait(row, lambda store: store.texts(page.ids))
-    except AnchorageError as error:
-        raise typer.BadParameter(
-            f"{error.detail} Connect the store with --text-field, so that {encoder_name} can "
-            "encode its texts."
-        ) from None
-    kept = [number for number, text in enumerate(found) if text]
-    if not kept:
-        raise typer.BadParameter(f"No sampled row of {store_name} has a text.")
-    texts = [found[number] or "" for number in kept]
-    typer.echo(f"{encoder_name} encodes {len(texts):,} texts of {facts.rows:,} rows.", err=True)
-    made = encode(services, RequestContext(project), encoder, texts)
-    old = torch.from_numpy(np.asarray(page.vectors, np.float32)[kept])
-    tokens = sum(map(len, texts)) / len(texts) / CHARACTERS_PER_TOKEN
-    anchors = {row.encoder.name: old, encoder_name: made.vectors}
-    return StoreSample(row.encoder.name, facts.rows, tokens, anchors)
+    return np.asarray(rows[chosen])

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import logging
-import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from app.cli.onboarding.names import check_name, encoder_names
 from app.cli.output import AsJson, print_json
-from app.cli.shared import (
-    TextField,
-    VectorField,
-    explain_faults,
-    open_services,
-    read_settings,
-    validate,
-)
-from app.errors import AnchorageError
-from app.services.request_context import RequestContext
+from app.cli.service import Refused, Service, at, uses_service
+from app.cli.shared import TextField, VectorField, local_url, read_settings
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import numpy as np
+    from numpy.typing import NDArray
 
     from app.cli.onboarding.store_places import StorePlace
-    from app.services.context import Services
 
 #: how a store is named where a file or folder could be
 STORE_PREFIX = "store:"
 
-#: characters that names of encoders and sets cannot have
-NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+#: rows of a set that are compared with those of another one
+COMPARED_ROWS = 100
+
+#: of English, by most tokenizers
+CHARACTERS_PER_TOKEN = 4
 
 
+@uses_service
 def quickstart(
+    service: Service,
     address: Annotated[
         str | None,
         typer.Argument(
@@ -102,14 +98,13 @@ def quickstart(
     report: Annotated[Path, typer.Option(help="File for the report in Markdown.")] = Path(
         "anchorage-report.md"
     ),
-    project: Annotated[str, typer.Option(help="The project of the pair.")] = "default",
     as_json: AsJson = False,
 ) -> None:
     """Say what to do with an index whose model changes, and leave a search that works.
 
     With the address of a store it reads the store, takes anchors from it, and writes nothing to it.
     Without one it takes vectors from files, or a connected store, and asks for what no option says.
-    It writes to the service's database; the service may keep running.
+    An address works in a service that the command starts, or that lists it in ANCHORAGE_STORES.
     """
     place, needed = None, "--source, --target, --items"
     if address is not None:
@@ -130,61 +125,26 @@ def quickstart(
             "--old-encoder-runs or --no-old-encoder-runs, and --texts-exist or --no-texts-exist."
         ) from None
     from_store = source.startswith(STORE_PREFIX)
-    encoders = (source, target) if from_store else _encoder_names(Path(source), Path(target))
+    encoders = (source, target) if from_store else encoder_names(Path(source), Path(target))
     if anchor_set is not None or not from_store:
         anchor_set = anchor_set or "-".join(encoders)
-        _check_name(anchor_set, f"--anchor-set: {anchor_set!r} is no name.")
+        check_name(anchor_set, f"--anchor-set: {anchor_set!r} is no name.")
     if not as_json and not report.absolute().parent.is_dir():
         raise typer.BadParameter(f"--report: there is no folder {report.absolute().parent}.")
-    settings = read_settings()
-    if place is not None:
-        place = place.listed_in(settings.stores)
-        unlisted = place.listed not in settings.stores
-        settings = read_settings(stores={**settings.stores, place.listed: place.address})
-    with explain_faults(), open_services(settings) as services:
-        services.db.upgrade()
-        typer.echo(f"It writes to {settings.data_dir.absolute()}, and to no store.", err=True)
-        if from_store:
-            from app.cli.onboarding import store_places
-            from app.cli.onboarding.anchor_input import read_store
-
-            store = source.removeprefix(STORE_PREFIX)
-            take_back = None
-            if place is not None:
-                logging.getLogger("sentence_transformers").setLevel(logging.WARNING)
-                take_back = place.connect(services, project)
-            try:
-                if place is not None:
-                    target = store_places.find_or_load(services, project, target)
-                read = read_store(services, project, store, target)
-            except (AnchorageError, typer.BadParameter):
-                if take_back is not None:
-                    take_back()
-                raise
-            old, new, items, anchors = read.source, target, read.rows, read.anchors
-            if old_encoder_runs:
-                _compare(services, project, store, [old, new])
-        else:
-            old, new = encoders
-            anchors = _register(
-                services, project, dict(zip(encoders, (source, target), strict=True))
-            )
-        typer.echo("Measuring: this can take a minute.", err=True)
-        answer = _advise(
-            services,
-            project,
-            anchors,
-            anchor_set=anchor_set or (f"{old}-{new}" if place is None else place.name),
-            source=old,
-            target=new,
-            corpus_size=items,
-            old_encoder_runs=old_encoder_runs,
-            text_exists=texts_exist,
+    facts: dict[str, Any] = {"old_encoder_runs": old_encoder_runs, "text_exists": texts_exist}
+    if from_store:
+        answer = _advise_on_store(
+            service, source.removeprefix(STORE_PREFIX), target, place, anchor_set, facts
         )
-        answer["store"] = store if from_store else None
-        answer["setting"] = place.setting() if place is not None and unlisted else None
-        answer["tokens"] = round(read.tokens_per_row * read.rows) if from_store else None
-        answer["price"] = price
+    else:
+        files = dict(zip(encoders, (source, target), strict=True))
+        anchors = _read(files)
+        _say_where(service)
+        _register(service, anchors)
+        _make_set(service, str(anchor_set), anchors)
+        answer = _advise(service, *encoders, str(anchor_set), corpus_size=items, **facts)
+        answer["files"] = [source, target]
+    answer |= {"price": price, "url": service.url or _usual_url()}
     if as_json:
         print_json(answer)
         return
@@ -195,18 +155,81 @@ def quickstart(
     typer.echo(f"\nThe report is in {report}.")
 
 
-def _compare(services: Services, project: str, store: str, encoders: list[str]) -> None:
-    """Compare the encoders on the store's texts; say why where that cannot be done."""
-    from app.services.relevance.comparison import Comparison, compare
+def _say_where(service: Service) -> None:
+    service.get("/livez")  # it opens the service, whose start says where it is
+    typer.echo(f"It writes to {service.home}, and to no store.", err=True)
 
+
+def _usual_url() -> str:
+    settings = read_settings()
+    return local_url(f"http://{settings.host}:{settings.port}")
+
+
+def _advise_on_store(
+    service: Service,
+    store: str,
+    target: str,
+    place: StorePlace | None,
+    anchor_set: str | None,
+    facts: dict[str, Any],
+) -> dict[str, Any]:
+    """Connect the store if need be, take anchors from it, and return the advice.
+
+    Raises Refused and typer.BadParameter, after it has taken back what is new.
+    """
+    from app.cli.onboarding import store_places
+
+    unlisted = False
+    if place is not None:
+        settings = read_settings()
+        place = place.listed_in(settings.stores)
+        unlisted = place.listed not in settings.stores
+        service.own_settings = {"stores": place.added_to(settings.stores)}
+    _say_where(service)
+    take_back = None if place is None else place.connect(service)
+    try:
+        if place is not None:
+            target = store_places.find_or_load(service, target)
+        there = service.get(at("stores", store))
+        name = anchor_set or (f"{there['encoder']}-{target}" if place is None else place.name)
+        made = _take_anchors(service, store, there["encoder"], target, name)
+    except (Refused, typer.BadParameter):
+        if take_back is not None:
+            take_back()
+        raise
+    if facts["old_encoder_runs"]:
+        _compare(service, store, [there["encoder"], target])
+    pair = (there["encoder"], target, name)
+    answer = _advise(service, *pair, corpus_size=there["rows"], **facts)
+    characters = (made["provenance"] or {}).get("mean_characters")
+    if characters is not None:
+        answer["tokens"] = round(characters / CHARACTERS_PER_TOKEN * there["rows"])
+    answer["store"] = store
+    answer["setting"] = place.setting() if place is not None and unlisted else None
+    return answer
+
+
+def _take_anchors(service: Service, store: str, old: str, new: str, name: str) -> dict[str, Any]:
+    """Make the anchor set of the store's rows, or find the one of an earlier call."""
+    known = service.find("anchor-sets", name)
+    if known is None:
+        typer.echo(f"{new} embeds texts of {store}: this can take some minutes.", err=True)
+        service.wait(service.post("/anchor-sets", name=name, store=store, encoders=[new]))
+        known = service.get(at("anchor-sets", name))
+    elif not {old, new} <= set(known["encoders"]):
+        raise typer.BadParameter(
+            f"There is an anchor set {name} of other encoders. Pass another --anchor-set."
+        )
+    return dict(known)
+
+
+def _compare(service: Service, store: str, encoders: list[str]) -> None:
+    """Compare the encoders on the store's texts; say why where that cannot be done."""
     typer.echo("Comparing the encoders on texts of the store.", err=True)
     try:
-        done = compare(services, RequestContext(project), Comparison(encoders, store))
-    except AnchorageError as error:
-        typer.echo(f"The encoders are not compared. {error.detail}", err=True)
-    else:
-        with services.db.transaction() as session:
-            done.write(session)
+        service.wait(service.post("/compare", encoders=encoders, store=store))
+    except Refused as error:
+        typer.echo(f"The encoders are not compared. {error}", err=True)
 
 
 def _place(
@@ -229,7 +252,7 @@ def _place(
             "of them. Where the texts are gone, pass vectors by both encoders in files."
         )
     name = store or name_of(collection)
-    _check_name(name, f"--store: {name!r} is no name.")
+    check_name(name, f"--store: {name!r} is no name.")
     if "://" not in address:
         address = str(Path(address).resolve())
     return StorePlace(
@@ -287,135 +310,78 @@ def _existing(place: str) -> str:
     return place
 
 
-def _check_name(name: str, wrong: str) -> None:
-    """Raise typer.BadParameter, which begins with `wrong`, for a name that the API refuses."""
-    from app.api.schemas.fields import NAME_PATTERN
-
-    if not re.fullmatch(NAME_PATTERN, name):
-        raise typer.BadParameter(
-            f"{wrong} Use letters, digits, `.`, `_` and `-`, the first a letter or a digit; at "
-            "most 100."
-        )
-
-
-def _encoder_names(old: Path, new: Path) -> tuple[str, str]:
-    """Return names made of those of the files or folders. Raises typer.BadParameter."""
-    names = [NOT_IN_NAMES.sub("-", place.resolve().stem).strip("-") for place in (old, new)]
-    if names[0] == names[1]:
-        names = [f"{names[0]}-old", f"{names[1]}-new"]
-    for place, name in zip((old, new), names, strict=True):
-        _check_name(name, f"Rename {place}: no encoder can be named after it.")
-    return names[0], names[1]
-
-
-def _register(services: Services, project: str, places: dict[str, str]) -> dict[str, Tensor]:
-    """Register an encoder for each place, and return their anchors.
-
-    Raises typer.BadParameter before anything is registered, and AnchorageError.
-    """
+def _read(files: dict[str, str]) -> dict[str, NDArray[np.float32]]:
+    """Return the anchors of each encoder, from its file or folder. Raises typer.BadParameter."""
     from app.cli.onboarding.anchor_input import MAX_ANCHORS, read_vectors, spread
-    from app.services.encoders.encoders import create_encoder
-    from app.types import EncoderKind
 
-    rows = {name: read_vectors(Path(place)) for name, place in places.items()}
-    (old, old_count), (new, new_count) = ((places[name], len(rows[name])) for name in places)
+    rows = {name: read_vectors(Path(place)) for name, place in files.items()}
+    (old, old_count), (new, new_count) = ((files[name], len(rows[name])) for name in files)
     if old_count != new_count:
         raise typer.BadParameter(
             f"{old} has {old_count:,} rows and {new} {new_count:,}. Row i must be the same item "
             "in both."
         )
-    most = min(MAX_ANCHORS, services.limits.vectors)
-    anchors = {name: spread(each, most) for name, each in rows.items()}
-    for encoder, vectors in anchors.items():
-        if not _is_there(services, project, encoder, vectors.shape[1]):
-            create_encoder(
-                services,
-                RequestContext(project),
-                name=encoder,
-                kind=EncoderKind.external,
-                dim=vectors.shape[1],
-            )
-    return anchors
+    return {name: spread(each, MAX_ANCHORS) for name, each in rows.items()}
 
 
-def _is_there(services: Services, project: str, name: str, dim: int) -> bool:
-    """Return whether an earlier quickstart registered the encoder.
-
-    Raises typer.BadParameter for another encoder of this name.
-    """
-    from app.errors import EncoderNotFound
-    from app.storage import tables
-    from app.storage.queries import resources
-    from app.types import EncoderKind
-
-    try:
-        with services.db.transaction() as session:
-            row = resources.by_name(session, tables.EncoderRow, project, name)
-    except EncoderNotFound:
-        return False
-    if row.kind != EncoderKind.external or row.dim != dim:
-        raise typer.BadParameter(
-            f"There is another encoder {name}. Encoders are named after their files and folders: "
-            "rename that one."
-        )
-    return True
-
-
-def _make_set(services: Services, project: str, name: str, anchors: dict[str, Tensor]) -> None:
-    """Make the anchor set, or find it with the same vectors. Raises AnchorageError."""
-    import torch
-
-    from app.errors import NameTaken
-    from app.services.anchors import anchor_sets, spaces
-    from app.storage import tables
-    from app.storage.queries import resources
-
-    try:
-        anchor_sets.create_anchor_set(
-            services, RequestContext(project), name=name, embeddings=anchors
-        )
-    except NameTaken:
-        with services.db.transaction() as session:
-            row = resources.by_name(session, tables.AnchorSetRow, project, name)
-            rows = {space.encoder.name: space for space in row.spaces}
-        stored = {
-            encoder: spaces.raw_anchors(services, rows[encoder])
-            for encoder in anchors.keys() & rows.keys()
-        }
-        if any(
-            encoder not in stored or not torch.equal(stored[encoder], vectors)
-            for encoder, vectors in anchors.items()
-        ):
+def _register(service: Service, anchors: dict[str, NDArray[np.float32]]) -> None:
+    """Register the encoders, or find those of an earlier call. Raises typer.BadParameter."""
+    found = {name: service.find("encoders", name) for name in anchors}
+    for name, known in found.items():
+        dim = anchors[name].shape[1]
+        if known is not None and (known["kind"], known["dim"]) != ("external", dim):
             raise typer.BadParameter(
-                f"There is an anchor set {name} with other vectors. Pass another --anchor-set."
-            ) from None
+                f"There is another encoder {name}. Encoders are named after their files and "
+                "folders: rename that one."
+            )
+    for name, known in found.items():
+        if known is None:
+            service.post("/encoders", name=name, dim=anchors[name].shape[1])
+
+
+def _make_set(service: Service, name: str, anchors: dict[str, NDArray[np.float32]]) -> None:
+    """Make the anchor set, or find it with the same vectors. Raises typer.BadParameter."""
+    from app.cli.files import post_anchors
+
+    known = service.find("anchor-sets", name)
+    if known is None:
+        post_anchors(service, name, anchors)
+    elif not all(_has(service, known, encoder, rows) for encoder, rows in anchors.items()):
+        raise typer.BadParameter(
+            f"There is an anchor set {name} with other vectors. Pass another --anchor-set."
+        )
+
+
+def _has(
+    service: Service, known: dict[str, Any], encoder: str, vectors: NDArray[np.float32]
+) -> bool:
+    """Return whether a set has an encoder's vectors, by some of its rows."""
+    from app.cli.files import to_wire
+
+    if encoder not in known["encoders"] or known["size"] != len(vectors):
+        return False
+    rows = sorted({round(each * (len(vectors) - 1) / COMPARED_ROWS) for each in range(101)})
+    found = service.post(
+        at("anchor-sets", known["name"], "drift"),
+        encoder=encoder,
+        vectors=to_wire(vectors[rows]),
+        rows=rows,
+    )
+    return bool(found["changed_count"] == 0)
 
 
 def _advise(
-    services: Services,
-    project: str,
-    anchors: dict[str, Tensor],
-    *,
-    anchor_set: str,
-    source: str,
-    target: str,
-    **facts: Any,
+    service: Service, source: str, target: str, anchor_set: str, **facts: Any
 ) -> dict[str, Any]:
-    """Make the anchor set, and return its findings and the advice. Raises AnchorageError."""
-    from app.api.resources.relevance.advice import AdviceOut, AdviceRequest
-    from app.services.anchors import anchor_reports
-    from app.services.relevance import advice
-
-    context = RequestContext(project)
+    """Return the findings about the anchor set, and the advice."""
+    typer.echo("Measuring: this can take a minute.", err=True)
     pair = {"source": source, "target": target, "anchor_set": anchor_set}
-    body = validate(AdviceRequest, **pair, **facts)
-    _make_set(services, project, anchor_set, anchors)
-    examined = anchor_reports.report_anchor_set(services, project, anchor_set)
-    answer = advice.advise(services, context, body.advice_task(services, context))
+    examined = service.get(at("anchor-sets", anchor_set, "report"))
     return {
         **pair,
         "anchors": examined["size"],
-        "corpus_size": body.corpus_size,
+        "corpus_size": facts["corpus_size"],
         "findings": examined["findings"],
-        **AdviceOut.model_validate(answer).model_dump(mode="json"),
+        **service.post("/advice", **pair, **facts),
+        **{"store": None, "setting": None, "tokens": None, "files": None},
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -94,7 +95,6 @@ def _anchors(answer: dict[str, Any]) -> Iterator[str]:
 
 def _next(answer: dict[str, Any]) -> Iterator[str]:
     pair = ", ".join(f'{name}="{answer[name]}"' for name in ("source", "target", "anchor_set"))
-    advice = answer["advice"]
     yield "## Next\n"
     if answer["setting"] is not None:
         password = " PASSWORD stands for yours." if "PASSWORD" in answer["setting"] else ""
@@ -103,31 +103,45 @@ def _next(answer: dict[str, Any]) -> Iterator[str]:
         yield "```sh"
         yield f"export ANCHORAGE_STORES={shlex.quote(answer['setting'])}"
         yield "```\n"
-    if advice in ("fuse", "cascade"):
-        yield "Start the service with `anchorage serve`, and rank what your index returns:\n"
-        more = ", old_queries=old_queries" if advice == "fuse" else ""
-        call = (
-            f'candidates = [{{"ids": ids, "vectors": stored_vectors}}]\n'
-            f"rankings = client.rescore({pair}, queries=new_queries{more}, candidates=candidates, "
-            f'mode="{advice}")'
-        )
-    elif advice == "native" or (advice == "re-embed" and answer["store"]):
-        until = " until its texts are embedded again" if advice == "re-embed" else ""
-        yield f"Start the service with `anchorage serve`, and search the store{until}:\n"
-        yield (
-            "Where the old encoder runs, pass its vectors of the inputs too, as `old_queries`.\n"
-        )
-        old = f'anchor_set="{answer["anchor_set"]}"'
-        call = (
+    if answer["store"]:
+        task = "search the store with the new model"
+        lines = [
             f'rankings = client.stores.search("{answer["store"]}", target="{answer["target"]}", '
-            f'inputs=["a question"], {old}, native=20)\nprint(rankings.results[0].ids)'
-        )
+            f'inputs=["a question"], anchor_set="{answer["anchor_set"]}")',
+            "print(rankings.results[0].ids)",
+        ]
+    elif answer["advice"] in ("fuse", "cascade"):
+        task = "rank what your index returns; here, its first 100 rows"
+        more = ", old_queries=old[:1]" if answer["advice"] == "fuse" else ""
+        lines = [
+            *_arrays(answer["files"]),
+            'candidates = [{"ids": list(range(100)), "vectors": old[:100]}]',
+            f"rankings = client.rescore({pair}, queries=new[:1]{more}, candidates=candidates, "
+            f'mode="{answer["advice"]}")',
+            "print(rankings.results[0].ids)",
+        ]
     else:
-        yield "Start the service with `anchorage serve`, and translate:\n"
-        call = f"translated = client.translate(vectors, {pair}).vectors"
+        task = "translate"
+        lines = [
+            *_arrays(answer["files"]),
+            f"print(client.translate(old, {pair}).vectors.shape)",
+        ]
+    yield f"Start the service with `anchorage serve`, and {task}:\n"
     yield "```python"
+    if not answer["store"]:
+        yield "import numpy as np"
     yield "from anchorage_client import Client\n"
-    yield 'client = Client("http://127.0.0.1:8080")'
-    yield call
+    yield f'client = Client("{answer["url"]}")'
+    yield from lines
     yield "```\n"
     yield "`anchorage doctor` checks the deployment. The console shows the pair at /console.\n"
+
+
+def _arrays(files: list[str]) -> Iterator[str]:
+    """Yield lines of a program that read the vectors which the report is about."""
+    for name, place in zip(("old", "new"), files, strict=True):
+        file = Path(place)
+        if file.suffix == ".npy" and file.is_file():
+            yield f"{name} = np.load({place!r})"
+        else:
+            yield f"{name} = np.asarray(...)  # the vectors of {place}, one in each row"

@@ -8,19 +8,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import typer
 
-from app.cli.onboarding.quickstart import NOT_IN_NAMES
-from app.errors import AnchorageError, EncoderNotFound, StoreNotFound
-from app.services.context import Services
-from app.services.encoders.encoders import create_encoder, delete_encoder
-from app.services.name_lookup import find_by_name
-from app.services.request_context import RequestContext
-from app.services.stores import stores
+from app.cli.onboarding.names import NOT_IN_NAMES
+from app.cli.service import Refused, Service, at
+from app.errors import AnchorageError
 from app.settings import StoreEntry
-from app.storage import tables
-from app.types import EncoderKind
 
 #: kinds of stores by the scheme of their addresses
 SCHEMES = {
@@ -67,6 +62,17 @@ def name_of(collection: str) -> str:
 
 
 @dataclass(frozen=True)
+class UnsavedStore:
+    """A store that is opened before it is registered."""
+
+    kind: str
+    address: str
+    collection: str
+    options: dict[str, Any]
+    project: str = "default"
+
+
+@dataclass(frozen=True)
 class StorePlace:
     """A store at an address that the operator need not have listed.
 
@@ -92,68 +98,76 @@ class StorePlace:
         known = (name for name, entry in entries.items() if entry.url == self.address)
         return replace(self, listed=next(known, f"{self.name}-{digest}"))
 
-    def connect(self, services: Services, project: str) -> Callable[[], None]:
+    def connect(self, service: Service) -> Callable[[], None]:
         """Register the old encoder and the store, and return what takes back what is new of them.
 
-        Raises typer.BadParameter for another store of that name, and AnchorageError.
+        Raises typer.BadParameter for another store of that name, and Refused.
         """
-        context = RequestContext(project)
-        try:
-            known = stores.find_store(services, project, self.name)
-        except StoreNotFound:
-            pass
-        else:
-            options = known.options
-            there = known.kind, known.address, known.collection, known.encoder.name
-            fields = options.get("text_field"), self.vector_field and options.get("vector_field")
-            if (*there, *fields) == (
-                *(self.kind, self.listed, self.collection, self.source),
-                *(self.text_field, self.vector_field),
-            ):
+        for known in service.pages("/stores", "stores"):  # which does not connect to them
+            if known["name"] != self.name:
+                continue
+            if self._is(known):
                 return lambda: None
             raise typer.BadParameter(
                 f"There is another store {self.name}, or this one with other fields. Pass "
                 f"another --store, or forget it first: anchorage stores disconnect {self.name}"
             )
+        made = service.find("encoders", self.source) is None
+        if made:  # a store needs an encoder of its dimension, which only the store says
+            service.post("/encoders", name=self.source, dim=self._dim())
         try:
-            find_by_name(services, tables.EncoderRow, project, self.source, field="source")
-        except EncoderNotFound:
-            # A store needs an encoder of its dimension, which only the store says.
-            unsaved = tables.StoreRow(
-                project=project,
+            service.post(
+                "/stores",
                 name=self.name,
                 kind=self.kind,
                 address=self.listed,
                 collection=self.collection,
-                options={"vector_field": self.vector_field, "text_field": self.text_field},
+                encoder=self.source,
+                vector_field=self.vector_field,
+                text_field=self.text_field,
             )
-            dim = services.stores.wait(unsaved, lambda store: store.facts()).dim
-            create_encoder(services, context, name=self.source, kind=EncoderKind.external, dim=dim)
-            made = True
-        else:
-            made = False
-        definition = stores.StoreDefinition(
-            self.name,
-            kind=self.kind,
-            address=self.listed,
-            collection=self.collection,
-            encoder=self.source,
-            vector_field=self.vector_field,
-            text_field=self.text_field,
-        )
-        try:
-            stores.create_store(services, context, definition)
-        except AnchorageError:
+        except Refused as error:
             if made:  # its dimension may be that of a wrong field
-                delete_encoder(services, context, self.source)
+                service.call("DELETE", at("encoders", self.source))
+            if error.code == "address-not-listed":
+                raise typer.BadParameter(
+                    f"{service.home.capitalize()} does not list this address. Add it to the "
+                    f"service's ANCHORAGE_STORES, and start it again: {self.setting()}"
+                ) from None
             raise
 
         def take_back() -> None:
-            stores.delete_store(services, context, self.name)
+            service.call("DELETE", at("stores", self.name))
             if made:
-                delete_encoder(services, context, self.source)
+                service.call("DELETE", at("encoders", self.source))
 
         return take_back
+
+    def _is(self, known: Mapping[str, Any]) -> bool:
+        there = [known[name] for name in ("kind", "address", "collection", "encoder", "text_field")]
+        here = [self.kind, self.listed, self.collection, self.source, self.text_field]
+        vector_field = known["vector_field"] if self.vector_field else None
+        return [*there, vector_field] == [*here, self.vector_field]
+
+    def _dim(self) -> int:
+        """Return the dimension of the vectors. Raises typer.BadParameter."""
+        from app.stores.handles import StoreAddress, StoreHandles
+
+        handles = StoreHandles({self.listed: StoreAddress(self.address)})
+        row = UnsavedStore(
+            *(self.kind, self.listed, self.collection),
+            {"vector_field": self.vector_field, "text_field": self.text_field},
+        )
+        try:
+            return handles.wait(row, lambda store: store.facts()).dim
+        except AnchorageError as error:
+            raise typer.BadParameter(error.detail) from None
+        finally:
+            handles.close()
+
+    def added_to(self, entries: Mapping[str, StoreEntry]) -> dict[str, StoreEntry]:
+        """Return the addresses of a service that also lists this one."""
+        return {self.listed: StoreEntry(url=self.address), **entries}
 
     def setting(self) -> str:
         """Return what ANCHORAGE_STORES needs, with PASSWORD in the place of a password."""
@@ -166,28 +180,22 @@ def without_password(address: str) -> str:
     return re.sub(r"((?:password|api_key)=)[^&]*", r"\1PASSWORD", found)
 
 
-def find_or_load(services: Services, project: str, target: str) -> str:
+def find_or_load(service: Service, target: str) -> str:
     """Return the name of the new encoder: a registered one, or a model that is loaded now.
 
-    Raises AnchorageError.
+    Raises typer.BadParameter, and Refused.
     """
     name = NOT_IN_NAMES.sub("-", target.rstrip("/").rpartition("/")[2]).strip("-._") or "new"
     for each in dict.fromkeys((target, name)):
-        try:
-            known = find_by_name(services, tables.EncoderRow, project, each, field="target")
-        except EncoderNotFound:
+        known = service.find("encoders", each)
+        if known is None:
             continue
-        if each != target and known.model != target:
+        if each != target and known["model"] != target:
             raise typer.BadParameter(
                 f"There is another encoder {name}, whose model is not {target}. Register this "
-                "model under another name with POST /encoders, and pass that as --target."
+                f"one under another name, and pass that as --target: anchorage encoders add NAME "
+                f"--model {target}"
             )
         return each
-    create_encoder(
-        services,
-        RequestContext(project),
-        name=name,
-        kind=EncoderKind.sentence_transformers,
-        model=target,
-    )
+    service.post("/encoders", name=name, kind="sentence-transformers", model=target)
     return name

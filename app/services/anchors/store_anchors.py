@@ -100,7 +100,10 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
         context.project,
         name=request.anchor_set,
         embeddings=embeddings,
-        provenance={"store": request.store},
+        provenance={
+            "store": request.store,
+            "mean_characters": round(sum(map(len, texts)) / len(texts), 1),
+        },
         made_by={encoder.name: encoder.id for encoder in (store.encoder, *encoders)},
     )
     result = {

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import orjson
+from safetensors.torch import load
 from torch import Tensor
 
 from app.errors import InvalidRequest
 from app.maths.quality.confidence import Confidence, ExpectedCosines, expected_cosines
+from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import RowFlags, Translator
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.serving.apply import Translation, prepare_map
+from app.services.serving.apply import serve_translator
 from app.services.serving.confidence import find_confidence
 from app.services.serving.placed_translator import PlacedTranslator, empty_rows
-from app.services.translators.translators import FitRequest, canonical_json
+from app.services.translators import translators
+from app.services.translators.translators import FittedTranslator, canonical_json
+from app.services.upkeep.cache_codecs import CONFIDENCE
+from app.storage.tables import SpaceRow
+
+#: begins the names of tensors that belong to the model of the confidence
+CONFIDENCE_PREFIX = "confidence."
 
 #: the level of the intervals of `--confidence`
 BULK_LEVEL = 0.9
@@ -73,36 +83,54 @@ class RowTranslator:
         return replace(self, device=device)
 
 
-def make_row_translator(
-    services: Services, context: RequestContext, request: FitRequest, *, confidence: bool
-) -> RowTranslator:
-    """Fit the translator, or find it, and write its row.
+def pack_translator(
+    services: Services, context: RequestContext, content: str, *, confidence: bool
+) -> bytes:
+    """Return the safetensors file of a translator, by its id.
 
-    Raises the not-found and option errors, and InvalidRequest for a translation into the source's
-    own space and for confidence without enough anchors.
+    confidence  whether it also has the model of its confidence
+    Raises as `translators.read_file`, and InvalidRequest for confidence without enough anchors.
     """
-    served = prepare_map(services, context, Translation(request))
-    if served.translator is None or served.id is None:
-        raise InvalidRequest(
-            f"`--from` and `--to` name the same encoder, {request.target!r}: "
-            "there is nothing to translate."
-        )
-    model = find_confidence(services, served) if confidence else None
-    if confidence and model is None:
-        raise InvalidRequest(
-            "The anchor set has too few anchors for confidence. Remove --confidence, or add anchors"
-            " (docs/how-to/quality.md)."
-        )
-    facts: dict[str, Any] = {
-        "source": request.source,
-        "target": request.target,
-        "anchor_set": request.anchor_set,
-        "method": served.method,
-        "options": canonical_json(served.options or {}).decode(),
-    }
-    return RowTranslator(
-        served.id,
-        served.translator,
-        {name: str(value) for name, value in facts.items()},
-        model,
+    if not confidence:
+        return translators.read_file(services, context, content)
+
+    def model(fitted: FittedTranslator, pair: tuple[SpaceRow, SpaceRow]) -> dict[str, Tensor]:
+        found = find_confidence(services, serve_translator(fitted, pair))
+        if found is None:
+            raise InvalidRequest(
+                "The anchor set has too few anchors for `confidence`. Remove it, or add anchors.",
+                field="confidence",
+            )
+        return {CONFIDENCE_PREFIX + name: each for name, each in CONFIDENCE.dump(found).items()}
+
+    return translators.read_file(services, context, content, more=model)
+
+
+def read_translator(data: bytes, options: Mapping[str, Any]) -> RowTranslator:
+    """Return the translator of a file that `pack_translator` made.
+
+    options  of its method, which its answer names
+    """
+    size = int.from_bytes(data[:8], "little")
+    about = orjson.loads(orjson.loads(data[8 : 8 + size])["__metadata__"]["anchorage"])
+    tensors = load(data)
+    matrix = tensors["matrix"]
+    decoder = Decoder(
+        matrix,
+        matrix.double().square().sum(dim=1).float(),
+        about["scale"],
+        tensors["target_mean"],
+        about["renormalise"],
+        about["kernel"],
     )
+    translator = Translator(
+        tensors["source_mean"], decoder, about["kept_scale"], tensors.get("landmarks")
+    )
+    model = {
+        name.removeprefix(CONFIDENCE_PREFIX): each
+        for name, each in tensors.items()
+        if name.startswith(CONFIDENCE_PREFIX)
+    }
+    facts = {name: about[name] for name in ("source", "target", "anchor_set", "method")}
+    facts["options"] = canonical_json(dict(options)).decode()
+    return RowTranslator(about["id"], translator, facts, CONFIDENCE.load(model) if model else None)

@@ -67,7 +67,7 @@ def find_column(schema: pa.Schema, name: str | None, dim: int, file: str) -> int
     if size is not None and size != dim:
         raise DimensionMismatch(
             f"{file}: the vectors of `{schema.names[place]}` have {size} numbers, and the source "
-            f"encoder has {dim}. Name another column, or another encoder with --from."
+            f"encoder has {dim}. Name another column, or another encoder with --source."
         )
     return place
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 from safetensors.torch import save
 from sqlalchemy.orm import Session
+from torch import Tensor
 
 from app.errors import Conflict, UnknownOption
 from app.maths.quality import candidates, cost, selection
@@ -236,9 +237,17 @@ def find_with_report(
     return row
 
 
-def read_file(services: Services, context: RequestContext, content: str) -> bytes:
+def read_file(
+    services: Services,
+    context: RequestContext,
+    content: str,
+    *,
+    more: Callable[[FittedTranslator, tuple[tables.SpaceRow, tables.SpaceRow]], dict[str, Tensor]]
+    | None = None,
+) -> bytes:
     """Return the safetensors file of a translator, by its id.
 
+    more  returns further tensors of the file
     Raises TranslatorNotFound, Overloaded, TooMuchAtOnce, and Conflict if its anchors have other
     weights today.
     """
@@ -258,12 +267,16 @@ def read_file(services: Services, context: RequestContext, content: str) -> byte
             field="id",
         )
     context.reserve_bytes(2 * fitted.translator.nbytes)  # tensors copied into one file
-    return _as_safetensors(row, fitted.translator)
+    extra = {} if more is None else more(fitted, (row.source, row.target))
+    return _as_safetensors(row, fitted.translator, extra)
 
 
-def _as_safetensors(row: tables.TranslatorRow, translator: Translator) -> bytes:
+def _as_safetensors(
+    row: tables.TranslatorRow, translator: Translator, extra: Mapping[str, Tensor]
+) -> bytes:
     decoder = translator.decoder
     tensors = {
+        **extra,
         "source_mean": translator.source_mean,
         "matrix": decoder.matrix,
         "target_mean": decoder.mean,

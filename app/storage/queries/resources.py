@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from sqlalchemy import Select, and_, delete, exists, or_, select, update
@@ -53,6 +54,9 @@ from app.types import JobState
 #: most translators of one answer about pairs
 MAX_PAIR_REPORTS = 1_000
 
+#: most names that one that does not exist is compared with
+MAX_COMPARED_NAMES = 1_000
+
 Named = TypeVar("Named", EncoderRow, AnchorSetRow, HeadRow, PoolRow, AliasRow, StoreRow)
 
 _NOT_FOUND = {
@@ -90,9 +94,17 @@ def by_name(
     rows = _read(session, table, query.options(*options))
     row = rows[0] if rows else None
     if row is None:
-        detail = f"There is no {_NOUN[table]} named {name!r}.{_LISTED.get(table, '')}"
+        near = _nearest(session, table, project, name)
+        detail = f"There is no {_NOUN[table]} named {name!r}.{near}{_LISTED.get(table, '')}"
         raise _NOT_FOUND[table](detail, field=field)
     return row
+
+
+def _nearest(session: Session, table: type[Named], project: str, name: str) -> str:
+    """Return a question about the most similar name, after a space; "" if none is similar."""
+    names = select(table.name).where(table.project == project).limit(MAX_COMPARED_NAMES)
+    found = get_close_matches(name, session.scalars(names).all(), 1)
+    return f" Did you mean {found[0]!r}?" if found else ""
 
 
 def _read(session: Session, table: type[Named], query: Select[Any]) -> Sequence[Named]:

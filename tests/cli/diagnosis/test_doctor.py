@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from redis import Redis
 from sqlalchemy import update
 from typer.testing import CliRunner
 
-from app.cli import cli
+from app.cli.commands import cli
 from app.cli.diagnosis import backend_checks
 from app.storage import tables
 from app.storage.blobs import BlobStore
@@ -63,6 +65,32 @@ def test_a_running_service_is_healthy(tmp_path: Path):
     assert code == 0, found
     assert {state for checks in found.values() for state, _ in checks} == {"ok"}
     assert {"data dir", "database", "redis", "devices", "keys", "jobs", "service"} <= found.keys()
+    assert "is ready and uses this data folder" in found["service"][0][1]
+
+
+def test_another_program_and_a_service_of_another_folder_are_told_apart(tmp_path: Path):
+    with serve(data_dir=tmp_path / "its") as server:
+        port = str(server.port)
+        code, found = examine(tmp_path / "mine", port=port)
+    [(state, text)] = found["service"]
+    assert (code, state) == (0, "warning")
+    assert f"uses another data folder than {tmp_path / 'mine'}. No service uses this one." in text
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            for _ in range(2):
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(65_536)
+                    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi"
+                    connection.sendall(head)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        code, found = examine(tmp_path / "mine", port=str(listening.getsockname()[1]))
+        thread.join()
+    assert (code, found["service"][0][0]) == (1, "failed")
+    assert "is another program, and not Anchorage" in found["service"][0][1]
 
 
 def test_a_fresh_machine_is_told_what_to_start(tmp_path: Path):

