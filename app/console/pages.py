@@ -37,21 +37,23 @@ KEY_OPTION = '-H "Authorization: Bearer $ANCHORAGE_KEY" '
 
 @dataclass(frozen=True)
 class NavigationEntry:
-    """A link of the navigation."""
+    """A link of the navigation, and the beginnings of the paths that belong to it."""
 
     path: str
     title: str
+    below: tuple[str, ...]
 
 
-NAVIGATION = (
-    NavigationEntry(CONSOLE, "Verdict"),
-    NavigationEntry(f"{CONSOLE}/stores", "Stores"),
-    NavigationEntry(f"{CONSOLE}/pairs", "Pairs"),
-    NavigationEntry(f"{CONSOLE}/spaces", "Encoders"),
-    NavigationEntry(f"{CONSOLE}/map", "Map"),
-    NavigationEntry(f"{CONSOLE}/try", "Try"),
-    NavigationEntry(f"{CONSOLE}/jobs", "Jobs"),
-    NavigationEntry(f"{CONSOLE}/keys", "Keys"),
+NAVIGATION = tuple(
+    NavigationEntry(f"{CONSOLE}{path}", title, tuple(f"{CONSOLE}/{each}" for each in below))
+    for path, title, *below in (
+        ("", "Stores", "stores/"),
+        ("/pairs", "Pairs", "pairs/", "pair", "map", "try"),
+        ("/spaces", "Encoders", "spaces/"),
+        ("/jobs", "Jobs", "jobs/"),
+        ("/keys", "Keys", "keys/"),
+        ("/audit", "Audit", "audit/"),
+    )
 )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
 
@@ -13,8 +14,12 @@ from app.api.schemas.quality import (
     TranslatorReportOut,
 )
 from app.console.charts import Bar, Series, bar_chart, line_chart
-from app.console.wording import MEASURES_SHOWN
+from app.console.wording import CERTAINTIES, MEASURES_SHOWN, OPTIONS, SEARCHES
+from app.maths.relevance.advice import AdvisedOption
 from app.maths.thresholds.calibration import ExpectedScore
+
+#: the options that the verdict draws
+DRAWN: tuple[AdvisedOption, ...] = ("keep", "cascade", "native", "fuse", "re-embed")
 
 #: the lines of the learning curve, and of the quality by size of the index
 LINES = ("recall", "mrr", "cosine")
@@ -32,6 +37,48 @@ def charts_of(report: TranslatorReportOut) -> dict[str, Markup | None]:
     }
 
 
+def verdict_chart(slug: str, advice: Mapping[str, Any]) -> Markup:
+    """Returns what each option gains over keep, measured or expected."""
+    options = {each["name"]: each for each in advice["options"]}
+    bars = []
+    for name in DRAWN:
+        option, gain = options[name], options[name]["over_keep"]
+        title, quality = OPTIONS[name].title, option["ndcg_10"]
+        if not option["possible"]:
+            bars.append(Bar(title, None, note="impossible"))
+        elif name == "keep":
+            note = "the baseline" + ("" if quality is None else f", nDCG@10 {quality:.3f}")
+            bars.append(Bar(title, None, note=note))
+        else:
+            ends = (
+                (None, None, None) if gain is None else (gain["value"], gain["low"], gain["high"])
+            )
+            certainty = option["certainty"]
+            bars.append(Bar(title, *ends, CERTAINTIES[certainty], certain=certainty != "expected"))
+    return bar_chart(slug, "Gain over keep in nDCG@10", bars, is_gain=True)
+
+
+def evaluation_chart(result: Mapping[str, Any]) -> Markup | None:
+    """Returns the chart of an evaluation or a comparison; None for another result."""
+    if "results" in result:
+        bars = [
+            Bar(SEARCHES[name], each["ndcg_10"], *each["intervals"]["ndcg_10"])
+            for name, each in result["results"].items()
+        ]
+        return bar_chart("result", "nDCG@10 of each option, with 95 % intervals", bars)
+    if "translated" in result:
+        sides = {"Translated": result["translated"], "Do nothing": result["do_nothing"]}
+        bars = [
+            Bar(name, each["recall"], *each["intervals"]["recall"]) for name, each in sides.items()
+        ]
+        title = f"Recall@{result['k']} among {result['index']} items, with 95 % intervals"
+        return bar_chart("result", title, bars)
+    if "encoders" in result and "pairs" in result:
+        bars = [Bar(each["encoder"], each["mrr"], *each["interval"]) for each in result["encoders"]]
+        return bar_chart("result", "Mean reciprocal rank, with 95 % intervals", bars)
+    return None
+
+
 def estimate_chart(estimate: EstimateOut) -> Markup:
     """Returns a bar with its interval for each measure."""
     bars = [
@@ -39,8 +86,7 @@ def estimate_chart(estimate: EstimateOut) -> Markup:
         for name in MEASURES_SHOWN
         if (each := estimate.measures.get(name)) is not None
     ]
-    about = "; ".join(f"{bar.label} {bar.value:.2f}" for bar in bars)
-    return bar_chart("estimate", "Estimated quality", f"With 95 % intervals. {about}.", bars)
+    return bar_chart("estimate", "Estimated quality, with 95 % intervals", bars)
 
 
 def learning_chart(curve: LearningCurveOut) -> Markup:
@@ -85,8 +131,7 @@ def held_out_chart(held_out: HeldOutReportOut) -> Markup:
         "Native": held_out.native,
     }
     bars = [Bar(name, row.recall, *row.intervals["recall"]) for name, row in rows.items()]
-    about = "; ".join(f"{bar.label} {bar.value:.2f}" for bar in bars)
-    return bar_chart("held-out", "Recall on held-out anchors", f"{about}.", bars)
+    return bar_chart("held-out", "Recall on held-out anchors", bars)
 
 
 def calibration_chart(rows: Sequence[tuple[float, ExpectedScore]]) -> Markup | None:

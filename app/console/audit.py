@@ -1,0 +1,86 @@
+"""/console/audit: who changed what, for keys with the scope admin."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from sqlalchemy.orm import Session
+
+from app.api.http.admission import CONSOLE
+from app.api.http.deps import Moment, Reads, Svc
+from app.console.job_words import describe_jobs
+from app.console.keys import show_refusal
+from app.console.pages import render
+from app.errors import NotFound
+from app.services.context import Services
+from app.storage.queries import access, migrations, resources
+from app.types import Scope
+
+router = APIRouter()
+
+#: changes of one page
+CHANGES_SHOWN = 30
+
+#: names that are ids
+ID = re.compile(r"(tr_)?[0-9a-f]{32}")
+
+
+@router.get(f"{CONSOLE}/audit")
+def show_audit(
+    request: Request, services: Svc, project: Reads, before: Moment | None = None
+) -> Response:
+    """Shows changes before a moment; without the scope admin, the caller's key alone."""
+    if not request.state.caller.may(Scope.admin):
+        return show_refusal(request, services, project, "Audit")
+    with services.db.transaction() as session:
+        rows = access.audit(session, project, before=before, limit=CHANGES_SHOWN)
+        keys = {row.id: row.name for row in access.api_keys(session, project)}
+        changes = [
+            {
+                "at": row.created_at,
+                "action": row.action,
+                "resource": row.resource,
+                "about": _about(services, session, project, row.resource, row.name, keys),
+                "key": keys.get(row.key_id or "", "a deleted key" if row.key_id else "–"),
+                "origin": row.origin,
+                "way": _way(row.origin),
+            }
+            for row in rows
+        ]
+    earlier = rows[-1].created_at if len(rows) == CHANGES_SHOWN else None
+    return render(request, "audit.html", changes=changes, earlier=earlier)
+
+
+def _about(
+    services: Services,
+    session: Session,
+    project: str,
+    resource: str,
+    name: str,
+    keys: dict[str, str],
+) -> str:
+    """Returns the name of a changed resource; for one that has an id alone, what it is about."""
+    if not ID.fullmatch(name):
+        return name
+    with suppress(NotFound):
+        if resource == "api-key":
+            return keys.get(name, "a deleted key")
+        if resource == "migration":
+            row = migrations.migration(session, project, name)
+            return f"of {row.store.name} to {row.target.name}"
+        if resource == "job":
+            job = resources.job(session, project, name)
+            return describe_jobs(services, project, [job])[name].title
+        if resource == "translator":
+            found = resources.translator(session, project, name)
+            return f"{found.source.encoder.name} → {found.target.encoder.name}"
+    return "that is deleted"
+
+
+def _way(origin: str) -> str:
+    """Returns by which way a change came: the command line, a job, or a request."""
+    words: dict[str, Any] = {"command": "command line", "job": "job"}
+    return str(words.get(origin.partition(" ")[0], "request"))
