@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from sqlalchemy.orm import Session
 
 from app.api.http.admission import CONSOLE
 from app.api.http.deps import Moment, Reads, Svc
+from app.console.formats import UNKNOWN
 from app.console.job_words import describe_jobs
 from app.console.keys import show_refusal
 from app.console.pages import render
@@ -44,7 +44,7 @@ def show_audit(
                 "action": row.action,
                 "resource": row.resource,
                 "about": _about(services, session, project, row.resource, row.name, keys),
-                "key": keys.get(row.key_id or "", "a deleted key" if row.key_id else "–"),
+                "key": keys.get(row.key_id or "", "a deleted key" if row.key_id else UNKNOWN),
                 "origin": row.origin,
                 "way": _way(row.origin),
             }
@@ -82,5 +82,4 @@ def _about(
 
 def _way(origin: str) -> str:
     """Returns by which way a change came: the command line, a job, or a request."""
-    words: dict[str, Any] = {"command": "command line", "job": "job"}
-    return str(words.get(origin.partition(" ")[0], "request"))
+    return {"command": "command line", "job": "job"}.get(origin.partition(" ")[0], "request")

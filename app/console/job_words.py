@@ -55,7 +55,7 @@ def _title(kind: str, facts: Mapping[str, Any], store: str | None) -> str:
     """Returns the name of a job: what it does, and to what."""
     pair = " → ".join(filter(None, (facts.get("source"), facts.get("target"))))
     anchors = facts.get("anchor_set") or facts.get("name")
-    about = {
+    about: dict[str, str | None] = {
         JobKind.migrate: store or "a deleted store",
         JobKind.compare: " and ".join(facts.get("encoders") or ()),
         JobKind.embed: anchors,
@@ -108,10 +108,10 @@ def _outcome(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
         return f"On {result['texts']} texts, {'; '.join(verdicts)}."
     if "passed" in result:
         return "Every check passed." if result["passed"] else "A check failed."
+    if "rows" in result:
+        return f"{whole(result['rows'])} rows have a new vector."
     if "applied" in result:
         return f"{whole(result['applied'])} writes of clients were applied."
-    if "rows" in result:
-        return f"{whole(result['rows'])} rows were read and have a new vector."
     if "reason" in result:
         return str(result["reason"])
     if "size" in result:

@@ -9,7 +9,6 @@ from markupsafe import Markup
 
 from app.api.schemas.quality import (
     EstimateOut,
-    HeldOutReportOut,
     LearningCurveOut,
     TranslatorReportOut,
 )
@@ -27,13 +26,13 @@ LINES = ("recall", "mrr", "cosine")
 
 def charts_of(report: TranslatorReportOut) -> dict[str, Markup | None]:
     """Returns the charts by name; None for those that the report has no numbers for."""
-    learning, held_out = report.learning, report.held_out
+    learning = report.learning
     return {
         "learning": None
         if learning is None or len(learning.anchors) < 2
         else learning_chart(learning),
+        "estimate": None if report.estimate is None else estimate_chart(report.estimate),
         "sizes": None if len(report.estimates) < 2 else size_chart(report.estimates),
-        "held_out": None if held_out is None else held_out_chart(held_out),
     }
 
 
@@ -50,11 +49,10 @@ def verdict_chart(slug: str, advice: Mapping[str, Any]) -> Markup:
             note = "the baseline" + ("" if quality is None else f", nDCG@10 {quality:.3f}")
             bars.append(Bar(title, None, note=note))
         else:
-            ends = (
-                (None, None, None) if gain is None else (gain["value"], gain["low"], gain["high"])
-            )
-            certainty = option["certainty"]
-            bars.append(Bar(title, *ends, CERTAINTIES[certainty], certain=certainty != "expected"))
+            known = gain or {}
+            value, low, high = (known.get(each) for each in ("value", "low", "high"))
+            note, certain = CERTAINTIES[option["certainty"]], option["certainty"] != "expected"
+            bars.append(Bar(title, value, low, high, note, certain))
     return bar_chart(slug, "Gain over keep in nDCG@10", bars, is_gain=True)
 
 
@@ -121,17 +119,6 @@ def size_chart(estimates: Sequence[EstimateOut]) -> Markup:
     return line_chart(
         "sizes", "Recall by size of the index", about, [line], x_label="items", is_log=True
     )
-
-
-def held_out_chart(held_out: HeldOutReportOut) -> Markup:
-    """Returns the held-out recall of translating, of doing nothing, and of native vectors."""
-    rows = {
-        "Do nothing": held_out.do_nothing,
-        "Translated": held_out.translated,
-        "Native": held_out.native,
-    }
-    bars = [Bar(name, row.recall, *row.intervals["recall"]) for name, row in rows.items()]
-    return bar_chart("held-out", "Recall on held-out anchors", bars)
 
 
 def calibration_chart(rows: Sequence[tuple[float, ExpectedScore]]) -> Markup | None:
