@@ -132,11 +132,10 @@ def _rows(answer: StoreAnswer, text_field: str | None) -> list[dict[str, Any]]:
     return [
         {
             "id": id_,
-            "score": score,
             "text": shown_text(payload, text_field),
             "native": id_ in found.native,
         }
-        for id_, score, payload in zip(found.ids, found.scores, found.payloads or (), strict=True)
+        for id_, payload in zip(found.ids, found.payloads or (), strict=True)
     ]
 
 
