@@ -10,13 +10,13 @@ from sqlalchemy.orm import Session
 
 from app.api.http.admission import CONSOLE
 from app.api.http.deps import Moment, Reads, Svc
-from app.console.formats import UNKNOWN
 from app.console.job_words import describe_jobs
 from app.console.keys import show_refusal
 from app.console.pages import render
 from app.errors import NotFound
 from app.services.context import Services
 from app.storage.queries import access, migrations, resources
+from app.storage.tables import AuditRow
 from app.types import Scope
 
 router = APIRouter()
@@ -38,44 +38,27 @@ def show_audit(
     with services.db.transaction() as session:
         rows = access.audit(session, project, before=before, limit=CHANGES_SHOWN)
         keys = {row.id: row.name for row in access.api_keys(session, project)}
-        changes = [
-            {
-                "at": row.created_at,
-                "action": row.action,
-                "resource": row.resource,
-                "about": _about(services, session, project, row.resource, row.name, keys),
-                "key": keys.get(row.key_id or "", "a deleted key" if row.key_id else UNKNOWN),
-                "origin": row.origin,
-                "way": _way(row.origin),
-            }
-            for row in rows
-        ]
+        shown = [(row, _about(services, session, row, keys), _way(row.origin)) for row in rows]
     earlier = rows[-1].created_at if len(rows) == CHANGES_SHOWN else None
-    return render(request, "audit.html", changes=changes, earlier=earlier)
+    return render(request, "audit.html", changes=shown, keys=keys, earlier=earlier)
 
 
-def _about(
-    services: Services,
-    session: Session,
-    project: str,
-    resource: str,
-    name: str,
-    keys: dict[str, str],
-) -> str:
+def _about(services: Services, session: Session, row: AuditRow, keys: dict[str, str]) -> str:
     """Returns the name of a changed resource; for one that has an id alone, what it is about."""
+    name = row.name
     if not ID.fullmatch(name):
         return name
     with suppress(NotFound):
-        if resource == "api-key":
+        if row.resource == "api-key":
             return keys.get(name, "a deleted key")
-        if resource == "migration":
-            row = migrations.migration(session, project, name)
-            return f"of {row.store.name} to {row.target.name}"
-        if resource == "job":
-            job = resources.job(session, project, name)
-            return describe_jobs(services, project, [job])[name].title
-        if resource == "translator":
-            found = resources.translator(session, project, name)
+        if row.resource == "migration":
+            move = migrations.migration(session, row.project, name)
+            return f"of {move.store.name} to {move.target.name}"
+        if row.resource == "job":
+            job = resources.job(session, row.project, name)
+            return describe_jobs(services, row.project, [job])[name].title
+        if row.resource == "translator":
+            found = resources.translator(session, row.project, name)
             return f"{found.source.encoder.name} → {found.target.encoder.name}"
     return "that is deleted"
 

@@ -58,16 +58,10 @@ class Axis:
     high: float
     start: float
     end: float
-    is_log: bool = False
 
     def place(self, value: float) -> float:
         """Returns where the value lies in the drawing; values beyond an end lie at that end."""
-        low, high, value = (
-            (math.log(each) for each in (self.low, self.high, value))
-            if self.is_log
-            else (self.low, self.high, value)
-        )
-        share = 0.5 if high == low else (value - low) / (high - low)
+        share = (value - self.low) / (self.high - self.low)
         return round(self.start + min(1.0, max(0.0, share)) * (self.end - self.start), 1)
 
 
@@ -78,7 +72,6 @@ def line_chart(
     series: Sequence[Series],
     *,
     x_label: str,
-    is_log: bool = False,
 ) -> Markup:
     """Returns lines over common axes, with a separate shape of mark for each line.
 
@@ -92,9 +85,8 @@ def line_chart(
     ys = [y for line in series for _, y in line.points]
     ys += [end for line in series for pair in line.band for end in pair]
     y_ticks = nice_ticks(min(0.0, *ys), max(ys))
-    x_ticks = log_ticks(min(xs), max(xs)) if is_log else nice_ticks(min(xs), max(xs))
-    x_low, x_high = (min(xs), max(xs)) if is_log else (x_ticks[0], x_ticks[-1])
-    x_axis = Axis(x_label, x_low, x_high, LEFT, WIDTH - RIGHT, is_log)
+    x_ticks = nice_ticks(min(xs), max(xs))
+    x_axis = Axis(x_label, x_ticks[0], x_ticks[-1], LEFT, WIDTH - RIGHT)
     y_axis = Axis("", y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     parts = [*_grid(x_axis, x_ticks, y_axis, y_ticks)]
     for place, line in enumerate(series):
@@ -178,12 +170,6 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     step = next(power * size for size in (1, 2, 5, 10) if power * size >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(number * step, 10) for number in range(first, last + 1)]
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Returns the powers of ten between the values, and both values where there is none."""
-    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
-    return [10.0**power for power in range(first, last + 1)] or sorted({low, high})
 
 
 def tick_text(value: float) -> str:

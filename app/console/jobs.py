@@ -97,19 +97,8 @@ def _details(request: Request, services: Services, project: str, id_: str) -> di
         "measures": wording.MEASURES_SHOWN,
         "result": result[:MAX_RESULT_CHARACTERS],
         "is_cut": len(result) > MAX_RESULT_CHARACTERS,
-        "links": _links(found),
         **_words(request),
     }
-
-
-def _links(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns pages about what a job made: a title and a path each."""
-    links = []
-    if isinstance(result.get("translator"), str):
-        links.append(("Report of the translator", f"{CONSOLE}/pairs/{result['translator']}"))
-    if isinstance(result.get("anchor_set"), str):
-        links.append(("The anchor set", f"{CONSOLE}/spaces/{result['anchor_set']}"))
-    return links
 
 
 def _words(request: Request) -> dict[str, Any]:

@@ -32,7 +32,6 @@ def charts_of(report: TranslatorReportOut) -> dict[str, Markup | None]:
         if learning is None or len(learning.anchors) < 2
         else learning_chart(learning),
         "estimate": None if report.estimate is None else estimate_chart(report.estimate),
-        "sizes": None if len(report.estimates) < 2 else size_chart(report.estimates),
     }
 
 
@@ -104,20 +103,6 @@ def learning_chart(curve: LearningCurveOut) -> Markup:
         + " ".join(_ends(line) for line in lines),
         lines,
         x_label="anchors",
-    )
-
-
-def size_chart(estimates: Sequence[EstimateOut]) -> Markup:
-    """Returns the estimated recall, with its interval, by the size of the index."""
-    shown = [each.measures["recall"] for each in estimates]
-    line = Series(
-        "Recall",
-        [(each.index, recall.value) for each, recall in zip(estimates, shown, strict=True)],
-        [(recall.low, recall.high) for recall in shown],
-    )
-    about = f"Estimated recall by the number of items of the index. {_ends(line)}"
-    return line_chart(
-        "sizes", "Recall by size of the index", about, [line], x_label="items", is_log=True
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from anyio import to_thread
@@ -97,17 +98,16 @@ async def search(
             old = await _search(services, context, name, text, row.encoder.name)
         except AnchorageError as error:
             why = error.detail
-    both = set(new.results[0].ids) & set(() if old is None else old.results[0].ids)
-    text_field = row.options.get("text_field")
     found = {
         "text": text,
         "target": target,
         "source": row.encoder.name,
         "why": why,
-        "both": both,
         "answer": new,
-        "old": None if old is None else _rows(old, text_field),
-        "new": _rows(new, text_field),
+        "both": set(new.results[0].ids) & set(old.results[0].ids if old else ()),
+        "old": old and old.results[0],
+        "new": new.results[0],
+        "text_of": partial(shown_text, text_field=row.options.get("text_field")),
     }
     if is_fragment(request):
         return render(request, "store_found.html", found=found)
@@ -125,18 +125,6 @@ async def _search(
     inputs = Inputs([text], InputRole.query)
     wanted = StoreSearch(store, target, inputs=inputs, anchor_set=anchor_set, k=SHOWN, payload=True)
     return await search_store(services, context, wanted)
-
-
-def _rows(answer: StoreAnswer, text_field: str | None) -> list[dict[str, Any]]:
-    found = answer.results[0]
-    return [
-        {
-            "id": id_,
-            "text": shown_text(payload, text_field),
-            "native": id_ in found.native,
-        }
-        for id_, payload in zip(found.ids, found.payloads or (), strict=True)
-    ]
 
 
 def _page(

@@ -1,4 +1,4 @@
-"""The buttons of a store's migration, with forms and pages as a browser without scripts has them."""
+"""The buttons of a migration: pages and forms, as a browser without scripts has them."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -57,7 +56,6 @@ def test_the_report_has_every_part(client: TestClient, fitted: dict[str, Any]) -
     for title in (
         "What it estimates",
         "Learning curve",
-        "By size of the index",
         "Calibration of scores",
         "Anchors that hurt",
         "Methods compared for retrieval",
