@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -67,10 +68,12 @@ def show_store_verdict(
     brief: bool = False,
 ) -> Response:
     """Shows the verdict about a store of this size, or one line of it. Raises as `advise`."""
-    row = stores.find_store(services, context.project, name)
+    row, size = stores.find_store(services, context.project, name), None
+    with suppress(AnchorageError):  # what the store holds shows its error
+        size = stores.call_row(services, row, lambda opened: opened.facts()).rows or None
     task = AdviceTask(
         FitRequest(row.encoder.name, target, anchor_set, "auto", {}),
-        corpus_size=stores.call_row(services, row, lambda opened: opened.facts()).rows or None,
+        corpus_size=size,
         text_exists=True if row.options.get("text_field") else None,
     )
     advice, evaluation = advise_by_records(services, context, task)
