@@ -6,7 +6,6 @@ import re
 from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
-from sqlalchemy.orm import Session
 
 from app.api.http.admission import CONSOLE
 from app.api.http.deps import Moment, Reads, Svc
@@ -38,17 +37,17 @@ def show_audit(
     with services.db.transaction() as session:
         rows = access.audit(session, project, before=before, limit=CHANGES_SHOWN)
         keys = {row.id: row.name for row in access.api_keys(session, project)}
-        shown = [(row, _about(services, session, row, keys), _way(row.origin)) for row in rows]
+    shown = [(row, _about(services, row, keys), _way(row.origin)) for row in rows]
     earlier = rows[-1].created_at if len(rows) == CHANGES_SHOWN else None
     return render(request, "audit.html", changes=shown, keys=keys, earlier=earlier)
 
 
-def _about(services: Services, session: Session, row: AuditRow, keys: dict[str, str]) -> str:
+def _about(services: Services, row: AuditRow, keys: dict[str, str]) -> str:
     """Returns the name of a changed resource; for one that has an id alone, what it is about."""
     name = row.name
     if not ID.fullmatch(name):
         return name
-    with suppress(NotFound):
+    with suppress(NotFound), services.db.transaction() as session:
         if row.resource == "api-key":
             return keys.get(name, "a deleted key")
         if row.resource == "migration":
