@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
@@ -23,9 +22,6 @@ router = APIRouter()
 #: changes of one page
 CHANGES_SHOWN = 30
 
-#: names that are ids
-ID = re.compile(r"(tr_)?[0-9a-f]{32}")
-
 
 @router.get(f"{CONSOLE}/audit")
 def show_audit(
@@ -45,8 +41,6 @@ def show_audit(
 def _about(services: Services, row: AuditRow, keys: dict[str, str]) -> str:
     """Returns the name of a changed resource; for one that has an id alone, what it is about."""
     name = row.name
-    if not ID.fullmatch(name):
-        return name
     with suppress(NotFound), services.db.transaction() as session:
         if row.resource == "api-key":
             return keys.get(name, "a deleted key")
@@ -59,6 +53,7 @@ def _about(services: Services, row: AuditRow, keys: dict[str, str]) -> str:
         if row.resource == "translator":
             found = resources.translator(session, row.project, name)
             return f"{found.source.encoder.name} → {found.target.encoder.name}"
+        return name
     return "that is deleted"
 
 
