@@ -6,9 +6,11 @@ from fastapi import FastAPI
 
 from app.console import (
     assets,
+    audit,
     jobs,
     keys,
     map_page,
+    migration_page,
     overview,
     pages,
     pairs,
@@ -19,7 +21,20 @@ from app.console import (
 )
 
 #: every module with pages; each has a `router`
-PAGES = (sign_in, assets, overview, stores_page, pairs, spaces, map_page, try_page, jobs, keys)
+PAGES = (
+    sign_in,
+    assets,
+    overview,
+    migration_page,
+    stores_page,
+    pairs,
+    spaces,
+    map_page,
+    try_page,
+    jobs,
+    keys,
+    audit,
+)
 
 
 def install(app: FastAPI) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
+
+from app.console.formats import decimals, signed
 
 #: the size in units of the drawing; the page scales it
 WIDTH, HEIGHT = 360, 220
 LEFT, RIGHT, TOP, BOTTOM = 42, 12, 10, 38
 
-#: of a chart of bars
-BAR_STEP, BAR_LEFT, BAR_RIGHT = 34, 128, 48
+#: the fill of bars that are not measured
+STRIPES = Markup(
+    '<defs><pattern id="{}-stripes" width="6" height="6" patternUnits="userSpaceOnUse" '
+    'patternTransform="rotate(45)"><rect class="certain" width="2.5" height="6"/></pattern></defs>'
+)
 
 #: series that have a mark and a colour each
 MAX_SERIES = 3
@@ -30,12 +35,18 @@ class Series:
 
 @dataclass(frozen=True)
 class Bar:
-    """A value from 0 to 1 with its interval, if known."""
+    """A value with its interval, if known; without a value, its interval or `note` alone.
+
+    note     what stands after the number
+    certain  False: drawn with stripes, as what other collections lead to expect
+    """
 
     label: str
-    value: float
+    value: float | None
     low: float | None = None
     high: float | None = None
+    note: str = ""
+    certain: bool = True
 
 
 @dataclass(frozen=True)
@@ -47,16 +58,10 @@ class Axis:
     high: float
     start: float
     end: float
-    is_log: bool = False
 
     def place(self, value: float) -> float:
         """Returns where the value lies in the drawing; values beyond an end lie at that end."""
-        low, high, value = (
-            (math.log(each) for each in (self.low, self.high, value))
-            if self.is_log
-            else (self.low, self.high, value)
-        )
-        share = 0.5 if high == low else (value - low) / (high - low)
+        share = (value - self.low) / (self.high - self.low)
         return round(self.start + min(1.0, max(0.0, share)) * (self.end - self.start), 1)
 
 
@@ -67,7 +72,6 @@ def line_chart(
     series: Sequence[Series],
     *,
     x_label: str,
-    is_log: bool = False,
 ) -> Markup:
     """Returns lines over common axes, with a separate shape of mark for each line.
 
@@ -80,10 +84,9 @@ def line_chart(
     xs = [x for line in series for x, _ in line.points]
     ys = [y for line in series for _, y in line.points]
     ys += [end for line in series for pair in line.band for end in pair]
-    y_ticks = nice_ticks(min(ys), max(ys))
-    x_ticks = log_ticks(min(xs), max(xs)) if is_log else nice_ticks(min(xs), max(xs))
-    x_low, x_high = (min(xs), max(xs)) if is_log else (x_ticks[0], x_ticks[-1])
-    x_axis = Axis(x_label, x_low, x_high, LEFT, WIDTH - RIGHT, is_log)
+    y_ticks = nice_ticks(min(0.0, *ys), max(ys))
+    x_ticks = nice_ticks(min(xs), max(xs))
+    x_axis = Axis(x_label, x_ticks[0], x_ticks[-1], LEFT, WIDTH - RIGHT)
     y_axis = Axis("", y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     parts = [*_grid(x_axis, x_ticks, y_axis, y_ticks)]
     for place, line in enumerate(series):
@@ -91,46 +94,64 @@ def line_chart(
     return _figure(slug, title, description, HEIGHT, parts)
 
 
-def bar_chart(slug: str, title: str, description: str, bars: Sequence[Bar]) -> Markup:
-    """Returns one horizontal bar for each value from 0 to 1, with its interval as a line.
+def bar_chart(slug: str, title: str, bars: Sequence[Bar], *, is_gain: bool = False) -> Markup:
+    """Returns a list of values, each with a bar from 0 and its interval as a line over it.
 
+    slug     makes the ids of a page unique
+    is_gain  the values have a sign, and the axis has 0 in the middle; else it is 0 to 1
     Raises ValueError without bars.
     """
     if not bars:
         raise ValueError("a chart has at least one bar")
-    axis = Axis("", 0.0, 1.0, BAR_LEFT, WIDTH - BAR_RIGHT)
-    parts = []
-    for place, bar in enumerate(bars):
-        middle = place * BAR_STEP + BAR_STEP / 2
-        end = axis.place(bar.value)
-        parts.append(
-            Markup('<text x="{}" y="{}" text-anchor="end">{}</text>').format(
-                BAR_LEFT - 8, middle + 4, bar.label
+    numbers = [abs(each) for bar in bars for each in (bar.value, bar.low, bar.high) if each]
+    end = max(nice_ticks(0.0, max(numbers, default=0.1), 2)) if is_gain else 1.0
+    axis = Axis("", -end if is_gain else 0.0, end, 0.0, 100.0)
+    rows = [_bar(slug, bar, axis, signed if is_gain else decimals) for bar in bars]
+    ticks = [signed(-end, 2), "0", signed(end, 2)] if is_gain else ["0", "0.5", "1"]
+    return Markup(
+        '<ul class="bars" role="list" aria-label="{}">{}<li class="ticks" aria-hidden="true">{}'
+        "</li></ul>"
+    ).format(
+        title,
+        Markup("").join(rows),
+        Markup("").join(Markup("<span>{}</span>").format(tick) for tick in ticks),
+    )
+
+
+def _bar(slug: str, bar: Bar, axis: Axis, write: Callable[[float | None], str]) -> Markup:
+    zero, drawn = axis.place(0.0), Markup("")
+    if bar.value is not None:
+        drawn += _rect(slug, bar, *sorted((zero, axis.place(bar.value))))
+    elif bar.low is not None and bar.high is not None:
+        drawn += _rect(slug, bar, axis.place(bar.low), axis.place(bar.high))
+    if bar.low is not None and bar.high is not None and bar.low < bar.high:
+        low, high = axis.place(bar.low), axis.place(bar.high)
+        for x, end, top, bottom in ((low, high, 8, 8), (low, low, 4, 12), (high, high, 4, 12)):
+            drawn += Markup('<line class="interval" x1="{}%" x2="{}%" y1="{}" y2="{}"/>').format(
+                x, end, top, bottom
             )
-        )
-        parts.append(
-            Markup('<rect class="track" x="{}" y="{}" width="{}" height="14" rx="3"/>').format(
-                BAR_LEFT, middle - 7, axis.end - axis.start
-            )
-        )
-        parts.append(
-            Markup('<rect class="p0" x="{}" y="{}" width="{}" height="14" rx="3"/>').format(
-                BAR_LEFT, middle - 7, round(end - BAR_LEFT, 1)
-            )
-        )
-        if bar.low is not None and bar.high is not None:
-            low, high = axis.place(bar.low), axis.place(bar.high)
-            parts.append(
-                Markup('<path class="interval" d="M{0} {2}H{1}M{0} {3}V{4}M{1} {3}V{4}"/>').format(
-                    low, high, middle, middle - 4, middle + 4
-                )
-            )
-        parts.append(
-            Markup('<text class="value" x="{}" y="{}">{}</text>').format(
-                WIDTH - BAR_RIGHT + 6, middle + 4, f"{bar.value:.2f}"
-            )
-        )
-    return _figure(slug, title, description, len(bars) * BAR_STEP, parts)
+    number = "" if bar.value is None else write(bar.value)
+    between = "" if bar.low == bar.high else f"{write(bar.low)} to {write(bar.high)}"
+    return Markup(
+        '<li><span>{}</span><span><strong>{}</strong> <span class="small muted">{}</span></span>'
+        '<svg aria-hidden="true" height="16">{}<rect class="track" x="0" y="3" width="100%" '
+        'height="10"/>{}<line class="zero" x1="{}%" x2="{}%" y1="0" y2="16"/></svg></li>'
+    ).format(
+        bar.label,
+        number,
+        ", ".join(filter(None, (between, bar.note))),
+        "" if bar.certain else STRIPES.format(slug),
+        drawn,
+        zero,
+        zero,
+    )
+
+
+def _rect(slug: str, bar: Bar, start: float, end: float) -> Markup:
+    fill = "" if bar.certain else Markup(' fill="url(#{}-stripes)"').format(slug)
+    return Markup('<rect class="{}" x="{}%" y="3" width="{}%" height="10"{}/>').format(
+        "certain" if bar.certain else "striped", start, round(end - start, 1), fill
+    )
 
 
 def mark(place: int) -> Markup:
@@ -149,12 +170,6 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
     step = next(power * size for size in (1, 2, 5, 10) if power * size >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(number * step, 10) for number in range(first, last + 1)]
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Returns the powers of ten between the values, and both values where there is none."""
-    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
-    return [10.0**power for power in range(first, last + 1)] or sorted({low, high})
 
 
 def tick_text(value: float) -> str:

@@ -8,12 +8,10 @@ from fastapi import Query
 from pydantic import BeforeValidator, Field
 
 from app.api.schemas.fields import NAME_PATTERN
-from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
 
 NameField = Annotated[str, Query(pattern=NAME_PATTERN)]
 
 _or_none = BeforeValidator(lambda value: None if value == "" else value)
 
 CountField = Annotated[Annotated[int, Field(ge=1, lt=2**53)] | None, _or_none]
-IndexField = Annotated[Annotated[int, Field(ge=SMALLEST_INDEX, le=LARGEST_INDEX)] | None, _or_none]
 AnswerField = Annotated[bool | None, _or_none]

@@ -1,4 +1,4 @@
-"""/console/jobs: jobs and migrations while they run."""
+"""/console/jobs: jobs while they run, and what came of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from app.api.http.admission import CONSOLE
 from app.api.http.deps import Moment, Reads, Svc, WriteContext
 from app.api.resources.jobs import JobId
 from app.api.schemas.jobs import Job, JobSummary
-from app.api.schemas.migrations import MigrationAnswer
 from app.console import wording
+from app.console.job_words import describe_jobs
 from app.console.pages import render
+from app.console.report_charts import evaluation_chart
 from app.services.context import Services
 from app.services.jobs import submission
-from app.services.store_migrations import records
 from app.storage.queries import resources
 from app.types import Scope
 
@@ -25,8 +25,8 @@ router = APIRouter()
 
 JOBS_PAGE = f"{CONSOLE}/jobs"
 
-#: jobs of one page, and migrations
-JOBS_SHOWN, MIGRATIONS_SHOWN = 30, 20
+#: jobs of one page
+JOBS_SHOWN = 30
 
 #: most characters of a job's result on its page
 MAX_RESULT_CHARACTERS = 20_000
@@ -36,7 +36,7 @@ MAX_RESULT_CHARACTERS = 20_000
 def show_jobs(
     request: Request, services: Svc, project: Reads, before: Moment | None = None
 ) -> Response:
-    """Shows the newest jobs and migrations; its script asks for them again every 2 seconds."""
+    """Shows the newest jobs; its script asks for them again every 2 seconds."""
     return render(request, "jobs.html", **_state(request, services, project, before))
 
 
@@ -69,14 +69,15 @@ def _state(
     request: Request, services: Services, project: str, before: datetime | None
 ) -> dict[str, Any]:
     with services.db.transaction() as session:
-        rows = resources.jobs(session, project, state=None, before=before, limit=JOBS_SHOWN + 1)
+        rows = resources.jobs(
+            session, project, state=None, before=before, limit=JOBS_SHOWN + 1, whole=True
+        )
     jobs = [JobSummary.model_validate(row) for row in rows]
-    moves = records.list_migrations(services, project, limit=MIGRATIONS_SHOWN)
     return {
         "jobs": jobs[:JOBS_SHOWN],
         "older": jobs[JOBS_SHOWN - 1].created_at if len(jobs) > JOBS_SHOWN else None,
         "before": before,
-        "moves": [MigrationAnswer.of(each) for each in moves],
+        "words": describe_jobs(services, project, list(rows)),
         "unfinished": sum(not job.state.finished for job in jobs),
         **_words(request),
     }
@@ -85,37 +86,23 @@ def _state(
 def _details(request: Request, services: Services, project: str, id_: str) -> dict[str, Any]:
     with services.db.transaction() as session:
         row = resources.job(session, project, id_)
-    job, arguments = Job.model_validate(row), row.arguments
+    job = Job.model_validate(row)
+    found = job.result or {}
     result = orjson.dumps(job.result, option=orjson.OPT_INDENT_2).decode()
-    request_of = arguments.get("request", arguments)
-    names = ("source", "target", "anchor_set", "name", "encoder", "method", "action")
     return {
         "job": job,
-        "about": {
-            name: request_of[name] for name in names if isinstance(request_of.get(name), str)
-        },
+        "words": describe_jobs(services, project, [row]),
+        "chart": evaluation_chart(found),
+        "searches": wording.SEARCHES,
+        "measures": wording.MEASURES_SHOWN,
         "result": result[:MAX_RESULT_CHARACTERS],
         "is_cut": len(result) > MAX_RESULT_CHARACTERS,
-        "links": _links(job.result or {}),
         **_words(request),
     }
 
 
-def _links(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns pages about what a job made: a title and a path each."""
-    links = []
-    if isinstance(result.get("translator"), str):
-        links.append(("Report of the translator", f"{CONSOLE}/pairs/{result['translator']}"))
-    if isinstance(result.get("anchor_set"), str):
-        links.append(("The anchor set", f"{CONSOLE}/spaces/{result['anchor_set']}"))
-    return links
-
-
 def _words(request: Request) -> dict[str, Any]:
     return {
-        "kinds": wording.JOB_KINDS,
         "tones": wording.JOB_TONES,
-        "states": wording.MIGRATION_STATES,
-        "calls": wording.NEXT_CALLS,
         "may_write": request.state.caller.may(Scope.write),
     }

@@ -1,15 +1,15 @@
-"""/console/keys: API keys and the audit log, for keys with the scope admin."""
+"""/console/keys: API keys, for keys with the scope admin."""
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from app.api.http.admission import CONSOLE
-from app.api.http.deps import AdminContext, Administers, Moment, Reads, Svc
-from app.api.resources.api_keys import ApiKey, AuditEntry, KeyId
+from app.api.http.deps import AdminContext, Reads, Svc
+from app.api.resources.api_keys import ApiKey, KeyId
 from app.console.forms import Form, text_of
 from app.console.pages import render
 from app.errors import InvalidRequest
@@ -27,26 +27,20 @@ KEYS_PAGE = f"{CONSOLE}/keys"
 EXPIRES_AFTER_DAYS = (7, 30, 90, 365)
 GRACE_CHOICES = {0: "at once", 3_600: "in an hour", 86_400: "in a day", 604_800: "in a week"}
 
-#: changes of one page of the audit log
-CHANGES_SHOWN = 30
-
 
 @router.get(KEYS_PAGE)
 def show_keys(request: Request, services: Svc, project: Reads) -> Response:
     """Shows the keys of the project; without the scope admin, the caller's key alone."""
     if not request.state.caller.may(Scope.admin):
-        with services.db.transaction() as session:
-            own = access.api_key(session, project, request.state.caller.key_id)
-        return render(request, "keys_refused.html", own=ApiKey.model_validate(own))
-    return render(request, "keys.html", **_keys(services, project), **_audit(services, project))
+        return show_refusal(request, services, project, "Keys")
+    return render(request, "keys.html", **_keys(services, project))
 
 
-@router.get(f"{KEYS_PAGE}/audit")
-def show_audit(
-    request: Request, services: Svc, project: Administers, before: Moment | None = None
-) -> Response:
-    """Shows changes before a moment."""
-    return render(request, "audit.html", **_audit(services, project, before))
+def show_refusal(request: Request, services: Services, project: str, title: str) -> Response:
+    """Says that a page needs the scope admin, and shows the caller's key."""
+    with services.db.transaction() as session:
+        own = access.api_key(session, project, request.state.caller.key_id)
+    return render(request, "keys_refused.html", own=ApiKey.model_validate(own), title=title)
 
 
 @router.post(KEYS_PAGE)
@@ -93,9 +87,8 @@ def revoke_key(request: Request, id: KeyId, services: Svc, context: AdminContext
 def _show_changed(
     request: Request, services: Services, project: str, secret: str | None = None, name: str = ""
 ) -> Response:
-    """Shows the keys and the audit log after a change, and the secret of a new key."""
-    lists = {**_keys(services, project, secret), **_audit(services, project)}
-    return render(request, "keys_changed.html", **lists, name=name)
+    """Shows the keys after a change, and the secret of a new key."""
+    return render(request, "keys_live.html", **_keys(services, project, secret), name=name)
 
 
 def _keys(services: Services, project: str, secret: str | None = None) -> dict[str, Any]:
@@ -107,18 +100,6 @@ def _keys(services: Services, project: str, secret: str | None = None) -> dict[s
         "secret": secret,
         "expiries": EXPIRES_AFTER_DAYS,
         "graces": GRACE_CHOICES,
-    }
-
-
-def _audit(services: Services, project: str, before: datetime | None = None) -> dict[str, Any]:
-    with services.db.transaction() as session:
-        rows = access.audit(session, project, before=before, limit=CHANGES_SHOWN)
-        names = {row.id: row.name for row in access.api_keys(session, project)}
-        changes = [AuditEntry.model_validate(row) for row in rows]
-    return {
-        "changes": changes,
-        "key_names": names,
-        "earlier": changes[-1].at if len(changes) == CHANGES_SHOWN else None,
     }
 
 

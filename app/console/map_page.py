@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlencode
@@ -21,6 +20,7 @@ from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.services.translators.pair_map import PairMap, map_pair
 from app.services.translators.translators import FitRequest
+from app.storage.queries.resources import pair_reports
 
 router = APIRouter()
 
@@ -37,19 +37,17 @@ ChosenName = Annotated[str, Query(max_length=100)]
 
 @dataclass(frozen=True)
 class PairChoice:
-    """A pair of one anchor set, and all that could be chosen instead.
+    """A pair of one anchor set.
 
-    sets      anchor sets with embeddings by two encoders or more
-    encoders  those of the chosen set
     mistakes  for a name that cannot be chosen, what is wrong with it, by field
+    report    id of the pair's best translator; None without one
     """
 
-    sets: Sequence[str]
-    encoders: Sequence[str]
     anchor_set: str
     source: str
     target: str
     mistakes: dict[str, str]
+    report: str | None
 
 
 @router.get(MAP)
@@ -147,7 +145,14 @@ def choose_pair(
         mistakes["target"] = "Source and target are the same encoder. Choose two different ones."
     if target == source or target not in members:
         target = next(name for name in members if name != source)
-    return PairChoice(sets, members, anchor_set, source, target, mistakes)
+    with services.db.transaction() as session:
+        recalls = {
+            each.translator: each.recall or 0.0
+            for each in pair_reports(session, project)
+            if (each.source, each.target, each.anchor_set) == (source, target, anchor_set)
+        }
+    best = max(recalls, key=recalls.__getitem__, default=None)
+    return PairChoice(anchor_set, source, target, mistakes, best)
 
 
 def _map_of(

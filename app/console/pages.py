@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -35,23 +34,14 @@ TEMPLATES.globals["mark"] = mark
 KEY_OPTION = '-H "Authorization: Bearer $ANCHORAGE_KEY" '
 
 
-@dataclass(frozen=True)
-class NavigationEntry:
-    """A link of the navigation."""
-
-    path: str
-    title: str
-
-
+#: links of the navigation: path, title, and the beginnings of the paths that belong to it
 NAVIGATION = (
-    NavigationEntry(CONSOLE, "Verdict"),
-    NavigationEntry(f"{CONSOLE}/stores", "Stores"),
-    NavigationEntry(f"{CONSOLE}/pairs", "Pairs"),
-    NavigationEntry(f"{CONSOLE}/spaces", "Encoders"),
-    NavigationEntry(f"{CONSOLE}/map", "Map"),
-    NavigationEntry(f"{CONSOLE}/try", "Try"),
-    NavigationEntry(f"{CONSOLE}/jobs", "Jobs"),
-    NavigationEntry(f"{CONSOLE}/keys", "Keys"),
+    ("", "Stores", ("/stores/",)),
+    ("/pairs", "Pairs", ("/pairs/", "/pair", "/map", "/try")),
+    ("/spaces", "Encoders", ("/spaces/",)),
+    ("/jobs", "Jobs", ("/jobs/",)),
+    ("/keys", "Keys", ("/keys/",)),
+    ("/audit", "Audit", ("/audit/",)),
 )
 
 
@@ -80,7 +70,7 @@ def render(
     html = TEMPLATES.get_template(template).render(
         base=base,
         asset=partial(asset_url, base),
-        here=request.url.path.removeprefix(base),
+        here=request.url.path.removeprefix(base).removeprefix(CONSOLE),
         navigation=NAVIGATION,
         caller=getattr(request.state, "caller", None),
         needs_key=admission.keys is not None,

@@ -1,63 +1,50 @@
-"""/console/pairs: every pair of encoders, and the report of a translator."""
+"""/console/pairs: every pair of encoders, one pair, and the report of a translator."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from app.api.http.admission import CONSOLE
-from app.api.http.deps import ReadContext, Reads, Svc, WriteContext
+from app.api.http.deps import ReadContext, Reads, Svc
 from app.api.resources.translators import TranslatorId, TranslatorOut
-from app.api.schemas.quality import EstimateOut
 from app.console import report_charts, wording
-from app.console.fields import IndexField
-from app.console.forms import Form, text_of
+from app.console.map_page import ChosenName, choose_pair
 from app.console.overview import find_pairs
-from app.console.pages import redirect, render
+from app.console.pages import render
 from app.errors import TooFewAnchors
-from app.services.context import Services
-from app.services.translators import thresholds, translator_reports, translators, warnings
-from app.services.translators.translators import FitRequest
+from app.services.translators import thresholds, translators, warnings
 from app.storage.queries.resources import PairReport, pair_reports
 from app.types import Scores
 
 router = APIRouter()
 
-#: recall from which a cell is called high, and from which medium
-HIGH_RECALL, MEDIUM_RECALL = 0.8, 0.5
-
 #: of the intervals of the calibration
 CALIBRATION_LEVEL = 0.9
 
 
-@dataclass
-class PairMatrix:
-    """The encoders of one anchor set, and the best translator of each pair."""
-
-    anchor_set: str
-    size: int
-    encoders: list[str] = field(default_factory=list)
-    cells: dict[tuple[str, str], PairReport] = field(default_factory=dict)
-
-
 @router.get(f"{CONSOLE}/pairs")
 def show_pairs(request: Request, services: Svc, project: Reads) -> Response:
-    """Shows a table of sources and targets for each anchor set."""
-    return render(request, "pairs.html", matrices=_matrices(services, project), tone=tone)
+    """Shows every two encoders with a common anchor set, and the best translator each way."""
+    pairs = [each for each in find_pairs(services, project) if each.source < each.target]
+    with services.db.transaction() as session:
+        reports = pair_reports(session, project)
+    best = {_pair_of(each): each for each in sorted(reports, key=lambda each: each.recall or 0.0)}
+    return render(request, "pairs.html", pairs=pairs, best=best)
 
 
-@router.post(f"{CONSOLE}/pairs")
-def measure_pair(request: Request, services: Svc, context: WriteContext, form: Form) -> Response:
-    """Starts a job that fits and measures a translator. Raises as `request_translator`."""
-    source, target, anchor_set = (
-        text_of(form, name) for name in ("source", "target", "anchor_set")
+@router.get(f"{CONSOLE}/pair")
+def show_pair(
+    request: Request,
+    services: Svc,
+    project: Reads,
+    anchor_set: ChosenName = "",
+    source: ChosenName = "",
+    target: ChosenName = "",
+) -> Response:
+    """Shows a pair; the browser asks for its verdict."""
+    return render(
+        request, "pair.html", choice=choose_pair(services, project, anchor_set, source, target)
     )
-    fit = FitRequest(source, target, anchor_set, "auto", {})
-    job = translators.request_translator(services, context, fit)
-    return redirect(request, f"{CONSOLE}/jobs/{job.id}")
 
 
 @router.get(f"{CONSOLE}/pairs/{{id}}")
@@ -69,9 +56,7 @@ def show_report(request: Request, id: TranslatorId, services: Svc, project: Read
         others = [
             each
             for each in pair_reports(session, project)
-            if (each.source, each.target, each.anchor_set)
-            == (about.source, about.target, about.anchor_set)
-            and each.translator != id
+            if _pair_of(each) == _pair_of(about) and each.translator != id
         ]
     return render(
         request,
@@ -81,21 +66,10 @@ def show_report(request: Request, id: TranslatorId, services: Svc, project: Read
         others=others,
         is_current=row.source.version == row.source.anchor_set.version,
         warnings=warnings.warnings_about_pair(services, row.source, row.target),
-        flags=wording.FLAGS,
         charts=report_charts.charts_of(about.report),
-        **_estimate_values(about.report.estimate),
+        estimate=about.report.estimate,
+        measures=wording.MEASURES_SHOWN,
     )
-
-
-@router.get(f"{CONSOLE}/pairs/{{id}}/estimate")
-def show_estimate(
-    request: Request, id: TranslatorId, services: Svc, project: Reads, index: IndexField = None
-) -> Response:
-    """Shows what the report estimates for an index of that size. Raises as `show_report`."""
-    row = translators.find_with_report(services, project, id)
-    estimated = translator_reports.estimate_for(row.report or {}, index)
-    estimate = None if estimated is None else EstimateOut.model_validate(estimated)
-    return render(request, "estimate.html", **_estimate_values(estimate))
 
 
 @router.get(f"{CONSOLE}/pairs/{{id}}/calibration")
@@ -124,34 +98,5 @@ def show_calibration(
     )
 
 
-def tone(recall: float | None) -> tuple[str, str]:
-    """Returns the colour of a recall, and the word for it."""
-    if recall is None:
-        return "", "no estimate"
-    if recall >= HIGH_RECALL:
-        return "good", "high"
-    return ("fair", "medium") if recall >= MEDIUM_RECALL else ("bad", "low")
-
-
-def _matrices(services: Services, project: str) -> Sequence[PairMatrix]:
-    matrices: dict[str, PairMatrix] = {}
-    for pair in find_pairs(services, project):
-        matrix = matrices.setdefault(pair.anchor_set, PairMatrix(pair.anchor_set, pair.size))
-        if pair.source not in matrix.encoders:
-            matrix.encoders.append(pair.source)
-    with services.db.transaction() as session:
-        reports = pair_reports(session, project)
-    for report in sorted(reports, key=lambda each: each.recall or 0.0):  # the best is last
-        if report.anchor_set in matrices:
-            matrices[report.anchor_set].cells[report.source, report.target] = report
-    return list(matrices.values())
-
-
-def _estimate_values(estimate: EstimateOut | None) -> dict[str, Any]:
-    """Returns what the template of an estimate needs."""
-    return {
-        "estimate": estimate,
-        "chart": None if estimate is None else report_charts.estimate_chart(estimate),
-        "measures": wording.MEASURES_SHOWN,
-        "rated": tone(None if estimate is None else estimate.measures["recall"].value),
-    }
+def _pair_of(each: PairReport | TranslatorOut) -> tuple[str, str, str]:
+    return each.source, each.target, each.anchor_set

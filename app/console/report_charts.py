@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
 
 from app.api.schemas.quality import (
     EstimateOut,
-    HeldOutReportOut,
     LearningCurveOut,
     TranslatorReportOut,
 )
 from app.console.charts import Bar, Series, bar_chart, line_chart
-from app.console.wording import MEASURES_SHOWN
+from app.console.wording import CERTAINTIES, MEASURES_SHOWN, OPTIONS, SEARCHES
+from app.maths.relevance.advice import AdvisedOption
 from app.maths.thresholds.calibration import ExpectedScore
+
+#: the options that the verdict draws
+DRAWN: tuple[AdvisedOption, ...] = ("keep", "cascade", "native", "fuse", "re-embed")
 
 #: the lines of the learning curve, and of the quality by size of the index
 LINES = ("recall", "mrr", "cosine")
@@ -22,14 +26,54 @@ LINES = ("recall", "mrr", "cosine")
 
 def charts_of(report: TranslatorReportOut) -> dict[str, Markup | None]:
     """Returns the charts by name; None for those that the report has no numbers for."""
-    learning, held_out = report.learning, report.held_out
+    learning = report.learning
     return {
         "learning": None
         if learning is None or len(learning.anchors) < 2
         else learning_chart(learning),
-        "sizes": None if len(report.estimates) < 2 else size_chart(report.estimates),
-        "held_out": None if held_out is None else held_out_chart(held_out),
+        "estimate": None if report.estimate is None else estimate_chart(report.estimate),
     }
+
+
+def verdict_chart(slug: str, advice: Mapping[str, Any]) -> Markup:
+    """Returns what each option gains over keep, measured or expected."""
+    options = {each["name"]: each for each in advice["options"]}
+    bars = []
+    for name in DRAWN:
+        option, gain = options[name], options[name]["over_keep"]
+        title, quality = OPTIONS[name].title, option["ndcg_10"]
+        if not option["possible"]:
+            bars.append(Bar(title, None, note="impossible"))
+        elif name == "keep":
+            note = "the baseline" + ("" if quality is None else f", nDCG@10 {quality:.3f}")
+            bars.append(Bar(title, None, note=note))
+        else:
+            known = gain or {}
+            value, low, high = (known.get(each) for each in ("value", "low", "high"))
+            note, certain = CERTAINTIES[option["certainty"]], option["certainty"] != "expected"
+            bars.append(Bar(title, value, low, high, note, certain))
+    return bar_chart(slug, "Gain over keep in nDCG@10", bars, is_gain=True)
+
+
+def evaluation_chart(result: Mapping[str, Any]) -> Markup | None:
+    """Returns the chart of an evaluation or a comparison; None for another result."""
+    if "results" in result:
+        bars = [
+            Bar(SEARCHES[name], each["ndcg_10"], *each["intervals"]["ndcg_10"])
+            for name, each in result["results"].items()
+        ]
+        return bar_chart("result", "nDCG@10 of each option, with 95 % intervals", bars)
+    if "translated" in result:
+        sides = {"Translated": result["translated"], "Do nothing": result["do_nothing"]}
+        bars = [
+            Bar(name, each["recall"], *each["intervals"]["recall"]) for name, each in sides.items()
+        ]
+        title = f"Recall@{result['k']} among {result['index']} items, with 95 % intervals"
+        return bar_chart("result", title, bars)
+    if "encoders" in result and "pairs" in result:
+        bars = [Bar(each["encoder"], each["mrr"], *each["interval"]) for each in result["encoders"]]
+        return bar_chart("result", "Mean reciprocal rank, with 95 % intervals", bars)
+    return None
 
 
 def estimate_chart(estimate: EstimateOut) -> Markup:
@@ -39,8 +83,7 @@ def estimate_chart(estimate: EstimateOut) -> Markup:
         for name in MEASURES_SHOWN
         if (each := estimate.measures.get(name)) is not None
     ]
-    about = "; ".join(f"{bar.label} {bar.value:.2f}" for bar in bars)
-    return bar_chart("estimate", "Estimated quality", f"With 95 % intervals. {about}.", bars)
+    return bar_chart("estimate", "Estimated quality, with 95 % intervals", bars)
 
 
 def learning_chart(curve: LearningCurveOut) -> Markup:
@@ -61,32 +104,6 @@ def learning_chart(curve: LearningCurveOut) -> Markup:
         lines,
         x_label="anchors",
     )
-
-
-def size_chart(estimates: Sequence[EstimateOut]) -> Markup:
-    """Returns the estimated recall, with its interval, by the size of the index."""
-    shown = [each.measures["recall"] for each in estimates]
-    line = Series(
-        "Recall",
-        [(each.index, recall.value) for each, recall in zip(estimates, shown, strict=True)],
-        [(recall.low, recall.high) for recall in shown],
-    )
-    about = f"Estimated recall by the number of items of the index. {_ends(line)}"
-    return line_chart(
-        "sizes", "Recall by size of the index", about, [line], x_label="items", is_log=True
-    )
-
-
-def held_out_chart(held_out: HeldOutReportOut) -> Markup:
-    """Returns the held-out recall of translating, of doing nothing, and of native vectors."""
-    rows = {
-        "Do nothing": held_out.do_nothing,
-        "Translated": held_out.translated,
-        "Native": held_out.native,
-    }
-    bars = [Bar(name, row.recall, *row.intervals["recall"]) for name, row in rows.items()]
-    about = "; ".join(f"{bar.label} {bar.value:.2f}" for bar in bars)
-    return bar_chart("held-out", "Recall on held-out anchors", f"{about}.", bars)
 
 
 def calibration_chart(rows: Sequence[tuple[float, ExpectedScore]]) -> Markup | None:

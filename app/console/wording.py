@@ -5,48 +5,57 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from app.maths.relevance.advice import AdvisedOption, Certainty
+from app.maths.relevance.options import SearchOption
 from app.types import JobKind, JobState, MigrationState
 
 
 class OptionWords(NamedTuple):
-    """An option of the advice: its title, what it means, and the colour of its badge."""
+    """An option of the advice: its title, and what it means."""
 
     title: str
     meaning: str
-    tone: str
 
 
 OPTIONS: dict[AdvisedOption, OptionWords] = {
-    "keep": OptionWords("Keep", "Stay with the old encoder and its index. No work.", ""),
+    "keep": OptionWords("Keep", "Stay with the old encoder and its index. No work."),
     "fuse": OptionWords(
         "Fuse",
         "Search the old index as before, and reorder the candidates by the scores of both "
         "encoders. The index does not change.",
-        "good",
     ),
     "cascade": OptionWords(
         "Cascade",
         "Search the old index with translated queries, and reorder the candidates by the new "
         "encoder. The index does not change.",
-        "good",
     ),
     "native": OptionWords(
         "Native",
         "Search the old index, and let the new encoder embed the 20 best candidates of each query. "
         "The index does not change.",
-        "good",
     ),
     "translate": OptionWords(
-        "Translate", "Translate the stored vectors into the new encoder's space.", "good"
+        "Translate", "Translate the stored vectors into the new encoder's space."
     ),
-    "re-embed": OptionWords("Re-embed", "Encode every item again with the new encoder.", "fair"),
+    "re-embed": OptionWords("Re-embed", "Encode every item again with the new encoder."),
 }
 
 CERTAINTIES: dict[Certainty, str] = {
-    "measured": "Measured on your judged queries",
-    "undecided": "Your judged queries do not decide",
-    "expected": "Expected from other collections",
-    "unknown": "Not measured",
+    "measured": "measured",
+    "undecided": "measured, undecided",
+    "expected": "expected",
+    "unknown": "not measured",
+}
+
+#: the ways to search that an evaluation measures
+SEARCHES: dict[SearchOption, str] = {
+    "keep": "Keep",
+    "bridge": "Bridge",
+    "cascade": "Cascade",
+    "fuse": "Fuse",
+    "native-cascade": "Native, after a cascade",
+    "native-fuse": "Native, with old scores",
+    "translate": "Translate",
+    "re-embed": "Re-embed",
 }
 
 #: what each measure of quality means, in the order of the pages
@@ -106,16 +115,54 @@ MIGRATION_STATES: dict[MigrationState, tuple[str, str]] = {
     MigrationState.abandoned: ("The new vectors are deleted.", ""),
 }
 
-#: what each call of a migration does
-NEXT_CALLS: dict[str, str] = {
-    "run": "Give every row a new vector. Clients notice nothing.",
-    "pause": "Stop the run after its present batch.",
-    "verify": "Check rows, checksums and recall before the cutover.",
-    "sync": "Bring writes of clients to the other side now.",
-    "cutover": "Show the new vectors to clients.",
-    "rollback": "Show the old vectors to clients again.",
-    "finish": "Delete the old vectors. No rollback is possible after it.",
-    "abandon": "Delete the new vectors. The old ones stay.",
+
+class CallWords(NamedTuple):
+    """A call of a migration: its button, what it does to the rows, and whether it deletes."""
+
+    button: str
+    effect: str
+    deletes: bool = False
+
+
+#: the calls of a migration, in the order of the buttons
+CALLS: dict[str, CallWords] = {
+    "run": CallWords(
+        "Run",
+        "Every row gets a new vector next to the old one. Clients of the store see the old "
+        "vectors, and notice nothing.",
+    ),
+    "pause": CallWords(
+        "Pause", "The run stops after its present batch. No row changes, and Run continues there."
+    ),
+    "verify": CallWords(
+        "Verify",
+        "Rows, checksums, sampled vectors and the recall of the index are checked. No row changes.",
+    ),
+    "cutover": CallWords(
+        "Cut over",
+        "Clients of the store see the new vectors, so they must embed queries with the new "
+        "encoder from now on. The old vectors stay, and Roll back undoes it.",
+    ),
+    "rollback": CallWords(
+        "Roll back",
+        "Clients of the store see the old vectors again. Rows that they wrote since the cutover "
+        "get translated vectors. The new vectors stay.",
+    ),
+    "finish": CallWords(
+        "Finish",
+        "The old vectors are deleted, and the store belongs to the new encoder. Nothing can "
+        "undo it.",
+        True,
+    ),
+    "sync": CallWords(
+        "Synchronise", "Rows that clients wrote get their other vector now. No other row changes."
+    ),
+    "abandon": CallWords(
+        "Abandon",
+        "The new vectors are deleted. The old ones stay as they are. Another migration begins "
+        "again with all rows.",
+        True,
+    ),
 }
 
 SEVERITY_TONES: dict[str, str] = {"error": "bad", "warning": "fair", "info": ""}

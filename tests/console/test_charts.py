@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from app.console.charts import Axis, Bar, Series, bar_chart, line_chart, log_ticks, nice_ticks
+from app.console.charts import Axis, Bar, Series, bar_chart, line_chart, nice_ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -41,10 +41,9 @@ def test_lines_differ_by_their_marks_too() -> None:
     assert len(drawn.findall(f"{SVG}rect")) == 1
 
 
-def test_a_logarithmic_axis_places_factors_at_equal_distances() -> None:
-    axis = Axis("", 10, 1000, 0, 100, is_log=True)
-    assert [axis.place(value) for value in (10, 100, 1000)] == [0, 50, 100]
-    assert axis.place(1e9) == 100
+def test_values_beyond_an_axis_lie_at_its_ends() -> None:
+    axis = Axis("", 10, 20, 0, 100)
+    assert [axis.place(value) for value in (0, 10, 15, 1e9)] == [0, 0, 50, 100]
 
 
 def test_a_chart_has_a_title_and_a_description_and_escapes_them() -> None:
@@ -56,7 +55,7 @@ def test_a_chart_has_a_title_and_a_description_and_escapes_them() -> None:
 
 
 def test_a_chart_has_no_inline_style_and_no_script() -> None:
-    for markup in (line(), bar_chart("b", "t", "d", [Bar("x", 0.5, 0.4, 0.6)])):
+    for markup in (line(), bar_chart("b", "t", [Bar("x", 0.5, 0.4, 0.6, certain=False)])):
         assert "style" not in markup
         assert "<script" not in markup
 
@@ -77,15 +76,41 @@ def test_a_band_encloses_its_line() -> None:
     assert ys[0] < ys[3]  # the upper edge comes first
 
 
-def test_bars_are_as_long_as_their_values() -> None:
-    drawn = parse(bar_chart("b", "t", "d", [Bar("half", 0.5), Bar("all", 1.0), Bar("less", -0.2)]))
-    widths = [
-        float(each.attrib["width"])
-        for each in drawn.findall(f"{SVG}rect")
-        if each.attrib["class"] == "p0"
+def bars(*drawn: Bar, **more: bool) -> ElementTree.Element:
+    return ElementTree.fromstring(str(bar_chart("b", "Title <b>", drawn, **more)))  # noqa: S314
+
+
+def widths(chart: ElementTree.Element, kind: str) -> list[float]:
+    return [
+        float(each.attrib["width"].rstrip("%"))
+        for each in chart.iterfind(f"li/svg/rect[@class='{kind}']")
     ]
-    assert widths[1] == pytest.approx(2 * widths[0], abs=0.2)
-    assert widths[2] == 0
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    chart = bars(Bar("half", 0.5), Bar("all", 1.0), Bar("less", -0.2))
+    assert widths(chart, "certain") == [50, 100, 0]
+    assert chart.attrib["aria-label"] == "Title <b>"
+
+
+def test_gains_start_at_0_in_the_middle_and_what_is_expected_is_striped_and_said() -> None:
+    chart = bars(
+        Bar("better", 0.1, 0.05, 0.15, "measured"),
+        Bar("worse", -0.2, -0.3, -0.1, "expected", certain=False),
+        Bar("range", None, -0.1, 0.2, "expected", certain=False),
+        Bar("nothing", None, note="not measured"),
+        is_gain=True,
+    )
+    assert "".join(chart.find("li[@class='ticks']").itertext()) == "\u22120.400+0.40"
+    assert widths(chart, "certain")[0] == 12.5
+    assert widths(chart, "striped") == [25, 37.5]
+    texts = [" ".join("".join(row.itertext()).split()) for row in chart][:4]
+    assert texts == [
+        "better+0.100 +0.050 to +0.150, measured",
+        "worse\u22120.200 \u22120.300 to \u22120.100, expected",
+        "range \u22120.100 to +0.200, expected",
+        "nothing not measured",
+    ]
 
 
 def test_ticks_are_round_and_enclose_the_values() -> None:
@@ -93,8 +118,6 @@ def test_ticks_are_round_and_enclose_the_values() -> None:
     assert nice_ticks(64, 256) == [50, 100, 150, 200, 250, 300]
     alike = nice_ticks(0.5, 0.5)
     assert alike[0] <= 0.5 <= alike[-1]
-    assert log_ticks(1_000, 100_000) == [1_000, 10_000, 100_000]
-    assert log_ticks(200, 300) == [200, 300]
 
 
 @pytest.mark.parametrize("series", [[], [Series("s", [])], [Series("s", [(0, 0)])] * 4])

@@ -10,14 +10,14 @@ import lancedb
 import pyarrow as pa
 from starlette.testclient import TestClient
 
-from tests.console.test_overview import PAIR, stock
+from tests.console.test_overview import PAIR, judge, stock
 
 ASYNC = {"Prefer": "respond-async"}
 
 
-def test_an_empty_project_teaches_how_to_start_a_job(client: TestClient) -> None:
+def test_an_empty_project_says_what_becomes_a_job(client: TestClient) -> None:
     page = client.get("/console/jobs").text
-    assert "curl http://127.0.0.1/translators" in page
+    assert "anchorage quickstart" in page
     assert 'hx-trigger="every 10s"' in page
 
 
@@ -110,7 +110,7 @@ def test_a_job_of_another_project_is_not_found(
     assert locked.get(f"/console/jobs/{job['id']}", headers=theirs).status_code == 404
 
 
-def test_a_migration_shows_its_plan_and_its_next_step(
+def test_a_job_of_a_migration_has_the_name_of_its_store(
     serve: Callable[..., TestClient],
     tmp_path: Path,
     finished: Callable[..., dict[str, Any]],
@@ -129,13 +129,29 @@ def test_a_migration_shows_its_plan_and_its_next_step(
     answer = client.post("/migrations", json=plan)
     assert answer.status_code == 201, answer.text
     move = answer.json()["id"]
-    page = client.get("/console/jobs").text
-    assert "docs: first" in page
-    assert "Next: run." in page
-    assert f"curl -X POST http://127.0.0.1/migrations/{move}/run" in page
     job = client.post(f"/migrations/{move}/run").json()
     assert finished(client, job["id"])["state"] == "succeeded"
     page = client.get("/console/jobs").text
-    assert "60 of 60 rows" in page
-    assert "Next: verify." in page
-    assert "run" in client.get(f"/console/jobs/{job['id']}").text
+    assert ">Run: docs</a>" in page
+    assert "60 rows have a new vector." in page
+    assert 'href="/console/stores/docs"' in client.get(f"/console/jobs/{job['id']}").text
+
+
+def test_an_evaluation_is_a_chart_and_a_table(
+    client: TestClient, finished: Callable[..., dict[str, Any]]
+) -> None:
+    job = judge(client, finished)
+    page = client.get(f"/console/jobs/{job}").text
+    results = client.get(f"/jobs/{job}").json()["result"]["results"]
+    assert page.count("<li><span>") == len(results)  # a bar for each option
+    for name, found in results.items():
+        low, high = found["intervals"]["ndcg_10"]
+        assert f"{low:.3f} to {high:.3f}" in page, name
+        assert f"{found['recall_100']:.3f}" in page
+    assert "on 30 judged queries" in page
+    assert "on 30 judged queries" in client.get("/console/jobs").text
+    vectors = {"vectors": [[1.0] * 8, [2.0, *[1.0] * 7]], "native": [[1.0] * 6, [2.0, *[1.0] * 5]]}
+    plain = client.post("/evaluate", json={**PAIR, **vectors}, headers=ASYNC).json()
+    found = finished(client, plain["id"])["result"]["translated"]
+    page = client.get(f"/console/jobs/{plain['id']}").text
+    assert f"Recall@1 {found['recall']:.3f} among 2 items" in page

@@ -95,7 +95,9 @@ def test_without_the_scope_admin_the_page_says_why_not_and_shows_the_callers_key
     assert other.split("_")[1][:8] not in page.text
     assert locked.get("/api-keys", headers=headers).status_code == 403
     assert create(locked, headers).status_code == 403
-    assert locked.get("/console/keys/audit", headers=headers).status_code == 403
+    audit = locked.get("/console/audit", headers=headers)
+    assert "the caller" in audit.text
+    assert "somebody else" not in audit.text
 
 
 def test_a_key_of_another_project_is_neither_shown_nor_changed(
@@ -109,19 +111,6 @@ def test_a_key_of_another_project_is_neither_shown_nor_changed(
     assert key_id[:8] not in locked.get("/console/keys", headers=admin).text
     assert locked.post(f"/console/keys/{key_id}/revoke", headers=admin).status_code == 404
     assert locked.get("/console/keys", headers=bearing(other)).status_code == 200
-
-
-def test_the_audit_log_names_the_key_and_has_further_pages(
-    locked: TestClient, admin: dict[str, str]
-) -> None:
-    for number in range(32):
-        locked.post("/encoders", json={"name": f"e{number}", "dim": 3}, headers=admin)
-    page = locked.get("/console/keys", headers=admin).text
-    assert "create encoder" in page
-    assert ">e31<" in page
-    assert ">e0<" not in page
-    earlier = page.partition('hx-get="/console/keys/audit?')[2].partition('"')[0]
-    assert ">e0<" in locked.get(f"/console/keys/audit?{earlier}", headers=admin).text
 
 
 def test_without_keys_the_page_says_how_to_require_them(client: TestClient) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from tests.console.test_overview import PAIR, stock
-
-FORM = {"content-type": "application/x-www-form-urlencoded"}
 
 
 @pytest.fixture
@@ -23,21 +20,21 @@ def fitted(client: TestClient) -> dict[str, Any]:
     return answer.json()
 
 
-def test_an_empty_project_teaches_the_next_step(client: TestClient) -> None:
-    assert "curl -X PUT http://127.0.0.1/anchor-sets/faq/embeddings/new" in (
-        client.get("/console/pairs").text
-    )
+def test_an_empty_project_shows_the_command_to_begin_with(client: TestClient) -> None:
+    assert "anchorage quickstart postgresql://" in client.get("/console/pairs").text
+    assert "anchorage quickstart postgresql://" in client.get("/console/pair").text
 
 
-def test_a_cell_shows_the_estimate_in_numbers_and_words(
+def test_a_row_shows_the_estimate_and_opens_the_report(
     client: TestClient, fitted: dict[str, Any]
 ) -> None:
     page = client.get("/console/pairs").text
     recall = fitted["report"]["estimate"]["measures"]["recall"]["value"]
-    word = "high" if recall >= 0.8 else "medium" if recall >= 0.5 else "low"
-    assert f'href="/console/pairs/{fitted["id"]}"' in page
-    assert f"first to second: {word}, recall {100 * recall:.0f} %" in page
-    assert "Measure second to first" in page
+    assert f'<a href="/console/pairs/{fitted["id"]}">{100 * recall:.0f} %</a>' in page
+    assert page.count("not measured") == 1  # the other direction
+    for tab in ("pair", "map", "try"):
+        shown = client.get(f"/console/{tab}", params=PAIR).text
+        assert f'<a href="/console/pairs/{fitted["id"]}">Report</a>' in shown
 
 
 def test_the_best_translator_of_a_pair_is_shown(client: TestClient, fitted: dict[str, Any]) -> None:
@@ -54,63 +51,18 @@ def test_the_best_translator_of_a_pair_is_shown(client: TestClient, fitted: dict
     assert worse["id"] in client.get(f"/console/pairs/{fitted['id']}").text
 
 
-def test_a_pair_without_translator_is_measured_by_a_job(
-    client: TestClient, finished: Callable[..., dict[str, Any]]
-) -> None:
-    stock(client)
-    answer = client.post(
-        "/console/pairs",
-        content="source=second&target=first&anchor_set=items",
-        headers=FORM,
-        follow_redirects=False,
-    )
-    assert answer.status_code == 303
-    job_id = answer.headers["location"].removeprefix("/console/jobs/")
-    assert finished(client, job_id)["state"] == "succeeded"
-    assert "second to first: " in client.get("/console/pairs").text
-
-
-def test_a_key_that_only_reads_cannot_start_a_job(
-    locked: TestClient, new_key: Callable[..., str], bearing: Callable[[str], dict[str, str]]
-) -> None:
-    answer = locked.post(
-        "/console/pairs",
-        content="source=a&target=b&anchor_set=c",
-        headers={**FORM, **bearing(new_key(locked, "read"))},
-    )
-    assert answer.status_code == 403
-    assert "needs a key with the scope" in answer.text
-
-
 def test_the_report_has_every_part(client: TestClient, fitted: dict[str, Any]) -> None:
     page = client.get(f"/console/pairs/{fitted['id']}").text
     for title in (
         "What it estimates",
         "Learning curve",
-        "By size of the index",
-        "Against doing nothing",
         "Calibration of scores",
         "Findings about the anchors",
         "Methods compared for retrieval",
-        "Flags of translated rows",
     ):
         assert title in page, title
     assert " style=" not in page
     assert not re.search(r"<script(?![^>]* src=)", page)
-
-
-def test_a_form_field_changes_the_size_of_the_estimate(
-    client: TestClient, fitted: dict[str, Any]
-) -> None:
-    path = f"/console/pairs/{fitted['id']}/estimate"
-    part = client.get(path, params={"index": 5_000}).text
-    expected = client.get(f"/translators/{fitted['id']}", params={"index": 5_000}).json()
-    recall = expected["report"]["estimate"]["measures"]["recall"]["value"]
-    assert "<strong>5,000</strong>" in part
-    assert f"{recall:.3f}" in part
-    assert "<html" not in part
-    assert client.get(path, params={"index": ""}).status_code == 200
-    assert client.get(path, params={"index": 1}).status_code == 422
 
 
 def test_the_calibration_maps_old_scores(client: TestClient, fitted: dict[str, Any]) -> None:

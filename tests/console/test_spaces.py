@@ -10,10 +10,8 @@ from tests.api.conftest import Encoding
 from tests.console.test_overview import stock
 
 
-def test_an_empty_project_teaches_the_first_calls(client: TestClient) -> None:
-    page = client.get("/console/spaces").text
-    assert "curl http://127.0.0.1/encoders" in page
-    assert "curl http://127.0.0.1/anchor-sets" in page
+def test_an_empty_project_shows_the_command_to_begin_with(client: TestClient) -> None:
+    assert "anchorage quickstart postgresql://" in client.get("/console/spaces").text
 
 
 def test_sets_and_encoders_refer_to_each_other(client: TestClient) -> None:

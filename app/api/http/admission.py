@@ -46,7 +46,7 @@ SIGN_IN = f"{CONSOLE}/sign-in"
 ASSETS = f"{CONSOLE}/static"
 
 #: pages ask for these every few seconds
-POLLED_PATH = re.compile(rf"{CONSOLE}/jobs(/[^/]+)?/live")
+POLLED_PATH = re.compile(rf"{CONSOLE}/(jobs|stores)(/[^/]+)?/live")
 
 #: the cookie that holds the API key, which only requests below CONSOLE carry
 COOKIE = "anchorage_key"

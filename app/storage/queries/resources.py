@@ -385,9 +385,18 @@ def newest_reports(session: Session, project: str, *, limit: int) -> Sequence[Tr
 
 
 def jobs(
-    session: Session, project: str, *, state: JobState | None, before: datetime | None, limit: int
+    session: Session,
+    project: str,
+    *,
+    state: JobState | None,
+    before: datetime | None,
+    limit: int,
+    whole: bool = False,
 ) -> Sequence[JobRow]:
-    """Return jobs created before a moment, the newest first, without arguments and results."""
+    """Return jobs created before a moment, the newest first.
+
+    whole  with their arguments and results
+    """
     query = (
         select(JobRow)
         .where(JobRow.project == project)
@@ -398,7 +407,9 @@ def jobs(
         query = query.where(JobRow.state == state)
     if before is not None:
         query = query.where(JobRow.created_at < before)
-    return session.scalars(query.options(defer(JobRow.arguments), defer(JobRow.result))).all()
+    if not whole:
+        query = query.options(defer(JobRow.arguments), defer(JobRow.result))
+    return session.scalars(query).all()
 
 
 def named_blobs(session: Session) -> set[str]:

@@ -1,0 +1,134 @@
+"""/console/stores/{name}: the buttons of a store's migration, each with a page that confirms it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from app.api.http.admission import CONSOLE
+from app.api.http.deps import PathName, Reads, Svc, WriteContext
+from app.api.schemas.migrations import NextCall
+from app.console import wording
+from app.console.forms import Form, text_of
+from app.console.overview import find_pairs, next_call
+from app.console.pages import redirect, render
+from app.errors import Conflict, InvalidRequest, MigrationNotFound
+from app.services.context import Services
+from app.services.store_migrations import plan, records, steps
+from app.services.store_migrations.plan_contents import MigrationTask
+from app.services.stores import stores
+from app.storage.tables import StoreRow
+from app.types import Scope
+
+router = APIRouter()
+
+STORE_PAGE = f"{CONSOLE}/stores/{{name}}"
+
+#: the calls that a request waits for
+STEPS = {
+    "pause": records.pause,
+    "cutover": steps.cutover,
+    "rollback": steps.rollback,
+    "finish": steps.finish,
+    "abandon": steps.abandon,
+}
+
+#: what a migration writes first, as the form of a plan names it
+FILLS = {
+    "translate": "Translations of all rows",
+    "reads": "Translations, and the new encoder's own vectors of rows that searches read",
+}
+
+
+@router.get(f"{STORE_PAGE}/live")
+def show_live_store(request: Request, name: PathName, services: Svc, project: Reads) -> Response:
+    """Shows the part of a store's page that changes while a job runs. Raises StoreNotFound."""
+    row = stores.find_store(services, project, name)
+    return render(
+        request, "store_migration.html", store=row, **migration_values(request, services, row)
+    )
+
+
+@router.get(f"{STORE_PAGE}/plan")
+def show_plan_form(request: Request, name: PathName, services: Svc, project: Reads) -> Response:
+    """Shows the form of a plan. Raises StoreNotFound."""
+    row = stores.find_store(services, project, name)
+    pairs = [each for each in find_pairs(services, project) if each.source == row.encoder.name]
+    fills = FILLS if row.options.get("text_field") else {"translate": FILLS["translate"]}
+    return render(request, "store_plan.html", store=row, pairs=pairs, fills=fills)
+
+
+@router.post(f"{STORE_PAGE}/plan")
+def plan_migration(
+    request: Request, name: PathName, services: Svc, context: WriteContext, form: Form
+) -> Response:
+    """Plans a migration, and shows it on the store's page. Raises as `plan.plan_migration`."""
+    target, _, anchor_set = text_of(form, "pair").partition("@")
+    fill = text_of(form, "fill")
+    if fill not in FILLS:
+        raise InvalidRequest("Choose `translate` or `reads`.", field="fill")
+    task = MigrationTask(
+        store=name,
+        target=target,
+        anchor_set=anchor_set,
+        fill="reads" if fill == "reads" else "translate",
+    )
+    plan.plan_migration(services, context, task)
+    return redirect(request, f"{CONSOLE}/stores/{name}")
+
+
+@router.get(f"{STORE_PAGE}/steps/{{call}}")
+def confirm_step(
+    request: Request, name: PathName, call: NextCall, services: Svc, project: Reads
+) -> Response:
+    """Says what a call does to the rows, and asks for it. Raises as the call, before it begins."""
+    move = _active(services, project, name)
+    if call not in move.next:
+        records.refuse_unless_possible(move.row, call, busy=move.is_busy)
+        steps.refuse_below_estimate(move.row)
+    return render(
+        request, "store_step.html", move=move, call=call, words=wording.CALLS[call], store=name
+    )
+
+
+@router.post(f"{STORE_PAGE}/steps/{{call}}")
+def take_step(
+    request: Request,
+    name: PathName,
+    call: NextCall,
+    services: Svc,
+    context: WriteContext,
+    form: Form,
+) -> Response:
+    """Takes a step of the migration that the reader has seen. Raises as the API's call."""
+    id_ = _active(services, context.project, name).row.id
+    if text_of(form, "migration") != id_:
+        raise Conflict("The store has another migration now. Open the store's page again.")
+    if call in records.ACTION_STATES:
+        records.queue_action(services, context, id_, call)
+    else:
+        STEPS[call](services, context, id_)
+    return redirect(request, f"{CONSOLE}/stores/{name}")
+
+
+def migration_values(request: Request, services: Services, row: StoreRow) -> dict[str, Any]:
+    """Returns what the template `store_migration.html` shows: the last migration of a store."""
+    moves = records.list_migrations(services, row.project, store=row.name, limit=1)
+    move = moves[0] if moves else None
+    return {
+        "move": move,
+        "next_call": None if move is None else next_call(move),
+        "calls": wording.CALLS,
+        "states": wording.MIGRATION_STATES,
+        "may_write": request.state.caller.may(Scope.write),
+    }
+
+
+def _active(services: Services, project: str, name: str) -> records.MigrationStatus:
+    """Returns the store's migration. Raises StoreNotFound and MigrationNotFound."""
+    stores.find_store(services, project, name)
+    for move in records.list_migrations(services, project, store=name, limit=1):
+        if move.row.ended_at is None:
+            return move
+    raise MigrationNotFound(f"No migration of the store {name!r} is under way. Plan one.")

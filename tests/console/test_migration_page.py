@@ -1,0 +1,115 @@
+"""The buttons of a migration: pages and forms, as a browser without scripts has them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.api.resources.stores.conftest import Shop
+from tests.api.resources.stores.conftest import case as case
+from tests.api.resources.stores.conftest import shop as shop
+
+PLAN = {"pair": "new@items", "fill": "translate"}
+PAGE = "/console/stores/docs"
+
+
+def enabled(page: str) -> list[str]:
+    """The steps whose buttons the page enables."""
+    buttons = re.findall(r'<button formaction="[^"]*/([a-z]+)"([^>]*)>', page)
+    return [step for step, more in buttons if "disabled" not in more]
+
+
+def press(shop: Shop, step: str, status: int = 200) -> str:
+    """Open the page of a step, send its form, and return the store's page once no job runs."""
+    asked = shop.client.get(f"{PAGE}/steps/{step}")
+    assert asked.status_code == 200, asked.text
+    [migration] = re.findall(r'name="migration" value="([0-9a-f]{32})"', asked.text)
+    answer = shop.client.post(f"{PAGE}/steps/{step}", data={"migration": migration})
+    assert answer.status_code == status, answer.text
+    assert str(answer.url).endswith(PAGE)
+    while 'hx-trigger="every 2s"' in (part := shop.client.get(f"{PAGE}/live").text):
+        time.sleep(0.05)
+    return part
+
+
+@pytest.fixture
+def planned(shop: Shop) -> Shop:
+    shop.connect()
+    assert enabled(shop.client.get(PAGE).text) == ["plan"]
+    form = shop.client.get(f"{PAGE}/plan").text
+    assert '<option value="new@items">' in form
+    assert "writes nothing to it" in form
+    answer = shop.client.post(f"{PAGE}/plan", data=PLAN)
+    assert answer.status_code == 200, answer.text
+    assert "200 rows are to be written" in answer.text
+    return shop
+
+
+def test_a_migration_is_made_by_buttons_from_its_plan_to_its_end(planned: Shop) -> None:
+    assert enabled(planned.client.get(PAGE).text) == ["run", "abandon"]
+    assert "0 of 200 rows have a vector" in planned.client.get("/console").text
+    assert f"{PAGE}/steps/run" in planned.client.get("/console").text
+    page = press(planned, "run")
+    assert "200 of 200 rows have a new vector" in page
+    assert enabled(page) == ["run", "verify", "sync", "abandon"]
+    page = press(planned, "verify")
+    assert page.count('badge good">passed') >= 3
+    assert "cutover" in enabled(page)
+    assert f"{PAGE}/steps/cutover" in planned.client.get("/console").text
+    assert enabled(press(planned, "cutover")) == ["verify", "rollback", "finish", "sync"]
+    assert "finish" not in enabled(press(planned, "rollback"))
+    press(planned, "cutover")
+    assert "Nothing can undo it." in planned.client.get(f"{PAGE}/steps/finish").text
+    page = press(planned, "finish")
+    assert enabled(page) == ["plan"]
+    assert planned.client.get("/stores/docs").json()["encoder"] == "new"
+
+
+def test_a_step_that_is_not_possible_has_no_page_and_changes_nothing(planned: Shop) -> None:
+    for step, status, code in (("cutover", 409, "wrong-state"), ("finish", 409, "wrong-state")):
+        answer = planned.client.get(f"{PAGE}/steps/{step}")
+        assert (answer.status_code, code in answer.text) == (status, True)
+    [migration] = planned.client.get("/migrations").json()["migrations"]
+    own = {"migration": migration["id"]}
+    assert planned.client.post(f"{PAGE}/steps/finish", data=own).status_code == 409
+    other = planned.client.post(f"{PAGE}/steps/abandon", data={"migration": "0" * 32})
+    assert other.status_code == 409
+    assert "has another migration now" in other.text
+    assert planned.client.get(f"{PAGE}/steps/delete").status_code == 422
+    assert planned.client.get("/migrations").json()["migrations"][0]["state"] == "planned"
+    press(planned, "run")
+    assert "below-estimate" in planned.client.get(f"{PAGE}/steps/cutover").text
+
+
+def test_wrong_plans_are_explained(planned: Shop) -> None:
+    post = planned.client.post
+    assert "finish or abandon it first" in post(f"{PAGE}/plan", data=PLAN).text
+    press(planned, "abandon")
+    assert post(f"{PAGE}/plan", data={**PLAN, "pair": "none@items"}).status_code == 404
+    assert post(f"{PAGE}/plan", data={**PLAN, "fill": "all"}).status_code == 422
+    assert planned.client.get(f"{PAGE}/steps/run").status_code == 404
+
+
+def test_a_form_of_another_site_is_refused(planned: Shop) -> None:
+    [migration] = planned.client.get("/migrations").json()["migrations"]
+    answer = planned.client.post(
+        f"{PAGE}/steps/run",
+        data={"migration": migration["id"]},
+        headers={"Sec-Fetch-Site": "cross-site"},
+    )
+    assert answer.status_code == 403
+    assert "origin" in answer.text.lower()
+
+
+def test_a_key_that_only_reads_sees_no_button_and_takes_no_step(
+    locked: TestClient, new_key: Callable[..., str], bearing: Callable[[str], dict[str, str]]
+) -> None:
+    reader = bearing(new_key(locked, "read"))
+    for path, form in (("plan", PLAN), ("steps/run", {"migration": "0" * 32})):
+        answer = locked.post(f"{PAGE}/{path}", data=form, headers=reader)
+        assert answer.status_code == 403
+        assert "needs a key with the scope" in answer.text
