@@ -37,8 +37,8 @@ test: $(INSTALLED) ## run all tests that CI runs (about seventeen minutes on two
 	$(PYTEST) -n 2 -m "not long" $(SHAPES) $(MATHS)
 	$(PYTEST) -n 4 -m "not long" $(MATHS:%=--ignore=%)
 
-test-fast: $(INSTALLED) ## run the tests of the maths and of the services on SQLite, without bootstraps (a minute)
-	$(PYTEST) -n 2 -m "not long" -k "not postgres and not redis and not bootstrap" tests/maths tests/services
+test-fast: $(INSTALLED) ## run the tests of the maths and of the services, without bootstraps (a minute)
+	$(PYTEST) -n 2 -m "not long" -k "not redis and not bootstrap" tests/maths tests/services
 
 test-long: $(INSTALLED) ## run sweeps, many seeds, ten minutes of soak, and the demo in a fresh clone
 	$(PYTEST) -n 2 -m long

@@ -75,6 +75,7 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
     name = f"anchorage_test_{uuid4().hex}"
     with psycopg.connect(postgres_server.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"')
+        connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off')
         yield postgres_server.rpartition("/")[0] + "/" + name
         connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
@@ -94,6 +95,7 @@ def migrated_postgres(postgres_server: str) -> Iterator[str]:
     name = f"anchorage_test_{uuid4().hex}"
     with psycopg.connect(postgres_server.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"')
+        connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off')
         db = Database(postgres_server.rpartition("/")[0] + "/" + name)
         db.upgrade()
         db.close()

@@ -23,7 +23,12 @@ from app.services.serving import apply
 from app.services.translators import contracts, translators
 from app.storage import name_cache
 from app.types import HeadOutput
-from tests.services.helpers import CONTEXT, PROJECT, another_process, create_encoder
+from tests.services.helpers import (
+    CONTEXT,
+    PROJECT,
+    another_process,
+    create_encoder,
+)
 
 VECTORS = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
 TRANSLATION = translators.FitRequest("a", "b", "s", "graded", {})

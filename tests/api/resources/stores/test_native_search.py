@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from sqlalchemy import select
 from starlette.testclient import TestClient
 
+from app.encoders.base import EncoderModel
 from app.main import create_app
 from app.services.encoders.native_vectors import MAX_AT_ONCE, NativeVectors, native_vectors
 from app.services.request_context import RequestContext
@@ -38,13 +40,18 @@ QUERIES = ["my bank card was stolen", "exchange fee on holiday"]
 CASE = LancedbCase()
 NONE = {"embedded": 0, "truncated": 0, "cached": 0, "missing": 0}
 
+#: the models of all shops of this process: loading one takes longer than most tests
+LOADED: OrderedDict[str, tuple[EncoderModel, float]] = OrderedDict()
+
 
 class Shop:
     """A service whose encoder `new` is MiniLM; the store has its first 32 dimensions, `old`."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
+        app = create_app(Settings(data_dir=folder / "data", **settings))
+        app.state.services.encoders._loaded = LOADED
         self.client = TestClient(
-            create_app(Settings(data_dir=folder / "data", **settings)),
+            app,
             base_url="http://127.0.0.1",
             raise_server_exceptions=False,
         )
