@@ -32,7 +32,7 @@ from tests.pgvector_server import pgvector_url as pgvector_url
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 # Timings vary on shared machines; a test is wrong or right, never late.
-hypothesis_settings.register_profile("anchorage", deadline=None, max_examples=25)
+hypothesis_settings.register_profile("anchorage", deadline=None, max_examples=15)
 hypothesis_settings.load_profile("anchorage")
 
 

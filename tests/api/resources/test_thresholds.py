@@ -122,7 +122,3 @@ def test_wrong_questions_about_a_threshold_or_a_map_are_refused(
     refused(ask(stocked, small, **query), 422, code, field)
 
 
-def test_a_deleted_set_takes_its_thresholds_along(stocked, refused, small):
-    assert ask(stocked, small, source=0.3).status_code == 200
-    stocked.delete("/anchor-sets/items")
-    refused(ask(stocked, small, source=0.3), 404, "translator-not-found", "id")
