@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -46,6 +47,14 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imports_stay_frozen() -> Iterator[None]:
+    """After a model is loaded, the collector visits new objects, and not all that imports made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.encoders.pool._freeze_objects", gc.collect)
+        yield
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -152,8 +161,9 @@ def redis_prefix(redis_url: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[TestClient]:
+def client(tmp_path: Path, migrated_sqlite: Path) -> Iterator[TestClient]:
     """The whole service, embedded: SQLite, blobs and worker below a temporary folder."""
+    shutil.copy(migrated_sqlite, tmp_path / "anchorage.db")
     settings = Settings(
         data_dir=tmp_path, max_body_bytes=4 * 1024 * 1024, max_vectors=2_000, max_pool=200
     )

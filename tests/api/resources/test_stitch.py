@@ -160,5 +160,3 @@ def test_spaces_that_are_missing_are_a_conflict(make, ask, stocked, refused):
     refused(
         ask(encoder="third", head="r", anchor_set=...), 409, "anchors-not-embedded", "anchor_set"
     )
-
-

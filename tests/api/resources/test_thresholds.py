@@ -120,5 +120,3 @@ def test_wrong_questions_about_a_threshold_or_a_map_are_refused(
     stocked, refused, small, query, code, field
 ):
     refused(ask(stocked, small, **query), 422, code, field)
-
-

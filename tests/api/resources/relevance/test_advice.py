@@ -187,5 +187,3 @@ def test_reasons_name_the_fields_that_were_not_sent(ask, judged):
 )
 def test_a_wrong_request_is_refused(ask, refused, change, status, code, field):
     refused(ask(**change), status, code, field)
-
-

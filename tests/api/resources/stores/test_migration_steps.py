@@ -102,5 +102,3 @@ def test_steps_that_are_not_possible_say_what_is(stocked: TestClient, moved: str
     assert (unknown.status_code, unknown.json()["code"]) == (404, "migration-not-found")
     body = stocked.post(f"{moved}/run", json={"force": True})
     assert (body.status_code, body.json()["code"]) == (422, "invalid-request")
-
-

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +90,19 @@ class Shop:
         return self.post("/stores/docs/search", status, **{**usual, **body})
 
 
+@cache
+def registered() -> Path:
+    """The data of a service with both encoders: to register one loads its model."""
+    folder = Path(tempfile.mkdtemp(prefix="anchorage-shop-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shop = Shop(folder)
+    with shop.client:
+        model = {"kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
+        shop.post("/encoders", 201, name="new", **model)
+        shop.post("/encoders", 201, name="old", **model, options={"dim": 32})
+    return folder / "data"
+
+
 def make_shop(
     folder: Path,
     texts: list[str | None],
@@ -93,12 +110,10 @@ def make_shop(
     learn: bool = False,
     **settings: Any,
 ) -> Shop:
+    shutil.copytree(registered(), folder / "data")
     url = str(folder / "lance") if case is CASE else pgvector_server_of_process().url
     shop = Shop(folder, stores={"main": url}, **settings)
     shop.client.__enter__()
-    model = {"kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
-    shop.post("/encoders", 201, name="new", **model)
-    shop.post("/encoders", 201, name="old", **model, options={"dim": 32})
     vectors = shop.embed([(text or "nothing")[:999] for text in texts], "old")
     rows = Rows(
         case.ids(*range(len(texts))),
