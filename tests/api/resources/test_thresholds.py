@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from app.demo.pack import Pack, load_pack
 
-ANCHORS = 300
+ANCHORS = 150
 METHOD = "graded"
 
 
@@ -31,7 +31,7 @@ def names(pack: Pack) -> tuple[str, str]:
 def real(
     client: TestClient, pack: Pack, names: tuple[str, str], packed: Callable[..., dict[str, Any]]
 ) -> str:
-    """The id of a translator between two real encoders, from 300 real anchors."""
+    """The id of a translator between two real encoders, from real anchors."""
     for name in names:
         assert (
             client.post(
