@@ -28,20 +28,20 @@ demo: $(INSTALLED) ## search an index of a retired model with a new one, and jud
 # The tests start dozens of processes. Each would compile every module again if the environment
 # forbade compiled modules, and threads of OpenMP would wait for one another in busy loops.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
-# beartype checks every annotated shape and makes the maths a third slower: only its own tests use it.
-MATHS := tests/maths tests/heads tests/research
+# beartype checks every annotated shape of the maths, whose tests then take half as long again.
 SHAPES := --jaxtyping-packages=app.maths,app.heads,research,beartype.beartype
 
-# The maths keeps every core busy; the other tests often wait for the servers that they start.
+# Three processes for two cores: tests of the maths compute while others wait for their servers, and
+# each process imports all tests for twenty seconds.
 test: $(INSTALLED) ## run all tests that CI runs (about seventeen minutes on two slow cores)
-	$(PYTEST) -n 2 -m "not long" $(SHAPES) $(MATHS)
-	$(PYTEST) -n 4 -m "not long" $(MATHS:%=--ignore=%)
+	$(PYTEST) -n 3 -m "not long"
 
-test-fast: $(INSTALLED) ## run the tests of the maths and of the services on SQLite, without bootstraps (a minute)
-	$(PYTEST) -n 2 -m "not long" -k "not postgres and not redis and not bootstrap" tests/maths tests/services
+test-fast: $(INSTALLED) ## run the tests of the maths and of the services, without bootstraps (a minute)
+	$(PYTEST) -n 2 -m "not long" -k "not redis and not bootstrap" tests/maths tests/services
 
-test-long: $(INSTALLED) ## run sweeps, many seeds, ten minutes of soak, and the demo in a fresh clone
+test-long: $(INSTALLED) ## run sweeps, many seeds, all shapes of the maths, ten minutes of soak, the demo in a fresh clone
 	$(PYTEST) -n 2 -m long
+	$(PYTEST) -n 2 -m "not long" $(SHAPES) tests/maths tests/heads tests/research
 	$(MAKE) soak
 	scripts/demo_in_fresh_clone.sh
 

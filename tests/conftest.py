@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ from tests.pgvector_server import pgvector_url as pgvector_url
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 # Timings vary on shared machines; a test is wrong or right, never late.
-hypothesis_settings.register_profile("anchorage", deadline=None, max_examples=25)
+hypothesis_settings.register_profile("anchorage", deadline=None, max_examples=15)
 hypothesis_settings.load_profile("anchorage")
 
 
@@ -46,6 +47,14 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imports_stay_frozen() -> Iterator[None]:
+    """After a model is loaded, the collector visits new objects, and not all that imports made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.encoders.pool._freeze_objects", gc.collect)
+        yield
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -75,6 +84,7 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
     name = f"anchorage_test_{uuid4().hex}"
     with psycopg.connect(postgres_server.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"')
+        connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off')
         yield postgres_server.rpartition("/")[0] + "/" + name
         connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
@@ -94,6 +104,7 @@ def migrated_postgres(postgres_server: str) -> Iterator[str]:
     name = f"anchorage_test_{uuid4().hex}"
     with psycopg.connect(postgres_server.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"')
+        connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off')
         db = Database(postgres_server.rpartition("/")[0] + "/" + name)
         db.upgrade()
         db.close()
@@ -150,8 +161,9 @@ def redis_prefix(redis_url: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[TestClient]:
+def client(tmp_path: Path, migrated_sqlite: Path) -> Iterator[TestClient]:
     """The whole service, embedded: SQLite, blobs and worker below a temporary folder."""
+    shutil.copy(migrated_sqlite, tmp_path / "anchorage.db")
     settings = Settings(
         data_dir=tmp_path, max_body_bytes=4 * 1024 * 1024, max_vectors=2_000, max_pool=200
     )

@@ -47,16 +47,11 @@ def end(answer: bytes) -> Callable[[socket.socket], None]:
 
 NONSENSE = {
     "an integer that is none": say(b":abc\r\n"),
-    "OK": say(b"+OK\r\n"),
-    "no value": say(b"$-1\r\n"),
     "a value": say(b"$5\r\nhello\r\n"),
     "a list of wrong types": say(b"*2\r\n:1\r\n+x\r\n"),
-    "a value without its end": say(b"$10\r\nabc"),
     "an answer that breaks off": end(b"$100\r\nabc"),
-    "a closed connection": end(b""),
     "HTML": say(b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\n\r\n<html>no</html>\r\n"),
     "OOM": say(b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"),
-    "NOAUTH": say(b"-NOAUTH Authentication required.\r\n"),
     "silence": lambda sock: None,
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
     """A models' folder with small timm models."""
     from tests.encoders.timm_models import save_models  # needs timm

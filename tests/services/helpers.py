@@ -6,6 +6,7 @@ import os
 import time
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -23,6 +24,9 @@ from workers.main import RUNNERS
 
 PROJECT = "p"
 CONTEXT = RequestContext(PROJECT)
+
+#: for what the two databases could do differently: requests at one moment, and bulk statements
+ON_EACH_DATABASE = pytest.mark.parametrize("services", ["on_sqlite", "on_postgres"], indirect=True)
 
 
 def some(k: int, d: int, seed: int = 0) -> Tensor:

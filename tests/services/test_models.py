@@ -22,7 +22,14 @@ from app.services.encoders import encoders
 from app.services.request_context import RequestContext
 from app.storage import name_cache, tables
 from app.storage.queries import access, resources
-from tests.services.helpers import CONTEXT, PROJECT, another_process, create_encoder, some
+from tests.services.helpers import (
+    CONTEXT,
+    ON_EACH_DATABASE,
+    PROJECT,
+    another_process,
+    create_encoder,
+    some,
+)
 from tests.waiting import until
 
 OTHERS = RequestContext("somebody else's")
@@ -125,6 +132,7 @@ def test_names_are_unique_among_aliases_and_encoders(named):
     create_encoder(named, "x", 2)
 
 
+@ON_EACH_DATABASE
 def test_an_encoder_hides_an_alias_that_was_created_at_the_same_moment(named):
     put(named, "x", "m->b@s")
     add_model(named, "x")  # past the check, as in a race
@@ -160,6 +168,7 @@ def test_what_an_alias_names_cannot_be_deleted(named):
     encoders.delete_encoder(named, CONTEXT, "free")
 
 
+@ON_EACH_DATABASE
 def test_the_database_refuses_to_delete_what_an_alias_names(named):
     """The alias may be created between the check and the deletion."""
     add_model(named, "free")
@@ -170,6 +179,7 @@ def test_the_database_refuses_to_delete_what_an_alias_names(named):
         resources.remove(session, row)
 
 
+@ON_EACH_DATABASE
 def test_of_two_requests_that_create_an_alias_both_succeed(named):
     found, start = [], threading.Barrier(2)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from app.errors import MigrationActive, StoreRefused, WrongState
-from app.stores.base import Store, StoreLocation
+from app.stores.base import Store
 from app.stores.registry import open_store
 from tests.stores.cases.all_cases import CASES
 from tests.stores.cases.base import Rows, StoreCase
@@ -30,23 +30,19 @@ from tests.stores.moving import (
 )
 
 
-@pytest.fixture(params=CASES, ids=lambda case: case.kind)
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.kind)
 def case(request) -> StoreCase:
     return request.param
 
 
-@pytest.fixture
-def filled(case: StoreCase, tmp_path: Path) -> Iterator[StoreLocation]:
-    location = case.fill(tmp_path, rows(case, 50))
-    yield location
-    case.remove(location)
-
-
-@pytest.fixture
-def store(filled: StoreLocation) -> Iterator[Store]:
-    opened = open_store(filled)
+@pytest.fixture(scope="module")
+def store(case: StoreCase, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A store that tests only read."""
+    location = case.fill(tmp_path_factory.mktemp(case.kind), rows(case, 50))
+    opened = open_store(location)
     yield opened
     opened.close()
+    case.remove(location)
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -116,8 +112,10 @@ def test_searches_find_the_nearest_rows(case: StoreCase, store: Store) -> None:
 
 
 def test_the_checksum_ignores_vectors_and_sees_everything_else(
-    case: StoreCase, filled: StoreLocation, store: Store
+    case: StoreCase, tmp_path: Path
 ) -> None:
+    filled = case.fill(tmp_path, rows(case, 50))
+    store = open_store(filled)
     before = store.checksum()
     assert before.rows == 50
     base = rows(case, 1, 7)
@@ -126,6 +124,8 @@ def test_the_checksum_ignores_vectors_and_sees_everything_else(
     assert store.checksum() == before
     case.insert(filled, Rows(base.ids, base.vectors, [{**base.payloads[0], "number": 8}]))
     assert store.checksum() != before
+    store.close()
+    case.remove(filled)
 
 
 def test_a_checksum_says_how_far_it_is_and_can_be_stopped(store: Store) -> None:

@@ -364,8 +364,6 @@ def _check_rows(row: tables.MigrationRow, plan: Mapping[str, Any]) -> None:
     check_re_embedding(plan["re_embed"], row.store.options.get("text_field"), row.target)
 
 
-
-
 def _check_re_embed(row: tables.MigrationRow, value: Any) -> None:
     _require_planned(row, "re_embed")
     _require_number(value, "re_embed", 0.0, 1.0)

@@ -80,13 +80,14 @@ def haystack_jina(url: str) -> list[str]:
     return [each.content for each in found["documents"]]
 
 
+#: one of each protocol always; the others, each of which imports its framework, in the long tests
 CLASSES = [
     cohere_sdk,
-    langchain_cohere,
-    llama_index_cohere,
-    llama_index_jina,
-    haystack_cohere,
     haystack_jina,
+    *(
+        pytest.param(each, marks=pytest.mark.long)
+        for each in (langchain_cohere, llama_index_cohere, llama_index_jina, haystack_cohere)
+    ),
 ]
 
 

@@ -113,11 +113,6 @@ def test_the_same_key_with_another_body_is_refused(stocked, refused, path):
         stocked.post(f"/jobs/{made.json()['id']}/cancel")
 
 
-def test_the_same_key_on_another_path_is_refused(stocked, refused):
-    assert send(stocked, "/encoders", {"name": "new", "dim": 2}).status_code == 201
-    refused(send(stocked, "/translators", PAIR), 422, "idempotency-key-reused", "Idempotency-Key")
-
-
 @pytest.mark.parametrize("key", ["", "a" * 256, "\u00e9", "a\tb", "a\x7f"])
 def test_a_key_that_is_none_is_refused(client, refused, key):
     for path, body in (("/encoders", {"name": "new", "dim": 2}), ("/api-keys", {"name": "new"})):
@@ -130,42 +125,3 @@ def test_a_key_that_is_none_is_refused(client, refused, key):
 def test_any_printable_key_will_do(client, key):
     answers = [send(client, "/encoders", {"name": "new", "dim": 2}, key) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [201, 201]
-
-
-@pytest.mark.parametrize(
-    ("path", "made"),
-    [
-        ("/encoders", "/encoders/new"),
-        ("/anchor-sets", "/anchor-sets/new"),
-        ("/heads", "/heads/new"),
-        ("/translators", "/anchor-sets/items"),
-    ],
-)
-def test_what_was_made_and_deleted_since_is_not_made_again(stocked, refused, path, made):
-    table, body, _ = CREATING[path]
-    assert send(stocked, path, body).status_code == 201
-    assert stocked.delete(made).status_code == 204
-    count = rows(stocked, table)
-    refused(send(stocked, path, body), 409, "resource-gone")
-    assert rows(stocked, table) == count
-
-
-@pytest.mark.parametrize("path", [path for path in CREATING if path != "/encoders"])
-def test_a_refused_request_is_forgotten_and_may_succeed_later(client, embeddings, refused, path):
-    _, body, _ = CREATING[path]
-    for _ in range(2):
-        assert send(client, path, body).status_code == 404
-    for name, vectors in embeddings.items():
-        client.post("/encoders", json={"name": name, "dim": vectors.shape[1]})
-    client.post(
-        "/anchor-sets",
-        json={
-            "name": "items",
-            "embeddings": {name: rows.tolist() for name, rows in embeddings.items()},
-        },
-    )
-    made = send(client, path, body)
-    assert made.status_code in (201, 202), made.text
-    assert send(client, path, body).headers["location"] == made.headers["location"]
-    if path == "/bootstrap":
-        client.post(f"/jobs/{made.json()['id']}/cancel")

@@ -268,7 +268,7 @@ def test_changed_bytes_are_read_or_refused_and_never_fail():
     body = part("request", b"{}") + part("inputs", FILES[0][:60]) + END
     generator = np.random.default_rng(0)
     refused = 0
-    for _ in range(2_000):
+    for _ in range(500):
         changed = bytearray(body)
         for _ in range(int(generator.integers(1, 4))):
             at, kind = int(generator.integers(len(changed))), int(generator.integers(3))
@@ -284,4 +284,4 @@ def test_changed_bytes_are_read_or_refused_and_never_fail():
             multipart.split(MEDIA["content-type"], bytes(changed))
         except MalformedParts:
             refused += 1
-    assert 0 < refused < 2_000
+    assert 0 < refused < 500

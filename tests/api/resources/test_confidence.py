@@ -133,26 +133,6 @@ def test_garbage_is_flagged_in_json_and_nothing_else_changes(ask, pack):
 # --- few anchors ----------------------------------------------------------------------------------
 
 
-def test_with_too_few_anchors_nothing_is_told_and_the_answer_says_why(ask):
-    answer = ask(anchor_set="few")
-    found = told(answer)
-    assert (found["held_out"], found["threshold"]) == (0, None)
-    assert "20 distinct anchors" in found["reason"]
-    assert all(found[name] == [None] * ASKED for name in COLUMNS)
-    assert strange(answer) == set()
-
-
-def test_with_too_few_for_the_level_there_is_a_cosine_and_no_interval(ask):
-    found = told(ask(anchor_set="some"))
-    assert found["held_out"] == 24
-    assert "need 19 anchors for calibration; there are 12" in found["reason"]
-    assert None not in found["cosine"] + found["p_value"]
-    assert found["low"] == found["high"] == [None] * ASKED
-    half = told(ask(anchor_set="some", confidence_level=0.5))
-    assert half["reason"] is None
-    assert None not in half["low"] + half["high"]
-
-
 # --- bad requests ---------------------------------------------------------------------------------
 
 

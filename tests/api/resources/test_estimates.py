@@ -137,16 +137,6 @@ def test_a_minimum_that_is_estimated_is_served_and_one_that_is_not_is_refused_wi
     refused(made, 422, "quality-below-minimum", "min_quality")
 
 
-def test_of_too_few_anchors_nothing_is_estimated(client, refused):
-    for name in "ab":
-        client.post("/encoders", json={"name": name, "dim": 3})
-    rows = np.random.default_rng(1).normal(size=(6, 3)).tolist()
-    client.post("/anchor-sets", json={"name": "real", "embeddings": {"a": rows, "b": rows}})
-    answer = client.post("/translate", json={**PAIR, "vectors": rows, "min_quality": {"recall": 0}})
-    refused(answer, 422, "quality-below-minimum", "min_quality")
-    assert "found" not in answer.json()
-
-
 @pytest.mark.parametrize("wrong", [{"recall": 1.1}, {"speed": 0.5}])
 def test_a_minimum_that_is_none_is_refused(real, wrong):
     answer = translate(real, min_quality=wrong)

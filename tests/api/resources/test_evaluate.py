@@ -67,23 +67,6 @@ def test_without_vectors_the_two_encoders_are_compared_on_the_anchors(ask):
         assert itself[name] == pytest.approx(1.0, abs=1e-6)
 
 
-@pytest.mark.parametrize(("n", "rows"), [(2, None), (2, 1), (3, 2)])
-def test_the_smallest_evaluations_have_numbers(ask, items, n, rows):
-    more = {} if rows is None else {"corpus": items["corpus"][:rows].tolist()}
-    body = good(
-        ask(
-            vectors=items["vectors"][:n].tolist(),
-            native=items["native"][:n].tolist(),
-            **more,
-        )
-    )
-    assert (body["n"], body["index"], body["k"]) == (n, rows or n, min(10, rows or n - 1))
-    assert (body["similarity"]["k"], body["similarity"]["cka"]) == (
-        n - 1 if body["k"] >= n - 1 else body["k"],
-        None,
-    )
-
-
 # --- as a job -------------------------------------------------------------------------------------
 
 

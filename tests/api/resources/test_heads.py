@@ -108,14 +108,6 @@ def test_a_classifier_answers_what_torch_does(make, ask, stocked, embeddings):
     np.testing.assert_allclose(ask("first")["scores"], stitched, atol=1e-4)
 
 
-def test_probabilities_are_taken_as_they_are(make, ask, embeddings):
-    model = network()
-    make(**mlp(model), **CLASSES, probabilities=True)
-    np.testing.assert_allclose(
-        ask()["scores"], by_torch(model, embeddings["second"][:10]), atol=1e-5
-    )
-
-
 def test_an_onnx_head_is_the_operators_file_that_a_client_names(serve, tmp_path):
     pytest.importorskip("onnxruntime")
     model, vectors = network(), np.random.default_rng(0).normal(size=(5, DIM))

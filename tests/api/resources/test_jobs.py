@@ -46,23 +46,6 @@ def test_a_running_job_tells_its_progress_and_stops_when_asked(endless, stocked,
     refused(stocked.post(f"/jobs/{job_id}/cancel"), 409, "job-finished", detail="cancelled")
 
 
-def test_a_waiting_job_is_cancelled_at_once_and_never_runs(endless, stocked, finished):
-    first, second = endless("b1"), endless("b2")
-    running(stocked, first)
-    answer = stocked.post(f"/jobs/{second}/cancel")
-    assert (answer.status_code, answer.json()["state"]) == (202, "cancelled")
-    stocked.post(f"/jobs/{first}/cancel")
-    finished(stocked, first)
-    third = endless("b3")
-    running(stocked, third)  # so the worker has passed the second
-    stocked.post(f"/jobs/{third}/cancel")
-    finished(stocked, third)
-    job = stocked.get(f"/jobs/{second}").json()
-    assert (job["state"], job["attempts"], job["started_at"]) == ("cancelled", 0, None)
-    assert stocked.get("/anchor-sets").json()["anchor_sets"][0]["name"] == "items"
-    assert len(stocked.get("/anchor-sets").json()["anchor_sets"]) == 1
-
-
 def test_an_unknown_or_malformed_id_is_refused(client, refused):
     unknown = "0" * 32
     refused(client.get(f"/jobs/{unknown}"), 404, "job-not-found", "id", detail=unknown)

@@ -160,10 +160,3 @@ def test_spaces_that_are_missing_are_a_conflict(make, ask, stocked, refused):
     refused(
         ask(encoder="third", head="r", anchor_set=...), 409, "anchors-not-embedded", "anchor_set"
     )
-
-
-def test_a_head_made_again_with_other_weights_serves_the_new_ones(make, ask, stocked):
-    before = ask().json()["scores"]
-    stocked.delete("/heads/h")
-    make(weight=(-np.array(WEIGHT)).tolist())
-    assert ask().json()["scores"] != before

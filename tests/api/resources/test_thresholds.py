@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from app.demo.pack import Pack, load_pack
 
-ANCHORS = 300
+ANCHORS = 150
 METHOD = "graded"
 
 
@@ -31,7 +31,7 @@ def names(pack: Pack) -> tuple[str, str]:
 def real(
     client: TestClient, pack: Pack, names: tuple[str, str], packed: Callable[..., dict[str, Any]]
 ) -> str:
-    """The id of a translator between two real encoders, from 300 real anchors."""
+    """The id of a translator between two real encoders, from real anchors."""
     for name in names:
         assert (
             client.post(
@@ -120,9 +120,3 @@ def test_wrong_questions_about_a_threshold_or_a_map_are_refused(
     stocked, refused, small, query, code, field
 ):
     refused(ask(stocked, small, **query), 422, code, field)
-
-
-def test_a_deleted_set_takes_its_thresholds_along(stocked, refused, small):
-    assert ask(stocked, small, source=0.3).status_code == 200
-    stocked.delete("/anchor-sets/items")
-    refused(ask(stocked, small, source=0.3), 404, "translator-not-found", "id")

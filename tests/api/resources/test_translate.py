@@ -37,16 +37,6 @@ def test_options_are_echoed_and_change_the_translator(ask):
 # --- relative vectors -----------------------------------------------------------------------------
 
 
-def test_relative_vectors_of_power_one_decode_to_what_graded_translates(ask, stocked, embeddings):
-    vectors = np.random.default_rng(1).normal(size=(9, 8)).tolist()
-    coordinates = relative(stocked, vectors, encode_power=1)
-    decoded = ask(vectors=..., relative=coordinates, method="graded", relative_power=1).json()
-    direct = ask(vectors=vectors, method="graded", options={"encode_power": 1}).json()
-    np.testing.assert_allclose(decoded["vectors"], direct["vectors"], rtol=1e-5, atol=1e-5)
-    assert decoded["translator"] is None
-    assert decoded["method"] == "graded"
-
-
 def test_decoders_of_different_powers_are_remembered_apart(ask, stocked, embeddings):
     coordinates = relative(stocked, embeddings["first"][:3].tolist())
     answers = [

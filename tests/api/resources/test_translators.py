@@ -57,32 +57,6 @@ def test_an_unknown_or_malformed_id_is_refused(client, refused, what):
         refused(client.get(f"/translators/{id_}{what}"), 422, "invalid-request", "id")
 
 
-def test_a_deleted_set_takes_its_translators_along(ask, stocked, refused):
-    id_ = ask().json()["translator"]
-    stocked.delete("/anchor-sets/items")
-    refused(stocked.get(f"/translators/{id_}"), 404, "translator-not-found", "id")
-    refused(ask(), 404, "anchor-set-not-found", "anchor_set")
-
-
-@pytest.mark.parametrize("sign", [1, -1], ids=["the same vectors", "others"])
-def test_a_set_made_again_serves_the_translator_of_its_vectors_and_no_other(
-    ask, stocked, embeddings, sign
-):
-    old = ask().json()
-    stocked.delete("/anchor-sets/items")
-    vectors = {
-        "first": embeddings["first"].tolist(),
-        "second": (sign * embeddings["second"]).tolist(),
-    }
-    stocked.post("/anchor-sets", json={"name": "items", "embeddings": vectors})
-    new = ask().json()
-    assert (new == old) == (new["translator"] == old["translator"]) == (sign == 1)
-    np.testing.assert_allclose(
-        new["vectors"], sign * np.array(old["vectors"]), rtol=1e-4, atol=1e-4
-    )
-    assert stocked.get(f"/translators/{new['translator']}").json()["id"] == new["translator"]
-
-
 # --- the list -------------------------------------------------------------------------------------
 
 

@@ -29,7 +29,7 @@ from app.services.translators import translators
 from app.storage import tables
 from app.storage.queries import access
 from app.types import JobKind, Scope
-from tests.services.helpers import CONTEXT, PROJECT, create_encoder
+from tests.services.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT, create_encoder
 
 KEY_ID = "k" * 32
 
@@ -116,6 +116,7 @@ def test_requests_without_a_key_are_all_carried_out(services):
     assert count(services, tables.IdempotentRequestRow) == 0
 
 
+@ON_EACH_DATABASE
 def test_many_tries_at_once_make_one_row(services):
     together = threading.Barrier(6)
 
@@ -171,6 +172,7 @@ def test_a_try_lost_before_its_effect_is_taken_over_once_its_claim_ended(service
     assert ask(services, lambda _: pytest.fail("it was made")).name == "e"
 
 
+@ON_EACH_DATABASE
 def test_a_try_whose_claim_was_taken_over_cannot_commit(services):
     """However late the first one wakes up: there is one job, and the second one's answer stands."""
     second = []
@@ -187,6 +189,7 @@ def test_a_try_whose_claim_was_taken_over_cannot_commit(services):
     assert submit(services).id == second[0].id
 
 
+@ON_EACH_DATABASE
 def test_of_two_tries_that_commit_at_once_one_does(services):
     together, taken = threading.Barrier(2), threading.Event()
 

@@ -15,7 +15,7 @@ from app.services.anchors import anchor_sets
 from app.services.context import Limits
 from app.storage import tables
 from app.storage.queries import resources
-from tests.services.helpers import CONTEXT, PROJECT, create_encoder, some
+from tests.services.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT, create_encoder, some
 
 
 def test_a_refused_set_leaves_no_row_behind(stocked):
@@ -30,6 +30,7 @@ def test_a_refused_set_leaves_no_row_behind(stocked):
         assert session.query(tables.SpaceRow).count() == 2
 
 
+@ON_EACH_DATABASE
 def test_embeddings_meant_for_a_deleted_set_never_reach_another_one_of_its_name(
     stocked, monkeypatch
 ):

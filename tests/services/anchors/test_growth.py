@@ -31,7 +31,15 @@ from app.services.serving import apply
 from app.services.translators import contracts, translators
 from app.services.upkeep import retention
 from app.storage import tables
-from tests.services.helpers import CONTEXT, PROJECT, age, alter, create_encoder, some
+from tests.services.helpers import (
+    CONTEXT,
+    ON_EACH_DATABASE,
+    PROJECT,
+    age,
+    alter,
+    create_encoder,
+    some,
+)
 
 REQUEST = translators.FitRequest("a", "b", "s", "ridge", {})
 DIMS = {"a": 3, "b": 2}
@@ -124,6 +132,7 @@ def test_a_failure_in_the_last_step_leaves_nothing_behind(stocked, monkeypatch):
     assert fitted(stocked) == named
 
 
+@ON_EACH_DATABASE
 def test_of_concurrent_appends_each_is_done_whole_or_refused(stocked):
     done: list[int] = []
     ready = threading.Barrier(4)
@@ -146,6 +155,7 @@ def test_of_concurrent_appends_each_is_done_whole_or_refused(stocked):
         assert len(spaces.raw_anchors(stocked, space)) == size
 
 
+@ON_EACH_DATABASE
 def test_an_encoder_that_is_added_during_an_append_is_in_every_row_or_one_of_both_fails(
     stocked, monkeypatch
 ):
@@ -287,6 +297,7 @@ def test_an_append_waits_for_a_relative_head_that_is_being_written(stocked, monk
     assert state(stocked)[:2] == (12, 1)
 
 
+@ON_EACH_DATABASE
 def test_readers_see_the_old_or_the_new_version_whole(stocked):
     """A pair of one version has as many rows on both sides as its set has anchors."""
     stop, wrong = threading.Event(), []

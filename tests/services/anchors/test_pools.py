@@ -15,7 +15,16 @@ from app.services.encoders import encoders, encoding
 from app.services.upkeep import retention
 from app.storage import tables
 from app.storage.queries import access, resources
-from tests.services.helpers import CONTEXT, PROJECT, age, create_encoder, files, run, some
+from tests.services.helpers import (
+    CONTEXT,
+    ON_EACH_DATABASE,
+    PROJECT,
+    age,
+    create_encoder,
+    files,
+    run,
+    some,
+)
 
 
 def make(services, name="pool", encoder="a", rows=None):
@@ -54,6 +63,7 @@ def meanwhile(monkeypatch):
     return arrange
 
 
+@ON_EACH_DATABASE
 def test_a_piece_that_another_was_faster_than_is_refused_and_not_half_written(stocked, meanwhile):
     make(stocked)
     meanwhile(lambda: add(stocked, 10, some(4, 3, seed=1)))
@@ -70,6 +80,7 @@ def test_a_piece_that_another_was_faster_than_is_refused_and_not_half_written(st
     assert actions == ["append", "create"]
 
 
+@ON_EACH_DATABASE
 def test_of_pieces_of_one_moment_one_is_added(stocked):
     def attempt(number: int) -> bool:
         try:
@@ -85,6 +96,7 @@ def test_of_pieces_of_one_moment_one_is_added(stocked):
     assert torch.equal(stored(stocked), torch.cat([some(10, 3), some(4, 3, seed=won.index(True))]))
 
 
+@ON_EACH_DATABASE
 def test_a_piece_for_a_pool_deleted_meanwhile_finds_none(stocked, meanwhile):
     make(stocked)
     meanwhile(lambda: pools.delete_pool(stocked, CONTEXT, "pool"))
@@ -92,6 +104,7 @@ def test_a_piece_for_a_pool_deleted_meanwhile_finds_none(stocked, meanwhile):
         add(stocked, 10, some(5, 3))
 
 
+@ON_EACH_DATABASE
 def test_a_piece_never_reaches_another_pool_of_the_name(stocked, meanwhile):
     def anew():
         pools.delete_pool(stocked, CONTEXT, "pool")
@@ -104,6 +117,7 @@ def test_a_piece_never_reaches_another_pool_of_the_name(stocked, meanwhile):
     assert torch.equal(stored(stocked), some(10, 3, seed=9))
 
 
+@ON_EACH_DATABASE
 def test_an_encoder_deleted_while_a_pool_is_made_leaves_no_pool(stocked, meanwhile):
     create_encoder(stocked, "brief", 3)
     meanwhile(lambda: encoders.delete_encoder(stocked, CONTEXT, "brief"))
@@ -218,6 +232,7 @@ def test_files_swept_before_they_were_kept_are_noticed(pooled):
         pools.store_side(pooled, CONTEXT, found)
 
 
+@ON_EACH_DATABASE
 def test_vectors_of_an_encoder_made_anew_meanwhile_make_no_set(pooled):
     """The job names the encoder; another one of its name did not make the pool."""
     anchor_sets.delete_anchor_set(pooled, CONTEXT, "s")

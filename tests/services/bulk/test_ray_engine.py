@@ -1,4 +1,4 @@
-"""Bulk translation on a real Ray cluster of two nodes on this machine."""
+"""Bulk translation on a real Ray cluster on this machine."""
 
 from __future__ import annotations
 
@@ -34,9 +34,29 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cluster of one node and one core: each node starts processes for half a minute of CPU."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ray
+
+        ray.init(
+            num_cpus=1,
+            object_store_memory=10**8,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture
 def cluster() -> Iterator[Any]:
-    """A head without work, and two nodes of one core each."""
+    """A head, and a node of one core."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     with warnings.catch_warnings():
@@ -100,7 +120,7 @@ def test_a_node_that_dies_halfway_costs_no_row(
 
 
 def test_a_wrong_row_is_named_and_a_later_run_continues(
-    cluster: Any, plan: BulkPlan, work: BulkWork, write_parquet: WriteParquet, tmp_path: Path
+    node: None, plan: BulkPlan, work: BulkWork, write_parquet: WriteParquet, tmp_path: Path
 ) -> None:
     def change(vectors: np.ndarray) -> None:
         vectors[50, 3] = np.nan

@@ -11,9 +11,10 @@ from app.errors import (
 )
 from app.services.anchors import anchor_sets
 from app.storage.queries import access
-from tests.services.helpers import CONTEXT, PROJECT
+from tests.services.helpers import CONTEXT, ON_EACH_DATABASE, PROJECT
 
 
+@ON_EACH_DATABASE
 def test_of_many_deletions_of_one_moment_one_deletes_and_is_written_down(stocked):
     def delete(_: int) -> bool:
         try:

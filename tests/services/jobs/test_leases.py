@@ -19,7 +19,7 @@ from app.services.jobs.leases import Leases, hand_back
 from app.services.jobs.runner import JobResult
 from app.storage import tables
 from app.types import JobKind, JobState
-from tests.services.helpers import CONTEXT, again, alter
+from tests.services.helpers import CONTEXT, ON_EACH_DATABASE, again, alter
 from tests.services.jobs.helpers import (
     LONG_AGO,
     encoder,
@@ -32,6 +32,7 @@ from tests.services.jobs.helpers import (
 )
 
 
+@ON_EACH_DATABASE
 @pytest.mark.parametrize(
     "late",
     [
@@ -66,6 +67,7 @@ def test_a_worker_whose_job_was_taken_over_changes_nothing(services, job, late):
     assert encoders(services) == ["second"]
 
 
+@ON_EACH_DATABASE
 def test_of_two_workers_that_finish_one_job_at_once_exactly_one_has_an_effect(services, job):
     together, started = threading.Barrier(2), threading.Event()
 

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from app.services.context import Services
+from app.storage.cache import Cache
 from tests.pgvector_server import PgvectorServer
 from tests.services.store_migrations.moving import Moving, begin_moving
+
+
+@pytest.fixture(scope="session")
+def warm_cache() -> Cache:
+    """What the tests fit again and again, by its content, as processes share it through Redis."""
+    return Cache(256 * 1024 * 1024)
+
+
+@pytest.fixture
+def on_sqlite(on_sqlite: Services, warm_cache: Cache) -> Services:
+    return replace(on_sqlite, cache=warm_cache)
+
+
+@pytest.fixture
+def on_postgres(on_postgres: Services, warm_cache: Cache) -> Services:
+    return replace(on_postgres, cache=warm_cache)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from app.services.context import Services
 from app.services.store_migrations import lease as holding
 from app.services.store_migrations.lease import take_lease
 from tests.pgvector_server import PgvectorServer
-from tests.services.helpers import again
+from tests.services.helpers import ON_EACH_DATABASE, again
 from tests.services.store_migrations.moving import Moving, begin_moving
 from tests.waiting import until
 
@@ -53,6 +53,7 @@ def test_a_hold_is_renewed(moving: Moving, monkeypatch: pytest.MonkeyPatch) -> N
         until(lambda: again(moving.services, moving.row).lease_until > first)
 
 
+@ON_EACH_DATABASE
 def test_of_many_that_ask_at_once_one_holds_at_a_time(moving: Moving) -> None:
     inside: list[int] = []
     most = 0

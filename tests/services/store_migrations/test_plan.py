@@ -38,6 +38,7 @@ from app.services.store_migrations.maps import load_maps
 from app.services.stores.stores import StoreDefinition, create_store
 from app.services.translators import contracts, translators
 from app.services.translators.translators import FitRequest
+from app.storage.cache import Cache
 from app.stores.handles import STORE_ANSWER_S
 from tests.pgvector_server import PgvectorServer
 from tests.services.helpers import CONTEXT, create_encoder, some
@@ -122,7 +123,8 @@ def test_a_plan_says_everything_that_run_and_a_person_need(planning: Planning) -
 
 
 def test_a_plan_makes_long_fits_itself(planning: Planning) -> None:
-    hurried = replace(planning, services=replace(planning.services, request_fit_s=0.0))
+    cold = replace(planning.services, request_fit_s=0.0, cache=Cache(2**24))
+    hurried = replace(planning, services=cold)
     assert hurried.plan().state == "planned"
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,9 +26,11 @@ from app.services.translators import (
     translators,
     warnings,
 )
+from app.settings import Settings
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import JobState, Scores
+from app.wiring import make_services
 from tests.maths.alignment.clouds import two_pools
 from tests.services.helpers import CONTEXT, PROJECT, create_encoder, run
 
@@ -39,11 +44,15 @@ def clouds() -> tuple[Tensor, Tensor]:
     return 3 * x + 1, 0.5 * y - 2
 
 
+def stock(services: Services) -> Services:
+    create_encoder(services, "old", 12)
+    create_encoder(services, "new", 10)
+    return services
+
+
 @pytest.fixture
 def quick(on_sqlite: Services) -> Services:
-    create_encoder(on_sqlite, "old", 12)
-    create_encoder(on_sqlite, "new", 10)
-    return on_sqlite
+    return stock(on_sqlite)
 
 
 def ask(services: Services, clouds: tuple[Tensor, Tensor], **more: Any) -> tables.JobRow:
@@ -98,10 +107,18 @@ def test_pools_that_are_too_small_are_named_by_their_field(quick, clouds):
         assert caught.value.field == field
 
 
-@pytest.fixture
-def made(quick: Services, clouds: tuple[Tensor, Tensor]) -> tuple[Services, tables.JobRow]:
+@pytest.fixture(scope="module")
+def made(
+    migrated_sqlite: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    clouds: tuple[Tensor, Tensor],
+) -> Iterator[tuple[Services, tables.JobRow]]:
     """A finished job."""
-    return quick, run(quick, ask(quick, clouds, options={"attempts": 2}))
+    folder = tmp_path_factory.mktemp("made")
+    shutil.copy(migrated_sqlite, folder / "anchorage.db")
+    services = stock(make_services(Settings(data_dir=folder)))
+    yield services, run(services, ask(services, clouds, options={"attempts": 2}))
+    services.close()
 
 
 def test_an_alignment_ends_in_a_set_a_translator_and_an_estimate(made, clouds):

@@ -8,7 +8,15 @@ from app.services.anchors import anchor_sets
 from app.services.encoders import encoders
 from app.services.translators import evaluation, translators
 from app.services.upkeep import retention
-from tests.services.helpers import CONTEXT, PROJECT, age, create_encoder, run, some
+from tests.services.helpers import (
+    CONTEXT,
+    ON_EACH_DATABASE,
+    PROJECT,
+    age,
+    create_encoder,
+    run,
+    some,
+)
 
 
 @pytest.fixture
@@ -32,6 +40,7 @@ def test_a_job_answers_what_a_request_does_and_keeps_its_items_until_then(stocke
     assert not (stocked.blobs.root / blob[:2] / blob).exists()
 
 
+@ON_EACH_DATABASE
 def test_a_set_that_was_deleted_meanwhile_fails_the_job_with_a_reason(stocked, queued):
     job, _ = queued
     anchor_sets.delete_anchor_set(stocked, CONTEXT, "s")

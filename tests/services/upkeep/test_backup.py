@@ -26,7 +26,14 @@ from app.services.upkeep.backup import (
 )
 from app.storage import tables
 from app.storage.db import Database
-from tests.services.helpers import CONTEXT, PROJECT, age, another_process, create_encoder
+from tests.services.helpers import (
+    CONTEXT,
+    ON_EACH_DATABASE,
+    PROJECT,
+    age,
+    another_process,
+    create_encoder,
+)
 from tests.storage.helpers import delete_all
 
 VECTORS = torch.tensor([[1.0, 2.0, 3.0], [0.5, -1.0, 0.0]])
@@ -72,6 +79,7 @@ def empty(services: Services) -> Services:
     return another_process(services)
 
 
+@ON_EACH_DATABASE
 def test_what_was_deleted_and_swept_during_a_backup_is_in_it_and_translates_to_the_same_bytes(
     stocked, tmp_path
 ):
@@ -101,6 +109,7 @@ def test_what_was_deleted_and_swept_during_a_backup_is_in_it_and_translates_to_t
     restored.db.close()
 
 
+@ON_EACH_DATABASE
 def test_every_row_comes_back_as_it_was(services, stock, tmp_path):
     stock(services)
     translated(services, "s")

@@ -12,7 +12,7 @@ from app.services.upkeep.database_metrics import (
     read_metrics,
 )
 from app.storage import tables
-from tests.services.helpers import CONTEXT
+from tests.services.helpers import CONTEXT, ON_EACH_DATABASE
 
 PROJECT = "p"
 
@@ -21,6 +21,7 @@ def test_an_empty_service_shows_zeros(services):
     assert read_metrics(services, PROJECT) == DatabaseMetrics({"queued": 0, "running": 0}, 0.0, {})
 
 
+@ON_EACH_DATABASE
 def test_unfinished_jobs_of_all_projects_are_counted_and_the_oldest_that_waits_gives_the_age(
     services,
 ):

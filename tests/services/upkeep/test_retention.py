@@ -16,7 +16,7 @@ from app.services.upkeep import retention
 from app.storage import tables
 from app.storage.cache import Cache
 from app.types import JobState
-from tests.services.helpers import CONTEXT
+from tests.services.helpers import CONTEXT, ON_EACH_DATABASE
 
 PROJECT = "p"
 REQUEST = translators.FitRequest("a", "b", "s", "ridge", {})
@@ -102,6 +102,7 @@ def test_zero_days_mean_for_ever(stocked):
     assert len(names(stocked, tables.TranslatorRow.content)) == 1
 
 
+@ON_EACH_DATABASE
 def test_many_rows_are_deleted_in_statements_of_bounded_size(services, monkeypatch):
     monkeypatch.setattr(retention, "DELETE_BATCH", 10)
     put(services, *(audit(str(number), 9) for number in range(25)))
@@ -157,6 +158,7 @@ def rows(services: Services) -> int:
         return session.scalar(select(func.count()).select_from(tables.TranslatorRow)) or 0
 
 
+@ON_EACH_DATABASE
 def test_a_translator_that_nobody_uses_is_deleted_and_fitted_again_under_the_same_id(stocked):
     content = fitted(stocked)
     services = unused_for(keeping(stocked, translators_days=7), 9)

@@ -60,14 +60,6 @@ def test_relative_vectors_of_the_old_version_are_refused_by_the_new_one(filled, 
     refused(filled.post("/translate", json=decode), 422, "dimension-mismatch", "relative")
 
 
-def test_a_repeated_append_adds_its_items_once(filled):
-    key = {"Idempotency-Key": "once"}
-    body = {"embeddings": items(2)}
-    first, second = append(filled, body, headers=key), append(filled, body, headers=key)
-    assert first.json() == second.json()
-    assert second.json()["size"] == 8
-
-
 @pytest.mark.parametrize(
     ("body", "code", "field"),
     [

@@ -242,13 +242,6 @@ def test_the_rows_of_a_large_set_are_drawn_from_all_of_it_and_keep_their_numbers
     assert "random anchors" in finding(found, "partly-read")["detail"]
 
 
-def test_a_shift_by_one_is_found_where_few_of_the_rows_drawn_are_neighbours(beside, monkeypatch):
-    monkeypatch.setattr(anchor_reports, "PAIR_WORK", 80**2 * (384 + 256))
-    found = beside(np.roll(STATIC, -1, axis=0))
-    assert found["pairs"][0]["rows_read"] == 80
-    assert "1 further up. Shift one side" in finding(found, "unrelated-spaces")["detail"]
-
-
 def test_an_unknown_set_has_no_report(client, refused):
     refused(client.get("/anchor-sets/nothing/report"), 404, "anchor-set-not-found", "name")
     refused(client.get("/anchor-sets/a%20b/report"), 422, "invalid-request", "name")
@@ -286,14 +279,6 @@ def test_items_are_suggested_in_the_order_of_their_worth(real, packed):
     assert [each["row"] for each in fewer["suggestions"]] == [
         each["row"] for each in found["suggestions"][:3]
     ]
-
-
-def test_anchors_and_repeated_items_are_not_suggested(real, packed):
-    fresh = VECTORS["minilm6-384"][SIZE : SIZE + 4]
-    pool = np.concatenate([VECTORS["minilm6-384"][:10], fresh, fresh[:2]])
-    found = suggest(real, pool=packed(pool), count=20)
-    assert sorted(each["row"] for each in found["suggestions"]) == [10, 11, 12, 13]
-    assert found["known"] == 12
 
 
 @pytest.mark.parametrize(
@@ -378,22 +363,6 @@ def test_what_has_become_of_vectors(embedded, drift, new, verdict):
     changed = {"unchanged": 0, "rescaled": 0, "partly-changed": 2}.get(verdict, SIZE)
     assert found["changed_count"] == changed
     assert embedded.get("/anchor-sets/s").json() == before
-
-
-def test_shuffled_and_unrelated_and_cut_vectors_are_called_so(embedded, drift):
-    other = drift(VECTORS["minilm3-512"][:SIZE])
-    assert other["held_out"]["rows"] > 200
-    assert f"{other['held_out']['translator']:.2f}" in other["detail"]
-    assert any("translate" in words for words in other["recommendations"])
-    assert "another order" in drift(np.random.default_rng(0).permutation(OLD))["detail"]
-    assert "unrelated to the old ones" in drift(noise(14, SIZE, 384))["detail"]
-    cut = drift(OLD[:, :128])
-    assert (cut["verdict"], cut["detail"]) == (
-        "changed",
-        "the vectors have 128 dimensions instead of 384; the first 128 agree",
-    )
-    near = drift(OLD + 0.004 * noise(15, SIZE, 384))
-    assert (near["verdict"], near["detail"][:29]) == ("changed", "the vectors are nearly equal:")
 
 
 def test_some_rows_may_be_named_in_any_order(embedded, drift):

@@ -214,21 +214,6 @@ def test_a_job_is_cancelled_while_it_encodes(encoding, post, finished):
     settled(encoding)
 
 
-@pytest.mark.parametrize("prefer", [{}, ASYNC], ids=["now", "job"])
-def test_a_request_sent_again_makes_nothing_twice(encoding, post, fresh, finished, prefer):
-    name = fresh()
-    headers = {"Idempotency-Key": name, **prefer}
-    first, again = (post(headers, name=name)[0] for _ in range(2))
-    assert first.status_code == again.status_code == (202 if prefer else 201), again.text
-    if prefer:
-        assert first.json()["id"] == again.json()["id"]
-        assert finished(encoding.http, first.json()["id"])["state"] == "succeeded"
-    else:
-        assert first.json() == again.json()
-    other, _ = post(headers, name=name, encoders=["minilm"])
-    assert (other.status_code, other.json()["code"]) == (422, "idempotency-key-reused")
-
-
 # --- clients that leave ---------------------------------------------------------------------------
 
 

@@ -85,20 +85,6 @@ def test_judgements_decide_and_the_cheapest_of_the_best_comes_first(ask, judged)
     assert options["re-embed"]["certainty"] == "measured"
 
 
-def test_the_best_option_is_named_although_the_queries_do_not_decide(ask, judged, embeddings):
-    old = np.array(embeddings["first"][:30])
-    old[:2] = judged["old_queries"][:2]
-    answer = good(ask(**{**judged, "old_queries": old.tolist()}, difference=0.001))
-    options = by_name(answer)
-    best = max(answer["options"], key=lambda each: each["ndcg_10"])
-    assert answer["advice"] == "keep" != best["name"]
-    assert best["certainty"] == "undecided"
-    assert 0.5 < best["over_keep"]["probability"] < 0.98
-    reason = options["keep"]["reason"]
-    assert f"{best['name']} has the highest nDCG@10" in reason
-    assert f"probability of {best['over_keep']['probability']:.0%}" in reason
-
-
 def test_native_counts_old_scores_while_the_old_encoder_runs(ask, judged, stocked):
     measured = good(stocked.post("/evaluate", json={**PAIR, "method": "graded", **judged}))
     documents = len(judged["documents"])
@@ -187,15 +173,3 @@ def test_reasons_name_the_fields_that_were_not_sent(ask, judged):
 )
 def test_a_wrong_request_is_refused(ask, refused, change, status, code, field):
     refused(ask(**change), status, code, field)
-
-
-def test_one_judged_query_decides_nothing(ask, judged):
-    few = {**judged, "queries": judged["queries"][:1], "old_queries": judged["old_queries"][:1]}
-    answer = good(ask(**{**few, "judgements": judged["judgements"][:1]}))
-    assert (answer["basis"], answer["queries"], answer["advice"]) == ("fidelity", 1, "keep")
-    assert [each["name"] for each in answer["options"]] == [
-        each["name"] for each in good(ask())["options"]
-    ]
-    assert "at least 20" in by_name(answer)["translate"]["reason"]
-    assert by_name(answer)["translate"]["over_keep"]["probability"] is None
-    assert answer["deciding_queries"]["translate"] == 482

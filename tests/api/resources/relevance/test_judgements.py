@@ -142,13 +142,6 @@ def test_documents_that_are_anchors_are_counted(ask, embeddings, search):
     assert good(ask())["anchor_documents"] == 0
 
 
-def test_a_single_judged_query_uses_the_default_weight(ask, judgements, default):
-    body = good(ask(judgements=judgements[:4]))
-    assert (body["queries"], body["unjudged"]) == (1, QUERIES - 1)
-    assert body["fuse"]["weight"] == default
-    assert body["fuse"]["weight_chosen_by"] == "default"
-
-
 def test_a_job_has_the_answer_of_a_request_as_its_result(ask, stocked, finished):
     ids = {
         "query_ids": [f"q{row}" for row in range(QUERIES)],

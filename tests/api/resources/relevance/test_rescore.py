@@ -103,15 +103,6 @@ def test_ids_are_returned_as_sent_and_may_repeat(ask, cloud):
     assert answer.json()["results"][0]["ids"] == ["a"] * 4
 
 
-def test_the_limit_keeps_the_best_and_may_exceed_the_candidates(ask):
-    every = ask().json()["results"]
-    for limit in (1, 5, 100):
-        limited = ask(limit=limit).json()["results"]
-        assert limited == [
-            {name: rows[:limit] for name, rows in result.items()} for result in every
-        ]
-
-
 def test_no_candidates_at_all_give_empty_results(ask, cloud):
     empty = [{"ids": [], "vectors": []}] * 3
     answer = ask(candidates=empty)

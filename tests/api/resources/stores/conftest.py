@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,8 +84,20 @@ def case() -> StoreCase:
     return LocalQdrantCase()
 
 
+@pytest.fixture(scope="session")
+def filled(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data of a service that has the encoders and their anchors."""
+    folder = tmp_path_factory.mktemp("shop")
+    shutil.copy(migrated_sqlite, folder / "anchorage.db")
+    app = create_app(Settings(data_dir=folder))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        fill(client)
+    return folder
+
+
 @pytest.fixture
-def shop(case: StoreCase, tmp_path: Path) -> Iterator[Shop]:
+def shop(case: StoreCase, filled: Path, tmp_path: Path) -> Iterator[Shop]:
+    shutil.copytree(filled, tmp_path / "data")
     location = case.fill(tmp_path, documents())
     settings = Settings(
         data_dir=tmp_path / "data",
@@ -94,7 +107,6 @@ def shop(case: StoreCase, tmp_path: Path) -> Iterator[Shop]:
     )
     app = create_app(settings)
     with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
-        fill(client)
         yield Shop(client, location, case)
     case.remove(location)
 

@@ -102,13 +102,3 @@ def test_steps_that_are_not_possible_say_what_is(stocked: TestClient, moved: str
     assert (unknown.status_code, unknown.json()["code"]) == (404, "migration-not-found")
     body = stocked.post(f"{moved}/run", json={"force": True})
     assert (body.status_code, body.json()["code"]) == (422, "invalid-request")
-
-
-def test_a_cutover_below_the_estimate_names_what_was_found_and_estimated(
-    stocked: TestClient, moved: str, finished: Callable[..., dict[str, Any]]
-) -> None:
-    finished(stocked, stocked.post(f"{moved}/run").json()["id"])
-    answer = stocked.post(f"{moved}/cutover")
-    assert (answer.status_code, answer.json()["code"]) == (409, "below-estimate")
-    assert "found" not in answer.json()
-    assert answer.json()["estimated"]["index_recall"] == 0.5

