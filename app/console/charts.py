@@ -131,7 +131,7 @@ def _bar(slug: str, bar: Bar, axis: Axis, write: Callable[[float | None], str]) 
                 x, end, top, bottom
             )
     number = "" if bar.value is None else write(bar.value)
-    between = "" if bar.low == bar.high else f"{write(bar.low)} to {write(bar.high)}"
+    between = "" if bar.low is None else f"{write(bar.low)} to {write(bar.high)}"
     return Markup(
         '<li><span>{}</span><span><strong>{}</strong> <span class="small muted">{}</span></span>'
         '<svg aria-hidden="true" height="16">{}<rect class="track" x="0" y="3" width="100%" '
