@@ -31,10 +31,10 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --d
 # beartype checks every annotated shape of the maths, whose tests then take half as long again.
 SHAPES := --jaxtyping-packages=app.maths,app.heads,research,beartype.beartype
 
-# Three processes for two cores: tests of the maths compute while others wait for their servers, and
-# each process imports all tests for twenty seconds.
+# Four processes for two cores: tests of the maths compute while others wait for their servers. More
+# would cost more: each imports all tests for fifteen seconds.
 test: $(INSTALLED) ## run all tests that CI runs (about seventeen minutes on two slow cores)
-	$(PYTEST) -n 3 -m "not long"
+	$(PYTEST) -n 4 -m "not long"
 
 test-fast: $(INSTALLED) ## run the tests of the maths and of the services, without bootstraps (a minute)
 	$(PYTEST) -n 2 -m "not long" -k "not redis and not bootstrap" tests/maths tests/services
