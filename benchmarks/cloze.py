@@ -29,6 +29,7 @@ from rich.console import Console
 from torch import Tensor
 
 from app.maths.geometry.space import fit_space
+from app.maths.quality.candidates import default_candidate
 from app.maths.relevance.advice import EXPECTED_GAINS, IndexFacts, expected_gain, rank_options
 from app.maths.relevance.cloze import USUAL_TEXTS, cut_windows, mean_interval, reciprocal_ranks
 from app.maths.relevance.fuse_weight import default_weight, held_out_cosine, native_weight
@@ -155,9 +156,11 @@ def native_gain(old: Side, new: Side, judged: Judgements, weight: float) -> floa
 
 
 def translated(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
-    """Rows by a graded map from anchors x to y."""
-    options = methods.resolve("graded", {}, anchors=len(x))
-    return apply(methods.fit("graded", fit_space(x), fit_space(y), options), rows).vectors.float()
+    """Rows by the map that searches take without a choice, from anchors x to y."""
+    chosen = default_candidate("retrieval", len(x))
+    options = methods.resolve(chosen.method, chosen.options, anchors=len(x))
+    fitted = methods.fit(chosen.method, fit_space(x), fit_space(y), options)
+    return apply(fitted, rows).vectors.float()
 
 
 def cells_of(
