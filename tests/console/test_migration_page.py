@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from tests.api.resources.stores.conftest import Shop
 from tests.api.resources.stores.conftest import case as case
+from tests.api.resources.stores.conftest import filled as filled
 from tests.api.resources.stores.conftest import shop as shop
 
 PLAN = {"pair": "new@items", "fill": "translate"}

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from app.console.stores_page import SHOWN_CHARACTERS, shown_text
 from tests.api.resources.stores.conftest import Shop
 from tests.api.resources.stores.conftest import case as case
+from tests.api.resources.stores.conftest import filled as filled
 from tests.api.resources.stores.conftest import shop as shop
 
 PART = {"HX-Request": "true"}

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import threading
 from contextlib import suppress
-from functools import partial
 
 import pytest
 import torch
@@ -67,7 +66,7 @@ def test_wherever_they_are_computed_relative_and_decoded_vectors_are_the_plain_o
     vectors = normal(4, count, 8).float()
     vectors[0] = space.mean
     relation = ServedMap(
-        partial(apply._relate_rows, None), (8, 20), parts=(space.unit.T.float().contiguous(), space)
+        apply._relate_rows, (8, 20), parts=(space.unit.T.float().contiguous(), space)
     )
     made = relation.start(lanes, vectors).result()
     expected = relative(vectors, space)

@@ -244,7 +244,6 @@ def test_a_migration_takes_no_made_place_for_a_native_vector(made, clouds):
     built = maps.build_maps(services, CONTEXT, request)
     page = built.maps.forward.map_rows(clouds[0][:50].numpy())
     assert not page.known.any()
-    assert built.maps.confidence is None
     native = built.served.translator
     expected = apply(native, clouds[0][:50]).vectors
     assert torch.allclose(torch.from_numpy(page.vectors), expected, atol=1e-6)
