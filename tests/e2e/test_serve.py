@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import socket
 import subprocess
@@ -57,17 +58,18 @@ def test_a_terminated_server_ends_its_streams_hands_its_job_back_and_keeps_its_d
     with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as http:
         for name in ("first", "second"):
             assert http.post("/encoders", json={"name": name, "dim": 2}).status_code == 201
-        pool = [[float(i % 7), float(i % 11)] for i in range(200)]
+        draw = random.Random(9)
+        source_pool, target_pool = (
+            [[draw.gauss(0, 1), draw.gauss(0, 1)] for _ in range(1_500)] for _ in range(2)
+        )
         body = {
             "name": "grown",
             "source": "first",
             "target": "second",
-            "source_pool": pool,
-            "target_pool": pool,
-        }
-        body |= {
+            "source_pool": source_pool,
+            "target_pool": target_pool,
             "seeds": [[0, 0], [1, 1]],
-            "options": {"attempts": 64, "rounds": 1000, "agreed": 1.0},
+            "options": {"attempts": 64},
         }
         job = http.post("/bootstrap", json=body).json()["id"]
         until(lambda: http.get(f"/jobs/{job}").json()["state"] == "running")

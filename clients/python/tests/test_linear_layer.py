@@ -104,14 +104,9 @@ def test_a_classifier_survives_its_encoder(client: Client, pack: Pack):
         encoder="minilm",
         head="intents",
         anchor_set="sentences",
-        labels=names[pack.queries].tolist(),
-        native_vectors=queries["use"],
     )
     assert head["classes"] == classifier.classes_.tolist()
     assert native.labels == classifier.predict(queries["use"]).tolist()
     np.testing.assert_allclose(native.scores, classifier.predict_proba(queries["use"]), atol=1e-5)
-    quality = stitched.quality
-    assert quality is not None
     share = np.mean(classifier.predict(queries["use"]) == names[pack.queries])
-    assert quality["native"]["accuracy"] == pytest.approx(share, abs=1e-6)
-    assert quality["stitched"]["accuracy"] > share - 0.05  # 0.84 of 77 intents by either encoder
+    assert np.mean(np.array(stitched.labels) == names[pack.queries]) > share - 0.05

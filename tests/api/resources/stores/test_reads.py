@@ -70,7 +70,7 @@ def test_a_set_of_other_origin_does_not_grow(shop: Shop) -> None:
     codes = [[each["code"] for each in shop.client.get("/stores/docs").json()["notes"]]]
     shop.client.delete("/anchor-sets/bridge").raise_for_status()
     codes.append([each["code"] for each in shop.client.get("/stores/docs").json()["notes"]])
-    assert codes == [codes[0], [*codes[0], "no-set-learns"]]
+    assert sorted(codes[1]) == sorted([*codes[0], "no-set-learns"])
     shop.search(inputs=TEXTS[::9], anchor_set="ours", mode="cascade")
     assert of_kind(shop, "learn") == []
     assert shop.client.get("/anchor-sets/ours").json()["size"] == 40
