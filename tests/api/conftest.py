@@ -365,8 +365,8 @@ def endless_bootstrap() -> dict[str, Any]:
         "name": "grown",
         "source": "first",
         "target": "second",
-        "source_pool": generator.normal(size=(1_500, 8)).tolist(),
-        "target_pool": generator.normal(size=(1_500, 6)).tolist(),
+        "source_pool": generator.normal(size=(200, 8)).tolist(),
+        "target_pool": generator.normal(size=(200, 6)).tolist(),
         "seeds": [[0, 0], [1, 1]],
         "options": {"attempts": 64},
     }

@@ -60,7 +60,7 @@ def test_a_terminated_server_ends_its_streams_hands_its_job_back_and_keeps_its_d
             assert http.post("/encoders", json={"name": name, "dim": 2}).status_code == 201
         draw = random.Random(9)
         source_pool, target_pool = (
-            [[draw.gauss(0, 1), draw.gauss(0, 1)] for _ in range(1_500)] for _ in range(2)
+            [[draw.gauss(0, 1), draw.gauss(0, 1)] for _ in range(500)] for _ in range(2)
         )
         body = {
             "name": "grown",
