@@ -132,8 +132,18 @@ def test_a_failed_pool_leaves_nothing_and_a_text_is_no_list(client: Client, pair
     assert invalid.value.rows == [73]
     with pytest.raises(NotFoundError):
         client.pools.get("torn")
-    with pytest.raises(TypeError, match="list of texts"):
-        client.translate(inputs="hello", **pair.names)
+    between, sets = client.pair(*pair.names.values()), client.anchor_sets
+    for call in (
+        lambda: client.translate(inputs="wing flutter", **pair.names),
+        lambda: between.search("docs", inputs="wing flutter"),
+        lambda: client.stitch(inputs="wing flutter", encoder=pair.source, head="h"),
+        lambda: client.rerank("wings", "wing flutter", model=pair.source),
+        lambda: sets.create("text", inputs="wing flutter"),
+        lambda: sets.put(pair.anchor_set, pair.source, inputs="wing flutter"),
+        lambda: sets.create_from_store("text", "docs", encoders="wing flutter"),
+    ):
+        with pytest.raises(TypeError, match=r"a list of texts: send \['wing flutter'\]"):
+            call()
 
 
 def test_a_large_set_with_further_fields_sends_them(client: Client, new_pair, monkeypatch):

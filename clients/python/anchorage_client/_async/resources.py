@@ -12,6 +12,7 @@ import numpy as np
 from anchorage_client._async.jobs import AsyncJob
 from anchorage_client._async.transport import AsyncTransport, Json, members_of, segment
 from anchorage_client.errors import ConflictError, NotFoundError
+from anchorage_client.fields import text_list
 from anchorage_client.linear_layer import linear_layer
 from anchorage_client.vectors import VectorsLike, to_json
 
@@ -90,7 +91,7 @@ class AsyncEncoders(AsyncResource):
         input_type: str | None = None,
     ) -> Json:
         """Compare an encoder with vectors that you have of the same inputs."""
-        body = {"inputs": builtins.list(inputs), "vectors": to_json(vectors)}
+        body = {"inputs": text_list(inputs), "vectors": to_json(vectors)}
         return await self._transport.post(
             f"/encoders/{segment(name)}/verify", {**body, "input_type": input_type}
         )
@@ -128,7 +129,7 @@ class AsyncHeads(AsyncResource):
             "kind": kind,
             "encoder": encoder,
             "anchor_set": anchor_set,
-            "classes": None if classes is None else builtins.list(classes),
+            "classes": text_list(classes, "classes"),
             "output": output,
             "probabilities": probabilities,
             "scale": scale,
@@ -239,7 +240,7 @@ class AsyncApiKeys:
         """Create a key. Its secret is in this answer only."""
         body = {
             "name": name,
-            "scopes": None if scopes is None else builtins.list(scopes),
+            "scopes": text_list(scopes, "scopes"),
             "expires_at": expires_at,
             "rate_limit": rate_limit,
         }

@@ -16,7 +16,7 @@ from anchorage_client._sync.transport import (
     segment,
 )
 from anchorage_client.errors import reading
-from anchorage_client.fields import Role
+from anchorage_client.fields import Role, text_list
 from anchorage_client.results import Rankings, rankings_of
 from anchorage_client.vectors import VectorsLike, to_json
 
@@ -85,7 +85,7 @@ class Stores(Resource):
             "target": target,
             "anchor_set": anchor_set,
             "queries": None if queries is None else to_json(queries),
-            "inputs": None if inputs is None else builtins.list(inputs),
+            "inputs": text_list(inputs),
             "input_type": input_type,
             "mode": mode,
             "k": k,
