@@ -100,18 +100,13 @@ def test_a_classifier_survives_its_encoder(client: Client, pack: Pack):
     queries = {"use": old[pack.queries], "minilm": new[pack.queries]}
     native = client.stitch(queries["use"], encoder="use", head="intents")
     stitched = client.stitch(
-        queries["minilm"],
-        encoder="minilm",
-        head="intents",
-        anchor_set="sentences",
-        labels=names[pack.queries].tolist(),
-        native_vectors=queries["use"],
+        queries["minilm"], encoder="minilm", head="intents", anchor_set="sentences"
     )
     assert head["classes"] == classifier.classes_.tolist()
     assert native.labels == classifier.predict(queries["use"]).tolist()
     np.testing.assert_allclose(native.scores, classifier.predict_proba(queries["use"]), atol=1e-5)
-    quality = stitched.quality
-    assert quality is not None
-    share = np.mean(classifier.predict(queries["use"]) == names[pack.queries])
-    assert quality["native"]["accuracy"] == pytest.approx(share, abs=1e-6)
-    assert quality["stitched"]["accuracy"] > share - 0.05  # 0.84 of 77 intents by either encoder
+    share, kept = (
+        np.mean(found == names[pack.queries])
+        for found in (classifier.predict(queries["use"]), np.asarray(stitched.labels))
+    )
+    assert kept > share - 0.05  # 0.84 of 77 intents by either encoder
