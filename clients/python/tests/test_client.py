@@ -341,9 +341,18 @@ def test_a_pair_asks_with_its_names(client: Client, pair):
     assert repr(between) == f"Pair({', '.join(map(repr, names.values()))})"
 
 
-def test_what_exists_is_not_created_again(client: Client):
+def test_what_exists_is_not_created_again(client: Client, pair):
     first = client.encoders.get_or_create("once", dim=3)
     assert client.encoders.get_or_create("once", dim=3) == first
+    with pytest.raises(ConflictError, match="'once' exists with `dim` 3, not 768"):
+        client.encoders.get_or_create("once", dim=768)
+    of_store = {"name": pair.anchor_set, "store": "docs"}  # nothing is made: the set exists
+    found = client.anchor_sets.get_or_create(**of_store, encoders=[pair.target])
+    assert found == client.anchor_sets.get(pair.anchor_set)
+    with pytest.raises(ConflictError, match="with `encoders`"):
+        client.anchor_sets.get_or_create(**of_store, encoders=["once"])
+    with pytest.raises(NotFoundError, match="docs"):
+        client.anchor_sets.get_or_create("of-store", store="docs", encoders=[pair.target])
     with pytest.raises(InvalidRequestError):
         client.encoders.get_or_create("without a dimension")
 

@@ -23,6 +23,7 @@ class AsyncAnchorSets(AsyncResource):
     """Anchor sets: the same items, embedded by several encoders."""
 
     path, member = "/anchor-sets", "anchor_sets"
+    compared = ("encoders",)
 
     @overload
     async def create(
@@ -362,6 +363,7 @@ class AsyncPools(AsyncResource):
     """Pools: items of one encoder, for a bootstrap."""
 
     path, member = "/pools", "pools"
+    compared = ("encoder",)
 
     async def create(
         self,

@@ -25,6 +25,15 @@ class AsyncStores(AsyncResource):
     """Stores: collections of vectors in pgvector, Qdrant, Chroma, LanceDB or files."""
 
     path, member = "/stores", "stores"
+    compared = (
+        "kind",
+        "address",
+        "collection",
+        "encoder",
+        "vector_field",
+        "id_field",
+        "text_field",
+    )
 
     async def create(
         self,

@@ -23,6 +23,7 @@ class AnchorSets(Resource):
     """Anchor sets: the same items, embedded by several encoders."""
 
     path, member = "/anchor-sets", "anchor_sets"
+    compared = ("encoders",)
 
     @overload
     def create(
@@ -360,6 +361,7 @@ class Pools(Resource):
     """Pools: items of one encoder, for a bootstrap."""
 
     path, member = "/pools", "pools"
+    compared = ("encoder",)
 
     def create(
         self,

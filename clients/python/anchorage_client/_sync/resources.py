@@ -23,6 +23,8 @@ class Resource:
     #: the path of the resource, and the member of its list
     path = ""
     member = ""
+    #: fields that `get_or_create` compares
+    compared: tuple[str, ...] = ()
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -36,18 +38,34 @@ class Resource:
         return self._transport.get(f"{self.path}/{segment(name)}")
 
     def get_or_create(self, name: str, **fields: Any) -> Json:
-        """Return the one of this name, whatever its fields are, or create it as `create` does."""
+        """Return the one of this name, or create it as `create` does; with `store`, an anchor set
+        as `create_from_store` does. Raises ConflictError where a given field differs.
+        """
+        create: Any = self.create_from_store if "store" in fields else self.create  # type: ignore[attr-defined]
         try:
-            return self.get(name)
+            return self._same(self.get(name), fields)
         except NotFoundError:
             pass
         try:
-            created: Json = self.create(name, **fields)  # type: ignore[attr-defined]
+            created: Json = create(name, **fields)
         except ConflictError as error:
             if error.code != "name-taken":  # another client was quicker
                 raise
-            return self.get(name)
+            return self._same(self.get(name), fields)
         return created
+
+    def _same(self, found: Json, fields: Mapping[str, Any]) -> Json:
+        """Return what was found. Raises ConflictError where a field is not as it was given."""
+        for field in self.compared:
+            given, is_now = fields.get(field), found.get(field)
+            of_list = isinstance(is_now, builtins.list) and given and set(given) <= set(is_now)
+            if given not in (None, is_now) and not of_list:
+                detail = (
+                    f"{found['name']!r} exists with `{field}` {is_now!r}, not {given!r}. Take "
+                    "another name, leave the field out, or delete the old one first."
+                )
+                raise ConflictError(None, {"code": "differs", "detail": detail, "field": field})
+        return found
 
     def delete(self, name: str) -> None:
         """Delete one."""
@@ -58,6 +76,7 @@ class Encoders(Resource):
     """Encoders: named functions from inputs to vectors."""
 
     path, member = "/encoders", "encoders"
+    compared = ("dim", "kind", "model", "revision", "modality")
 
     def create(
         self,
@@ -101,6 +120,7 @@ class Heads(Resource):
     """Heads: classifiers and decoders that were trained in one space."""
 
     path, member = "/heads", "heads"
+    compared = ("kind", "encoder", "anchor_set")
 
     def create(
         self,
@@ -200,6 +220,7 @@ class Aliases(Resource):
     """Plain names for models such as `new->old@faq`."""
 
     path, member = "/aliases", "aliases"
+    compared = ("model",)
 
     def create(self, name: str, model: str) -> Json:
         """Create an alias, or point it to another model."""
