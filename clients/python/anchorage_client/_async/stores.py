@@ -76,7 +76,7 @@ class AsyncStores(AsyncResource):
         mode: str | None = None,
         k: int | None = None,
         candidates: int | None = None,
-        filter: Mapping[str, Any] | None = None,
+        filter: Mapping[str, Any] | str | None = None,
         old_queries: VectorsLike | None = None,
         weight: float | None = None,
         method: str | None = None,
@@ -88,7 +88,9 @@ class AsyncStores(AsyncResource):
     ) -> Rankings:
         """Search a store with the vectors or inputs of another encoder.
 
-        native: candidates of each query whose texts the new encoder embeds.
+        filter  in the store's own language: `{"published": {"$gt": "2020-01-01"}}` for pgvector,
+                the text `"published > '2020-01-01'"` for LanceDB
+        native  candidates of each query whose texts the new encoder embeds
         """
         body = {
             "target": target,
@@ -99,7 +101,7 @@ class AsyncStores(AsyncResource):
             "mode": mode,
             "k": k,
             "candidates": candidates,
-            "filter": None if filter is None else dict(filter),
+            "filter": dict(filter) if isinstance(filter, Mapping) else filter,
             "old_queries": None if old_queries is None else to_json(old_queries),
             "weight": weight,
             "method": method,
