@@ -336,6 +336,13 @@ def test_a_pair_asks_with_its_names(client: Client, pair):
     ranked = between.rescore(candidates, queries=pair.new[:1])
     asked = client.rescore(candidates=candidates, queries=pair.new[:1], **names)
     assert ranked.results == asked.results
+    axes = np.eye(2, pair.old.shape[1], dtype=np.float32)
+    client.heads.create("old-axes", encoder=pair.source, classes=["a", "b"], weight=axes)
+    stitched = client.stitch(
+        pair.new, head="old-axes", encoder=pair.target, anchor_set=pair.anchor_set
+    )
+    assert between.stitch(pair.new, head="old-axes").labels == stitched.labels
+    client.heads.delete("old-axes")
     assert between.translator().id == client.translator(**names).id
     assert between.advice(corpus_size=10_000)["basis"] == "fidelity"
     assert repr(between) == f"Pair({', '.join(map(repr, names.values()))})"
