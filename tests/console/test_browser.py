@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -233,7 +234,8 @@ def fill(http: httpx2.Client) -> list[str]:
     ]
 
 
-def answered(answer: httpx2.Response) -> httpx2.Response | None:
+def answered(http: httpx2.Client, path: str, body: dict[str, object]) -> httpx2.Response | None:
+    answer = http.post(path, json=body)
     return None if answer.status_code == 503 else answer
 
 
@@ -249,7 +251,7 @@ def connect(http: httpx2.Client, lake: Path) -> list[str]:
         ("/migrations", plan),
     ):
         # A busy machine may need longer than the store's deadline to import LanceDB.
-        answer = until(lambda: answered(http.post(path, json=body)))
+        answer = until(partial(answered, http, path, body))
         assert answer.is_success, answer.text
     return [f"/console/stores/docs{page}" for page in ("", "/plan", "/steps/run")]
 

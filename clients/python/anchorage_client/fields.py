@@ -51,17 +51,24 @@ def parts_of(vectors: Floats, max_bytes: int = MAX_BYTES) -> Iterator[tuple[int,
         yield start, vectors[start : start + step]
 
 
+def text_list(texts: Sequence[str] | None, name: str = "inputs") -> list[str] | None:
+    """Return the texts of the field `name` as a list; raise TypeError for a single text, whose
+    characters would be the texts.
+    """
+    if isinstance(texts, str):
+        raise TypeError(f"`{name}` is a list of texts: send [{texts[:20]!r}].")
+    return None if texts is None else list(texts)
+
+
 def text_parts(texts: Sequence[str], most: int | None = None) -> Iterator[tuple[int, list[str]]]:
     """Yield the first row and the texts of parts of at most `most` texts; None: MAX_INPUTS.
 
-    Without texts, yields one empty part, which the service refuses.
-    Raises TypeError for a single text, whose characters would be the texts.
+    Without texts, yields one empty part, which the service refuses. Raises as `text_list`.
     """
-    if isinstance(texts, str):
-        raise TypeError(f"`inputs` is a list of texts: send [{texts[:20]!r}].")
     step = MAX_INPUTS if most is None else most
-    for start in range(0, max(1, len(texts)), step):
-        yield start, list(texts[start : start + step])
+    whole = text_list(texts) or []
+    for start in range(0, max(1, len(whole)), step):
+        yield start, whole[start : start + step]
 
 
 def row_parts(

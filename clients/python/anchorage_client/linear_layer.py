@@ -35,12 +35,15 @@ def linear_layer(classifier: Any) -> LinearLayer:
     The classifier's values at the unit vectors give weight and bias, so that scalers and
     projections of a pipeline are part of them. Raises TypeError for what is no such layer.
     """
-    name = type(classifier).__name__
+    steps = getattr(classifier, "steps", None)  # of a pipeline, whose last one classifies
+    name = type(steps[-1][1] if steps else classifier).__name__
+    if hasattr(classifier, "classes_") and not hasattr(classifier, "decision_function"):
+        raise TypeError(f"{name} is not linear: it has no `decision_function`. {ADVICE}")
     for member in ("decision_function", "predict", "classes_", "n_features_in_"):
         if not hasattr(classifier, member):
             raise TypeError(
-                f"{name} has no `{member}`: it is not fitted, reads no vectors, or is no "
-                f"classifier with a linear decision. {ADVICE}"
+                f"{name} is not fitted, reads no vectors, or is no classifier: it has no "
+                f"`{member}`. {ADVICE}"
             )
     dim, classes = int(classifier.n_features_in_), list(classifier.classes_)
     above, below = (_values(classifier, sign * np.eye(dim)) for sign in (1.0, -1.0))
@@ -59,7 +62,7 @@ def linear_layer(classifier: Any) -> LinearLayer:
         or predicted.shape != (PROBES,)
         or list(predicted) != [classes[place] for place in expected.argmax(axis=1)]
     ):
-        raise TypeError(f"{name} does not predict as one linear layer does. {ADVICE}")
+        raise TypeError(f"{name} is not linear: no linear layer predicts as it does. {ADVICE}")
     return LinearLayer([str(each) for each in classes], weight, bias, None if straight else 1.0)
 
 

@@ -1,10 +1,14 @@
-"""A progress bar, or a line of text where rich is not installed."""
+"""A progress bar; a line of text where rich is not installed, lines where there is no terminal."""
 
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 from typing import Any
+
+#: the pause between two lines where stderr is no terminal, unless the phase changes
+LINE_S = 10.0
 
 
 class ProgressBar:
@@ -13,16 +17,19 @@ class ProgressBar:
     def __init__(self, what: str, *, enabled: bool) -> None:
         self._bar: Any = None
         self._task: Any = None
-        self._plain = what if enabled else ""
+        self._what, self._enabled = what, enabled
+        self._terminal = enabled and sys.stderr.isatty()
+        self._shown: tuple[str, float] | None = None
         if enabled:
             try:
                 from rich.console import Console
                 from rich.progress import Progress
             except ImportError:
                 return
-            self._plain = ""
-            self._bar = Progress(console=Console(stderr=True))
-            self._task = self._bar.add_task(what, total=None)
+            console = Console(stderr=True)
+            if console.is_terminal or console.is_jupyter:
+                self._bar = Progress(console=console)
+                self._task = self._bar.add_task(what, total=None)
 
     def __enter__(self) -> ProgressBar:
         if self._bar is not None:
@@ -37,15 +44,25 @@ class ProgressBar:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
-        elif self._plain:
+        elif self._enabled and self._terminal:
             print(file=sys.stderr)
 
-    def update(self, done: float | None, total: float | None) -> None:
-        """Show that `done` of `total` is done."""
-        if done is None:
-            return
+    def update(self, done: float | None, total: float | None, phase: str = "") -> None:
+        """Show that `done` of `total` is done, and the phase of the work or what delays it."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total)
-        elif self._plain:
-            share = f"{done / total:.0%}" if total else f"{done:,.0f}"
-            print(f"\r{self._plain}: {share}", end="", file=sys.stderr, flush=True)
+            what = f"{self._what}: {phase}" if phase else self._what
+            self._bar.update(self._task, completed=done, total=total, description=what)
+        elif self._enabled:
+            share = "" if done is None else f"{done / total:.0%}" if total else f"{done:,.0f}"
+            line = ": ".join(filter(None, (self._what, phase, share)))
+            if self._terminal:
+                print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+            elif self._is_due(phase):
+                print(line, file=sys.stderr, flush=True)
+
+    def _is_due(self, phase: str) -> bool:
+        now = time.monotonic()
+        if self._shown and self._shown[0] == phase and now < self._shown[1] + LINE_S:
+            return False
+        self._shown = (phase, now)
+        return True

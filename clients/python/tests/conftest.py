@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,9 +41,15 @@ class Pair:
 
 
 @pytest.fixture(scope="session")
-def service() -> Iterator[str]:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of LanceDB that the service has as the address `shop`."""
+    return tmp_path_factory.mktemp("shop")
+
+
+@pytest.fixture(scope="session")
+def service(shop: Path) -> Iterator[str]:
     """The address of `anchorage serve`."""
-    with serve() as server:
+    with serve(stores=json.dumps({"shop": str(shop)})) as server:
         yield f"http://127.0.0.1:{server.port}"
 
 

@@ -132,8 +132,18 @@ def test_a_failed_pool_leaves_nothing_and_a_text_is_no_list(client: Client, pair
     assert invalid.value.rows == [73]
     with pytest.raises(NotFoundError):
         client.pools.get("torn")
-    with pytest.raises(TypeError, match="list of texts"):
-        client.translate(inputs="hello", **pair.names)
+    between, sets = client.pair(*pair.names.values()), client.anchor_sets
+    for call in (
+        lambda: client.translate(inputs="wing flutter", **pair.names),
+        lambda: between.search("docs", inputs="wing flutter"),
+        lambda: client.stitch(inputs="wing flutter", encoder=pair.source, head="h"),
+        lambda: client.rerank("wings", "wing flutter", model=pair.source),
+        lambda: sets.create("text", inputs="wing flutter"),
+        lambda: sets.put(pair.anchor_set, pair.source, inputs="wing flutter"),
+        lambda: sets.create_from_store("text", "docs", encoders="wing flutter"),
+    ):
+        with pytest.raises(TypeError, match=r"a list of texts: send \['wing flutter'\]"):
+            call()
 
 
 def test_a_large_set_with_further_fields_sends_them(client: Client, new_pair, monkeypatch):
@@ -326,14 +336,43 @@ def test_a_pair_asks_with_its_names(client: Client, pair):
     ranked = between.rescore(candidates, queries=pair.new[:1])
     asked = client.rescore(candidates=candidates, queries=pair.new[:1], **names)
     assert ranked.results == asked.results
+    axes = np.eye(2, pair.old.shape[1], dtype=np.float32)
+    client.heads.create("old-axes", encoder=pair.source, classes=["a", "b"], weight=axes)
+    stitched = client.stitch(
+        pair.new, head="old-axes", encoder=pair.target, anchor_set=pair.anchor_set
+    )
+    assert between.stitch(pair.new, head="old-axes").labels == stitched.labels
+    client.heads.delete("old-axes")
     assert between.translator().id == client.translator(**names).id
     assert between.advice(corpus_size=10_000)["basis"] == "fidelity"
     assert repr(between) == f"Pair({', '.join(map(repr, names.values()))})"
 
 
-def test_what_exists_is_not_created_again(client: Client):
+def test_a_filter_is_in_the_language_of_the_store(client: Client, pair, shop):
+    rows = [{"id": n, "year": 1900 + n, "vector": row} for n, row in enumerate(pair.old)]
+    pytest.importorskip("lancedb").connect(str(shop)).create_table("items", rows)
+    table = {"kind": "lancedb", "address": "shop", "collection": "items", "id_field": "id"}
+    client.stores.create("items", encoder=pair.source, **table)
+    between = client.pair(*pair.names.values())
+    found = between.search("items", queries=pair.new[:1], filter="year > 2090", k=9)
+    assert sorted(found.results[0].ids) == list(range(191, 200))
+    with pytest.raises(InvalidRequestError, match="condition in SQL, as text"):
+        between.search("items", queries=pair.new[:1], filter={"year": {"$gt": 2090}})
+    client.stores.delete("items")
+
+
+def test_what_exists_is_not_created_again(client: Client, pair):
     first = client.encoders.get_or_create("once", dim=3)
     assert client.encoders.get_or_create("once", dim=3) == first
+    with pytest.raises(ConflictError, match="'once' exists with `dim` 3, not 768"):
+        client.encoders.get_or_create("once", dim=768)
+    of_store = {"name": pair.anchor_set, "store": "docs"}  # nothing is made: the set exists
+    found = client.anchor_sets.get_or_create(**of_store, encoders=[pair.target])
+    assert found == client.anchor_sets.get(pair.anchor_set)
+    with pytest.raises(ConflictError, match="with `encoders`"):
+        client.anchor_sets.get_or_create(**of_store, encoders=["once"])
+    with pytest.raises(NotFoundError, match="docs"):
+        client.anchor_sets.get_or_create("of-store", store="docs", encoders=[pair.target])
     with pytest.raises(InvalidRequestError):
         client.encoders.get_or_create("without a dimension")
 
@@ -366,4 +405,5 @@ def test_a_translator_and_a_set_of_texts_are_made_by_jobs(texts):
 def test_progress_is_drawn(client: Client, pair, capsys):
     job = client.evaluate(**pair.names, vectors=pair.old, native=pair.new, as_job=True)
     job.wait(progress=True)
-    assert "evaluate" in capsys.readouterr().err
+    *_, last = capsys.readouterr().err.splitlines()  # no terminal: lines
+    assert last.startswith("evaluate: succeeded")

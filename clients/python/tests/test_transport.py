@@ -25,6 +25,7 @@ from anchorage_client import (
     RateLimitError,
     UnavailableError,
 )
+from anchorage_client._sync.jobs import Job
 from anchorage_client._sync.transport import (
     json_of,
     pause_before,
@@ -201,6 +202,16 @@ def test_a_restart_does_not_end_the_wait_for_a_job(tmp_path):
         thread.join()
     waiting.close()
     assert result
+
+
+def test_a_service_that_stays_away_ends_the_wait_with_what_to_do(monkeypatch, capsys):
+    monkeypatch.setattr("anchorage_client._sync.jobs.MAX_AWAY_S", 0.2)
+    monkeypatch.setattr("anchorage_client._sync.jobs.POLL_S", 0.1)
+    with Client(f"http://127.0.0.1:{free_port()}") as client:
+        job = Job[object](client._transport, {"id": "17", "kind": "compare", "state": "running"})
+        with pytest.raises(UnavailableError, match=r"client\.jobs\.get\('17'\)\.wait\(\)"):
+            job.wait(progress=True)
+    assert capsys.readouterr().err == "compare: the service does not answer\n"
 
 
 def test_keys_open_the_service_within_their_scopes(tmp_path):

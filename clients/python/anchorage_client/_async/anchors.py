@@ -13,7 +13,7 @@ from anchorage_client._async.jobs import AsyncJob, submit
 from anchorage_client._async.resources import AsyncResource
 from anchorage_client._async.transport import Json, json_of, members_of, require_new, segment
 from anchorage_client.errors import AnchorageError, reading, rows_from
-from anchorage_client.fields import MAX_JSON_BYTES, Role, row_parts
+from anchorage_client.fields import MAX_JSON_BYTES, Role, row_parts, text_list
 from anchorage_client.vectors import VectorsLike, as_array, to_json, to_npy
 
 NPY = {"Content-Type": "application/x-npy"}
@@ -23,6 +23,7 @@ class AsyncAnchorSets(AsyncResource):
     """Anchor sets: the same items, embedded by several encoders."""
 
     path, member = "/anchor-sets", "anchor_sets"
+    compared = ("encoders",)
 
     @overload
     async def create(
@@ -75,10 +76,10 @@ class AsyncAnchorSets(AsyncResource):
         """
         body: Json = {
             "name": name,
-            "inputs": None if inputs is None else builtins.list(inputs),
-            "encoders": None if encoders is None else builtins.list(encoders),
+            "inputs": text_list(inputs),
+            "encoders": text_list(encoders, "encoders"),
             "input_type": input_type,
-            "roles": None if roles is None else builtins.list(roles),
+            "roles": text_list(roles, "roles"),
             "keep_inputs": keep_inputs,
         }
         _require_inputs(inputs, as_job)
@@ -143,7 +144,7 @@ class AsyncAnchorSets(AsyncResource):
         body: Json = {
             "name": name,
             "store": store,
-            "encoders": builtins.list(encoders),
+            "encoders": text_list(encoders, "encoders"),
             "size": size,
         }
         return await self._submit("POST", self.path, body, name, as_job)
@@ -224,8 +225,7 @@ class AsyncAnchorSets(AsyncResource):
         """
         path = f"{self.path}/{segment(name)}/embeddings/{segment(encoder)}"
         if vectors is None:
-            given = None if inputs is None else builtins.list(inputs)
-            body = {"inputs": given, "input_type": input_type}
+            body = {"inputs": text_list(inputs), "input_type": input_type}
             return await self._submit("PUT", path, body, name, as_job)
         _require_inputs(None, as_job)
         content = to_npy(vectors)
@@ -246,9 +246,9 @@ class AsyncAnchorSets(AsyncResource):
             "embeddings": None
             if embeddings is None
             else {encoder: to_json(rows) for encoder, rows in embeddings.items()},
-            "inputs": None if inputs is None else builtins.list(inputs),
+            "inputs": text_list(inputs),
             "input_type": input_type,
-            "roles": None if roles is None else builtins.list(roles),
+            "roles": text_list(roles, "roles"),
         }
         return await self._transport.post(f"{self.path}/{segment(name)}/items", body, creates=True)
 
@@ -271,7 +271,7 @@ class AsyncAnchorSets(AsyncResource):
             "encoder": encoder,
             "count": count,
             "pool": None if pool is None else to_json(pool),
-            "inputs": None if inputs is None else builtins.list(inputs),
+            "inputs": text_list(inputs),
             "input_type": input_type,
         }
         return await self._transport.post(f"{self.path}/{segment(name)}/suggest", body)
@@ -363,6 +363,7 @@ class AsyncPools(AsyncResource):
     """Pools: items of one encoder, for a bootstrap."""
 
     path, member = "/pools", "pools"
+    compared = ("encoder",)
 
     async def create(
         self,

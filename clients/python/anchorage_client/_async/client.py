@@ -26,7 +26,7 @@ from anchorage_client._async.stores import AsyncMigrations, AsyncStores
 from anchorage_client._async.translators import AsyncTranslator, AsyncTranslators
 from anchorage_client._async.transport import AsyncTransport, Json, members_of
 from anchorage_client.errors import reading, rows_from
-from anchorage_client.fields import Role, fit_fields, parts_of, row_parts, text_parts
+from anchorage_client.fields import Role, fit_fields, parts_of, row_parts, text_list, text_parts
 from anchorage_client.progress import ProgressBar
 from anchorage_client.results import (
     Predictions,
@@ -133,7 +133,12 @@ class AsyncClient(AsyncMeasures):
 
         The ids of the ranking are places in `documents`.
         """
-        body = {"model": model, "query": query, "documents": list(documents), "top_n": top_n}
+        body = {
+            "model": model,
+            "query": query,
+            "documents": text_list(documents, "documents"),
+            "top_n": top_n,
+        }
         answer = await self._transport.post("/v1/rerank", body)
         with reading("The answer of /v1/rerank"):
             results = answer["results"]

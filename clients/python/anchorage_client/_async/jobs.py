@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import httpx2
@@ -36,7 +37,7 @@ ENDED = {"succeeded", "failed", "cancelled"}
 FIRST_POLL_S, POLL_S = 0.1, 1.0
 
 #: how long a service may be away, such as during a restart, while a client waits for a job
-MAX_AWAY_S = 300.0
+MAX_AWAY_S = 60.0
 
 
 class AsyncJob(Generic[T]):
@@ -116,19 +117,28 @@ class AsyncJob(Generic[T]):
                 if line.startswith(b"data:"):
                     yield json_of(httpx2.Response(200, content=line[5:], request=answer.request))
 
-    async def _refresh_patiently(self, deadline: float = math.inf) -> None:
-        """Read the job again; tolerate a short outage of the service."""
+    async def _refresh_patiently(
+        self, deadline: float = math.inf, hear: Callable[[str], object] = str
+    ) -> None:
+        """Read the job again; tolerate an outage of MAX_AWAY_S, and say to `hear` what it is."""
         last_try = min(deadline, time.monotonic() + MAX_AWAY_S)
         path = f"/jobs/{segment(self.id)}"
         while True:
             try:
                 self.data = json_of(await self._transport.send("GET", path, retries=0))
                 return
-            except (UnavailableError, RateLimitError):
+            except (UnavailableError, RateLimitError) as error:
                 if time.monotonic() > deadline:
                     return  # the caller's limit, which `wait` reports
                 if time.monotonic() > last_try:
-                    raise
+                    detail = (
+                        f"{error.detail} The job has had no answer for {MAX_AWAY_S:.0f} s. It "
+                        "continues when the service is back. Then wait for it again: "
+                        f"client.jobs.get({self.id!r}).wait()"
+                    )
+                    raise type(error)(error.status, {**error.problem, "detail": detail}) from None
+                silent = error.status is None
+                hear("the service does not answer" if silent else "the service is busy")
                 await asyncio.sleep(POLL_S)
 
     async def wait(
@@ -140,10 +150,12 @@ class AsyncJob(Generic[T]):
         """Wait for the end, and return what the method returns without `as_job`.
 
         A restart of the service does not end the wait. Raises JobFailedError if the job failed or
-        was cancelled, UnavailableError, and TimeoutError; the job continues after the last two.
+        was cancelled, UnavailableError after a minute without an answer, and TimeoutError; the job
+        continues after the last two.
 
         timeout   seconds; None: no limit
-        progress  True: show a bar; a function: call it with `progress` after each change
+        progress  True: show a bar, or lines where stderr is no terminal; a function: call it with
+                  `progress` after each change
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         pause = FIRST_POLL_S if timeout is None else min(FIRST_POLL_S, timeout / 10)
@@ -154,10 +166,11 @@ class AsyncJob(Generic[T]):
                     raise TimeoutError(f"The job {self.id} is {self.state} after {timeout} s.")
                 await asyncio.sleep(pause)
                 pause = min(POLL_S, 1.5 * pause)
-                await self._refresh_patiently(deadline)
+                await self._refresh_patiently(deadline, partial(bar.update, None, None))
                 with reading("A job"):
                     made = self.progress
-                    bar.update(made.get("done") or made.get("step"), made.get("total"))
+                    done, phase = made.get("done") or made.get("step"), made.get("phase")
+                    bar.update(done, made.get("total"), str(phase or self.state))
                 if callable(progress) and made != seen:
                     progress(made)
                 seen = made

@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 
 from anchorage_client._async.jobs import AsyncJob, submit
 from anchorage_client._async.transport import AsyncTransport, Json
-from anchorage_client.fields import Role, fit_fields
+from anchorage_client.fields import Role, fit_fields, text_list
 from anchorage_client.results import Rankings, rankings_of
 from anchorage_client.vectors import VectorsLike, to_json
 
@@ -57,12 +57,16 @@ class AsyncMeasures:
                 {
                     "ids": list(each["ids"]),
                     "vectors": to_json(each["vectors"]),
-                    **({"texts": list(each["texts"])} if each.get("texts") is not None else {}),
+                    **(
+                        {"texts": text_list(each["texts"], "texts")}
+                        if each.get("texts") is not None
+                        else {}
+                    ),
                 }
                 for each in candidates
             ],
             "queries": None if queries is None else to_json(queries),
-            "inputs": None if inputs is None else list(inputs),
+            "inputs": text_list(inputs),
             "input_type": input_type,
             "mode": mode,
             "old_queries": None if old_queries is None else to_json(old_queries),
@@ -165,9 +169,9 @@ class AsyncMeasures:
         texts   number of texts to draw
         """
         body = {
-            "encoders": list(encoders),
+            "encoders": text_list(encoders, "encoders"),
             "store": store,
-            "inputs": None if inputs is None else list(inputs),
+            "inputs": text_list(inputs),
             "texts": texts,
         }
         found: Json | AsyncJob[Json] = await submit(
@@ -266,8 +270,8 @@ class AsyncMeasures:
             "seeds": [list(map(int, pair)) for pair in seeds],
             "source_pool": source_pool if isinstance(source_pool, str) else _sent(source_pool),
             "target_pool": target_pool if isinstance(target_pool, str) else _sent(target_pool),
-            "source_inputs": None if source_inputs is None else list(source_inputs),
-            "target_inputs": None if target_inputs is None else list(target_inputs),
+            "source_inputs": text_list(source_inputs, "source_inputs"),
+            "target_inputs": text_list(target_inputs, "target_inputs"),
             "input_type": input_type,
             "method": method,
             "size": size,

@@ -12,6 +12,7 @@ import numpy as np
 from anchorage_client._async.jobs import AsyncJob
 from anchorage_client._async.transport import AsyncTransport, Json, members_of, segment
 from anchorage_client.errors import ConflictError, NotFoundError
+from anchorage_client.fields import text_list
 from anchorage_client.linear_layer import linear_layer
 from anchorage_client.vectors import VectorsLike, to_json
 
@@ -22,6 +23,8 @@ class AsyncResource:
     #: the path of the resource, and the member of its list
     path = ""
     member = ""
+    #: fields that `get_or_create` compares
+    compared: tuple[str, ...] = ()
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -35,18 +38,34 @@ class AsyncResource:
         return await self._transport.get(f"{self.path}/{segment(name)}")
 
     async def get_or_create(self, name: str, **fields: Any) -> Json:
-        """Return the one of this name, whatever its fields are, or create it as `create` does."""
+        """Return the one of this name, or create it as `create` does; with `store`, an anchor set
+        as `create_from_store` does. Raises ConflictError where a given field differs.
+        """
+        create: Any = self.create_from_store if "store" in fields else self.create  # type: ignore[attr-defined]
         try:
-            return await self.get(name)
+            return self._same(await self.get(name), fields)
         except NotFoundError:
             pass
         try:
-            created: Json = await self.create(name, **fields)  # type: ignore[attr-defined]
+            created: Json = await create(name, **fields)
         except ConflictError as error:
             if error.code != "name-taken":  # another client was quicker
                 raise
-            return await self.get(name)
+            return self._same(await self.get(name), fields)
         return created
+
+    def _same(self, found: Json, fields: Mapping[str, Any]) -> Json:
+        """Return what was found. Raises ConflictError where a field is not as it was given."""
+        for field in self.compared:
+            given, is_now = fields.get(field), found.get(field)
+            of_list = isinstance(is_now, builtins.list) and given and set(given) <= set(is_now)
+            if given not in (None, is_now) and not of_list:
+                detail = (
+                    f"{found['name']!r} exists with `{field}` {is_now!r}, not {given!r}. Take "
+                    "another name, leave the field out, or delete the old one first."
+                )
+                raise ConflictError(None, {"code": "differs", "detail": detail, "field": field})
+        return found
 
     async def delete(self, name: str) -> None:
         """Delete one."""
@@ -57,6 +76,7 @@ class AsyncEncoders(AsyncResource):
     """Encoders: named functions from inputs to vectors."""
 
     path, member = "/encoders", "encoders"
+    compared = ("dim", "kind", "model", "revision", "modality")
 
     async def create(
         self,
@@ -90,7 +110,7 @@ class AsyncEncoders(AsyncResource):
         input_type: str | None = None,
     ) -> Json:
         """Compare an encoder with vectors that you have of the same inputs."""
-        body = {"inputs": builtins.list(inputs), "vectors": to_json(vectors)}
+        body = {"inputs": text_list(inputs), "vectors": to_json(vectors)}
         return await self._transport.post(
             f"/encoders/{segment(name)}/verify", {**body, "input_type": input_type}
         )
@@ -100,6 +120,7 @@ class AsyncHeads(AsyncResource):
     """Heads: classifiers and decoders that were trained in one space."""
 
     path, member = "/heads", "heads"
+    compared = ("kind", "encoder", "anchor_set")
 
     async def create(
         self,
@@ -128,7 +149,7 @@ class AsyncHeads(AsyncResource):
             "kind": kind,
             "encoder": encoder,
             "anchor_set": anchor_set,
-            "classes": None if classes is None else builtins.list(classes),
+            "classes": text_list(classes, "classes"),
             "output": output,
             "probabilities": probabilities,
             "scale": scale,
@@ -156,7 +177,9 @@ class AsyncHeads(AsyncResource):
         """Register a fitted classifier of scikit-learn, or a pipeline, as a linear head.
 
         The head predicts as the classifier does. Its weights are computed here, and the service
-        unpickles nothing. Raises TypeError for a classifier whose decision is not linear.
+        unpickles nothing. Classes that are no texts become texts: 3 is "3" in the head's `classes`.
+        Raises TypeError for a classifier whose decision is not linear, such as one of neighbours
+        or trees; `create` takes networks (kind="mlp") and ONNX files (kind="onnx").
 
         encoder  the encoder whose vectors it was trained on; or an `anchor_set`, for relative ones
         scale    the norm of the training vectors, if all had one
@@ -201,6 +224,7 @@ class AsyncAliases(AsyncResource):
     """Plain names for models such as `new->old@faq`."""
 
     path, member = "/aliases", "aliases"
+    compared = ("model",)
 
     async def create(self, name: str, model: str) -> Json:
         """Create an alias, or point it to another model."""
@@ -239,7 +263,7 @@ class AsyncApiKeys:
         """Create a key. Its secret is in this answer only."""
         body = {
             "name": name,
-            "scopes": None if scopes is None else builtins.list(scopes),
+            "scopes": text_list(scopes, "scopes"),
             "expires_at": expires_at,
             "rate_limit": rate_limit,
         }

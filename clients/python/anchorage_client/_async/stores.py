@@ -16,7 +16,7 @@ from anchorage_client._async.transport import (
     segment,
 )
 from anchorage_client.errors import reading
-from anchorage_client.fields import Role
+from anchorage_client.fields import Role, text_list
 from anchorage_client.results import Rankings, rankings_of
 from anchorage_client.vectors import VectorsLike, to_json
 
@@ -25,6 +25,15 @@ class AsyncStores(AsyncResource):
     """Stores: collections of vectors in pgvector, Qdrant, Chroma, LanceDB or files."""
 
     path, member = "/stores", "stores"
+    compared = (
+        "kind",
+        "address",
+        "collection",
+        "encoder",
+        "vector_field",
+        "id_field",
+        "text_field",
+    )
 
     async def create(
         self,
@@ -67,7 +76,7 @@ class AsyncStores(AsyncResource):
         mode: str | None = None,
         k: int | None = None,
         candidates: int | None = None,
-        filter: Mapping[str, Any] | None = None,
+        filter: Mapping[str, Any] | str | None = None,
         old_queries: VectorsLike | None = None,
         weight: float | None = None,
         method: str | None = None,
@@ -79,18 +88,20 @@ class AsyncStores(AsyncResource):
     ) -> Rankings:
         """Search a store with the vectors or inputs of another encoder.
 
-        native: candidates of each query whose texts the new encoder embeds.
+        filter  in the store's own language: `{"published": {"$gt": "2020-01-01"}}` for pgvector,
+                the text `"published > '2020-01-01'"` for LanceDB
+        native  candidates of each query whose texts the new encoder embeds
         """
         body = {
             "target": target,
             "anchor_set": anchor_set,
             "queries": None if queries is None else to_json(queries),
-            "inputs": None if inputs is None else builtins.list(inputs),
+            "inputs": text_list(inputs),
             "input_type": input_type,
             "mode": mode,
             "k": k,
             "candidates": candidates,
-            "filter": None if filter is None else dict(filter),
+            "filter": dict(filter) if isinstance(filter, Mapping) else filter,
             "old_queries": None if old_queries is None else to_json(old_queries),
             "weight": weight,
             "method": method,

@@ -13,7 +13,7 @@ from anchorage_client._sync.jobs import Job, submit
 from anchorage_client._sync.resources import Resource
 from anchorage_client._sync.transport import Json, json_of, members_of, require_new, segment
 from anchorage_client.errors import AnchorageError, reading, rows_from
-from anchorage_client.fields import MAX_JSON_BYTES, Role, row_parts
+from anchorage_client.fields import MAX_JSON_BYTES, Role, row_parts, text_list
 from anchorage_client.vectors import VectorsLike, as_array, to_json, to_npy
 
 NPY = {"Content-Type": "application/x-npy"}
@@ -23,6 +23,7 @@ class AnchorSets(Resource):
     """Anchor sets: the same items, embedded by several encoders."""
 
     path, member = "/anchor-sets", "anchor_sets"
+    compared = ("encoders",)
 
     @overload
     def create(
@@ -75,10 +76,10 @@ class AnchorSets(Resource):
         """
         body: Json = {
             "name": name,
-            "inputs": None if inputs is None else builtins.list(inputs),
-            "encoders": None if encoders is None else builtins.list(encoders),
+            "inputs": text_list(inputs),
+            "encoders": text_list(encoders, "encoders"),
             "input_type": input_type,
-            "roles": None if roles is None else builtins.list(roles),
+            "roles": text_list(roles, "roles"),
             "keep_inputs": keep_inputs,
         }
         _require_inputs(inputs, as_job)
@@ -143,7 +144,7 @@ class AnchorSets(Resource):
         body: Json = {
             "name": name,
             "store": store,
-            "encoders": builtins.list(encoders),
+            "encoders": text_list(encoders, "encoders"),
             "size": size,
         }
         return self._submit("POST", self.path, body, name, as_job)
@@ -222,8 +223,7 @@ class AnchorSets(Resource):
         """
         path = f"{self.path}/{segment(name)}/embeddings/{segment(encoder)}"
         if vectors is None:
-            given = None if inputs is None else builtins.list(inputs)
-            body = {"inputs": given, "input_type": input_type}
+            body = {"inputs": text_list(inputs), "input_type": input_type}
             return self._submit("PUT", path, body, name, as_job)
         _require_inputs(None, as_job)
         content = to_npy(vectors)
@@ -244,9 +244,9 @@ class AnchorSets(Resource):
             "embeddings": None
             if embeddings is None
             else {encoder: to_json(rows) for encoder, rows in embeddings.items()},
-            "inputs": None if inputs is None else builtins.list(inputs),
+            "inputs": text_list(inputs),
             "input_type": input_type,
-            "roles": None if roles is None else builtins.list(roles),
+            "roles": text_list(roles, "roles"),
         }
         return self._transport.post(f"{self.path}/{segment(name)}/items", body, creates=True)
 
@@ -269,7 +269,7 @@ class AnchorSets(Resource):
             "encoder": encoder,
             "count": count,
             "pool": None if pool is None else to_json(pool),
-            "inputs": None if inputs is None else builtins.list(inputs),
+            "inputs": text_list(inputs),
             "input_type": input_type,
         }
         return self._transport.post(f"{self.path}/{segment(name)}/suggest", body)
@@ -361,6 +361,7 @@ class Pools(Resource):
     """Pools: items of one encoder, for a bootstrap."""
 
     path, member = "/pools", "pools"
+    compared = ("encoder",)
 
     def create(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from anchorage_client._sync.jobs import Job
 from anchorage_client._sync.translators import Translator
 from anchorage_client._sync.transport import Json
-from anchorage_client.results import Rankings, Translation
+from anchorage_client.results import Predictions, Rankings, Translation
 from anchorage_client.vectors import VectorsLike
 
 if TYPE_CHECKING:
@@ -44,6 +44,13 @@ class Pair:
         """Search a store of the old encoder with queries or inputs of the new one."""
         names = {name: self.names[name] for name in ("target", "anchor_set")}
         return self._client.stores.search(store, **names, **fields)
+
+    def stitch(
+        self, vectors: VectorsLike | None = None, *, head: str, **fields: Any
+    ) -> Predictions:
+        """Return what a head of the old encoder predicts for vectors or inputs of the new one."""
+        names = {"encoder": self.names["target"], "anchor_set": self.names["anchor_set"]}
+        return self._client.stitch(vectors, head=head, **names, **fields)
 
     def advice(self, **fields: Any) -> Json:
         """Ask what to do with an index of the old encoder."""
