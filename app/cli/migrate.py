@@ -85,7 +85,11 @@ def plan(
     ] = None,
     force_space: Annotated[
         bool,
-        typer.Option("--force-space", help="Plan even if the vectors look like another encoder's."),
+        typer.Option(
+            "--force-space",
+            help="Plan even if the vectors look like another encoder's, or the anchors are not "
+            "related.",
+        ),
     ] = False,
     out: Annotated[
         Path | None,

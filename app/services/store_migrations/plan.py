@@ -19,6 +19,7 @@ from app.errors import (
     InvalidRequest,
     MigrationActive,
     OutOfRange,
+    QualityBelowMinimum,
     WrongSpace,
     WrongState,
     blaming,
@@ -80,6 +81,7 @@ def plan_migration(
     found_space = _check_space(services, task, store, target.encoder.name, reading)
     built = build_maps(services, context, request, sample=torch.from_numpy(reading.sample))
     refuse_lengths(reading, str(built.served.method), _keeps_norms(built))
+    _refuse_useless(task, built)
     estimate = _estimate(services, context, built, request, reading.facts.rows)
     inputs = PlanInputs(task, store, request, reading, found_space, built, estimate)
     return _add_row(services, context, inputs, plan_contents.make_plan(services, context, inputs))
@@ -206,6 +208,20 @@ def _check_space(
         f"{store.encoder.name!r}. {advice_text}, or send `force_space: true` if you know better.",
         field="store",
         more={"space": found},
+    )
+
+
+def _refuse_useless(task: MigrationTask, built: BuiltMaps) -> None:
+    """Raises QualityBelowMinimum for anchors that are no more related than shuffled ones."""
+    codes = {warning.code for warning in built.warnings}
+    if task.force_space or "useless-anchors" not in codes or "made-pairs" in codes:
+        return
+    raise QualityBelowMinimum(
+        f"The anchors of {task.anchor_set!r} are no more related than shuffled ones, so the "
+        "translations would mean nothing. Check that the rows of both encoders are the same items "
+        f"in the same order: GET /anchor-sets/{task.anchor_set}/report says more. Send "
+        "`force_space: true` to plan all the same.",
+        field="anchor_set",
     )
 
 

@@ -299,7 +299,7 @@ class MigrationTask:
     """A wanted migration.
 
     min_quality    least estimate of the translator, in an index of the store's size
-    force_space    plan even where the vectors seem to be another encoder's
+    force_space    plan even where the vectors seem to be another encoder's, or anchors useless
     fill           `reads`: rows that searches read get native vectors, from then on
     re_embed       share of the rows to encode again, the central ones first
     evaluation     a finished evaluation of judged queries, for the advice
