@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from chromadb.errors import InternalError
 
 from app.errors import (
     InvalidFilter,
@@ -96,6 +97,12 @@ def test_a_missing_an_empty_and_a_deleted_collection(folder):
         client.delete_collection(location.collection)
         with pytest.raises(StoreChanged):
             store.scroll(None, 10)
+
+
+def test_a_folder_that_another_process_changed_asks_for_a_restart(folder):
+    _, _, store = folder
+    with pytest.raises(StoreUnavailable, match="Restart the service"), store.connection.faults():
+        raise InternalError("Error executing plan: Internal error: Error finding id")
 
 
 def test_filters(folder):
