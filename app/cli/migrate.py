@@ -91,6 +91,17 @@ def plan(
             "related.",
         ),
     ] = False,
+    old_encoder_runs: Annotated[
+        bool | None,
+        typer.Option(help="Whether the old encoder still encodes queries.", show_default=False),
+    ] = None,
+    texts_exist: Annotated[
+        bool | None,
+        typer.Option(
+            help="Whether the items can be encoded again; default: if the store has texts.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -115,6 +126,8 @@ def plan(
         min_recall=min_recall,
         batch=batch,
         force_space=force_space,
+        old_encoder_runs=old_encoder_runs,
+        text_exists=texts_exist,
     )
     document = _document_of(planned)
     if out is not None:

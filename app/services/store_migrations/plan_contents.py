@@ -412,9 +412,7 @@ def _share_json(each: ReEmbeddedShare) -> dict[str, Any]:
 
 def _advise(services: Services, context: RequestContext, inputs: PlanInputs) -> dict[str, Any]:
     task, rows = inputs.task, inputs.reading.facts.rows
-    has_text = task.text_exists
-    if has_text is None and inputs.store.options.get("text_field") is not None:
-        has_text = inputs.reading.has_texts
+    has_text = inputs.reading.has_texts if task.text_exists is None else task.text_exists
     return advice.advise(
         services,
         context,

@@ -111,7 +111,7 @@ class NewMigration(Body):
     text_exists: bool | None = Field(
         None,
         description="Whether the items can be encoded again. "
-        "Null: as the store's `text_field` says, otherwise unknown.",
+        "Null: yes if rows of the store have a text in its `text_field`.",
     )
 
     def task(self) -> MigrationTask:
