@@ -135,6 +135,13 @@ def test_rows_of_another_model_are_told_when_a_store_is_connected_and_by_doctor(
     assert warning in said(checked.output)
     assert "Embed such rows again with topics." in said(checked.output)
 
+    arguments = (*arguments[:5], make_table(terminal.server, np.asarray(some(ROWS, DIM))), "--encoder")
+    unlike = terminal.run("stores", "connect", "noise", *arguments, "topics")
+    assert "WARNING: it is not known which encoder made its vectors: " in said(unlike.stderr)
+    terminal.ok("encoders", "add", "bare", "--dim", str(DIM))
+    connected = terminal.ok("stores", "connect", "bare", *arguments, "bare")
+    assert "vectors: no anchors of bare can be compared with them." in connected
+
 
 def test_a_store_is_connected_listed_and_disconnected(terminal: Terminal) -> None:
     printed = terminal.connect()
@@ -238,7 +245,9 @@ def test_the_whole_way_and_back(terminal: Terminal) -> None:
 
 def test_an_edited_plan_is_obeyed_where_it_may_be_edited(terminal: Terminal) -> None:
     terminal.connect()
-    document = terminal.plan("--rows-per-second", "50", "--batch", "100")
+    known = ("--no-old-encoder-runs", "--no-texts-exist")
+    document = terminal.plan("--rows-per-second", "50", "--batch", "100", *known)
+    assert "The old encoder no longer encodes queries" in terminal.printed
     assert (document["rows_per_second"], document["batch"]) == (50, 100)
     file = Path(terminal.file)
     file.write_text(json.dumps({**document, "target": "old"}))
