@@ -19,6 +19,7 @@ import httpx2
 import typer
 from typer.models import OptionInfo
 
+from app.cli.output import name_rows
 from app.cli.shared import (
     SOCKET_SCHEME,
     explain_faults,
@@ -309,6 +310,7 @@ def explain(error: Refused, options: dict[str, str]) -> str:
         more = error.problem.get(name)
         if more and str(more) not in texts[0]:
             texts.append(f"Did you mean {more}?" if name == "did_you_mean" else str(more))
+    texts[-1] += name_rows(error.problem.get("rows") or [])
     if error.status == 401:
         texts.append("Pass --api-key, or set ANCHORAGE_API_KEY.")
 
