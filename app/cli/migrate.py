@@ -348,9 +348,9 @@ def _read_document(which: str) -> dict[str, Any] | None:
     """Return a plan file; None for an id or a store. Raises typer.BadParameter."""
     path = Path(which)
     if not path.is_file():
-        if path.suffix == ".json" or "/" in which:
+        if path.suffix.startswith(".js") or "/" in which:
             near = did_you_mean(path.name, [each.name for each in path.parent.glob("*.json")])
-            raise typer.BadParameter(f"There is no plan file {which}.{near}")
+            raise typer.BadParameter(f"There is no file {which}.{near}")
         return None
     try:
         document = json.loads(path.read_text())

@@ -59,6 +59,9 @@ ANNOUNCE_S = 60.0
 #: how often a job is looked at
 LOOK_S = 0.25
 
+#: the exit code of a command that the service refused
+REFUSED = 2
+
 ENDED = ("succeeded", "failed", "cancelled")
 
 #: fields of the API by the option that sets them, where the names differ
@@ -288,7 +291,8 @@ def uses_service(command: Callable[Concatenate[Service, ...], object]) -> Callab
         try:
             command(service, **given)
         except Refused as error:
-            raise typer.BadParameter(explain(error, options)) from None
+            typer.secho(f"Error: {explain(error, options)}", fg="red", err=True)
+            raise typer.Exit(REFUSED) from None
         finally:
             service.close()
 

@@ -39,7 +39,7 @@ from app.services.store_migrations.plan_contents import (
     refuse_lengths,
     require_migratable,
 )
-from app.services.store_migrations.records import find_migration
+from app.services.store_migrations.records import STEP_STATES, find_migration
 from app.services.stores import native_texts, stores
 from app.services.translators import contracts, translator_reports, translators
 from app.services.translators.translators import FitRequest
@@ -291,9 +291,12 @@ def _add_row(
 
 
 def _active_error(store: tables.StoreRow, active: tables.MigrationRow) -> MigrationActive:
+    state = MigrationState(active.state)
+    steps = [name for name in ("finish", "abandon") if state in STEP_STATES[name]]
+    first = f"{' or '.join(steps)} it first" if steps else "wait until it ends"
     return MigrationActive(
-        f"Migration {active.id} of the store {store.name!r} is {active.state}. A store has one "
-        "at a time: finish or abandon it first.",
+        f"Migration {active.id} of the store {store.name!r} is {state}. A store has one at a time: "
+        f"{first}.",
         field="store",
         more={"migration": active.id},
     )

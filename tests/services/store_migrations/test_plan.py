@@ -182,9 +182,7 @@ def test_a_store_without_a_text_field_cannot_be_encoded_again_unless_its_items_e
 def test_anchors_that_are_not_related_are_refused_unless_forced(planning: Planning) -> None:
     factors = items(300, 5)
     shuffled = {"old": old(factors), "new": new(factors).roll(7, 0)}
-    anchor_sets.create_anchor_set(
-        planning.services, CONTEXT, name="shuffled", embeddings=shuffled
-    )
+    anchor_sets.create_anchor_set(planning.services, CONTEXT, name="shuffled", embeddings=shuffled)
     with pytest.raises(QualityBelowMinimum, match="/anchor-sets/shuffled/report") as refused:
         planning.plan(anchor_set="shuffled")
     assert refused.value.field == "anchor_set"
