@@ -89,6 +89,9 @@ def test_a_missing_an_empty_and_a_deleted_collection(folder):
     _, location, store = folder
     with pytest.raises(StoreChanged, match="no collection"):
         ChromaStore(StoreLocation("chroma", location.url, "other")).facts()
+    near = location.collection + "x"
+    with pytest.raises(StoreChanged, match=f"Did you mean '{location.collection}'"):
+        ChromaStore(StoreLocation("chroma", location.url, near)).facts()
     with open_client(location.url) as client:
         client.create_collection("empty", embedding_function=None)
         with pytest.raises(StoreUnsupported, match="empty"):
