@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.files import post_anchors, read_inputs, read_npy
-from app.cli.output import AsJson, print_json, print_rows
+from app.cli.files import post_anchors, read_inputs, read_npy, to_wire
+from app.cli.output import AsJson, name_rows, print_json, print_rows, warn
 from app.cli.service import Service, at, uses_service
 
 if TYPE_CHECKING:
@@ -70,14 +70,15 @@ def add(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an anchor set of a store, of texts, or of vectors that you have."""
-    if [store, inputs, embeddings or None].count(None) != 2:
-        raise typer.BadParameter("Pass exactly one of --store, --inputs and --embeddings.")
+    """Make an anchor set of a store, of texts, of vectors that you have, or of both of these."""
+    if (store is None) == (inputs is None and not embeddings):
+        raise typer.BadParameter("Pass --store, or --inputs, --embeddings or both of these.")
     by = [each.strip() for each in (encoders or "").split(",") if each.strip()]
-    if embeddings:
-        if by or size:
-            raise typer.BadParameter("--encoders and --size do not apply with --embeddings.")
-        made = post_anchors(service, name, dict(_embedding(each) for each in embeddings))
+    vectors = dict(_embedding(each) for each in embeddings or ())
+    if vectors and (size or (by and inputs is None)):
+        raise typer.BadParameter("--encoders needs --inputs or --store, and --size needs --store.")
+    if vectors and inputs is None:
+        made = post_anchors(service, name, vectors)
     else:
         made = service.post(
             "/anchor-sets",
@@ -86,6 +87,7 @@ def add(
             size=size,
             encoders=by or None,
             inputs=None if inputs is None else read_inputs(inputs),
+            embeddings={each: to_wire(rows) for each, rows in vectors.items()} or None,
         )
     if store is not None:
         typer.echo(f"The service embeds texts of {store}.", err=True)
@@ -95,6 +97,11 @@ def add(
         print_json(made)
         return
     typer.echo(f"{name}: {made['size']:,} anchors by {', '.join(made['encoders'])}.")
+    report = service.find("anchor-sets", name, "report") or {"findings": []}
+    for found in report["findings"]:
+        if found["severity"] in ("error", "warning"):
+            place = ", ".join([found["code"], *found["encoders"]])
+            warn(f"WARNING ({place}): {found['detail']}.{name_rows(found['rows'])}")
 
 
 def _embedding(text: str) -> tuple[str, NDArray[np.floating[Any]]]:

@@ -85,8 +85,23 @@ def plan(
     ] = None,
     force_space: Annotated[
         bool,
-        typer.Option("--force-space", help="Plan even if the vectors look like another encoder's."),
+        typer.Option(
+            "--force-space",
+            help="Plan even if the vectors look like another encoder's, or the anchors are not "
+            "related.",
+        ),
     ] = False,
+    old_encoder_runs: Annotated[
+        bool | None,
+        typer.Option(help="Whether the old encoder still encodes queries.", show_default=False),
+    ] = None,
+    texts_exist: Annotated[
+        bool | None,
+        typer.Option(
+            help="Whether the items can be encoded again; default: if the store has texts.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -111,6 +126,8 @@ def plan(
         min_recall=min_recall,
         batch=batch,
         force_space=force_space,
+        old_encoder_runs=old_encoder_runs,
+        text_exists=texts_exist,
     )
     document = _document_of(planned)
     if out is not None:
@@ -331,9 +348,9 @@ def _read_document(which: str) -> dict[str, Any] | None:
     """Return a plan file; None for an id or a store. Raises typer.BadParameter."""
     path = Path(which)
     if not path.is_file():
-        if path.suffix == ".json" or "/" in which:
+        if path.suffix.startswith(".js") or "/" in which:
             near = did_you_mean(path.name, [each.name for each in path.parent.glob("*.json")])
-            raise typer.BadParameter(f"There is no plan file {which}.{near}")
+            raise typer.BadParameter(f"There is no file {which}.{near}")
         return None
     try:
         document = json.loads(path.read_text())

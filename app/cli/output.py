@@ -54,6 +54,22 @@ def as_text(cell: Any) -> str:
     return f"{cell:%Y-%m-%d %H:%M}" if hasattr(cell, "strftime") else str(cell)
 
 
+#: rows that a sentence names
+MAX_NAMED_ROWS = 10
+
+
+def name_rows(rows: Sequence[int]) -> str:
+    """Return a sentence that names the first rows, after a space; "" without any."""
+    more = ", ..." if len(rows) > MAX_NAMED_ROWS else ""
+    named = ", ".join(map(str, rows[:MAX_NAMED_ROWS]))
+    return f" Rows, from 0: {named}{more}." if rows else ""
+
+
+def warn(sentence: str) -> None:
+    """Print a warning on standard error."""
+    typer.secho(sentence, fg="yellow", err=True)
+
+
 def did_you_mean(name: str, names: Sequence[str]) -> str:
     """Return a question about the nearest name, after a space; "" if none is near."""
     near = get_close_matches(name, [each for each in names if each != name], 1)

@@ -5,16 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
+
+from app.cli.output import warn
 
 #: what the check of a store's vectors says, as a sentence
 VERDICTS = {
     "matches": "The store's vectors look like those of {source}: the direction is right.",
     "mixed": "The store holds rows of several encoders.",
     "another": "The store's vectors look like those of {likeliest}, not of {source}.",
-    "unknown": "It is not known whether the store's vectors are those of {source}.",
 }
+
+#: share of rows unlike every encoder with anchors that is worth a warning
+MANY_UNLIKE = 0.5
+
+
+def print_unknown(space: Mapping[str, Any], encoder: str) -> None:
+    """Print that it is not known which encoder made a store's vectors, and why."""
+    unknown = "It is not known which encoder made its vectors: "
+    if all(each["encoder"] != encoder for each in space["encoders"]):
+        typer.echo(f"{unknown}no anchors of {encoder} can be compared with them.")
+    elif space["unlike"] > MANY_UNLIKE:
+        warn(
+            f"WARNING: {unknown[0].lower()}{unknown[1:]}{space['unlike']:.0%} of {space['rows']:,} "
+            f"sampled rows look like no encoder with anchors, and not like {encoder}. Check that "
+            f"{encoder} made them, and that the anchors are items of the same corpus."
+        )
+    else:
+        typer.echo(f"{unknown}there are too few rows, or the anchors are of another corpus.")
 
 
 def print_plan(document: Mapping[str, Any]) -> None:
@@ -24,9 +44,12 @@ def print_plan(document: Mapping[str, Any]) -> None:
     for option in document["advice"]:
         console.print(f"[bold]{option['name']}[/bold]: {_plain(option['reason'])}", highlight=False)
     space = document["space"]
-    sentence = VERDICTS[space["verdict"]]
-    facts = {"source": document["source"], "likeliest": space.get("likeliest") or "no encoder"}
-    console.print(_plain(sentence.format(**facts)), highlight=False)
+    if space["verdict"] == "unknown":
+        print_unknown(space, document["source"])
+    else:
+        sentence = VERDICTS[space["verdict"]]
+        facts = {"source": document["source"], "likeliest": space.get("likeliest") or "no encoder"}
+        console.print(_plain(sentence.format(**facts)), highlight=False)
     estimate = document["estimate"]
     if estimate is not None:
         console.print(
@@ -43,6 +66,8 @@ def print_plan(document: Mapping[str, Any]) -> None:
         highlight=False,
     )
     for note in document["notes"]:
+        if note["code"] == "space-unknown":
+            continue  # printed above
         console.print(f"Note ({note['code']}): {_plain(note['detail'])}", highlight=False)
 
 

@@ -19,6 +19,7 @@ import httpx2
 import typer
 from typer.models import OptionInfo
 
+from app.cli.output import name_rows
 from app.cli.shared import (
     SOCKET_SCHEME,
     explain_faults,
@@ -57,6 +58,9 @@ ANNOUNCE_S = 60.0
 
 #: how often a job is looked at
 LOOK_S = 0.25
+
+#: the exit code of a command that the service refused
+REFUSED = 2
 
 ENDED = ("succeeded", "failed", "cancelled")
 
@@ -287,7 +291,8 @@ def uses_service(command: Callable[Concatenate[Service, ...], object]) -> Callab
         try:
             command(service, **given)
         except Refused as error:
-            raise typer.BadParameter(explain(error, options)) from None
+            typer.secho(f"Error: {explain(error, options)}", fg="red", err=True)
+            raise typer.Exit(REFUSED) from None
         finally:
             service.close()
 
@@ -309,6 +314,7 @@ def explain(error: Refused, options: dict[str, str]) -> str:
         more = error.problem.get(name)
         if more and str(more) not in texts[0]:
             texts.append(f"Did you mean {more}?" if name == "did_you_mean" else str(more))
+    texts[-1] += name_rows(error.problem.get("rows") or [])
     if error.status == 401:
         texts.append("Pass --api-key, or set ANCHORAGE_API_KEY.")
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.files import read_npy, to_wire
-from app.cli.output import AsJson, print_json, print_rows
+from app.cli.output import AsJson, print_json, print_rows, warn
+from app.cli.plan_tables import print_unknown
 from app.cli.service import Service, at, uses_service
 from app.cli.shared import TextField, VectorField
 
@@ -147,7 +148,7 @@ def search(
         print_json(answer)
         return
     for warning in answer["warnings"]:
-        _warn(f"WARNING ({warning['code']}): {warning['detail']}")
+        warn(f"WARNING ({warning['code']}): {warning['detail']}")
     for number, found in enumerate(answer["results"]):
         scored = f", {len(found['native'])} by native vectors" if found.get("native") else ""
         typer.echo(f"query {number + 1}, by {answer['mode']}{scored}")
@@ -181,18 +182,16 @@ def _print_store(store: Mapping[str, Any]) -> None:
     notes = store["notes"]
     if verdict == "another":
         likeliest = store["space"]["likeliest"]
-        _warn(f"WARNING: its vectors look like those of {likeliest}, not of {encoder}.")
+        warn(f"WARNING: its vectors look like those of {likeliest}, not of {encoder}.")
     elif verdict == "matches" and all(note["code"] != MIXED for note in notes):
         typer.echo(f"Its vectors look like those of {encoder}.")
+    elif verdict == "unknown":
+        print_unknown(store["space"], encoder)
     for note in notes:
         if note["code"] == MIXED:
-            _warn(f"WARNING: {note['detail']}")
+            warn(f"WARNING: {note['detail']}")
         else:
             typer.echo(f"Note ({note['code']}): {note['detail']}")
-
-
-def _warn(sentence: str) -> None:
-    typer.secho(sentence, fg="yellow", err=True)
 
 
 def _as_json(payload: Mapping[str, object]) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from app.errors import (
@@ -126,6 +127,12 @@ def fault_of(store: str, text: str, *, filtered: bool = False) -> AnchorageError
         f"{store} failed: {shown}. Try again; if it fails again, ask the operator to look at its "
         "log."
     )
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return a question about the collection of the nearest name, after a space; "" without."""
+    near = get_close_matches(name, list(names), 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def find_cause(error: BaseException, kind: type[Cause]) -> Cause | None:

@@ -135,6 +135,17 @@ def test_rows_of_another_model_are_told_when_a_store_is_connected_and_by_doctor(
     assert warning in said(checked.output)
     assert "Embed such rows again with topics." in said(checked.output)
 
+    arguments = (
+        *arguments[:5],
+        make_table(terminal.server, np.asarray(some(ROWS, DIM))),
+        "--encoder",
+    )
+    unlike = terminal.run("stores", "connect", "noise", *arguments, "topics")
+    assert "WARNING: it is not known which encoder made its vectors: " in said(unlike.stderr)
+    terminal.ok("encoders", "add", "bare", "--dim", str(DIM))
+    connected = terminal.ok("stores", "connect", "bare", *arguments, "bare")
+    assert "vectors: no anchors of bare can be compared with them." in connected
+
 
 def test_a_store_is_connected_listed_and_disconnected(terminal: Terminal) -> None:
     printed = terminal.connect()
@@ -145,6 +156,9 @@ def test_a_store_is_connected_listed_and_disconnected(terminal: Terminal) -> Non
     assert "JSON" in terminal.refusal(
         "stores", "connect", "other", "--kind", "pgvector", *options, "--options", "[]"
     )
+    near = ("--kind", "pgvector", *options[:3], f"{terminal.table}x", *options[4:])
+    missing = terminal.refusal("stores", "connect", "other", *near)
+    assert f"Did you mean '{terminal.table}'?" in missing
     assert "docs is disconnected" in terminal.ok("stores", "disconnect", "docs")
     assert terminal.table not in terminal.ok("stores", "list")
 
@@ -238,7 +252,9 @@ def test_the_whole_way_and_back(terminal: Terminal) -> None:
 
 def test_an_edited_plan_is_obeyed_where_it_may_be_edited(terminal: Terminal) -> None:
     terminal.connect()
-    document = terminal.plan("--rows-per-second", "50", "--batch", "100")
+    known = ("--no-old-encoder-runs", "--no-texts-exist")
+    document = terminal.plan("--rows-per-second", "50", "--batch", "100", *known)
+    assert "The old encoder no longer encodes queries" in terminal.printed
     assert (document["rows_per_second"], document["batch"]) == (50, 100)
     file = Path(terminal.file)
     file.write_text(json.dumps({**document, "target": "old"}))
@@ -250,7 +266,12 @@ def test_an_edited_plan_is_obeyed_where_it_may_be_edited(terminal: Terminal) -> 
     assert json.loads(file.read_text())["rows_per_second"] is None
     file.write_text("[]")
     assert "is no plan" in terminal.refusal("migrate", "status", str(file))
-    assert "no plan file" in terminal.refusal("migrate", "status", "missing.json")
+    for missing in ("missing.json", "plan.jsn"):
+        assert f"There is no file {missing}." in terminal.refusal("migrate", "run", missing)
+    again = terminal.refusal("migrate", "docs", "--target", "new", "--anchor-set", "pairs")
+    assert "is filled. A store has one at a time: abandon it first." in again
+    assert again.startswith("Error: Migration ")
+    assert "Usage: " in terminal.refusal("migrate", "plan", "docs")
     assert "is abandoned" in terminal.ok("migrate", "abandon", str(document["migration"]), "--yes")
 
 

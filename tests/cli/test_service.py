@@ -8,6 +8,7 @@ import socket
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -38,7 +39,16 @@ def test_without_a_service_a_command_starts_its_own_and_says_so(tmp_path: Path) 
         call("encoders", "add", "mini2", "--model", "all-MiniLM-L6-v2", **given)
         files = ("--inputs", str(tmp_path / "texts.txt"), "--encoders", "mini,mini2")
         made = call("anchors", "add", "faq", *files, **given)
-        assert (made.stdout.startswith("faq: 3 anchors by "), made.stderr) == (True, "")
+        assert made.stdout.startswith("faq: 3 anchors by "), made.output
+        assert "WARNING (too-few-anchors, mini): 3 anchors span" in made.stderr
+        np.save(tmp_path / "old.npy", np.eye(3))
+        call("encoders", "add", "old", "--dim", "3", **given)
+        both = ("--inputs", files[1], "--encoders", "mini", "--embeddings")
+        made = call("anchors", "add", "both", *both, f"old={tmp_path / 'old.npy'}", **given)
+        assert made.stdout.startswith("both: 3 anchors by old, mini."), made.output
+        np.save(tmp_path / "old.npy", np.full((3, 3), np.nan))
+        wrong = call("anchors", "add", "nan", *both, f"old={tmp_path / 'old.npy'}", **given)
+        assert "Rows, from 0: 0, 1, 2." in said(wrong.stderr)
     assert not list(Path(tmp_path / "data").glob("socket*"))
 
 
@@ -105,6 +115,7 @@ def test_ctrl_c_is_one_line_and_the_usual_exit_code() -> None:
         ({"detail": "send `force_space: true` if"}, "send `--force-space` if"),
         ({"detail": "Lower `native: 5` or `k`."}, "Lower `--native 5` or `k`."),
         ({"detail": "No encoder 'mini'.", "did_you_mean": "minilm"}, "Did you mean minilm?"),
+        ({"detail": "Not finite.", "rows": [*range(12)]}, "Rows, from 0: 0, 1, 2, 3, 4, 5, 6, 7"),
         ({"detail": "It failed.", "hint": "Add `rows`."}, "It failed. Add `rows`."),
     ],
 )

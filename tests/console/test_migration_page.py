@@ -88,7 +88,7 @@ def test_a_step_that_is_not_possible_has_no_page_and_changes_nothing(planned: Sh
 
 def test_wrong_plans_are_explained(planned: Shop) -> None:
     post = planned.client.post
-    assert "finish or abandon it first" in post(f"{PAGE}/plan", data=PLAN).text
+    assert "at a time: abandon it first" in post(f"{PAGE}/plan", data=PLAN).text
     press(planned, "abandon")
     assert post(f"{PAGE}/plan", data={**PLAN, "pair": "none@items"}).status_code == 404
     assert post(f"{PAGE}/plan", data={**PLAN, "fill": "all"}).status_code == 422

@@ -220,9 +220,9 @@ def _why_impossible(name: AdvisedOption, facts: IndexFacts) -> str | None:
     if facts.old_encoder_runs is False and name == "fuse":
         return "The old encoder no longer encodes queries, and fuse needs its scores."
     if facts.text_exists is False and name == "re-embed":
-        return "The items are gone, so they cannot be encoded again."
+        return "Without texts, the items cannot be encoded again."
     if facts.text_exists is False and name == "native":
-        return "The items are gone, so those that a query reaches cannot be encoded."
+        return "Without texts, the items that a query reaches cannot be encoded."
     if not facts.new_encoder_runs and name == "native":
         return (
             "The service cannot encode texts with the new encoder. Register it with its model or "

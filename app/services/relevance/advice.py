@@ -137,7 +137,7 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
     return {
         "advice": ranked[0].name,
         "summary": _summarise(
-            queries, compared, max(counts.values()), (source, target), runs is not False
+            ranked[0], task, queries, compared, max(counts.values()), (source, target)
         ),
         "basis": "judgements"
         if queries >= FEWEST_QUERIES
@@ -293,37 +293,48 @@ def _read_measurements(
 
 
 def _summarise(
+    best: RankedOption,
+    task: AdviceTask,
     queries: int,
     compared: Mapping[str, Any] | None,
     needed: int,
     sides: tuple[tables.SpaceRow, tables.SpaceRow],
-    old_runs: bool,
 ) -> str:
-    """Return what the order hinges on, and what it takes to know more, in one or two sentences.
+    """Return the best option, what the order hinges on, and what it takes to know more.
 
     needed  judged queries that decide about every option
     """
+    advised = f"The best possible option is {best.name} (certainty: {best.certainty})."
     source, target = (repr(side.encoder.name) for side in sides)
     if queries >= FEWEST_QUERIES:
-        return f"The order rests on {queries} judged queries."
-    to_know = f"About {needed} judged queries would measure every option: POST /evaluate."
-    if not old_runs:
+        return f"{advised} The order rests on {queries} judged queries."
+    to_know = (
+        f"About {needed} judged queries would decide between options that differ by "
+        f"{task.difference:g} in nDCG@10: POST /evaluate."
+    )
+    if _runs(sides[0].encoder, task.old_encoder_runs) is False:
+        again = (
+            "its items cannot be encoded again"
+            if task.text_exists is False
+            else "encoding the items again costs more and finds more"
+        )
         return (
-            f"{source} no longer encodes queries. A cascade searches its index, and encoding the "
-            f"items again costs more and finds more. {to_know}"
+            f"{advised} {source} no longer encodes queries. A cascade searches its index, and "
+            f"{again}. {to_know}"
         )
     if compared is not None:
         old, new = compared["mrr"]
         low, high = compared["interval"]
         where = f" of the store {compared['store']!r}" if compared["store"] else ""
         return (
-            f"On {compared['texts']} texts{where}, {target} has an MRR of {new:.3f} and {source} "
-            f"of {old:.3f}, a difference of {new - old:+.3f} (95 % interval {low:+.3f} to "
+            f"{advised} On {compared['texts']} texts{where}, {target} has an MRR of {new:.3f} and "
+            f"{source} of {old:.3f}, a difference of {new - old:+.3f} (95 % interval {low:+.3f} to "
             f"{high:+.3f}). The gains are those of such encoders on judged collections. {to_know}"
         )
     return (
-        f"It hinges on whether {target} or {source} is better for this corpus, which is not "
-        "known. POST /compare estimates it on 250 texts, where the service runs both. " + to_know
+        f"{advised} It hinges on whether {target} or {source} is better for this corpus, which is "
+        "not known. POST /compare estimates it on 250 texts, where the service runs both. "
+        f"{to_know}"
     )
 
 

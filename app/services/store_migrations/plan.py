@@ -19,6 +19,7 @@ from app.errors import (
     InvalidRequest,
     MigrationActive,
     OutOfRange,
+    QualityBelowMinimum,
     WrongSpace,
     WrongState,
     blaming,
@@ -38,7 +39,7 @@ from app.services.store_migrations.plan_contents import (
     refuse_lengths,
     require_migratable,
 )
-from app.services.store_migrations.records import find_migration
+from app.services.store_migrations.records import STEP_STATES, find_migration
 from app.services.stores import native_texts, stores
 from app.services.translators import contracts, translator_reports, translators
 from app.services.translators.translators import FitRequest
@@ -80,6 +81,7 @@ def plan_migration(
     found_space = _check_space(services, task, store, target.encoder.name, reading)
     built = build_maps(services, context, request, sample=torch.from_numpy(reading.sample))
     refuse_lengths(reading, str(built.served.method), _keeps_norms(built))
+    _refuse_useless(task, built)
     estimate = _estimate(services, context, built, request, reading.facts.rows)
     inputs = PlanInputs(task, store, request, reading, found_space, built, estimate)
     return _add_row(services, context, inputs, plan_contents.make_plan(services, context, inputs))
@@ -209,6 +211,20 @@ def _check_space(
     )
 
 
+def _refuse_useless(task: MigrationTask, built: BuiltMaps) -> None:
+    """Raises QualityBelowMinimum for anchors that are no more related than shuffled ones."""
+    codes = {warning.code for warning in built.warnings}
+    if task.force_space or "useless-anchors" not in codes or "made-pairs" in codes:
+        return
+    raise QualityBelowMinimum(
+        f"The anchors of {task.anchor_set!r} are no more related than shuffled ones, so the "
+        "translations would mean nothing. Check that the rows of both encoders are the same items "
+        f"in the same order: GET /anchor-sets/{task.anchor_set}/report says more. Send "
+        "`force_space: true` to plan all the same.",
+        field="anchor_set",
+    )
+
+
 def _keeps_norms(built: BuiltMaps) -> bool:
     return (built.served.options or {}).get("keep_norms") is True
 
@@ -275,9 +291,12 @@ def _add_row(
 
 
 def _active_error(store: tables.StoreRow, active: tables.MigrationRow) -> MigrationActive:
+    state = MigrationState(active.state)
+    steps = [name for name in ("finish", "abandon") if state in STEP_STATES[name]]
+    first = f"{' or '.join(steps)} it first" if steps else "wait until it ends"
     return MigrationActive(
-        f"Migration {active.id} of the store {store.name!r} is {active.state}. A store has one "
-        "at a time: finish or abandon it first.",
+        f"Migration {active.id} of the store {store.name!r} is {state}. A store has one at a time: "
+        f"{first}.",
         field="store",
         more={"migration": active.id},
     )

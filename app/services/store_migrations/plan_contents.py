@@ -299,7 +299,7 @@ class MigrationTask:
     """A wanted migration.
 
     min_quality    least estimate of the translator, in an index of the store's size
-    force_space    plan even where the vectors seem to be another encoder's
+    force_space    plan even where the vectors seem to be another encoder's, or anchors useless
     fill           `reads`: rows that searches read get native vectors, from then on
     re_embed       share of the rows to encode again, the central ones first
     evaluation     a finished evaluation of judged queries, for the advice
@@ -412,9 +412,7 @@ def _share_json(each: ReEmbeddedShare) -> dict[str, Any]:
 
 def _advise(services: Services, context: RequestContext, inputs: PlanInputs) -> dict[str, Any]:
     task, rows = inputs.task, inputs.reading.facts.rows
-    has_text = task.text_exists
-    if has_text is None and inputs.store.options.get("text_field") is not None:
-        has_text = inputs.reading.has_texts
+    has_text = inputs.reading.has_texts if task.text_exists is None else task.text_exists
     return advice.advise(
         services,
         context,

@@ -43,6 +43,11 @@ def translate_fault(error: Exception) -> AnchorageError | None:
         return None
     if not isinstance(error, errors.ChromaError) and not raised_by(error, LIBRARIES):
         return None  # a mistake of ours
+    if "error finding id" in text.lower():  # a folder's client keeps parts of it in memory
+        return StoreUnavailable(
+            f"{STORE} was changed by another process, which this one cannot see: {text}. Restart "
+            "the service. Where several processes write, run a Chroma server and name its address."
+        )
     fault = fault_of(STORE, text, filtered="where" in text.lower())
     is_refused = isinstance(error, errors.InvalidArgumentError | ValueError)
     if type(fault) is StoreUnavailable and is_refused and "connect" not in text.lower():

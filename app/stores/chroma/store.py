@@ -25,7 +25,7 @@ from app.stores.base import (
     StoreVectors,
 )
 from app.stores.chroma.connection import ChromaConnection
-from app.stores.common import as_json, row_number
+from app.stores.common import as_json, did_you_mean, row_number
 from app.stores.second_collection import PairedStore, Sides, StoredRow, random_runs
 
 #: spaces of Chroma
@@ -113,6 +113,7 @@ class ChromaStore(PairedStore):
         if here is None:
             raise StoreChanged(
                 f"Chroma has no collection `{name}`. Somebody deleted or renamed it."
+                f"{did_you_mean(name, found)}"
             )
         return Sides("none", None, here) if new is None else Sides("open", tag, here, new)
 

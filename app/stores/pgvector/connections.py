@@ -46,6 +46,18 @@ _LOGIN = re.compile(
     r"|no pg_hba\.conf entry|pg_hba\.conf rejects|is not permitted to log in"
     r"|permission denied for database|no password supplied"
 )
+#: why libpq cannot reach a server, without the host: messages do not show addresses
+_UNREACHABLE = re.compile(
+    r"Connection refused|No such file or directory|No route to host|Network is unreachable"
+    r"|timeout expired|failed to resolve host"
+)
+_PORT = re.compile(r"port (\d+) failed")
+
+_CONTINUES = "Try again; a migration continues where it stopped."
+
+#: what reading the facts of a table does; no migration needs it to continue
+DESCRIBE = "to describe the table"
+
 _REFUSED = {"42501", "25006", "28000", "28P01", "3D000", "42P06"}
 
 
@@ -61,16 +73,24 @@ def store_faults(action: str) -> Iterator[None]:
 def fault(error: psycopg.Error, action: str) -> AnchorageError:
     """Return the error of stores for a fault of PostgreSQL."""
     state = error.sqlstate or ""
-    if not state and _LOGIN.search(str(error)):
+    again = "Try again." if action == DESCRIBE else _CONTINUES
+    if not state and (login := _LOGIN.search(str(error))):
         return StoreRefused(
-            "PostgreSQL refuses the login of this address: its role, password or database is "
-            "wrong, or has no right to connect. Ask the operator to correct the address in "
-            "ANCHORAGE_STORES."
+            f"PostgreSQL refuses the login of this address: {login[0]}. Ask the operator to "
+            "correct the role, the password or the database of the address in ANCHORAGE_STORES."
+        )
+    if not state and (found := _UNREACHABLE.search(str(error))):
+        reason = "unknown host" if "resolve" in found[0] else found[0]
+        port = _PORT.search(str(error))
+        where = f" at port {port[1]}" if port and reason != "unknown host" else ""
+        return StoreUnavailable(
+            f"PostgreSQL cannot be reached{where}: {reason}. Check the host and the port of the "
+            f"address in ANCHORAGE_STORES, and that the server runs. {again}"
         )
     if not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return StoreUnavailable(
             f"PostgreSQL does not answer, or dropped the connection, at the attempt {action}. "
-            "Try again; a migration continues where it stopped."
+            f"{again}"
         )
     reason = f"PostgreSQL reports {state or type(error).__name__}: {_first_line(error)}"
     if state in {"53100", "53400"}:

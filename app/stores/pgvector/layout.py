@@ -18,6 +18,7 @@ from psycopg import sql
 
 from app.errors import StoreChanged, StoreRefused, StoreUnsupported
 from app.stores.base import Metric, Side, StoreLocation
+from app.stores.common import did_you_mean
 from app.stores.pgvector.connections import KeyKind, StoreConnection
 
 _KEY_KINDS: dict[str, KeyKind] = {
@@ -97,6 +98,13 @@ class PgRelation:
             "migration if it is not cut over.",
             field="vector_field",
         )
+
+
+#: tables that a client can name without their schema
+_TABLES = (
+    "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND pg_table_is_visible(oid) "
+    "AND relnamespace <> 'pg_catalog'::regnamespace LIMIT 1000"
+)
 
 
 def find_relation(connection: StoreConnection, collection: str) -> int | None:
@@ -382,9 +390,10 @@ def load_layout(connection: StoreConnection, location: StoreLocation) -> PgLayou
     """Return where everything lies now."""
     oid = find_relation(connection, location.collection)
     if oid is None:
+        tables = (str(name) for (name,) in connection.execute(_TABLES).fetchall())
         raise StoreChanged(
             f"There is no table {location.collection!r}, or the role of the address must not see "
-            "its schema. Check `collection`.",
+            f"its schema. Check `collection`.{did_you_mean(location.collection, tables)}",
             field="collection",
         )
     table = load_relation(connection, oid)

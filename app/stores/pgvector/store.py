@@ -25,7 +25,7 @@ from app.stores.base import (
     StoreVectors,
 )
 from app.stores.pgvector import reading
-from app.stores.pgvector.connections import SHORT_STATEMENT_S, PgConnections
+from app.stores.pgvector.connections import DESCRIBE, SHORT_STATEMENT_S, PgConnections
 from app.stores.pgvector.facts import collection_facts
 from app.stores.pgvector.layout import index_metric, load_layout
 from app.stores.pgvector.migration import PgMigration
@@ -47,7 +47,7 @@ class PgvectorStore(Store):
         self.connections = PgConnections(location.url)
 
     def facts(self) -> StoreFacts:
-        with self.connections.use("to describe the table", long=True) as connection:
+        with self.connections.use(DESCRIBE, long=True) as connection:
             return collection_facts(connection, load_layout(connection, self.location))
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:

@@ -167,6 +167,29 @@ def test_vectors_of_another_encoder_are_refused_unless_forced(
     assert row.plan["space"]["forced"] is True
 
 
+def test_a_store_without_a_text_field_cannot_be_encoded_again_unless_its_items_exist(
+    begin: Callable[..., Planning],
+) -> None:
+    planning = begin(old(items(ROWS, 8)).numpy(), text_field=None)
+    row = planning.plan(old_encoder_runs=False)
+    impossible = {each["name"] for each in row.plan["advice"] if not each["possible"]}
+    assert impossible == {"keep", "fuse", "native", "re-embed"}
+    steps.abandon(planning.services, CONTEXT, row.id)
+    row = planning.plan(text_exists=True)
+    assert {each["name"] for each in row.plan["advice"] if not each["possible"]} == {"native"}
+
+
+def test_anchors_that_are_not_related_are_refused_unless_forced(planning: Planning) -> None:
+    factors = items(300, 5)
+    shuffled = {"old": old(factors), "new": new(factors).roll(7, 0)}
+    anchor_sets.create_anchor_set(planning.services, CONTEXT, name="shuffled", embeddings=shuffled)
+    with pytest.raises(QualityBelowMinimum, match="/anchor-sets/shuffled/report") as refused:
+        planning.plan(anchor_set="shuffled")
+    assert refused.value.field == "anchor_set"
+    row = planning.plan(anchor_set="shuffled", force_space=True)
+    assert "useless-anchors" in {each["code"] for each in row.plan["notes"]}
+
+
 def test_a_store_with_rows_of_two_encoders_is_refused_unless_forced(
     begin: Callable[..., Planning],
 ) -> None:

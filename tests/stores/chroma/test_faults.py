@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from chromadb.errors import InternalError
 
 from app.errors import (
     InvalidFilter,
@@ -88,6 +89,9 @@ def test_a_missing_an_empty_and_a_deleted_collection(folder):
     _, location, store = folder
     with pytest.raises(StoreChanged, match="no collection"):
         ChromaStore(StoreLocation("chroma", location.url, "other")).facts()
+    near = location.collection + "x"
+    with pytest.raises(StoreChanged, match=f"Did you mean '{location.collection}'"):
+        ChromaStore(StoreLocation("chroma", location.url, near)).facts()
     with open_client(location.url) as client:
         client.create_collection("empty", embedding_function=None)
         with pytest.raises(StoreUnsupported, match="empty"):
@@ -96,6 +100,12 @@ def test_a_missing_an_empty_and_a_deleted_collection(folder):
         client.delete_collection(location.collection)
         with pytest.raises(StoreChanged):
             store.scroll(None, 10)
+
+
+def test_a_folder_that_another_process_changed_asks_for_a_restart(folder):
+    _, _, store = folder
+    with pytest.raises(StoreUnavailable, match="Restart the service"), store.connection.faults():
+        raise InternalError("Error executing plan: Internal error: Error finding id")
 
 
 def test_filters(folder):

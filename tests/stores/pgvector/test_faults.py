@@ -151,11 +151,34 @@ def test_connections_with_high_descriptors_are_used_again(table: Table) -> None:
             os.close(each)
 
 
-@pytest.mark.parametrize("place", ["postgres@/none", "unknown-role@/postgres"])
-def test_a_refused_login_is_no_silent_server(pgvector_server: PgvectorServer, place: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("postgres@/none", 'database "none" does not exist'),
+        ("unknown-role@/postgres", 'role "unknown-role" does not exist'),
+    ],
+)
+def test_a_refused_login_is_no_silent_server(
+    pgvector_server: PgvectorServer, place: str, reason: str
+) -> None:
     url = f"postgresql://{place}?host={pgvector_server.home}"
-    with pytest.raises(StoreRefused, match=r"refuses the login.*Ask the operator"):
+    with pytest.raises(StoreRefused, match=f"refuses the login.*{reason}.*Ask the operator"):
         PgvectorStore(StoreLocation("pgvector", url, "docs")).facts()
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("127.0.0.1:9", "at port 9: Connection refused"),
+        ("nowhere.invalid:5432", "reached: unknown host"),
+    ],
+)
+def test_a_wrong_host_or_port_is_named_without_the_address(place: str, reason: str) -> None:
+    location = StoreLocation("pgvector", f"postgresql://u:hidden@{place}/x", "docs")
+    with pytest.raises(StoreUnavailable, match=reason) as caught:
+        PgvectorStore(location).facts()
+    for word in ("hidden", "127.0.0.1", "nowhere", "continues"):
+        assert word not in caught.value.detail
 
 
 @pytest.mark.parametrize("url", ["/srv/stores", "http://localhost:6333", "s3://bucket/folder"])

@@ -69,8 +69,8 @@ class NewMigration(Body):
     )
     force_space: bool = Field(
         False,
-        description="Plan even where the store's vectors look like those of another encoder. "
-        "Wrong vectors give translations that mean nothing.",
+        description="Plan even where the store's vectors look like those of another encoder, or "
+        "where the anchors of both encoders are not related. Such translations mean nothing.",
     )
     min_recall: Share = Field(
         DEFAULT_MIN_RECALL,
@@ -111,7 +111,7 @@ class NewMigration(Body):
     text_exists: bool | None = Field(
         None,
         description="Whether the items can be encoded again. "
-        "Null: as the store's `text_field` says, otherwise unknown.",
+        "Null: yes if rows of the store have a text in its `text_field`.",
     )
 
     def task(self) -> MigrationTask:

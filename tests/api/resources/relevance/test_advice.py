@@ -60,7 +60,12 @@ def test_without_judgements_it_says_that_only_fidelity_is_known(ask):
     assert {each["ndcg_10"] for each in options.values()} == {None}
     assert options["cascade"]["certainty"] == "unknown"
     assert "POST /compare" in answer["summary"]
-    assert "482 judged queries" in answer["summary"]
+    assert answer["summary"].startswith("The best possible option is keep (certainty: ")
+    assert (
+        "482 judged queries would decide between options that differ by 0.02" in answer["summary"]
+    )
+    gone = good(ask(old_encoder_runs=False, text_exists=False))
+    assert "its items cannot be encoded again" in gone["summary"]
     assert answer["comparison"] is None
     assert not options["native"]["possible"]
     assert "Register it with its model" in options["native"]["reason"]
