@@ -14,15 +14,15 @@ from tests.console.test_overview import PAIR, stock
 def test_the_log_names_the_key_and_has_further_pages(
     locked: TestClient, new_key: Callable[..., str], bearing: Callable[[str], dict[str, str]]
 ) -> None:
-    locked.headers = bearing(new_key(locked, "admin"))
+    admin = bearing(new_key(locked, "admin"))
     for number in range(32):
-        locked.post("/encoders", json={"name": f"e{number}", "dim": 3})
-    page = locked.get("/console/audit").text
+        locked.post("/encoders", json={"name": f"e{number}", "dim": 3}, headers=admin)
+    page = locked.get("/console/audit", headers=admin).text
     assert "create encoder" in page
     assert ">e31<" in page
     assert ">e0<" not in page
     earlier = page.partition('href="/console/audit?')[2].partition('"')[0]
-    assert ">e0<" in locked.get(f"/console/audit?{earlier}").text
+    assert ">e0<" in locked.get(f"/console/audit?{earlier}", headers=admin).text
 
 
 def test_ids_are_shown_as_names(
