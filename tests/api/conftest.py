@@ -104,7 +104,9 @@ def running_with_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Test
 @pytest.fixture
 def locked(running_with_keys: TestClient) -> Iterator[TestClient]:
     """The running service that asks for keys, with no row in its database, so also no key."""
+    headers = running_with_keys.headers.copy()
     yield running_with_keys
+    running_with_keys.headers = headers  # a test may have set its key
     _empty(running_with_keys)
 
 
