@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def _leave() -> None:
-    """End the process, without waiting for threads that compute what was asked for."""
+    """End the process at once: threads may still compute, and their results are not wanted."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(INTERRUPTED)

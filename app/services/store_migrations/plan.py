@@ -309,11 +309,6 @@ DOCUMENT_ID = "migration"
 MAX_BATCH_ROWS = 10_000
 
 
-def plan_document(row: tables.MigrationRow) -> dict[str, Any]:
-    """Return the plan of a migration as a document."""
-    return {DOCUMENT_ID: row.id, **row.plan}
-
-
 def change_plan(
     services: Services,
     context: RequestContext,

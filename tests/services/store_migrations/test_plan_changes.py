@@ -16,7 +16,7 @@ from app.errors import (
     WrongState,
 )
 from app.services.context import Services
-from app.services.store_migrations.plan import change_plan, plan_document
+from app.services.store_migrations.plan import DOCUMENT_ID, change_plan
 from app.storage import tables
 from app.types import MigrationState
 from tests.services.helpers import CONTEXT, PROJECT, again, alter, create_encoder
@@ -78,7 +78,7 @@ def create_target(session: Any) -> tables.EncoderRow:
 
 def edited(row: tables.MigrationRow, **changes: Any) -> dict[str, Any]:
     """The document as a person saves it."""
-    return json.loads(json.dumps({**plan_document(row), **changes}))  # type: ignore[no-any-return]
+    return json.loads(json.dumps({DOCUMENT_ID: row.id, **row.plan, **changes}))  # type: ignore[no-any-return]
 
 
 def test_an_edited_document_changes_the_plan(
