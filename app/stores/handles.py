@@ -26,7 +26,7 @@ from app.errors import AddressNotListed, AnchorageError, Overloaded, StoreUnavai
 from app.stores.base import Store, StoreLocation
 from app.stores.common import raised_by
 from app.stores.hidden_urls import fault_without_url, hide_url
-from app.stores.registry import open_store
+from app.stores.registry import LOADED, load_connector, open_store
 
 log = logging.getLogger("anchorage.stores")
 
@@ -155,6 +155,8 @@ class StoreHandles:
         Raises AddressNotListed, StoreUnsupported, ConnectorMissing, the errors of the store,
         StoreUnavailable after `within_s` seconds, and Overloaded.
         """
+        if row.kind not in LOADED:  # an import may take seconds, which are not the store's
+            await asyncio.to_thread(load_connector, row.kind)
         with _errors_of(row, within_s):
             future = self.submit(self.location(row), call)
             return await asyncio.wait_for(asyncio.wrap_future(future), within_s)
@@ -167,6 +169,7 @@ class StoreHandles:
         within_s: float = STORE_ANSWER_S,
     ) -> Result:
         """Call a store, and wait in this thread."""
+        load_connector(row.kind)
         with _errors_of(row, within_s):
             future = self.submit(self.location(row), call)
             try:
@@ -182,7 +185,7 @@ class StoreHandles:
             if found is not None:
                 self._stores.move_to_end(key)
                 return found
-        opened = open_store(location)  # imports the connector, which may take seconds
+        opened = open_store(location)
         with self._lock:
             found = self._stores.setdefault(key, opened)
             evicted = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -17,6 +17,9 @@ CONNECTORS: dict[str, tuple[str, str, str]] = {
     "lancedb": ("app.stores.lancedb", "LancedbStore", "lancedb"),
     "sqlite-vec": ("app.stores.sqlite_vec", "SqliteVecStore", "sqlite-vec"),
 }
+
+#: the connectors that are imported
+LOADED: dict[str, Callable[[StoreLocation], Store]] = {}
 
 #: the options of the kinds that have any
 STORE_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -37,24 +40,30 @@ def require_known_options(kind: str, options: Mapping[str, Any]) -> None:
         )
 
 
-def open_store(location: StoreLocation) -> Store:
-    """Return the store, without connecting."""
-    if location.kind not in CONNECTORS:
+def load_connector(kind: str) -> Callable[[StoreLocation], Store]:
+    """Import the connector of a kind, once. Raises StoreUnsupported, ConnectorMissing."""
+    if kind in LOADED:
+        return LOADED[kind]
+    if kind not in CONNECTORS:
         raise StoreUnsupported(
-            f"There is no connector for stores of kind {location.kind!r}. The kinds are "
+            f"There is no connector for stores of kind {kind!r}. The kinds are "
             f"{', '.join(CONNECTORS)}.",
             field="kind",
         )
-    module, name, extra = CONNECTORS[location.kind]
+    module, name, extra = CONNECTORS[kind]
     try:
-        connector = getattr(import_module(module), name)
+        LOADED[kind] = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("app."):
             raise
         raise ConnectorMissing(
-            f"The connector of {location.kind} is not installed. Ask the operator to install "
+            f"The connector of {kind} is not installed. Ask the operator to install "
             f"`anchorage-server[{extra}]`.",
             field="kind",
         ) from None
-    store: Store = connector(location)
-    return store
+    return LOADED[kind]
+
+
+def open_store(location: StoreLocation) -> Store:
+    """Return the store, without connecting."""
+    return load_connector(location.kind)(location)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,9 @@ import pytest
 
 from app.errors import AnchorageError, StoreChanged, StoreUnavailable
 from app.stores.base import Store, StoreLocation
-from app.stores.handles import StoreHandles
+from app.stores.handles import StoreAddress, StoreHandles
 from app.stores.hidden_urls import ConnectorFault
+from app.stores.registry import CONNECTORS
 
 
 @pytest.fixture
@@ -153,3 +157,29 @@ def test_a_server_that_answers_nonsense_is_no_fault_of_the_service(
                 wrong.append((each, str(error)[-600:]))
         handles.forget(location)
     assert wrong == []
+
+
+@dataclass(frozen=True)
+class Row:
+    kind: str
+    address: str
+    project: str = "default"
+    collection: str = "items"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def test_the_import_of_a_connector_takes_nothing_from_the_time_of_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_connector.py").write_text(
+        "import time\ntime.sleep(1.5)\nfrom app.stores.sqlite_vec import SqliteVecStore\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for kind in ("slow", "slower"):
+        monkeypatch.setitem(CONNECTORS, kind, ("slow_connector", "SqliteVecStore", "slow"))
+    handles = StoreHandles({"main": StoreAddress(str(tmp_path))})
+    row = Row("slow", "main")
+    assert asyncio.run(handles.ask(row, lambda store: store.location.kind, within_s=1)) == "slow"
+    monkeypatch.delitem(sys.modules, "slow_connector")
+    assert handles.wait(Row("slower", "main"), lambda store: 1, within_s=1) == 1
+    handles.close()

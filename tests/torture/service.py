@@ -78,17 +78,9 @@ class Service:
         self.call("PUT", "/anchor-sets/anchors/samples/first", vectors=sample)
 
     def connect(self, kind: str, address: str, name: str, collection: str, **fields: Any) -> None:
-        """Register a store, which has 10 s to answer: not enough on a busy machine."""
+        """Register a store."""
         body = {"kind": kind, "address": address, "name": name, "collection": collection, **fields}
-        until = time.monotonic() + PATIENCE_S * slack()
-        while True:
-            try:
-                self.call("POST", "/stores", encoder="first", **body)
-            except Refused as error:
-                if error.status != 503 or time.monotonic() > until:
-                    raise
-            else:
-                return
+        self.call("POST", "/stores", encoder="first", **body)
 
     def translate(self, vectors: np.ndarray) -> np.ndarray:
         """Translate vectors to the other encoder, which their dimension tells."""
