@@ -44,7 +44,7 @@ class LoadedIndex:
             raise refused("one that has several rows of one id, or rows without an id")
         if is_ivf:
             if isinstance(faiss.downcast_InvertedLists(inner.invlists), faiss.OnDiskInvertedLists):
-                raise refused("one whose lists are in a file of their own")
+                raise refused("one whose lists are in a separate file")
             inner.set_direct_map_type(faiss.DirectMap.Hashtable)  # for `reconstruct`
         #: what an exact search reads
         self._storage = faiss.downcast_index(getattr(inner, "storage", inner))

@@ -88,7 +88,7 @@ POSITIONS = StoreNote(
 )
 LOSSY = StoreNote(
     "lossy-vectors",
-    "The index stores compressed vectors. What is translated and ranked are approximations.",
+    "The index stores compressed vectors. Translations and scores are of these approximations.",
 )
 
 Signature = tuple[int, int, int]
@@ -373,7 +373,7 @@ class FaissStore(PairedStore):
 
     def drop(self, sides: Sides, side: Side) -> None:
         with store_faults(STORE, ()):
-            sides.old.state.unlink(missing_ok=True)  # first: the file beside it tells the phase
+            sides.old.state.unlink(missing_ok=True)  # first: the other file tells the phase
             for each in self._path.parent.iterdir():
                 if each.name.startswith(self._beside(sides.tag, "").name):
                     each.unlink(missing_ok=True)
@@ -482,7 +482,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 def _signature(path: Path) -> Signature:
-    """Return what is another once a file was written or replaced."""
+    """Return numbers that change when a file is written or replaced."""
     found = path.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns
 

@@ -341,7 +341,7 @@ def test_lists_in_another_file_are_refused(tmp_path):
     index.replace_invlists(lists)
     save(index, tmp_path / "disk")
     before = (tmp_path / "lists").read_bytes()
-    with pytest.raises(StoreUnsupported, match="file of their own"):
+    with pytest.raises(StoreUnsupported, match="separate file"):
         FaissStore(StoreLocation("faiss", str(tmp_path), "disk")).facts()
     assert (tmp_path / "lists").read_bytes() == before
 
