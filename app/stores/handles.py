@@ -54,6 +54,7 @@ STORE_LIBRARIES = frozenset(
         "botocore",
         "chromadb",
         "chromadb_rust_bindings",
+        "faiss",
         "fsspec",
         "gcsfs",
         "grpc",

@@ -16,6 +16,7 @@ CONNECTORS: dict[str, tuple[str, str, str]] = {
     "chroma": ("app.stores.chroma", "ChromaStore", "chroma"),
     "lancedb": ("app.stores.lancedb", "LancedbStore", "lancedb"),
     "sqlite-vec": ("app.stores.sqlite_vec", "SqliteVecStore", "sqlite-vec"),
+    "faiss": ("app.stores.faiss", "FaissStore", "faiss"),
 }
 
 #: the connectors that are imported

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import chromadb
+import faiss
 import httpx2
 import lancedb
 import numpy as np
@@ -195,6 +197,16 @@ def sqlite(http: httpx2.Client, folder: Path) -> None:
         client.executemany("INSERT INTO articles(rowid, v) VALUES (?, ?)", packed)
 
 
+def index_file(http: httpx2.Client, folder: Path) -> None:
+    rows = moving(folder)
+    index = faiss.index_factory(rows.shape[1], "IDMap2,HNSW32")
+    index.add_with_ids(rows, np.arange(len(rows)))
+    (folder / "faiss").mkdir()
+    faiss.write_index(index, str(folder / "faiss/articles.faiss"))
+    lines = [json.dumps({"id": id_, "text": f"text {id_}"}) for id_ in range(len(rows))]
+    (folder / "faiss/articles.jsonl").write_text("\n".join(lines))
+
+
 def articles(http: httpx2.Client, folder: Path) -> None:
     rows = moving(folder)
     with psycopg.connect(pgvector_server_of_process().url, autocommit=True) as connection:
@@ -216,6 +228,7 @@ SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "docs/how-to/chroma.md": chroma,
     "docs/how-to/lancedb.md": lance,
     "docs/how-to/sqlite-vec.md": sqlite,
+    "docs/how-to/faiss.md": index_file,
     "clients/python/README.md": client_page,
     "docs/explanation/anchors.md": six,
     "docs/how-to/anchor-sets.md": anchor_sets,

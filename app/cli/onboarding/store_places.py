@@ -26,7 +26,12 @@ SCHEMES = {
 }
 
 #: what the folder of a kind contains
-SIGNS = {"chroma": "chroma.sqlite3", "lancedb": "*.lance", "qdrant": "meta.json"}
+SIGNS = {
+    "chroma": "chroma.sqlite3",
+    "lancedb": "*.lance",
+    "qdrant": "meta.json",
+    "faiss": "*.faiss",
+}
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
 
@@ -51,8 +56,8 @@ def kind_of(address: str) -> str:
     shown = f"{scheme}://..." if separator else address  # what follows may hold a password
     raise typer.BadParameter(
         f"{shown} is no store that Anchorage knows. Pass postgresql://... for pgvector, "
-        "http://... for Qdrant, a folder of Chroma, LanceDB or Qdrant's local mode, or a file "
-        "with tables of sqlite-vec."
+        "http://... for Qdrant, a folder of Chroma, LanceDB, Qdrant's local mode or files "
+        "`*.faiss`, or a file with tables of sqlite-vec."
     )
 
 

@@ -204,6 +204,11 @@ def test_a_start_that_fails_keeps_the_encoder_that_was_there(tmp_path: Path):
     services.close()
 
 
+def test_a_folder_of_index_files_is_a_store_of_faiss(tmp_path):
+    (tmp_path / "docs.faiss").touch()
+    assert kind_of(str(tmp_path)) == "faiss"
+
+
 def test_no_password_of_an_address_is_printed():
     for address in (
         "postgresql://app:s3cret/and@more@db/shop",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.stores.cases.base import StoreCase
 from tests.stores.cases.chroma import ChromaServerCase
+from tests.stores.cases.faiss import FaissCase
 from tests.stores.cases.lancedb import LancedbCase
 from tests.stores.cases.pgvector import PgvectorCase
 from tests.stores.cases.qdrant import LocalQdrantCase
@@ -16,4 +17,5 @@ CASES: list[StoreCase] = [
     ChromaServerCase(),
     LancedbCase(),
     SqliteVecCase(),
+    FaissCase(),
 ]
