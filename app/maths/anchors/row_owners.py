@@ -115,9 +115,13 @@ def fit_row_owners(
     """
     units = [_unit(each) for each in anchors]
     units = [each[each.isfinite().all(dim=1)] for each in units]
-    generator = torch.Generator().manual_seed(seed)
-    folds = [torch.randperm(len(each), generator=generator) % FOLDS for each in units]
-    order = torch.randperm(units[0].shape[1], generator=generator)
+
+    def drawn(count: int) -> Tensor:
+        return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+    # Of one anchor set, an item is held out for all encoders: relatives would recognise it.
+    folds = [drawn(len(each)) % FOLDS for each in units]
+    order = drawn(units[0].shape[1])
     held = [each.new_zeros(len(each), len(units)) for each in units]
     permuted = [each.new_zeros(len(each)) for each in units]
     for fold in range(FOLDS):

@@ -197,7 +197,7 @@ class CopyMap:
 
 @dataclass(frozen=True, eq=False)
 class MixedMap:
-    """Maps of a store that holds rows of several encoders: each row by that of its own.
+    """Maps of a store that holds rows of several encoders: each row by that of its encoder.
 
     owners  tells the encoders apart; place i has the map `maps[i]`
     copies  whether undecided rows stay as they are, because the target is the store's encoder;

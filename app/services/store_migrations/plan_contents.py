@@ -296,7 +296,7 @@ CACHED_CURVE_BYTES = 8 * 1024
 
 @dataclass(frozen=True)
 class MixedSource:
-    """An encoder whose rows a store holds beside those of its own.
+    """An encoder whose rows a store holds next to those of the store's encoder.
 
     anchor_set  the set that it shares with the target; None: the migration's
     """

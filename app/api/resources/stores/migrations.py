@@ -49,7 +49,7 @@ Pace = Annotated[Finite, Field(gt=0, le=1e9)]
 
 
 class FurtherSource(Body):
-    """An encoder whose rows a store holds beside those of its own."""
+    """An encoder whose rows a store holds next to those of the store's encoder."""
 
     encoder: Name = Field(description="Name of the encoder.")
     anchor_set: Name | None = Field(
@@ -73,9 +73,9 @@ class NewMigration(Body):
     sources: list[FurtherSource] = Field(
         default_factory=list,
         max_length=MAX_SOURCES,
-        description="Encoders whose rows the store holds beside those of its own, because it mixes "
-        "models. Each row is translated by the map of the encoder that it looks like, and rows of "
-        "`target` are copied. With `sources`, `target` may be the store's own encoder: that "
+        description="Encoders whose rows the store holds next to those of its encoder, because it "
+        "mixes models. Each row is translated by the map of the encoder that it looks like, and "
+        "rows of `target` are copied. With `sources`, `target` may be the store's encoder: that "
         "translates the foreign rows into its space.",
     )
     method: MethodName = "auto"
