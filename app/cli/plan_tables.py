@@ -52,17 +52,13 @@ def print_plan(document: Mapping[str, Any]) -> None:
         console.print(_plain(sentence.format(**facts)), highlight=False)
     for each in document.get("sources", ()):
         console.print(
-            f"{each['share']:.1%} of the sampled rows look like {each['encoder']}: held-out "
-            f"anchors of it were recognised in {each['right']:.1%} of the cases, and at most "
-            f"{each['wrong_at_most']:.1%} go to another encoder.",
+            f"{each['share']:.1%} of the sampled rows look like {each['encoder']}; of its own, at "
+            f"most {each['wrong_at_most']:.1%} go to another encoder.",
             highlight=False,
         )
     if undecided := document.get("undecided"):
-        fate = "embeds their texts" if undecided["embed"] else "lists them"
-        console.print(
-            f"{undecided['share']:.1%} are undecided, and never translated: the run {fate}.",
-            highlight=False,
-        )
+        fate = "embeds their texts" if undecided["embed"] else "names them"
+        console.print(f"{undecided['share']:.1%} look like none or two: the run {fate}.")
     estimate = document["estimate"]
     if estimate is not None:
         console.print(

@@ -7,7 +7,7 @@ another encoder's: a store may mix models.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -108,7 +108,6 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
         embeddings=embeddings,
         provenance={
             "store": request.store,
-            "foreign": foreign,
             "mean_characters": round(sum(map(len, texts)) / len(texts), 1),
         },
         made_by={encoder.name: encoder.id for encoder in (store.encoder, *encoders)},
@@ -127,20 +126,19 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
 def _own_rows(
     services: Services, encoder: tables.EncoderRow, vectors: torch.Tensor
 ) -> torch.Tensor:
-    """Return which rows (n,) of a store look like its encoder's; all without anchors of it.
+    """Return which rows (n,) of a store look like no other encoder's; all without anchors of its.
 
-    Rows that look like no encoder are its own where most of the sample does: anchors of another
-    corpus know no row of the store.
+    A row may also be unlike all anchors so far: those that the store still lacks are such rows.
     """
     sets = spaces.comparable_anchors(services, encoder, vectors.shape[1])
     anchors = {name: each[0] for name, each in sets.items() if len(each[0]) >= FEWEST_OWNED}
     if encoder.name not in anchors:
         return torch.ones(len(vectors), dtype=torch.bool)
     with services.fitting(encoder.project):
-        found = fit_row_owners(list(anchors.values()))[0].find(vectors)
+        owners, _ = fit_row_owners(list(anchors.values()))
+        found = replace(owners, least=owners.least - torch.inf).find(vectors)
     own: torch.Tensor = found == list(anchors).index(encoder.name)
-    few = 2 * int(own.sum()) < len(own)
-    return own | (found == UNDECIDED) if few else own
+    return own | (found == UNDECIDED)
 
 
 def _check(

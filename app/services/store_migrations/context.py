@@ -38,14 +38,12 @@ class NewRows:
 
     known    number of rows that are anchors; encoded: of rows with a vector by the target itself
     missing  places of rows without a direction, and of undecided ones: they have no new vector
-    owners   as in MappedPage
     """
 
     vectors: StoreVectors
     known: int
     encoded: int
     missing: NDArray[np.intp]
-    owners: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +88,7 @@ class MigrationContext:
             found[place], missing[place] = vector, False
         self.undecided.extend(ids[place] for place in places.tolist() if place not in embedded)
         encoded += len(embedded)
-        known = int(mapped.known.sum())
-        return NewRows(found, known, encoded, np.flatnonzero(missing), mapped.owners)
+        return NewRows(found, int(mapped.known.sum()), encoded, np.flatnonzero(missing))
 
     def forward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
         """Translate old vectors, as a cutover needs it."""

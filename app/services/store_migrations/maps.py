@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -67,24 +67,6 @@ class MappedPage:
             return np.zeros(len(self.vectors), dtype=np.bool_)
         found: NDArray[np.bool_] = self.owners < 0
         return found
-
-
-class RowMap(Protocol):
-    """What brings rows of a store into another space.
-
-    native  vectors of the target's own, which say where the places are that searches find
-    """
-
-    @property
-    def dims(self) -> tuple[int, int]: ...
-
-    @property
-    def native(self) -> Tensor: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def map_rows(self, vectors: StoreVectors) -> MappedPage: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,6 +229,10 @@ class MixedMap:
         largest = np.abs(vectors).max(axis=1, initial=0.0)
         owners[~((largest > 0) & (largest <= LARGEST_MAGNITUDE))] = 0
         return owners
+
+
+#: what brings rows of a store into another space
+RowMap = OneWayMap | CopyMap | MixedMap
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,7 @@ from app.storage.queries.native_vectors import StoreRowId
 from app.stores.base import StoreId, StoreVectors
 
 if TYPE_CHECKING:
-    from app.services.store_migrations.context import MigrationContext, NewRows
+    from app.services.store_migrations.context import MigrationContext
 
 #: largest share of undecided rows in a sample: beyond it, the anchors do not fit the store
 MAX_UNDECIDED = 0.5
@@ -144,16 +144,14 @@ def refuse_undecided(assignment: Assignment, store: str) -> None:
     """Raises WrongSpace where most of the sample looks like none of the encoders, or like two."""
     if assignment.undecided <= MAX_UNDECIDED:
         return
-    named = ", ".join(repr(name) for name in assignment.names)
-    measured = ", ".join(
-        f"{each.right:.0%} of {name!r}"
+    recognised = ", ".join(
+        f"{name!r} ({each.right:.0%} of its held-out anchors were recognised)"
         for name, each in zip(assignment.names, assignment.errors, strict=True)
     )
     raise WrongSpace(
-        f"{assignment.undecided:.0%} of {len(assignment.found):,} sampled rows of "
-        f"{store!r} look like none of {named}, or like two. Of held-out anchors, {measured} "
-        "were recognised. Name the other encoders of the rows in `sources`, or add anchors of the "
-        "store's own items. Send `force_space: true` to leave such rows out all the same.",
+        f"{assignment.undecided:.0%} of {len(assignment.found):,} sampled rows of {store!r} look "
+        f"like none of {recognised}, or like two. Name the other encoders in `sources`, add "
+        "anchors of the store's items, or send `force_space: true` to leave such rows out.",
         field="sources",
     )
 
@@ -202,27 +200,12 @@ def embed_undecided(
     return {place: each.numpy() for place, each in found if each is not None}
 
 
-def count_rows(plan: Mapping[str, Any], found: Mapping[str, Any], made: NewRows) -> dict[str, Any]:
-    """Return `found` with the rows of a page that each source had; as it is for one source."""
-    if made.owners is None:
-        return dict(found)
-    before = found.get("sources") or {}
-    counts = {
-        each["encoder"]: before.get(each["encoder"], 0) + int((made.owners == place).sum())
-        for place, each in enumerate(plan["sources"])
-    }
-    return {**found, "sources": counts}
-
-
 def name_undecided(found: Mapping[str, Any], ids: list[StoreId]) -> dict[str, Any]:
-    """Return `found` with the number and the ids of these undecided rows, and empty the list."""
+    """Return `found` with these undecided rows in addition, and empty the list."""
     if not ids:
         return dict(found)
     before = found.get("undecided") or {"rows": 0, "ids": []}
-    every = list(dict.fromkeys([*before["ids"], *ids]))
-    new = len(every) - len(before["ids"]) if before["rows"] < MAX_UNDECIDED_IDS else len(ids)
+    new = [each for each in dict.fromkeys(ids) if each not in set(before["ids"])]
     ids.clear()
-    return {
-        **found,
-        "undecided": {"rows": before["rows"] + new, "ids": every[:MAX_UNDECIDED_IDS]},
-    }
+    named = [*before["ids"], *new][:MAX_UNDECIDED_IDS]
+    return {**found, "undecided": {"rows": before["rows"] + len(new), "ids": named}}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -69,8 +70,12 @@ def plan_migration(
     if active is not None:
         raise _active_error(store, active)
     _refuse_shared(services, store)
+    further = {each.encoder for each in task.sources} - {store.encoder.name}
     requests = mixed.requests_of(task, store, _request(task, store))
-    pairs = [translators.find_pair(services, context.project, each) for each in requests]
+    pairs = []
+    for request in requests:
+        with blaming("sources", always=True) if request.source in further else nullcontext():
+            pairs.append(translators.find_pair(services, context.project, request))
     target = pairs[0][1]
     for request, (source, _) in zip(requests, pairs, strict=True):
         translators.check_options(request, anchors=source.anchor_set.size)

@@ -174,7 +174,7 @@ class Run:
         found = dict(self._held.row.found)
         found.pop("verify", None)
         if not position["rows"]:
-            found = {name: found[name] for name in found if name not in ("sources", "undecided")}
+            found.pop("undecided", None)
         if "before" not in found or self._position == {"again": True}:
             checksum = self._move.store.checksum(self._hear_checksum)
             self._facts.pop("checked", None)
@@ -223,7 +223,6 @@ class Run:
         position["rows"] += len(page.ids)
         position["anchors"] += made.known
         position["encoded"] += made.encoded
-        found = mixed.count_rows(self._held.row.plan, found, made)
         return position, mixed.name_undecided(found, self._move.undecided)
 
     def _index(self) -> None:

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from app.errors import DimensionMismatch, InvalidRequest, WrongSpace
+from app.errors import (
+    AnchorageError,
+    DimensionMismatch,
+    EncoderNotFound,
+    InvalidRequest,
+    WrongSpace,
+)
 from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.services.store_migrations import steps
@@ -86,7 +92,7 @@ def fill(moving: Moving) -> None:
 
 
 def test_each_row_is_translated_by_the_map_of_its_encoder(planning: Planning) -> None:
-    row = planning.plan(sources=OTHER)
+    row = planning.plan(sources=OTHER, method="ridge")
     plan = row.plan
     assert [each["encoder"] for each in plan["sources"]] == ["old", "other"]
     assert all(each["right"] > 0.9 and each["wrong_at_most"] < 0.01 for each in plan["sources"])
@@ -99,7 +105,6 @@ def test_each_row_is_translated_by_the_map_of_its_encoder(planning: Planning) ->
     undecided = set(found["undecided"]["ids"])
     assert set(IDS[IS_NOISE].tolist()) <= undecided
     assert len(undecided) == found["undecided"]["rows"] < 0.05 * ROWS
-    assert found["sources"]["other"] == pytest.approx(ROWS / FOREIGN, abs=NOISE + 8)
     assert found["verify"]["rows"]["undecided"] == len(undecided)
     new_rows = moving.new_vectors()
     assert set(new_rows) == set(IDS.tolist()) - undecided
@@ -114,7 +119,7 @@ def test_each_row_is_translated_by_the_map_of_its_encoder(planning: Planning) ->
 
 
 def test_a_store_is_repaired_in_its_own_space_and_restored(planning: Planning) -> None:
-    moving = move(planning, planning.plan(target="old", sources=OTHER))
+    moving = move(planning, planning.plan(target="old", sources=OTHER, method="ridge"))
     assert moving.row.plan["source"] == "other"
     before = moving.read()
     fill(moving)
@@ -138,7 +143,7 @@ def test_a_store_is_repaired_in_its_own_space_and_restored(planning: Planning) -
 
 
 def test_a_row_that_a_client_writes_is_assigned_too(planning: Planning) -> None:
-    moving = move(planning, planning.plan(target="old", sources=OTHER))
+    moving = move(planning, planning.plan(target="old", sources=OTHER, method="ridge"))
     fill(moving)
     factors = items(6, 41)
     written = np.concatenate([old(factors).numpy(), other(factors).numpy()])
@@ -159,7 +164,7 @@ def test_a_row_that_a_client_writes_is_assigned_too(planning: Planning) -> None:
 
 def test_rows_of_the_target_are_copied(begin: Callable[..., Planning]) -> None:
     planning = begin()
-    moving = move(planning, planning.plan(target="other", sources=OTHER))
+    moving = move(planning, planning.plan(target="other", sources=OTHER, method="ridge"))
     fill(moving)
     made, vectors = moving.new_vectors(), mixture()
     copied = [each for each in IDS[IS_OTHER & ~IS_NOISE].tolist() if each in made]
@@ -174,6 +179,7 @@ def test_rows_of_the_target_are_copied(begin: Callable[..., Planning]) -> None:
         ({"sources": (MixedSource("old"),)}, InvalidRequest, "only the store's own encoder"),
         ({"sources": OTHER * 2}, InvalidRequest, "twice"),
         ({"sources": (MixedSource("thin", "thin"),)}, DimensionMismatch, "'thin'"),
+        ({"sources": (MixedSource("none"),)}, EncoderNotFound, "'none'"),
         ({}, WrongSpace, "Name their encoders in `sources`"),
     ],
 )
@@ -183,5 +189,7 @@ def test_a_wrong_list_of_sources_is_refused(
     create_encoder(planning.services, "thin", 5)
     rows = {"thin": torch.randn(30, 5), "new": torch.randn(30, NEW_DIM)}
     anchor_sets.create_anchor_set(planning.services, CONTEXT, name="thin", embeddings=rows)
-    with pytest.raises(error, match=words.replace("`", ".")):
+    with pytest.raises(error, match=words.replace("`", ".")) as caught:
         planning.plan(**changes)
+    assert isinstance(caught.value, AnchorageError)
+    assert (caught.value.field == "sources") == (len(changes.get("sources", ())) > 0)

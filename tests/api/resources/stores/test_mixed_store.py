@@ -35,7 +35,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     made = make_shop(tmp_path, list(TEXTS), change=mix)
     dim = made.client.get("/stores/docs").json()["dim"]
     made.post("/encoders", 201, name="foreign", kind="external", dim=dim)
-    old = made.embed(TEXTS[:60], "old")
+    old = made.embed(TEXTS[::3], "old")
     embeddings = {"old": old.tolist(), "foreign": foreign(old).tolist()}
     made.post("/anchor-sets", 201, name="pairs", embeddings=embeddings)
     yield made
