@@ -52,8 +52,8 @@ def print_plan(document: Mapping[str, Any]) -> None:
         console.print(_plain(sentence.format(**facts)), highlight=False)
     for each in document.get("sources", ()):
         console.print(
-            f"{each['share']:.1%} of the sampled rows look like {each['encoder']}; of its own, at "
-            f"most {each['wrong_at_most']:.1%} go to another encoder.",
+            f"{each['share']:.1%} of the sampled rows look like {each['encoder']}; at most "
+            f"{each['wrong_at_most']:.1%} of its rows go to another encoder.",
             highlight=False,
         )
     if undecided := document.get("undecided"):
