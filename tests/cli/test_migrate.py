@@ -21,6 +21,7 @@ from pgvector.psycopg import register_vector
 from typer.testing import CliRunner, Result
 
 from app.cli.commands import cli
+from app.cli.migrate import _source
 from app.services.request_context import RequestContext
 from app.services.store_migrations.maps import build_maps
 from app.services.translators.translators import FitRequest
@@ -309,3 +310,8 @@ def test_ctrl_c_pauses_and_the_same_command_continues(terminal: Terminal) -> Non
     document = json.loads(Path(terminal.file).read_text())
     Path(terminal.file).write_text(json.dumps({**document, "rows_per_second": None}))
     assert "600 of 600 rows have been read" in terminal.ok("migrate", "run", terminal.file)
+
+
+def test_a_further_source_may_have_its_own_anchor_set() -> None:
+    assert _source("minilm") == {"encoder": "minilm"}
+    assert _source("minilm:faq") == {"encoder": "minilm", "anchor_set": "faq"}

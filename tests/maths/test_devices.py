@@ -17,7 +17,16 @@ import torch
 from torch import Tensor
 
 from app.maths.alignment import alignment, anchored
-from app.maths.anchors import coverage, drift, foreign, health, known_rows, mismatch, space_match
+from app.maths.anchors import (
+    coverage,
+    drift,
+    foreign,
+    health,
+    known_rows,
+    mismatch,
+    row_owners,
+    space_match,
+)
 from app.maths.bootstrap import pools, self_learning
 from app.maths.bootstrap.self_learning import SelfLearningSettings
 from app.maths.geometry import projection
@@ -257,6 +266,7 @@ CASES: dict[str, Case] = {
     "foreign anchors": lambda on: [
         foreign.compare_with_store(on(X), on(POOL_X - 1), judged=each) for each in (None, on(ODD))
     ],
+    "row owners": lambda on: row_owners.fit_row_owners([on(X), on(X.flip(1) + 1.0)])[0].find(on(X)),
     "match a space": lambda on: space_match.match_space(
         on(POOL_X), {"x": [on(X)], "turned": [on(X @ TURN)]}, "turned"
     ),

@@ -10,6 +10,10 @@ from app.services.context import Services
 from app.services.upkeep.cache_codecs import SPACE
 from app.storage import tables
 from app.storage.cache import Key
+from app.storage.queries import resources
+
+#: most encoders that a store is compared with, and most anchor sets of each
+MAX_CHECKED_ENCODERS, MAX_CHECKED_SETS = 32, 3
 
 #: cache size of a space, relative to its unit anchors: these, and two factors of their spectrum
 SPECTRUM_FACTOR = 3
@@ -45,3 +49,24 @@ def require_direction(vectors: Tensor, *, field: str) -> spaces.Space:
     """Return the space of raw vectors. Raises DegenerateAnchors when they are all equal."""
     with blaming(field):
         return spaces.fit_space(vectors)
+
+
+def comparable_anchors(
+    services: Services, encoder: tables.EncoderRow, dim: int
+) -> dict[str, list[Tensor]]:
+    """Return anchors of every encoder of this dimension, of its largest sets, the expected one
+    first.
+    """
+    with services.db.transaction() as session:
+        rows = [row for row in resources.spaces(session, encoder.project) if row.encoder.dim == dim]
+    chosen: dict[str, list[tables.SpaceRow]] = {}
+    for row in sorted(rows, key=lambda row: -row.anchor_set.size):
+        other = row.encoder
+        same = other.identity is not None and other.identity == encoder.identity
+        if other.id == encoder.id or not same:
+            chosen.setdefault(other.name, []).append(row)
+    names = sorted(chosen, key=lambda name: (name != encoder.name, name))
+    return {
+        name: [raw_anchors(services, row) for row in chosen[name][:MAX_CHECKED_SETS]]
+        for name in names[:MAX_CHECKED_ENCODERS]
+    }

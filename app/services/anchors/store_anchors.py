@@ -1,16 +1,19 @@
 """Rows of a store become anchors: stored vectors on the old side, their texts' on the new one.
 
-The old encoder is not needed. Rows are a random sample of the store.
+The old encoder is not needed. Rows are a random sample of the store, without those that look like
+another encoder's: a store may mix models.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
 from app.errors import EmptyVectors, InvalidRequest, StoreUnsupported
-from app.services.anchors import anchor_sets
+from app.maths.anchors.row_owners import FEWEST_OWNED, UNDECIDED, fit_row_owners
+from app.services.anchors import anchor_sets, spaces
 from app.services.context import Services
 from app.services.encoders import native_vectors
 from app.services.encoders.encoding import encode, spec_of
@@ -21,7 +24,7 @@ from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.storage.queries.native_vectors import StoreRowId
-from app.stores.base import Store
+from app.stores.base import Page, Store
 from app.types import JobKind
 
 #: anchors, unless a request says otherwise: cascades by 300 are often no better than keeping the
@@ -65,21 +68,24 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
     store, encoders = _check(services, context.project, request)
     wanted = int(request.size * SAMPLED_PER_ANCHOR) + 1
 
-    def read(opened: Store) -> tuple[torch.Tensor, list[str], list[StoreRowId]]:
+    def read(opened: Store) -> tuple[Page, Sequence[str | None]]:
         page = opened.sample(wanted, seed=0)
-        texts = opened.texts(page.ids)
-        # A store may return a sample in its own order, whose last rows must not be left out.
-        drawn = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0)).tolist()
-        rows = sorted([row for row in drawn if (texts[row] or "").strip()][: request.size])
-        most = services.limits.input_characters
-        vectors = torch.from_numpy(page.vectors[rows].copy())
-        ids = [StoreRowId.of(store.id, page.ids[row]) for row in rows]
-        return vectors, [(texts[row] or "")[:most] for row in rows], ids
+        return page, opened.texts(page.ids)
 
-    vectors, texts, ids = services.stores.wait(store, read, within_s=STORE_READ_S)
+    page, read_texts = services.stores.wait(store, read, within_s=STORE_READ_S)
+    is_own = _own_rows(services, store.encoder, torch.from_numpy(page.vectors))
+    foreign = int((~is_own).sum())
+    # A store may return a sample in its own order, whose last rows must not be left out.
+    drawn = torch.randperm(len(is_own), generator=torch.Generator().manual_seed(0)).tolist()
+    usable = [row for row in drawn if is_own[row] and (read_texts[row] or "").strip()]
+    rows = sorted(usable[: request.size])
+    texts = [(read_texts[row] or "")[: services.limits.input_characters] for row in rows]
+    vectors = torch.from_numpy(page.vectors[rows].copy())
+    ids = [StoreRowId.of(store.id, page.ids[row]) for row in rows]
     if not texts:
         raise EmptyVectors(
-            f"No row of a sample of the store {request.store!r} has a text in its `text_field`.",
+            f"No row of a sample of the store {request.store!r} has a text in its `text_field`"
+            + (f" and looks like {store.encoder.name!r}." if foreign else "."),
             field="store",
         )
     embeddings = {store.encoder.name: vectors}
@@ -110,10 +116,29 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
         "anchor_set": request.anchor_set,
         "size": len(texts),
         "encoders": list(embeddings),
+        "foreign": foreign,
     }
     return JobResult(
         result, write=lambda session: anchor_sets.add_anchor_set(session, context, row)
     )
+
+
+def _own_rows(
+    services: Services, encoder: tables.EncoderRow, vectors: torch.Tensor
+) -> torch.Tensor:
+    """Return which rows (n,) of a store look like no other encoder's; all without anchors of its.
+
+    A row may also be unlike all anchors so far: those that the store still lacks are such rows.
+    """
+    sets = spaces.comparable_anchors(services, encoder, vectors.shape[1])
+    anchors = {name: each[0] for name, each in sets.items() if len(each[0]) >= FEWEST_OWNED}
+    if encoder.name not in anchors:
+        return torch.ones(len(vectors), dtype=torch.bool)
+    with services.fitting(encoder.project):
+        owners, _ = fit_row_owners(list(anchors.values()))
+        found = replace(owners, least=owners.least - torch.inf).find(vectors)
+    own: torch.Tensor = found == list(anchors).index(encoder.name)
+    return own | (found == UNDECIDED)
 
 
 def _check(

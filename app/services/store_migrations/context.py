@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,8 @@ from app.device_failures import is_device_failure
 from app.errors import AddressNotListed, AnchorageError, StoreChanged
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.store_migrations import read_fill
-from app.services.store_migrations.maps import MappedPage, MigrationMaps, OneWayMap, load_maps
+from app.services.store_migrations import mixed, read_fill
+from app.services.store_migrations.maps import MappedPage, MigrationMaps, RowMap, load_maps
 from app.services.store_migrations.re_embedding import choose_rows, re_embed
 from app.storage import tables
 from app.stores.base import Changes, Migration, Store, StoreId, StoreVectors
@@ -37,7 +37,7 @@ class NewRows:
     """New vectors (n, d) of rows.
 
     known    number of rows that are anchors; encoded: of rows with a vector by the target itself
-    missing  places of rows without a direction: they have no new vector
+    missing  places of rows without a direction, and of undecided ones: they have no new vector
     """
 
     vectors: StoreVectors
@@ -48,7 +48,10 @@ class NewRows:
 
 @dataclass(frozen=True, eq=False)
 class MigrationContext:
-    """A migration at work. `batch` is the number of rows that are read and written at a time."""
+    """A migration at work. `batch` is the number of rows that are read and written at a time.
+
+    undecided  receives the ids of rows that look like no source, and that the target cannot embed
+    """
 
     services: Services
     context: RequestContext
@@ -57,6 +60,7 @@ class MigrationContext:
     migration: Migration
     maps: MigrationMaps
     batch: int
+    undecided: list[StoreId] = field(default_factory=list)
 
     def make_new(self, ids: Sequence[StoreId], vectors: StoreVectors) -> NewRows:
         """Return the new vectors of rows: translated, of anchors, or encoded again by the plan."""
@@ -71,14 +75,26 @@ class MigrationContext:
         if len(chosen):
             wanted = [ids[place] for place in chosen.tolist()]
             made = re_embed(self.services, self.context, self.row, self.store, wanted)
-            places = chosen[list(made.places)]
-            found[places], missing[places] = made.vectors, False
-            encoded += len(places)
+            encodable = chosen[list(made.places)]
+            found[encodable], missing[encodable] = made.vectors, False
+            encoded += len(encodable)
+            choice[chosen] = False
+            choice[encodable] = True
+        undecided = mapped.undecided & ~choice
+        undecided[list(native)] = False
+        places = np.flatnonzero(undecided)
+        embedded = mixed.embed_undecided(self, ids, places.tolist())
+        for place, vector in embedded.items():
+            found[place], missing[place] = vector, False
+        self.undecided.extend(ids[place] for place in places.tolist() if place not in embedded)
+        encoded += len(embedded)
         return NewRows(found, int(mapped.known.sum()), encoded, np.flatnonzero(missing))
 
     def forward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
         """Translate old vectors, as a cutover needs it."""
-        return map_rows(self.maps.forward, vectors).vectors
+        mapped = map_rows(self.maps.forward, vectors)
+        self.undecided.extend(ids[place] for place in np.flatnonzero(mapped.undecided).tolist())
+        return mapped.vectors
 
     def backward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
         """Translate new vectors back, as a rollback needs it."""
@@ -100,7 +116,7 @@ class MigrationContext:
 
     def _apply(self, changes: Changes, after_cutover: bool) -> None:
         if len(changes.ids) == 0:
-            width = (self.maps.backward if after_cutover else self.maps.forward).translator.dims[1]
+            width = (self.maps.backward if after_cutover else self.maps.forward).dims[1]
             self.migration.apply(changes, np.zeros((0, width), np.float32))
             return
         if after_cutover:
@@ -183,13 +199,13 @@ def is_after_cutover(row: tables.MigrationRow) -> bool:
     return row.state == MigrationState.cut_over
 
 
-def map_rows(one_way: OneWayMap, vectors: StoreVectors) -> MappedPage:
+def map_rows(row_map: RowMap, vectors: StoreVectors) -> MappedPage:
     """Translate rows of the store. Raises StoreChanged for another number of dimensions."""
-    expected = one_way.translator.dims[0]
+    expected = row_map.dims[0]
     if vectors.shape[1] != expected:
         raise StoreChanged(
             f"The store has vectors of {vectors.shape[1]} dimensions, and the migration was "
             f"planned for {expected}. Undo the change and call `run` again, or abandon the "
             "migration if it is not cut over."
         )
-    return one_way.map_rows(vectors)
+    return row_map.map_rows(vectors)

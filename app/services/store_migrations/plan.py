@@ -7,7 +7,8 @@ edit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -24,12 +25,13 @@ from app.errors import (
     WrongState,
     blaming,
 )
+from app.maths.anchors.space_match import LEAST_SHARE
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
 from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.store_migrations import plan_contents, re_embedding
-from app.services.store_migrations.maps import BuiltMaps, build_maps
+from app.services.store_migrations import mixed, plan_contents, re_embedding
+from app.services.store_migrations.maps import BuiltMaps, build_maps, build_mixed_maps
 from app.services.store_migrations.plan_contents import (
     MigrationTask,
     PlanInputs,
@@ -68,22 +70,36 @@ def plan_migration(
     if active is not None:
         raise _active_error(store, active)
     _refuse_shared(services, store)
-    request = _request(task, store)
-    source, target = translators.find_pair(services, context.project, request)
-    translators.check_options(request, anchors=source.anchor_set.size)
+    further = {each.encoder for each in task.sources} - {store.encoder.name}
+    requests = mixed.requests_of(task, store, _request(task, store))
+    pairs = []
+    for request in requests:
+        with blaming("sources", always=True) if request.source in further else nullcontext():
+            pairs.append(translators.find_pair(services, context.project, request))
+    target = pairs[0][1]
+    for request, (source, _) in zip(requests, pairs, strict=True):
+        translators.check_options(request, anchors=source.anchor_set.size)
+    known = mixed.spaces_of(store, pairs) if task.sources else []
     text_field = store.options.get("text_field")
     check_re_embedding(task.re_embed, text_field, target.encoder)
     if task.fill == "reads":
         native_texts.native_count(services, store, target.encoder, 1, None, field="fill")
     reading = _read(services, store, task.batch, text_field)
-    check_reading(reading, store=store.name, encoder=store.encoder.name, dim=source.encoder.dim)
+    check_reading(reading, store=store.name, encoder=store.encoder.name, dim=store.encoder.dim)
     require_migratable(reading.facts)
     found_space = _check_space(services, task, store, target.encoder.name, reading)
-    built = build_maps(services, context, request, sample=torch.from_numpy(reading.sample))
-    refuse_lengths(reading, str(built.served.method), _keeps_norms(built))
-    _refuse_useless(task, built)
-    estimate = _estimate(services, context, built, request, reading.facts.rows)
-    inputs = PlanInputs(task, store, request, reading, found_space, built, estimate)
+    every, assignment = _build(services, context, task, store, requests, known, reading)
+    estimates = []
+    for request, built in zip(requests, every, strict=True):
+        refuse_lengths(reading, str(built.served.method), _keeps_norms(built))
+        _refuse_useless(request, task, built)
+        estimates.append(_estimate(services, context, built, request, reading.facts.rows))
+    sources: dict[str, Any] = {}
+    if assignment is not None:
+        sources = mixed.describe(services, store, target.encoder, requests, assignment, estimates)
+    inputs = PlanInputs(
+        task, store, requests[0], reading, found_space, every[0], estimates[0], sources
+    )
     return _add_row(services, context, inputs, plan_contents.make_plan(services, context, inputs))
 
 
@@ -130,16 +146,34 @@ def _read(
     )
 
 
+def _build(
+    services: Services,
+    context: RequestContext,
+    task: MigrationTask,
+    store: tables.StoreRow,
+    requests: Sequence[FitRequest],
+    known: Sequence[tables.SpaceRow],
+    reading: StoreReading,
+) -> tuple[list[BuiltMaps], mixed.Assignment | None]:
+    """Return the maps of each source, and which of them sampled rows look like, if there are
+    several.
+    """
+    if not task.sources:
+        sample = torch.from_numpy(reading.sample)
+        return [build_maps(services, context, requests[0], sample=sample)], None
+    assignment = mixed.assign(services, context.project, known, reading.sample)
+    if not task.force_space:
+        mixed.refuse_undecided(assignment, store.name)
+    samples = [assignment.rows_of(place) for place in range(len(requests))]
+    copies = task.target == store.encoder.name
+    built = build_mixed_maps(services, context, requests, assignment.owners, samples, copies=copies)
+    return built, assignment
+
+
 def _request(task: MigrationTask, store: tables.StoreRow) -> FitRequest:
-    """Return the fit of the forward map. Raises InvalidRequest for the store's own encoder."""
-    source = store.encoder.name
-    if task.target == source:
-        raise InvalidRequest(
-            f"The store {store.name!r} already has vectors of {source!r}. Name another `target`.",
-            field="target",
-        )
+    """Return the fit from the store's encoder to the target."""
     return FitRequest(
-        source,
+        store.encoder.name,
         task.target,
         task.anchor_set,
         task.method,
@@ -185,11 +219,26 @@ def _check_space(
     }
     if match.verdict not in ("another", "mixed") or task.force_space:
         return found
+    if task.sources:
+        named = {store.encoder.name, target, *(each.encoder for each in task.sources)}
+        others = {each.encoder for each in match.encoders if each.share >= LEAST_SHARE} - named
+        if match.verdict == "another" and match.likeliest not in named:
+            others = {str(match.likeliest)}
+        if not others:
+            return found
+        raise WrongSpace(
+            f"Rows of the store {store.name!r} look like those of {', '.join(sorted(others))}. "
+            "Name these encoders in `sources` too, or send `force_space: true` to leave such rows "
+            "out.",
+            field="sources",
+            more={"space": found},
+        )
     if match.verdict == "mixed":
         raise WrongSpace(
             f"{found['mixture']}. A translation would "
-            f"spoil such rows of the store {store.name!r}. Embed them again with "
-            f"{store.encoder.name!r}, or send `force_space: true` to translate them all the same.",
+            f"spoil such rows of the store {store.name!r}. Name their encoders in `sources`, "
+            f"embed them again with {store.encoder.name!r}, or send `force_space: true` to "
+            "translate them all the same.",
             field="store",
             more={"space": found},
         )
@@ -211,15 +260,15 @@ def _check_space(
     )
 
 
-def _refuse_useless(task: MigrationTask, built: BuiltMaps) -> None:
+def _refuse_useless(request: FitRequest, task: MigrationTask, built: BuiltMaps) -> None:
     """Raises QualityBelowMinimum for anchors that are no more related than shuffled ones."""
     codes = {warning.code for warning in built.warnings}
     if task.force_space or "useless-anchors" not in codes or "made-pairs" in codes:
         return
     raise QualityBelowMinimum(
-        f"The anchors of {task.anchor_set!r} are no more related than shuffled ones, so the "
+        f"The anchors of {request.anchor_set!r} are no more related than shuffled ones, so the "
         "translations would mean nothing. Check that the rows of both encoders are the same items "
-        f"in the same order: GET /anchor-sets/{task.anchor_set}/report says more. Send "
+        f"in the same order: GET /anchor-sets/{request.anchor_set}/report says more. Send "
         "`force_space: true` to plan all the same.",
         field="anchor_set",
     )

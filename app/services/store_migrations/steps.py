@@ -18,7 +18,7 @@ from app.errors import AnchorageError, BelowEstimate, StoreUnavailable, Unavaila
 from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.store_migrations import read_fill
+from app.services.store_migrations import mixed, read_fill
 from app.services.store_migrations.context import MigrationContext, open_migration, without_url
 from app.services.store_migrations.lease import LEASE_S, Lease, take_lease
 from app.services.store_migrations.records import (
@@ -114,7 +114,7 @@ def _take_step(
             if not isinstance(error, Unavailable) or is_unchanged(error):
                 held.save(position=_without_step(held))
             raise
-        _record(services, context, held, step, after, news)
+        _record(move, context, held, step, after, news)
     services.names.forget()
     if after == MigrationState.finished:  # the store may remember what it was
         services.stores.forget(services.stores.location(found.row.store))
@@ -122,7 +122,7 @@ def _take_step(
 
 
 def _record(
-    services: Services,
+    move: MigrationContext,
     context: RequestContext,
     held: Lease,
     step: str,
@@ -148,7 +148,7 @@ def _record(
         within=write,
         state=after,
         position=_without_step(held),
-        found={**row.found, **dated},
+        found=mixed.name_undecided({**row.found, **dated}, move.undecided),
         error=None,
         ended_at=at if ended else None,
     )

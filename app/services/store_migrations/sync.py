@@ -17,7 +17,7 @@ from app.errors import AnchorageError, DatabaseUnavailable, MigrationActive, Una
 from app.services.context import Services
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult, problem_of
-from app.services.store_migrations import read_fill
+from app.services.store_migrations import mixed, read_fill
 from app.services.store_migrations.context import (
     MigrationContext,
     is_after_cutover,
@@ -172,5 +172,6 @@ def drain_held(
     finally:
         if applied or news["error"]:
             total = held.position.get("applied", 0) + applied
+            news["found"] = mixed.name_undecided(held.row.found, move.undecided)
             held.save(position={**held.position, "applied": total}, **news)
     return applied

@@ -96,7 +96,10 @@ def check_rows(move: MigrationContext, row: tables.MigrationRow) -> Check:
     if total is None:
         total = move.store.facts().rows
     skipped = int(row.position.get("skipped", 0))
-    found = {"rows": total, "new": new, "skipped": skipped}
+    undecided = row.found.get("undecided")
+    found: dict[str, Any] = {"rows": total, "new": new, "skipped": skipped}
+    if undecided:
+        found["undecided"] = undecided["rows"]
     # A cutover gives skipped rows an empty vector, which a store may count.
     missing = max(total - new - skipped, new - total, 0)
     live = move.store.capabilities.captures_writes
@@ -109,6 +112,12 @@ def check_rows(move: MigrationContext, row: tables.MigrationRow) -> Check:
         detail = f"The sides differ by {missing} rows, because clients write meanwhile."
     else:
         detail = f"The sides differ by {missing} rows. Call `run` again, or abandon."
+    if undecided:
+        kept = "stay as they are" if row.target_id == row.store.encoder_id else "have no new vector"
+        detail += (
+            f" {undecided['rows']:,} rows look like none of the sources, or like two, and {kept}. "
+            "Embed them again: `found.undecided` of the migration names them."
+        )
     return Check("rows", missing <= allowed, detail, found)
 
 
@@ -145,11 +154,11 @@ def check_payloads(move: MigrationContext, row: tables.MigrationRow, hear: HearR
 def check_sample(move: MigrationContext, held: Lease) -> Check:
     """Compare new vectors of sampled rows with translations of their old ones.
 
-    Rows that the plan encodes again, or fills with native vectors, are left out.
+    Rows that the plan encodes again, or fills with native vectors, and undecided ones are left out.
     """
     page = move.store.sample(VERIFIED_ROWS)
     mapped = move.maps.forward.map_rows(page.vectors)
-    chosen = choose_rows(move.maps, held.row.plan, mapped)
+    chosen = choose_rows(move.maps, held.row.plan, mapped) | mapped.undecided
     native = read_fill.find_native(move, page.ids)
     ids = [
         each

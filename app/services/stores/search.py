@@ -285,7 +285,8 @@ def _prepare(services: Services, context: RequestContext, request: StoreSearch) 
     vectors, truncated = _encode(services, context, target, request.queries, request.inputs)
     if mode == "translate":
         _reserve(services, context, len(vectors) * request.k, row, "k")
-        side: Side = "old" if same else "new"
+        repaired = moving is not None and cut_over  # the target may be the store's own encoder
+        side: Side = "old" if same and not repaired else "new"
         compared = _numpy(vectors)
         return _Ready(row, mode, side, vectors, compared, request.k, truncated, cut_over)
     native = 0 if mode == "bridge" else native

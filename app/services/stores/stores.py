@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import torch
 from anyio import to_thread
-from torch import Tensor
 
 from app.errors import (
     AddressNotListed,
@@ -36,9 +35,6 @@ from app.stores.text_templates import parse_template
 
 #: rows of a store that are compared
 CHECKED_ROWS = 256
-
-#: most encoders that a store is compared with, and most anchor sets of each
-MAX_CHECKED_ENCODERS, MAX_CHECKED_SETS = 32, 3
 
 #: kinds whose collection is a name inside the database, which the connector quotes
 NAMED_COLLECTIONS = ("pgvector", "sqlite-vec")
@@ -221,28 +217,9 @@ def check_space(
     """
     rows = torch.from_numpy(vectors)
     rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)  # as zeros: left out
-    anchors = _anchors(services, encoder, vectors.shape[1])
+    anchors = spaces.comparable_anchors(services, encoder, vectors.shape[1])
     with services.evaluating(encoder.project):
         return match_space(rows, anchors, encoder.name)
-
-
-def _anchors(services: Services, encoder: tables.EncoderRow, dim: int) -> dict[str, list[Tensor]]:
-    """Return anchors of every encoder of this dimension, of its largest sets, the expected one
-    first.
-    """
-    with services.db.transaction() as session:
-        rows = [row for row in resources.spaces(session, encoder.project) if row.encoder.dim == dim]
-    chosen: dict[str, list[tables.SpaceRow]] = {}
-    for row in sorted(rows, key=lambda row: -row.anchor_set.size):
-        other = row.encoder
-        same = other.identity is not None and other.identity == encoder.identity
-        if other.id == encoder.id or not same:
-            chosen.setdefault(other.name, []).append(row)
-    names = sorted(chosen, key=lambda name: (name != encoder.name, name))
-    return {
-        name: [spaces.raw_anchors(services, row) for row in chosen[name][:MAX_CHECKED_SETS]]
-        for name in names[:MAX_CHECKED_ENCODERS]
-    }
 
 
 def call_row(

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -108,13 +108,14 @@ def make_shop(
     texts: list[str | None],
     case: StoreCase = CASE,
     learn: bool = False,
+    change: Callable[[np.ndarray], np.ndarray] = lambda vectors: vectors,
     **settings: Any,
 ) -> Shop:
     shutil.copytree(registered(), folder / "data")
     url = str(folder / "lance") if case is CASE else pgvector_server_of_process().url
     shop = Shop(folder, stores={"main": url}, **settings)
     shop.client.__enter__()
-    vectors = shop.embed([(text or "nothing")[:999] for text in texts], "old")
+    vectors = change(shop.embed([(text or "nothing")[:999] for text in texts], "old"))
     rows = Rows(
         case.ids(*range(len(texts))),
         vectors,
@@ -368,7 +369,12 @@ def test_advice_leads_with_native_where_the_texts_exist(shop):
 def test_rows_of_the_store_become_anchors(shop: Shop) -> None:
     body = {"name": "bridge", "store": "docs", "encoders": ["new"], "size": 40}
     job = shop.finish("/anchor-sets", **body)
-    assert job["result"] == {"anchor_set": "bridge", "size": 40, "encoders": ["old", "new"]}
+    assert job["result"] == {
+        "anchor_set": "bridge",
+        "size": 40,
+        "encoders": ["old", "new"],
+        "foreign": 0,
+    }
     made = shop.client.get("/anchor-sets/bridge").json()
     assert (made["provenance"], made["keeps_inputs"]) == (
         {"store": "docs", "mean_characters": made["provenance"]["mean_characters"]},
