@@ -16,6 +16,7 @@ CONNECTORS: dict[str, tuple[str, str, str]] = {
     "chroma": ("app.stores.chroma", "ChromaStore", "chroma"),
     "lancedb": ("app.stores.lancedb", "LancedbStore", "lancedb"),
     "sqlite-vec": ("app.stores.sqlite_vec", "SqliteVecStore", "sqlite-vec"),
+    "redis": ("app.stores.redis_search", "RedisSearchStore", "redis"),
 }
 
 #: the options of the kinds that have any

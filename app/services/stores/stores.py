@@ -41,7 +41,7 @@ CHECKED_ROWS = 256
 MAX_CHECKED_ENCODERS, MAX_CHECKED_SETS = 32, 3
 
 #: kinds whose collection is a name inside the database, which the connector quotes
-NAMED_COLLECTIONS = ("pgvector", "sqlite-vec")
+NAMED_COLLECTIONS = ("pgvector", "sqlite-vec", "redis")
 
 
 #: what a store says that is to learn from reads, and has no set to learn for

@@ -7,6 +7,7 @@ from tests.stores.cases.chroma import ChromaServerCase
 from tests.stores.cases.lancedb import LancedbCase
 from tests.stores.cases.pgvector import PgvectorCase
 from tests.stores.cases.qdrant import LocalQdrantCase
+from tests.stores.cases.redis import RedisCase
 from tests.stores.cases.sqlite_vec import SqliteVecCase
 
 #: each connector adds its case here
@@ -16,4 +17,5 @@ CASES: list[StoreCase] = [
     ChromaServerCase(),
     LancedbCase(),
     SqliteVecCase(),
+    RedisCase(),
 ]
