@@ -1,6 +1,6 @@
 """Redis's vector search as a Store: hashes get a second field of vectors, and an alias moves.
 
-The new vectors are in the field `FIELD_TAG` of the same hashes, with an index of their own. The
+The new vectors are in the field `FIELD_TAG` of the same hashes, with a separate index. The
 field `anchorage_TAG` has digests of both vectors, which tell whether a client wrote one since the
 other was made of it. The alias `anchorage-TAG` marks the old index.
 """
@@ -8,6 +8,7 @@ other was made of it. The alias `anchorage-TAG` marks the old index.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import threading
 import time
@@ -119,8 +120,8 @@ class RedisPlace:
 
     @property
     def own_fields(self) -> set[str]:
-        """The fields that are no content: vectors, and what a migration adds."""
-        return {each for each in (self.pair, self.other) if each} | self.index.vector_fields
+        """The fields of a migration: both vectors, and the digests."""
+        return {each for each in (self.vector.field, self.other, self.pair) if each}
 
     @property
     def size(self) -> int:
@@ -390,14 +391,11 @@ class RedisSearchStore(PairedStore):
 
     def drop(self, sides: Sides, side: Side) -> None:
         """Delete the vectors of one side and the digests, then the index and the mark."""
-        place, tag, commands = (
-            sides.old,
-            str(sides.tag),
-            [("FT.ALIASDEL", f"anchorage-{sides.tag}")],
-        )
+        place: RedisPlace = sides.old
+        commands = [("FT.ALIASDEL", f"anchorage-{sides.tag}")]
         if side == "old" and (problem := self._problem(place)):
             raise StoreChanged(f"{problem.detail} Then call `finish` again.")
-        field = place.vector.field if side == "old" else place.vector.copy_field(tag)
+        field = place.vector.field if side == "old" else place.vector.copy_field(str(sides.tag))
         for keys in self._all_keys(place):
             self._run(REMOVE, ((key, [place.pair, field]) for key in keys))
         if side == "old" or sides.new is not None:
@@ -453,14 +451,14 @@ class RedisSearchStore(PairedStore):
     def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
         """Return the checksum. Holds 16 bytes of each row, because SCAN may repeat one."""
         place, ids, numbers = self.find_sides().visible, array("Q"), array("Q")
+        own = {name.encode() for name in place.own_fields}
         for keys in self._all_keys(place):
             found = self._send(keys, lambda pipe, key: pipe.hgetall(key))
             for key, content in zip(keys, found, strict=True):
-                if content:
-                    own = {name.encode() for name in place.own_fields}
-                    kept = [(name, each) for name, each in content.items() if name not in own]
+                if content:  # it may be gone
+                    kept = sorted(each for each in content.items() if each[0] not in own)
                     ids.append(fingerprint(key, None))
-                    numbers.append(row_number(as_json(key), as_json(sorted(kept))) % 2**64)
+                    numbers.append(row_number(as_json(key), as_json(kept)) % 2**64)
             hear(len(ids))
         _, first = np.unique(np.asarray(ids, np.uint64), return_index=True)
         total = int(np.asarray(numbers, np.uint64)[first].sum(dtype=np.uint64))
@@ -501,15 +499,19 @@ class RedisSearchStore(PairedStore):
         return [self.add_vectors(place, each) for each in found] if vectors else found
 
     def _hits(self, place: RedisPlace, answer: Any, payload: bool) -> Hits:
-        # a hash that has expired meanwhile has no values
-        pairs = [pair for pair in zip(answer[1::2], answer[2::2], strict=True) if pair[1]]
-        ids, distances = [key_of(key) for key, _ in pairs], [float(each[1]) for _, each in pairs]
-        cosine = place.vector.metric != "euclidean"
+        # a hash that has expired meanwhile has no values, and a vector of zeros no distance
+        pairs = zip(answer[1::2], answer[2::2], strict=True)
+        distances = {key_of(key): float(values[1]) for key, values in pairs if values}
+        found = [(id, each) for id, each in distances.items() if not math.isnan(each)]
+        ids, start = [id for id, _ in found], 0 if place.vector.metric == "euclidean" else 1
         payloads = None
         if payload:
             hashes = self._send(ids, lambda pipe, id: pipe.hgetall(id))
-            payloads = [_payload(each or {}, place.own_fields) for each in hashes]
-        return Hits(ids, [1 - each if cosine else -each for each in distances], None, payloads)
+            payloads = [
+                _payload(each or {}, place.own_fields | place.index.vector_fields)
+                for each in hashes
+            ]
+        return Hits(ids, [start - distance for _, distance in found], None, payloads)
 
 
 def connect(url: str) -> Redis:

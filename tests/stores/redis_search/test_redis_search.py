@@ -245,6 +245,7 @@ def test_no_other_key_is_read(client, at) -> None:
 def test_filters(client, at) -> None:
     create(client, "title", "TEXT", "year", "NUMERIC", "v", *VECTOR)
     filled, opened = fill(client), at()
+    client.hset("note:zeros", mapping={"year": 2001, "v": bytes(4 * OLD_DIM)})  # has no cosine
     [hits] = opened.search(filled.vectors[:1], 40, filter="@year:[2000 2004]", payload=True)
     assert sorted(hits.ids) == [f"note:{each}" for each in range(5)]
     for wrong in ("((", {"year": 2000}, "*)=>[KNN 1 @v $vector AS x]", 5):
