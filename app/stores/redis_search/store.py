@@ -21,18 +21,8 @@ from typing import Any
 import numpy as np
 from redis import Redis
 from redis import exceptions as faults
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from app.errors import (
-    AnchorageError,
-    InvalidFilter,
-    StoreChanged,
-    StoreFull,
-    StoreRefused,
-    StoreUnavailable,
-    StoreUnsupported,
-)
+from app.errors import InvalidFilter, StoreChanged, StoreFull, StoreUnavailable, StoreUnsupported
 from app.stores.answers import MAX_TEXT
 from app.stores.base import (
     Capabilities,
@@ -48,7 +38,8 @@ from app.stores.base import (
     StoreNote,
     StoreVectors,
 )
-from app.stores.common import as_json, fault_of, row_number, store_faults
+from app.stores.common import as_json, row_number, store_faults
+from app.stores.redis_search.connection import STORE, connect, decoded, key_of, translate_fault
 from app.stores.redis_search.index import (
     SearchIndex,
     VectorField,
@@ -65,10 +56,8 @@ from app.stores.second_collection import (
     fingerprint,
 )
 
-STORE = "The Redis store"
-
-#: seconds to connect, for the next bytes of an answer, and for a search in the server
-CONNECT_S, ANSWER_S, SEARCH_MS = 5.0, 30.0, 20_000
+#: milliseconds of a search in the server, which ends before the client's own timeout
+SEARCH_MS = 20_000
 
 #: longest wait for the index of new vectors
 INDEX_S = 24 * 3600
@@ -165,7 +154,7 @@ class RedisSearchStore(PairedStore):
     @contextmanager
     def session(self, *, filtered: bool = False) -> Iterator[Redis]:
         """Yield a client, whose faults become errors of this project."""
-        with store_faults(STORE, ("redis",), lambda error: _fault(error, filtered)):
+        with store_faults(STORE, ("redis",), lambda error: translate_fault(error, filtered)):
             with self._lock:
                 client = self._client = self._client or connect(self.location.url)
             try:
@@ -330,15 +319,21 @@ class RedisSearchStore(PairedStore):
     def compare_page(
         self, sides: Sides, source: Side, cursor: Cursor | None, limit: int
     ) -> tuple[list[tuple[StoredRow, StoredRow | None]], Cursor | None]:
-        """Read both sides of the same rows at once."""
+        """Read both sides of the same rows at once.
+
+        A vector that a client wrote to the hidden side stays while the other one is unchanged.
+        """
         here, there = (sides.old, sides.new)[:: 1 if source == "old" else -1]
         keys, after = self._keys(here, cursor, limit)
         found = self._read(here, keys, [here.vector.field, there.vector.field, here.pair])
-        pairs = [
-            (row, there.row(id, other, pair))
-            for id, (own, other, pair) in found.items()
-            if (row := here.row(id, own, pair)) and row.vector is not None
-        ]
+        pairs = []
+        for id, (own, other, pair) in found.items():
+            row, opposed = here.row(id, own, pair), there.row(id, other, pair)
+            if row is None or row.vector is None:
+                continue
+            if row.origin is not None and opposed and opposed.vector is not None:
+                opposed = replace(opposed, origin=row.digest)
+            pairs.append((row, opposed))
         return pairs, after
 
     def count_rows(self, place: RedisPlace) -> int:
@@ -391,16 +386,34 @@ class RedisSearchStore(PairedStore):
 
     def drop(self, sides: Sides, side: Side) -> None:
         """Delete the vectors of one side and the digests, then the index and the mark."""
-        place: RedisPlace = sides.old
-        commands = [("FT.ALIASDEL", f"anchorage-{sides.tag}")]
-        if side == "old" and (problem := self._problem(place)):
+        old: RedisPlace = sides.old
+        if side == "old" and (problem := self._problem(old)):
             raise StoreChanged(f"{problem.detail} Then call `finish` again.")
-        field = place.vector.field if side == "old" else place.vector.copy_field(str(sides.tag))
-        for keys in self._all_keys(place):
-            self._run(REMOVE, ((key, [place.pair, field]) for key in keys))
-        if side == "old" or sides.new is not None:
-            commands.append(("FT.DROPINDEX", sides.place(side).index.name))
+        place: RedisPlace | None = sides.old if side == "old" else sides.new
+        field, commands = old.vector.copy_field(str(sides.tag)), []
+        if place is not None:
+            self._require_known(place)
+            field = place.vector.field
+            commands.append(("FT.DROPINDEX", place.index.name))
+        for keys in self._all_keys(old):
+            self._run(REMOVE, ((key, [old.pair, field]) for key in keys))
+        commands.insert(0, ("FT.ALIASDEL", f"anchorage-{sides.tag}"))
         self._send(commands, lambda pipe, each: pipe.execute_command(*each), together=True)
+
+    def _require_known(self, place: RedisPlace) -> None:
+        """Raises StoreChanged if a side that is deleted has vectors that only a client wrote."""
+        count, first = 0, None
+        for keys in self._all_keys(place):
+            for row in self.read_rows(place, keys, vectors=True, content=False).values():
+                if row.vector is not None and row.origin is None:
+                    count, first = count + 1, first or row.id
+        if count:
+            raise StoreChanged(
+                f"Clients wrote vectors to the hidden field {place.vector.field!r} of {count} "
+                f"hashes, such as {first!r}, which would be lost. Let them write the field that "
+                "the alias reads. Then change sides twice, by `cutover` and `rollback`, which "
+                "translates these vectors, and call this again; or delete that field there."
+            )
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -445,7 +458,7 @@ class RedisSearchStore(PairedStore):
         if field is None:
             return super().read_field(ids, field)
         found = self._read(self.find_sides().visible, ids, [field])
-        texts = {id: _decoded(value) for id, [value] in found.items()}
+        texts = {id: decoded(value) for id, [value] in found.items()}
         return [text[:MAX_TEXT] if (text := texts.get(id)) else text for id in ids]
 
     def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
@@ -514,84 +527,16 @@ class RedisSearchStore(PairedStore):
         return Hits(ids, [start - distance for _, distance in found], None, payloads)
 
 
-def connect(url: str) -> Redis:
-    """Return a client with timeouts. Raises StoreUnsupported for a cluster."""
-    client = Redis.from_url(
-        url,
-        socket_connect_timeout=CONNECT_S,
-        socket_timeout=ANSWER_S,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
-    )
-    if client.get_connection_kwargs().get("db"):
-        raise StoreUnsupported(
-            "Redis's search has the database 0 only, and the address names another one. Ask the "
-            "operator to correct it."
-        )
-    if client.info("cluster").get("cluster_enabled"):
-        raise StoreUnsupported(
-            "The server belongs to a Redis Cluster, which spreads the hashes over several servers. "
-            "Anchorage reads one server."
-        )
-    return client
-
-
 def digest_of(blob: bytes) -> int:
     """Return a number below 2^64 of a vector as it is stored, which is not that of none."""
     return int.from_bytes(hashlib.blake2b(blob, digest_size=8).digest()) or 1
 
 
-def key_of(key: Any) -> str:
-    """Return a key as text. Raises StoreUnsupported."""
-    try:
-        return str(key, "utf-8")
-    except UnicodeDecodeError:
-        raise StoreUnsupported(
-            f"The key {key!r} is not UTF-8, so it cannot be an id. Rename it."
-        ) from None
-
-
-def _decoded(value: bytes | None) -> str | None:
-    try:
-        return None if value is None else value.decode()
-    except UnicodeDecodeError:
-        return None
-
-
 def _payload(content: Mapping[bytes, bytes], own: set[str]) -> dict[str, str]:
     """Return the fields that are text and neither vectors nor of a migration."""
-    texts = {_decoded(name): _decoded(value) for name, value in content.items()}
+    texts = {decoded(name): decoded(value) for name, value in content.items()}
     return {
         name: value
         for name, value in texts.items()
         if name is not None and value is not None and name not in own
     }
-
-
-def _fault(error: Exception, filtered: bool) -> AnchorageError | None:
-    """Return the error of this project that a fault of Redis stands for."""
-    text = str(error)
-    if not isinstance(error, faults.RedisError):
-        return None
-    if isinstance(error, faults.OutOfMemoryError):
-        return StoreFull(f"{STORE} is full: {text}. Allow it more memory, then continue.")
-    if isinstance(error, faults.AuthenticationError | faults.NoPermissionError):
-        return StoreRefused(
-            f"{STORE} refused the user of its address: {text}. Ask the operator for a user who may "
-            "search, scan, run scripts, and write the hashes."
-        )
-    if isinstance(error, faults.TimeoutError | faults.ConnectionError):
-        return StoreUnavailable(
-            f"{STORE} did not answer ({type(error).__name__}). Check that the server runs."
-        )
-    if text.startswith("unknown command 'FT."):
-        return StoreUnsupported(
-            "The server has no search. It is part of Redis 8, and a module (RediSearch) before."
-        )
-    missing = ("unknown index name", "no such index", "index not found", "expected size")
-    if any(sign in text.lower() for sign in missing):
-        return StoreChanged(
-            f"{STORE} has no such index, or another one now: {text}. Somebody deleted, renamed or "
-            "switched it."
-        )
-    return fault_of(STORE, text, filtered=filtered)

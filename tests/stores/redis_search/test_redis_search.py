@@ -6,6 +6,7 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import redis
 
+from app.demo.client import free_port
 from app.errors import (
     InvalidFilter,
     StoreChanged,
@@ -22,7 +24,7 @@ from app.errors import (
     StoreUnsupported,
 )
 from app.stores.base import StoreLocation
-from app.stores.redis_search import RedisSearchStore, store
+from app.stores.redis_search import RedisSearchStore, connection
 from tests.stores.cases.base import Rows
 from tests.stores.cases.redis import RedisCase
 from tests.stores.cases.redis_server import SearchServer, find_file
@@ -223,11 +225,48 @@ def test_rows_expire_and_are_deleted_as_clients_say(client, at) -> None:
     assert np.allclose(
         opened.fetch(["note:4", "note:5"], "new").vectors, translate(None, other), atol=1e-3
     )
-    # a hash that has nothing but an old vector keeps it, because Redis deletes empty hashes
-    client.hset("note:late", "v", other[0].tobytes())
     migration.finish()
-    assert client.hgetall("note:late") == {b"v": other[0].tobytes()}
     assert 0 < client.ttl("note:1") <= 1000
+
+
+def test_what_clients_write_to_the_hidden_field_is_never_lost(client, at) -> None:
+    create(client, "v", *VECTOR)
+    fill(client)
+    opened = at()
+    migration = opened.migration(TAG, NEW_DIM)
+    fill_migration(opened, migration)
+    [early, late, last] = rows(CASE, 3, 100).vectors
+    native = np.ones(NEW_DIM, np.float32)
+    client.hset("note:1", f"v_{TAG}", native.tobytes())  # by a new program, before the cutover
+    client.hset("note:new", f"v_{TAG}", native.tobytes())
+    assert len(migration.changes(10)) == 0
+    with pytest.raises(StoreChanged, match="of 2 hashes"):
+        migration.abandon()
+    migration.cutover(translate)
+    assert np.array_equal(opened.fetch(["note:1"], "new").vectors[0], native)
+    client.hset("note:2", "v", early.tobytes())  # by an old program, after it
+    client.hset("note:old", "v", late.tobytes())
+    with pytest.raises(StoreChanged, match="of 2 hashes"):
+        migration.finish()
+    migration.rollback(translate_back)
+    found = opened.fetch(["note:1", "note:new", "note:2", "note:old"]).vectors
+    back = translate_back(None, native[None])[0]
+    assert np.allclose(found, [back, back, early, late], atol=1e-6)
+    migration.cutover(translate)
+    new = opened.fetch(["note:2", "note:old"], "new").vectors
+    assert np.allclose(new, translate(None, np.stack([early, late])), atol=1e-6)
+    # a hash that has nothing but an old vector without direction keeps it, instead of going
+
+    migration.rollback(translate_back)
+    client.hset("note:last", "v", last.tobytes())
+    changes = migration.changes(10)
+    assert list(changes.ids) == ["note:last"]
+    skipped = replace(changes, ids=[], vectors=changes.vectors[:0], deleted=changes.ids)
+    migration.apply(skipped, np.zeros((0, NEW_DIM), np.float32))
+    migration.cutover(translate)
+    migration.finish()
+    assert client.hgetall("note:last") == {b"v": last.tobytes()}
+    assert set(client.hgetall("note:old")) == {f"v_{TAG}".encode()}
 
 
 def test_no_other_key_is_read(client, at) -> None:
@@ -360,7 +399,7 @@ def test_a_full_server(client, at) -> None:
 def test_a_frozen_server(client, at, server, monkeypatch) -> None:
     create(client, "v", *VECTOR)
     fill(client)
-    monkeypatch.setattr(store, "ANSWER_S", 0.3)
+    monkeypatch.setattr(connection, "ANSWER_S", 0.3)
     opened = at()
     assert opened.facts().rows == 40
     server.freeze()
@@ -369,7 +408,7 @@ def test_a_frozen_server(client, at, server, monkeypatch) -> None:
             opened.facts()
     finally:
         server.thaw()
-    monkeypatch.setattr(store, "ANSWER_S", 30)
+    monkeypatch.setattr(connection, "ANSWER_S", 30)
     opened.close()
     assert opened.facts().rows == 40
 
@@ -393,7 +432,7 @@ def test_addresses_that_are_refused(client, server, redis_url, tmp_path) -> None
     client.acl_setuser("reader", enabled=True, passwords=["+x"], keys=["*"], commands=["+info"])
     with pytest.raises(StoreRefused, match=r"FT\.INFO"):
         facts(f"redis://reader:x@{host}")
-    cluster = SearchServer(tmp_path, "--cluster-enabled", "yes")
+    cluster = SearchServer(tmp_path, "--cluster-enabled", "yes", "--cluster-port", str(free_port()))
     with pytest.raises(StoreUnsupported, match="Cluster"):
         facts(cluster.url)
     cluster.stop()
