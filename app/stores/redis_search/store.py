@@ -74,9 +74,12 @@ NO_VECTOR = 0
 #: writes fields of a row that still exists: HSET alone would bring back one that has expired
 WRITE = "return redis.call('EXISTS', KEYS[1]) == 1 and redis.call('HSET', KEYS[1], unpack(ARGV))"
 
-#: deletes the digests and the vector of a row, but not its last field: Redis would delete the row
-REMOVE = """redis.call('HDEL', KEYS[1], ARGV[1])
-if redis.call('HLEN', KEYS[1]) > 1 then redis.call('HDEL', KEYS[1], ARGV[2]) end"""
+#: deletes the digests and the vector of a row by one command, because Redis indexes the row again
+#: with each; but not its last field, with which Redis would delete the row
+REMOVE = """local pair = redis.call('HEXISTS', KEYS[1], ARGV[1])
+if redis.call('HLEN', KEYS[1]) > pair + 1 then
+  redis.call('HDEL', KEYS[1], ARGV[1], ARGV[2])
+else redis.call('HDEL', KEYS[1], ARGV[1]) end"""
 
 NOTES = (
     StoreNote(
@@ -194,10 +197,11 @@ class RedisSearchStore(PairedStore):
                 for item in items[start : start + COMMANDS_AT_ONCE]:
                     command(pipe, item)
                 for answer in pipe.execute(raise_on_error=False):
-                    other_type = str(answer).startswith("WRONGTYPE")
-                    if isinstance(answer, Exception) and not other_type:
-                        raise answer
-                    answers.append(None if other_type else answer)
+                    if isinstance(answer, Exception):
+                        if not str(answer).startswith("WRONGTYPE"):
+                            raise answer
+                        answer = None
+                    answers.append(answer)
         return answers
 
     def _run(self, source: str, rows: Iterable[tuple[StoreId, Sequence[Any]]]) -> None:
@@ -385,20 +389,24 @@ class RedisSearchStore(PairedStore):
         return 0.0
 
     def drop(self, sides: Sides, side: Side) -> None:
-        """Delete the vectors of one side and the digests, then the index and the mark."""
+        """Delete the vectors of one side, its index, the digests and the mark.
+
+        The mark goes last, and so does the old index, which has the name of the old field.
+        """
         old: RedisPlace = sides.old
         if side == "old" and (problem := self._problem(old)):
             raise StoreChanged(f"{problem.detail} Then call `finish` again.")
-        place: RedisPlace | None = sides.old if side == "old" else sides.new
-        field, commands = old.vector.copy_field(str(sides.tag)), []
-        if place is not None:
-            self._require_known(place)
-            field = place.vector.field
-            commands.append(("FT.DROPINDEX", place.index.name))
+        field = old.vector.field if side == "old" else old.vector.copy_field(str(sides.tag))
+        last = [("FT.ALIASDEL", f"anchorage-{sides.tag}")]
+        if side == "old":
+            self._require_known(old)
+            last.append(("FT.DROPINDEX", old.index.name))
+        elif sides.new is not None:
+            self._require_known(sides.new)
+            self._call("FT.DROPINDEX", sides.new.index.name)
         for keys in self._all_keys(old):
             self._run(REMOVE, ((key, [old.pair, field]) for key in keys))
-        commands.insert(0, ("FT.ALIASDEL", f"anchorage-{sides.tag}"))
-        self._send(commands, lambda pipe, each: pipe.execute_command(*each), together=True)
+        self._send(last, lambda pipe, each: pipe.execute_command(*each), together=True)
 
     def _require_known(self, place: RedisPlace) -> None:
         """Raises StoreChanged if a side that is deleted has vectors that only a client wrote."""
