@@ -69,6 +69,7 @@ STORE_LIBRARIES = frozenset(
         "pyo3_runtime",
         "pysqlite3",
         "qdrant_client",
+        "redis",
         "requests",
         "s3fs",
         "sqlite3",

@@ -17,6 +17,7 @@ CONNECTORS: dict[str, tuple[str, str, str]] = {
     "lancedb": ("app.stores.lancedb", "LancedbStore", "lancedb"),
     "sqlite-vec": ("app.stores.sqlite_vec", "SqliteVecStore", "sqlite-vec"),
     "faiss": ("app.stores.faiss", "FaissStore", "faiss"),
+    "redis": ("app.stores.redis_search", "RedisSearchStore", "redis"),
 }
 
 #: the connectors that are imported

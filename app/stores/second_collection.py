@@ -366,7 +366,8 @@ class SecondCollection(Migration):
             else:
                 self._rows += found[1]
                 self._gone += found[2]
-        rows, gone = list(self._rows), list(self._gone)
+        rows = list({row.id: row for row in self._rows}.values())  # a scan may repeat rows
+        gone = list(self._gone)
         vectors = stack_rows(rows, self._store.dim_of(sides.place(source)))
         return Changes([row.id for row in rows], vectors, gone, (source, rows))
 

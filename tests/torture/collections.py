@@ -1,8 +1,8 @@
 """The torture of collections of other stores, whose clients are threads of this process.
 
-They stop as the stores' pages in docs/how-to say: in LanceDB during a cutover and a rollback;
-elsewhere from a verification until its cutover, and from a synchronisation until its rollback, and
-they delete nothing in between.
+They stop as the stores' pages in docs/how-to say: in LanceDB and Redis during a cutover and a
+rollback; elsewhere from a verification until its cutover, and from a synchronisation until its
+rollback, and they delete nothing in between.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Collection:
 
     @property
     def captures(self) -> bool:
-        return self.case.kind == "lancedb"
+        return self.case.kind in ("lancedb", "redis")
 
     def alone(self) -> Alone:
         """Keep all clients waiting between their writes."""

@@ -23,6 +23,8 @@ SCHEMES = {
     "postgres": "pgvector",
     "http": "qdrant",
     "https": "qdrant",
+    "redis": "redis",
+    "rediss": "redis",
 }
 
 #: what the folder of a kind contains
@@ -56,8 +58,8 @@ def kind_of(address: str) -> str:
     shown = f"{scheme}://..." if separator else address  # what follows may hold a password
     raise typer.BadParameter(
         f"{shown} is no store that Anchorage knows. Pass postgresql://... for pgvector, "
-        "http://... for Qdrant, a folder of Chroma, LanceDB, Qdrant's local mode or files "
-        "`*.faiss`, or a file with tables of sqlite-vec."
+        "http://... for Qdrant, redis://... for Redis's search, a folder of Chroma, LanceDB, "
+        "Qdrant's local mode or files `*.faiss`, or a file with tables of sqlite-vec."
     )
 
 

@@ -8,6 +8,7 @@ from tests.stores.cases.faiss import FaissCase
 from tests.stores.cases.lancedb import LancedbCase
 from tests.stores.cases.pgvector import PgvectorCase
 from tests.stores.cases.qdrant import LocalQdrantCase
+from tests.stores.cases.redis import RedisCase
 from tests.stores.cases.sqlite_vec import SqliteVecCase
 
 #: each connector adds its case here
@@ -18,4 +19,5 @@ CASES: list[StoreCase] = [
     LancedbCase(),
     SqliteVecCase(),
     FaissCase(),
+    RedisCase(),
 ]
