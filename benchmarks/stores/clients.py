@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ class StoreClient(ABC):
 
     kind: str
     label: str
+    #: where the store runs: in a server, or in the process of the service
+    server = "embedded"
     #: how the rows are inserted
     insert: str
 
@@ -51,6 +53,7 @@ class PgvectorClient(StoreClient):
     """A table of PostgreSQL with an HNSW index."""
 
     kind, label, insert = "pgvector", "pgvector", "COPY, binary"
+    server = "PostgreSQL"
 
     @contextmanager
     def running(self, folder: Path) -> Iterator[str]:
@@ -103,7 +106,8 @@ def _plain(vector: Any) -> Any:
 class QdrantClientLocal(StoreClient):
     """A collection in the local mode of Qdrant's client, which searches exactly."""
 
-    kind, label, insert = "qdrant", "Qdrant, local mode", "upsert, 1,000 points a call"
+    kind, label, insert = "qdrant", "Qdrant", "upsert, 1,000 points a call"
+    server = "local mode"
 
     def _client(self, url: str) -> Any:
         from qdrant_client import QdrantClient
@@ -143,7 +147,7 @@ class QdrantClientLocal(StoreClient):
 class ChromaFolderClient(StoreClient):
     """A collection in a folder."""
 
-    kind, label, insert = "chroma", "Chroma, folder", "add, 1,000 records a call"
+    kind, label, insert = "chroma", "Chroma", "add, 1,000 records a call"
 
     @contextmanager
     def _client(self, url: str) -> Iterator[Any]:
@@ -225,9 +229,52 @@ class LancedbClient(StoreClient):
         return dict(zip(found["id"].to_pylist(), both, strict=True))
 
 
+class SqliteVecClient(StoreClient):
+    """A vec0 table in a file, which searches exactly."""
+
+    kind, label, insert = "sqlite-vec", "sqlite-vec", "INSERT, one transaction"
+
+    def _connect(self, url: str) -> Any:
+        import sqlite_vec
+
+        from app.stores.sqlite_vec import SQLITE
+
+        database = SQLITE.connect(url, isolation_level=None)
+        database.enable_load_extension(True)
+        sqlite_vec.load(database)
+        return closing(database)
+
+    def fill(self, url: str, rows: StoredRows) -> StoreLocation:
+        url = f"{url}/items.db"
+        with self._connect(url) as database:
+            database.execute("PRAGMA journal_mode = wal")
+            database.execute(
+                "CREATE VIRTUAL TABLE items USING vec0(id INTEGER PRIMARY KEY, text TEXT, "
+                f"+payload TEXT, embedding FLOAT[{rows.vectors.shape[1]}] distance_metric=cosine)"
+            )
+            database.execute("BEGIN")
+            database.executemany(
+                "INSERT INTO items (id, text, payload, embedding) VALUES (?, ?, ?, ?)",
+                (
+                    (id, payload["text"], json.dumps(payload), vector.tobytes())
+                    for id, vector, payload in zip(
+                        rows.ids, rows.vectors, rows.payloads, strict=True
+                    )
+                ),
+            )
+            database.execute("COMMIT")
+        return StoreLocation(self.kind, url, "items", text_field="text")
+
+    def read(self, location: StoreLocation) -> Read:
+        with self._connect(location.url) as database:
+            rows = database.execute("SELECT id, embedding, text, payload FROM items").fetchall()
+        return {id: (np.frombuffer(vector, "<f4"), payload) for id, vector, *payload in rows}
+
+
 CLIENTS: list[StoreClient] = [
     PgvectorClient(),
     QdrantClientLocal(),
     ChromaFolderClient(),
     LancedbClient(),
+    SqliteVecClient(),
 ]
