@@ -107,7 +107,7 @@ def read_items(path: Path) -> dict[str, str]:
         found = _json(place, line)
         name = str(found.get("_id", "")) if isinstance(found, dict) else ""
         if not name or name in items:
-            raise typer.BadParameter(f"{place} has no `_id` of its own.")
+            raise typer.BadParameter(f"{place} has no `_id`, or one that an earlier line has.")
         items[name] = f"{found.get('title') or ''} {_text(place, found)}".strip()
     if not items:
         raise typer.BadParameter(f"{path} has no texts.")

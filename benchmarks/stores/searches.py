@@ -7,7 +7,7 @@ from typing import Any
 
 from app.stores.base import StoreLocation
 from benchmarks.store_search.before import Service, time_searches
-from benchmarks.stores.data import ANCHORS, World
+from benchmarks.stores.data import ANCHORS, Vectors, World
 from scripts.servers import serve
 
 #: how long a search waits for native vectors: none is left out
@@ -20,8 +20,13 @@ def measure_searches(location: StoreLocation, world: World) -> dict[str, Any]:
     Queries are the last rows by either encoder, and each is new: most of its texts are not cached.
     """
     old, new = world.rows.vectors, world.native
-    cascade = {"target": "new", "anchor_set": "bridge", "method": "graded", "mode": "cascade"}
-    kinds = {
+    cascade: dict[str, Any] = {
+        "target": "new",
+        "anchor_set": "bridge",
+        "method": "graded",
+        "mode": "cascade",
+    }
+    kinds: dict[str, tuple[dict[str, Any], Vectors]] = {
         "search": ({"target": "old"}, old),
         "cascade": ({**cascade, "native": 0}, new),
         "native": ({**cascade, "native": 20, "native_deadline_ms": DEADLINE_MS}, new),
