@@ -86,11 +86,11 @@ def evaluate(
             f"The service does not run {source}: name a --store with its rows."
         )
     pair = {"source": source, "target": target, "anchor_set": anchor_set}
-    service.post("/translators", **pair)  # fits it: below /v1, nothing waits for that
     vectors = embed(service, target, [*asked.values()], "query")
     texts = [*corpus.values()]
     if store is None:
         model = f"{source}->{target}@{anchor_set}"
+        service.post("/translate", **pair, inputs=texts[:1])  # waits for a fit; /v1 does not
         found, option = nearest(vectors, embed(service, model, texts, "document")), "translate"
     else:
         body = {"target": target, "anchor_set": anchor_set, "mode": mode, "native": native}
