@@ -33,6 +33,7 @@ from typing import Any
 from rich.console import Console
 
 from app.errors import ConnectorMissing
+from app.stores.registry import CONNECTORS
 from benchmarks.common import RESULTS, Missing, parser, read, show, write
 from benchmarks.stores import report
 from benchmarks.stores.clients import CLIENTS
@@ -53,7 +54,7 @@ def main() -> None:
         sys.exit(f"{error}. `--help` describes the data.")
     labels = [client.label for client in CLIENTS]
     for client in CLIENTS:
-        if options.store and client.kind not in options.store:
+        if client.kind not in (options.store or CONNECTORS):
             continue
         try:
             row = report.cells(run(client, world))
@@ -62,7 +63,7 @@ def main() -> None:
             continue
         known = read(options.json).get("tables", {}).get("sweeps", [])
         write(options.json, {"sweeps": report.merge(known, row, labels)})
-    show(console, read(options.json)["tables"])
+    show(console, read(options.json).get("tables", {}))
 
 
 def run(client: Any, world: World) -> dict[str, Any]:

@@ -177,7 +177,7 @@ class ChromaFolderClient(StoreClient):
                     documents=[each["text"] for each in rows.payloads[part]],
                     metadatas=[dict(each) for each in rows.payloads[part]],
                 )
-        return StoreLocation(self.kind, url, "items")
+        return StoreLocation(self.kind, url, "items", text_field="chroma:document")
 
     def read(self, location: StoreLocation) -> Read:
         include = ["embeddings", "documents", "metadatas"]
