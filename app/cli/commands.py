@@ -14,6 +14,7 @@ from app.cli import (
     database,
     demo,
     encoders,
+    evaluate,
     keys,
     migrate,
     serve,
@@ -44,6 +45,7 @@ cli = typer.Typer(cls=Interruptible, no_args_is_help=True)
 cli.command()(serve.serve)
 cli.command()(serve.worker)
 cli.command()(translate.translate)
+cli.command()(evaluate.evaluate)
 cli.command()(demo.demo)
 cli.command()(quickstart.quickstart)
 cli.command()(doctor.doctor)

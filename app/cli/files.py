@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from app.cli.service import Service
+
+#: grades by query and document
+Grades = Mapping[tuple[str, str], float]
 
 #: the media type of Arrow's streams
 ARROW = "application/vnd.apache.arrow.stream"
@@ -78,23 +81,83 @@ def read_inputs(path: Path) -> list[str]:
 
     Raises typer.BadParameter.
     """
-    try:
-        lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"{path} cannot be read: {error}") from None
-    if not lines:
+    texts = [
+        _text(place, _json(place, line)) if path.suffix == ".jsonl" else line
+        for place, line in _lines(path)
+    ]
+    if not texts:
         raise typer.BadParameter(f"{path} has no texts.")
-    return [_text(path, number, line) for number, line in enumerate(lines, 1)]
+    return texts
 
 
-def _text(path: Path, number: int, line: str) -> str:
-    if path.suffix != ".jsonl":
-        return line
-    try:
-        found = json.loads(line)
-    except ValueError as error:
-        raise typer.BadParameter(f"Line {number} of {path} is no JSON: {error}") from None
+def _text(place: str, found: Any) -> str:
     text = found.get("text") if isinstance(found, dict) else found
     if not isinstance(text, str):
-        raise typer.BadParameter(f"Line {number} of {path} is no string, and has no `text`.")
+        raise typer.BadParameter(f"{place} is no string, and has no `text`.")
     return text
+
+
+def read_items(path: Path) -> dict[str, str]:
+    """Return texts by their `_id`: a .jsonl file of BEIR, whose `title` stands before its `text`.
+
+    Raises typer.BadParameter.
+    """
+    items: dict[str, str] = {}
+    for place, line in _lines(path):
+        found = _json(place, line)
+        name = str(found.get("_id", "")) if isinstance(found, dict) else ""
+        if not name or name in items:
+            raise typer.BadParameter(f"{place} has no `_id`, or one that an earlier line has.")
+        items[name] = f"{found.get('title') or ''} {_text(place, found)}".strip()
+    if not items:
+        raise typer.BadParameter(f"{path} has no texts.")
+    return items
+
+
+def read_judgements(path: Path) -> Grades:
+    """Return grades by query and document; below 0 counts as 0.
+
+    A line is `query iteration document grade` (TREC), `query-id corpus-id score` with tabs and
+    these names above (BEIR), or a JSON object with `query`, `document` and perhaps `grade`. Raises
+    typer.BadParameter.
+    """
+    judged: dict[tuple[str, str], float] = {}
+    for place, line in _lines(path):
+        if line.startswith("{"):
+            found = _json(place, line)
+            parts = [found.get("query"), found.get("document"), found.get("grade", 1)]
+        else:
+            parts = line.split("\t") if line.count("\t") == 2 else line.split()
+            parts = [parts[0], *parts[2:]] if len(parts) == 4 else parts
+            if parts == ["query-id", "corpus-id", "score"]:
+                continue
+        try:
+            query, document, grade = parts[0], parts[1], max(float(parts[2]), 0.0)
+        except (IndexError, TypeError, ValueError):
+            query = None
+        if query is None or document is None or len(parts) != 3 or not grade < float("inf"):
+            raise typer.BadParameter(
+                f"{place} is no judgement. Write `query 0 document grade`, `query document grade` "
+                'with tabs, or {"query": ..., "document": ..., "grade": ...}.'
+            )
+        if judged.setdefault((str(query), str(document)), grade) != grade:
+            raise typer.BadParameter(f"{place} grades {document} for {query} a second time.")
+    return judged
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield each line that is not empty, after its place. Raises typer.BadParameter."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield f"Line {number} of {path}", line.rstrip("\n")
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error}") from None
+
+
+def _json(place: str, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise typer.BadParameter(f"{place} is no JSON: {error}") from None

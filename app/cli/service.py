@@ -271,6 +271,8 @@ def _announced(settings: Settings) -> str | None:
 def _problem(answer: httpx2.Response) -> dict[str, Any]:
     try:
         found = answer.json()
+        if "error" in found:  # below /v1
+            return {**found["error"], "detail": str(found["error"]["message"])}
         if isinstance(found["detail"], str):
             return dict(found)
     except (KeyError, TypeError, ValueError):

@@ -26,6 +26,24 @@ STORE_COLUMNS = ("name", "kind", "address", "collection", "encoder")
 #: the modes of `stores search`
 MODES = ("bridge", "cascade", "fuse", "translate")
 
+Mode = Annotated[
+    str | None,
+    typer.Option(
+        help="bridge, cascade, fuse or translate; default: as far as the store is.",
+        show_default=False,
+    ),
+]
+Native = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=200,
+        help="Candidates of each query whose text the new encoder embeds; default: 20 where "
+        "the store has texts.",
+        show_default=False,
+    ),
+]
+
 #: code of the note that a store's rows are by several models
 MIXED = "mixed-vectors"
 
@@ -107,32 +125,16 @@ def search(
         Path | None,
         typer.Option(help="An npy file with one query in each row.", show_default=False),
     ] = None,
-    mode: Annotated[
-        str | None,
-        typer.Option(
-            help="bridge, cascade, fuse or translate; default: as far as the store is.",
-            show_default=False,
-        ),
-    ] = None,
+    mode: Mode = None,
     k: Annotated[int, typer.Option("-k", min=1, max=1_000, help="Results of each query.")] = 10,
-    native: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=200,
-            help="Candidates of each query whose text the new encoder embeds; default: 20 where "
-            "the store has texts.",
-            show_default=False,
-        ),
-    ] = None,
+    native: Native = None,
     payload: Annotated[
         bool, typer.Option("--payload", help="Print what the store holds of each row.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Search a store of an old encoder with queries of a new one. Nothing is written."""
-    if mode not in (None, *MODES):
-        raise typer.BadParameter(f"There is no mode {mode!r}. Use one of: {', '.join(MODES)}.")
+    require_mode(mode)
     if bool(text) == (vectors is not None):
         raise typer.BadParameter("Pass exactly one of --text and --vectors.")
     answer = service.post(
@@ -194,6 +196,12 @@ def _print_store(store: Mapping[str, Any]) -> None:
             warn(f"WARNING: {note['detail']}")
         else:
             typer.echo(f"Note ({note['code']}): {note['detail']}")
+
+
+def require_mode(mode: str | None) -> None:
+    """Raises typer.BadParameter for a mode that does not exist."""
+    if mode not in (None, *MODES):
+        raise typer.BadParameter(f"There is no mode {mode!r}. Use one of: {', '.join(MODES)}.")
 
 
 def _as_json(payload: Mapping[str, object]) -> str:

@@ -127,29 +127,36 @@ def timed(
         ("cascade", cascade, data.queries[target]),
         ("own", {"target": source}, data.queries[source]),
     ):
-        totals, steps = [], []
-        for turn in range(WARM_UP + TIMED):
-            query = queries[turn % len(queries)][None]
-            content = orjson.dumps(
-                {**body, "queries": query, "k": RESULTS_OF_A_QUERY},
-                option=orjson.OPT_SERIALIZE_NUMPY,
-            )
-            began = time.perf_counter()
-            answer = service.http.post(
-                path, content=content, headers={"Content-Type": "application/json"}
-            )
-            if turn >= WARM_UP:
-                totals.append((time.perf_counter() - began) * 1e3)
-                steps.append(split(answer.headers["Server-Timing"]))
-            answer.raise_for_status()
-        found[what] = {
-            "p50_ms": float(np.percentile(totals, 50)),
-            "p99_ms": float(np.percentile(totals, 99)),
-            "steps_p50_ms": {
-                name: float(np.percentile([each[name] for each in steps], 50)) for name in steps[0]
-            },
-        }
+        found[what] = time_searches(service, path, body, queries)
     return found
+
+
+def time_searches(
+    service: Service, path: str, body: Mapping[str, Any], queries: Matrix
+) -> dict[str, Any]:
+    """Percentiles of TIMED searches of a store by single queries, after WARM_UP others."""
+    totals, steps = [], []
+    for turn in range(WARM_UP + TIMED):
+        query = queries[turn % len(queries)][None]
+        content = orjson.dumps(
+            {**body, "queries": query, "k": RESULTS_OF_A_QUERY},
+            option=orjson.OPT_SERIALIZE_NUMPY,
+        )
+        began = time.perf_counter()
+        answer = service.http.post(
+            path, content=content, headers={"Content-Type": "application/json"}
+        )
+        if turn >= WARM_UP:
+            totals.append((time.perf_counter() - began) * 1e3)
+            steps.append(split(answer.headers["Server-Timing"]))
+        answer.raise_for_status()
+    return {
+        "p50_ms": float(np.percentile(totals, 50)),
+        "p99_ms": float(np.percentile(totals, 99)),
+        "steps_p50_ms": {
+            name: float(np.percentile([each[name] for each in steps], 50)) for name in steps[0]
+        },
+    }
 
 
 def split(header: str) -> dict[str, float]:

@@ -1,19 +1,22 @@
 """Do the same rows survive a migration and its rollback in every kind of store, and how fast?
 
-    python -m benchmarks.stores                  # every connector; about 10 minutes on 2 cores
-    python -m benchmarks.stores --store lancedb
+    python -m benchmarks.stores                  # every connector; about 15 minutes on 2 cores
+    python -m benchmarks.stores --store lancedb  # one store anew; the rows of the others stay
 
-Writes benchmarks/results/stores.json.
+Writes benchmarks/results/stores.json after each store.
 
 20,000 sentences (13,083 of Banking77, 5,952 of TREC, 965 film reviews), by static word vectors
 (static-256) and by all-MiniLM-L6-v2 (384 dimensions); a translator `graded` from 1,000 of them.
 Each store is filled by its own client in bulk and indexed; then the connector reads all rows,
 translates them and writes the new vectors, builds the index, switches, and rolls back. Rows/s are
 those of 20,000 rows; the sweep is scroll, translate and write together, compared with the store's
-own bulk insert of the old vectors with their payloads in the same run. `own index` is the store's
-own build where it is apart from inserts. `recall@10`: of 200 native queries after the cutover, what
-the store's index finds of the exact nearest translations. `rows changed`: rows whose id, payload or
-vector differs between the first read and the one after the rollback, read by the store's client.
+own bulk insert of the old vectors with their payloads in the same run. Before the migration a
+service searches the store over HTTP, 100 single queries of each kind (p50 / p99): the store's own
+search by the old encoder, a cascade, and a cascade whose first 20 texts the new encoder embeds.
+`own index` is the store's own build where it is apart from inserts. `recall@10`: of 200 native
+queries after the cutover, what the store's index finds of the exact nearest translations. `rows
+changed`: rows whose id, payload or vector differs between the first read and the one after the
+rollback, read by the store's client.
 
 Data below $ANCHORAGE_DATA: banking77/*.csv (github.com/PolyAI-LDN/task-specific-datasets),
 trec/*.label (UIUC's question classification), corpora/sentence_polarity.zip (nltk_data), and
@@ -30,7 +33,8 @@ from typing import Any
 from rich.console import Console
 
 from app.errors import ConnectorMissing
-from benchmarks.common import RESULTS, Missing, parser, show, write
+from app.stores.registry import CONNECTORS
+from benchmarks.common import RESULTS, Missing, parser, read, show, write
 from benchmarks.stores import report
 from benchmarks.stores.clients import CLIENTS
 from benchmarks.stores.data import ROWS, World, load
@@ -48,17 +52,18 @@ def main() -> None:
         world = load(options.rows)
     except Missing as error:
         sys.exit(f"{error}. `--help` describes the data.")
-    rows = []
+    labels = [client.label for client in CLIENTS]
     for client in CLIENTS:
-        if options.store and client.kind not in options.store:
+        if client.kind not in (options.store or CONNECTORS):
             continue
         try:
-            rows.append(report.cells(run(client, world)))
+            row = report.cells(run(client, world))
         except (ConnectorMissing, Missing, ModuleNotFoundError) as error:
             console.print(f"[red]{client.label} is left out.[/red] {error}", highlight=False)
-    tables = {"sweeps": [report.COLUMNS, *rows]}
-    show(console, tables)
-    write(options.json, tables)
+            continue
+        known = read(options.json).get("tables", {}).get("sweeps", [])
+        write(options.json, {"sweeps": report.merge(known, row, labels)})
+    show(console, read(options.json).get("tables", {}))
 
 
 def run(client: Any, world: World) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ class StoreClient(ABC):
 
     kind: str
     label: str
+    #: where the store runs: in a server, or in the process of the service
+    server = "embedded"
     #: how the rows are inserted
     insert: str
 
@@ -51,6 +54,7 @@ class PgvectorClient(StoreClient):
     """A table of PostgreSQL with an HNSW index."""
 
     kind, label, insert = "pgvector", "pgvector", "COPY, binary"
+    server = "PostgreSQL"
 
     @contextmanager
     def running(self, folder: Path) -> Iterator[str]:
@@ -103,7 +107,8 @@ def _plain(vector: Any) -> Any:
 class QdrantClientLocal(StoreClient):
     """A collection in the local mode of Qdrant's client, which searches exactly."""
 
-    kind, label, insert = "qdrant", "Qdrant, local mode", "upsert, 1,000 points a call"
+    kind, label, insert = "qdrant", "Qdrant", "upsert, 1,000 points a call"
+    server = "local mode"
 
     def _client(self, url: str) -> Any:
         from qdrant_client import QdrantClient
@@ -143,7 +148,7 @@ class QdrantClientLocal(StoreClient):
 class ChromaFolderClient(StoreClient):
     """A collection in a folder."""
 
-    kind, label, insert = "chroma", "Chroma, folder", "add, 1,000 records a call"
+    kind, label, insert = "chroma", "Chroma", "add, 1,000 records a call"
 
     @contextmanager
     def _client(self, url: str) -> Iterator[Any]:
@@ -172,7 +177,7 @@ class ChromaFolderClient(StoreClient):
                     documents=[each["text"] for each in rows.payloads[part]],
                     metadatas=[dict(each) for each in rows.payloads[part]],
                 )
-        return StoreLocation(self.kind, url, "items")
+        return StoreLocation(self.kind, url, "items", text_field="chroma:document")
 
     def read(self, location: StoreLocation) -> Read:
         include = ["embeddings", "documents", "metadatas"]
@@ -225,9 +230,177 @@ class LancedbClient(StoreClient):
         return dict(zip(found["id"].to_pylist(), both, strict=True))
 
 
+class SqliteVecClient(StoreClient):
+    """A vec0 table in a file, which searches exactly."""
+
+    kind, label, insert = "sqlite-vec", "sqlite-vec", "INSERT, one transaction"
+
+    def _connect(self, url: str) -> Any:
+        import sqlite_vec
+
+        from app.stores.sqlite_vec import SQLITE
+
+        database = SQLITE.connect(url, isolation_level=None)
+        database.enable_load_extension(True)
+        sqlite_vec.load(database)
+        return closing(database)
+
+    def fill(self, url: str, rows: StoredRows) -> StoreLocation:
+        url = f"{url}/items.db"
+        with self._connect(url) as database:
+            database.execute("PRAGMA journal_mode = wal")
+            database.execute(
+                "CREATE VIRTUAL TABLE items USING vec0(id INTEGER PRIMARY KEY, text TEXT, "
+                f"+payload TEXT, embedding FLOAT[{rows.vectors.shape[1]}] distance_metric=cosine)"
+            )
+            database.execute("BEGIN")
+            database.executemany(
+                "INSERT INTO items (id, text, payload, embedding) VALUES (?, ?, ?, ?)",
+                (
+                    (id, payload["text"], json.dumps(payload), vector.tobytes())
+                    for id, vector, payload in zip(
+                        rows.ids, rows.vectors, rows.payloads, strict=True
+                    )
+                ),
+            )
+            database.execute("COMMIT")
+        return StoreLocation(self.kind, url, "items", text_field="text")
+
+    def read(self, location: StoreLocation) -> Read:
+        with self._connect(location.url) as database:
+            rows = database.execute("SELECT id, embedding, text, payload FROM items").fetchall()
+        return {id: (np.frombuffer(vector, "<f4"), payload) for id, vector, *payload in rows}
+
+
+class MilvusServerClient(StoreClient):
+    """A collection of a server, with an HNSW index and an alias."""
+
+    kind, label, insert = "milvus", "Milvus", "insert, 1,000 rows a call"
+    server = "Milvus 2.3"
+
+    @contextmanager
+    def running(self, folder: Path) -> Iterator[str]:
+        yield import_module("tests.stores.cases.milvus_server").shared_server()
+
+    def _client(self, url: str) -> Any:
+        return import_module("pymilvus").MilvusClient(url, timeout=600, dedicated=True)
+
+    def fill(self, url: str, rows: StoredRows) -> StoreLocation:
+        milvus: Any = import_module("pymilvus")
+        types, client = milvus.DataType, self._client(url)
+        schema = client.create_schema(enable_dynamic_field=True)
+        schema.add_field("id", types.INT64, is_primary=True)
+        schema.add_field("text", types.VARCHAR, max_length=2000)
+        schema.add_field("vector", types.FLOAT_VECTOR, dim=rows.vectors.shape[1])
+        client.create_collection("bench_1", schema=schema, consistency_level="Strong")
+        client.create_alias("bench_1", "bench")
+        every = zip(rows.ids, rows.vectors, rows.payloads, strict=True)
+        content = [{**payload, "id": id, "vector": vector} for id, vector, payload in every]
+        for start in range(0, len(content), BATCH):
+            client.insert("bench", content[start : start + BATCH])
+        client.flush("bench")
+        client.close()
+        return StoreLocation(self.kind, url, "bench", text_field="text")
+
+    def index(self, location: StoreLocation) -> bool:
+        client = self._client(location.url)
+        index = client.prepare_index_params()
+        params = {"M": 16, "efConstruction": 64}
+        index.add_index("vector", index_type="HNSW", metric_type="COSINE", params=params)
+        client.create_index("bench_1", index)
+        client.load_collection("bench_1")
+        client.close()
+        return True
+
+    def read(self, location: StoreLocation) -> Read:
+        client = self._client(location.url)
+        pages = client.query_iterator("bench", batch_size=BATCH, output_fields=["*"])
+        found: Read = {}
+        while page := pages.next():
+            for row in map(dict, page):
+                found[row.pop("id")] = (np.asarray(row.pop("vector"), np.float32), row)
+        pages.close()
+        client.close()
+        return found
+
+
+class RedisServerClient(StoreClient):
+    """Hashes of a server of their own, with an HNSW index and an alias."""
+
+    kind, label, insert = "redis", "Redis search", "HSET, pipelines of 1,000, into the index"
+    server = "Valkey, RediSearch"
+
+    @contextmanager
+    def running(self, folder: Path) -> Iterator[str]:
+        server = import_module("tests.stores.cases.redis_server").SearchServer(folder)
+        yield server.url
+        server.stop()
+
+    def _client(self, url: str) -> Any:
+        import redis
+
+        return redis.Redis.from_url(url, protocol=2)
+
+    def fill(self, url: str, rows: StoredRows) -> StoreLocation:
+        dim = rows.vectors.shape[1]
+        vector = ["HNSW", 6, "TYPE", "FLOAT32", "DIM", dim, "DISTANCE_METRIC", "COSINE"]
+        words = ["ON", "HASH", "PREFIX", 1, "", "SCHEMA", "vector", "VECTOR", *vector]
+        with self._client(url) as client:
+            client.execute_command("FT.CREATE", "items-1", *words)
+            client.execute_command("FT.ALIASADD", "items", "items-1")
+            pipe = client.pipeline(transaction=False)
+            for id, vector, payload in zip(rows.ids, rows.vectors, rows.payloads, strict=True):
+                content = {"text": payload["text"], "payload": json.dumps(payload)}
+                pipe.hset(str(id), mapping={**content, "vector": vector.tobytes()})
+                if len(pipe) == BATCH:
+                    pipe.execute()
+            pipe.execute()
+        return StoreLocation(self.kind, url, "items", text_field="text")
+
+    def read(self, location: StoreLocation) -> Read:
+        found: Read = {}
+        with self._client(location.url) as client:
+            for key in client.scan_iter(_type="hash", count=BATCH):
+                content = client.hgetall(key)
+                vector = np.frombuffer(content.pop(b"vector"), np.float32)
+                found[int(key)] = (vector, content)
+        return found
+
+
+class FaissFileClient(StoreClient):
+    """An index file, and the payloads in a file of JSON Lines beside it."""
+
+    kind, label, insert = "faiss", "FAISS", "add_with_ids to an HNSW index, and one file"
+
+    def fill(self, url: str, rows: StoredRows) -> StoreLocation:
+        import faiss
+
+        kind, metric = "IDMap2,HNSW32", faiss.METRIC_INNER_PRODUCT
+        index = faiss.index_factory(rows.vectors.shape[1], kind, metric)
+        index.add_with_ids(rows.vectors, np.asarray(rows.ids, np.int64))
+        faiss.write_index(index, f"{url}/items.faiss")
+        pairs = zip(rows.ids, rows.payloads, strict=True)
+        lines = [json.dumps({"id": id, **payload}) + "\n" for id, payload in pairs]
+        Path(url, "items.jsonl").write_text("".join(lines))
+        return StoreLocation(self.kind, url, "items.faiss", text_field="text")
+
+    def read(self, location: StoreLocation) -> Read:
+        import faiss
+
+        index: Any = faiss.read_index(f"{location.url}/{location.collection}")
+        lines = Path(location.url, "items.jsonl").read_text().splitlines()
+        payloads = {row.pop("id"): row for row in map(json.loads, lines)}
+        ids = faiss.vector_to_array(index.id_map).tolist()
+        return {id: (index.reconstruct(id), payloads.get(id)) for id in ids}
+
+
 CLIENTS: list[StoreClient] = [
     PgvectorClient(),
     QdrantClientLocal(),
     ChromaFolderClient(),
     LancedbClient(),
+    SqliteVecClient(),
+    MilvusServerClient(),
+    RedisServerClient(),
+    FaissFileClient(),
 ]

@@ -15,6 +15,7 @@ from app.stores.base import Migration, Store
 from app.stores.registry import CONNECTORS, open_store
 from benchmarks.stores.clients import Read, StoreClient
 from benchmarks.stores.data import World
+from benchmarks.stores.searches import measure_searches
 
 PAGE = 1000
 #: part of the name of everything that the migration creates
@@ -46,6 +47,7 @@ def measure(client: StoreClient, folder: Path, world: World) -> dict[str, Any]:
             location = client.fill(url, world.rows)
         with clock.phase("index"):
             apart = client.index(location)
+        searches = measure_searches(location, world)
         before = client.read(location)
         store = open_store(location)
         try:
@@ -55,12 +57,14 @@ def measure(client: StoreClient, folder: Path, world: World) -> dict[str, Any]:
         after = client.read(location)
     return {
         "store": client.label,
+        "server": client.server,
         "kind": client.kind,
         "insert": client.insert,
         "index_apart": apart,
         "captures_writes": store.capabilities.captures_writes,
         "atomic_cutover": store.capabilities.atomic_cutover,
         "seconds": clock.seconds,
+        "searches": searches,
         **found,
         **compare(before, after),
     }
