@@ -162,42 +162,31 @@ def search(
 def show_comparison(
     service: Service,
     name: Annotated[str, typer.Argument(help="The name of the store.")],
-    reset: Annotated[
-        bool, typer.Option("--reset", help="Start afresh, after printing what was counted.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print what searches with `compare` found of two modes."""
+    """Print what searches with `compare` found by the new encoder and by the old one."""
     found = service.get(at("stores", name, "comparison"))["comparisons"]
     if as_json:
         print_json(found)
-    elif not found:
-        typer.echo(f"No search of {name} has been compared. Send `compare` with searches.")
-    for each in () if as_json else found:
-        _print_comparison(each)
-    if reset:
-        service.call("DELETE", at("stores", name, "comparison"))
-
-
-def _print_comparison(found: Mapping[str, Any]) -> None:
-    ours, theirs = found["mode"], found["compare_with"]
-    typer.echo(f"{found['target']}: {ours} and {theirs}, since {found['since']}")
-    if found["shadowed"]:
-        times = [found["latency_ms"], found["compare_with_latency_ms"]]
-        p50, p99 = (" and ".join(f"{each[name]:.0f}" for each in times) for name in ("p50", "p99"))
-        typer.echo(
-            f"  {found['shadowed']:,} queries by both: {found['overlap']:.0%} of the hits are the "
-            f"same; p50 {p50} ms, p99 {p99} ms; texts embedded: {found['native_texts']:,.0f} and "
-            f"{found['compare_with_native_texts']:,.0f}"
-        )
-    if lost := found["dropped"] + found["failed"]:
-        typer.echo(f"  {lost:,} without an answer by {theirs}: {found['failed']:,} of them failed")
-    if found["interleaved"] or found["same"]:
-        typer.echo(
-            f"  {found['interleaved']:,} interleaved answers, {found['clicked']:,} with a click; "
-            f"{found['same']:,} queries had the same answer"
-        )
-        typer.echo(f"  {found['summary']}")
+        return
+    if not found:
+        typer.echo(f"No search of {name} was compared yet. Send `compare` with searches.")
+    for each in found:
+        typer.echo(f"{each['target']} by {each['mode']}, since {each['since']}")
+        if each["shadowed"]:
+            times = (each["latency_ms"], each["old_latency_ms"])
+            new, old = (f"{time['p50']:.0f} (p99 {time['p99']:.0f}) ms" for time in times)
+            typer.echo(
+                f"  {each['shadowed']:,} queries by both: {each['overlap']:.0%} of the hits are "
+                f"the same; {new}, old encoder {old}; {each['native_texts']:,.0f} texts embedded"
+            )
+        if each["dropped"] or each["failed"]:
+            typer.echo(f"  {each['dropped']:,} shadows were dropped, {each['failed']:,} failed")
+        if each["interleaved"] or each["same"]:
+            typer.echo(
+                f"  {each['interleaved']:,} interleaved answers, {each['clicked']:,} with a click; "
+                f"{each['same']:,} had the same hits\n  {each['summary']}"
+            )
 
 
 @cli.command("disconnect")

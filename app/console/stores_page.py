@@ -178,14 +178,14 @@ def _page(
 
 
 def _preference_chart(number: int, result: Mapping[str, Any]) -> Markup | None:
-    """Returns a bar for each mode; None without clicks that prefer one."""
+    """Returns a bar for each encoder; None without clicks that prefer one."""
     found: Preference = result["preference"]
     if not found.wins + found.losses:
         return None
     ours = (found.share, found.low, found.high, f"{found.wins:,} queries")
     theirs = (1 - found.share, 1 - found.high, 1 - found.low, f"{found.losses:,} queries")
-    bars = [Bar(result["mode"], *ours), Bar(result["compare_with"], *theirs)]
-    return bar_chart(f"comparison-{number}", "Share of queries that prefer each mode", bars)
+    bars = [Bar(result["mode"], *ours), Bar("the old encoder", *theirs)]
+    return bar_chart(f"comparison-{number}", "Share of queries that prefer each encoder", bars)
 
 
 def shown_text(payload: Mapping[str, Any], text_field: str | None) -> str:

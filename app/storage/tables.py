@@ -395,7 +395,6 @@ class StoreComparisonRow(Base):
         ForeignKey("encoders.id", ondelete="CASCADE"), primary_key=True
     )
     mode: Mapped[str] = mapped_column(String(20), primary_key=True)
-    compare_with: Mapped[str] = mapped_column(String(20), primary_key=True)
     #: days since 1970
     day: Mapped[int] = mapped_column(primary_key=True)
     #: what is summed, as `app.services.stores.live_comparison` names it

@@ -17,40 +17,32 @@ from app.storage.queries import store_comparisons as queries
 
 
 def comparison_results(services: Services, project: str, store: str) -> list[dict[str, Any]]:
-    """Return the result of each pair of modes, with the members of the API.
-
-    Raises StoreNotFound.
-    """
-    pairs: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
-    since: dict[tuple[str, str, str], int] = {}
+    """Return the members of the API's results, one for each mode. Raises StoreNotFound."""
+    found: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    since: dict[tuple[str, str], int] = {}
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.StoreRow, project, store)
-        for *pair, name, value, day in queries.read_sums(session, row.id):
-            key = (pair[0], pair[1], pair[2])
-            pairs[key][name] = value
-            since[key] = min(day, since.get(key, day))
-    return [_result(*key, since[key], sums) for key, sums in pairs.items()]
+        for target, mode, name, value, day in queries.read_sums(session, row.id):
+            found[target, mode][name] = value
+            since[target, mode] = min(day, since.get((target, mode), day))
+    return [_result(*key, since[key], sums) for key, sums in found.items()]
 
 
-def _result(
-    target: str, mode: str, compare_with: str, since: int, sums: Mapping[str, float]
-) -> dict[str, Any]:
+def _result(target: str, mode: str, since: int, sums: Mapping[str, float]) -> dict[str, Any]:
     counts = ("shadowed", "dropped", "failed", "interleaved", "same", "clicked")
-    texts = ("native_texts", "compare_with_native_texts")
     preference = judge_preference(int(sums.get("won", 0)), int(sums.get("lost", 0)))
     return {
         "target": target,
         "mode": mode,
-        "compare_with": compare_with,
         "since": date(1970, 1, 1) + timedelta(days=since),
         **{name: int(sums.get(name, 0)) for name in counts},
-        **{name: sums.get(name, 0.0) for name in texts},
+        "native_texts": sums.get("native_texts", 0.0),
         "overlap": _mean(sums, "overlap", "shadowed"),
         "rank_change": _mean(sums, "rank_change", "rank_changes"),
         "latency_ms": _latency(sums, "latency:"),
-        "compare_with_latency_ms": _latency(sums, "compare_with_latency:"),
+        "old_latency_ms": _latency(sums, "old_latency:"),
         "preference": preference,
-        "summary": _summary(mode, compare_with, preference),
+        "summary": _summary(mode, preference),
     }
 
 
@@ -63,19 +55,19 @@ def _latency(sums: Mapping[str, float], kind: str) -> dict[str, float | None]:
     return {"p50": latency_ms(found, 0.5), "p99": latency_ms(found, 0.99)}
 
 
-def _summary(mode: str, compare_with: str, found: Preference) -> str:
+def _summary(mode: str, found: Preference) -> str:
     count = found.wins + found.losses
     if not count:
-        return f"No click prefers `{mode}` or `{compare_with}` yet."
+        return f"No click prefers `{mode}` or the old encoder yet."
     ends = {
         "better": f"Enough seen: people prefer `{mode}`.",
-        "worse": f"Enough seen: people prefer `{compare_with}`.",
+        "worse": "Enough seen: people prefer the old encoder.",
         "no-difference": "Enough seen: there is no difference that matters.",
         "undecided": f"About {found.needed:,} more of these queries are needed.",
     }
     return (
-        f"{found.share:.0%} of {count:,} queries with a preference prefer `{mode}` to "
-        f"`{compare_with}` ({found.low:.0%} to {found.high:.0%}). {ends[found.verdict]}"
+        f"{found.share:.0%} of {count:,} queries with a preference prefer `{mode}` to the old "
+        f"encoder ({found.low:.0%} to {found.high:.0%}). {ends[found.verdict]}"
     )
 
 

@@ -1,8 +1,8 @@
-"""Compares the answers of two modes to the live queries of a store.
+"""Compares searches by a new encoder with the store's own searches by its old one, live.
 
-A shadow answers a query by the other mode after its answer was sent, and records how both differ.
-An interleaved answer has hits of both modes, and clicks say which mode people prefer. Nothing of a
-query is stored: sums go to the database, and the shown ids to Redis for a day.
+A shadow answers a query by the old encoder after its answer was sent, and counts how both differ.
+An interleaved answer has hits of both, and clicks say which people prefer. Nothing of a query is
+stored: sums go to the database, and the shown ids to Redis for a day.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from app.maths.relevance.live_comparison import (
 )
 from app.observability import metrics
 from app.services.context import Services
-from app.services.encoders.encoding import Inputs
 from app.services.request_context import RequestContext
 from app.services.stores.search import StoreAnswer, StoreResults, StoreSearch, search_store
 from app.services.stores.stores import find_store
@@ -52,16 +51,12 @@ log = logging.getLogger("anchorage.comparison")
 
 CompareKind = Literal["shadow", "interleave"]
 
-#: another mode, or the store's own results for queries of its encoder
-CompareWith = Literal["old", "bridge", "cascade", "fuse", "translate"]
-
 
 @dataclass(frozen=True)
 class Comparison:
     """How the answer of a search is compared. share: of the queries, chosen by their content."""
 
     kind: CompareKind
-    compare_with: CompareWith = "old"
     share: float = 1.0
 
 
@@ -72,76 +67,49 @@ ComparedAnswer = tuple[StoreAnswer, Callable[[], Awaitable[None]]]
 async def search_and_compare(
     services: Services, context: RequestContext, request: StoreSearch, comparison: Comparison
 ) -> ComparedAnswer:
-    """Search a store, and compare the answer with another mode's.
+    """Search a store, and compare the answer with the store's own.
 
-    Raises the errors of `search_store`, also those of the other mode in an interleaved answer
-    that the request causes.
+    Raises MissingField and InvalidRequest where the store has none, and the errors of
+    `search_store`, in an interleaved answer those of both searches.
     """
-    _require_other(request, comparison)
     request = replace(request, compared=True)
     if comparison.kind == "interleave":
         return await _interleave(services, context, request, comparison)
     began = time.perf_counter()
     answer = await search_store(services, context, request)
     seconds = time.perf_counter() - began
-    _require_different(request, comparison, answer)
+    _require_old(request, answer.row)
     rows = await to_thread.run_sync(_chosen, context.project, request, comparison.share)
     if not rows:
         return answer, _nothing
-    source = answer.row.encoder.name
-    other = replace(_other_request(request, comparison, rows, source), payload=False)
     alone = RequestContext(context.project, context.key_id, context.origin)
-    shadow = _Shadow(_compared(comparison, answer), answer, rows, seconds, alone, other)
-    return answer, partial(_queue_shadow, services, shadow)
+    old = replace(_old_search(request, rows, answer.row), payload=False)
+    return answer, partial(_queue_shadow, services, _Shadow(answer, rows, seconds, alone, old))
 
 
 async def _nothing() -> None:
     """Nothing is left to do."""
 
 
-def _require_other(request: StoreSearch, comparison: Comparison) -> None:
-    """Raises InvalidRequest and MissingField where the other mode cannot answer."""
-    other = comparison.compare_with
-    if other == request.mode:
-        raise InvalidRequest(
-            f"`compare_with` and `mode` are both {other!r}. Name another mode.",
-            field="compare_with",
-        )
-    old = request.old_queries
-    if other in ("old", "fuse") and old is None and request.queries is not None:
-        raise MissingField(
-            f"`compare_with: {other}` needs `old_queries`, the queries' vectors by the store's "
-            "encoder. Add them, or name another mode in `compare_with`.",
-            field="old_queries",
-        )
-    if old is not None and request.queries is not None and len(old) != len(request.queries):
-        raise InvalidRequest(
-            f"There are {len(old)} `old_queries` and {len(request.queries)} queries. Send one for "
-            "each query.",
-            field="old_queries",
-        )
-
-
-def _require_different(request: StoreSearch, comparison: Comparison, answer: StoreAnswer) -> None:
-    """Raises InvalidRequest if both answers are by one mode, and MissingField."""
-    other, encoder = comparison.compare_with, answer.row.encoder
-    if answer.mode == other:
-        raise InvalidRequest(
-            f"The search itself is by {other!r}. Name another mode in `compare_with`.",
-            field="compare_with",
-        )
-    if other != "old":
-        return
-    if encoder.id == answer.target.id:
+def _require_old(request: StoreSearch, row: tables.StoreRow) -> None:
+    """Raises MissingField and InvalidRequest where the store's encoder cannot search."""
+    encoder, old, new = row.encoder, request.old_queries, request.queries
+    if encoder.name == request.target:
         raise InvalidRequest(
             f"The store holds vectors of {encoder.name!r}, so the search is its own already. "
             "Remove `compare`, or name another `target`.",
-            field="compare_with",
+            field="compare",
         )
-    if request.old_queries is None and encoder.kind == EncoderKind.external:
+    if old is None and (request.inputs is None or encoder.kind == EncoderKind.external):
         raise MissingField(
-            f"The service does not run {encoder.name!r}. Send the queries' vectors by it in "
-            "`old_queries`.",
+            f"`compare` needs `old_queries`, the queries' vectors by the store's encoder "
+            f"{encoder.name!r}. Add them, or remove `compare`.",
+            field="old_queries",
+        )
+    count = len(new) if new is not None else len(request.inputs.values) if request.inputs else 0
+    if old is not None and len(old) != count:
+        raise InvalidRequest(
+            f"There are {len(old)} `old_queries` and {count} queries. Send one for each query.",
             field="old_queries",
         )
 
@@ -149,8 +117,6 @@ def _require_different(request: StoreSearch, comparison: Comparison, answer: Sto
 def _chosen(project: str, request: StoreSearch, share: float) -> list[int]:
     """Return the queries that are compared: the same ones in every request that has them."""
     values: Any = request.queries if request.inputs is None else request.inputs.values
-    if values is None:
-        return []  # the search refuses it
     if share >= 1.0:
         return list(range(len(values)))
     chosen = []
@@ -162,52 +128,35 @@ def _chosen(project: str, request: StoreSearch, share: float) -> list[int]:
     return chosen
 
 
-def _other_request(
-    request: StoreSearch, comparison: Comparison, rows: list[int], source: str
-) -> StoreSearch:
-    """Return the search of these queries by the other mode. source: the store's encoder."""
-    other = comparison.compare_with
-    old = None if request.old_queries is None else request.old_queries[rows]
-    inputs = request.inputs
+def _old_search(request: StoreSearch, rows: list[int], row: tables.StoreRow) -> StoreSearch:
+    """Return the store's own search for these queries."""
+    old, inputs = request.old_queries, request.inputs
     if inputs is not None:
-        inputs = Inputs([inputs.values[row] for row in rows], inputs.role)
-    if other == "old":
-        return StoreSearch(
-            request.store,
-            source,
-            queries=old,
-            inputs=inputs if old is None else None,
-            k=request.k,
-            filter=request.filter,
-            payload=request.payload,
-            exact=request.exact,
-        )
-    scores = other in ("cascade", "fuse")
-    return replace(
-        request,
-        mode=other,
-        queries=None if request.queries is None else request.queries[rows],
-        inputs=inputs,
-        old_queries=old if other == "fuse" else None,
-        weight=None,
-        candidates=request.candidates if scores else None,
-        native=request.native if scores else None,
+        inputs = replace(inputs, values=[inputs.values[each] for each in rows])
+    return StoreSearch(
+        request.store,
+        row.encoder.name,
+        queries=None if old is None else old[rows],
+        inputs=inputs if old is None else None,
+        k=request.k,
+        filter=request.filter,
+        payload=request.payload,
+        exact=request.exact,
     )
 
 
-def _compared(comparison: Comparison, answer: StoreAnswer) -> Compared:
-    return Compared(answer.row.id, answer.target.id, answer.mode, comparison.compare_with)
+def _compared(answer: StoreAnswer) -> Compared:
+    return Compared(answer.row.id, answer.target.id, answer.mode)
 
 
 @dataclass(frozen=True, eq=False)
 class _Shadow:
-    """A search by the other mode, after the answer to the whole request.
+    """A search by the store's encoder, after the answer to the whole request.
 
     rows     the queries of the request that it repeats
     seconds  the time that the answer took
     """
 
-    of: Compared
     answer: StoreAnswer
     rows: Sequence[int]
     seconds: float
@@ -216,7 +165,7 @@ class _Shadow:
 
     def count(self, services: Services, outcome: str, sums: Mapping[str, float]) -> None:
         metrics.COMPARISONS.labels(outcome).inc(len(self.rows))
-        services.shadows.add(self.of, {outcome: len(self.rows), **sums})
+        services.shadows.add(_compared(self.answer), {outcome: len(self.rows), **sums})
 
 
 async def _queue_shadow(services: Services, shadow: _Shadow) -> None:
@@ -227,31 +176,29 @@ async def _queue_shadow(services: Services, shadow: _Shadow) -> None:
 async def _run_shadow(services: Services, shadow: _Shadow) -> None:
     began = time.perf_counter()
     try:
-        other = await search_store(services, shadow.context, shadow.request)
+        old = await search_store(services, shadow.context, shadow.request)
     except AnchorageError as error:
         log.info("a shadow search failed: %s", error.detail)
         shadow.count(services, "failed", {})
     else:
-        shadow.count(services, "shadowed", _differences(shadow, other, time.perf_counter() - began))
+        shadow.count(services, "shadowed", _differences(shadow, old, time.perf_counter() - began))
     await _store_sums(services)
 
 
-def _differences(shadow: _Shadow, other: StoreAnswer, seconds: float) -> dict[str, float]:
+def _differences(shadow: _Shadow, old: StoreAnswer, seconds: float) -> dict[str, float]:
     """Return what is summed of both answers."""
     ours = [shadow.answer.results[row].ids for row in shadow.rows]
-    pairs = list(zip(ours, (each.ids for each in other.results), strict=True))
+    pairs = list(zip(ours, (each.ids for each in old.results), strict=True))
     changes = [change for pair in pairs for change in rank_changes(*pair)]
     share = len(shadow.rows) / len(shadow.answer.results)
-    native = (shadow.answer.native, other.native)
-    texts = [0 if each is None else each.embedded for each in native]
+    native = shadow.answer.native
     return {
         "overlap": sum(overlap(*pair) for pair in pairs),
         "rank_change": sum(changes),
         "rank_changes": len(changes),
-        "native_texts": texts[0] * share,
-        "compare_with_native_texts": texts[1],
+        "native_texts": 0.0 if native is None else native.embedded * share,
         f"latency:{latency_bucket(shadow.seconds)}": 1,
-        f"compare_with_latency:{latency_bucket(seconds)}": 1,
+        f"old_latency:{latency_bucket(seconds)}": 1,
     }
 
 
@@ -276,25 +223,24 @@ async def _interleave(
     services: Services, context: RequestContext, request: StoreSearch, comparison: Comparison
 ) -> ComparedAnswer:
     row = await to_thread.run_sync(find_store, services, context.project, request.store)
+    _require_old(request, row)
     rows = await to_thread.run_sync(_chosen, context.project, request, comparison.share)
     if not rows:
         return await search_store(services, context, request), _nothing
-    other_request = _other_request(request, comparison, rows, row.encoder.name)
-    answer, other = await asyncio.gather(
+    answer, old = await asyncio.gather(
         search_store(services, context, request),
-        search_store(services, context, other_request),
+        search_store(services, context, _old_search(request, rows, row)),
         return_exceptions=True,
     )
     if isinstance(answer, BaseException):
         raise answer
-    _require_different(request, comparison, answer)
-    if isinstance(other, Later):
-        return _skipped(answer, len(rows), f"The other mode did not answer: {other.detail}")
-    if isinstance(other, BaseException):
-        raise other
-    of, results = _compared(comparison, answer), list(answer.results)
+    if isinstance(old, Later):
+        return _skipped(answer, len(rows), f"The old search did not answer: {old.detail}")
+    if isinstance(old, BaseException):
+        raise old
+    of, results = _compared(answer), list(answer.results)
     opened: dict[str, OpenComparison] = {}
-    for row_number, theirs in zip(rows, other.results, strict=True):
+    for row_number, theirs in zip(rows, old.results, strict=True):
         mixed, teams = _mix(results[row_number], theirs, request.k)
         if mixed.comparison is not None:
             ids = [str(each) for each in mixed.ids]
@@ -332,9 +278,9 @@ def _skipped(answer: StoreAnswer, count: int, why: str) -> ComparedAnswer:
 
 
 def _mix(ours: StoreResults, theirs: StoreResults, k: int) -> tuple[StoreResults, Sequence[Any]]:
-    """Return an interleaved result, without a comparison where both modes answer the same.
+    """Return an interleaved result, without a comparison where both searches answer the same.
 
-    Scores of two modes cannot be compared, and would name the teams: hits get 1 / rank.
+    Scores of two encoders cannot be compared, and would name the teams: hits get 1 / rank.
     """
     ids, teams = draft_teams(ours.ids, theirs.ids, k, lambda: secrets.randbits(1) == 1)
     if not any(team is not None for team in teams):
@@ -355,9 +301,9 @@ def add_clicks(
     comparison: str,
     ids: Sequence[int | str],
 ) -> bool:
-    """Credit the mode that placed the clicked hits; return whether this decided the comparison.
+    """Credit the search that placed the clicked hits; return whether this decided the comparison.
 
-    Once one mode has more clicks, the comparison is counted, and later clicks change nothing.
+    Once one has more clicks, the comparison is counted, and later clicks change nothing.
     Raises StoreNotFound, ComparisonNotFound, InvalidRequest, and Unavailable without Redis.
     """
     row = find_store(services, context.project, store)

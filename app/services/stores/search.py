@@ -89,8 +89,7 @@ class StoreSearch:
     native           candidates of each query that the target encoder embeds; None: USUAL_NATIVE
                      where the store has texts and the encoder runs in the process, else 0
     native_deadline_s  how long native vectors are waited for
-    compared         whether the same request is answered by another mode too, which may use the
-                     old queries
+    compared         whether the store's encoder answers too, so that any mode takes old queries
     """
 
     store: str

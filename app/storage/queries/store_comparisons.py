@@ -1,4 +1,4 @@
-"""Sums over the compared searches of stores: a few dozen rows a day for each pair of modes."""
+"""Sums over the compared searches of stores: a few dozen rows a day for each mode."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ _Row = StoreComparisonRow
 
 
 class Compared(NamedTuple):
-    """The mode of a search of a store by an encoder, and what it is compared with."""
+    """Searches of a store by an encoder and a mode."""
 
     store_id: str
     target_id: str
     mode: str
-    compare_with: str
 
 
 def add_sums(session: Session, of: Compared, sums: Mapping[str, float]) -> None:
@@ -33,14 +32,14 @@ def add_sums(session: Session, of: Compared, sums: Mapping[str, float]) -> None:
         for name, value in sorted(sums.items())
     ]
     statement: Any = insert_into(session, _Row)
-    keys = ["store_id", "target_id", "mode", "compare_with", "day", "name"]
+    keys = ["store_id", "target_id", "mode", "day", "name"]
     more = {"value": _Row.value + statement.excluded.value}
     session.execute(statement.on_conflict_do_update(index_elements=keys, set_=more), values)
 
 
-def read_sums(session: Session, store_id: str) -> Sequence[tuple[str, str, str, str, float, int]]:
-    """Return (target, mode, compare_with, name, sum of all days, first day)."""
-    key = (EncoderRow.name, _Row.mode, _Row.compare_with, _Row.name)
+def read_sums(session: Session, store_id: str) -> Sequence[tuple[str, str, str, float, int]]:
+    """Return (target, mode, name, sum of all days, first day)."""
+    key = (EncoderRow.name, _Row.mode, _Row.name)
     return session.execute(
         select(*key, func.sum(_Row.value), func.min(_Row.day))
         .join(EncoderRow, EncoderRow.id == _Row.target_id)

@@ -1,6 +1,4 @@
-"""/stores/{name}/comparison and /feedback: what two modes find for live queries, and what is
-clicked.
-"""
+"""/stores/{name}/comparison and /feedback: live queries by two encoders, and what is clicked."""
 
 from __future__ import annotations
 
@@ -16,6 +14,7 @@ from app.api.http.problems import documented
 from app.api.schemas.fields import Body, RowModel
 from app.maths.relevance.live_comparison import Verdict
 from app.services.stores import comparison_results, live_comparison
+from app.services.stores.search import StoreSearchMode
 
 router = APIRouter(prefix="/stores", tags=["Search an old index"])
 
@@ -41,12 +40,12 @@ class FeedbackOut(BaseModel):
     """What the clicks did."""
 
     counted: bool = Field(
-        description="Whether these clicks decided the comparison: one mode has more of them now. "
+        description="Whether these clicks decided the comparison: one encoder has more of them. "
         "A comparison is counted once."
     )
 
 
-class LatencyOut(RowModel):
+class LatencyOut(BaseModel):
     """How long searches took, to 19 % exactly. Null without shadows."""
 
     p50: float | None = Field(description="Half of them took at most this.")
@@ -54,10 +53,10 @@ class LatencyOut(RowModel):
 
 
 class PreferenceOut(RowModel):
-    """The queries whose clicks prefer one mode."""
+    """The queries whose clicks prefer one encoder."""
 
-    wins: int = Field(description="Queries that prefer `mode`.")
-    losses: int = Field(description="Queries that prefer `compare_with`.")
+    wins: int = Field(description="Queries that prefer the new encoder.")
+    losses: int = Field(description="Queries that prefer the old one.")
     share: float = Field(description="Share of wins; 0.5 without queries.")
     low: float = Field(description="Lower end of the 95 % interval, which holds at every look.")
     high: float = Field(description="Upper end of the interval.")
@@ -71,26 +70,22 @@ class PreferenceOut(RowModel):
     )
 
 
-class ComparisonOut(RowModel):
-    """What was counted of searches by one mode that were compared with another."""
+class ComparisonOut(BaseModel):
+    """What was counted of searches that were compared with the store's own."""
 
     target: str = Field(description="The new encoder.")
-    mode: str = Field(description="Mode of the searches.")
-    compare_with: str = Field(description="What they were compared with.")
+    mode: StoreSearchMode = Field(description="Mode of the searches.")
     since: date = Field(description="First day that is counted, in UTC.")
-    shadowed: int = Field(description="Queries that both modes answered.")
+    shadowed: int = Field(description="Queries that both encoders answered.")
     dropped: int = Field(description="Queries without a shadow, because too many waited.")
-    failed: int = Field(description="Queries that the other mode could not answer.")
+    failed: int = Field(description="Queries that the old encoder could not answer.")
     overlap: float | None = Field(description="Mean share of the `k` hits that both found.")
     rank_change: float | None = Field(description="Mean change of the rank of a common hit.")
-    latency_ms: LatencyOut = Field(description="Latency of the answers by `mode`.")
-    compare_with_latency_ms: LatencyOut = Field(description="Latency of the shadows.")
-    native_texts: float = Field(description="Texts that the answers had embedded.")
-    compare_with_native_texts: float = Field(
-        description="Texts that the shadows had embedded, which the answers had not."
-    )
-    interleaved: int = Field(description="Answers with hits of both modes.")
-    same: int = Field(description="Queries to which both modes gave the same answer.")
+    latency_ms: LatencyOut = Field(description="Latency of the answers.")
+    old_latency_ms: LatencyOut = Field(description="Latency of the shadows.")
+    native_texts: float = Field(description="Texts that the shadowed answers had embedded.")
+    interleaved: int = Field(description="Answers with hits of both encoders.")
+    same: int = Field(description="Queries to which both gave the same answer.")
     clicked: int = Field(description="Interleaved answers with a click.")
     preference: PreferenceOut = Field(description="What the clicks prefer.")
     summary: str = Field(description="What people prefer, in words.")
@@ -99,12 +94,12 @@ class ComparisonOut(RowModel):
 class ComparisonsOut(BaseModel):
     """The comparisons of a store."""
 
-    comparisons: list[ComparisonOut] = Field(description="One entry for each pair of modes.")
+    comparisons: list[ComparisonOut] = Field(description="One entry for each target and mode.")
 
 
 @router.get(
     "/{name}/comparison",
-    summary="Compare two modes by live queries",
+    summary="Compare two encoders by live queries",
     responses=documented(404, 422),
 )
 def get_comparison(name: PathName, services: Svc, project: Reads) -> ComparisonsOut:
@@ -136,6 +131,6 @@ def add_feedback(
     body: Annotated[Feedback, json_body(Feedback)],
     services: Svc,
 ) -> FeedbackOut:
-    """Credits the mode that found the clicked hits. Answers are open for a day."""
+    """Credits the encoder that found the clicked hits. Answers are open for a day."""
     counted = live_comparison.add_clicks(services, context, name, body.comparison, body.ids)
     return FeedbackOut(counted=counted)

@@ -31,7 +31,7 @@ from app.services.encoders import encoding
 from app.services.relevance.native_order import MAX_NATIVE
 from app.services.relevance.rescoring import WeightSource
 from app.services.stores import live_comparison, search
-from app.services.stores.live_comparison import CompareKind, CompareWith, Comparison
+from app.services.stores.live_comparison import CompareKind, Comparison
 from app.services.stores.search import StoreAnswer, StoreSearch, StoreSearchMode
 from app.types import InputRole
 
@@ -153,14 +153,10 @@ class StoreSearchRequest(Body):
 
     compare: CompareKind | None = Field(
         None,
-        description="Also asks another mode. `shadow`: after the answer was sent, which stays as "
-        "it is. `interleave`: the answer has hits of both modes, and `POST "
-        "/stores/{name}/feedback` takes the clicks. GET /stores/{name}/comparison has the result.",
-    )
-    compare_with: CompareWith | None = Field(
-        None,
-        description="`compare`: the other mode, or `old`: the store's own results for "
-        "`old_queries`, or for `inputs` that the store's encoder encodes. Default: `old`.",
+        description="Also asks the store's own encoder, by `old_queries` or by `inputs` that it "
+        "encodes. `shadow`: after the answer was sent, which stays as it is. `interleave`: the "
+        "answer has hits of both, and `POST /stores/{name}/feedback` takes the clicks. "
+        "GET /stores/{name}/comparison has the result.",
     )
     compare_share: Share | None = Field(
         None,
@@ -169,16 +165,16 @@ class StoreSearchRequest(Body):
     )
 
     def comparison(self) -> Comparison | None:
-        """How the answer is compared. Raises InvalidRequest for fields without `compare`."""
+        """How the answer is compared. Raises InvalidRequest for a share without `compare`."""
         if self.compare is not None:
-            share = 1.0 if self.compare_share is None else self.compare_share
-            return Comparison(self.compare, self.compare_with or "old", share)
-        for name in ("compare_with", "compare_share"):
-            if getattr(self, name) is not None:
-                raise InvalidRequest(
-                    f"`{name}` only applies with `compare`. Remove it, or set `compare`.",
-                    field=name,
-                )
+            return Comparison(
+                self.compare, 1.0 if self.compare_share is None else self.compare_share
+            )
+        if self.compare_share is not None:
+            raise InvalidRequest(
+                "`compare_share` only applies with `compare`. Remove it, or set `compare`.",
+                field="compare_share",
+            )
         return None
 
     def search(self, store: str) -> StoreSearch:
@@ -226,8 +222,8 @@ class StoreQueryResults(BaseModel):
     comparison: str | None = Field(
         None,
         description="`compare: interleave`: what the feedback names, for a day. The scores are "
-        "then 1 / rank, and `native` is empty. Null: the query was not chosen, both modes gave the "
-        "same answer, or a warning says why.",
+        "then 1 / rank, and `native` is empty. Null: the query was not chosen, both encoders gave "
+        "the same answer, or a warning says why.",
     )
 
 

@@ -86,7 +86,6 @@ class AsyncStores(AsyncResource):
         payload: bool | None = None,
         exact: bool | None = None,
         compare: str | None = None,
-        compare_with: str | None = None,
         compare_share: float | None = None,
     ) -> Rankings:
         """Search a store with the vectors or inputs of another encoder.
@@ -94,7 +93,7 @@ class AsyncStores(AsyncResource):
         filter  in the store's own language: `{"published": {"$gt": "2020-01-01"}}` for pgvector,
                 the text `"published > '2020-01-01'"` for LanceDB
         native  candidates of each query whose texts the new encoder embeds
-        compare  `shadow` or `interleave`: also ask the mode `compare_with`
+        compare  `shadow` or `interleave`: also ask the store's own encoder
         """
         body = {
             "target": target,
@@ -115,7 +114,6 @@ class AsyncStores(AsyncResource):
             "payload": payload,
             "exact": exact,
             "compare": compare,
-            "compare_with": compare_with,
             "compare_share": compare_share,
         }
         return rankings_of(await self._transport.post(f"{self.path}/{segment(name)}/search", body))
@@ -129,7 +127,7 @@ class AsyncStores(AsyncResource):
         return bool(answer["counted"])
 
     async def comparison(self, name: str) -> builtins.list[Json]:
-        """Return what searches with `compare` have counted, for each pair of modes."""
+        """Return what searches with `compare` have counted, for each mode."""
         answer = await self._transport.get(f"{self.path}/{segment(name)}/comparison")
         return members_of(answer, "comparisons")
 

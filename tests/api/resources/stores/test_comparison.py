@@ -96,9 +96,9 @@ def test_a_shadow_changes_no_answer_and_counts_how_both_modes_differ(shop: Shop)
     ]
     assert found["overlap"] == pytest.approx(np.mean(overlaps))
     assert found["rank_change"] == pytest.approx(np.mean(changes))
-    assert (found["target"], found["mode"], found["compare_with"]) == ("new", "cascade", "old")
+    assert (found["target"], found["mode"]) == ("new", "cascade")
     assert (found["dropped"], found["failed"], found["interleaved"]) == (0, 0, 0)
-    for name in ("latency_ms", "compare_with_latency_ms"):
+    for name in ("latency_ms", "old_latency_ms"):
         assert 1 <= found[name]["p50"] <= found[name]["p99"]
     assert shop.client.delete("/stores/docs/comparison").status_code == 204
     assert comparisons(shop) == []
@@ -106,7 +106,11 @@ def test_a_shadow_changes_no_answer_and_counts_how_both_modes_differ(shop: Shop)
 
 def test_shadows_that_find_a_full_queue_or_fail_are_counted(shop: Shop) -> None:
     shadows, portal = shop.client.app.state.services.shadows, shop.client.portal
-    first = {"queries": NEW[:1].tolist(), "compare": "shadow"}
+    first = {
+        "queries": NEW[:1].tolist(),
+        "old_queries": OLD[:1].tolist(),
+        "compare": "shadow",
+    }
     released = portal.call(asyncio.Event)
 
     async def fill() -> None:
@@ -116,13 +120,13 @@ def test_shadows_that_find_a_full_queue_or_fail_are_counted(shop: Shop) -> None:
             await asyncio.sleep(0)
 
     portal.call(fill)
-    shop.search(**first, compare_with="bridge")
+    shop.search(**first)
     portal.call(released.set)
-    shop.search(**first, compare_with="bridge")
+    shop.search(**first)
     found = counted(shop, "shadowed")
     assert (found["dropped"], found["failed"], found["shadowed"]) == (1, 0, 1)
     shop.client.delete("/stores/docs/comparison")
-    shop.search(**first, compare_with="translate")  # the store has no vectors of the target
+    shop.search(**{**first, "old_queries": [[0.5] * 31]})
     found = counted(shop, "failed")
     assert (found["shadowed"], found["overlap"], found["latency_ms"]["p50"]) == (0, None, None)
 
@@ -195,28 +199,27 @@ def test_clicks_that_belong_to_no_open_answer_are_refused(shop: Shop) -> None:
         assert shop.client.post("/stores/docs/feedback", json=body).status_code == 422
 
 
-def test_queries_with_the_same_answer_by_both_modes_are_not_interleaved(shop: Shop) -> None:
-    found = shop.search(mode="cascade", compare="interleave", compare_with="bridge", k=1)
+def test_queries_with_the_same_answer_by_both_are_not_interleaved(shop: Shop) -> None:
+    found = shop.search(old_queries=OLD.tolist(), compare="interleave", k=1)
     same = sum("comparison" not in each for each in found["results"])
     result = counted(shop, "same", same) if same else counted(shop, "interleaved")
     assert (result["same"], result["interleaved"]) == (same, len(QUERIES) - same)
+    assert same  # both encoders find most documents
 
 
 WRONG = [
     ({"compare": "both"}, "compare"),
     ({"compare": "shadow", "compare_share": 1.5}, "compare_share"),
     ({"compare_share": 0.5}, "compare_share"),
-    ({"compare_with": "old"}, "compare_with"),
     ({"compare": "shadow"}, "old_queries"),
-    ({"compare": "interleave", "compare_with": "fuse"}, "old_queries"),
+    ({"compare": "interleave"}, "old_queries"),
     ({"compare": "interleave", "old_queries": OLD[:2].tolist()}, "old_queries"),
     ({"compare": "interleave", "old_queries": [[0.5] * 31] * 6}, "queries"),
-    ({"compare": "shadow", "compare_with": "cascade"}, "compare_with"),
-    ({"compare": "shadow", "compare_with": "bridge", "mode": "bridge"}, "compare_with"),
-    ({"compare": "interleave", "compare_with": "bridge", "queries": None}, "queries"),
-    ({"compare": "interleave", "compare_with": "bridge", "queries": 5}, "queries"),
+    ({"compare": "interleave", "old_queries": 5}, "old_queries"),
+    ({"compare": "interleave", "old_queries": OLD.tolist(), "queries": 5}, "queries"),
+    ({"compare": "interleave", "old_queries": OLD.tolist(), "queries": None}, "old_queries"),
     ({"compare": "shadow", "target": "old", "queries": OLD.tolist(), "anchor_set": None,
-      "old_queries": OLD.tolist()}, "compare_with"),
+      "old_queries": OLD.tolist()}, "compare"),
 ]  # fmt: skip
 
 
@@ -228,8 +231,6 @@ def test_comparisons_that_cannot_be_made_are_refused(shop: Shop) -> None:
         if (answer.status_code, answer.json().get("field")) != (422, field):
             wrong.append((changes, field, answer.text[:300]))
     assert wrong == []
-    body = {"queries": NEW.tolist(), "compare": "interleave", "compare_with": "translate"}
-    assert shop.search(409, **body)["code"] == "wrong-state"
 
 
 def test_without_redis_an_answer_is_not_interleaved_and_says_so(
