@@ -140,6 +140,12 @@ def shop(http: httpx2.Client, folder: Path) -> None:
     make(http, "/stores", name="docs", address="shop", encoder="old", **about)
 
 
+def compared(http: httpx2.Client, folder: Path) -> None:
+    """The same, and a query by the old encoder."""
+    shop(http, folder)
+    np.save(folder / "query_by_old.npy", load_pack().old[:1].numpy())
+
+
 def moved(http: httpx2.Client, folder: Path) -> None:
     """The same, migrated and cut over."""
     shop(http, folder)
@@ -223,6 +229,7 @@ SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "docs/how-to/bulk.md": bulk,
     "docs/how-to/encoders.md": lambda http, folder: texts(http, folder, running=("mine",)),
     "docs/how-to/clients.md": lambda http, folder: texts(http, folder, running=("old", "new")),
+    "docs/how-to/compare.md": compared,
     "docs/how-to/cost.md": shop,
     "docs/how-to/migrate.md": shop,
     "docs/how-to/roll-back.md": moved,
