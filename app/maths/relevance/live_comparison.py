@@ -1,4 +1,4 @@
-"""Compares two rankings of live queries: what differs, whom a click prefers, and how sure that is.
+"""Compares two rankings of live queries: their differences, and which one clicks prefer.
 
 Team-draft interleaving: Radlinski, Kurup and Joachims 2008, "How does clickthrough data reflect
 retrieval quality?" (CIKM). The interval that holds at every look: Robbins 1970, "Statistical
@@ -44,7 +44,7 @@ def draft_teams(
 
     coin  whether the first ranking picks, when both teams have placed the same number
 
-    The hits at the top that both rankings agree on belong to no team: a click on them says nothing.
+    The hits at the top that both rankings agree on belong to no team; clicks on them do not count.
     """
     both = zip(first[:k], second[:k], strict=False)
     shown = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], both)]

@@ -60,7 +60,7 @@ class Comparison:
     share: float = 1.0
 
 
-#: an answer, and what is left to do once it is sent, which waits for nothing
+#: an answer, and a call that queues the rest of the work once the answer is sent
 ComparedAnswer = tuple[StoreAnswer, Callable[[], Awaitable[None]]]
 
 

@@ -71,7 +71,7 @@ class PreferenceOut(RowModel):
 
 
 class ComparisonOut(BaseModel):
-    """What was counted of searches that were compared with the store's own."""
+    """Counts of compared searches by one encoder and mode."""
 
     target: str = Field(description="The new encoder.")
     mode: StoreSearchMode = Field(description="Mode of the searches.")
