@@ -158,6 +158,13 @@ class RedisStore:
     def close(self) -> None:
         self._redis.close()
 
+    def ask(self, question: Callable[[Redis, str], Value]) -> Value:
+        """Return what Redis answers to a question, which gets the prefix of our keys.
+
+        Raises RedisAway.
+        """
+        return self._redis.ask(lambda client: question(client, self._prefix))
+
     def takes_writes(self) -> bool:
         """Return within a second whether Redis accepts writes now."""
         return self._redis.takes_writes(f"{self._prefix}:ready")

@@ -10,6 +10,7 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     DateTime,
+    Double,
     ForeignKey,
     Index,
     LargeBinary,
@@ -380,6 +381,25 @@ class StoreReadRow(Base):
     read_at: Mapped[int] = mapped_column(BigInteger)
     #: whether a migration to the encoder has written the native vector
     is_native: Mapped[bool] = mapped_column(default=False, server_default=false())
+
+
+class StoreComparisonRow(Base):
+    """A sum over the searches of a store that were compared on a day, and nothing of a query."""
+
+    __tablename__ = "store_comparisons"
+
+    store_id: Mapped[str] = mapped_column(
+        ForeignKey("stores.id", ondelete="CASCADE"), primary_key=True
+    )
+    target_id: Mapped[str] = mapped_column(
+        ForeignKey("encoders.id", ondelete="CASCADE"), primary_key=True
+    )
+    mode: Mapped[str] = mapped_column(String(20), primary_key=True)
+    #: days since 1970
+    day: Mapped[int] = mapped_column(primary_key=True)
+    #: what is summed, as `app.services.stores.live_comparison` names it
+    name: Mapped[str] = mapped_column(String(40), primary_key=True)
+    value: Mapped[float] = mapped_column(Double)
 
 
 #: a store has at most one migration whose traces are still in it

@@ -89,6 +89,7 @@ class StoreSearch:
     native           candidates of each query that the target encoder embeds; None: USUAL_NATIVE
                      where the store has texts and the encoder runs in the process, else 0
     native_deadline_s  how long native vectors are waited for
+    compared         whether the store's encoder answers too, so that any mode takes old queries
     """
 
     store: str
@@ -108,6 +109,7 @@ class StoreSearch:
     exact: bool = False
     native: int | None = None
     native_deadline_s: float = USUAL_DEADLINE_S
+    compared: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +127,7 @@ class _Ready:
     """
 
     row: tables.StoreRow
+    target: tables.EncoderRow
     mode: StoreSearchMode
     side: Side
     queries: Tensor
@@ -143,18 +146,24 @@ class _Ready:
 
 @dataclass(frozen=True)
 class StoreResults:
-    """The results of one query, best first. native: ids that a native vector was scored for."""
+    """The results of one query, best first.
+
+    native      ids that a native vector was scored for
+    comparison  the comparison that clicks on an interleaved answer name
+    """
 
     ids: Sequence[StoreId]
     scores: Sequence[float]
     payloads: Sequence[Mapping[str, Any]] | None = None
     native: Sequence[StoreId] = ()
+    comparison: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class StoreAnswer:
     """The results of each query, and how they were found.
 
+    row, target  the store, and the encoder of the queries
     side       the vectors of the store that were searched
     scoring    the translator of stored vectors; None where none was translated
     bridging   the translator of the queries; None where none was translated
@@ -162,8 +171,11 @@ class StoreAnswer:
     native     how many texts were embedded; None without native scores
     truncated  rows of the inputs that an encoder read only in part
     seconds    time of each step
+    notices    further warnings
     """
 
+    row: tables.StoreRow
+    target: tables.EncoderRow
     results: Sequence[StoreResults]
     mode: StoreSearchMode
     side: Side
@@ -176,6 +188,7 @@ class StoreAnswer:
     native: NativeCounts | None
     truncated: Sequence[int]
     seconds: Mapping[str, float]
+    notices: Sequence[AnswerWarning] = ()
 
     @property
     def warnings(self) -> list[AnswerWarning]:
@@ -184,6 +197,7 @@ class StoreAnswer:
         every = [each for served in maps for each in served.warnings]
         if self.native is not None and self.native.shortfall is not None:
             every.append(AnswerWarning(*self.native.shortfall))
+        every += self.notices
         return list({each.code: each for each in every}.values())
 
 
@@ -205,6 +219,8 @@ async def search_store(
     stored = time.perf_counter()
     seconds = {"bridge": bridged - began, "store": stored - bridged}
     answer = StoreAnswer(
+        row=ready.row,
+        target=ready.target,
         results=[],
         mode=ready.mode,
         side=ready.side,
@@ -288,7 +304,7 @@ def _prepare(services: Services, context: RequestContext, request: StoreSearch) 
         repaired = moving is not None and cut_over  # the target may be the store's own encoder
         side: Side = "old" if same and not repaired else "new"
         compared = _numpy(vectors)
-        return _Ready(row, mode, side, vectors, compared, request.k, truncated, cut_over)
+        return _Ready(row, target, mode, side, vectors, compared, request.k, truncated, cut_over)
     native = 0 if mode == "bridge" else native
     old = None
     if mode == "fuse":
@@ -315,6 +331,7 @@ def _prepare(services: Services, context: RequestContext, request: StoreSearch) 
     is_filling = moving is not None and moving.is_filled_by_reads and not cut_over
     return _Ready(
         row,
+        target,
         mode,
         "old",
         vectors,
@@ -380,7 +397,7 @@ def _check_mode(
 ) -> None:
     """Raises InvalidRequest for fields of other modes, and WrongState."""
     if mode != "fuse":
-        for name in ("old_queries", "weight"):
+        for name in ("weight",) if request.compared else ("old_queries", "weight"):
             if getattr(request, name) is not None:
                 raise InvalidRequest(
                     f"`{name}` only applies with `mode: fuse`. Remove it, or set `mode`.",

@@ -28,6 +28,7 @@ WarningCode = Literal[
     "native-budget",
     "native-deadline",
     "native-unavailable",
+    "comparison-skipped",
 ]
 
 #: cache size of a verdict
