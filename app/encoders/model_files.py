@@ -44,6 +44,18 @@ def find_model(
     )
 
 
+def hash_installed(spec: EncoderSpec, folder: Path | None, packaged: Path | None) -> str | None:
+    """Return the digest of a model's files as they are now; None unless they are installed here.
+
+    Raises OSError.
+    """
+    path = resolve_inside(folder, spec.model)
+    for each in (path, packaged):
+        if each is not None and each.is_dir():
+            return hash_files(_list_files(each), each)
+    return None
+
+
 def _require_size(spec: EncoderSpec, sources: ModelSources, weights: Sequence[Path]) -> None:
     """Raises EncoderUnavailable before the weights are read."""
     size = sum(path.stat().st_size for path in weights if path.is_file())

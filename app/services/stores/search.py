@@ -51,7 +51,7 @@ from app.services.stores.hits import hit_vectors, known_vectors, union
 from app.services.stores.native_texts import native_count, native_scoring
 from app.services.stores.reads import record_reads
 from app.services.translators.translators import FitRequest
-from app.services.translators.warnings import AnswerWarning
+from app.services.translators.warnings import AnswerWarning, warnings_about_change
 from app.storage import tables
 from app.storage.queries import stores as queries
 from app.storage.queries.migrations import STEP
@@ -122,6 +122,7 @@ class _Ready:
     reader      the target, where anchors or a migration learn from the rows that are embedded
     read        receives these rows
     cut_over    whether a migration of the store may finish, and delete its old vectors
+    target      whose queries these are
     """
 
     row: tables.StoreRow
@@ -132,6 +133,7 @@ class _Ready:
     candidates: int
     truncated: Sequence[int]
     cut_over: bool
+    target: tables.EncoderRow
     request: FitRequest | None = None
     old_queries: Tensor | None = None
     bridging: ServedMap | None = None
@@ -161,6 +163,7 @@ class StoreAnswer:
     new_vectors  candidates that were scored by a new vector of the store
     native     how many texts were embedded; None without native scores
     truncated  rows of the inputs that an encoder read only in part
+    encoders   of the store and of the queries
     seconds    time of each step
     """
 
@@ -175,13 +178,15 @@ class StoreAnswer:
     new_vectors: int
     native: NativeCounts | None
     truncated: Sequence[int]
+    encoders: Sequence[tables.EncoderRow]
     seconds: Mapping[str, float]
 
     @property
     def warnings(self) -> list[AnswerWarning]:
-        """The warnings about the translators, each code once."""
+        """The warnings about encoders and translators, each code once."""
         maps = [each for each in (self.scoring, self.bridging) if each is not None]
-        every = [each for served in maps for each in served.warnings]
+        every = warnings_about_change(*self.encoders)
+        every += [each for served in maps for each in served.warnings]
         if self.native is not None and self.native.shortfall is not None:
             every.append(AnswerWarning(*self.native.shortfall))
         return list({each.code: each for each in every}.values())
@@ -216,6 +221,7 @@ async def search_store(
         new_vectors=0 if new is None else len(new.ids),
         native=None,
         truncated=ready.truncated,
+        encoders=(ready.row.encoder, ready.target),
         seconds=seconds,
     )
     if ready.mode in ("bridge", "translate"):
@@ -287,7 +293,7 @@ def _prepare(services: Services, context: RequestContext, request: StoreSearch) 
         _reserve(services, context, len(vectors) * request.k, row, "k")
         side: Side = "old" if same else "new"
         compared = _numpy(vectors)
-        return _Ready(row, mode, side, vectors, compared, request.k, truncated, cut_over)
+        return _Ready(row, mode, side, vectors, compared, request.k, truncated, cut_over, target)
     native = 0 if mode == "bridge" else native
     old = None
     if mode == "fuse":
@@ -321,6 +327,7 @@ def _prepare(services: Services, context: RequestContext, request: StoreSearch) 
         candidates,
         truncated,
         cut_over,
+        target,
         request=fit,
         old_queries=old,
         bridging=bridging,
