@@ -61,7 +61,7 @@ RENEWALS = 3
 #: how often old rows and blobs are deleted
 DELETE_OLD_S = 3600.0
 
-#: how often a worker looks for encoders that nobody has checked today
+#: how often a worker looks for encoders that no worker has checked today
 CHECK_ENCODERS_S = 900.0
 
 #: how often writes to stores that are migrated are brought to the other side, and how long a stop

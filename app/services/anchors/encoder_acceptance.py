@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -52,7 +52,8 @@ def run_accept(services: Services, job: tables.JobRow, progress: Progress) -> Jo
     now = _describe_now(services, old, new_name)
     made: Made = []
     skipped = []
-    for place, row in enumerate(sets):
+    before, total = 0, sum(row.size for row in sets)
+    for row in sets:
         try:
             inputs = anchor_embedding.items_of(services, row, None, old)
         except InputsNotStored:
@@ -61,10 +62,11 @@ def run_accept(services: Services, job: tables.JobRow, progress: Progress) -> Jo
             skipped.append(row.name)
             continue
 
-        def report(done: int, *, before: int = place, count: int = row.size) -> None:
-            progress(before * count + done, len(sets) * count)
+        def report(done: int, before: int = before) -> None:
+            progress(before + done, total)
 
         vectors = anchor_embedding.encode_items(services, context, now, inputs, on_progress=report)
+        before += row.size
         kept = store_anchors.add_encoders(services, row, [now.id])
         made.append((row, vectors, kept))
     names = [row.name for row, *_ in made]
@@ -92,16 +94,22 @@ def _check(
             resources.require_free(session, tables.EncoderRow, project, new_name)
             resources.require_free(session, tables.AliasRow, project, new_name)
             return old, sets
-        users = resources.users_of_encoder(session, old) + stores.stores_of_encoder(session, old)
-        embeddable = {
-            f"anchor set {each.name!r}" for each in sets if each.inputs or each.store_rows
-        }
+        _refuse_users(session, old, [each for each in sets if each.inputs or each.store_rows])
+    return old, sets
+
+
+def _refuse_users(
+    session: Session, encoder: tables.EncoderRow, embedded: Iterable[tables.AnchorSetRow]
+) -> None:
+    """Raises InUse for whatever holds vectors of the encoder, but the sets that are embedded."""
+    users = resources.users_of_encoder(session, encoder)
+    users += stores.stores_of_encoder(session, encoder)
+    ours = {f"anchor set {each.name!r}" for each in embedded}
     refuse_in_use(
-        f"encoder {name!r}",
-        [each for each in users if each not in embeddable],
+        f"encoder {encoder.name!r}",
+        [each for each in users if each not in ours],
         "They hold old vectors, which the service cannot embed again. Send `new_name`.",
     )
-    return old, sets
 
 
 def _describe_now(
@@ -175,6 +183,7 @@ def _write_same(
     ]
 
     def write(session: Session) -> None:
+        _refuse_users(session, old, [row for row, *_ in built])
         for row, replaced, kept in built:
             current = growth.replace_spaces(session, context, row, replaced)
             for space in replaced:
