@@ -117,17 +117,13 @@ class EncoderPool:
         with self._lock:
             return self._find(spec.key)
 
-    def hash_installed(self, spec: EncoderSpec) -> str | None:
-        """Return the digest of a local model's files as they are now; None for all others."""
-        if spec.kind == EncoderKind.openai:
+    def hash_folder(self, spec: EncoderSpec) -> str | None:
+        """Return the digest of the model's files in the operator's folder now; None without."""
+        folder = model_files.resolve_inside(self._sources.folder, spec.model)
+        if spec.kind == EncoderKind.openai or folder is None or not folder.is_dir():
             return None
-        packaged = (
-            text.find_package(spec.model)
-            if spec.kind == EncoderKind.sentence_transformers
-            else None
-        )
         try:
-            return model_files.hash_installed(spec, self._sources.folder, packaged)
+            return model_files.hash_files(model_files.list_files(folder), folder)
         except OSError:  # loading the model says why
             return None
 

@@ -249,7 +249,7 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> EncoderModel:
             "Ask the operator to run: pip install 'anchorage-server[text]'.",
             field="kind",
         )
-    folder, revision = find_model(spec, sources, packaged=find_package(spec.model))
+    folder, revision = find_model(spec, sources, packaged=_find_package(spec.model))
     _refuse_pickles(spec.model, folder)
     make_importable()
     from sentence_transformers import SentenceTransformer
@@ -294,7 +294,7 @@ def _refuse_pickles(model: str, folder: Path) -> None:
             )
 
 
-def find_package(model: str) -> Path | None:
+def _find_package(model: str) -> Path | None:
     """Return the model's folder in an installed package, or None."""
     package = PACKAGED_MODELS.get(model)
     spec = None if package is None else find_spec(package)

@@ -117,7 +117,7 @@ def _describe_now(
 ) -> tables.EncoderRow:
     """Return the encoder as it is now, not in a session; another one for a new name."""
     spec = spec_of(old)
-    if services.encoders.hash_installed(spec) is not None:
+    if services.encoders.hash_folder(spec) is not None:
         spec = replace(spec, revision=None)  # the digest of files that are gone
     services.encoders.forget(spec)
     model = load_current_model(services, spec)

@@ -139,12 +139,12 @@ def check_encoder(
     return found
 
 
-def require_files(services: Services, encoder: tables.EncoderRow) -> None:
+def _require_files(services: Services, encoder: tables.EncoderRow) -> None:
     """Raises EncoderChanged where the files of a local model are no longer those of its identity.
 
     A model in memory may still be the old one.
     """
-    now, before = services.encoders.hash_installed(spec_of(encoder)), encoder.identity
+    now, before = services.encoders.hash_folder(spec_of(encoder)), encoder.identity
     if now is not None and before is not None and before["revision"] != now:
         raise EncoderChanged(
             f"The files of the model of encoder {encoder.name!r} have changed since it was "
@@ -160,7 +160,7 @@ def _check(
     most: int,
     stopping: Callable[[], bool],
 ) -> EncoderCheck:
-    require_files(services, encoder)
+    _require_files(services, encoder)
     if encoder.kind == EncoderKind.openai:
         services.encoders.forget(spec_of(encoder))
         most -= 1  # loading it embeds one text
@@ -170,8 +170,7 @@ def _check(
     if sample is None:
         return _result(
             "unchecked",
-            "The identity is as it was. No anchor set has inputs of this encoder that could be "
-            "embedded again",
+            "Its identity is as it was, but no anchor set has inputs that it could embed again",
         )
 
     def embed(places: Sequence[int]) -> Tensor:
@@ -201,21 +200,19 @@ def _compare(
 ) -> EncoderCheck:
     """Compare new vectors (n, d) with the stored ones; measure the noise where they deviate."""
     old = spaces.raw_anchors(services, sample.space)[list(sample.rows)]
-    with services.fitting(encoder.project):
-        found = drift.compare_embeddings(old, new)
-        noise: float | None = None
-        embedded = len(new)
-        if found.verdict != "unchanged" and found.deviations is not None and repeats:
-            worst = found.deviations.argsort(descending=True)[:repeats].tolist()
-            again = torch.cat([embed_alone(place) for place in worst])
-            noise = float(drift.deviations(new[worst], again).max())
-            embedded += len(again)
-            least = (
-                0.0
-                if (encoder.identity or {}).get("dtype") in PRECISE_DTYPES
-                else drift.NEAR_DEVIATION / drift.NOISE_FACTOR
-            )
-            found = drift.compare_embeddings(old, new, noise=max(noise, least))
+
+    def compare(noise: float) -> drift.Drift:
+        with services.fitting(encoder.project):
+            return drift.compare_embeddings(old, new, noise=noise)
+
+    is_precise = (encoder.identity or {}).get("dtype") in PRECISE_DTYPES
+    least = 0.0 if is_precise else drift.NEAR_DEVIATION / drift.NOISE_FACTOR
+    found, noise, embedded = compare(least), None, len(new)
+    if found.verdict != "unchanged" and found.deviations is not None and repeats:
+        worst = found.deviations.argsort(descending=True)[:repeats].tolist()
+        again = torch.cat([embed_alone(place) for place in worst])
+        noise, embedded = float(drift.deviations(new[worst], again).max()), embedded + repeats
+        found = compare(max(noise, least))
     may_scale = store_anchors.is_of_store(services, sample.space)
     is_equal = found.verdict == "unchanged" or (found.verdict == "rescaled" and may_scale)
     changed = int(found.changed.sum())
@@ -246,7 +243,7 @@ def _recommend(encoder: tables.EncoderRow) -> list[str]:
         f"Or keep {encoder.name!r} for the old vectors, and register the model as it is now: "
         f"`anchorage encoders accept {encoder.name} --new-name NAME`. The anchors are embedded by "
         "it too, so that translators and migrations map old vectors to new ones.",
-        f"Or, if no store, head or pool holds old vectors: `anchorage encoders accept "
+        "Or, if no store, head or pool holds old vectors: `anchorage encoders accept "
         f"{encoder.name}` embeds all its anchors again.",
     ]
 
