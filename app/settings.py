@@ -235,6 +235,15 @@ class Settings(BaseSettings):
             "remote encoders; default: none"
         ),
     )
+    watched_inputs: int = Field(
+        50,
+        ge=0,
+        le=50,
+        description=(
+            "anchors that a worker embeds again each day with each encoder that the service can "
+            "call, to find out whether its vectors have moved; 0: never"
+        ),
+    )
     native_cache_bytes: int = Field(
         2**30,
         ge=0,

@@ -71,6 +71,8 @@ class JobKind(StrEnum):
     learn = "learn"
     #: measure which of several encoders ranks texts better
     compare = "compare"
+    #: embed the anchors of an encoder that has changed
+    accept = "accept"
 
 
 class JobState(StrEnum):

@@ -1,5 +1,5 @@
-"""A worker: threads that run jobs, one that renews leases, one that deletes old rows, and one that
-synchronises stores.
+"""A worker: threads that run jobs, and threads that renew leases, delete old rows, check encoders
+and synchronise stores.
 
 It runs in the process of the API, or in a separate one.
 """
@@ -17,6 +17,8 @@ from app.device_failures import is_device_failure
 from app.errors import DatabaseUnavailable
 from app.observability import metrics
 from app.services.anchors.anchor_embedding import run_embed
+from app.services.anchors.encoder_acceptance import run_accept
+from app.services.anchors.encoder_watch import check_all
 from app.services.anchors.learning import run_learn
 from app.services.context import Services
 from app.services.jobs import runner
@@ -43,6 +45,7 @@ RUNNERS: dict[str, runner.JobRunner] = {
     JobKind.migrate: run_migration,
     JobKind.learn: run_learn,
     JobKind.compare: run_compare,
+    JobKind.accept: run_accept,
 }
 
 #: how often an idle thread queries for a job that another process has queued
@@ -57,6 +60,9 @@ RENEWALS = 3
 
 #: how often old rows and blobs are deleted
 DELETE_OLD_S = 3600.0
+
+#: how often a worker looks for encoders that no worker has checked today
+CHECK_ENCODERS_S = 900.0
 
 #: how often writes to stores that are migrated are brought to the other side, and how long a stop
 #: waits for a store: a change that was not applied stays in the store for the next worker
@@ -81,6 +87,7 @@ class Worker:
         renew_s = min(RENEW_S, self.services.lease_s / RENEWALS)
         self._caretaker = Periodic("renew leases", renew_s, self._renew)
         self._deleter = Periodic("delete old rows", DELETE_OLD_S, self._delete_old)
+        self._watch = Periodic("check encoders", CHECK_ENCODERS_S, self._check_encoders)
         #: when each migration is next synchronised, by its id
         self._sync_due: dict[str, float] = {}
         self._synchroniser = Periodic("synchronise stores", SYNC_S, self._sync)
@@ -93,7 +100,7 @@ class Worker:
 
     @property
     def _periodics(self) -> tuple[Periodic, ...]:
-        return self._caretaker, self._deleter, self._synchroniser, self._filler
+        return self._caretaker, self._deleter, self._synchroniser, self._filler, self._watch
 
     def start(self) -> None:
         """Start all threads."""
@@ -116,7 +123,7 @@ class Worker:
                 "running jobs could not be handed back and restart when their leases expire: %s",
                 error.detail,
             )
-        for each in (self._synchroniser, self._filler):
+        for each in (self._synchroniser, self._filler, self._watch):
             each.stop(SYNC_STOP_S)
         self._deleter.stop()
         self._caretaker.stop()
@@ -156,6 +163,9 @@ class Worker:
 
     def _sync(self) -> None:
         sync_all(self.services, due=self._sync_due, stopping=self._stopping.is_set)
+
+    def _check_encoders(self) -> None:
+        check_all(self.services, stopping=self._stopping.is_set)
 
     def _fill(self) -> None:
         fill_all(self.services, stopping=self._stopping.is_set)

@@ -202,6 +202,14 @@ class DatabaseCollector(Collector):
             "How long the oldest queued job has waited.",
             value=found.oldest_queued_s,
         )
+        encoders = GaugeMetricFamily(
+            "anchorage_encoders_checked",
+            "Encoders by the result of their last check: unchanged, moved, replaced or unchecked.",
+            labels=["result"],
+        )
+        for result, count in found.encoders.items():
+            encoders.add_metric([result], count)
+        yield encoders
         quality = GaugeMetricFamily(
             "anchorage_translator_quality",
             "Held-out quality of a translator, and of doing nothing, over its anchors.",

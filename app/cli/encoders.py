@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from app.cli.output import AsJson, print_json, print_rows
-from app.cli.service import Service, uses_service
+from app.cli.output import AsJson, print_json, print_rows, warn
+from app.cli.service import Service, at, uses_service
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -84,3 +84,51 @@ def add(
         print_json(made)
         return
     typer.echo(f"{made['name']}: vectors of {made['dim']} numbers, {made['kind']}.")
+
+
+Name = Annotated[str, typer.Argument(help="Name of the encoder.")]
+
+
+@cli.command("check")
+@uses_service
+def check(service: Service, name: Name, as_json: AsJson = False) -> None:
+    """Embed up to 50 anchors again, and find out whether the vectors have moved.
+
+    Ends with 1 if they have, or if the model was replaced.
+    """
+    found = service.post_nothing(at("encoders", name, "check"))
+    if as_json:
+        print_json(found)
+    else:
+        inputs = f" {found['inputs']} inputs of {found['anchor_set']}." if found["inputs"] else ""
+        typer.echo(f"{name}: {found['result']}. {found['detail']}{inputs}")
+        for each in found["recommendations"]:
+            warn(each)
+    if found["result"] in ("moved", "replaced"):
+        raise typer.Exit(1)
+
+
+@cli.command("accept")
+@uses_service
+def accept(
+    service: Service,
+    name: Name,
+    new_name: Annotated[
+        str | None,
+        typer.Option(
+            help="Another name, which has the new vectors; NAME keeps the old ones. Without it, "
+            "the new vectors replace the old ones.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Embed the anchors of an encoder that has changed by its model as it is now."""
+    made = service.wait(service.post(at("encoders", name, "accept"), new_name=new_name))
+    if as_json:
+        print_json(made)
+        return
+    sets = ", ".join(made["anchor_sets"]) or "no anchor set"
+    typer.echo(f"{made['encoder']} has embedded {sets}.")
+    if made["skipped"]:
+        warn(f"WARNING: {', '.join(made['skipped'])} could not be embedded: send the vectors.")

@@ -61,6 +61,7 @@ def _title(kind: str, facts: Mapping[str, Any], store: str | None) -> str:
         JobKind.embed: anchors,
         JobKind.learn: anchors,
         JobKind.bootstrap: anchors,
+        JobKind.accept: facts.get("encoder"),
     }
     what = wording.JOB_KINDS.get(kind, kind)
     if kind == JobKind.migrate and facts.get("action") in wording.CALLS:
@@ -114,6 +115,8 @@ def _outcome(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
         return f"{whole(result['applied'])} writes of clients were applied."
     if "reason" in result:
         return str(result["reason"])
+    if "skipped" in result:
+        return f"{result['encoder']} has embedded {len(result['anchor_sets'])} anchor sets."
     if "size" in result:
         return f"The set {result['anchor_set']} has {whole(result['size'])} anchors."
     if "translator" in result:

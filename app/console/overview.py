@@ -20,7 +20,7 @@ from app.services.store_migrations.records import MigrationStatus, list_migratio
 from app.services.translators.translators import FitRequest
 from app.storage.queries import resources
 from app.storage.tables import StoreRow
-from app.types import MigrationState
+from app.types import EncoderKind, MigrationState
 
 router = APIRouter()
 
@@ -64,6 +64,11 @@ def show_overview(request: Request, services: Svc, project: Reads) -> Response:
     """Shows the stores with what to do now, and below them the pairs without a store."""
     with services.db.transaction() as session:
         stores = resources.page(session, StoreRow, project, after="", limit=MAX_STORES)
+        changed = [
+            each
+            for each in resources.encoders_but(session, project, EncoderKind.external)
+            if each.has_changed
+        ]
     moves: dict[str, MigrationStatus] = {}
     for move in list_migrations(services, project, limit=MAX_STORES):
         if move.row.ended_at is None:
@@ -79,6 +84,8 @@ def show_overview(request: Request, services: Svc, project: Reads) -> Response:
         request,
         "overview.html",
         stores=stores,
+        changed=changed,
+        check_tones=wording.CHECK_TONES,
         moves=moves,
         pairs=every,
         others=others[:MAX_PAIRS],

@@ -1,19 +1,17 @@
-"""/console/spaces: encoders, anchor sets, and the health of each set."""
+"""/console/spaces: encoders with their last check, anchor sets, and the health of each set."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
 from app.api.http.admission import CONSOLE
-from app.api.http.deps import PathName, ReadContext, Reads, Svc
+from app.api.http.deps import PathName, Reads, Svc, WriteContext
 from app.api.schemas.anchor_sets import ListedAnchorSet
 from app.console import wording
-from app.console.fields import NameField
 from app.console.pages import render
-from app.services.anchors import anchor_reports, drift
+from app.services.anchors import anchor_reports, encoder_watch
 from app.storage.queries import resources
 from app.storage.tables import AnchorSetRow, EncoderRow
-from app.types import EncoderKind
 
 router = APIRouter()
 
@@ -36,6 +34,7 @@ def show_spaces(request: Request, services: Svc, project: Reads) -> Response:
         encoders=encoders,
         sets=sets,
         most=MAX_LISTED,
+        tones=wording.CHECK_TONES,
         users={
             encoder.name: [each.name for each in sets if encoder.name in each.encoders]
             for encoder in encoders
@@ -49,12 +48,8 @@ def show_anchor_set(request: Request, name: PathName, services: Svc, project: Re
     with services.db.transaction() as session:
         row = resources.by_name(session, AnchorSetRow, project, name)
         shown = ListedAnchorSet.model_validate(row)
-        run_here = [
-            space.encoder.name
-            for space in row.spaces
-            if space.encoder.kind != EncoderKind.external and shown.keeps_inputs
-        ]
-    return render(request, "anchor_set.html", set=shown, run_here=run_here)
+        sent = [space.encoder.name for space in row.spaces if space.encoder.model is None]
+    return render(request, "anchor_set.html", set=shown, sent=sent)
 
 
 @router.get(f"{SPACES_PAGE}/{{name}}/health")
@@ -77,13 +72,10 @@ def show_set_report(request: Request, name: PathName, services: Svc, project: Re
     )
 
 
-@router.get(f"{SPACES_PAGE}/{{name}}/drift")
-def show_drift(
-    request: Request, name: PathName, services: Svc, context: ReadContext, encoder: NameField
+@router.post(f"{CONSOLE}/encoders/{{name}}/check")
+def check_encoder(
+    name: PathName, request: Request, services: Svc, context: WriteContext
 ) -> Response:
-    """Encodes a sample of the stored inputs again and shows the change. Raises as `detect_drift`.
-
-    Writes nothing.
-    """
-    found = drift.detect_drift(services, context, anchor_set=name, encoder=encoder)
-    return render(request, "drift.html", found=found, tones=wording.DRIFT_TONES)
+    """Checks an encoder for drift, and shows the result. Raises as `check_by_name`."""
+    found = encoder_watch.check_by_name(services, context, name)
+    return render(request, "check.html", name=name, check=found, tones=wording.CHECK_TONES)

@@ -92,6 +92,7 @@ JOB_KINDS: dict[str, str] = {
     JobKind.migrate: "Migrate a store",
     JobKind.learn: "Learn anchors from reads",
     JobKind.compare: "Compare encoders",
+    JobKind.accept: "Embed the anchors of a changed encoder",
 }
 
 #: the colour of each state's badge
@@ -174,11 +175,10 @@ PAIR_VERDICTS: dict[str, tuple[str, str]] = {
     "unclear": ("too few rows to say", "fair"),
 }
 
-#: the colour of each verdict about drift
-DRIFT_TONES: dict[str, str] = {
+#: the colour of each result of a check of an encoder
+CHECK_TONES: dict[str, str] = {
     "unchanged": "good",
-    "partly-changed": "bad",
-    "rescaled": "fair",
-    "rotated": "bad",
-    "changed": "bad",
+    "moved": "bad",
+    "replaced": "bad",
+    "unchecked": "fair",
 }

@@ -31,9 +31,9 @@ def find_model(
     path = resolve_inside(sources.folder, spec.model)
     if path is not None and path.is_dir():
         _require_size(spec, sources, [*path.rglob("*.safetensors")])
-        return path, _require_revision(spec, path, _list_files(path))
+        return path, _require_revision(spec, path, list_files(path))
     if packaged is not None and packaged.is_dir():
-        return packaged, _require_revision(spec, packaged, _list_files(packaged))
+        return packaged, _require_revision(spec, packaged, list_files(packaged))
     if any(fnmatchcase(spec.model, pattern) for pattern in sources.hub):
         return _download(spec)
     raise EncoderUnavailable(
@@ -69,7 +69,7 @@ def resolve_inside(folder: Path | None, name: str) -> Path | None:
         return None
 
 
-def _list_files(folder: Path) -> list[Path]:
+def list_files(folder: Path) -> list[Path]:
     """Return all files and links of the model, without hidden files and Markdown."""
     paths = [
         path

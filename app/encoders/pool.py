@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from app.device_failures import is_device_failure
-from app.encoders import text, vision
+from app.encoders import model_files, text, vision
 from app.encoders.base import EncoderModel, EncoderSpec, Item, ModelSources
 from app.encoders.batcher import Batcher, EncodeTask
 from app.encoders.remote import encoder as remote
@@ -116,6 +116,16 @@ class EncoderPool:
         """Return the model if it is in memory, else None."""
         with self._lock:
             return self._find(spec.key)
+
+    def hash_folder(self, spec: EncoderSpec) -> str | None:
+        """Return the digest of the model's files in the operator's folder now; None without."""
+        folder = model_files.resolve_inside(self._sources.folder, spec.model)
+        if spec.kind == EncoderKind.openai or folder is None or not folder.is_dir():
+            return None
+        try:
+            return model_files.hash_files(model_files.list_files(folder), folder)
+        except OSError:  # loading the model says why
+            return None
 
     def forget(self, spec: EncoderSpec, *, after_s: float = 0.0) -> None:
         """Unload a model that was loaded at least `after_s` ago: its source may have changed."""

@@ -66,6 +66,7 @@ class Limits:
     native_texts_a_minute, native_texts_a_day
                       texts of one project that are embedded for native scores
     native_remote     addresses of stores whose texts may be sent to remote encoders for that
+    watched_inputs    anchors that each encoder embeds again on each day; 0: none
     """
 
     vectors: int = 16_384
@@ -77,6 +78,7 @@ class Limits:
     native_texts_a_minute: int = 6_000
     native_texts_a_day: int = 500_000
     native_remote: frozenset[str] = frozenset()
+    watched_inputs: int = 50
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,9 @@ from sqlalchemy.types import TypeDecorator
 
 NAME_LENGTH = 100
 
+#: results of a check of an encoder that is not as it was
+CHANGED_RESULTS = ("moved", "replaced")
+
 
 class UtcDateTime(TypeDecorator[datetime]):
     """A time in UTC. SQLite drops the time zone, so it is added when a value is read."""
@@ -99,6 +102,17 @@ class EncoderRow(Owned, Base):
     identity: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     #: by the id of another encoder, the newest comparison with it; None without one
     comparisons: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    #: the last day, since 1970, on which a worker took its daily check
+    watched_day: Mapped[int | None]
+    #: its last check, as `encoder_watch.EncoderCheck`; None without one
+    last_check: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    #: when its present vectors replaced others of the same identity; None: they never did
+    accepted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the last check found other vectors than those of its anchors."""
+        return (self.last_check or {}).get("result") in CHANGED_RESULTS
 
 
 class AnchorSetRow(Owned, Base):
@@ -115,6 +129,8 @@ class AnchorSetRow(Owned, Base):
     roles: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True), deferred=True)
     #: content hash of the items, if they are stored for encoders that are added later
     inputs: Mapped[str | None] = mapped_column(String(64))
+    #: content hash of the ids of the store's rows that the first items are; None without a store
+    store_rows: Mapped[str | None] = mapped_column(String(64))
     #: content hash of the rows of the two pools that a bootstrap paired, and their confidence
     pairs: Mapped[str | None] = mapped_column(String(64))
     #: those of the current version
@@ -471,7 +487,8 @@ class AuditRow(Owned, Base):
         Index("ix_audit_created_at", "created_at"),
     )
 
-    #: "create", "delete", "cancel", "rotate", "revoke", "embed", "append", "sample", "point"
+    #: "create", "delete", "cancel", "rotate", "revoke", "embed", "append", "sample", "point",
+    #: "accept"
     action: Mapped[str] = mapped_column(String(20))
     #: "encoder", "anchor-set", "pool", "head", "translator", "job", "api-key", "store",
     #: "migration", "alias"

@@ -45,16 +45,14 @@ def test_a_set_without_inputs_shows_how_to_send_vectors_for_drift(client: TestCl
     stock(client)
     page = client.get("/console/spaces/items").text
     assert "curl http://127.0.0.1/anchor-sets/items/drift" in page
-    answer = client.get("/console/spaces/items/drift", params={"encoder": "first"})
-    assert answer.status_code == 422
 
 
 def test_an_encoder_that_the_service_runs_is_checked_for_drift(encoding: Encoding) -> None:
-    page = encoding.http.get("/console/spaces/texts").text
-    assert "<option>minilm</option>" in page
-    assert "<option>own</option>" not in page
-    part = encoding.http.get("/console/spaces/texts/drift", params={"encoder": "minilm"}).text
-    assert "unchanged." in part
+    page = encoding.http.get("/console/spaces").text
+    assert 'hx-post="/console/encoders/minilm/check"' in page
+    assert 'hx-post="/console/encoders/own/check"' not in page
+    part = encoding.http.post("/console/encoders/minilm/check").text
+    assert "<strong>minilm: unchanged.</strong>" in part
 
 
 def test_an_unknown_set_is_not_found(

@@ -33,6 +33,7 @@ VARIABLES = {"$__rate_interval": "1m", "$namespace": ".*"}
 
 #: families that the API reads from the database
 OF_THE_DATABASE = {
+    "anchorage_encoders_checked",
     "anchorage_jobs",
     "anchorage_queue_oldest_seconds",
     "anchorage_translator_quality",

@@ -242,6 +242,6 @@ def test_a_database_of_aef478d_is_upgraded_once_with_its_rows(database_url):
         assert [each.name for each in session.scalars(select(tables.AliasRow))] == ["x"]
         [fitted] = session.scalars(select(tables.TranslatorRow)).all()
         assert (fitted.content, fitted.options) == ("kept", {"ridge": 1.0})
-    with pytest.raises(SystemExit, match="0017"):
+    with pytest.raises(SystemExit, match="0018"):
         upgrade(database_url)
     db.close()

@@ -40,7 +40,7 @@ from app.services.encoders.encoding import EncodedVectors
 from app.services.request_context import RequestContext
 from app.services.serving import apply
 from app.services.translators import translators
-from app.services.translators.warnings import AnswerWarning
+from app.services.translators.warnings import AnswerWarning, warnings_about_change
 from app.storage import tables
 from app.storage.name_cache import NameKey
 from app.storage.queries import resources
@@ -197,16 +197,15 @@ def _embed(
         incoming.reserve_answer(services, context, "input", len(inputs), dim=row.dim)
         own = encoding.encode(services, context, row, inputs, role=role, field="input")
         vectors = _cut(own.vectors, dimensions, unit=bool((row.identity or {}).get("normalise")))
-        return EmbeddedInputs(vectors, own.tokens, own.truncated)
+        return EmbeddedInputs(vectors, own.tokens, own.truncated, warnings_about_change(row))
     translation = apply.Translation(request)
     pair = translators.resolve(services, translation.name(project))
     source, target = pair.both
     _require_dimensions(model, target.encoder.dim, dimensions)
     own = encoding.encode(services, context, source.encoder, inputs, role=role, field="input")
     translated = apply.apply_map(services, context, translation, vectors=own.vectors, pair=pair)
-    return EmbeddedInputs(
-        translated.output.vectors, own.tokens, own.truncated, translated.served.warnings
-    )
+    found = [*translated.served.warnings, *warnings_about_change(source.encoder)]
+    return EmbeddedInputs(translated.output.vectors, own.tokens, own.truncated, found)
 
 
 def _cut(vectors: Tensor, dimensions: int | None, *, unit: bool) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
@@ -28,15 +29,19 @@ from app.api.http.deps import (
     Reads,
     Svc,
     WriteContext,
+    accepted,
 )
 from app.api.http.field_errors import located
 from app.api.http.problems import documented
 from app.api.schemas import fields
 from app.api.schemas.fields import Body, Name, RowModel, Vectors
+from app.api.schemas.jobs import Job
 from app.encoders import base, options
 from app.encoders.options import ImageOptions, RemoteOptions, TextOptions
 from app.errors import InvalidRequest
 from app.services.access.idempotency import idempotent
+from app.services.anchors import encoder_acceptance, encoder_watch
+from app.services.anchors.encoder_watch import EncoderCheck
 from app.services.encoders import encoder_verification, encoders
 from app.services.encoders.encoder_verification import VerificationReport
 from app.services.encoders.encoding import Inputs
@@ -169,6 +174,10 @@ class Encoder(RowModel):
     identity: Annotated[IdentityOut | None, BeforeValidator(_with_fingerprint)] = Field(
         description="What its vectors depend on. Null for an external encoder."
     )
+    last_check: EncoderCheck | None = Field(
+        description="Whether it still makes the vectors of its anchors, by the last check. "
+        "Null before the first one."
+    )
     created_at: datetime = Field(description="When it was registered.")
 
 
@@ -176,6 +185,16 @@ class EncoderPage(BaseModel):
     """Encoders in the order of their names."""
 
     encoders: list[Encoder] = Field(description="One page of encoders.")
+
+
+class Acceptance(Body):
+    """Which name the new vectors have."""
+
+    new_name: Name | None = Field(
+        None,
+        description="Name of another encoder that has the new vectors. The old name then keeps the "
+        "old vectors, and becomes external. Without it, the new vectors replace the old ones.",
+    )
 
 
 class VerifyRequest(Body):
@@ -276,3 +295,40 @@ def verify_encoder(
     return encoder_verification.verify(
         services, context, encoder=name, inputs=inputs, vectors=body.vectors
     )
+
+
+@router.post(
+    "/{name}/check", summary="Check an encoder for drift", responses=documented(404, 409, 422)
+)
+def check_encoder(name: PathName, context: WriteContext, services: Svc) -> EncoderCheck:
+    """Embeds up to 50 anchors again, and compares them with their stored vectors.
+
+    Workers do the same each day. The result is kept as `last_check`.
+    """
+    return encoder_watch.check_by_name(services, context, name)
+
+
+@router.post(
+    "/{name}/accept",
+    status_code=202,
+    summary="Accept a changed encoder",
+    responses=documented(400, 404, 409, 413, 415, 422),
+    openapi_extra=body_docs(Acceptance),
+)
+def accept_encoder(
+    name: PathName,
+    context: WriteContext,
+    body: Annotated[Acceptance, json_body(Acceptance)],
+    response: Response,
+    services: Svc,
+    repeat: IdempotencyKey,
+) -> Job:
+    """Embeds the anchors of an encoder that has changed by its model as it is now, as a job.
+
+    With `new_name`, each set has old and new vectors of the same items, so that translators map old
+    vectors to new ones. Without it, `in-use` names what holds old vectors: stores, heads, pools,
+    and sets without inputs.
+    """
+    queue = partial(encoder_acceptance.accept_later, services, name=name, new_name=body.new_name)
+    row = idempotent(services, context, repeat, tables.JobRow, queue)
+    return accepted(response, row, preferred=False)

@@ -34,6 +34,10 @@ SAME_DEVIATION, HALF_DEVIATION = 1e-4, 4e-3
 #: deviation does not hide a rotation or another order.
 NEAR_DEVIATION = 2e-2
 
+#: A row may deviate by this many times the noise, the most that a few repeated rows showed: of
+#: eight normal deviations, the largest is seldom below half of the largest of fifty.
+NOISE_FACTOR = 3.0
+
 #: A rotation explains the new vectors from this mean held-out cosine on.
 ROTATED_COSINE = 0.99
 
@@ -100,15 +104,18 @@ class Drift:
 
 
 def compare_embeddings(
-    old: Float[Tensor, "k d"], new: Float[Tensor, "k e"], *, seed: int = 0
+    old: Float[Tensor, "k d"], new: Float[Tensor, "k e"], *, noise: float = 0.0, seed: int = 0
 ) -> Drift:
     """The change of the vectors; `seed` draws the rows that are compared with each other where
     there are many.
 
-    A row is unchanged when |new - old| <= b |old|, where b is SAME_DEVIATION if half of the rows
-    are that near, else HALF_DEVIATION, because rounding affects all rows. `unchanged`: every row is
-    unchanged; `partly-changed`: half of them or more; `rescaled`: every row of new / |new| and old
-    / |old| is; `rotated`: `_is_rotation`; `changed`: none of these.
+    noise  max of |new' - new| / |new| over rows that one encoder embedded twice, in other batches
+
+    A row is unchanged when |new - old| <= b |old|, with b = max(b0, NOISE_FACTOR noise), where b0
+    is SAME_DEVIATION if half of the rows are that near, else HALF_DEVIATION, because rounding
+    affects all rows. A move by 1 % is found while the noise is below 1 % / NOISE_FACTOR.
+    `unchanged`: every row is unchanged; `partly-changed`: half of them or more; `rescaled`: every
+    row of new / |new| and old / |old| is; `rotated`: `_is_rotation`; `changed`: none of these.
     """
     old, new = old.double(), new.double()
     size = len(old)
@@ -118,7 +125,7 @@ def compare_embeddings(
     deviation = cosine_rows = None
     if old.shape[1] == new.shape[1]:
         deviation, cosine_rows = deviations(old, new), cosines(old, new)
-        differ, bound = _changed_rows(deviation)
+        differ, bound = _changed_rows(deviation, noise)
         if not bool(differ.any()):
             rounding: Rounding = (
                 "none"
@@ -130,7 +137,7 @@ def compare_embeddings(
             return Drift("unchanged", rounding, deviation, cosine_rows, no_row, scale)
         if _at_most_half(differ):
             return Drift("partly-changed", None, deviation, cosine_rows, differ, scale)
-        turned, _ = _changed_rows(deviations(unit(old), unit(new)))
+        turned, _ = _changed_rows(deviations(unit(old), unit(new)), noise)
         if not bool(turned.any()):
             return Drift("rescaled", None, deviation, cosine_rows, no_row, scale)
         if _at_most_half(turned):
@@ -186,14 +193,16 @@ def cosine_correlation(old: Float[Tensor, "k d"], new: Float[Tensor, "k e"]) -> 
     )
 
 
-def _changed_rows(deviations: Float64[Tensor, " k"]) -> tuple[Bool[Tensor, " k"], float]:
+def _changed_rows(
+    deviations: Float64[Tensor, " k"], noise: float
+) -> tuple[Bool[Tensor, " k"], float]:
     """Which rows deviate by more than their bound, and the bound."""
     bound = (
         SAME_DEVIATION
         if float((deviations <= SAME_DEVIATION).double().mean()) >= 0.5
         else HALF_DEVIATION
     )
-    return deviations > bound, bound
+    return deviations > max(bound, NOISE_FACTOR * noise), bound
 
 
 def _at_most_half(rows: Bool[Tensor, " k"]) -> bool:

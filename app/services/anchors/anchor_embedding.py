@@ -20,7 +20,12 @@ from app.errors import (
 )
 from app.services.anchors import anchor_sets, store_anchors
 from app.services.context import Services
-from app.services.encoders.encoding import Inputs, check_inputs, encode, spec_of
+from app.services.encoders.encoding import (
+    Inputs,
+    check_inputs,
+    encode,
+    require_same_vectors,
+)
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
 from app.services.jobs.submission import submit_job
@@ -163,10 +168,10 @@ def _check(
         set_row, encoder = anchor_sets.find_set_and_encoder(
             services, project, anchor_set=request.anchor_set, encoder=name
         )
-        encoders, inputs = [encoder], _items_of(services, set_row, inputs)
+        encoders, inputs = [encoder], items_of(services, set_row, inputs, encoder)
     values = inputs.values
     for encoder in encoders:
-        spec_of(encoder)
+        require_same_vectors(encoder)
         values = check_inputs(encoder, values, limits=services.limits, field="inputs")
     return set_row, encoders, replace(inputs, values=values)
 
@@ -270,8 +275,27 @@ def _find_encoders(
         ]
 
 
-def _items_of(services: Services, row: tables.AnchorSetRow, inputs: Inputs | None) -> Inputs:
-    """Return the items of a set in their roles: the client's, or those that the set stores."""
+def items_of(
+    services: Services,
+    row: tables.AnchorSetRow,
+    inputs: Inputs | None,
+    encoder: tables.EncoderRow,
+) -> Inputs:
+    """Return the items of a set in their roles for an encoder: the client's, those that the set
+    stores, or the texts of the store's rows.
+
+    Raises InputsNotStored, AnchorCountMismatch, and the errors of the store.
+    """
+    if inputs is None and row.inputs is None and row.store_rows is not None:
+        texts = store_anchors.read_texts(services, row, encoder)
+        if missing := [place for place in range(row.size) if place not in texts]:
+            raise InputsNotStored(
+                f"{len(missing)} of {row.size} texts of anchor set {row.name!r} cannot be read "
+                "from its store as they were: rows were edited or deleted, came from reads, or may "
+                "not be sent to this encoder. Send vectors, or make a new set from the store.",
+                field="inputs",
+            )
+        inputs = Inputs([texts[place] for place in range(row.size)])
     if inputs is None:
         if row.inputs is None:
             raise InputsNotStored(

@@ -1,4 +1,7 @@
-"""Compares the vectors that an encoder makes today with those in an anchor set."""
+"""Compares the vectors that a client's encoder makes today with those in an anchor set.
+
+`encoder_watch` compares those of encoders that the service runs.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,17 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from app.errors import (
-    AnchorCountMismatch,
-    EncoderNeedsVectors,
-    InputsNotStored,
-    InvalidRequest,
-    TooManyInputs,
-)
+from app.errors import AnchorCountMismatch, InvalidRequest
 from app.maths.anchors import drift
 from app.maths.anchors.health import MAX_LISTED_ROWS
 from app.maths.anchors.mismatch import RELATED_Z
-from app.maths.geometry.sampling import draw_uniformly
 from app.services import incoming
 from app.services.anchors import spaces
-from app.services.anchors.anchor_embedding import read_inputs
 from app.services.anchors.anchor_reports import find_space
 from app.services.context import Services
-from app.services.encoders.encoding import encode
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.types import repeated_positions
-
-#: most items that one request embeds again, and how many without `rows`
-MAX_REEMBEDDED, USUAL_REEMBEDDED = 1_024, 128
 
 
 class RowDrift(BaseModel):
@@ -93,38 +84,28 @@ def detect_drift(
     *,
     anchor_set: str,
     encoder: str,
-    vectors: Tensor | None = None,
+    vectors: Tensor,
     rows: Sequence[int] | None = None,
 ) -> DriftReport:
     """Compare a space with its encoder's vectors of today. Writes nothing.
 
-    vectors  of today; None: embed the set's inputs again
-    rows     the anchors of the vectors; None: all, or USUAL_REEMBEDDED drawn ones to embed
+    vectors  of today
+    rows     the anchors of the vectors; None: all
 
-    Raises the not-found errors, AnchorsNotEmbedded, AnchorCountMismatch, InvalidRequest,
-    TooManyInputs, InputsNotStored, EncoderNeedsVectors, the vector errors, Overloaded, and the
-    errors of `encode`.
+    Raises the not-found errors, AnchorsNotEmbedded, AnchorCountMismatch, InvalidRequest, the vector
+    errors, and Overloaded.
     """
     space = find_space(services, context.project, anchor_set=anchor_set, encoder=encoder)
     size = space.anchor_set.size
-    if rows is not None:
-        chosen = _check_rows(rows, size, reembedded=vectors is None)
-    elif vectors is not None:
-        chosen = list(range(size))
-    else:
-        chosen = sorted(draw_uniformly(size, size=min(size, USUAL_REEMBEDDED), seed=0))
-    new = (
-        _embed_again(services, context, space, chosen)
-        if vectors is None
-        else _check_vectors(services, vectors, chosen, are_named=rows is not None)
-    )
+    chosen = list(range(size)) if rows is None else _check_rows(rows, size)
+    new = _check_vectors(services, vectors, chosen, are_named=rows is not None)
     old = spaces.raw_anchors(services, space)[chosen]
     with services.fitting(context.project):
         comparison = drift.compare_embeddings(old, new)
     return _report(comparison, chosen, space, given_dim=new.shape[1])
 
 
-def _check_rows(given: Sequence[int], size: int, *, reembedded: bool) -> list[int]:
+def _check_rows(given: Sequence[int], size: int) -> list[int]:
     """Return the rows that the client named."""
     rows = list(given)
     if not rows:
@@ -139,13 +120,6 @@ def _check_rows(given: Sequence[int], size: int, *, reembedded: bool) -> list[in
     if again := repeated_positions(rows):
         raise InvalidRequest(
             "Rows must differ; these repeat an earlier one.", field="rows", rows=again
-        )
-    if reembedded and len(rows) > MAX_REEMBEDDED:
-        raise TooManyInputs(
-            f"There are {len(rows)} rows to embed again; at most {MAX_REEMBEDDED} are allowed, "
-            "which is enough to detect drift. Send fewer.",
-            field="rows",
-            limit=MAX_REEMBEDDED,
         )
     return rows
 
@@ -169,31 +143,6 @@ def _check_vectors(
     return new
 
 
-def _embed_again(
-    services: Services, context: RequestContext, space: tables.SpaceRow, rows: list[int]
-) -> Tensor:
-    """Encode the set's inputs again."""
-    if space.encoder.model is None:
-        raise EncoderNeedsVectors(
-            f"The service cannot encode inputs with an encoder of kind `{space.encoder.kind}`. "
-            "Send its vectors of today.",
-            field="vectors",
-        )
-    if space.anchor_set.inputs is None:
-        raise InputsNotStored(
-            f"Anchor set {space.anchor_set.name!r} stores no inputs. Send the encoder's vectors "
-            "of today.",
-            field="vectors",
-        )
-    inputs = read_inputs(
-        services, space.anchor_set.inputs, of=f"anchor set {space.anchor_set.name!r}"
-    )
-    values = [inputs.values[row] for row in rows]
-    return encode(
-        services, context, space.encoder, values, role=inputs.role, field="encoder"
-    ).vectors
-
-
 def _report(
     comparison: drift.Drift,
     rows: list[int],
@@ -211,7 +160,7 @@ def _report(
             RowDrift(row=rows[i], cosine=float(cosines[i]), deviation=float(deviations[i]))
             for i in places
         ]
-    detail, recommendations = _explain(
+    detail, recommendations = explain(
         comparison, len(changed), len(rows), dim=dim, given_dim=given_dim
     )
     return DriftReport(
@@ -235,7 +184,7 @@ def _report(
     )
 
 
-def _explain(
+def explain(
     comparison: drift.Drift, changed: int, count: int, *, dim: int, given_dim: int
 ) -> tuple[str, list[str]]:
     """Explain the verdict, and what to do."""

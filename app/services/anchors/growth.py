@@ -17,7 +17,7 @@ from app.errors import InUse, InvalidRequest, MissingField, TooManyVectors, Uneq
 from app.services.access.audit import record_audit
 from app.services.anchors import anchor_embedding, anchor_sets, spaces
 from app.services.context import Services
-from app.services.encoders.encoding import Inputs, check_inputs, spec_of
+from app.services.encoders.encoding import Inputs, check_inputs, require_same_vectors
 from app.services.incoming import checked_vectors
 from app.services.request_context import RequestContext
 from app.storage import tables
@@ -65,7 +65,7 @@ def append_items(
         ]
     stored = _joined_inputs(services, old, inputs)
     with services.db.transaction() as session:
-        row = _replace(session, context, old, grown)
+        row = replace_spaces(session, context, old, grown)
         row.size, row.version, row.inputs = old.size + count, old.version + 1, stored
         if roles is not None:
             row.roles = [*(old.roles or []), *roles]
@@ -174,7 +174,7 @@ def _vectors_of_all(
     if inputs is None:
         return vectors
     for encoder in encoders:
-        spec_of(encoder)
+        require_same_vectors(encoder)
     for encoder in encoders:
         values = check_inputs(encoder, inputs.values, limits=services.limits, field="inputs")
         vectors[encoder.name] = anchor_embedding.encode_items(
@@ -203,7 +203,7 @@ def _joined_inputs(
     return anchor_embedding.write_inputs(services, Inputs([*old.values, *values], old.role, roles))
 
 
-def _replace(
+def replace_spaces(
     session: Session,
     context: RequestContext,
     old: tables.AnchorSetRow,

@@ -24,7 +24,7 @@ from app.services import incoming
 from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.encoders import encoding
-from app.services.encoders.encoding import Inputs, check_inputs, encode, spec_of
+from app.services.encoders.encoding import Inputs, check_inputs, encode, require_same_vectors
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
@@ -78,6 +78,8 @@ def create_pool(
             session, tables.EncoderRow, context.project, encoder, field="encoder"
         )
     _require_room(services, count, field)
+    if inputs is not None:
+        require_same_vectors(encoder_row)
     piece = _store_piece(
         services,
         encoding.vectors_or_encoded(services, context, encoder_row, vectors, inputs).vectors,
@@ -124,6 +126,8 @@ def append_piece(
             field=field,
             limit=MAX_POOL_PIECES,
         )
+    if inputs is not None:
+        require_same_vectors(row.encoder)
     piece = _store_piece(
         services,
         encoding.vectors_or_encoded(services, context, row.encoder, vectors, inputs).vectors,
@@ -287,7 +291,7 @@ def _check_side_inputs(
 ) -> Inputs:
     """Return the inputs as the encoder reads them."""
     with blaming(field, always=True):
-        spec_of(encoder)
+        require_same_vectors(encoder)
     return Inputs(
         check_inputs(encoder, inputs.values, limits=services.limits, field=field), inputs.role
     )

@@ -1,14 +1,17 @@
 """Rows of a store become anchors: stored vectors on the old side, their texts' on the new one.
 
 The old encoder is not needed. Rows are a random sample of the store, without those that look like
-another encoder's: a store may mix models.
+another encoder's: a store may mix models. The set keeps their ids, and the digests of their texts,
+so that the texts can be read again as long as they are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+import orjson
 import torch
 
 from app.errors import EmptyVectors, InvalidRequest, StoreUnsupported
@@ -16,7 +19,7 @@ from app.maths.anchors.row_owners import FEWEST_OWNED, UNDECIDED, fit_row_owners
 from app.services.anchors import anchor_sets, spaces
 from app.services.context import Services
 from app.services.encoders import native_vectors
-from app.services.encoders.encoding import encode, spec_of
+from app.services.encoders.encoding import encode, require_same_vectors
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
 from app.services.jobs.submission import submit_job
@@ -25,7 +28,7 @@ from app.storage import tables
 from app.storage.queries import resources
 from app.storage.queries.native_vectors import StoreRowId
 from app.stores.base import Page, Store
-from app.types import JobKind
+from app.types import EncoderKind, JobKind
 
 #: anchors, unless a request says otherwise: cascades by 300 are often no better than keeping the
 #: old encoder
@@ -81,13 +84,14 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
     rows = sorted(usable[: request.size])
     texts = [(read_texts[row] or "")[: services.limits.input_characters] for row in rows]
     vectors = torch.from_numpy(page.vectors[rows].copy())
-    ids = [StoreRowId.of(store.id, page.ids[row]) for row in rows]
+    ids = [page.ids[row] for row in rows]
     if not texts:
         raise EmptyVectors(
             f"No row of a sample of the store {request.store!r} has a text in its `text_field`"
             + (f" and looks like {store.encoder.name!r}." if foreign else "."),
             field="store",
         )
+    owners = [StoreRowId.of(store.id, each) for each in ids]
     embeddings = {store.encoder.name: vectors}
     total = len(texts) * len(encoders)
     for encoder in encoders:
@@ -100,7 +104,7 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
             on_progress=lambda done, before=before: progress(before + done, total),  # type: ignore[misc]
         ).vectors
         made = embeddings[encoder.name]
-        native_vectors.keep_vectors(services, context.project, encoder, texts, made, ids)
+        native_vectors.keep_vectors(services, context.project, encoder, texts, made, owners)
     row = anchor_sets.build_anchor_set(
         services,
         context.project,
@@ -111,6 +115,15 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
             "mean_characters": round(sum(map(len, texts)) / len(texts), 1),
         },
         made_by={encoder.name: encoder.id for encoder in (store.encoder, *encoders)},
+    )
+    row.store_rows = _write_rows(
+        services,
+        {
+            "store": store.id,
+            "encoders": [each.id for each in encoders],
+            "ids": list(ids),
+            "digests": [native_vectors.digest_of(each).hex() for each in texts],
+        },
     )
     result = {
         "anchor_set": request.anchor_set,
@@ -141,6 +154,74 @@ def _own_rows(
     return own | (found == UNDECIDED)
 
 
+def read_texts(
+    services: Services,
+    row: tables.AnchorSetRow,
+    encoder: tables.EncoderRow,
+    rows: Sequence[int] | None = None,
+) -> dict[int, str]:
+    """Return the texts of a set's rows by row, as an encoder may read them; {} without a store.
+
+    rows  of the set; None: all that came from the store
+
+    Leaves out rows whose text was edited or deleted since. A remote encoder gets texts that it has
+    embedded for the set before, and others only where the operator allows it for the store.
+    Raises the errors of the store.
+    """
+    if row.store_rows is None:
+        return {}
+    kept = _read_rows(services, row)
+    with services.db.transaction() as session:
+        store = session.get(tables.StoreRow, kept["store"])
+    if store is None or store.options.get("text_field") is None:
+        return {}
+    is_new = encoder.id not in kept["encoders"] and encoder.kind == EncoderKind.openai
+    if is_new and store.address not in services.limits.native_remote:
+        return {}
+    places = [
+        each for each in (range(row.size) if rows is None else rows) if each < len(kept["ids"])
+    ]
+    ids = [kept["ids"][each] for each in places]
+    texts = services.stores.wait(store, lambda opened: opened.texts(ids))
+    most = services.limits.input_characters
+    cut = {place: text[:most] for place, text in zip(places, texts, strict=True) if text}
+    return {
+        place: text
+        for place, text in cut.items()
+        if native_vectors.digest_of(text).hex() == kept["digests"][place]
+    }
+
+
+def is_of_store(services: Services, space: tables.SpaceRow) -> bool:
+    """Return whether a space has vectors as a store held them, which may be scaled or rounded."""
+    row = space.anchor_set
+    return (
+        row.store_rows is not None and space.encoder_id not in _read_rows(services, row)["encoders"]
+    )
+
+
+def add_encoders(
+    services: Services, row: tables.AnchorSetRow, encoders: Collection[str]
+) -> str | None:
+    """Return the blob of a set's rows once encoders (their ids) have embedded the texts too."""
+    if row.store_rows is None:
+        return None
+    kept = _read_rows(services, row)
+    return _write_rows(services, {**kept, "encoders": sorted({*kept["encoders"], *encoders})})
+
+
+def _write_rows(services: Services, kept: dict[str, Any]) -> str:
+    content = torch.frombuffer(bytearray(orjson.dumps(kept)), dtype=torch.uint8)
+    return services.blobs.put({"json": content})
+
+
+def _read_rows(services: Services, row: tables.AnchorSetRow) -> dict[str, Any]:
+    assert row.store_rows is not None
+    stored = services.blobs.get(row.store_rows, of=f"anchor set {row.name!r}")
+    found: dict[str, Any] = orjson.loads(stored["json"].numpy().tobytes())
+    return found
+
+
 def _check(
     services: Services, project: str, request: StoreAnchors
 ) -> tuple[tables.StoreRow, list[tables.EncoderRow]]:
@@ -160,7 +241,7 @@ def _check(
             field="encoders",
         )
     for encoder in encoders:
-        spec_of(encoder)
+        require_same_vectors(encoder)
     return store, encoders
 
 

@@ -100,8 +100,9 @@ def delete_encoder(services: Services, context: RequestContext, name: str) -> No
         users += resources.aliases_of(session, row)
         refuse_in_use(f"encoder {name!r}", users)
         others = resources.encoders_but(session, context.project, EncoderKind.external)
-        if row.identity not in [each.identity for each in others if each.id != row.id]:
-            native_vectors.delete_of_space(session, context.project, fingerprint_of(row))
+        space = fingerprint_of(row)
+        if space not in [fingerprint_of(each) for each in others if each.id != row.id]:
+            native_vectors.delete_of_space(session, context.project, space)
         resources.drop_comparisons(session, row)
         resources.remove(session, row)
         record_audit(session, context, "delete", "encoder", name)

@@ -267,6 +267,20 @@ def require_unchanged(encoder: tables.EncoderRow, model: EncoderModel) -> None:
         )
 
 
+def require_same_vectors(encoder: tables.EncoderRow) -> None:
+    """Raises EncoderNeedsVectors, and EncoderChanged where its new vectors would be stored next to
+    those of another model.
+    """
+    spec_of(encoder)
+    if encoder.has_changed:
+        raise EncoderChanged(
+            f"Encoder {encoder.name!r} makes other vectors than those of its anchors, so that new "
+            "ones may not be stored under its name. Register the model as it is now by another "
+            f"name: POST /encoders/{encoder.name}/accept with `new_name`.",
+            field="encoder",
+        )
+
+
 def check_inputs(
     encoder: tables.EncoderRow, inputs: Sequence[Input], *, limits: Limits, field: str
 ) -> Sequence[Input]:

@@ -232,8 +232,10 @@ def find_or_embed(
 ) -> tuple[list[Tensor | None], bool]:
     """Return the vectors of the texts of a store's rows, and whether the budget covered them.
 
-    A text that the encoder refuses has none.
+    A text that the encoder refuses has none, and none is embedded by an encoder that has changed.
     """
+    if encoder.has_changed:
+        return [None] * len(texts), False
     work, digests = _work_of(services, context.project, encoder, texts, rows)
     _find_stored(services, encoder.dim, work)
     if allowed := _spend(services, context, work):
@@ -244,7 +246,12 @@ def find_or_embed(
 def find_current(
     services: Services, project: str, encoder: tables.EncoderRow, texts: Sequence[str | None]
 ) -> list[Tensor | None]:
-    """Return the stored vector of each text, None where there is none. Nothing is encoded."""
+    """Return the stored vector of each text, None where there is none. Nothing is encoded.
+
+    An encoder that has changed has none: searches may have stored new vectors next to old ones.
+    """
+    if encoder.has_changed:
+        return [None] * len(texts)
     work, digests = _work_of(services, project, encoder, texts)
     _find_stored(services, encoder.dim, work)
     return work.vectors(digests)
@@ -277,9 +284,16 @@ def space_of(project: str, encoder: tables.EncoderRow) -> VectorSpace:
 
 
 def fingerprint_of(encoder: tables.EncoderRow) -> str:
-    """Return the fingerprint of an encoder's identity; the id of one without."""
-    identity = encoder.identity
-    return encoder.id if identity is None else ModelIdentity(**identity).fingerprint
+    """Return the fingerprint of an encoder's identity; the id of one without.
+
+    Vectors that replaced others of the same identity have their own.
+    """
+    if encoder.identity is None:
+        return encoder.id
+    if encoder.accepted_at is not None:
+        moment = f"{encoder.id} {encoder.accepted_at.isoformat()}"
+        return hashlib.sha256(moment.encode()).hexdigest()[:32]
+    return ModelIdentity(**encoder.identity).fingerprint
 
 
 def _work_of(

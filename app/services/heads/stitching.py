@@ -26,7 +26,7 @@ from app.services.serving.apply import (
     apply_map,
 )
 from app.services.translators import translators
-from app.services.translators.warnings import AnswerWarning
+from app.services.translators.warnings import AnswerWarning, warnings_about_change
 from app.storage import tables
 
 
@@ -136,12 +136,16 @@ def _reach_head(
         power, ridge = row.settings.get("encode_power", 0.0), row.settings.get("ridge")
         relation = Relation(source.name, row.anchor_set.name, power, ridge)
         mapped = _apply(services, context, row, relation, source, vectors, inputs)
-        return HeadVectors(mapped.output.vectors, mapped.truncated, mapped.output.at_mean)
+        output, served = mapped.output, mapped.served
+        return HeadVectors(
+            output.vectors, mapped.truncated, output.at_mean, warnings=served.warnings
+        )
     assert row.encoder is not None
     if row.encoder_id == source.id:
         _refuse_translation(choice, f"head {row.name!r} reads vectors of {source.name!r}")
         encoded = encoding.vectors_or_encoded(services, context, source, vectors, inputs)
-        return HeadVectors(encoded.vectors, encoded.truncated)
+        about = [] if inputs is None else warnings_about_change(source)
+        return HeadVectors(encoded.vectors, encoded.truncated, warnings=about)
     if anchor_set is None:
         raise MissingField(
             f"Head {row.name!r} reads vectors of {row.encoder.name!r}. Name the `anchor_set` to "

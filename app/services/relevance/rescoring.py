@@ -41,7 +41,7 @@ from app.services.request_context import RequestContext
 from app.services.serving import apply
 from app.services.serving.apply import MappedVectors, ServedMap, Translation
 from app.services.translators import translators
-from app.services.translators.warnings import AnswerWarning
+from app.services.translators.warnings import AnswerWarning, warnings_about_change
 from app.storage import tables
 from app.types import EncoderKind
 
@@ -135,8 +135,9 @@ class Rescored:
 
     @property
     def warnings(self) -> list[AnswerWarning]:
-        """Those about the translator, and why native scores are missing."""
-        found = [] if self.served is None else list(self.served.warnings)
+        """Those about encoders and translator, and why native scores are missing."""
+        found = warnings_about_change(*self.encoders)
+        found += [] if self.served is None else self.served.warnings
         if self.native is not None and self.native.shortfall is not None:
             found.append(AnswerWarning(*self.native.shortfall))
         return found

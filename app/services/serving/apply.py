@@ -479,7 +479,9 @@ def apply_map(
     with blaming(field):
         mapped = served.start(services, read.vectors, precision=precision)
         mapped.result()
-    return replace(mapped, truncated=read.truncated)
+    if inputs is not None and (about := warnings.warnings_about_change(space.encoder)):
+        served = replace(served, warnings=[*served.warnings, *about])
+    return replace(mapped, served=served, truncated=read.truncated)
 
 
 async def serve_map(

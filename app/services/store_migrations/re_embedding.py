@@ -115,9 +115,11 @@ def re_embed(
 
     A row is left out without text, and with a text that the encoder refuses. Longer texts than the
     server reads are cut.
-    Raises the errors of the store, StoreUnsupported without texts, and those of `encode` that are
-    not about a text.
+    Raises the errors of the store, StoreUnsupported without texts, EncoderChanged where the target
+    makes other vectors than those of its anchors, and the errors of `encode` that are not about a
+    text.
     """
+    encoding.require_same_vectors(row.target)
     most = services.limits.input_characters
     texts = {
         place: text[:most]

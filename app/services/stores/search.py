@@ -51,7 +51,7 @@ from app.services.stores.hits import hit_vectors, known_vectors, union
 from app.services.stores.native_texts import native_count, native_scoring
 from app.services.stores.reads import record_reads
 from app.services.translators.translators import FitRequest
-from app.services.translators.warnings import AnswerWarning
+from app.services.translators.warnings import AnswerWarning, warnings_about_change
 from app.storage import tables
 from app.storage.queries import stores as queries
 from app.storage.queries.migrations import STEP
@@ -192,9 +192,10 @@ class StoreAnswer:
 
     @property
     def warnings(self) -> list[AnswerWarning]:
-        """The warnings about the translators, each code once."""
+        """The warnings about encoders and translators, each code once."""
         maps = [each for each in (self.scoring, self.bridging) if each is not None]
-        every = [each for served in maps for each in served.warnings]
+        every = warnings_about_change(self.row.encoder, self.target)
+        every += [each for served in maps for each in served.warnings]
         if self.native is not None and self.native.shortfall is not None:
             every.append(AnswerWarning(*self.native.shortfall))
         every += self.notices

@@ -29,6 +29,7 @@ WarningCode = Literal[
     "native-deadline",
     "native-unavailable",
     "comparison-skipped",
+    "encoder-changed",
 ]
 
 #: cache size of a verdict
@@ -84,6 +85,16 @@ def warn_of_identity(space: tables.SpaceRow) -> AnswerWarning:
     """Return the warning about an encoder that is both source and target."""
     text = f"{space.encoder.name!r} is source and target: the vectors are returned unchanged."
     return AnswerWarning("same-encoder", text)
+
+
+def warnings_about_change(*encoders: tables.EncoderRow) -> list[AnswerWarning]:
+    """Return the warnings about encoders whose last check found other vectors."""
+    names = " and ".join(dict.fromkeys(repr(each.name) for each in encoders if each.has_changed))
+    text = (
+        f"New vectors of {names} are not those that the anchors were embedded with, so results may "
+        "be wrong. GET /encoders/{name} says what was found, and what to do."
+    )
+    return [AnswerWarning("encoder-changed", text)] if names else []
 
 
 def _are_unrelated(services: Services, source: tables.SpaceRow, target: tables.SpaceRow) -> bool:

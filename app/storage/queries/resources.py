@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -198,6 +199,38 @@ def encoders_but(session: Session, project: str, kind: str) -> Sequence[EncoderR
         .where(EncoderRow.project == project, EncoderRow.kind != kind)
         .order_by(EncoderRow.name)
     ).all()
+
+
+def encoders_to_check(session: Session, day: int) -> Sequence[EncoderRow]:
+    """Return the encoders of all projects with a model that no worker has checked on this day."""
+    is_due = or_(EncoderRow.watched_day.is_(None), EncoderRow.watched_day < day)
+    return session.scalars(
+        select(EncoderRow).where(EncoderRow.model.is_not(None), is_due).order_by(EncoderRow.id)
+    ).all()
+
+
+def claim_check(session: Session, encoder: EncoderRow, day: int) -> bool:
+    """Take an encoder's check of this day. Returns whether no other worker had taken it."""
+    is_due = or_(EncoderRow.watched_day.is_(None), EncoderRow.watched_day < day)
+    claimed = update(EncoderRow).where(EncoderRow.id == encoder.id, is_due)
+    return changed_rows(session, claimed.values(watched_day=day)) == 1
+
+
+def count_checks(session: Session) -> dict[str, int]:
+    """Return the number of encoders of all projects by the result of their last check."""
+    rows = session.scalars(select(EncoderRow.last_check).where(EncoderRow.last_check.is_not(None)))
+    return dict(Counter(row["result"] for row in rows if row))
+
+
+def spaces_of_encoder(session: Session, encoder: EncoderRow) -> Sequence[SpaceRow]:
+    """Return an encoder's current spaces, the newest first."""
+    query = (
+        select(SpaceRow)
+        .join(AnchorSetRow, AnchorSetRow.id == SpaceRow.anchor_set_id)
+        .where(SpaceRow.encoder_id == encoder.id, SpaceRow.version == AnchorSetRow.version)
+        .order_by(SpaceRow.created_at.desc())
+    )
+    return session.scalars(query).all()
 
 
 def spaces(session: Session, project: str) -> Sequence[SpaceRow]:
@@ -419,6 +452,7 @@ def named_blobs(session: Session) -> set[str]:
         SpaceRow.sample,
         AnchorSetRow.inputs,
         AnchorSetRow.pairs,
+        AnchorSetRow.store_rows,
         TranslatorRow.weights,
         HeadRow.blob,
         MigrationRow.maps,

@@ -38,7 +38,8 @@ OPERATIONS = {
         /stores/{name}/search /stores/{name}/feedback
     """,
     ("write", "POST"): """
-        /encoders /anchor-sets /anchor-sets/{name}/items /pools/{name}/vectors /heads /translators
+        /encoders /encoders/{name}/check /encoders/{name}/accept
+        /anchor-sets /anchor-sets/{name}/items /pools/{name}/vectors /heads /translators
         /stores /bootstrap /compare /jobs/{id}/cancel
         /migrations /migrations/{id}/run /migrations/{id}/verify /migrations/{id}/sync
         /migrations/{id}/pause /migrations/{id}/cutover /migrations/{id}/rollback

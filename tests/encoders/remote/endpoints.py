@@ -77,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         data = []
         for index, text in enumerate(body["input"]):
-            vector = expected_vector(text, body.get("dimensions", DIM))
+            vector = self.server.drift(expected_vector(text, body.get("dimensions", DIM)), text)
             embedding = vector.tolist() if as_list else base64.b64encode(vector.tobytes()).decode()
             data.append({"object": "embedding", "index": index, "embedding": embedding})
         # In another order than the inputs: `index` names the input.
@@ -113,6 +113,8 @@ class FakeEndpoint(ThreadingHTTPServer):
     """A correct endpoint that records its requests.
 
     refusals   its answers to the next requests
+    moved      by how much its vectors are not `expected_vector`, as a share of their length
+    noise      the same, by which every answer differs from the one before
     behaviour  replaces its answers to all requests after the first
     """
 
@@ -128,11 +130,28 @@ class FakeEndpoint(ThreadingHTTPServer):
             self.url = self.url.replace("http:", "https:").replace("127.0.0.1", "localhost")
         self.model: str | None = "truth-2026-01"
         self.as_list = False
+        self.moved = self.noise = 0.0
         self.refuses_base64 = False
         self.behaviour: Behaviour | None = None
         self.refusals: list[tuple[int, dict[str, str], Any]] = []
         self.seen: list[tuple[str, dict[str, str], Any]] = []
         self.connections = 0
+
+    @property
+    def texts(self) -> list[str]:
+        """The inputs of all requests."""
+        return [text for _, _, body in self.seen for text in body["input"]]
+
+    def drift(self, vector: np.ndarray, text: str) -> np.ndarray:
+        """Move a vector by the shares `moved` and `noise` of its length."""
+        for share, other in (
+            (self.moved, expected_vector(f"moved {text}", len(vector))),
+            (self.noise, np.random.default_rng().standard_normal(len(vector))),
+        ):
+            if share:
+                step = share * np.linalg.norm(vector) / np.linalg.norm(other)
+                vector = (vector + step * other).astype("<f4")
+        return vector
 
     def __enter__(self) -> FakeEndpoint:
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -54,6 +56,20 @@ def test_rounding_is_no_change_and_is_reported(change, rounding):
     assert float(found.deviations.max()) <= (
         SAME_DEVIATION if rounding == "float32" else HALF_DEVIATION
     )
+
+
+def test_a_move_by_one_percent_is_found_unless_noise_explains_it():
+    """Noise, and a rotation by that angle in every plane of two coordinates."""
+    old, share = OLD[:42, :64], 0.01
+    noisy = old + share * old.norm(dim=1, keepdim=True) * unit(normal(5, 42, 64))
+    turned = old * math.cos(share)
+    turned[:, ::2] -= old[:, 1::2] * math.sin(share)
+    turned[:, 1::2] += old[:, ::2] * math.sin(share)
+    for new in (noisy, turned):
+        assert float(drift.deviations(old, new).median()) == pytest.approx(share, rel=0.01)
+        assert compare_embeddings(old, new).verdict == "changed"
+        assert compare_embeddings(old, new, noise=share / 4).verdict == "changed"
+        assert compare_embeddings(old, new, noise=share / 2).verdict == "unchanged"
 
 
 @given(scale=st.floats(1e-6, 1e6).filter(lambda scale: abs(scale - 1) > 3 * HALF_DEVIATION))

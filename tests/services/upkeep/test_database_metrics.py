@@ -18,7 +18,9 @@ PROJECT = "p"
 
 
 def test_an_empty_service_shows_zeros(services):
-    assert read_metrics(services, PROJECT) == DatabaseMetrics({"queued": 0, "running": 0}, 0.0, {})
+    assert read_metrics(services, PROJECT) == DatabaseMetrics(
+        {"queued": 0, "running": 0}, 0.0, {}, {}
+    )
 
 
 @ON_EACH_DATABASE

@@ -15,7 +15,7 @@ from app.api.schemas.quality import StoreCoverageOut
 from app.maths.anchors import health, mismatch
 from app.services.anchors import anchor_findings, anchor_reports, drift
 from app.services.anchors.anchor_reports import MAX_SUGGESTED
-from app.services.anchors.drift import MAX_REEMBEDDED, USUAL_REEMBEDDED, DriftReport
+from app.services.anchors.drift import DriftReport
 
 router = APIRouter(prefix="/anchor-sets", tags=["Anchors"])
 
@@ -178,7 +178,7 @@ class SuggestionsOut(BaseModel):
 
 
 class DriftRequest(Body):
-    """New `vectors` of the set's items. Without them, the service encodes the stored inputs."""
+    """New `vectors` of the set's items."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -187,12 +187,11 @@ class DriftRequest(Body):
     )
 
     encoder: Name = Field(description="Encoder to check.")
-    vectors: Vectors = Field(None, description="Vectors that the encoder makes now.")
+    vectors: Vectors = Field(description="Vectors that the encoder makes now.")
     rows: Annotated[list[int], Field(fail_fast=True, max_length=65_536)] | None = Field(
         None,
         description="Anchors that the vectors belong to, in their order, at most 65,536. "
-        "Default: all. Without vectors, the anchors to encode again: at most "
-        f"{MAX_REEMBEDDED:,}; default {USUAL_REEMBEDDED} drawn at random.",
+        "Default: all.",
     )
 
 
@@ -250,7 +249,10 @@ def find_drift(
     body: Annotated[DriftRequest, json_body(DriftRequest)],
     services: Svc,
 ) -> DriftReport:
-    """Compares an encoder's new vectors with those in the set, and recommends what to do."""
+    """Compares an encoder's new vectors with those in the set, and recommends what to do.
+
+    `POST /encoders/{name}/check` has the service make them.
+    """
     return drift.detect_drift(
         services,
         context,

@@ -279,16 +279,16 @@ class AnchorSets(Resource):
         name: str,
         *,
         encoder: str,
-        vectors: VectorsLike | None = None,
+        vectors: VectorsLike,
         rows: Sequence[int] | None = None,
     ) -> Json:
         """Return whether an encoder still gives the vectors that the set stores.
 
-        vectors  the encoder's vectors today, of the anchors in `rows`; None: the service encodes
+        vectors  the encoder's vectors today, of the anchors in `rows`, or of all
         """
         body = {
             "encoder": encoder,
-            "vectors": None if vectors is None else to_json(vectors),
+            "vectors": to_json(vectors),
             "rows": None if rows is None else [int(row) for row in rows],
         }
         return self._transport.post(f"{self.path}/{segment(name)}/drift", body)

@@ -1,0 +1,272 @@
+"""Finds encoders that silently make other vectors: once a day, a worker embeds a few anchors again.
+
+The stored vectors of the anchors are the baseline. A local model whose files changed, and an
+endpoint that names another model, are found without embedding.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, Field
+from torch import Tensor
+
+from app.errors import AnchorageError, ClientLeft, EncoderChanged
+from app.maths.anchors import drift
+from app.maths.geometry.sampling import draw_uniformly
+from app.services.anchors import spaces, store_anchors
+from app.services.anchors.anchor_embedding import encode_items, read_inputs
+from app.services.anchors.drift import explain
+from app.services.context import Services
+from app.services.encoders.encoding import Inputs, load_model, spec_of
+from app.services.request_context import RequestContext
+from app.storage import tables
+from app.storage.queries import resources
+from app.types import EncoderKind
+
+log = logging.getLogger("anchorage.watch")
+
+#: anchors of a check on request, and the most of a daily one
+CHECKED_INPUTS = 50
+
+#: inputs that are embedded twice where vectors deviate, each alone, to measure the noise
+REPEATED_INPUTS = 8
+
+DAY_S = 86_400
+
+#: number formats of a computation whose rounding is below `drift.HALF_DEVIATION`; None: unknown
+PRECISE_DTYPES = ("float32", None)
+
+
+class EncoderCheck(BaseModel):
+    """Whether an encoder still makes the vectors of its anchors."""
+
+    checked_at: datetime = Field(description="When it was checked.")
+    result: Literal["unchanged", "moved", "replaced", "unchecked"] = Field(
+        description="`moved`: its vectors differ from those of its anchors by more than rounding. "
+        "`replaced`: its files, or the name of its endpoint's model, differ from those at "
+        "registration. `unchecked`: it could not be compared, and `detail` says why."
+    )
+    detail: str = Field(description="The result in words.")
+    recommendations: list[str] = Field([], description="What to do.")
+    anchor_set: str | None = Field(None, description="The set whose anchors were compared.")
+    inputs: int = Field(0, description="Number of inputs that were embedded.")
+    max_deviation: float | None = Field(
+        None, description="Largest norm of a difference, divided by the norm of the old vector."
+    )
+    mean_cosine: float | None = Field(None, description="Mean cosine of new and old vectors.")
+    noise: float | None = Field(
+        None,
+        description="Largest deviation between two embeddings of one input now. "
+        "Null unless vectors deviated.",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    """Anchors of a set, and their inputs."""
+
+    space: tables.SpaceRow
+    rows: Sequence[int]
+    inputs: Inputs
+
+
+def check_all(services: Services, *, stopping: Callable[[], bool] = lambda: False) -> None:
+    """Check every encoder that no worker has taken today. Raises DatabaseUnavailable.
+
+    The day is taken before the first input is embedded, so that neither a restart nor another
+    worker embeds more.
+    """
+    most = services.limits.watched_inputs
+    if not most:
+        return
+    today = int(time.time()) // DAY_S
+    with services.db.transaction() as session:
+        due = resources.encoders_to_check(session, today)
+    for encoder in due:
+        if stopping():
+            return
+        with services.db.transaction() as session:
+            is_ours = resources.claim_check(session, encoder, today)
+        if is_ours:
+            context = RequestContext(encoder.project, origin="watch")
+            check_encoder(services, context, encoder, most=most, stopping=stopping)
+
+
+def check_by_name(services: Services, context: RequestContext, name: str) -> EncoderCheck:
+    """Check an encoder now. Raises EncoderNotFound and EncoderNeedsVectors."""
+    with services.db.transaction() as session:
+        encoder = resources.by_name(session, tables.EncoderRow, context.project, name)
+    spec_of(encoder)
+    return check_encoder(services, context, encoder)
+
+
+def check_encoder(
+    services: Services,
+    context: RequestContext,
+    encoder: tables.EncoderRow,
+    *,
+    most: int = CHECKED_INPUTS,
+    stopping: Callable[[], bool] = lambda: False,
+) -> EncoderCheck:
+    """Check an encoder with at most that many inputs, and store the result.
+
+    A change stays until a check finds the old vectors again, or an operator accepts the new ones.
+    """
+    try:
+        found = _check(services, context, encoder, most, stopping)
+    except EncoderChanged as error:
+        found = _result("replaced", error.detail, recommendations=_recommend(encoder))
+    except AnchorageError as error:
+        found = _result("unchecked", error.detail)
+    with services.db.transaction() as session:
+        row = session.get(tables.EncoderRow, encoder.id, with_for_update=True)
+        is_current = row is not None and (row.identity, row.accepted_at) == (
+            encoder.identity,
+            encoder.accepted_at,
+        )
+        if row is not None and is_current and (found.result != "unchecked" or not row.has_changed):
+            row.last_check = found.model_dump(mode="json")
+    services.names.forget()
+    if found.result in tables.CHANGED_RESULTS:
+        log.warning("encoder %s of project %s: %s", encoder.name, encoder.project, found.detail)
+    return found
+
+
+def _require_files(services: Services, encoder: tables.EncoderRow) -> None:
+    """Raises EncoderChanged where the files of a local model are no longer those of its identity.
+
+    A model in memory may still be the old one.
+    """
+    now, before = services.encoders.hash_folder(spec_of(encoder)), encoder.identity
+    if now is not None and before is not None and before["revision"] != now:
+        raise EncoderChanged(
+            f"The files of the model of encoder {encoder.name!r} have changed since it was "
+            "registered. A process that loads them refuses its inputs.",
+            field="encoder",
+        )
+
+
+def _check(
+    services: Services,
+    context: RequestContext,
+    encoder: tables.EncoderRow,
+    most: int,
+    stopping: Callable[[], bool],
+) -> EncoderCheck:
+    _require_files(services, encoder)
+    if encoder.kind == EncoderKind.openai:
+        services.encoders.forget(spec_of(encoder))
+        most -= 1  # loading it embeds one text
+    load_model(services, encoder)
+    repeats = min(REPEATED_INPUTS, most // 4)
+    sample = _find_sample(services, encoder, most - repeats)
+    if sample is None:
+        return _result(
+            "unchecked",
+            "Its identity is as it was, but no anchor set has inputs that it could embed again",
+        )
+
+    def embed(places: Sequence[int]) -> Tensor:
+        def stop(done: int) -> None:
+            if stopping():
+                raise ClientLeft("The worker stops. The next check is tomorrow.")
+
+        roles = sample.inputs.roles
+        chosen = replace(
+            sample.inputs,
+            values=[sample.inputs.values[each] for each in places],
+            roles=None if roles is None else [roles[each] for each in places],
+        )
+        return encode_items(services, context, encoder, chosen, on_progress=stop)
+
+    new = embed(range(len(sample.rows)))
+    return _compare(services, encoder, sample, new, lambda place: embed([place]), repeats)
+
+
+def _compare(
+    services: Services,
+    encoder: tables.EncoderRow,
+    sample: _Sample,
+    new: Tensor,
+    embed_alone: Callable[[int], Tensor],
+    repeats: int,
+) -> EncoderCheck:
+    """Compare new vectors (n, d) with the stored ones; measure the noise where they deviate."""
+    old = spaces.raw_anchors(services, sample.space)[list(sample.rows)]
+
+    def compare(noise: float) -> drift.Drift:
+        with services.fitting(encoder.project):
+            return drift.compare_embeddings(old, new, noise=noise)
+
+    is_precise = (encoder.identity or {}).get("dtype") in PRECISE_DTYPES
+    least = 0.0 if is_precise else drift.NEAR_DEVIATION / drift.NOISE_FACTOR
+    found, noise, embedded = compare(least), None, len(new)
+    if found.verdict != "unchanged" and found.deviations is not None and repeats:
+        worst = found.deviations.argsort(descending=True)[:repeats].tolist()
+        again = torch.cat([embed_alone(place) for place in worst])
+        noise, embedded = float(drift.deviations(new[worst], again).max()), embedded + repeats
+        found = compare(max(noise, least))
+    may_scale = store_anchors.is_of_store(services, sample.space)
+    is_equal = found.verdict == "unchanged" or (found.verdict == "rescaled" and may_scale)
+    changed = int(found.changed.sum())
+    detail, _ = explain(found, changed, len(new), dim=old.shape[1], given_dim=new.shape[1])
+    return _result(
+        "unchanged" if is_equal else "moved",
+        detail,
+        recommendations=[] if is_equal else _recommend(encoder),
+        anchor_set=sample.space.anchor_set.name,
+        inputs=embedded,
+        max_deviation=None if found.deviations is None else float(found.deviations.max()),
+        mean_cosine=None if found.cosines is None else float(found.cosines.mean()),
+        noise=noise,
+    )
+
+
+def _result(result: str, detail: str, **more: object) -> EncoderCheck:
+    sentence = detail[:1].upper() + detail[1:].removesuffix(".") + "."
+    return EncoderCheck.model_validate(
+        {"checked_at": tables.now(), "result": result, "detail": sentence, **more}
+    )
+
+
+def _recommend(encoder: tables.EncoderRow) -> list[str]:
+    """Return what an operator can do about a change."""
+    return [
+        "Bring the old model back, if you can, and check again.",
+        f"Or keep {encoder.name!r} for the old vectors, and register the model as it is now: "
+        f"`anchorage encoders accept {encoder.name} --new-name NAME`. The anchors are embedded by "
+        "it too, so that translators and migrations map old vectors to new ones.",
+        "Or, if no store, head or pool holds old vectors: `anchorage encoders accept "
+        f"{encoder.name}` embeds all its anchors again.",
+    ]
+
+
+def _find_sample(services: Services, encoder: tables.EncoderRow, count: int) -> _Sample | None:
+    """Return up to `count` anchors whose inputs can be read, others on each day; None without any.
+
+    Stored inputs come before texts of stores.
+    """
+    with services.db.transaction() as session:
+        every = resources.spaces_of_encoder(session, encoder)
+    seed = int(time.time()) // DAY_S
+    for space in sorted(every, key=lambda each: each.anchor_set.inputs is None):
+        row = space.anchor_set
+        rows = sorted(draw_uniformly(row.size, size=min(count, row.size), seed=seed))
+        if row.inputs is not None:
+            stored = read_inputs(services, row.inputs, of=f"anchor set {row.name!r}")
+            roles = None if stored.roles is None else [stored.roles[each] for each in rows]
+            values = [stored.values[each] for each in rows]
+            inputs = replace(stored, values=values, roles=roles)
+        else:
+            texts = store_anchors.read_texts(services, row, encoder, rows)
+            rows, inputs = list(texts), Inputs(list(texts.values()))
+        if rows:
+            return _Sample(space, rows, inputs)
+    return None
