@@ -35,7 +35,9 @@ MIXED = "mixed-vectors"
 def connect(
     service: Service,
     name: Annotated[str, typer.Argument(help="A name for the store, unique in the project.")],
-    kind: Annotated[str, typer.Option(help="pgvector, qdrant, chroma, lancedb or sqlite-vec.")],
+    kind: Annotated[
+        str, typer.Option(help="pgvector, qdrant, chroma, lancedb, milvus or sqlite-vec.")
+    ],
     address: Annotated[str, typer.Option(help="The name of an address in ANCHORAGE_STORES.")],
     collection: Annotated[str, typer.Option(help="The table, collection or file.")],
     encoder: Annotated[str, typer.Option(help="The encoder whose vectors it holds.")],

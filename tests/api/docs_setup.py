@@ -16,6 +16,7 @@ import psycopg
 import sqlite_vec
 import torch
 from pgvector.psycopg import register_vector
+from pymilvus import MilvusClient
 from qdrant_client import QdrantClient, models
 
 from anchorage_client import Client
@@ -23,6 +24,7 @@ from app.demo.pack import load_pack
 from app.demo.run import write_store
 from app.stores.sqlite_vec import SQLITE
 from tests.pgvector_server import pgvector_server_of_process
+from tests.stores.cases.milvus_server import shared_server
 
 DRAW = np.random.default_rng(0)
 TEXTS = [f"{verb} my {thing}" for verb in ("I lost", "Close") for thing in ("card", "account")]
@@ -179,6 +181,17 @@ def chroma(http: httpx2.Client, folder: Path) -> None:
         collection.add(ids=[str(id_) for id_ in range(len(rows))], embeddings=rows)
 
 
+def milvus(http: httpx2.Client, folder: Path) -> None:
+    rows = moving(folder)
+    with closing(MilvusClient(shared_server(), timeout=60, dedicated=True)) as client:
+        for each in client.list_collections():
+            if each.startswith("articles"):
+                client.drop_collection(each)
+        client.create_collection("articles_1", rows.shape[1], consistency_level="Strong")
+        client.create_alias("articles_1", "articles")
+        client.insert("articles", [{"id": id_, "vector": row} for id_, row in enumerate(rows)])
+
+
 def lance(http: httpx2.Client, folder: Path) -> None:
     rows = [{"id": id_, "vector": row} for id_, row in enumerate(moving(folder))]
     lancedb.connect(str(folder / "lancedb")).create_table("articles", rows)
@@ -215,6 +228,7 @@ SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "docs/how-to/qdrant.md": qdrant,
     "docs/how-to/chroma.md": chroma,
     "docs/how-to/lancedb.md": lance,
+    "docs/how-to/milvus.md": milvus,
     "docs/how-to/sqlite-vec.md": sqlite,
     "clients/python/README.md": client_page,
     "docs/explanation/anchors.md": six,

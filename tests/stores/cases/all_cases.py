@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.stores.cases.base import StoreCase
 from tests.stores.cases.chroma import ChromaServerCase
 from tests.stores.cases.lancedb import LancedbCase
+from tests.stores.cases.milvus import MilvusCase
 from tests.stores.cases.pgvector import PgvectorCase
 from tests.stores.cases.qdrant import LocalQdrantCase
 from tests.stores.cases.sqlite_vec import SqliteVecCase
@@ -15,5 +16,6 @@ CASES: list[StoreCase] = [
     LocalQdrantCase(),
     ChromaServerCase(),
     LancedbCase(),
+    MilvusCase(),
     SqliteVecCase(),
 ]
