@@ -11,6 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -178,9 +179,10 @@ class MilvusStore(PairedStore):
 
     def _find(self, name: str) -> MilvusPlace | None:
         """Return the place of a collection or an alias, None if there is none."""
-        if not self._call("has_collection", name):
+        try:
+            form = self._call("describe_collection", name)
+        except StoreChanged:
             return None
-        form = self._call("describe_collection", name)
         return MilvusPlace(form, vector_field(form, self.location.vector_field))
 
     def create(self, sides: Sides, tag: str, dim: int) -> None:
@@ -414,10 +416,11 @@ class MilvusStore(PairedStore):
 
 def connect(url: str) -> MilvusClient:
     """Return a new client of http(s)://[USER:PASSWORD@ or :TOKEN@]HOST[:PORT][/DATABASE]."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise StoreUnavailable("The address of a Milvus store begins with http:// or https://.")
-    port = parts.port or (443 if parts.scheme == "https" else 19530)
+    parts, port = urlsplit(url), None
+    with suppress(ValueError):
+        port = parts.port or (443 if parts.scheme == "https" else 19530)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port:
+        raise StoreUnavailable("The address of a Milvus store is no http(s)://host:port.")
     secrets = [unquote(each) for each in (parts.username, parts.password) if each]
     return MilvusClient(
         f"{parts.scheme}://{parts.hostname}:{port}",

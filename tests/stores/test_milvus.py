@@ -261,7 +261,12 @@ def test_a_frozen_server_is_unavailable_within_seconds(filled, monkeypatch) -> N
 def test_addresses_without_a_server_are_unavailable_and_hidden(monkeypatch) -> None:
     monkeypatch.setattr(milvus, "CONNECT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        for url in (f"http://:SECRET@127.0.0.1:{silent.getsockname()[1]}", "unix:/SECRET", "x.db"):
+        for url in (
+            f"http://:SECRET@127.0.0.1:{silent.getsockname()[1]}",
+            "unix:/SECRET",
+            "x.db",
+            "http://h:no",
+        ):
             with pytest.raises(StoreUnavailable) as caught:
                 MilvusStore(StoreLocation("milvus", url, "items")).facts()
             assert "SECRET" not in str(caught.value)
