@@ -1,7 +1,7 @@
 """A Milvus server for tests: the real one, which all processes that test at once share.
 
-It starts in seconds, and its embedded etcd takes most of them. `python -m
-tests.stores.cases.milvus_server FOLDER` runs it until no process holds the lock of the folder.
+`python -m tests.stores.cases.milvus_server FOLDER` runs it until no process holds the lock of the
+folder, also if those processes were killed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from tests.waiting import until
 
 #: a server for tests waits less between its looks at what changed
 SETTINGS = {
-    "PROXY_TIMETICKINTERVAL": "20",
+    "PROXY_TIMETICKINTERVAL": "30",
     "QUERYCOORD_CHECKCHANNELINTERVAL": "50",
-    "QUERYCOORD_CHECKSEGMENTINTERVAL": "50",
-    "QUERYCOORD_DISTPULLINTERVAL": "50",
+    "QUERYCOORD_DISTPULLINTERVAL": "100",
     "LOG_LEVEL": "error",
 }
 
