@@ -54,7 +54,8 @@ def connect(
     service: Service,
     name: Annotated[str, typer.Argument(help="A name for the store, unique in the project.")],
     kind: Annotated[
-        str, typer.Option(help="pgvector, qdrant, chroma, lancedb, sqlite-vec, faiss or redis.")
+        str,
+        typer.Option(help="pgvector, qdrant, chroma, lancedb, sqlite-vec, faiss, milvus or redis."),
     ],
     address: Annotated[str, typer.Option(help="The name of an address in ANCHORAGE_STORES.")],
     collection: Annotated[str, typer.Option(help="The table, collection or file.")],

@@ -138,8 +138,12 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 def find_cause(error: BaseException, kind: type[Cause]) -> Cause | None:
     """Return the error of this class that a library wrapped into its own, or None."""
     found: BaseException | None = error
+    seen = set()
     while found is not None and not isinstance(found, kind):
+        seen.add(id(found))
         found = found.__cause__ or found.__context__
+        if id(found) in seen:  # a library may raise an error from itself
+            return None
     return found
 
 

@@ -66,6 +66,7 @@ STORE_LIBRARIES = frozenset(
         "psycopg",
         "psycopg_binary",
         "pyarrow",
+        "pymilvus",
         "pyo3_runtime",
         "pysqlite3",
         "qdrant_client",

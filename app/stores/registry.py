@@ -15,6 +15,7 @@ CONNECTORS: dict[str, tuple[str, str, str]] = {
     "qdrant": ("app.stores.qdrant", "QdrantStore", "qdrant"),
     "chroma": ("app.stores.chroma", "ChromaStore", "chroma"),
     "lancedb": ("app.stores.lancedb", "LancedbStore", "lancedb"),
+    "milvus": ("app.stores.milvus", "MilvusStore", "milvus"),
     "sqlite-vec": ("app.stores.sqlite_vec", "SqliteVecStore", "sqlite-vec"),
     "faiss": ("app.stores.faiss", "FaissStore", "faiss"),
     "redis": ("app.stores.redis_search", "RedisSearchStore", "redis"),

@@ -18,6 +18,7 @@ import psycopg
 import sqlite_vec
 import torch
 from pgvector.psycopg import register_vector
+from pymilvus import MilvusClient
 from qdrant_client import QdrantClient, models
 
 from anchorage_client import Client
@@ -25,7 +26,7 @@ from app.demo.pack import load_pack
 from app.demo.run import write_store
 from app.stores.sqlite_vec import SQLITE
 from tests.pgvector_server import pgvector_server_of_process
-from tests.stores.cases.redis_server import shared_server
+from tests.stores.cases import milvus_server, redis_server
 
 DRAW = np.random.default_rng(0)
 TEXTS = [f"{verb} my {thing}" for verb in ("I lost", "Close") for thing in ("card", "account")]
@@ -209,6 +210,17 @@ def chroma(http: httpx2.Client, folder: Path) -> None:
         collection.add(ids=[str(id_) for id_ in range(len(rows))], embeddings=rows)
 
 
+def milvus(http: httpx2.Client, folder: Path) -> None:
+    rows = moving(folder)
+    with closing(MilvusClient(milvus_server.shared_server(), timeout=60, dedicated=True)) as client:
+        for each in client.list_collections():
+            if each.startswith("articles"):
+                client.drop_collection(each)
+        client.create_collection("articles_1", rows.shape[1], consistency_level="Strong")
+        client.create_alias("articles_1", "articles")
+        client.insert("articles", [{"id": id_, "vector": row} for id_, row in enumerate(rows)])
+
+
 def lance(http: httpx2.Client, folder: Path) -> None:
     rows = [{"id": id_, "vector": row} for id_, row in enumerate(moving(folder))]
     lancedb.connect(str(folder / "lancedb")).create_table("articles", rows)
@@ -256,7 +268,7 @@ def index_file(http: httpx2.Client, folder: Path) -> None:
 def redis(http: httpx2.Client, folder: Path) -> None:
     rows = moving(folder)
     vector = ("VECTOR", "HNSW", 6, "TYPE", "FLOAT32", "DIM", rows.shape[1])
-    with shared_server().client() as client:
+    with redis_server.shared_server().client() as client:
         words = ("ON", "HASH", "PREFIX", 1, "article:", "SCHEMA", "embedding", *vector)
         client.execute_command("FT.CREATE", "articles-1", *words, "DISTANCE_METRIC", "COSINE")
         client.execute_command("FT.ALIASADD", "articles", "articles-1")
@@ -284,6 +296,7 @@ SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "docs/how-to/qdrant.md": qdrant,
     "docs/how-to/chroma.md": chroma,
     "docs/how-to/lancedb.md": lance,
+    "docs/how-to/milvus.md": milvus,
     "docs/how-to/sqlite-vec.md": sqlite,
     "docs/how-to/faiss.md": index_file,
     "docs/how-to/redis.md": redis,

@@ -7,7 +7,7 @@ from types import FunctionType
 
 import pytest
 
-from app.stores.common import raised_by, row_number, rows_checksum
+from app.stores.common import find_cause, raised_by, row_number, rows_checksum
 
 
 def error_of(call) -> BaseException:
@@ -24,6 +24,13 @@ def test_an_error_belongs_to_the_package_that_our_code_called():
     # ours, although the library called us
     ours = FunctionType((lambda _: int("x")).__code__, {"__name__": "app.ours", "int": int})
     assert not raised_by(error_of(lambda: json.loads("{}", object_hook=ours)), {"json"})
+
+
+def test_the_cause_of_an_error_that_was_raised_from_itself():
+    error = error_of(lambda: json.loads("{"))
+    error.__cause__ = error
+    assert find_cause(error, KeyError) is None
+    assert find_cause(error, json.JSONDecodeError) is error
 
 
 def test_each_row_counts_in_a_checksum_and_their_order_does_not():

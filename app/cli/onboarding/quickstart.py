@@ -35,7 +35,7 @@ def quickstart(
     address: Annotated[
         str | None,
         typer.Argument(
-            help="Your vector store: postgresql://..., http://... of Qdrant, or a folder or file.",
+            help="Your store: postgresql://..., http://... (Qdrant, Milvus), a folder or file.",
             show_default=False,
         ),
     ] = None,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -35,12 +36,17 @@ SIGNS = {
     "faiss": "*.faiss",
 }
 
+#: the port of a Milvus server, whose addresses have the scheme of Qdrant's
+MILVUS_PORT = ":19530"
+
 SQLITE_MAGIC = b"SQLite format 3\x00"
 
 
 def kind_of(address: str) -> str:
     """Return the kind of the store at an address. Raises typer.BadParameter."""
     scheme, separator, _ = address.partition("://")
+    if scheme.lower() in ("http", "https") and urlsplit(address).netloc.endswith(MILVUS_PORT):
+        return "milvus"
     if separator and scheme.lower() in SCHEMES:
         return SCHEMES[scheme.lower()]
     place = Path(address)
@@ -58,8 +64,9 @@ def kind_of(address: str) -> str:
     shown = f"{scheme}://..." if separator else address  # what follows may hold a password
     raise typer.BadParameter(
         f"{shown} is no store that Anchorage knows. Pass postgresql://... for pgvector, "
-        "http://... for Qdrant, redis://... for Redis's search, a folder of Chroma, LanceDB, "
-        "Qdrant's local mode or files `*.faiss`, or a file with tables of sqlite-vec."
+        "http://... for Qdrant, http://...:19530 for Milvus, redis://... for Redis's search, a "
+        "folder of Chroma, LanceDB, Qdrant's local mode or files `*.faiss`, or a file with tables "
+        "of sqlite-vec."
     )
 
 

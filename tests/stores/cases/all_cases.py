@@ -6,6 +6,7 @@ from tests.stores.cases.base import StoreCase
 from tests.stores.cases.chroma import ChromaServerCase
 from tests.stores.cases.faiss import FaissCase
 from tests.stores.cases.lancedb import LancedbCase
+from tests.stores.cases.milvus import MilvusCase
 from tests.stores.cases.pgvector import PgvectorCase
 from tests.stores.cases.qdrant import LocalQdrantCase
 from tests.stores.cases.redis import RedisCase
@@ -17,6 +18,7 @@ CASES: list[StoreCase] = [
     LocalQdrantCase(),
     ChromaServerCase(),
     LancedbCase(),
+    MilvusCase(),
     SqliteVecCase(),
     FaissCase(),
     RedisCase(),

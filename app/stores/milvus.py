@@ -1,0 +1,518 @@
+"""Milvus as a Store: the new vectors are in a second collection, and a cutover moves an alias.
+
+The alias `anchorage_TAG_NAME` leads to the copy of the collection NAME, once it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import grpc
+import numpy as np
+from pymilvus import CollectionSchema, DataType, MilvusClient, MilvusException
+
+from app.errors import (
+    AnchorageError,
+    InvalidFilter,
+    InvalidRequest,
+    StoreChanged,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUnsupported,
+)
+from app.stores import base
+from app.stores.answers import MAX_ANSWER_BYTES, answer_too_large, plan_search, read_parts
+from app.stores.base import Cursor, Hits, Page, Side, StoreFacts, StoreId, StoreNote, StoreVectors
+from app.stores.common import as_json, did_you_mean, fault_of, find_cause, row_number, store_faults
+from app.stores.second_collection import (
+    ROWS_A_PAGE,
+    PairedStore,
+    Sides,
+    StoredRow,
+    random_runs,
+    stack_rows,
+)
+
+#: seconds to connect, of one call, and until a new collection and its indexes are ready
+CONNECT_S, ANSWER_S, LOAD_S, INDEX_S = 5.0, 30.0, 120.0, 24 * 3600
+
+#: rows of one request that writes, and how many a read may skip
+ROWS_A_WRITE, MAX_OFFSET = 256, 16_000
+
+METRICS: dict[str, base.Metric] = {"COSINE": "cosine", "IP": "dot", "L2": "euclidean"}
+
+#: types of the fields that a copy has as they are
+COPIED = ("BOOL", "INT8", "INT16", "INT32", "INT64", "FLOAT", "DOUBLE", "VARCHAR", "ARRAY", "JSON")
+
+#: what the description of an index has with its parameters
+INDEX_STATE = ("total_rows", "indexed_rows", "pending_index_rows", "state")
+
+#: the alias of a copy: the tag, and the name of the collection that it was made from
+MARK = re.compile(r"anchorage_([0-9a-f]{8})_(\w+)")
+
+STORE = "The Milvus store"
+
+#: parts of messages, and the errors that they stand for
+FAULTS: tuple[tuple[tuple[str, ...], type[AnchorageError], str], ...] = (
+    (("not loaded", "not fully loaded"), StoreUnavailable, "Load the collection, then try again."),
+    (("auth check", "permission deny"), StoreRefused, "Ask the operator for more rights."),
+    (("Invalid collection name",), InvalidRequest, "Send the name of a collection or an alias."),
+    (("quota exceeded",), StoreFull, "Give the server more memory or disk, then continue."),
+)
+
+NOT_COMPARED = StoreNote(
+    "vectors-not-compared",
+    "Writes are found by comparing ids and all other fields, with `sync` and `verify` and at a "
+    "cutover. A write that changes only the vector is not found.",
+)
+
+# the library logs each error, with the address
+logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+
+
+@dataclass(frozen=True, eq=False)
+class MilvusPlace:
+    """A vector field of a collection. form: the collection as the server describes it."""
+
+    form: Mapping[str, Any]
+    vector: str
+
+    @property
+    def name(self) -> str:
+        return str(self.form["collection_name"])
+
+    @property
+    def fields(self) -> dict[str, Mapping[str, Any]]:
+        return {each["name"]: each for each in self.form["fields"]}
+
+    @property
+    def key(self) -> str:
+        return next(name for name, each in self.fields.items() if each.get("is_primary"))
+
+    @property
+    def dim(self) -> int:
+        return int(self.fields[self.vector]["params"]["dim"])
+
+    @property
+    def content(self) -> list[str]:
+        """The fields of a row that are neither its id nor its vector."""
+        names = [name for name in self.fields if name not in (self.key, self.vector)]
+        return names + ["$meta"] * bool(self.form["enable_dynamic_field"])
+
+    def copied(self, dim: int) -> dict[str, Any]:
+        """Return the description of a copy with `dim` dimensions."""
+        changed = {**self.fields[self.vector], "params": {"dim": dim}}
+        fields = self.fields | {self.vector: changed}
+        return {**self.form, "fields": list(fields.values())}
+
+    def filter(self, operator: str, value: Any) -> str:
+        """Return an expression about the ids of rows."""
+        return f"{self.key} {operator} {json.dumps(value, ensure_ascii=False)}"
+
+
+@dataclass(frozen=True, eq=False)
+class RowContent:
+    payload: Mapping[str, Any]
+
+
+class MilvusStore(PairedStore):
+    """A collection of a Milvus server."""
+
+    capabilities = base.Capabilities(atomic_cutover=True, filters=True, exact_search=False)
+
+    def __init__(self, location: base.StoreLocation) -> None:
+        super().__init__()
+        self.location = location
+        self._client: Any = None
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _call(
+        self, method: str, *arguments: Any, within_s: float = ANSWER_S, **options: Any
+    ) -> Any:
+        """Call the library's client, with a timeout and its faults as errors of this project."""
+        with store_faults(STORE, ("pymilvus", "grpc"), translate_fault):
+            with self._lock:
+                self._client = self._client or connect(self.location.url)
+                call = getattr(self._client, method)
+            return call(*arguments, timeout=within_s, **options)
+
+    # --- verbs of the second collection -------------------------------------------------------
+
+    def find_sides(self, tag: str | None = None) -> Sides:
+        name = self.location.collection
+        aliases = self._call("list_aliases")["aliases"]
+        here = self._find(name)
+        if here is None:
+            near = did_you_mean(name, [*aliases, *self._call("list_collections")])
+            raise StoreChanged(f"Milvus has no alias and no collection `{name}`.{near}")
+        marks = sorted(
+            mark
+            for mark in aliases
+            if (match := MARK.fullmatch(mark))
+            and (match[2] == here.name or mark in here.form["aliases"])
+        )
+        for mark in marks:
+            found, old = MARK.fullmatch(mark).groups()  # type: ignore[union-attr]
+            if tag in (None, found) and mark in here.form["aliases"]:
+                return Sides("cut", found, self._find(old), here)
+            if tag in (None, found):
+                return Sides("open", found, here, self._find(mark))
+        if tag and not marks and (copy := copy_name(here, tag)) != here.name and self._find(copy):
+            return Sides("open", tag, here)  # a crash interrupted `create` or `drop`
+        return Sides("none", None, here)
+
+    def _find(self, name: str) -> MilvusPlace | None:
+        """Return the place of a collection or an alias, None if there is none."""
+        try:
+            form = self._call("describe_collection", name)
+        except StoreChanged:
+            return None
+        return MilvusPlace(form, vector_field(form, self.location.vector_field))
+
+    def create(self, sides: Sides, tag: str, dim: int) -> None:
+        old: MilvusPlace = sides.old
+        if problem := copy_problem(old, self.location.collection):
+            raise StoreUnsupported(problem.detail, field="store")
+        name, form = copy_name(old, tag), old.form
+        options = {"num_shards": form["num_shards"], "properties": form["properties"]}
+        if has_partition_key(form):
+            options["num_partitions"] = form["num_partitions"]
+        if not self._call("has_collection", name):
+            self._call(
+                "create_collection",
+                name,
+                schema=CollectionSchema.construct_from_dict(old.copied(dim)),
+                consistency_level=form["consistency_level_name"],
+                **{key: value for key, value in options.items() if value},
+            )
+        indexes = MilvusClient.prepare_index_params()
+        for index in self._call("list_indexes", old.name):
+            params = self._call("describe_index", old.name, index)
+            indexes.add_index(**{k: v for k, v in params.items() if k not in INDEX_STATE})
+        self._call("create_index", name, indexes, sync=False)
+        replicas = len(self._call("describe_replica", old.name))
+        self._call("load_collection", name, replica_number=replicas, within_s=LOAD_S)
+        self._call("create_alias", name, f"anchorage_{tag}_{old.name}")
+
+    def read_page(
+        self, place: Any, cursor: Cursor | None, limit: int, *, vectors: bool, content: bool
+    ) -> tuple[list[StoredRow], Cursor | None]:
+        rows: list[StoredRow] = []
+
+        def read(_first: int, count: int) -> list[StoredRow]:
+            after = rows[-1].id if rows else cursor
+            wanted = "" if after is None else place.filter(">", after)
+            return self._query(place, wanted, vectors, content, limit=count)
+
+        parts = read_parts(limit, page_size(place), read, lambda _: None, is_page=True)
+        for asked, found in parts:
+            rows += found
+            if len(found) < asked:
+                return rows, None
+        return rows, rows[-1].id
+
+    def read_rows(
+        self, place: Any, ids: Sequence[StoreId], *, vectors: bool, content: bool
+    ) -> dict[StoreId, StoredRow]:
+        is_text = DataType(place.fields[place.key]["type"]) == DataType.VARCHAR
+        ids = [id for id in ids if isinstance(id, str) is is_text and (is_text or is_int64(id))]
+
+        def read(first: int, count: int) -> list[StoredRow]:
+            wanted = place.filter("in", ids[first : first + count])
+            return self._query(place, wanted, vectors, content)
+
+        parts = read_parts(len(ids), page_size(place), read, lambda first: ids[first])
+        return {row.id: row for _, found in parts for row in found}
+
+    def _query(
+        self, place: MilvusPlace, filter: str, vectors: bool, content: bool, **options: Any
+    ) -> list[StoredRow]:
+        """Return rows in the order of their ids, by default those that every client wrote."""
+        fields = [place.key] + [place.vector] * vectors + place.content * content
+        options = {"consistency_level": "Strong", **options}
+        found = self._call("query", place.name, filter, output_fields=fields, **options)
+        return [stored_row(place, each, content) for each in found]
+
+    def count_rows(self, place: Any) -> int:
+        wanted = "count(*)"
+        found = self._call("query", place.name, output_fields=[wanted], consistency_level="Strong")
+        return int(found[0][wanted])
+
+    def dim_of(self, place: Any) -> int:
+        return int(place.dim)
+
+    def write_rows(
+        self, place: Any, rows: Sequence[StoredRow], vectors: StoreVectors | None
+    ) -> None:
+        assert vectors is not None  # each row of Milvus has a vector
+        for first in range(0, len(rows), ROWS_A_WRITE):
+            part = zip(rows[first : first + ROWS_A_WRITE], vectors[first:], strict=False)
+            written = [
+                {**row.content.payload, place.key: row.id, place.vector: vector}
+                for row, vector in part
+            ]
+            self._call("upsert", place.name, written)
+
+    def delete_rows(self, place: Any, ids: Sequence[StoreId]) -> None:
+        for first in range(0, len(ids), ROWS_A_PAGE):
+            gone = place.filter("in", list(ids[first : first + ROWS_A_PAGE]))
+            self._call("delete", place.name, filter=gone)  # by `ids`, quotes are not escaped
+
+    def complete(self, sides: Sides) -> None:
+        until = time.monotonic() + INDEX_S
+        while (index := self._index(sides.new))["pending_index_rows"]:
+            if index["state"] == "Failed" or time.monotonic() > until:
+                raise StoreUnavailable(
+                    f"{STORE} has not built the index of {sides.new.name!r}: its state is "
+                    f"{index['state']}. Ask the operator to look at the server's log."
+                )
+            time.sleep(1)
+
+    def swap(self, sides: Sides, visible: Side) -> float:
+        if sides.old.copied(1)["fields"] != sides.new.copied(1)["fields"]:
+            raise StoreChanged(
+                "The collection and its copy no longer have the same fields, because a client "
+                "added one. Abandon the migration, and plan a new one."
+            )
+        self._call("alter_alias", sides.place(visible).name, self.location.collection)
+        return 0.0
+
+    def drop(self, sides: Sides, side: Side) -> None:
+        old, new = sides.old, sides.new
+        place = old if side == "old" else new
+        aliases = [] if new is None else new.form["aliases"]
+        marks = [each for each in aliases if each.startswith(f"anchorage_{sides.tag}_")]
+        if place and (others := set(place.form["aliases"]) - set(marks)):
+            raise StoreRefused(
+                f"The collection {place.name!r} still has the alias {min(others)!r}, so clients "
+                "may use it. Move or drop the alias, then repeat the step."
+            )
+        if side == "new":  # its mark goes first: a server may keep collections with an alias
+            for mark in marks:
+                self._call("drop_alias", mark)
+            self._call("drop_collection", copy_name(old, str(sides.tag)))
+            return
+        if place:
+            self._call("drop_collection", place.name)
+        for mark in marks:
+            self._call("drop_alias", mark)
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def _index(self, place: MilvusPlace) -> Mapping[str, Any]:
+        """Return the index of the vectors. Raises StoreUnsupported."""
+        names = self._call("list_indexes", place.name, field_name=place.vector)
+        index = self._call("describe_index", place.name, names[0]) if names else {}
+        if index.get("metric_type") not in METRICS:
+            raise StoreUnsupported(
+                f"The vectors {place.vector!r} of {place.name!r} have no index with the metric "
+                "COSINE, IP or L2. Create one, and load the collection."
+            )
+        return index
+
+    def facts(self) -> StoreFacts:
+        place: MilvusPlace = self.find_sides().visible
+        index, rows = self._index(place), self.count_rows(place)
+        problem = copy_problem(place, self.location.collection)
+        return StoreFacts(
+            rows=rows,
+            dim=place.dim,
+            metric=METRICS[index["metric_type"]],
+            indexed=index.get("index_type") != "FLAT",
+            can_migrate=problem is None,
+            vector_bytes=4 * rows * place.dim,
+            vector_field=place.vector,
+            notes=(problem or NOT_COMPARED,),
+        )
+
+    def sample(self, count: int, seed: int = 0) -> Page:
+        place = self.find_sides().old
+        rows: dict[StoreId, StoredRow] = {}
+        at, wanted = 0, ""
+        # the count has waited for all writes, so that the reads need not
+        weak = {"consistency_level": "Eventually"}
+        for start, length in random_runs(self.count_rows(place), count, seed):
+            while start - at > MAX_OFFSET:
+                options = {"offset": MAX_OFFSET, "limit": 1, **weak}
+                last = self._query(place, wanted, False, False, **options)
+                if not last:
+                    break
+                at, wanted = at + MAX_OFFSET + 1, place.filter(">", last[0].id)
+            for first in range(0, length, page_size(place)):
+                options = {"offset": max(0, start - at) + first, **weak}
+                options["limit"] = min(page_size(place), length - first)
+                found = self._query(place, wanted, True, False, **options)
+                rows |= {row.id: row for row in found}
+        return self._page(place, list(rows.values()), None)
+
+    def search(
+        self,
+        queries: StoreVectors,
+        k: int,
+        *,
+        filter: Any = None,
+        side: Side = "old",
+        exact: bool = False,
+        vectors: bool = False,
+        payload: bool = False,
+    ) -> Sequence[Hits]:
+        if exact:
+            raise StoreUnsupported("Milvus has no exact searches. Remove `exact`.", field="exact")
+        if not isinstance(filter, str | None):
+            raise InvalidFilter(
+                "`filter` is an expression of Milvus, such as \"year > 2020 and topic == 'art'\". "
+                "Send a text.",
+                field="filter",
+            )
+        place: MilvusPlace = self.find_sides().place(side)
+        answers_vectors, step = plan_search(k, place.dim, vectors)
+        sign = -1.0 if METRICS[self._index(place)["metric_type"]] == "euclidean" else 1.0
+        fields = [place.key] + [place.vector] * answers_vectors + place.content * payload
+        hits: list[Hits] = []
+        for first in range(0, len(queries), step):
+            answer = self._call(
+                "search",
+                place.name,
+                list(queries[first : first + step]),
+                filter or "",
+                k,
+                fields,
+                anns_field=place.vector,
+                consistency_level="Strong",
+            )
+            for found in answer:
+                rows = [
+                    stored_row(place, {**each["entity"], place.key: each.id}, False)
+                    for each in found
+                ]
+                hits.append(
+                    Hits(
+                        [row.id for row in rows],
+                        [sign * float(each.distance) for each in found],
+                        stack_rows(rows, place.dim) if answers_vectors else None,
+                        [row.content.payload for row in rows] if payload else None,
+                    )
+                )
+        if vectors and not answers_vectors:
+            return [self.add_vectors(place, each) for each in hits]
+        return hits
+
+
+def connect(url: str) -> MilvusClient:
+    """Return a new client of http(s)://[USER:PASSWORD@ or :TOKEN@]HOST[:PORT][/DATABASE]."""
+    parts, port = urlsplit(url), None
+    with suppress(ValueError):
+        port = parts.port or (443 if parts.scheme == "https" else 19530)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port:
+        raise StoreUnavailable("The address of a Milvus store is no http(s)://host:port.")
+    secrets = [unquote(each) for each in (parts.username, parts.password) if each]
+    return MilvusClient(
+        f"{parts.scheme}://{parts.hostname}:{port}",
+        token=":".join(secrets),
+        db_name=parts.path.strip("/"),
+        timeout=CONNECT_S,
+        dedicated=True,
+        grpc_options={b"grpc.max_receive_message_length": MAX_ANSWER_BYTES},
+    )
+
+
+def translate_fault(error: Exception) -> AnchorageError | None:
+    """Return the error that a fault of Milvus or of its connection stands for."""
+    code = cause.code() if (cause := find_cause(error, grpc.RpcError)) else None
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return answer_too_large()
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        return StoreRefused(f"{STORE} refused the credentials of its address.")
+    if code is not None:
+        return StoreUnavailable(f"{STORE} did not answer ({code.name}). Try again when it is up.")
+    if not isinstance(error, MilvusException):
+        return None
+    text = error.message
+    if "parse expression" in text or "expr plan" in text:
+        return InvalidFilter(f"{STORE} does not read the filter: {text}.", field="filter")
+    for signs, kind, advice in FAULTS:
+        if any(sign in text for sign in signs):
+            return kind(f"{STORE} did not accept the call: {text}. {advice}")
+    return fault_of(STORE, text)
+
+
+def vector_field(form: Mapping[str, Any], wanted: str | None) -> str:
+    """Return the name of the vectors to read. Raises StoreUnsupported if it is not clear."""
+    names = [each["name"] for each in form["fields"] if each["type"] == DataType.FLOAT_VECTOR]
+    if wanted in names or (wanted is None and len(names) == 1):
+        return wanted or str(names[0])
+    problem = "several vector fields or none" if wanted is None else f"no vectors {wanted!r}"
+    raise StoreUnsupported(
+        f"{form['collection_name']!r} has {problem} of float32. Name one in `vector_field`; it "
+        f"has: {', '.join(map(repr, names)) or 'none'}.",
+        field="vector_field",
+    )
+
+
+def copy_problem(place: MilvusPlace, collection: str) -> StoreNote | None:
+    """Return why a collection cannot be replaced by a copy; None if it can."""
+    form, others = (
+        place.form,
+        [each for each in place.form["fields"] if each["name"] != place.vector],
+    )
+    name, properties = place.name, form["properties"]
+    if collection == name:
+        return StoreNote(
+            "no-alias",
+            f"Clients use the collection by its own name. For a migration, turn the name into an "
+            f"alias, once: `client.rename_collection({name!r}, '{name}_1')`, then "
+            f"`client.create_alias('{name}_1', {name!r})`. Between both, for some milliseconds, "
+            "calls of clients fail; a cutover then has no gap.",
+        )
+    if form["auto_id"]:
+        code, problem = "auto-id", "Milvus makes the ids, so a copy would have other ones"
+    elif form["num_partitions"] > 1 and not has_partition_key(form):
+        code, problem = "partitions", "a copy would not have its partitions"
+    elif properties.get("collection.ttl.seconds", "0") not in ("0", "-1"):
+        code, problem = "ttl", "its rows expire, and in a copy they would live longer"
+    elif form["functions"] or any(DataType(each["type"]).name not in COPIED for each in others):
+        code, problem = "fields", "a copy would lose its functions or fields, as other vectors"
+    else:
+        return None
+    return StoreNote(code, f"{name!r} cannot be migrated: {problem}. Searches work.")
+
+
+def has_partition_key(form: Mapping[str, Any]) -> bool:
+    return any(each.get("is_partition_key") for each in form["fields"])
+
+
+def copy_name(place: MilvusPlace, tag: str) -> str:
+    return re.sub(r"_[0-9a-f]{8}$", "", place.name) + f"_{tag}"
+
+
+def is_int64(id: Any) -> bool:
+    return isinstance(id, int) and not isinstance(id, bool) and -(2**63) <= id < 2**63
+
+
+def page_size(place: MilvusPlace) -> int:
+    """Return how many rows one call reads: half of an answer may be their vectors."""
+    return max(1, min(ROWS_A_PAGE, MAX_ANSWER_BYTES // (8 * place.dim)))
+
+
+def stored_row(place: MilvusPlace, fields: Mapping[str, Any], content: bool) -> StoredRow:
+    payload = dict(fields)
+    id, value = payload.pop(place.key), payload.pop(place.vector, None)
+    vector = None if value is None else np.asarray(value, np.float32)
+    digest = row_number(as_json(id), as_json(payload)) if content else 0
+    return StoredRow(id, vector, RowContent(payload), digest, digest)

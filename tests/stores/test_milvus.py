@@ -1,0 +1,273 @@
+"""Milvus beyond the contract: keys of text, settings, forms that are refused, and faults."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pymilvus import DataType, MilvusClient
+
+from app.errors import (
+    InvalidFilter,
+    InvalidRequest,
+    StoreChanged,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUnsupported,
+)
+from app.stores import milvus
+from app.stores.base import StoreLocation
+from app.stores.milvus import MilvusStore
+from tests.stores.cases.milvus import MilvusCase, client_of, make_collections
+from tests.stores.cases.milvus_server import server_folder, shared_server
+from tests.stores.moving import (
+    NEW_DIM,
+    OLD_DIM,
+    TAG,
+    every,
+    fill_migration,
+    rows,
+    translate,
+    translate_back,
+)
+from tests.waiting import slack
+
+CASE = MilvusCase()
+VECTOR = {"datatype": DataType.FLOAT_VECTOR, "dim": OLD_DIM}
+INT_KEY = {"datatype": DataType.INT64, "is_primary": True}
+TEXT_KEY = {"datatype": DataType.VARCHAR, "is_primary": True, "max_length": 200}
+KEYS = [
+    "",
+    "a",
+    'b"q',
+    "b'q",
+    "back\\slash",
+    "new\nline",
+    "\x01",
+    "é",
+    "😀",
+    "\\n",
+    "{x}",
+    "z" * 150,
+]
+
+
+@pytest.fixture(scope="module")
+def client() -> MilvusClient:
+    return client_of(shared_server())
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """A store that tests only read."""
+    location = CASE.fill(tmp_path_factory.mktemp("milvus"), rows(CASE, 50))
+    store = MilvusStore(location)
+    yield store
+    store.close()
+    CASE.remove(location)
+
+
+@pytest.fixture
+def moving(tmp_path):
+    location = CASE.fill(tmp_path, rows(CASE, 20))
+    store = MilvusStore(location)
+    yield location, store, store.migration(TAG, NEW_DIM)
+    store.close()
+    CASE.remove(location)
+
+
+def test_text_keys_partition_keys_and_settings_move_along(client) -> None:
+    topic = {"datatype": DataType.VARCHAR, "max_length": 50, "is_partition_key": True}
+    numbers = {"datatype": DataType.ARRAY, "element_type": DataType.FLOAT, "max_capacity": 4}
+    [name] = make_collections(client, 1, key=TEXT_KEY, topic=topic, numbers=numbers, vector=VECTOR)
+    client.create_alias(name, alias := f"clients_{name}")
+    vectors = rows(CASE, len(KEYS)).vectors
+    client.upsert(
+        alias,
+        [
+            {
+                "key": key,
+                "topic": f"t{row % 3}",
+                "text": "é",
+                "numbers": [0.1],
+                "vector": vectors[row],
+            }
+            | {"extra": {"n": row, "x": 1.5, "big": 2**60, "none": None}}
+            for row, key in enumerate(KEYS)
+        ],
+    )
+    before = sorted(client.query(alias, limit=99), key=lambda row: row["key"])
+    form, index = client.describe_collection(alias), client.describe_index(alias, "vector")
+    store = MilvusStore(StoreLocation("milvus", shared_server(), alias))
+    assert list(every(store, limit=5)[0]) == sorted(KEYS, key=str.encode)
+    assert list(store.fetch([*reversed(KEYS), 3, "none"]).ids) == KEYS[::-1]
+    migration = store.migration(TAG, NEW_DIM)
+    fill_migration(store, migration)
+    client.delete(alias, filter="key like 'b%'")
+    migration.cutover(translate)
+    migration.finish()
+    migration.finish()
+    migration.abandon()  # again, by somebody who missed its end
+    found = sorted(client.query(alias, limit=99), key=lambda row: row["key"])
+    kept = [row for row in before if not row["key"].startswith("b")]
+    for row, there in zip(found, kept, strict=True):
+        new = translate(None, np.float32([there.pop("vector")]))
+        assert np.allclose(row.pop("vector"), new, atol=1e-5)
+        assert row == there
+    now = client.describe_collection(alias)
+    for each in ("description", "num_shards", "num_partitions", "consistency_level", "aliases"):
+        assert now[each] == form[each]
+    form["fields"][-1]["params"]["dim"] = NEW_DIM
+    assert now["fields"] == form["fields"]
+    assert client.describe_index(alias, "vector") | {"total_rows": 0, "indexed_rows": 0} == index
+    assert not client.has_collection(name)
+    client.drop_collection(now["collection_name"])
+    store.close()
+
+
+def test_forms_that_a_copy_would_change_are_not_migrated(client) -> None:
+    plain = {"id": INT_KEY, "vector": VECTOR}
+    bits = {"datatype": DataType.BINARY_VECTOR, "dim": 8}
+    expected = {"": plain, "auto-id": {"id": INT_KEY | {"auto_id": True}, "vector": VECTOR}}
+    expected |= {"partitions": plain, "ttl": plain, "no-alias": plain}
+    for code, fields in expected.items():
+        [name] = make_collections(client, 1, loaded=False, **fields)
+        if code == "partitions":
+            client.create_partition(name, "2026")
+        if code == "ttl":
+            client.alter_collection_properties(name, {"collection.ttl.seconds": 60})
+        place = milvus.MilvusPlace(client.describe_collection(name), "vector")
+        problem = milvus.copy_problem(place, name if code == "no-alias" else "alias")
+        assert (problem.code if problem else "") == code
+        client.drop_collection(name)
+    place.form["fields"].append({"name": "bits", "type": bits["datatype"], "params": {}})
+    assert milvus.copy_problem(place, "alias").code == "fields"
+
+
+def test_a_collection_with_ids_of_the_server_is_searched(client) -> None:
+    key = INT_KEY | {"auto_id": True}
+    [name] = make_collections(client, 1, key=key, vector=VECTOR)
+    vectors = rows(CASE, 10).vectors
+    done = client.insert(name, [{"text": "t", "vector": each} for each in vectors])
+    store = MilvusStore(StoreLocation("milvus", shared_server(), name))
+    facts = store.facts()
+    assert (facts.rows, facts.can_migrate) == (10, False)
+    [hits] = store.search(vectors[3:4], 2, payload=True)
+    assert (hits.ids[0], hits.payloads[0]) == (done["ids"][3], {"text": "t"})
+    with pytest.raises(StoreUnsupported, match=r"create_alias"):
+        store.migration(TAG, NEW_DIM).prepare()
+    client.release_collection(name)
+    with pytest.raises(StoreUnavailable, match="Load the collection"):
+        store.facts()
+    client.drop_collection(name)
+    store.close()
+
+
+def test_filters(filled) -> None:
+    query = rows(CASE, 50).vectors[:1]
+    [hits] = filled.search(query, 50, filter="number < 5 and text like 'item%'")
+    assert sorted(hits.ids) == [0, 1, 2, 3, 4]
+    for wrong in ("number <", "text > 3", {"number": 3}, 7):
+        with pytest.raises(InvalidFilter):
+            filled.search(query, 3, filter=wrong)
+    with pytest.raises(StoreUnsupported, match="exact"):
+        filled.search(query, 3, exact=True)
+
+
+def test_a_sample_beyond_what_a_read_may_skip(filled, monkeypatch) -> None:
+    monkeypatch.setattr(milvus, "MAX_OFFSET", 3)
+    page = filled.sample(20, seed=3)
+    assert len(set(page.ids)) == 20
+    assert np.allclose(page.vectors, rows(CASE, 50).vectors[page.ids], atol=1e-6)
+    assert sorted(filled.sample(99).ids) == list(range(50))
+
+
+def test_an_answer_that_is_too_large_is_read_in_parts(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(milvus, "MAX_ANSWER_BYTES", 4096)
+    many = rows(CASE, 50)
+    payloads = [{**each, "text": "x" * 300} for each in many.payloads]
+    location = CASE.fill(tmp_path, replace(many, payloads=payloads))
+    store = MilvusStore(location)
+    assert store.checksum().rows == 50
+    assert list(store.texts([3, 49])) == ["x" * 300] * 2
+    CASE.insert(location, replace(rows(CASE, 1), payloads=[{"text": "t", "more": "x" * 5000}]))
+    with pytest.raises(StoreUnsupported, match="too large"):
+        store.texts([0])
+    store.close()
+    CASE.remove(location)
+
+
+def test_a_crash_while_the_copy_is_made_or_dropped(moving, client) -> None:
+    location, store, migration = moving
+    fill_migration(store, migration)
+    name = store.find_sides().old.name
+    mark = f"anchorage_{TAG}_{name}"
+    client.drop_alias(mark)
+    again = MilvusStore(location).migration(TAG, NEW_DIM)
+    with pytest.raises(StoreChanged):
+        again.cutover(translate)
+    again.prepare()
+    assert again.count() == 20
+    client.drop_alias(mark)
+    again.abandon()
+    assert not client.has_collection(f"{name}_{TAG}")
+    assert store.facts().rows == 20
+
+
+def test_a_collection_that_clients_still_use_by_another_alias_is_kept(moving, client) -> None:
+    location, store, migration = moving
+    fill_migration(store, migration)
+    old = store.find_sides().old.name
+    client.create_alias(old, f"{location.collection}_too")
+    migration.cutover(translate)
+    with pytest.raises(StoreRefused, match="_too"):
+        migration.finish()
+    migration.rollback(translate_back)
+    assert store.facts().dim == OLD_DIM
+    migration.cutover(translate)
+    client.drop_alias(f"{location.collection}_too")
+    migration.finish()
+    assert not client.has_collection(old)
+
+
+def test_a_missing_collection_and_vectors_that_are_not_clear(filled) -> None:
+    near = replace(filled.location, collection=filled.location.collection + "x")
+    with pytest.raises(StoreChanged, match=f"Did you mean '{filled.location.collection}'"):
+        MilvusStore(near).facts()
+    with pytest.raises(InvalidRequest, match="Send the name"):
+        MilvusStore(replace(filled.location, collection="no-name")).facts()
+    with pytest.raises(StoreUnsupported, match="'vector'"):
+        MilvusStore(replace(filled.location, vector_field="text")).facts()
+
+
+def test_a_frozen_server_is_unavailable_within_seconds(filled, monkeypatch) -> None:
+    monkeypatch.setattr(milvus, "ANSWER_S", 1.0)
+    server = int((server_folder() / "pid").read_text())
+    begun = time.monotonic()
+    os.kill(server, signal.SIGSTOP)
+    try:
+        with pytest.raises(StoreUnavailable, match="DEADLINE_EXCEEDED"):
+            filled._call("list_aliases", within_s=1.0)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    assert time.monotonic() - begun < 10 * slack()
+    assert filled.facts().rows == 50
+
+
+def test_addresses_without_a_server_are_unavailable_and_hidden(monkeypatch) -> None:
+    monkeypatch.setattr(milvus, "CONNECT_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for url in (
+            f"http://:SECRET@127.0.0.1:{silent.getsockname()[1]}",
+            "unix:/SECRET",
+            "x.db",
+            "http://h:no",
+        ):
+            with pytest.raises(StoreUnavailable) as caught:
+                MilvusStore(StoreLocation("milvus", url, "items")).facts()
+            assert "SECRET" not in str(caught.value)
