@@ -300,7 +300,7 @@ def test_texts_are_read_from_the_store_again(of_store: Watched, moved: float) ->
 
 
 def test_texts_reach_no_other_endpoint_unless_the_operator_allows_it(
-    of_store: Watched, tmp_path: Path
+    of_store: Watched,
 ) -> None:
     before = len(of_store.endpoint.texts)
     assert of_store.check()["result"] == "unchecked"
@@ -330,7 +330,6 @@ def test_anchors_of_a_store_are_embedded_by_the_new_name_too(of_store: Watched) 
     of_store.endpoint.moved = 1.0
     of_store.post("/encoders/small/check")
     job = of_store.finish("/encoders/small/accept", new_name="small-2")
-    # ada's endpoint may have embedded other texts, but these it has: `small` read them for the set
     assert job["result"]["anchor_sets"] == ["rows"], job
     assert of_store.post("/encoders/small-2/check")["result"] == "unchanged"
 
