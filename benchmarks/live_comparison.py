@@ -12,9 +12,9 @@ preferring queries is that of all streams. In `no difference`, a coin says for e
 encoder is the new one, and in `small`, it does so for two thirds of the queries. Every look at the
 interval counts. `naive` is the 95 % interval of Wilson, looked at as often.
 
---http: what `compare: shadow` adds to an answered search by cascade of a LanceDB table, over HTTP,
-requests with and without it in turns, back to back and with pauses, quiet and beside a busy process
-a core. Takes about 4 minutes, and needs a quiet machine.
+--http: what `compare: shadow` adds to the latency of a search by cascade of a LanceDB table, and to
+that of the next search, over HTTP and in turns with searches without it, back to back and with
+pauses, quiet and beside a busy process a core. Takes 7 minutes, and needs a quiet machine.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from scripts.servers import serve
 QUERIES, K, PARAPHRASE, VARIANTS = 5_000, 10, 0.1, 20
 CLICK_RELEVANT = 0.7
 
-#: pairs of timed requests of a cell
-PAIRS = 400
+#: rounds of four requests of a cell
+ROUNDS = 300
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def _burn() -> None:
 
 
 def time_shadows(data: JudgedCollection) -> Table:
-    """Latencies of searches with and without a shadow, in turns on one connection."""
+    """Latencies of searches with and without a shadow, on one connection."""
     anchors = np.random.default_rng(0).permutation(data.size)[:300]
     rows = []
     with tempfile.TemporaryDirectory() as folder, serve(stores=f'{{"lake": "{folder}"}}') as server:
@@ -218,7 +218,10 @@ def time_shadows(data: JudgedCollection) -> Table:
         filled = fill_lance(Path(folder), "docs", data.documents["use"], texts)
         service.post("/stores", name="docs", address="lake", encoder="use", **filled)
         for busy in (0, os.cpu_count() or 1):
-            burners = [multiprocessing.Process(target=_burn, daemon=True) for _ in range(busy)]
+            burners = [
+                multiprocessing.get_context("spawn").Process(target=_burn, daemon=True)
+                for _ in range(busy)
+            ]
             for each in burners:
                 each.start()
             for pause in (0.0, 0.1):
@@ -229,35 +232,38 @@ def time_shadows(data: JudgedCollection) -> Table:
                 each.terminate()
         found = service.http.get("/stores/docs/comparison").json()["comparisons"][0]
         print({name: found[name] for name in ("shadowed", "dropped", "failed", "overlap")})
-    columns = ["load", "p50 without", "p50 added", "p99 without", "p99 added"]
+    columns = ["load", "p50, ms", "added", "to the next", "p99, ms", "added", "to the next"]
     return [columns, *rows]
 
 
 def _pair(service: Service, data: JudgedCollection, pause: float) -> list[str]:
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    for number in track(range(PAIRS + 20), f"pause {pause} s"):
-        query = number % len(data.queries["use"])
-        plain = {
-            "target": "minilm",
-            "anchor_set": "bridge",
-            "method": "graded",
-            "mode": "cascade",
-            "native": 0,
-            "queries": data.queries["minilm"][[query]],
-        }
-        old = data.queries["use"][[query]]
-        # The order changes, so that neither always follows a shadow.
-        for shadowed in (False, True) if number % 4 < 2 else (True, False):
-            more = {"compare": "shadow", "old_queries": old} if shadowed else {}
+    """Percentiles of searches without a shadow, and what is added to one with it and to the next.
+
+    Those that are compared follow one kind of search: the first of each round is not timed.
+    """
+    seconds: dict[str, list[float]] = {each: [] for each in ("first", "without", "with", "next")}
+    for number in track(range(ROUNDS), f"pause {pause} s"):
+        for place, name in enumerate(seconds):
+            query = (4 * number + place) % len(data.queries["use"])
+            body = {
+                "target": "minilm",
+                "anchor_set": "bridge",
+                "method": "graded",
+                "mode": "cascade",
+                "queries": data.queries["minilm"][[query]],
+            }
+            if name == "with":
+                body |= {"compare": "shadow", "old_queries": data.queries["use"][[query]]}
             begun = time.perf_counter()
-            service.post("/stores/docs/search", **plain, **more)
-            if number >= 20:
-                seconds[shadowed].append(time.perf_counter() - begun)
+            service.post("/stores/docs/search", **body)
+            seconds[name].append(time.perf_counter() - begun)
             time.sleep(pause)
     cells = []
     for share in (50, 99):
-        without, with_ = (np.percentile(seconds[each], share) * 1e3 for each in (False, True))
-        cells += [f"{without:.2f} ms", f"{with_ - without:+.2f} ms"]
+        without, with_, after = (
+            np.percentile(seconds[each][10:], share) * 1e3 for each in ("without", "with", "next")
+        )
+        cells += [f"{without:.2f}", f"{with_ - without:+.2f}", f"{after - without:+.2f}"]
     return cells
 
 

@@ -79,7 +79,7 @@ async def search_and_compare(
     answer = await search_store(services, context, request)
     seconds = time.perf_counter() - began
     _require_old(request, answer.row)
-    rows = await to_thread.run_sync(_chosen, context.project, request, comparison.share)
+    rows = await _choose(context.project, request, comparison.share)
     if not rows:
         return answer, _nothing
     alone = RequestContext(context.project, context.key_id, context.origin)
@@ -114,11 +114,15 @@ def _require_old(request: StoreSearch, row: tables.StoreRow) -> None:
         )
 
 
-def _chosen(project: str, request: StoreSearch, share: float) -> list[int]:
+async def _choose(project: str, request: StoreSearch, share: float) -> list[int]:
     """Return the queries that are compared: the same ones in every request that has them."""
     values: Any = request.queries if request.inputs is None else request.inputs.values
     if share >= 1.0:
         return list(range(len(values)))
+    return await to_thread.run_sync(_chosen, project, values, share)
+
+
+def _chosen(project: str, values: Any, share: float) -> list[int]:
     chosen = []
     for row, each in enumerate(values):
         content = each if isinstance(each, str) else each.tolist()
@@ -224,7 +228,7 @@ async def _interleave(
 ) -> ComparedAnswer:
     row = await to_thread.run_sync(find_store, services, context.project, request.store)
     _require_old(request, row)
-    rows = await to_thread.run_sync(_chosen, context.project, request, comparison.share)
+    rows = await _choose(context.project, request, comparison.share)
     if not rows:
         return await search_store(services, context, request), _nothing
     answer, old = await asyncio.gather(
