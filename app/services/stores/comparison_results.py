@@ -76,4 +76,4 @@ def delete_comparison(services: Services, context: RequestContext, store: str) -
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.StoreRow, context.project, store)
         queries.delete_sums(session, row.id)
-        record_audit(session, context, "delete comparison", "store", store)
+        record_audit(session, context, "delete", "comparison", store)

@@ -267,7 +267,7 @@ def delete_native_vectors(
     """
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.StoreRow, context.project, name)
-        record_audit(session, context, "delete native vectors", "store", name)
+        record_audit(session, context, "delete", "native-vectors", name)
         if row_id is None:
             store_reads.delete_reads_of_store(session, row.id)
             return native_vectors.delete_of_store(session, row.id)
