@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import litellm
 import numpy as np
 import pytest
 
@@ -48,6 +47,8 @@ def test_documents_are_ordered_by_the_encoder(encoding: Any) -> None:
 @pytest.mark.parametrize("provider", ["cohere", "jina_ai"])
 def test_litellm_reaches_it(encoding: Any, provider: str) -> None:
     path = {"cohere": "/v2/rerank", "jina_ai": "/v1/rerank"}[provider]
+    import litellm  # here, because it takes seconds in each process of the tests
+
     answer = litellm.rerank(
         model=f"{provider}/minilm",
         query=QUERY,
