@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from app.errors import MigrationActive, StoreRefused, WrongState
-from app.stores.base import Store
+from app.stores.base import Migration, Store, StoreLocation
 from app.stores.registry import open_store
 from tests.stores.cases.all_cases import CASES
 from tests.stores.cases.base import Rows, StoreCase
@@ -147,14 +148,32 @@ def test_a_checksum_says_how_far_it_is_and_can_be_stopped(store: Store) -> None:
 # --- a migration ---------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=CASES, ids=lambda case: case.kind)
-def moving(request, tmp_path: Path):
-    case = request.param
-    location = case.fill(tmp_path, rows(case, 50))
+Moving = tuple[StoreCase, StoreLocation, Store, Migration]
+
+
+@contextmanager
+def moved(case: StoreCase, folder: Path) -> Iterator[Moving]:
+    location = case.fill(folder, rows(case, 50))
     store = open_store(location)
     yield case, location, store, store.migration(TAG, NEW_DIM)
     store.close()
     case.remove(location)
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.kind)
+def moving(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Moving]:
+    with moved(request.param, tmp_path) as found:
+        yield found
+
+
+#: a slow store runs the tests of what connectors share only with `make test-long`
+SHARED = [pytest.param(each, marks=pytest.mark.long) if each.is_slow else each for each in CASES]
+
+
+@pytest.fixture(params=SHARED, ids=lambda case: case.kind)
+def moving_alike(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Moving]:
+    with moved(request.param, tmp_path) as found:
+        yield found
 
 
 def test_the_new_vectors_lie_beside_the_old_ones_until_the_cutover(moving) -> None:
@@ -177,8 +196,8 @@ def test_the_new_vectors_lie_beside_the_old_ones_until_the_cutover(moving) -> No
     assert [hits.ids[0]] == case.ids(8)
 
 
-def test_writes_can_be_repeated(moving) -> None:
-    _, _, store, migration = moving
+def test_writes_can_be_repeated(moving_alike) -> None:
+    _, _, store, migration = moving_alike
     migration.prepare()
     page = store.sample(10)
     new = translate(page.ids, page.vectors)
@@ -214,8 +233,8 @@ def test_a_cutover_shows_the_new_vectors_and_a_rollback_the_old_ones(moving) -> 
     assert store.facts().dim == NEW_DIM
 
 
-def test_a_row_without_a_new_vector_stays_visible(moving) -> None:
-    case, location, store, migration = moving
+def test_a_row_without_a_new_vector_stays_visible(moving_alike) -> None:
+    case, location, store, migration = moving_alike
     migration.prepare()
     page = store.scroll(None, 50)
     migration.write(page.ids[1:], translate(page.ids[1:], page.vectors[1:]))
@@ -240,8 +259,8 @@ def test_an_abandoned_migration_leaves_the_store_as_it_was(moving) -> None:
     migration.abandon()
 
 
-def test_a_step_at_the_wrong_time_is_refused_and_deletes_nothing(moving) -> None:
-    case, location, store, migration = moving
+def test_a_step_at_the_wrong_time_is_refused_and_deletes_nothing(moving_alike) -> None:
+    case, location, store, migration = moving_alike
     before = case.read(location)
     fill_migration(store, migration)
     with pytest.raises(WrongState):
@@ -312,9 +331,9 @@ def test_a_synchronisation_finds_the_changes_of_clients(moving) -> None:
     assert len(again.changes(10)) == 0
 
 
-def test_a_row_without_a_direction_is_reported_once(moving) -> None:
+def test_a_row_without_a_direction_is_reported_once(moving_alike) -> None:
     """The caller puts a row that it cannot translate among the deleted ones."""
-    case, location, store, migration = moving
+    case, location, store, migration = moving_alike
     if not store.capabilities.captures_writes:
         return  # its changes are never reported
     fill_migration(store, migration)
@@ -337,8 +356,8 @@ def test_a_row_without_a_direction_is_reported_once(moving) -> None:
     assert migration.count() == 52
 
 
-def test_a_row_that_cannot_be_translated_back_keeps_its_old_vector(moving) -> None:
-    case, location, store, migration = moving
+def test_a_row_that_cannot_be_translated_back_keeps_its_old_vector(moving_alike) -> None:
+    case, location, store, migration = moving_alike
     if location.kind == "pgvector":
         return  # the caller decides: it puts such a row among the deleted ones
     before = case.read(location)
@@ -357,8 +376,8 @@ def test_a_row_that_cannot_be_translated_back_keeps_its_old_vector(moving) -> No
     assert np.allclose(case.read(location)[lost][0], before[lost][0], atol=1e-6)
 
 
-def test_a_second_migration_of_the_collection_is_refused(moving) -> None:
-    case, location, store, migration = moving
+def test_a_second_migration_of_the_collection_is_refused(moving_alike) -> None:
+    case, location, store, migration = moving_alike
     fill_migration(store, migration)
     migration.cutover(translate)
     before = case.read(location)
@@ -375,8 +394,8 @@ def test_a_second_migration_of_the_collection_is_refused(moving) -> None:
     assert store.facts().dim == NEW_DIM
 
 
-def test_a_handle_remembers_no_migration_that_another_one_ended(moving) -> None:
-    case, location, store, migration = moving
+def test_a_handle_remembers_no_migration_that_another_one_ended(moving_alike) -> None:
+    case, location, store, migration = moving_alike
     fill_migration(store, migration)
     migration.abandon()
     other = open_store(location)

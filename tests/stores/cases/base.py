@@ -32,6 +32,8 @@ class StoreCase(ABC):
     kind: str
     #: type of the ids that `fill` and `insert` write
     id_type: type[int] | type[str] = int
+    #: a migration takes seconds, most of which the store waits
+    is_slow = False
 
     def ids(self, *numbers: int) -> list[StoreId]:
         """Return the ids of the rows with these numbers."""

@@ -59,6 +59,7 @@ def empty_collections(url: str, dim: int) -> list[str]:
 
 class MilvusCase(StoreCase):
     kind = "milvus"
+    is_slow = True
 
     def fill(self, folder: Path, rows: Rows) -> StoreLocation:
         url, dim = shared_server(), rows.vectors.shape[1]
