@@ -102,10 +102,17 @@ def test_a_key_is_asked_for_and_says_the_project(tmp_path: Path) -> None:
 def test_ctrl_c_is_one_line_and_the_usual_exit_code() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
+
+        def interrupt() -> None:
+            connection, _ = silent.accept()
+            connection.recv(1)  # the command waits for its answer
+            os.kill(os.getpid(), signal.SIGINT)
+            connection.close()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
         stopped = call("encoders", "list", "--url", url)
-        timer.join()
+        thread.join()
     assert (stopped.exit_code, stopped.output) == (130, "Interrupted.\n")
 
 
