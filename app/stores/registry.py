@@ -31,8 +31,20 @@ STORE_OPTIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-def require_known_options(kind: str, options: Mapping[str, Any]) -> None:
-    """Raises InvalidOption for an option that the connector of this kind would ignore."""
+#: the kinds whose ids may be in a field of the client's choice
+ID_FIELDS = ("pgvector", "lancedb", "sqlite-vec", "faiss")
+
+
+def require_known_options(
+    kind: str, options: Mapping[str, Any], id_field: str | None = None
+) -> None:
+    """Raises InvalidOption for what the connector of this kind would ignore."""
+    if id_field is not None and kind not in ID_FIELDS:
+        raise InvalidOption(
+            f"Rows of stores of kind {kind!r} have one id, so there is no `id_field` to choose. "
+            "Remove it.",
+            field="id_field",
+        )
     known = STORE_OPTIONS.get(kind, ())
     unknown = sorted(set(options) - set(known))
     if unknown:

@@ -20,7 +20,9 @@ class MigrationProgress(BaseModel, extra="allow"):
         description="What the job does, such as `sweep`, `index` or `filled`. Null before a run."
     )
     rows: int = Field(description="Rows that have been read and translated.")
-    total: int | None = Field(description="Rows of the store when the run began.")
+    total: int | None = Field(
+        description="Rows of the store when the run began; more where clients added some."
+    )
     rows_per_second: float | None = Field(
         description="Mean speed of the present attempt. Null unless rows are translated now."
     )

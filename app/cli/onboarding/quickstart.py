@@ -39,6 +39,10 @@ def quickstart(
             show_default=False,
         ),
     ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(help="Its kind, as milvus; default: by the address.", show_default=False),
+    ] = None,
     collection: Annotated[
         str | None,
         typer.Option(
@@ -109,11 +113,11 @@ def quickstart(
     place, needed = None, "--source, --target, --items"
     if address is not None:
         needed = "--target"
-        place = _place(address, collection, text_field, vector_field, source, store)
+        place = _place(address, kind, collection, text_field, vector_field, source, store)
         source = f"{STORE_PREFIX}{place.name}"
-    elif collection or text_field or vector_field or store:
+    elif kind or collection or text_field or vector_field or store:
         raise typer.BadParameter(
-            "--collection, --store and the fields describe the store at an address."
+            "--kind, --collection, --store and the fields describe the store at an address."
         )
     try:
         source, target, items, old_encoder_runs, texts_exist = _ask(
@@ -234,6 +238,7 @@ def _compare(service: Service, store: str, encoders: list[str]) -> None:
 
 def _place(
     address: str,
+    kind: str | None,
     collection: str | None,
     text_field: str | None,
     vector_field: str | None,
@@ -243,7 +248,7 @@ def _place(
     """Return the store at an address. Raises typer.BadParameter."""
     from app.cli.onboarding.store_places import StorePlace, kind_of, name_of
 
-    kind = kind_of(address)
+    kind = kind or kind_of(address)
     if collection is None:
         raise typer.BadParameter("Pass --collection with the name of the table or collection.")
     if text_field is None and kind != "chroma":

@@ -64,9 +64,9 @@ def kind_of(address: str) -> str:
     shown = f"{scheme}://..." if separator else address  # what follows may hold a password
     raise typer.BadParameter(
         f"{shown} is no store that Anchorage knows. Pass postgresql://... for pgvector, "
-        "http://... for Qdrant, http://...:19530 for Milvus, redis://... for Redis's search, a "
-        "folder of Chroma, LanceDB, Qdrant's local mode or files `*.faiss`, or a file with tables "
-        "of sqlite-vec."
+        "http://... for Qdrant, http://...:19530 for Milvus (elsewhere with --kind milvus), "
+        "redis://... for Redis's search, a folder of Chroma, LanceDB, Qdrant's local mode or files "
+        "`*.faiss`, or a file with tables of sqlite-vec."
     )
 
 

@@ -99,13 +99,14 @@ class MigrationStatus:
         """Return rows, of, rows_per_second, eta_s and phase, and what else the job reports."""
         facts = dict(self.job.progress) if self.is_busy and self.job is not None else {}
         position = self.row.position
+        rows, total = position.get("rows", 0), position.get("total") or self.row.plan.get("rows")
         return {
             "rows_per_second": None,
             "eta_s": None,
             **{name: value for name, value in facts.items() if name not in ("done", "total")},
             "phase": facts.get("phase") or position.get("phase"),
-            "rows": position.get("rows", 0),
-            "total": position.get("total") or self.row.plan.get("rows"),
+            "rows": rows,
+            "total": max(rows, total or 0),  # clients add rows during a run
             **self._reads(),
         }
 

@@ -69,6 +69,13 @@ RECORD_S = 0.25
 #: bytes of memory for a candidate's id, score and place
 HIT_BYTES = 256
 
+#: of an answer by the vectors that the store has of the target
+NO_CANDIDATES = AnswerWarning(
+    "native-unavailable",
+    "`native` was left out: the store is searched by its vectors of the target, and none of its "
+    "texts are embedded for a query.",
+)
+
 #: states in which every row has a new vector, and an index
 COMPLETE = (MigrationState.filled, MigrationState.cut_over, MigrationState.rolled_back)
 
@@ -124,6 +131,7 @@ class _Ready:
     reader      the target, where anchors or a migration learn from the rows that are embedded
     read        receives these rows
     cut_over    whether a migration of the store may finish, and delete its old vectors
+    notices     further warnings
     """
 
     row: tables.StoreRow
@@ -142,6 +150,7 @@ class _Ready:
     native: int = 0
     reader: tables.EncoderRow | None = None
     read: list[StoreId] = field(default_factory=list)
+    notices: Sequence[AnswerWarning] = ()
 
 
 @dataclass(frozen=True)
@@ -234,6 +243,7 @@ async def search_store(
         native=None,
         truncated=ready.truncated,
         seconds=seconds,
+        notices=ready.notices,
     )
     if ready.mode in ("bridge", "translate"):
         return replace(answer, results=[_results(each, request.k) for each in hits])
@@ -305,7 +315,8 @@ def _prepare(services: Services, context: RequestContext, request: StoreSearch) 
         repaired = moving is not None and cut_over  # the target may be the store's own encoder
         side: Side = "old" if same and not repaired else "new"
         compared = _numpy(vectors)
-        return _Ready(row, target, mode, side, vectors, compared, request.k, truncated, cut_over)
+        ready = _Ready(row, target, mode, side, vectors, compared, request.k, truncated, cut_over)
+        return replace(ready, notices=[NO_CANDIDATES] if request.native else ())
     native = 0 if mode == "bridge" else native
     old = None
     if mode == "fuse":

@@ -103,7 +103,7 @@ def create_store(
             "`text_field`. Add one, or remove `learn`.",
             field="learn",
         )
-    require_known_options(definition.kind, definition.options)
+    require_known_options(definition.kind, definition.options, definition.id_field)
     find_address(services.stores.addresses, definition.address, context.project)
     with services.db.transaction() as session:
         resources.require_free(session, tables.StoreRow, context.project, definition.name)

@@ -305,6 +305,14 @@ def test_without_texts_a_search_falls_back_and_says_so(shop: Shop) -> None:
     assert len(found["results"][0]["ids"]) == 10
 
 
+def test_a_search_of_the_target_s_own_vectors_says_that_it_embeds_no_candidates(
+    shop: Shop,
+) -> None:
+    found = shop.search(target="old", native=5)
+    assert (found["mode"], found["native"]) == ("translate", None)
+    assert [each["code"] for each in found["warnings"]] == ["native-unavailable"]
+
+
 def test_where_the_old_encoder_does_not_run_the_default_is_a_cascade(shop: Shop) -> None:
     embeddings = {name: shop.embed(TEXTS[:40], name).tolist() for name in ("old", "new")}
     shop.post("/anchor-sets", 201, name="faq", embeddings=embeddings)
