@@ -63,6 +63,7 @@ def evaluate(
         float | None,
         typer.Option(
             min=0.0,
+            max=1.0,
             help="Exit with 1 if the lower end of the share's 95 % interval is below this.",
             show_default=False,
         ),

@@ -268,6 +268,10 @@ def load(spec: EncoderSpec, sources: ModelSources, device: str) -> EncoderModel:
             local_files_only=True,
             model_kwargs=kwargs,
         ).eval()
+        for tensor in (*model.parameters(), *model.buffers()):
+            # A file that somebody overwrites would change weights that are mapped into memory, or
+            # end the process.
+            tensor.data = tensor.data.clone()
         for module in model:
             # A module with auto_model has this dtype already, except where it needs more precision.
             if "dtype" in kwargs and not hasattr(module, "auto_model"):

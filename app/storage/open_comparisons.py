@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +28,9 @@ class OpenComparison:
 
 def open_all(store: RedisStore, opened: Mapping[str, OpenComparison]) -> None:
     """Keep answers by the ids of their comparisons. Raises RedisAway."""
+    now = time.time()
     answers = {
-        id: orjson.dumps([list(each.of), each.ids, each.teams]).decode()
+        id: orjson.dumps([list(each.of), each.ids, each.teams, now]).decode()
         for id, each in opened.items()
     }
 
@@ -49,7 +51,10 @@ def find(store: RedisStore, id: str) -> OpenComparison | None:
         data = client.hget(_key(prefix, id), "answer")
         if data is None:
             return None
-        of, ids, teams = orjson.loads(data)
+        of, ids, teams, opened_at = orjson.loads(data)
+        closed_at = client.get(_closed_key(prefix, of[0]))
+        if closed_at is not None and opened_at <= float(closed_at):
+            return None
         return OpenComparison(Compared(*of), ids, teams)
 
     return store.ask(read)
@@ -78,6 +83,17 @@ def click(store: RedisStore, id: str, places: Sequence[int]) -> tuple[bool, set[
 def decide(store: RedisStore, id: str) -> bool:
     """Return True to the first caller alone. Raises RedisAway."""
     return bool(store.ask(lambda client, prefix: client.hsetnx(_key(prefix, id), "decided", "1")))
+
+
+def close_all(store: RedisStore, store_id: str) -> None:
+    """Take no more clicks on the answers of a store so far. Raises RedisAway."""
+    store.ask(
+        lambda client, prefix: client.set(_closed_key(prefix, store_id), time.time(), ex=OPEN_S)
+    )
+
+
+def _closed_key(prefix: str, store_id: str) -> str:
+    return f"{prefix}:comparisons-closed:{store_id}"
 
 
 def _key(prefix: str, id: str) -> str:

@@ -94,7 +94,7 @@ def test_jobs_waiting_and_qualities_become_gauges():
     }
     registry = CollectorRegistry()
     registry.register(
-        DatabaseCollector(DatabaseMetrics({"queued": 2, "running": 1}, 3.5, measures))
+        DatabaseCollector(DatabaseMetrics({"queued": 2, "running": 1}, 3.5, {"moved": 1}, measures))
     )
     text = generate_latest(registry).decode()
     lines = {line for line in text.splitlines() if not line.startswith("#")}
@@ -103,6 +103,7 @@ def test_jobs_waiting_and_qualities_become_gauges():
         'anchorage_jobs{state="queued"} 2.0',
         'anchorage_jobs{state="running"} 1.0',
         "anchorage_queue_oldest_seconds 3.5",
+        'anchorage_encoders_checked{result="moved"} 1.0',
         f'anchorage_translator_quality{{{labels},vectors="translated"}} 0.5',
         f'anchorage_translator_quality{{{labels},vectors="do_nothing"}} 0.25',
     }

@@ -244,6 +244,13 @@ def _encoders(settings: Settings, services: Services) -> DoctorFinding:
             f"The folder of models {settings.models_dir} does not exist.",
             "Create it, or correct ANCHORAGE_MODELS_DIR.",
         )
+    if changed := [row.name for row in rows if row.has_changed]:
+        return DoctorFinding(
+            "encoders",
+            "warning",
+            f"{detail} They make other vectors than those of their anchors: {', '.join(changed)}.",
+            f"Run `anchorage encoders check {changed[0]}`, which says what to do.",
+        )
     return DoctorFinding("encoders", "ok", detail)
 
 

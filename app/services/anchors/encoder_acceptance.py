@@ -13,6 +13,7 @@ from torch import Tensor
 from app.errors import EncoderChanged, InputsNotStored, WrongState
 from app.services.access.audit import record_audit
 from app.services.anchors import anchor_embedding, anchor_sets, growth, store_anchors
+from app.services.anchors.encoder_watch import require_runnable
 from app.services.context import Services
 from app.services.encoders.encoding import load_current_model, spec_of
 from app.services.encoders.native_vectors import fingerprint_of
@@ -81,7 +82,7 @@ def _check(
     """Return the changed encoder, and the sets that have its vectors."""
     with services.db.transaction() as session:
         old = resources.by_name(session, tables.EncoderRow, project, name)
-        spec_of(old)
+        require_runnable(old)
         if not old.has_changed:
             raise WrongState(
                 f"No check has found a change of encoder {name!r}. POST /encoders/{name}/check "
@@ -103,7 +104,7 @@ def _refuse_users(
 ) -> None:
     """Raises InUse for whatever holds vectors of the encoder, but the sets that are embedded."""
     users = resources.users_of_encoder(session, encoder)
-    users += stores.stores_of_encoder(session, encoder)
+    users += stores.stores_of_encoder(session, encoder, with_ended=False)
     ours = {f"anchor set {each.name!r}" for each in embedded}
     refuse_in_use(
         f"encoder {encoder.name!r}",

@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from app.errors import AnchorageError, ClientLeft, EncoderChanged
+from app.errors import AnchorageError, ClientLeft, EncoderChanged, EncoderNeedsVectors
 from app.maths.anchors import drift
 from app.maths.geometry.sampling import draw_uniformly
 from app.services.anchors import spaces, store_anchors
@@ -103,8 +103,18 @@ def check_by_name(services: Services, context: RequestContext, name: str) -> Enc
     """Check an encoder now. Raises EncoderNotFound and EncoderNeedsVectors."""
     with services.db.transaction() as session:
         encoder = resources.by_name(session, tables.EncoderRow, context.project, name)
-    spec_of(encoder)
+    require_runnable(encoder)
     return check_encoder(services, context, encoder)
+
+
+def require_runnable(encoder: tables.EncoderRow) -> None:
+    """Raises EncoderNeedsVectors for an encoder that the service cannot check."""
+    if encoder.model is None:
+        raise EncoderNeedsVectors(
+            f"The service does not run the encoder {encoder.name!r}, so it cannot check it. Send "
+            "its vectors of the anchors to POST /anchor-sets/{name}/drift.",
+            field="name",
+        )
 
 
 def check_encoder(

@@ -222,9 +222,12 @@ def load_model(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
     try:
         require_unchanged(encoder, model)
     except EncoderChanged:
-        # Its files may have been restored since.
+        # Its files may have been restored since, or another process may have accepted new ones.
         services.encoders.forget(spec, after_s=RECHECK_MODEL_S)
-        raise
+        if services.encoders.loaded(spec) is not None:
+            raise
+        model = load_current_model(services, spec)
+        require_unchanged(encoder, model)
     return model
 
 

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from datetime import date, timedelta
 from typing import Any
 
+from app.errors import Unavailable
 from app.maths.relevance.live_comparison import Preference, judge_preference, latency_ms
 from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.storage import tables
+from app.storage import open_comparisons, tables
 from app.storage.queries import resources
 from app.storage.queries import store_comparisons as queries
+from app.storage.redis import AWAY_S, RedisAway
 
 
 def comparison_results(services: Services, project: str, store: str) -> list[dict[str, Any]]:
@@ -72,8 +74,19 @@ def _summary(mode: str, found: Preference) -> str:
 
 
 def delete_comparison(services: Services, context: RequestContext, store: str) -> None:
-    """Forget what was counted of a store's comparisons. Raises StoreNotFound."""
+    """Forget what was counted of a store's comparisons, and take no more clicks on answers so far.
+
+    Raises StoreNotFound, and Unavailable while Redis is.
+    """
     with services.db.transaction() as session:
         row = resources.by_name(session, tables.StoreRow, context.project, store)
+        if services.cache.store is not None:
+            try:
+                open_comparisons.close_all(services.cache.store, row.id)
+            except RedisAway:
+                raise Unavailable(
+                    "Redis, which holds open comparisons, does not answer. Try again.",
+                    retry_after_s=int(AWAY_S) + 1,
+                ) from None
         queries.delete_sums(session, row.id)
         record_audit(session, context, "delete", "comparison", store)

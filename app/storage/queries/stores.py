@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import and_, select
+from sqlalchemy import and_, select, true
 from sqlalchemy.orm import Session, aliased
 
 from app.storage.queries.resources import by_name
@@ -61,9 +61,12 @@ def same_collection(session: Session, store_row: StoreRow) -> list[tuple[StoreRo
     return [(store_found, migration) for store_found, migration in found]
 
 
-def stores_of_encoder(session: Session, encoder: EncoderRow) -> list[str]:
-    """Return what uses an encoder: 'store a', 'a migration of store b'. Ended ones count too:
-    their rows refer to it.
+def stores_of_encoder(
+    session: Session, encoder: EncoderRow, *, with_ended: bool = True
+) -> list[str]:
+    """Return what uses an encoder: 'store a', 'a migration of store b'.
+
+    with_ended  count ended migrations too, whose rows refer to it
     """
     names = session.scalars(
         select(StoreRow.name).where(StoreRow.encoder_id == encoder.id).order_by(StoreRow.name)
@@ -71,7 +74,10 @@ def stores_of_encoder(session: Session, encoder: EncoderRow) -> list[str]:
     moved = session.scalars(
         select(StoreRow.name)
         .join(MigrationRow, MigrationRow.store_id == StoreRow.id)
-        .where(MigrationRow.target_id == encoder.id)
+        .where(
+            MigrationRow.target_id == encoder.id,
+            true() if with_ended else MigrationRow.ended_at.is_(None),
+        )
         .distinct()
         .order_by(StoreRow.name)
     ).all()

@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 
 from app.main import create_app
 from app.services.anchors.encoder_watch import check_all
+from app.services.encoders import encoding
 from app.settings import Settings
 from app.storage import tables
 from app.wiring import make_services
@@ -369,6 +370,45 @@ def test_a_model_whose_files_change_is_found_without_embedding(
     assert client.post("/encoders/toy/check").json()["result"] == "unchanged"
     file.write_bytes(original)
     assert client.post("/encoders/toy/check").json()["result"] == "replaced"
+
+
+def test_a_file_that_is_overwritten_in_place_changes_no_loaded_weights(
+    local: tuple[TestClient, Path],
+) -> None:
+    client, folder = local
+
+    def embed() -> list[float]:
+        answer = client.post("/v1/embeddings", json={"model": "toy", "input": "a"})
+        return list(answer.json()["data"][0]["embedding"])
+
+    before, file = embed(), folder / "model.safetensors"
+    weights = file.stat().st_size // 2  # beyond the header
+    with file.open("r+b") as opened:
+        opened.seek(weights)
+        opened.write(bytes(weights))
+    assert embed() == before
+    assert client.post("/encoders/toy/check").json()["result"] == "replaced"
+
+
+def test_another_process_that_has_the_old_model_loads_what_was_accepted(
+    local: tuple[TestClient, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, folder = local
+    monkeypatch.setattr(encoding, "RECHECK_MODEL_S", 0.0)
+    folders = {"data_dir": tmp_path / "data", "models_dir": tmp_path / "models"}
+    settings = Settings(**folders, watched_inputs=0)
+    body = {"model": "toy", "input": "a"}
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as other:
+        assert other.post("/v1/embeddings", json=body).status_code == 200
+        file = folder / "model.safetensors"
+        weights = {name: each * 1.01 for name, each in load_file(file).items()}
+        save_file(weights, file, metadata={"format": "pt"})
+        client.post("/encoders/toy/check")
+        job = client.post("/encoders/toy/accept", json={}).json()
+        until(lambda: client.get(f"/jobs/{job['id']}").json()["finished_at"])
+        done = client.get(f"/jobs/{job['id']}").json()
+        assert done["state"] == "succeeded", done["error"]
+        assert other.post("/encoders/toy/check").json()["result"] == "unchanged"
 
 
 def test_an_equal_model_is_silent_in_other_batches_and_threads(

@@ -115,7 +115,7 @@ def get_comparison(name: PathName, services: Svc, project: Reads) -> Comparisons
     responses=documented(404, 422),
 )
 def delete_comparison(name: PathName, services: Svc, context: WriteContext) -> None:
-    """Forgets what was counted. Clicks on answers that people still see count afterwards."""
+    """Forgets what was counted. Answers that were given before take no more clicks."""
     comparison_results.delete_comparison(services, context, name)
 
 

@@ -197,6 +197,9 @@ def test_clicks_that_belong_to_no_open_answer_are_refused(shop: Shop) -> None:
         assert (status, problem["code"]) == (404, code)
     for body in ({}, {"comparison": "x" * 101, "ids": [1]}, {"comparison": "x", "ids": []}):
         assert shop.client.post("/stores/docs/feedback", json=body).status_code == 422
+    assert shop.client.delete("/stores/docs/comparison").status_code == 204
+    status, problem = feedback(shop, found["comparison"], found["ids"][:1])
+    assert (status, problem["code"]) == (404, "comparison-not-found")
 
 
 def test_queries_with_the_same_answer_by_both_are_not_interleaved(shop: Shop) -> None:
