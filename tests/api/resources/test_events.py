@@ -61,7 +61,8 @@ def api(listen, request, monkeypatch):
 @pytest.fixture
 def job(api, endless_bootstrap):
     # Of 200 items, a fast machine makes all attempts before a test has cancelled the job.
-    pools = {f"{side}_pool": 10 * endless_bootstrap[f"{side}_pool"] for side in ("source", "target")}
+    names = ("source_pool", "target_pool")
+    pools = {name: 10 * endless_bootstrap[name] for name in names}
     status, row = api.call("POST", "/bootstrap", {**endless_bootstrap, **pools})
     assert status == 202
     yield row["id"]
