@@ -20,6 +20,7 @@ from app.services.store_migrations.re_embedding import choose_rows
 from app.services.store_migrations.sync import drain_held
 from app.storage import tables
 from app.stores.base import HearRows, Hits, Metric, Side, StoreId, StoreVectors
+from app.types import MigrationState
 
 #: rows whose new vectors are compared, and least cosine of two vectors that count as equal:
 #: stores round to float16
@@ -106,12 +107,17 @@ def check_rows(move: MigrationContext, row: tables.MigrationRow) -> Check:
     followed = live and row.position.get("applied")
     # A synchronisation leaves a few changes, which are many of a small table.
     allowed = max(FEW_CHANGES, LIVE_ROWS * total) if followed else 0
+    detail = f"The sides differ by {missing:,} row{'s' * (missing != 1)}"
     if missing == 0:
         detail = "Every row has a new vector, except the skipped ones."
     elif missing <= allowed:
-        detail = f"The sides differ by {missing} rows, because clients write meanwhile."
+        detail += ", because clients write meanwhile."
     else:
-        detail = f"The sides differ by {missing} rows. Call `run` again, or abandon."
+        detail += (
+            ": a client wrote during `verify`, or a run did not end. Call `sync`, and `verify`."
+        )
+        if row.state == MigrationState.filled:
+            detail += " If they still differ, call `run` again, or abandon."
     if undecided:
         kept = "stay as they are" if row.target_id == row.store.encoder_id else "have no new vector"
         detail += (

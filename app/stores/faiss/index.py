@@ -16,6 +16,14 @@ from app.stores.base import Metric, StoreVectors
 #: how far the length of a vector may be from 1, for inner products to count as cosines
 UNIT_TOLERANCE = 0.02
 
+KINDS = (
+    faiss.IndexFlat,
+    faiss.IndexHNSW,
+    faiss.IndexIVF,
+    faiss.IndexScalarQuantizer,
+    faiss.IndexPQ,
+)
+
 
 class LoadedIndex:
     """An index in memory, whose rows are found by id.
@@ -28,7 +36,7 @@ class LoadedIndex:
     def __init__(self, outer: Any) -> None:
         self.outer, self.inner = outer, inner_of(outer)
         inner, is_ivf = self.inner, isinstance(self.inner, faiss.IndexIVF)
-        if not isinstance(inner, faiss.IndexFlatCodes | faiss.IndexHNSW | faiss.IndexIVF):
+        if not isinstance(inner, KINDS):
             raise refused(f"an {type(inner).__name__}, and flat, HNSW, IVF, SQ and PQ are read")
         if inner.metric_type not in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):
             raise refused("of another metric than METRIC_INNER_PRODUCT and METRIC_L2")

@@ -7,6 +7,7 @@ not see, until that becomes an index file of the same type.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -45,7 +46,8 @@ from app.stores.base import (
     StoreVectors,
 )
 from app.stores.common import as_json, did_you_mean, fault_of, row_number, store_faults
-from app.stores.faiss.index import LoadedIndex, add_rows, inner_of, refused, train
+from app.stores.faiss.index import LoadedIndex, add_rows, inner_of, train
+from app.stores.faiss.texts import FIRST, JsonLines, is_settled, unreadable
 from app.stores.second_collection import (
     PairedStore,
     Sides,
@@ -73,9 +75,6 @@ TABLE = "CREATE TABLE IF NOT EXISTS rows (id INTEGER PRIMARY KEY, old BLOB, new 
 #: the state's `user_version` while the file of the hidden side has all its rows; else it is 0
 COMPLETE: dict[Side, int] = {"new": 1, "old": 2}
 
-#: the smallest id
-FIRST = -(2**63)
-
 BY_DIGEST = StoreNote(
     "changes-by-digest",
     "A file reports no writes. They are found by comparing vectors, with `sync` and `verify` and "
@@ -91,38 +90,19 @@ LOSSY = StoreNote(
     "The index stores compressed vectors. Translations and scores are of these approximations.",
 )
 
+NO_TEXTS = StoreNote(
+    "no-texts",
+    "No id of the file of texts is an id of the index. Write it with the ids of the index, which "
+    "are positions only without an `IndexIDMap` or IVF.",
+)
+LINK = (
+    "The collection is a symbolic link, which a cutover would replace. Register the file that it "
+    "points to."
+)
+
+SIDES: tuple[Side, Side] = ("old", "new")
+
 Signature = tuple[int, int, int]
-
-
-class JsonLines:
-    """A file of JSON objects by an integer id. The last line of an id counts."""
-
-    def __init__(self, path: Path, id_field: str) -> None:
-        self._path, self._id_field = path, id_field
-        self._places: dict[int, int] = {}
-        place = 0
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                row = _parse(line) if line.strip() else {id_field: FIRST}
-                if type(row.get(id_field)) is not int:
-                    raise StoreUnavailable(
-                        f"Line {number} of `{path.name}` is no JSON object with an integer "
-                        f"`{id_field}`. Correct it; if a client is writing it, try again."
-                    )
-                self._places[row[id_field]] = place
-                place += len(line)
-
-    def row(self, id: StoreId) -> dict[str, Any]:
-        """Return all but the id of a row; an empty object if the file lacks it."""
-        place = self._places.get(id) if isinstance(id, int) else None
-        if place is None:
-            return {}
-        with self._path.open("rb") as file:
-            file.seek(place)
-            row = _parse(file.readline())
-        if row.pop(self._id_field, None) != id:
-            raise StoreChanged("A client rewrote the file of texts while it was read. Repeat.")
-        return row
 
 
 @dataclass(frozen=True)
@@ -167,15 +147,34 @@ class FaissStore(PairedStore):
                 try:
                     index = LoadedIndex(faiss.read_index(str(path)))
                 except (RuntimeError, MemoryError):  # the file is not whole
+                    if is_settled(path):
+                        break
                     continue
                 if _signature(path) == before:
                     self._loaded[before] = index
                     while len(self._loaded) > LOADED:
                         self._loaded.popitem(last=False)
                     return index
-        raise StoreUnavailable(
-            f"FAISS cannot read `{self.location.collection}`: it is no index file, or a client is "
-            "writing it. Try again; clients should write another file and rename it."
+            advice = self._way_out() if path == self._path else ""
+            raise unreadable(
+                path,
+                f"FAISS cannot read `{path.name}`: it is no index file of `faiss.write_index`, or "
+                f"it is damaged.{advice}",
+            )
+
+    def _way_out(self) -> str:
+        """Return what to do about a visible file that a client damaged or replaced."""
+        name, beside = self._path.name, self._path.parent
+        state = next(beside.glob(f"{glob.escape(name)}.anchorage-????????-state"), None)
+        if state is None:
+            return ""
+        is_cut = Path(f"{str(state).removesuffix('state')}old").exists()
+        step, side = ("rollback", "old") if is_cut else ("cutover", "new")
+        begin = "Run" if is_cut else "Put the right file back; after a rollback, you can also run"
+        return (
+            f" {begin} `mv -n {name} {name}.kept` in its folder, and call `{step}`: it makes the "
+            f"{side} vectors visible, of all rows that were synchronised. Then add what only "
+            f"`{name}.kept` has."
         )
 
     @contextmanager
@@ -201,15 +200,22 @@ class FaissStore(PairedStore):
     def find_sides(self, tag: str | None = None) -> Sides:
         path = self._path
         with store_faults(STORE, ()):
-            names = sorted(each.name for each in path.parent.iterdir())
-        if not path.is_file():
-            similar = did_you_mean(path.name, names)
-            raise StoreChanged(f"The address has no file `{self.location.collection}`.{similar}")
+            self._refuse_outside(path)
+            with os.scandir(path.parent) as folder:
+                names = sorted(each.name for each in folder if each.is_file())
         ours = rf"{re.escape(path.name)}\.anchorage-({tag or '[0-9a-f]{8}'})-(old|new|state)"
         found = [match for each in names if (match := re.fullmatch(ours, each))]
-        tag = found[0][1] if found else None
+        asked, tag = tag, found[0][1] if found else None
         kept = {match[2] for match in found if match[1] == tag}
         state, is_cut = self._beside(tag, "state"), "old" in kept
+        if not path.is_file():
+            if "state" in kept and asked:  # somebody moved it away: `swap` makes one from the state
+                hidden = (FilePlace(each, self._beside(tag, each), state, True) for each in SIDES)
+                return Sides("between", tag, *hidden)
+            similar = did_you_mean(path.name, names)
+            if path.is_symlink():
+                similar = " It is a link to a file that does not exist."
+            raise StoreChanged(f"The address has no file `{self.location.collection}`.{similar}")
         if {"old", "new"} <= kept:  # a crash in the middle of `swap`: one is the visible file
             with self._state(FilePlace("old", path, state, False)) as opened:
                 is_cut = _version(opened) == COMPLETE["old"]
@@ -221,9 +227,19 @@ class FaissStore(PairedStore):
     def _beside(self, tag: str | None, what: str) -> Path:
         return self._path.with_name(f"{self._path.name}.anchorage-{tag}-{what}")
 
+    def _refuse_outside(self, path: Path) -> None:
+        """Raises StoreUnsupported for a symbolic link to a file outside the address."""
+        address = os.path.realpath(self.location.url.removeprefix("file://"))
+        if not Path(os.path.realpath(path)).is_relative_to(address):
+            raise StoreUnsupported(
+                f"`{path.name}` is a symbolic link to a file outside the address. Ask the operator "
+                "to add the folder of that file, or move it.",
+                field="collection",
+            )
+
     def create(self, sides: Sides, tag: str, dim: int) -> None:
         if self._path.is_symlink():
-            raise refused("behind a symbolic link, which a cutover would replace")
+            raise StoreUnsupported(LINK, field="collection")
         self._load(self._path).empty_like(dim)
         with store_faults(STORE, ()):
             self._beside(tag, "state").touch()
@@ -260,8 +276,8 @@ class FaissStore(PairedStore):
             if any(len(own) != 4 * index.inner.d for own in blobs.values()):
                 raise StoreChanged(
                     f"`{self.location.collection}` has vectors of {index.inner.d} dimensions now. "
-                    "A step of the migration is just done, or a client replaced the file: repeat "
-                    "the call, or put the file back."
+                    "If a step of the migration is just done, repeat the call; else a client "
+                    f"replaced the file.{self._way_out()}"
                 )
             there, numbers = index.find(wanted)
             blobs = {id: _bytes(row) for id, row in zip(there.tolist(), numbers, strict=True)}
@@ -303,8 +319,11 @@ class FaissStore(PairedStore):
     def complete(self, sides: Sides) -> None:
         self._save(sides.old if sides.phase == "cut" else sides.new)
 
-    def _save(self, place: FilePlace) -> None:
-        """Write the rows of the hidden side into its index file, unless it has them all."""
+    def _save(self, place: FilePlace, like: Path | None = None) -> None:
+        """Write the rows of the hidden side into its index file, unless it has them all.
+
+        like  a file whose type it has; default: the visible one
+        """
         side = place.side
         with self._state(place, "BEGIN IMMEDIATE") as state:
             if _version(state) == COMPLETE[side] and place.path.exists():
@@ -315,7 +334,7 @@ class FaissStore(PairedStore):
                 index = faiss.read_index(str(place.path))
                 index.reset()
             else:
-                index = self._load(self._path).empty_like(dim)
+                index = self._load(like or self._path).empty_like(dim)
             if not index.is_trained:
                 most = 256 * max(256, getattr(inner_of(index), "nlist", 0))
                 some = f"SELECT id FROM rows ORDER BY random() LIMIT {most}"
@@ -326,7 +345,7 @@ class FaissStore(PairedStore):
                 add_rows(
                     index, np.asarray([id for id, _ in part]), _stack([blob for _, blob in part])
                 )
-            self._write(index, place.path)
+            self._write(index, place.path, like or self._path)
             if (made := self._load(place.path)).is_lossy:
                 for start in range(0, len(made.sorted), ROWS_AT_ONCE):
                     ids, vectors = made.find(made.sorted[start : start + ROWS_AT_ONCE])
@@ -334,12 +353,12 @@ class FaissStore(PairedStore):
                     state.executemany(f"UPDATE rows SET {side} = ? WHERE id = ?", values)
             state.execute(f"PRAGMA user_version = {COMPLETE[side]}")
 
-    def _write(self, index: Any, path: Path) -> None:
-        """Write an index file, whole or not at all, with the permissions of the visible one."""
+    def _write(self, index: Any, path: Path, like: Path) -> None:
+        """Write an index file, whole or not at all, with the permissions of another one."""
         half = path.with_name(f"{path.name}-half")
         try:
             faiss.write_index(index, str(half))
-            shutil.copymode(self._path, half)
+            shutil.copymode(like, half)
             _sync(half)
             half.replace(path)
         finally:
@@ -348,30 +367,78 @@ class FaissStore(PairedStore):
     def compare_page(
         self, sides: Sides, source: Side, cursor: Cursor | None, limit: int
     ) -> tuple[list[tuple[StoredRow, StoredRow | None]], Cursor | None]:
-        if cursor is None and not sides.place(source).hidden:
-            self._compared.file = _signature(self._path)
-        return super().compare_page(sides, source, cursor, limit)
+        now = None if sides.phase == "between" else _signature(self._path)
+        pairs, after = super().compare_page(sides, source, cursor, limit)
+        if cursor is None:
+            self._compared.file = now
+        if sides.place(source).hidden:
+            return pairs, after
+        # a client wrote the very vector that the row has on the other side
+        stale = [
+            row.id for row, there in pairs if there and there.digest == row.digest != there.origin
+        ]
+        if stale:
+            raise StoreChanged(
+                f"`{self._path.name}` has {opposite(source)} vectors where clients should see the "
+                f"{source} ones, in rows such as {', '.join(map(str, stale[:5]))}. A program that "
+                "still holds the index from before the last step saved it: let it load the file "
+                f"again. If it is a few rows, write their {source} vectors.{self._way_out()}"
+            )
+        return pairs, after
 
     def swap(self, sides: Sides, visible: Side) -> float:
         """Keep the visible file under another name, and rename the other one over it."""
-        place: FilePlace = sides.place(visible)
-        self._save(place)
+        place, other = sides.place(visible), sides.place(opposite(visible))
+        is_there = sides.phase != "between"
+        like = next((each.path for each in (place, other) if each.path.exists()), None)
+        is_whole = visible == "new"
+        if is_there:  # the state also has rows that a client deleted after the cutover
+            is_whole, like = self.count_rows(other) == self.count_rows(place), None
+        elif is_whole:  # the old file tells the phase
+            self._save(other, like)
+        self._save(place, like)
         begun = time.monotonic()
         with store_faults(STORE, ()):
-            if _signature(self._path) != self._compared.file:
+            now = _signature(self._path) if self._path.exists() else None
+            if now != (self._compared.file if is_there else None):
                 raise StoreChanged(
                     "A client rewrote the index file since it was compared. Let clients write "
                     "nothing until the step is done, and repeat it."
                 )
-            os.link(self._path, self._beside(sides.tag, opposite(visible)))
+            if is_there:
+                os.link(self._path, self._beside(sides.tag, opposite(visible)))
             place.path.replace(self._path)
             _sync(self._path.parent)
         pause = time.monotonic() - begun
         with self._state(place, "BEGIN IMMEDIATE") as state:
-            state.execute(f"PRAGMA user_version = {COMPLETE[opposite(visible)]}")
+            state.execute(f"PRAGMA user_version = {COMPLETE[opposite(visible)] * is_whole}")
+        if not is_there:
+            self._save(other)
         return pause
 
+    def _refuse_loss(self, sides: Sides) -> None:
+        """Raises StoreChanged unless the visible file has new vectors of half the rows or more."""
+        try:
+            self._load(self._path)
+        except StoreUnavailable as error:
+            error.is_unchanged = True
+            raise
+        total, found, cursor = self.count_rows(sides.old), 0, None
+        while True:
+            pairs, cursor = self.compare_page(sides, "new", cursor, ROWS_AT_ONCE)
+            found += sum(there is not None for _, there in pairs)
+            if cursor is None:
+                break
+        if 2 * found < total:
+            raise StoreChanged(
+                f"`{self._path.name}` has {found:,} of {total:,} rows, and the old file would be "
+                "deleted. If clients deleted the others, call `rollback`, delete them there, and "
+                f"call `cutover`; else a client replaced the file.{self._way_out()}"
+            )
+
     def drop(self, sides: Sides, side: Side) -> None:
+        if side == "old":
+            self._refuse_loss(sides)
         with store_faults(STORE, ()):
             sides.old.state.unlink(missing_ok=True)  # first: the other file tells the phase
             for each in self._path.parent.iterdir():
@@ -383,6 +450,9 @@ class FaissStore(PairedStore):
     def facts(self) -> StoreFacts:
         index = self._load(self.find_sides().visible.path)
         notes = [BY_DIGEST, *[POSITIONS] * (not index.has_ids), *[LOSSY] * index.is_lossy]
+        lines = self._texts() if self.location.text_field else None
+        notes += [NO_TEXTS] * (lines is not None and not lines.has_any(index.sorted))
+        notes += [StoreNote("search-only", LINK)] * self._path.is_symlink()
         try:
             index.empty_like(index.inner.d)
         except StoreUnsupported as error:
@@ -411,6 +481,7 @@ class FaissStore(PairedStore):
         with self._lock, store_faults(STORE, ()):
             if not path.is_file():
                 return None
+            self._refuse_outside(path)
             now = _signature(path)
             if self._lines is None or self._lines[0] != now:
                 self._lines = now, JsonLines(path, self.location.id_field or "id")
@@ -470,15 +541,6 @@ def _bytes(vector: StoreVectors | None) -> bytes:
 def _stack(blobs: Sequence[bytes]) -> StoreVectors:
     """Return vectors (n, d)."""
     return np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), -1)
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    """Return the object of a line; an empty one for anything else."""
-    try:
-        row = json.loads(line, parse_constant=lambda name: None)  # JSON has no NaN
-    except (ValueError, RecursionError):
-        return {}
-    return row if isinstance(row, dict) else {}
 
 
 def _signature(path: Path) -> Signature:

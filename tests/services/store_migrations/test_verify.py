@@ -79,6 +79,9 @@ def test_rows_without_a_new_vector_are_found(begin: Callable[..., Moving]) -> No
     result = found(moving)
     assert result["rows"]["passed"] is False
     assert result["rows"]["new"] == ROWS - 3
+    assert "differ by 3 rows" in result["rows"]["detail"]
+    assert "`sync`" in result["rows"]["detail"]
+    assert "abandon" in result["rows"]["detail"]
 
 
 def test_writes_of_clients_are_told_from_damage(filled: Moving) -> None:

@@ -287,6 +287,123 @@ def test_clients_that_rewrite_the_file_during_a_run_lose_nothing(filled):
         assert np.allclose(found[id][0], translate(None, vector[None])[0], atol=1e-5)
 
 
+def roll(ids, vectors: np.ndarray) -> np.ndarray:
+    return np.roll(vectors, 1, axis=1)
+
+
+def roll_back(ids, vectors: np.ndarray) -> np.ndarray:
+    return np.roll(vectors, -1, axis=1)
+
+
+def test_an_index_that_a_program_holds_since_before_a_step_replaces_no_vector(filled):
+    location, store = filled
+    path, first = CASE.path(location), rows(CASE, 50)
+    kept, content = path.with_name("items.faiss.kept"), path.read_bytes()
+    migration = store.migration(TAG, OLD_DIM)
+    migration.prepare()
+    page = store.scroll(None, 50)
+    migration.write(page.ids, roll(None, page.vectors))
+    migration.build_index()
+    migration.cutover(roll)
+    new = CASE.read(location)
+    save(build({**dict(enumerate(first.vectors)), 70: first.vectors[0]}, OLD_DIM), path)
+    for call in (lambda: migration.changes(10), migration.finish):
+        with pytest.raises(StoreChanged, match=r"has old vectors .*`mv .*`rollback`"):
+            call()
+    with pytest.raises(StoreChanged, match="has old vectors"):
+        migration.rollback(roll_back)
+    path.rename(kept)
+    migration.rollback(roll_back)
+    assert path.read_bytes() == content
+    save(build({id: vector for id, (vector, _) in new.items()}, OLD_DIM), path)
+    with pytest.raises(StoreChanged, match=r"has new vectors .*`mv .*`cutover`"):
+        migration.changes(10)
+    path.rename(kept)
+    migration.cutover(roll)
+    assert np.array_equal(store.fetch(first.ids, "new").vectors, roll(None, first.vectors))
+    migration.rollback(roll_back)
+    assert np.array_equal(store.fetch(first.ids).vectors, first.vectors)
+    path.rename(kept)
+    with pytest.raises(StoreChanged, match="no file"):
+        store.facts()
+    migration.abandon()
+    assert same(CASE.read(location), first)
+
+
+@pytest.mark.parametrize("damage", ["half", "wide", "part"])
+def test_the_old_file_stays_where_a_client_damaged_the_new_one(filled, tmp_path, damage):
+    location, store = filled
+    path, first = CASE.path(location), CASE.read(location)
+    migration = store.migration(TAG, NEW_DIM)
+    fill_migration(store, migration)
+    migration.cutover(translate)
+    later = rows(CASE, 1, 70)
+    CASE.insert(location, Rows(later.ids, translate(None, later.vectors), later.payloads))
+    changes = migration.changes(10)
+    migration.apply(changes, translate_back(None, changes.vectors))
+    new = vectors_of(path)
+    if damage == "half":
+        path.write_bytes(path.read_bytes()[:-9])
+        with pytest.raises(StoreUnavailable, match="writing it, try again") as raised:
+            migration.finish()
+        assert raised.value.is_unchanged
+        os.utime(path, (0, 0))
+    elif damage == "wide":
+        save(build(dict(enumerate(np.eye(50, 8, dtype=np.float32))), 8), path)
+    else:
+        CASE.delete(location, range(40))
+    with pytest.raises((StoreChanged, StoreUnsupported), match=r"Run `mv -n .*`rollback`"):
+        migration.finish()
+    if damage != "part":
+        with pytest.raises((StoreChanged, StoreUnsupported), match=r"`mv .*`rollback`"):
+            migration.rollback(translate_back)
+    path.rename(tmp_path / "items.faiss.kept")
+    migration.rollback(translate_back)
+    found = vectors_of(path)
+    assert all(np.array_equal(found.pop(id), vector) for id, (vector, _) in first.items())
+    assert np.allclose(found.pop(70), later.vectors[0], atol=1e-5)
+    assert not found
+    migration.cutover(translate)
+    assert all(np.array_equal(new.pop(id), vector) for id, vector in vectors_of(path).items())
+    assert not new
+    migration.finish()
+    assert names(tmp_path) == {"items.faiss", "items.jsonl", "items.faiss.kept"}
+
+
+def test_rows_that_a_client_deleted_between_two_cutovers_have_new_vectors_again(filled):
+    location, store = filled
+    migration = store.migration(TAG, NEW_DIM)
+    fill_migration(store, migration)
+    migration.cutover(translate)
+    CASE.delete(location, [3, 4])
+    assert len(migration.changes(10)) == 0
+    migration.rollback(translate_back)
+    query = translate(None, rows(CASE, 1).vectors)
+    assert len(store.search(query, 99, side="new")[0].ids) == 50
+    migration.cutover(translate)
+    assert set(vectors_of(CASE.path(location))) == set(range(50))
+
+
+@pytest.mark.usefixtures("filled")
+def test_links_lead_to_files_of_the_address(tmp_path):
+    (tmp_path / "below").mkdir()
+    for name, target in {"near": "../items.faiss", "far": "../../", "dang.faiss": "gone"}.items():
+        (tmp_path / "below" / name).symlink_to(target)
+    (tmp_path / "near").symlink_to("items.faiss")
+
+    def facts(folder: Path, name: str):
+        return FaissStore(StoreLocation("faiss", str(folder), name)).facts()
+
+    found = facts(tmp_path, "near")
+    assert not found.can_migrate
+    assert "file that it points to" in found.notes[-1].detail
+    for name in ("near", "far"):
+        with pytest.raises(StoreUnsupported, match="outside the address"):
+            facts(tmp_path / "below", name)
+    with pytest.raises(StoreChanged, match="a link to a file that does not exist"):
+        facts(tmp_path / "below", "dang.faiss")
+
+
 def test_files_that_cannot_be_read_or_moved_are_refused(tmp_path):
     vectors = rows(CASE, 50).vectors
 
@@ -305,9 +422,13 @@ def test_files_that_cannot_be_read_or_moved_are_refused(tmp_path):
     save(rotated, tmp_path / "rotated")
     with pytest.raises(StoreUnsupported, match="IndexPreTransform"):
         store("rotated").facts()
+    save(faiss.IndexLSH(OLD_DIM, 16), tmp_path / "hashes")
+    with pytest.raises(StoreUnsupported, match="IndexLSH"):
+        store("hashes").facts()
     binary = faiss.IndexBinaryFlat(8)
     faiss.write_index_binary(binary, str(tmp_path / "binary"))
-    with pytest.raises(StoreUnavailable, match="no index file"):
+    os.utime(tmp_path / "binary", (0, 0))
+    with pytest.raises(StoreUnsupported, match="no index file"):
         store("binary").facts()
     with pytest.raises(StoreChanged, match="twice"):
         store("twic").facts()
@@ -358,6 +479,11 @@ def test_texts_are_read_by_the_last_line_of_an_id(filled):
         lines.write_bytes(b'{"id": 3, "text": "a"}\n' + wrong + b"\n")
         with pytest.raises(StoreUnavailable, match=r"Line 2 of `items\.jsonl`"):
             store.texts([3])
+    os.utime(lines, (0, 0))
+    with pytest.raises(StoreUnsupported, match="Correct it"):
+        store.facts()
+    lines.write_text('{"id": 1000, "text": "a"}\n')
+    assert "no-texts" in {note.code for note in store.facts().notes}
     lines.unlink()
     assert store.search(rows(CASE, 50).vectors[[3]], 1, payload=True)[0].payloads == [{}]
     with pytest.raises(StoreUnsupported, match=r"items\.jsonl"):
