@@ -45,7 +45,7 @@ def duration(seconds: float | None) -> str:
     for size, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
+    return f"{seconds:.0f} s" if seconds >= 1 else "1 s"
 
 
 def with_code(text: str) -> Markup:
