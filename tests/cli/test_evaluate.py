@@ -242,7 +242,7 @@ def test_the_action_runs_the_command(service: str, files: Path, tmp_path: Path) 
 
     assert run() == [0, 0]
     assert "### old -> new@bridge: passed" in (tmp_path / "summary").read_text()
-    assert run(**{"fail-under": "1.5"}) == [0, 1]
+    assert run(**{"fail-under": "1"}) == [0, 1]
     assert (tmp_path / "summary").read_text().count("| share |") == 2
 
 
