@@ -11,23 +11,24 @@ from app.storage.queries.store_comparisons import Compared
 
 log = logging.getLogger("anchorage.shadows")
 
-#: most searches that wait; one runs
-MAX_WAITING = 8
+#: most searches that wait, of all projects and of one; one runs
+MAX_WAITING, MAX_OF_PROJECT = 8, 4
 
 
 class Shadows:
     """Runs one thing after another on the event loop, which alone calls this object."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Callable[[], Awaitable[None]]] = deque()
+        self._waiting: deque[tuple[str, Callable[[], Awaitable[None]]]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._sums: dict[Compared, dict[str, float]] = {}
 
-    def offer(self, work: Callable[[], Awaitable[None]]) -> bool:
+    def offer(self, work: Callable[[], Awaitable[None]], project: str) -> bool:
         """Run this after what waits already; return False, and drop it, if too much waits."""
-        if len(self._waiting) >= MAX_WAITING:
+        of_project = sum(each == project for each, _ in self._waiting)
+        if len(self._waiting) >= MAX_WAITING or of_project >= MAX_OF_PROJECT:
             return False
-        self._waiting.append(work)
+        self._waiting.append((project, work))
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
         return True
@@ -51,7 +52,7 @@ class Shadows:
 
     async def _run(self) -> None:
         while self._waiting:
-            work = self._waiting.popleft()
+            _, work = self._waiting.popleft()
             try:
                 await work()
             except Exception:

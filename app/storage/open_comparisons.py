@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,7 @@ def click(store: RedisStore, id: str, places: Sequence[int]) -> tuple[bool, set[
             added, names = pipeline.execute()
         if b"answer" not in names:  # it expired a moment ago
             client.delete(key)
+            return False, set()
         clicked = {int(name.split()[1]) for name in names if name.startswith(b"clicked ")}
         return added == len(clicked), clicked
 
@@ -83,6 +84,13 @@ def click(store: RedisStore, id: str, places: Sequence[int]) -> tuple[bool, set[
 def decide(store: RedisStore, id: str) -> bool:
     """Return True to the first caller alone. Raises RedisAway."""
     return bool(store.ask(lambda client, prefix: client.hsetnx(_key(prefix, id), "decided", "1")))
+
+
+def undo(store: RedisStore, id: str, places: Collection[int], *, decided: bool) -> None:
+    """Forget clicks, and perhaps the decision, that could not be counted. Raises RedisAway."""
+    names = [f"clicked {place}" for place in places] + ["decided"] * decided
+    if names:
+        store.ask(lambda client, prefix: client.hdel(_key(prefix, id), *names))
 
 
 def close_all(store: RedisStore, store_id: str) -> None:

@@ -39,6 +39,9 @@ UNDECIDED = -1
 #: fewer anchors of an encoder cannot be held out
 FEWEST_OWNED = 20
 
+#: most bytes of the whitening of all encoders: 4 of 4,096 dimensions. A fit takes some times this
+MOST_BYTES = 2**28
+
 #: folds of the cross-validation
 FOLDS = 4
 
@@ -106,6 +109,11 @@ class OwnerErrors:
     wrong_at_most: float
 
 
+def most_owners(dim: int) -> int:
+    """The largest c with 4 c d^2 <= MOST_BYTES."""
+    return MOST_BYTES // (4 * dim * dim)
+
+
 def fit_row_owners(
     anchors: Sequence[Float[Tensor, "k d"]], *, seed: int = 0
 ) -> tuple[RowOwners, list[OwnerErrors]]:
@@ -130,6 +138,7 @@ def fit_row_owners(
             out = which == fold
             held[place][out] = models.scores(each[out])
             permuted[place][out] = models.scores(each[out][:, order])[:, place]
+        del models  # before the next ones are made
     least, leads = [], []
     for place, scores in enumerate(held):
         own = scores[:, place].quantile(OWN_LEVEL)

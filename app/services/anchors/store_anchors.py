@@ -15,7 +15,8 @@ import orjson
 import torch
 
 from app.errors import EmptyVectors, InvalidRequest, StoreUnsupported
-from app.maths.anchors.row_owners import FEWEST_OWNED, UNDECIDED, fit_row_owners
+from app.maths.anchors.row_owners import FEWEST_OWNED, UNDECIDED, fit_row_owners, most_owners
+from app.maths.anchors.space_match import match_space
 from app.services.anchors import anchor_sets, spaces
 from app.services.context import Services
 from app.services.encoders import native_vectors
@@ -36,6 +37,9 @@ USUAL_SIZE = 1_000
 
 #: rows that are read for each anchor, because some have no text
 SAMPLED_PER_ANCHOR = 1.25
+
+#: other encoders that rows are judged by: those that the sample is most like
+MOST_RIVALS = 3
 
 #: how long a job waits for the store's sample and texts
 STORE_READ_S = 120.0
@@ -77,10 +81,11 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
 
     page, read_texts = services.stores.wait(store, read, within_s=STORE_READ_S)
     is_own = _own_rows(services, store.encoder, torch.from_numpy(page.vectors))
-    foreign = int((~is_own).sum())
+    foreign = None if is_own is None else int((~is_own).sum())
     # A store may return a sample in its own order, whose last rows must not be left out.
-    drawn = torch.randperm(len(is_own), generator=torch.Generator().manual_seed(0)).tolist()
-    usable = [row for row in drawn if is_own[row] and (read_texts[row] or "").strip()]
+    drawn = torch.randperm(len(page.ids), generator=torch.Generator().manual_seed(0)).tolist()
+    own = drawn if is_own is None else [row for row in drawn if is_own[row]]
+    usable = [row for row in own if (read_texts[row] or "").strip()]
     rows = sorted(usable[: request.size])
     texts = [(read_texts[row] or "")[: services.limits.input_characters] for row in rows]
     vectors = torch.from_numpy(page.vectors[rows].copy())
@@ -140,20 +145,37 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
 
 def _own_rows(
     services: Services, encoder: tables.EncoderRow, vectors: torch.Tensor
-) -> torch.Tensor:
-    """Return which rows (n,) of a store look like no other encoder's; all without anchors of its.
+) -> torch.Tensor | None:
+    """Return which rows (n,) of a store look like no other encoder's.
 
+    All without anchors of its encoder; None at dimensions whose fit would need too much memory.
     A row may also be unlike all anchors so far: those that the store still lacks are such rows.
     """
     sets = spaces.comparable_anchors(services, encoder, vectors.shape[1])
     anchors = {name: each[0] for name, each in sets.items() if len(each[0]) >= FEWEST_OWNED}
     if encoder.name not in anchors:
         return torch.ones(len(vectors), dtype=torch.bool)
+    if most_owners(vectors.shape[1]) < min(len(anchors), 1 + MOST_RIVALS):
+        return None
     with services.fitting(encoder.project):
+        anchors = _likeliest(anchors, encoder.name, vectors)
         owners, _ = fit_row_owners(list(anchors.values()))
         found = replace(owners, least=owners.least - torch.inf).find(vectors)
     own: torch.Tensor = found == list(anchors).index(encoder.name)
     return own | (found == UNDECIDED)
+
+
+def _likeliest(
+    anchors: dict[str, torch.Tensor], own: str, vectors: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Return the anchors of an encoder and of MOST_RIVALS others, those that rows are most like."""
+    if len(anchors) <= 1 + MOST_RIVALS:
+        return anchors
+    rows = torch.where(vectors.isfinite().all(dim=1, keepdim=True), vectors, 0.0)
+    match = match_space(rows, {name: [each] for name, each in anchors.items()}, own)
+    others = [each for each in match.encoders if each.encoder != own]
+    others.sort(key=lambda each: -each.share)  # and the likeliest first, as they are
+    return {name: anchors[name] for name in (own, *(each.encoder for each in others[:MOST_RIVALS]))}
 
 
 def read_texts(

@@ -15,7 +15,13 @@ from app.errors import AddressNotListed, AnchorageError, StoreChanged
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.services.store_migrations import mixed, read_fill
-from app.services.store_migrations.maps import MappedPage, MigrationMaps, RowMap, load_maps
+from app.services.store_migrations.maps import (
+    CopyMap,
+    MappedPage,
+    MigrationMaps,
+    RowMap,
+    load_maps,
+)
 from app.services.store_migrations.re_embedding import choose_rows, re_embed
 from app.storage import tables
 from app.stores.base import Changes, Migration, Store, StoreId, StoreVectors
@@ -50,7 +56,8 @@ class NewRows:
 class MigrationContext:
     """A migration at work. `batch` is the number of rows that are read and written at a time.
 
-    undecided  receives the ids of rows that look like no source, and that the target cannot embed
+    undecided  receives, of each row of several encoders by its id, whether it looks like no source
+               and the target cannot embed it
     """
 
     services: Services
@@ -60,7 +67,7 @@ class MigrationContext:
     migration: Migration
     maps: MigrationMaps
     batch: int
-    undecided: list[StoreId] = field(default_factory=list)
+    undecided: dict[StoreId, bool] = field(default_factory=dict)
 
     def make_new(self, ids: Sequence[StoreId], vectors: StoreVectors) -> NewRows:
         """Return the new vectors of rows: translated, of anchors, or encoded again by the plan."""
@@ -86,15 +93,32 @@ class MigrationContext:
         embedded = mixed.embed_undecided(self, ids, places.tolist())
         for place, vector in embedded.items():
             found[place], missing[place] = vector, False
-        self.undecided.extend(ids[place] for place in places.tolist() if place not in embedded)
+        undecided[list(embedded)] = False
+        self._note(ids, mapped, undecided)
         encoded += len(embedded)
         return NewRows(found, int(mapped.known.sum()), encoded, np.flatnonzero(missing))
 
     def forward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
         """Translate old vectors, as a cutover needs it."""
         mapped = map_rows(self.maps.forward, vectors)
-        self.undecided.extend(ids[place] for place in np.flatnonzero(mapped.undecided).tolist())
+        self._note(ids, mapped, mapped.undecided)
         return mapped.vectors
+
+    def _note(
+        self, ids: Sequence[StoreId], mapped: MappedPage, undecided: NDArray[np.bool_]
+    ) -> None:
+        """Note which rows are undecided, of a store of several encoders."""
+        if mapped.owners is not None:
+            self.undecided.update(zip(ids, undecided.tolist(), strict=True))
+
+    def _note_written(self, changes: Changes, undirected: NDArray[np.bool_]) -> None:
+        """Note rows that a client gave a new vector after the cutover: they are decided."""
+        done = ~undirected
+        if isinstance(self.maps.backward, CopyMap):  # an undecided row kept its vector
+            done &= ~map_rows(self.maps.forward, changes.vectors).undecided
+        self.undecided.update(
+            (changes.ids[place], False) for place in np.flatnonzero(done).tolist()
+        )
 
     def backward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
         """Translate new vectors back, as a rollback needs it."""
@@ -115,6 +139,7 @@ class MigrationContext:
                 return
 
     def _apply(self, changes: Changes, after_cutover: bool) -> None:
+        self.undecided.update(dict.fromkeys(changes.deleted, False))
         if len(changes.ids) == 0:
             width = (self.maps.backward if after_cutover else self.maps.forward).dims[1]
             self.migration.apply(changes, np.zeros((0, width), np.float32))
@@ -122,6 +147,7 @@ class MigrationContext:
         if after_cutover:
             mapped = map_rows(self.maps.backward, changes.vectors)
             vectors, missing = mapped.vectors, np.flatnonzero(mapped.undirected)
+            self._note_written(changes, mapped.undirected)
         else:
             returned = self.row.state == MigrationState.rolled_back
             native = read_fill.find_native(self, changes.ids) if returned else set()

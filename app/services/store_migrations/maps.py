@@ -53,12 +53,19 @@ class MappedPage:
                mean of the anchors, or outside their span. Their vectors are zero
     owners     (n,) the place of the source whose map was used, UNDECIDED for none; None: there is
                one map for all rows
+    copied     (n,) rows of several encoders that stay as they are; None: there is one encoder
     """
 
     vectors: StoreVectors
     known: NDArray[np.bool_]
     undirected: NDArray[np.bool_]
     owners: NDArray[np.int64] | None = None
+    copied: NDArray[np.bool_] | None = None
+
+    @property
+    def kept(self) -> NDArray[np.bool_]:
+        """Return the rows (n,) that a plan never encodes again: anchors, and copied ones."""
+        return self.known if self.copied is None else self.known | self.copied
 
     @property
     def undecided(self) -> NDArray[np.bool_]:
@@ -209,16 +216,18 @@ class MixedMap:
         out = np.zeros((count, self.dims[1]), dtype=np.float32)
         known = np.zeros(count, dtype=np.bool_)
         undirected = np.zeros(count, dtype=np.bool_)
+        undecided = owners < 0
+        copied = undecided & self.copies
         for place, each in enumerate(self.maps):
             rows = np.flatnonzero(owners == place)
+            copied[rows] = isinstance(each, CopyMap)
             page = each.map_rows(vectors[rows])
             out[rows], known[rows], undirected[rows] = page.vectors, page.known, page.undirected
-        undecided = owners < 0
         if self.copies:
             out[undecided] = vectors[undecided]
         else:
             undirected[undecided] = True
-        return MappedPage(out, known, undirected, owners)
+        return MappedPage(out, known, undirected, owners, copied)
 
     def _find_owners(self, vectors: StoreVectors) -> NDArray[np.int64]:
         """Return the place (n,) of each row; the first for rows that no encoder can have made."""

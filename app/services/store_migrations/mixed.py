@@ -22,6 +22,7 @@ from app.maths.anchors.row_owners import (
     OwnerErrors,
     RowOwners,
     fit_row_owners,
+    most_owners,
 )
 from app.services.anchors import made_pairs, spaces
 from app.services.context import Services
@@ -115,6 +116,13 @@ def spaces_of(
             )
     if target.encoder.dim == dim:
         found.append(target)
+    if len(found) > (most := most_owners(dim)):
+        raise InvalidRequest(
+            f"To distinguish rows of {len(found)} encoders of {dim:,} dimensions needs too much "
+            f"memory: the limit is {most}, with the store's encoder and a target of its dimension. "
+            "Name fewer, or embed the foreign rows again.",
+            field="sources",
+        )
     for space in found:
         made = made_pairs.estimate_of(space.anchor_set) is not None
         if made or space.anchor_set.size < FEWEST_OWNED:
@@ -200,12 +208,18 @@ def embed_undecided(
     return {place: each.numpy() for place, each in found if each is not None}
 
 
-def name_undecided(found: Mapping[str, Any], ids: list[StoreId]) -> dict[str, Any]:
-    """Return `found` with these undecided rows in addition, and empty the list."""
-    if not ids:
-        return dict(found)
+def name_undecided(found: Mapping[str, Any], noted: dict[StoreId, bool]) -> dict[str, Any]:
+    """Return `found` with undecided rows in addition, and without decided ones, and empty `noted`.
+
+    noted  whether each row is undecided
+    """
     before = found.get("undecided") or {"rows": 0, "ids": []}
-    new = [each for each in dict.fromkeys(ids) if each not in set(before["ids"])]
-    ids.clear()
-    named = [*before["ids"], *new][:MAX_UNDECIDED_IDS]
-    return {**found, "undecided": {"rows": before["rows"] + len(new), "ids": named}}
+    named = set(before["ids"])
+    new = [each for each, lost in noted.items() if lost and each not in named]
+    left = [each for each in before["ids"] if noted.get(each, True)]
+    noted.clear()
+    rows = before["rows"] + len(new) - (len(named) - len(left))
+    others = {name: each for name, each in found.items() if name != "undecided"}
+    if not rows:
+        return others
+    return {**others, "undecided": {"rows": rows, "ids": [*left, *new][:MAX_UNDECIDED_IDS]}}

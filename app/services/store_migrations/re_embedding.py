@@ -49,14 +49,14 @@ def choose_rows(
 
     mapped  the translations of old vectors
     Rows without a direction are chosen whenever the plan encodes any. Rows that are anchors never
-    are, because their native vectors are known.
+    are, because their native vectors are known, nor are copied rows.
     """
     below = plan.get("re_embed_below")
     if not plan.get("re_embed") or below is None:
         return np.zeros(len(mapped.vectors), dtype=np.bool_)
     chosen = mapped.undirected.copy()
     chosen |= priorities(maps, mapped) < float(below)
-    chosen &= ~mapped.known
+    chosen &= ~mapped.kept
     return chosen
 
 
@@ -76,10 +76,10 @@ def priorities(maps: MigrationMaps, mapped: MappedPage) -> NDArray[np.float64]:
 
 
 def sample_quantiles(maps: MigrationMaps, sample: StoreVectors) -> list[float]:
-    """Return KEPT_QUANTILES quantiles of the priorities of a sample; [] for anchors alone."""
+    """Return KEPT_QUANTILES quantiles of the priorities of a sample; [] if all of it is kept."""
     mapped = maps.forward.map_rows(sample)
     values = priorities(maps, mapped)
-    values = values[np.isfinite(values) & ~mapped.known]
+    values = values[np.isfinite(values) & ~mapped.kept]
     if not len(values):
         return []
     levels = np.linspace(0.0, 1.0, KEPT_QUANTILES)
@@ -98,7 +98,8 @@ def threshold(quantiles: Sequence[float], share: float) -> float | None:
         return ABOVE_ALL
     if not quantiles:
         raise InvalidRequest(
-            "Rows cannot be chosen, because all rows of the sample are anchors. Remove `re_embed`.",
+            "Rows cannot be chosen, because all rows of the sample are anchors, or stay as they "
+            "are. Remove `re_embed`.",
             field="re_embed",
         )
     return float(np.interp(share, np.linspace(0.0, 1.0, len(quantiles)), quantiles))

@@ -22,6 +22,8 @@ from anyio import to_thread
 from app.errors import (
     AnchorageError,
     ComparisonNotFound,
+    EncoderChanged,
+    EncoderUnavailable,
     InvalidRequest,
     Later,
     MissingField,
@@ -37,7 +39,13 @@ from app.maths.relevance.live_comparison import (
 from app.observability import metrics
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.stores.search import StoreAnswer, StoreResults, StoreSearch, search_store
+from app.services.stores.search import (
+    StoreAnswer,
+    StoreResults,
+    StoreSearch,
+    require_one,
+    search_store,
+)
 from app.services.stores.stores import find_store
 from app.services.translators.warnings import AnswerWarning
 from app.storage import open_comparisons, tables
@@ -45,9 +53,13 @@ from app.storage.open_comparisons import OpenComparison
 from app.storage.queries import store_comparisons as queries
 from app.storage.queries.store_comparisons import Compared
 from app.storage.redis import AWAY_S, RedisAway
+from app.stores.base import StoreId
 from app.types import EncoderKind
 
 log = logging.getLogger("anchorage.comparison")
+
+#: how much longer than its own search an interleaved answer waits for the old one
+OLD_SEARCH_S = 2.0
 
 CompareKind = Literal["shadow", "interleave"]
 
@@ -84,7 +96,17 @@ async def search_and_compare(
         return answer, _nothing
     alone = RequestContext(context.project, context.key_id, context.origin)
     old = replace(_old_search(request, rows, answer.row), payload=False)
-    return answer, partial(_queue_shadow, services, _Shadow(answer, rows, seconds, alone, old))
+    share = len(rows) / len(answer.results)
+    shadow = _Shadow(
+        of=_compared(answer),
+        ids=[answer.results[each].ids for each in rows],
+        native_texts=0.0 if answer.native is None else answer.native.embedded * share,
+        # Of a part of the queries, or without payloads, the old encoder would seem fast.
+        seconds=None if share < 1.0 or request.payload else seconds,
+        context=alone,
+        request=old,
+    )
+    return answer, partial(_queue_shadow, services, shadow)
 
 
 async def _nothing() -> None:
@@ -93,6 +115,7 @@ async def _nothing() -> None:
 
 def _require_old(request: StoreSearch, row: tables.StoreRow) -> None:
     """Raises MissingField and InvalidRequest where the store's encoder cannot search."""
+    require_one(request)
     encoder, old, new = row.encoder, request.old_queries, request.queries
     if encoder.name == request.target:
         raise InvalidRequest(
@@ -125,7 +148,7 @@ async def _choose(project: str, request: StoreSearch, share: float) -> list[int]
 def _chosen(project: str, values: Any, share: float) -> list[int]:
     chosen = []
     for row, each in enumerate(values):
-        content = each if isinstance(each, str) else each.tolist()
+        content = each if isinstance(each, str | bytes) else each.tolist()
         digest = hashlib.sha256(repr((project, content)).encode()).digest()
         if int.from_bytes(digest[:8]) < share * 2**64:
             chosen.append(row)
@@ -157,23 +180,26 @@ def _compared(answer: StoreAnswer) -> Compared:
 class _Shadow:
     """A search by the store's encoder, after the answer to the whole request.
 
-    rows     the queries of the request that it repeats
-    seconds  the time that the answer took
+    ids           the hits of each query that it repeats
+    native_texts  that were embedded for these queries
+    seconds       the time that the answer took; None if both times cannot be compared
     """
 
-    answer: StoreAnswer
-    rows: Sequence[int]
-    seconds: float
+    of: Compared
+    ids: Sequence[Sequence[StoreId]]
+    native_texts: float
+    seconds: float | None
     context: RequestContext
     request: StoreSearch
 
     def count(self, services: Services, outcome: str, sums: Mapping[str, float]) -> None:
-        metrics.COMPARISONS.labels(outcome).inc(len(self.rows))
-        services.shadows.add(_compared(self.answer), {outcome: len(self.rows), **sums})
+        metrics.COMPARISONS.labels(outcome).inc(len(self.ids))
+        services.shadows.add(self.of, {outcome: len(self.ids), **sums})
 
 
 async def _queue_shadow(services: Services, shadow: _Shadow) -> None:
-    if not services.shadows.offer(lambda: _run_shadow(services, shadow)):
+    run = partial(_run_shadow, services, shadow)
+    if not services.shadows.offer(run, shadow.context.project):
         shadow.count(services, "dropped", {})
 
 
@@ -191,19 +217,20 @@ async def _run_shadow(services: Services, shadow: _Shadow) -> None:
 
 def _differences(shadow: _Shadow, old: StoreAnswer, seconds: float) -> dict[str, float]:
     """Return what is summed of both answers."""
-    ours = [shadow.answer.results[row].ids for row in shadow.rows]
-    pairs = list(zip(ours, (each.ids for each in old.results), strict=True))
+    pairs = list(zip(shadow.ids, (each.ids for each in old.results), strict=True))
     changes = [change for pair in pairs for change in rank_changes(*pair)]
-    share = len(shadow.rows) / len(shadow.answer.results)
-    native = shadow.answer.native
-    return {
+    sums = {
         "overlap": sum(overlap(*pair) for pair in pairs),
         "rank_change": sum(changes),
         "rank_changes": len(changes),
-        "native_texts": 0.0 if native is None else native.embedded * share,
-        f"latency:{latency_bucket(shadow.seconds)}": 1,
-        f"old_latency:{latency_bucket(seconds)}": 1,
+        "native_texts": shadow.native_texts,
     }
+    if shadow.seconds is not None:
+        sums |= {
+            f"latency:{latency_bucket(shadow.seconds)}": 1,
+            f"old_latency:{latency_bucket(seconds)}": 1,
+        }
+    return sums
 
 
 async def _store_sums(services: Services) -> None:
@@ -231,17 +258,17 @@ async def _interleave(
     rows = await _choose(context.project, request, comparison.share)
     if not rows:
         return await search_store(services, context, request), _nothing
-    answer, old = await asyncio.gather(
-        search_store(services, context, request),
-        search_store(services, context, _old_search(request, rows, row)),
-        return_exceptions=True,
-    )
-    if isinstance(answer, BaseException):
-        raise answer
-    if isinstance(old, Later):
-        return _skipped(answer, len(rows), f"The old search did not answer: {old.detail}")
-    if isinstance(old, BaseException):
-        raise old
+    alone = RequestContext(context.project, context.key_id, context.origin)
+    asked = asyncio.create_task(search_store(services, alone, _old_search(request, rows, row)))
+    asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps too late
+    answer = await search_store(services, context, request)
+    if not (await asyncio.wait({asked}, timeout=OLD_SEARCH_S))[0]:
+        why = f"The old search took {OLD_SEARCH_S:g} s longer."
+        return _skipped(answer, len(rows), why)
+    try:
+        old = asked.result()
+    except (Later, EncoderUnavailable, EncoderChanged) as error:
+        return _skipped(answer, len(rows), f"The old search did not answer: {error.detail}")
     of, results = _compared(answer), list(answer.results)
     opened: dict[str, OpenComparison] = {}
     for row_number, theirs in zip(rows, old.results, strict=True):
@@ -263,7 +290,8 @@ async def _interleave(
 
 async def _queue_sums(services: Services, of: Compared, sums: Mapping[str, float]) -> None:
     services.shadows.add(of, sums)
-    services.shadows.offer(lambda: _store_sums(services))  # if not, what waits stores them
+    # If too much waits, that stores them.
+    services.shadows.offer(partial(_store_sums, services), "")
 
 
 def _open(services: Services, opened: dict[str, OpenComparison]) -> None:
@@ -347,5 +375,9 @@ def _add_clicks(
         metrics.COMPARISONS.labels(outcome).inc()
         sums[outcome] = 1.0
     if sums:
-        add_sums(services, found.of, sums)
+        try:
+            add_sums(services, found.of, sums)
+        except Unavailable:  # the client sends the clicks again
+            open_comparisons.undo(redis, comparison, clicked if first else (), decided=decided)
+            raise
     return decided

@@ -17,7 +17,7 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.common import fault_of
+from app.stores.common import FAULT_SHOWN, fault_of
 
 STORE = "The Redis store"
 
@@ -49,7 +49,7 @@ def connect(url: str) -> Redis:
 
 def translate_fault(error: Exception, filtered: bool) -> AnchorageError | None:
     """Return the error of this project that a fault of Redis stands for."""
-    text = str(error)
+    text = str(error)[:FAULT_SHOWN]
     if not isinstance(error, faults.RedisError):
         return None
     if isinstance(error, faults.OutOfMemoryError):
@@ -73,7 +73,8 @@ def translate_fault(error: Exception, filtered: bool) -> AnchorageError | None:
             f"{STORE} has no such index, or another one now: {text}. Somebody deleted, renamed or "
             "switched it."
         )
-    return fault_of(STORE, text, filtered=filtered)
+    busy = text.startswith("BUSY") or "timeout limit" in text.lower()
+    return fault_of(STORE, text, filtered=filtered and not busy)
 
 
 def key_of(key: Any) -> str:

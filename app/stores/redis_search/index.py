@@ -88,7 +88,7 @@ class SearchIndex:
 
     def find_vector(self, name: str | None) -> VectorField:
         """Return a field of vectors; without a name, the only one. Raises StoreUnsupported."""
-        if self.definition["key_type"] != "HASH":
+        if self.definition.get("key_type") != "HASH":
             raise StoreUnsupported(
                 f"The index {self.name!r} is over JSON documents. Anchorage reads hashes: create "
                 "an index with ON HASH, or translate the vectors by a program with the client.",
@@ -197,7 +197,7 @@ def read_index(answer: Any) -> SearchIndex:
             indexing=bool(int(info["indexing"])),
             prefixes=tuple(definition["prefixes"]),
             options=[*info["index_options"], *stopped],
-            definition={"key_type": definition["key_type"]} | definition,
+            definition=definition,
             fields=[each for each in info["attributes"] if each[5]],
         )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

@@ -75,11 +75,13 @@ NO_VECTOR = 0
 WRITE = "return redis.call('EXISTS', KEYS[1]) == 1 and redis.call('HSET', KEYS[1], unpack(ARGV))"
 
 #: deletes the digests and the vector of a row by one command, because Redis indexes the row again
-#: with each; but not its last field, with which Redis would delete the row
-REMOVE = """local pair = redis.call('HEXISTS', KEYS[1], ARGV[1])
-if redis.call('HLEN', KEYS[1]) > pair + 1 then
-  redis.call('HDEL', KEYS[1], ARGV[1], ARGV[2])
-else redis.call('HDEL', KEYS[1], ARGV[1]) end"""
+#: with each. 1: a client wrote the vector since it was read; 2: it is the last field, with which
+#: Redis would delete the row
+REMOVE = """local pair, vector = unpack(redis.call('HMGET', KEYS[1], ARGV[1], ARGV[2]))
+if vector and (not pair or vector ~= ARGV[3]) then return 1 end
+if vector and redis.call('HLEN', KEYS[1]) == 2 then return 2 end
+redis.call('HDEL', KEYS[1], ARGV[1], ARGV[2])
+return 0"""
 
 NOTES = (
     StoreNote(
@@ -204,11 +206,11 @@ class RedisSearchStore(PairedStore):
                     answers.append(answer)
         return answers
 
-    def _run(self, source: str, rows: Iterable[tuple[StoreId, Sequence[Any]]]) -> None:
-        """Run a script for each key, with its arguments."""
+    def _run(self, source: str, rows: Iterable[tuple[StoreId, Sequence[Any]]]) -> list[Any]:
+        """Run a script for each key, with its arguments, and return its answers."""
         with self.session() as client:
             script = client.register_script(source)
-        self._send(rows, lambda pipe, row: script(keys=[row[0]], args=row[1], client=pipe))
+        return self._send(rows, lambda pipe, row: script(keys=[row[0]], args=row[1], client=pipe))
 
     def _index(self, name: str) -> SearchIndex | None:
         """Return the index with a name or an alias; None if there is none."""
@@ -260,9 +262,19 @@ class RedisSearchStore(PairedStore):
             )
         name, field = place.index.copy_name(tag), place.vector.copy_field(tag)
         words = place.index.creation(name, place.vector, field, dim)
-        commands = [words, ("FT.ALIASADD", f"anchorage-{tag}", place.index.name)]
-        missing = commands if sides.phase == "none" else commands[:1]
-        self._send(missing, lambda pipe, each: pipe.execute_command(*each), together=True)
+        commands = [words]
+        if sides.phase == "none":
+            commands.append(["FT.ALIASADD", f"anchorage-{tag}", place.index.name])
+        for term, groups in self._synonyms(place.index):
+            commands += [["FT.SYNUPDATE", name, group, term] for group in groups]
+        self._send(commands, lambda pipe, each: pipe.execute_command(*each), together=True)
+
+    def _synonyms(self, index: SearchIndex) -> list[tuple[str, list[str]]]:
+        """Return the terms of an index that have synonyms, each with its groups."""
+        words = read_text(self._call("FT.SYNDUMP", index.name))
+        return sorted(
+            (term, sorted(groups)) for term, groups in zip(words[::2], words[1::2], strict=True)
+        )
 
     def _memory(self) -> Mapping[str, Any] | None:
         """Return what INFO says of a server that deletes keys when its memory is full."""
@@ -325,19 +337,24 @@ class RedisSearchStore(PairedStore):
     ) -> tuple[list[tuple[StoredRow, StoredRow | None]], Cursor | None]:
         """Read both sides of the same rows at once.
 
-        A vector that a client wrote to the hidden side stays while the other one is unchanged.
+        A vector that a client wrote to the hidden side stays while the other one is unchanged, or
+        if a client wrote that too.
         """
         here, there = (sides.old, sides.new)[:: 1 if source == "old" else -1]
         keys, after = self._keys(here, cursor, limit)
         found = self._read(here, keys, [here.vector.field, there.vector.field, here.pair])
-        pairs = []
+        pairs, both = [], []
         for id, (own, other, pair) in found.items():
             row, opposed = here.row(id, own, pair), there.row(id, other, pair)
             if row is None or row.vector is None:
                 continue
-            if row.origin is not None and opposed and opposed.vector is not None:
+            hidden = opposed is not None and opposed.vector is not None
+            if opposed and hidden and (row.origin is not None or opposed.origin is None):
+                if row.origin is None:
+                    both.append((id, [here.pair, here.pair_of(row.digest, opposed.digest)]))
                 opposed = replace(opposed, origin=row.digest)
             pairs.append((row, opposed))
+        self._run(WRITE, both)
         return pairs, after
 
     def count_rows(self, place: RedisPlace) -> int:
@@ -385,43 +402,52 @@ class RedisSearchStore(PairedStore):
             pause = min(2 * pause, 5.0)
 
     def swap(self, sides: Sides, visible: Side) -> float:
+        forms = [
+            (each.index.creation("", each.vector, "", 1), self._synonyms(each.index))
+            for each in (sides.old, sides.new)
+        ]
+        if forms[0] != forms[1]:
+            raise StoreChanged(
+                f"The indexes {sides.old.index.name!r} and {sides.new.index.name!r} no longer have "
+                "the same fields and synonyms, because a client changed one, such as by FT.ALTER. "
+                "Change the other one likewise, or abandon the migration and plan a new one."
+            )
         self._call("FT.ALIASUPDATE", self.location.collection, sides.place(visible).index.name)
         return 0.0
 
     def drop(self, sides: Sides, side: Side) -> None:
         """Delete the vectors of one side, its index, the digests and the mark.
 
-        The mark goes last, and so does the old index, which has the name of the old field.
+        The mark goes last, and so does the index, and the digests of hashes that keep a vector:
+        a crash before can be repeated. A vector that only a client wrote is not deleted, and if
+        one is there before the first deletion, nothing is.
         """
         old: RedisPlace = sides.old
         if side == "old" and (problem := self._problem(old)):
             raise StoreChanged(f"{problem.detail} Then call `finish` again.")
+        place = old if side == "old" else sides.new
         field = old.vector.field if side == "old" else old.vector.copy_field(str(sides.tag))
-        last = [("FT.ALIASDEL", f"anchorage-{sides.tag}")]
-        if side == "old":
-            self._require_known(old)
-            last.append(("FT.DROPINDEX", old.index.name))
-        elif sides.new is not None:
-            self._require_known(sides.new)
-            self._call("FT.DROPINDEX", sides.new.index.name)
-        for keys in self._all_keys(old):
-            self._run(REMOVE, ((key, [old.pair, field]) for key in keys))
+        last: list[list[Any]] = [["FT.ALIASDEL", f"anchorage-{sides.tag}"]]
+        last += [] if place is None else [["FT.DROPINDEX", place.index.name]]
+        for delete in (False, True):
+            count, first = 0, None
+            for keys in self._all_keys(old):
+                found = self._read(old, keys, [field, old.pair])
+                theirs = {id for id, (blob, pair) in found.items() if _is_new(place, blob, pair)}
+                ours = [id for id in found if delete and found[id][1] and id not in theirs]
+                words = [(id, [old.pair, field, found[id][0] or b""]) for id in ours]
+                done = dict(zip(ours, self._run(REMOVE, words), strict=True))
+                theirs |= {id for id in ours if done[id] == 1}
+                last[:0] = [["HDEL", id, old.pair] for id in ours if done[id] == 2]
+                count, first = count + len(theirs), first or min(theirs, default=None)
+            if count:
+                raise StoreChanged(
+                    f"Clients wrote vectors to the hidden field {field!r} of {count} hashes, such "
+                    f"as {first!r}, which would be lost. Let them write the field that the alias "
+                    "reads. Then change sides twice, by `cutover` and `rollback`, which translates "
+                    "these vectors, and call this again; or delete that field there."
+                )
         self._send(last, lambda pipe, each: pipe.execute_command(*each), together=True)
-
-    def _require_known(self, place: RedisPlace) -> None:
-        """Raises StoreChanged if a side that is deleted has vectors that only a client wrote."""
-        count, first = 0, None
-        for keys in self._all_keys(place):
-            for row in self.read_rows(place, keys, vectors=True, content=False).values():
-                if row.vector is not None and row.origin is None:
-                    count, first = count + 1, first or row.id
-        if count:
-            raise StoreChanged(
-                f"Clients wrote vectors to the hidden field {place.vector.field!r} of {count} "
-                f"hashes, such as {first!r}, which would be lost. Let them write the field that "
-                "the alias reads. Then change sides twice, by `cutover` and `rollback`, which "
-                "translates these vectors, and call this again; or delete that field there."
-            )
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -538,6 +564,17 @@ class RedisSearchStore(PairedStore):
 def digest_of(blob: bytes) -> int:
     """Return a number below 2^64 of a vector as it is stored, which is not that of none."""
     return int.from_bytes(hashlib.blake2b(blob, digest_size=8).digest()) or 1
+
+
+def _is_new(place: RedisPlace | None, blob: bytes | None, pair: bytes | None) -> bool:
+    """Return whether a client wrote a vector of a side that is deleted.
+
+    place  None: somebody dropped the index of the new vectors
+    """
+    if place is None:
+        return blob is not None and (pair or b"")[8:] != digest_of(blob).to_bytes(8)
+    row = place.row("", blob, pair)
+    return row is not None and row.vector is not None and row.origin is None
 
 
 def _payload(content: Mapping[bytes, bytes], own: set[str]) -> dict[str, str]:

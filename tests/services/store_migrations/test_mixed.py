@@ -18,12 +18,14 @@ from app.errors import (
 )
 from app.services.anchors import anchor_sets
 from app.services.context import Services
-from app.services.store_migrations import steps
+from app.services.store_migrations import mixed, steps
 from app.services.store_migrations.maps import MixedMap, load_maps
 from app.services.store_migrations.plan_contents import MixedSource
+from app.services.store_migrations.re_embedding import choose_rows, sample_quantiles, threshold
 from app.storage import tables
+from app.storage.queries import resources
 from tests.pgvector_server import PgvectorServer
-from tests.services.helpers import CONTEXT, create_encoder
+from tests.services.helpers import CONTEXT, create_encoder, some
 from tests.services.store_migrations.moving import Moving
 from tests.services.store_migrations.planning import (
     NEW_DIM,
@@ -159,7 +161,47 @@ def test_a_row_that_a_client_writes_is_assigned_too(planning: Planning) -> None:
     expected = load_maps(planning.services, moving.row).forward.map_rows(written).vectors
     assert np.allclose(np.stack([made[1000 + n] for n in range(12)]), expected, atol=1e-6)
     assert np.array_equal(made[1012], lost[0])
-    assert 1012 in moving.now.row.found["undecided"]["ids"]
+    named = moving.now.row.found["undecided"]
+    assert 1012 in named["ids"]
+    native = next(written[place] for place in range(6) if owners[place] == 1)
+    moving.insert(1012, native[None])  # embedded again by the target
+    moving.execute(f"DELETE FROM {moving.table} WHERE id = {ROWS - 1}")  # noqa: S608
+    moving.do("sync")
+    left = moving.now.row.found["undecided"]
+    assert set(named["ids"]) - set(left["ids"]) == {1012, ROWS - 1}
+    assert left["rows"] == named["rows"] - 2
+    moving.do("verify")
+    steps.cutover(planning.services, CONTEXT, moving.id)
+    moving.insert(ROWS - 2, native[None])
+    moving.do("sync")
+    assert ROWS - 2 in left["ids"]
+    assert ROWS - 2 not in moving.now.row.found["undecided"]["ids"]
+
+
+def test_rows_that_stay_are_never_encoded_again(planning: Planning) -> None:
+    row = planning.plan(target="old", sources=OTHER, method="ridge")
+    maps = load_maps(planning.services, row)
+    mapped = maps.forward.map_rows(mixture())
+    assert mapped.owners is not None
+    assert np.array_equal(mapped.kept & ~mapped.known, mapped.owners != 0)
+    for share in (0.5, 1.0):
+        below = threshold(sample_quantiles(maps, mixture()), share)
+        chosen = choose_rows(maps, {"re_embed": share, "re_embed_below": below}, mapped)
+        assert not chosen[mapped.owners != 0].any()
+        assert chosen[~mapped.kept].mean() == pytest.approx(share, abs=0.05)
+
+
+def test_encoders_that_are_too_large_to_tell_apart_are_refused(planning: Planning) -> None:
+    names = ("wide", "broad")
+    made = [create_encoder(planning.services, name, 6_000) for name in names]
+    rows = {name: some(20, 6_000, seed) for seed, name in enumerate(names)}
+    anchor_sets.create_anchor_set(planning.services, CONTEXT, name="large", embeddings=rows)
+    with planning.services.db.transaction() as session:
+        spaces = resources.spaces_of(session, CONTEXT.project, "large", names)
+    store = tables.StoreRow(name="rows", encoder=made[0])
+    with pytest.raises(InvalidRequest, match="too much memory") as caught:
+        mixed.spaces_of(store, [(spaces["wide"], spaces["broad"])])
+    assert caught.value.field == "sources"
 
 
 def test_rows_of_the_target_are_copied(begin: Callable[..., Planning]) -> None:

@@ -24,7 +24,7 @@ from app.errors import (
     StoreUnsupported,
 )
 from app.stores.base import StoreLocation
-from app.stores.redis_search import RedisSearchStore, connection
+from app.stores.redis_search import RedisSearchStore, connection, store
 from tests.stores.cases.base import Rows
 from tests.stores.cases.redis import RedisCase
 from tests.stores.cases.redis_server import SearchServer, find_file
@@ -267,6 +267,101 @@ def test_what_clients_write_to_the_hidden_field_is_never_lost(client, at) -> Non
     migration.finish()
     assert client.hgetall("note:last") == {b"v": last.tobytes()}
     assert set(client.hgetall("note:old")) == {f"v_{TAG}".encode()}
+
+
+def test_what_clients_write_while_a_side_is_deleted_is_kept(client, at, monkeypatch) -> None:
+    create(client, "v", *VECTOR)
+    fill(client, 5)
+    opened = at()
+    migration = opened.migration(TAG, NEW_DIM)
+    fill_migration(opened, migration)
+    client.hset("note:last", "v", rows(CASE, 1, 100).vectors[0].tobytes())  # has no translation
+    changes = migration.changes(10)
+    skipped = replace(changes, ids=[], vectors=changes.vectors[:0], deleted=changes.ids)
+    migration.apply(skipped, np.zeros((0, NEW_DIM), np.float32))
+    [vector] = rows(CASE, 1, 200).vectors
+    run, send = opened._run, opened._send
+
+    def write_first(source: str, items: Any) -> list[Any]:
+        if source == store.REMOVE:
+            client.hset("note:1", "v", vector.tobytes())
+            client.delete("note:2")
+            client.hset("note:2", "v", vector.tobytes())
+        return run(source, items)
+
+    def fail_last(*words: Any, together: bool = False, **more: Any) -> list[Any]:
+        if together:
+            raise StoreUnavailable("a crash")
+        return send(*words, **more)
+
+    migration.cutover(translate)
+    monkeypatch.setattr(opened, "_run", write_first)
+    with pytest.raises(StoreChanged, match="of 2 hashes"):
+        migration.finish()
+    monkeypatch.setattr(opened, "_run", run)
+    assert client.hget("note:1", "v") == client.hget("note:2", "v") == vector.tobytes()
+    migration.rollback(translate_back)  # brings back what was deleted
+    assert len(opened.scroll(None, 100).ids) == 6
+    migration.cutover(translate)
+    monkeypatch.setattr(opened, "_send", fail_last)
+    with pytest.raises(StoreUnavailable):
+        migration.finish()
+    monkeypatch.setattr(opened, "_send", send)
+    migration.finish()
+    assert set(client.hgetall("note:last")) == {b"v"}
+    assert set(client.hgetall("note:2")) == {f"v_{TAG}".encode()}
+
+
+def test_a_client_that_writes_both_vectors_keeps_both(client, at) -> None:
+    create(client, "v", *VECTOR)
+    fill(client, 5)
+    opened = at()
+    migration = opened.migration(TAG, NEW_DIM)
+    fill_migration(opened, migration)
+    [vector, later] = rows(CASE, 2, 100).vectors
+    native = np.ones(NEW_DIM, np.float32)
+    both = {"v": vector.tobytes(), f"v_{TAG}": native.tobytes()}
+    for key in ("note:1", "note:inserted"):
+        client.hset(key, mapping=both)
+    assert len(migration.changes(10).ids) == 0
+    client.hset("note:inserted", "v", later.tobytes())
+    assert migration.changes(10).ids == ["note:inserted"]
+    migration.cutover(translate)
+    found = opened.fetch(["note:1", "note:inserted"], "new").vectors
+    assert np.allclose(found, [native, translate(None, later[None])[0]], atol=1e-6)
+    migration.finish()
+
+
+def test_an_index_that_was_altered_since_the_plan_is_not_replaced(client, at) -> None:
+    create(client, "title", "TEXT", "v", *VECTOR)
+    for group, term in (("g1", "boy"), ("g1", "child"), ("g2", "child")):
+        client.execute_command("FT.SYNUPDATE", "notes-1", group, term)
+    fill(client)
+    opened = at()
+    migration = opened.migration(TAG, NEW_DIM)
+    fill_migration(opened, migration)
+    copy = f"notes-1_{TAG}"
+    for command, *words in (
+        ("FT.ALTER", "SCHEMA", "ADD", "year", "NUMERIC"),
+        ("FT.SYNUPDATE", "g1", "girl"),
+    ):
+        client.execute_command(command, "notes-1", *words)
+        with pytest.raises(StoreChanged, match="likewise"):
+            migration.cutover(translate)
+        client.execute_command(command, copy, *words)
+    migration.cutover(translate)
+    dumps = [client.execute_command("FT.SYNDUMP", each) for each in ("notes-1", copy)]
+    terms = [dict(zip(each[::2], map(sorted, each[1::2]), strict=True)) for each in dumps]
+    assert terms[0] == terms[1] == {b"boy": [b"g1"], b"child": [b"g1", b"g2"], b"girl": [b"g1"]}
+    migration.finish()
+
+
+def test_a_busy_server_is_no_mistake_in_a_filter() -> None:
+    for text in ("BUSY Redis is busy running a script.", "Timeout limit was reached"):
+        fault = connection.translate_fault(redis.ResponseError(text), True)
+        assert isinstance(fault, StoreUnavailable)
+    long = connection.translate_fault(redis.OutOfMemoryError("x" * 100_000), False)
+    assert len(str(long)) < 500
 
 
 def test_no_other_key_is_read(client, at) -> None:

@@ -115,7 +115,7 @@ def test_shadows_that_find_a_full_queue_or_fail_are_counted(shop: Shop) -> None:
 
     async def fill() -> None:
         for _ in range(2):  # the first of them leaves the queue, because it runs
-            while shadows.offer(released.wait):
+            while shadows.offer(released.wait, "default"):
                 pass
             await asyncio.sleep(0)
 
@@ -220,7 +220,9 @@ WRONG = [
     ({"compare": "interleave", "old_queries": [[0.5] * 31] * 6}, "queries"),
     ({"compare": "interleave", "old_queries": 5}, "old_queries"),
     ({"compare": "interleave", "old_queries": OLD.tolist(), "queries": 5}, "queries"),
-    ({"compare": "interleave", "old_queries": OLD.tolist(), "queries": None}, "old_queries"),
+    ({"compare": "interleave", "old_queries": OLD.tolist(), "queries": None}, "queries"),
+    ({"compare": "interleave", "old_queries": OLD[:1].tolist(), "queries": NEW[:1].tolist(),
+      "inputs": ["a", "b"]}, "queries"),
     ({"compare": "shadow", "target": "old", "queries": OLD.tolist(), "anchor_set": None,
       "old_queries": OLD.tolist()}, "compare"),
 ]  # fmt: skip
