@@ -78,7 +78,7 @@ def evaluate(
     if store is None and (mode or native is not None):
         raise typer.BadParameter("--mode and --native need --store.")
     require_mode(mode)
-    asked, corpus = read_items(queries), read_items(documents)
+    asked, corpus = (_cut(read_items(each), each) for each in (queries, documents))
     grades = None if judgements is None else read_judgements(judgements)
     if grades is not None:
         asked = _judged(asked, corpus, grades)
@@ -234,6 +234,16 @@ def show(report: Mapping[str, Any], *, as_json: bool) -> None:
     print_json(report) if as_json else typer.echo(text, nl=False)
     if report["queries"] < FEWEST_QUERIES:
         warn(f"WARNING: {report['queries']} queries are few; the interval may be too narrow.")
+
+
+def _cut(items: Mapping[str, str], file: Path) -> dict[str, str]:
+    """Return texts as long as the service reads those of stores."""
+    from app.services.context import Limits
+
+    most = Limits().input_characters
+    if long := sum(len(text) > most for text in items.values()):
+        warn(f"WARNING: {long:,} texts of {file} are cut to {most:,} characters, as in searches.")
+    return {name: text[:most] for name, text in items.items()}
 
 
 def _judged(

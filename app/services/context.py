@@ -66,7 +66,7 @@ class Limits:
     native_texts_a_minute, native_texts_a_day
                       texts of one project that are embedded for native scores
     native_remote     addresses of stores whose texts may be sent to remote encoders for that
-    watched_inputs    anchors that each encoder embeds again on each day; 0: none
+    watched_inputs    anchors that each encoder embeds again on each day, 8 at least; 0: none
     """
 
     vectors: int = 16_384

@@ -168,6 +168,9 @@ class SpaceRow(Owned, Base):
     #: number of vectors in that store, if known
     store_size: Mapped[int | None] = mapped_column(BigInteger)
     health: Mapped[dict[str, Any]] = mapped_column(JSON)
+    #: whether its encoder, as registered, is known to make its anchors of the set's inputs: the
+    #: service embedded them, or a check found them unchanged
+    is_baseline: Mapped[bool | None]
     anchor_set: Mapped[AnchorSetRow] = relationship(back_populates="spaces", lazy="joined")
     encoder: Mapped[EncoderRow] = relationship(lazy="joined")
 

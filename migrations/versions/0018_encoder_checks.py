@@ -19,4 +19,5 @@ def upgrade() -> None:
     op.add_column("encoders", sa.Column("watched_day", sa.Integer(), nullable=True))
     op.add_column("encoders", sa.Column("last_check", sa.JSON(), nullable=True))
     op.add_column("encoders", sa.Column("accepted_at", sa.DateTime(timezone=True), nullable=True))
+    op.add_column("spaces", sa.Column("is_baseline", sa.Boolean(), nullable=True))
     op.add_column("anchor_sets", sa.Column("store_rows", sa.String(64), nullable=True))

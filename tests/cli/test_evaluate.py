@@ -119,6 +119,17 @@ def test_without_judgements_the_new_encoders_results_are_relevant(
     assert report["share"]["value"] == pytest.approx(1, abs=0.02)
 
 
+def test_long_texts_are_cut_as_those_of_stores(service: str, files: Path, tmp_path: Path) -> None:
+    lines = (files / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    long = {**json.loads(lines[0]), "text": json.loads(lines[0])["text"] + " word" * 9_000}
+    (tmp_path / "long.jsonl").write_text("\n".join([json.dumps(long), *lines[1:]]))
+    named = ("--store", "docs", "--native", "0", "--documents", str(tmp_path / "long.jsonl"))
+    done = evaluate(service, files, *named)
+    assert done.exit_code == 0, done.output
+    assert "1 texts of" in said(done.stderr)
+    assert "cut to 32,768 characters" in said(done.stderr)
+
+
 def test_what_cannot_be_compared_is_refused(service: str, files: Path, tmp_path: Path) -> None:
     few = tmp_path / "few.jsonl"
     few.write_text((files / "corpus.jsonl").read_text().split("\n")[0])
@@ -231,7 +242,7 @@ def test_the_action_runs_the_command(service: str, files: Path, tmp_path: Path) 
 
     assert run() == [0, 0]
     assert "### old -> new@bridge: passed" in (tmp_path / "summary").read_text()
-    assert run(**{"fail-under": "1.5"}) == [0, 1]
+    assert run(**{"fail-under": "1"}) == [0, 1]
     assert (tmp_path / "summary").read_text().count("| share |") == 2
 
 

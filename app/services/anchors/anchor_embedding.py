@@ -138,6 +138,8 @@ def _embed(
         space = anchor_sets.build_space(
             services, context.project, encoder, vectors[encoder.name], size=count, field="inputs"
         )
+        kept = set_row.inputs is not None
+        space.is_baseline = kept and inputs == items_of(services, set_row, None, encoder)
         return count, lambda session: anchor_sets.add_space(session, context, set_row, space)
     row = anchor_sets.build_anchor_set(
         services,
@@ -148,6 +150,8 @@ def _embed(
         made_by={encoder.name: encoder.id for encoder in encoders},
         roles=inputs.roles,
     )
+    for space in row.spaces:
+        space.is_baseline = space.encoder.name in request.encoders
     return count, lambda session: anchor_sets.add_anchor_set(session, context, row)
 
 

@@ -47,20 +47,24 @@ def accept_later(
 
 
 def run_accept(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
-    """Run the job. Sets whose inputs cannot be read are named in the result of a new name."""
+    """Run the job. Sets whose inputs cannot be read are named in the result of a new name.
+
+    Raises InputsNotStored without any other: nothing would map old vectors to new ones.
+    """
     context, new_name = RequestContext.of_job(job), job.arguments["new_name"]
     old, sets = _check(services, job.project, job.arguments["encoder"], new_name)
     now = _describe_now(services, old, new_name)
     made: Made = []
-    skipped = []
+    skipped, why = [], ""
     before, total = 0, sum(row.size for row in sets)
     for row in sets:
         try:
             inputs = anchor_embedding.items_of(services, row, None, old)
-        except InputsNotStored:
+        except InputsNotStored as error:
             if new_name is None:
                 raise
             skipped.append(row.name)
+            why = error.detail
             continue
 
         def report(done: int, before: int = before) -> None:
@@ -70,6 +74,13 @@ def run_accept(services: Services, job: tables.JobRow, progress: Progress) -> Jo
         before += row.size
         kept = store_anchors.add_encoders(services, row, [now.id])
         made.append((row, vectors, kept))
+    if skipped and not made:
+        raise InputsNotStored(
+            f"No anchor set of encoder {old.name!r} can be embedded again, so nothing would map "
+            f"old vectors to new ones. {why} For vectors of your own, register the model as it is "
+            "now with POST /encoders.",
+            field="new_name",
+        )
     names = [row.name for row, *_ in made]
     result = {"encoder": now.name, "anchor_sets": names, "skipped": skipped}
     write = _write_new if new_name is not None else _write_same
@@ -160,6 +171,7 @@ def _write_new(
         resources.require_free(session, tables.EncoderRow, old.project, now.name)
         session.add(now)
         for row, space, kept in built:
+            space.is_baseline = True
             current = anchor_sets.add_space(session, context, row, space)
             current.store_rows = kept
         retired: dict[str, Any] = {"kind": EncoderKind.external, "model": None, "revision": None}
@@ -205,14 +217,17 @@ def _space(
     """Return a space of the next version: of the new vectors, or as it was."""
     if before.encoder_id == now.id:
         size = before.anchor_set.size
-        return anchor_sets.build_space(
+        space = anchor_sets.build_space(
             services, now.project, before.encoder, vectors, size=size, field="inputs"
         )
+        space.is_baseline = True
+        return space
     return tables.SpaceRow(
         project=before.project,
         encoder_id=before.encoder_id,
         blob=before.blob,
         health=before.health,
+        is_baseline=before.is_baseline,
     )
 
 

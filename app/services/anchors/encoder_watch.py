@@ -227,10 +227,24 @@ def _compare(
     is_equal = found.verdict == "unchanged" or (found.verdict == "rescaled" and may_scale)
     changed = int(found.changed.sum())
     detail, _ = explain(found, changed, len(new), dim=old.shape[1], given_dim=new.shape[1])
+    result = "unchanged" if is_equal else "moved"
+    recommendations = [] if is_equal else _recommend(encoder)
+    if is_equal and not sample.space.is_baseline:
+        with services.db.transaction() as session:
+            space = session.get(tables.SpaceRow, sample.space.id)
+            if space is not None:
+                space.is_baseline = True
+    elif not sample.space.is_baseline:
+        result, recommendations = "unchecked", _recommend_baseline(encoder)
+        detail = (
+            "the service did not make the vectors of these anchors, and no check has found them "
+            "equal: the encoder may have changed, or they were made with other settings. Compared "
+            f"with them, {detail}"
+        )
     return _result(
-        "unchanged" if is_equal else "moved",
+        result,
         detail,
-        recommendations=[] if is_equal else _recommend(encoder),
+        recommendations=recommendations,
         anchor_set=sample.space.anchor_set.name,
         inputs=embedded,
         max_deviation=None if found.deviations is None else float(found.deviations.max()),
@@ -258,25 +272,50 @@ def _recommend(encoder: tables.EncoderRow) -> list[str]:
     ]
 
 
+def _recommend_baseline(encoder: tables.EncoderRow) -> list[str]:
+    """Return what makes an encoder comparable whose only anchors may be of other settings."""
+    return [
+        f"`POST /encoders/{encoder.name}/verify` finds which settings made the vectors.",
+        f"For daily checks, let the service embed a few inputs with {encoder.name!r}: an anchor "
+        "set of `inputs` and `encoders`.",
+    ]
+
+
 def _find_sample(services: Services, encoder: tables.EncoderRow, count: int) -> _Sample | None:
     """Return up to `count` anchors whose inputs can be read, others on each day; None without any.
 
-    Stored inputs come before texts of stores.
+    Vectors that the encoder is known to make come first, and stored inputs before texts of stores.
+    Raises the error of a set that could not be read if no other can.
     """
+    failed: AnchorageError | None = None
     with services.db.transaction() as session:
         every = resources.spaces_of_encoder(session, encoder)
     seed = int(time.time()) // DAY_S
-    for space in sorted(every, key=lambda each: each.anchor_set.inputs is None):
-        row = space.anchor_set
-        rows = sorted(draw_uniformly(row.size, size=min(count, row.size), seed=seed))
-        if row.inputs is not None:
-            stored = read_inputs(services, row.inputs, of=f"anchor set {row.name!r}")
-            roles = None if stored.roles is None else [stored.roles[each] for each in rows]
-            values = [stored.values[each] for each in rows]
-            inputs = replace(stored, values=values, roles=roles)
-        else:
-            texts = store_anchors.read_texts(services, row, encoder, rows)
-            rows, inputs = list(texts), Inputs(list(texts.values()))
-        if rows:
-            return _Sample(space, rows, inputs)
+    every = sorted(every, key=lambda each: (not each.is_baseline, each.anchor_set.inputs is None))
+    for space in every:
+        size = space.anchor_set.size
+        rows = sorted(draw_uniformly(size, size=min(count, size), seed=seed))
+        try:
+            sample = _read_sample(services, encoder, space, rows)
+        except AnchorageError as error:
+            failed = failed or error
+            continue
+        if sample.rows:
+            return sample
+    if failed is not None:
+        raise failed
     return None
+
+
+def _read_sample(
+    services: Services, encoder: tables.EncoderRow, space: tables.SpaceRow, rows: Sequence[int]
+) -> _Sample:
+    """Return those of a set's rows whose inputs can be read. Raises the errors of the store."""
+    row = space.anchor_set
+    if row.inputs is None:
+        texts = store_anchors.read_texts(services, row, encoder, rows)
+        return _Sample(space, list(texts), Inputs(list(texts.values())))
+    stored = read_inputs(services, row.inputs, of=f"anchor set {row.name!r}")
+    roles = None if stored.roles is None else [stored.roles[each] for each in rows]
+    values = [stored.values[each] for each in rows]
+    return _Sample(space, rows, replace(stored, values=values, roles=roles))

@@ -63,6 +63,9 @@ def append_items(
             )
             for space in old.spaces
         ]
+    for before, space in zip(old.spaces, grown, strict=True):
+        is_sent = inputs is not None and space.encoder.name in embeddings
+        space.is_baseline = before.is_baseline and not is_sent
     stored = _joined_inputs(services, old, inputs)
     with services.db.transaction() as session:
         row = replace_spaces(session, context, old, grown)

@@ -121,6 +121,8 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
         },
         made_by={encoder.name: encoder.id for encoder in (store.encoder, *encoders)},
     )
+    for space in row.spaces:
+        space.is_baseline = space.encoder.name in request.encoders
     row.store_rows = _write_rows(
         services,
         {

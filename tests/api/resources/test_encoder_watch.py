@@ -150,6 +150,22 @@ def test_an_endpoint_that_moves_by_one_percent_is_found_and_an_equal_one_is_sile
     assert watched.check()["result"] == "unchanged"  # the old model is back
 
 
+def test_vectors_that_the_service_did_not_make_are_no_baseline_until_they_were_equal(
+    watched: Watched,
+) -> None:
+    watched.client.delete("/anchor-sets/faq")
+    for name, title, expected in (("titled", "title ", "unchecked"), ("equal", "", "unchanged")):
+        sent = rows_of([f"{title}{text}" for text in watched.texts]).tolist()
+        body = {"inputs": watched.texts, "encoders": [], "embeddings": {"ada": sent}}
+        watched.post("/anchor-sets", 201, name=name, **body)
+        found = watched.check()
+        assert (found["result"], found["anchor_set"]) == (expected, name), found
+        answer = watched.client.post("/v1/embeddings", json={"model": "ada", "input": "hello"})
+        assert "anchorage-warnings" not in answer.headers
+    watched.endpoint.moved = 0.01
+    assert watched.check()["result"] == "moved"
+
+
 def test_an_endpoint_whose_answers_always_differ_is_silent_within_its_own_noise(
     watched: Watched,
 ) -> None:
@@ -186,6 +202,12 @@ def test_nothing_is_embedded_with_the_watch_off(tmp_path: Path, endpoint: FakeEn
         check_all(off.services)
         assert len(endpoint.texts) == before
         assert off.client.get("/encoders/ada").json()["last_check"] is None
+
+
+@pytest.mark.parametrize("most", [1, 7])
+def test_too_few_inputs_for_a_measure_of_noise_are_refused(most: int) -> None:
+    with pytest.raises(ValueError, match="Expected 0 or at least 8"):
+        Settings(watched_inputs=most)
 
 
 def test_an_endpoint_that_is_away_is_no_finding_and_clears_none(watched: Watched) -> None:
@@ -325,6 +347,33 @@ def test_rows_that_were_edited_are_left_out(of_store: Watched, tmp_path: Path) -
     table.update(values={"text": "edited"}, where="text NOT LIKE 'a%'")
     found = of_store.post("/encoders/small/check")
     assert (found["result"], 0 < found["inputs"] < 40) == ("unchanged", True), found
+
+
+def test_a_set_that_cannot_be_read_hides_no_other_and_retires_no_encoder(
+    of_store: Watched, tmp_path: Path
+) -> None:
+    of_store.endpoint.moved = 1.0
+    of_store.post("/encoders/small/check")
+    shutil.move(tmp_path / "lance", tmp_path / "away")
+    job = of_store.finish("/encoders/small/accept", new_name="small-2")
+    assert job["state"] == "failed"
+    shutil.move(tmp_path / "away", tmp_path / "lance")
+    import lancedb
+
+    collection = of_store.client.get("/stores/docs").json()["collection"]
+    table = lancedb.connect(str(tmp_path / "lance")).open_table(collection)
+    table.update(values={"text": "edited"}, where="text LIKE 'a%'")
+    job = of_store.finish("/encoders/small/accept", new_name="small-2")
+    assert (job["state"], job["error"]["code"]) == ("failed", "inputs-not-stored"), job
+    assert " of 60 texts of anchor set 'rows' cannot be read" in job["error"]["detail"]
+    assert of_store.client.get("/encoders/small").json()["kind"] == "openai"
+    small = rows_of(of_store.texts, 12)
+    body = {"inputs": of_store.texts, "encoders": [], "embeddings": {"small": small.tolist()}}
+    of_store.endpoint.moved = 0.0
+    of_store.post("/anchor-sets", 201, name="sent", **body)
+    shutil.move(tmp_path / "lance", tmp_path / "away")
+    found = of_store.post("/encoders/small/check")
+    assert (found["result"], found["anchor_set"]) == ("unchanged", "sent"), found
 
 
 def test_anchors_of_a_store_are_embedded_by_the_new_name_too(of_store: Watched) -> None:
