@@ -7,7 +7,6 @@ not see, until that becomes an index file of the same type.
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import re
@@ -15,7 +14,7 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -72,7 +71,8 @@ ROWS_AT_ONCE = 10_000
 #: both vectors of each row, as little-endian float32
 TABLE = "CREATE TABLE IF NOT EXISTS rows (id INTEGER PRIMARY KEY, old BLOB, new BLOB)"
 
-#: the state's `user_version` while the file of the hidden side has all its rows; else it is 0
+#: the state's `user_version` while the file of the hidden side has all its rows; else it is
+#: negative, or 0 at first
 COMPLETE: dict[Side, int] = {"new": 1, "old": 2}
 
 BY_DIGEST = StoreNote(
@@ -125,6 +125,8 @@ class FaissStore(PairedStore):
         self.location = location
         self._path = Path(location.url.removeprefix("file://")) / location.collection
         self._lock = threading.Lock()
+        #: a lock of each file, for the thread that reads it
+        self._turns: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
         self._loaded: OrderedDict[Signature, LoadedIndex] = OrderedDict()
         self._lines: tuple[Signature, JsonLines] | None = None
         #: the file that a comparison in this thread has read
@@ -135,15 +137,21 @@ class FaissStore(PairedStore):
             self._loaded.clear()
             self._lines = None
 
+    def _turn(self, path: Path) -> threading.Lock:
+        """Return the lock of a file."""
+        with self._lock:
+            return self._turns[path]
+
     def _load(self, path: Path) -> LoadedIndex:
         """Return the index of a file as it is now; threads wait for the one that reads it."""
-        with self._lock, store_faults(STORE, ("faiss",)):
+        with self._turn(path), store_faults(STORE, ("faiss",)):
             for attempt in range(READS):
                 time.sleep(READ_AGAIN_S * attempt)
                 before = _signature(path)
-                if before in self._loaded:
-                    self._loaded.move_to_end(before)
-                    return self._loaded[before]
+                with self._lock:
+                    if before in self._loaded:
+                        self._loaded.move_to_end(before)
+                        return self._loaded[before]
                 try:
                     index = LoadedIndex(faiss.read_index(str(path)))
                 except (RuntimeError, MemoryError):  # the file is not whole
@@ -151,9 +159,10 @@ class FaissStore(PairedStore):
                         break
                     continue
                 if _signature(path) == before:
-                    self._loaded[before] = index
-                    while len(self._loaded) > LOADED:
-                        self._loaded.popitem(last=False)
+                    with self._lock:
+                        self._loaded[before] = index
+                        while len(self._loaded) > LOADED:
+                            self._loaded.popitem(last=False)
                     return index
             advice = self._way_out() if path == self._path else ""
             raise unreadable(
@@ -164,11 +173,10 @@ class FaissStore(PairedStore):
 
     def _way_out(self) -> str:
         """Return what to do about a visible file that a client damaged or replaced."""
-        name, beside = self._path.name, self._path.parent
-        state = next(beside.glob(f"{glob.escape(name)}.anchorage-????????-state"), None)
-        if state is None:
+        name, sides = self._path.name, self.find_sides()
+        if not sides.old.state.exists():
             return ""
-        is_cut = Path(f"{str(state).removesuffix('state')}old").exists()
+        is_cut = sides.phase == "cut"
         step, side = ("rollback", "old") if is_cut else ("cutover", "new")
         begin = "Run" if is_cut else "Put the right file back; after a rollback, you can also run"
         return (
@@ -192,7 +200,7 @@ class FaissStore(PairedStore):
     def _change(self, place: FilePlace, statement: str, values: Sequence[Any]) -> None:
         """Change rows of the hidden side, whose index file then lacks something."""
         with self._state(place, "BEGIN IMMEDIATE") as state:
-            state.execute("PRAGMA user_version = 0")
+            state.execute(f"PRAGMA user_version = {-COMPLETE[place.side]}")
             state.executemany(statement, values)
 
     # --- verbs of the second collection -------------------------------------------------------
@@ -216,10 +224,14 @@ class FaissStore(PairedStore):
             if path.is_symlink():
                 similar = " It is a link to a file that does not exist."
             raise StoreChanged(f"The address has no file `{self.location.collection}`.{similar}")
-        if {"old", "new"} <= kept:  # a crash in the middle of `swap`: one is the visible file
-            with self._state(FilePlace("old", path, state, False)) as opened:
-                is_cut = _version(opened) == COMPLETE["old"]
-            self._beside(tag, "new" if is_cut else "old").unlink(missing_ok=True)
+        if {"old", "new"} <= kept:  # in the middle of `swap`: one is a link to the visible file
+            try:
+                is_cut = not path.samefile(self._beside(tag, "old"))
+                if is_cut and not path.samefile(self._beside(tag, "new")):  # rewritten since
+                    with self._state(FilePlace("old", path, state, False)) as opened:
+                        is_cut = abs(_version(opened)) == COMPLETE["old"]
+            except FileNotFoundError:  # renamed since
+                return self.find_sides(asked)
         old = FilePlace("old", self._beside(tag, "old") if is_cut else path, state, is_cut)
         new = FilePlace("new", path if is_cut else self._beside(tag, "new"), state, not is_cut)
         return Sides("cut" if is_cut else "open", tag, old, new) if tag else Sides("none", tag, old)
@@ -325,9 +337,14 @@ class FaissStore(PairedStore):
         like  a file whose type it has; default: the visible one
         """
         side = place.side
-        with self._state(place, "BEGIN IMMEDIATE") as state:
+        with self._state(place) as state:
             if _version(state) == COMPLETE[side] and place.path.exists():
                 return
+        with self._state(place, "BEGIN IMMEDIATE") as state:
+            if _version(state) == COMPLETE[side] and place.path.exists():
+                return  # another thread wrote it
+            if not self.find_sides(place.state.name.split("-")[-2]).place(side).hidden:
+                raise StoreChanged("The sides were switched meanwhile. Repeat the call.")
             if not (dim := _dim(state, side)):
                 raise StoreChanged("The migration has no rows yet. Run it first.")
             if place.path.exists():  # what was trained stays
@@ -387,7 +404,10 @@ class FaissStore(PairedStore):
         return pairs, after
 
     def swap(self, sides: Sides, visible: Side) -> float:
-        """Keep the visible file under another name, and rename the other one over it."""
+        """Keep the visible file under another name, and rename the other one over it.
+
+        It locks the state meanwhile, so that no search makes a hidden file from it.
+        """
         place, other = sides.place(visible), sides.place(opposite(visible))
         is_there = sides.phase != "between"
         like = next((each.path for each in (place, other) if each.path.exists()), None)
@@ -397,8 +417,8 @@ class FaissStore(PairedStore):
         elif is_whole:  # the old file tells the phase
             self._save(other, like)
         self._save(place, like)
-        begun = time.monotonic()
-        with store_faults(STORE, ()):
+        with self._state(place, "BEGIN IMMEDIATE") as state:
+            begun = time.monotonic()
             now = _signature(self._path) if self._path.exists() else None
             if now != (self._compared.file if is_there else None):
                 raise StoreChanged(
@@ -406,12 +426,14 @@ class FaissStore(PairedStore):
                     "nothing until the step is done, and repeat it."
                 )
             if is_there:
-                os.link(self._path, self._beside(sides.tag, opposite(visible)))
+                kept = self._beside(sides.tag, opposite(visible))
+                kept.unlink(missing_ok=True)  # of a crash
+                os.link(self._path, kept)
             place.path.replace(self._path)
             _sync(self._path.parent)
-        pause = time.monotonic() - begun
-        with self._state(place, "BEGIN IMMEDIATE") as state:
-            state.execute(f"PRAGMA user_version = {COMPLETE[opposite(visible)] * is_whole}")
+            pause = time.monotonic() - begun
+            version = COMPLETE[opposite(visible)] * (1 if is_whole else -1)
+            state.execute(f"PRAGMA user_version = {version}")
         if not is_there:
             self._save(other)
         return pause
@@ -478,14 +500,14 @@ class FaissStore(PairedStore):
     def _texts(self) -> JsonLines | None:
         """Return the file of texts as it is now; None if there is none."""
         path = self._path.with_suffix(".jsonl")
-        with self._lock, store_faults(STORE, ()):
+        with self._turn(path), store_faults(STORE, ()):
             if not path.is_file():
                 return None
             self._refuse_outside(path)
-            now = _signature(path)
-            if self._lines is None or self._lines[0] != now:
-                self._lines = now, JsonLines(path, self.location.id_field or "id")
-            return self._lines[1]
+            now, lines = _signature(path), self._lines
+            if lines is None or lines[0] != now:
+                self._lines = lines = now, JsonLines(path, self.location.id_field or "id")
+            return lines[1]
 
     def content_number(self, row: StoredRow) -> int:
         lines = self._texts()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import faiss
@@ -37,6 +39,7 @@ from tests.stores.moving import (
     translate,
     translate_back,
 )
+from tests.waiting import slack
 
 CASE = FaissCase()
 
@@ -215,36 +218,93 @@ def test_a_switch_that_a_crash_interrupts_is_continued(
             raise KeyboardInterrupt
         return replace(*values)
 
-    def interrupted(step, back):
+    def interrupted(step, turn, sign):
         owner = Path if crash == "replace" else os
         with monkeypatch.context() as patched:
             patched.setattr(owner, crash, stop)
             if crash == "fsync":  # the one after the rename
                 patched.setattr(FaissStore, "_save", lambda *_: None)
             with pytest.raises(KeyboardInterrupt):
-                step(FaissStore(location).migration(TAG, NEW_DIM))
+                getattr(FaissStore(location).migration(TAG, NEW_DIM), step)(turn)
         again = FaissStore(location)  # of another process
         if client_writes and crash != "fsync":
-            CASE.insert(location, Rows([50], back(CASE.read(location)), rows(CASE, 1, 50).payloads))
-        step(again.migration(TAG, NEW_DIM))
+            vector = sign * next(iter(CASE.read(location).values()))[0]
+            CASE.insert(location, Rows([50], vector[None], rows(CASE, 1, 50).payloads))
+            migration = again.migration(TAG, NEW_DIM)
+            changes = migration.changes(10)
+            migration.apply(changes, turn(None, changes.vectors))
+        getattr(again.migration(TAG, NEW_DIM), step)(turn)
         return again
 
-    def row(vectors):
-        return next(iter(vectors.values()))[0][None]
-
-    again = interrupted(lambda each: each.cutover(translate), row)
+    again = interrupted("cutover", translate, 1)
     found = CASE.read(location)
     extra = found.pop(50, None)
     assert same(found, new)
     if extra is not None:
         assert len(extra[0]) == NEW_DIM
         CASE.delete(location, [50])
-    again = interrupted(lambda each: each.rollback(translate_back), row)
+    again = interrupted("rollback", translate_back, -1)
     found = CASE.read(location)
     found.pop(50, None)
     assert same(found, first)
     again.migration(TAG, NEW_DIM).abandon()
     assert names(tmp_path) == {"items.faiss", "items.jsonl"}
+
+
+def test_searches_in_the_middle_of_a_switch_keep_the_file_that_it_hides(
+    filled, monkeypatch, tmp_path
+):
+    location, store = filled
+    path, migration = CASE.path(location), store.migration(TAG, NEW_DIM)
+    fill_migration(store, migration)
+    content, query = path.read_bytes(), rows(CASE, 50).vectors[[7]]
+    queries = {"old": query, "new": translate(None, query)}
+    replace, reader, hidden = Path.replace, FaissStore(location), []
+
+    def search_first(half, name):
+        if name == path:
+            for side, vectors in queries.items():
+                assert reader.search(vectors, 1, side=side)[0].ids == [7]
+            hidden.append(reader.find_sides().place("old" if hidden else "new"))
+        return replace(half, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", search_first)
+        migration.cutover(translate)
+        with pytest.raises(StoreChanged, match="switched"):  # it makes no file of what is visible
+            reader._save(hidden[0])
+        assert path.with_name(f"items.faiss.anchorage-{TAG}-old").read_bytes() == content
+        migration.rollback(translate_back)
+    assert len(hidden) == 2
+    assert path.read_bytes() == content
+    migration.abandon()
+    assert names(tmp_path) == {"items.faiss", "items.jsonl"}
+
+
+def test_a_search_waits_neither_for_another_file_nor_for_a_build(filled, monkeypatch):
+    location, store = filled
+    fill_migration(store, store.migration(TAG, NEW_DIM))
+    query, limit_s = rows(CASE, 50).vectors[[7]], 20 * slack()
+    reader, read = FaissStore(location), faiss.read_index
+    begun, go = threading.Event(), threading.Event()
+    assert reader.search(query, 1)[0].ids == [7]
+
+    def read_slowly(path):
+        begun.set()
+        assert go.wait(limit_s)
+        return read(path)
+
+    monkeypatch.setattr(faiss, "read_index", read_slowly)
+    state = f"{CASE.path(location)}.anchorage-{TAG}-state"
+    with closing(sqlite3.connect(state)) as builder, ThreadPoolExecutor(2) as pool:
+        builder.execute("BEGIN IMMEDIATE")
+        hidden = pool.submit(reader.search, translate(None, query), 1, side="new")
+        try:
+            assert begun.wait(limit_s)
+            assert pool.submit(reader.search, query, 1).result(limit_s)[0].ids == [7]
+        finally:
+            go.set()
+        assert hidden.result()[0].ids == [7]
 
 
 @pytest.mark.parametrize("pages", [1, 15])
