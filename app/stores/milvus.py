@@ -11,7 +11,6 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -33,7 +32,14 @@ from app.errors import (
 from app.stores import base
 from app.stores.answers import MAX_ANSWER_BYTES, answer_too_large, plan_search, read_parts
 from app.stores.base import Cursor, Hits, Page, Side, StoreFacts, StoreId, StoreNote, StoreVectors
-from app.stores.common import as_json, did_you_mean, fault_of, find_cause, row_number, store_faults
+from app.stores.common import (
+    FAULT_SHOWN,
+    as_json,
+    did_you_mean,
+    find_cause,
+    row_number,
+    store_faults,
+)
 from app.stores.second_collection import (
     ROWS_A_PAGE,
     PairedStore,
@@ -46,8 +52,8 @@ from app.stores.second_collection import (
 #: seconds to connect, of one call, and until a new collection and its indexes are ready
 CONNECT_S, ANSWER_S, LOAD_S, INDEX_S = 5.0, 30.0, 120.0, 24 * 3600
 
-#: rows of one request that writes, and how many a read may skip
-ROWS_A_WRITE, MAX_OFFSET = 256, 16_000
+#: rows of one request that writes, most rows of one that reads, and how many of these it may skip
+ROWS_A_WRITE, MAX_WINDOW, MAX_OFFSET = 256, 16_384, 15_000
 
 METRICS: dict[str, base.Metric] = {"COSINE": "cosine", "IP": "dot", "L2": "euclidean"}
 
@@ -110,10 +116,18 @@ class MilvusPlace:
         return names + ["$meta"] * bool(self.form["enable_dynamic_field"])
 
     def copied(self, dim: int) -> dict[str, Any]:
-        """Return the description of a copy with `dim` dimensions."""
+        """Return the description of a copy with `dim` dimensions, whose fields get new numbers."""
         changed = {**self.fields[self.vector], "params": {"dim": dim}}
-        fields = self.fields | {self.vector: changed}
-        return {**self.form, "fields": list(fields.values())}
+        fields = (self.fields | {self.vector: changed}).values()
+        return {**self.form, "fields": [{**each, "field_id": 0} for each in fields]}
+
+    def written(self, name: str, value: Any) -> Any:
+        """Return a value as the library writes it, which takes a text as JSON that is ready."""
+        field = self.fields.get(name, {})
+        is_json = field.get("type") == DataType.JSON
+        if is_json and (isinstance(value, str) or (value is None and not field.get("nullable"))):
+            return json.dumps(value)
+        return value
 
     def filter(self, operator: str, value: Any) -> str:
         """Return an expression about the ids of rows."""
@@ -143,10 +157,15 @@ class MilvusStore(PairedStore):
             client.close()
 
     def _call(
-        self, method: str, *arguments: Any, within_s: float = ANSWER_S, **options: Any
+        self,
+        method: str,
+        *arguments: Any,
+        within_s: float = ANSWER_S,
+        filtered: bool = False,
+        **options: Any,
     ) -> Any:
         """Call the library's client, with a timeout and its faults as errors of this project."""
-        with store_faults(STORE, ("pymilvus", "grpc"), translate_fault):
+        with store_faults(STORE, ("pymilvus", "grpc"), translate_fault, filtered=filtered):
             with self._lock:
                 self._client = self._client or connect(self.location.url)
                 call = getattr(self._client, method)
@@ -167,13 +186,15 @@ class MilvusStore(PairedStore):
             if (match := MARK.fullmatch(mark))
             and (match[2] == here.name or mark in here.form["aliases"])
         )
+        sources = {here.name}
         for mark in marks:
             found, old = MARK.fullmatch(mark).groups()  # type: ignore[union-attr]
+            sources.add(old)
             if tag in (None, found) and mark in here.form["aliases"]:
                 return Sides("cut", found, self._find(old), here)
             if tag in (None, found):
                 return Sides("open", found, here, self._find(mark))
-        if tag and not marks and (copy := copy_name(here, tag)) != here.name and self._find(copy):
+        if tag and (copy := copy_name(here, tag)) not in sources and self._find(copy):
             return Sides("open", tag, here)  # a crash interrupted `create` or `drop`
         return Sides("none", None, here)
 
@@ -221,9 +242,9 @@ class MilvusStore(PairedStore):
             return self._query(place, wanted, vectors, content, limit=count)
 
         parts = read_parts(limit, page_size(place), read, lambda _: None, is_page=True)
-        for asked, found in parts:
+        for _, found in parts:
             rows += found
-            if len(found) < asked:
+            if not found:  # fewer than the limit is no end: the server drops repeated ids after it
                 return rows, None
         return rows, rows[-1].id
 
@@ -245,7 +266,8 @@ class MilvusStore(PairedStore):
     ) -> list[StoredRow]:
         """Return rows in the order of their ids, by default those that every client wrote."""
         fields = [place.key] + [place.vector] * vectors + place.content * content
-        options = {"consistency_level": "Strong", **options}
+        # without a limit, the server loses a last row for each repeated id before it
+        options = {"consistency_level": "Strong", "limit": MAX_WINDOW, **options}
         found = self._call("query", place.name, filter, output_fields=fields, **options)
         return [stored_row(place, each, content) for each in found]
 
@@ -262,11 +284,12 @@ class MilvusStore(PairedStore):
     ) -> None:
         assert vectors is not None  # each row of Milvus has a vector
         for first in range(0, len(rows), ROWS_A_WRITE):
+            written = []
             part = zip(rows[first : first + ROWS_A_WRITE], vectors[first:], strict=False)
-            written = [
-                {**row.content.payload, place.key: row.id, place.vector: vector}
-                for row, vector in part
-            ]
+            for row, vector in part:
+                payload = row.content.payload.items()
+                written.append({name: place.written(name, value) for name, value in payload})
+                written[-1] |= {place.key: row.id, place.vector: vector}
             self._call("upsert", place.name, written)
 
     def delete_rows(self, place: Any, ids: Sequence[StoreId]) -> None:
@@ -354,11 +377,14 @@ class MilvusStore(PairedStore):
                 if not last:
                     break
                 at, wanted = at + MAX_OFFSET + 1, place.filter(">", last[0].id)
+            offset, after = min(max(0, start - at), MAX_OFFSET), wanted
             for first in range(0, length, page_size(place)):
-                options = {"offset": max(0, start - at) + first, **weak}
-                options["limit"] = min(page_size(place), length - first)
-                found = self._query(place, wanted, True, False, **options)
+                options = {"offset": offset, "limit": min(page_size(place), length - first), **weak}
+                found = self._query(place, after, True, False, **options)
+                if not found:
+                    break
                 rows |= {row.id: row for row in found}
+                offset, after = 0, place.filter(">", found[-1].id)
         return self._page(place, list(rows.values()), None)
 
     def search(
@@ -393,6 +419,7 @@ class MilvusStore(PairedStore):
                 filter or "",
                 k,
                 fields,
+                filtered=bool(filter),
                 anns_field=place.vector,
                 consistency_level="Strong",
             )
@@ -416,11 +443,17 @@ class MilvusStore(PairedStore):
 
 def connect(url: str) -> MilvusClient:
     """Return a new client of http(s)://[USER:PASSWORD@ or :TOKEN@]HOST[:PORT][/DATABASE]."""
-    parts, port = urlsplit(url), None
-    with suppress(ValueError):
+    try:
+        parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 19530)
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port:
-        raise StoreUnavailable("The address of a Milvus store is no http(s)://host:port.")
+        good = parts.scheme in ("http", "https") and parts.hostname and ":" not in parts.hostname
+    except ValueError:
+        good = False
+    if not good:
+        raise StoreUnavailable(
+            "The address of a Milvus store is no http(s)://host:port. In place of an IPv6 address, "
+            "its library needs the name of the host."
+        )
     secrets = [unquote(each) for each in (parts.username, parts.password) if each]
     return MilvusClient(
         f"{parts.scheme}://{parts.hostname}:{port}",
@@ -435,7 +468,7 @@ def connect(url: str) -> MilvusClient:
 def translate_fault(error: Exception) -> AnchorageError | None:
     """Return the error that a fault of Milvus or of its connection stands for."""
     code = cause.code() if (cause := find_cause(error, grpc.RpcError)) else None
-    if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED and "Received message" in str(cause):
         return answer_too_large()
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return StoreRefused(f"{STORE} refused the credentials of its address.")
@@ -443,13 +476,13 @@ def translate_fault(error: Exception) -> AnchorageError | None:
         return StoreUnavailable(f"{STORE} did not answer ({code.name}). Try again when it is up.")
     if not isinstance(error, MilvusException):
         return None
-    text = error.message
-    if "parse expression" in text or "expr plan" in text:
-        return InvalidFilter(f"{STORE} does not read the filter: {text}.", field="filter")
+    text, shown = error.message, error.message[:FAULT_SHOWN]
+    if any(sign in text for sign in ("parse expression", "expr plan", "query plan")):
+        return InvalidFilter(f"{STORE} does not read the filter: {shown}.", field="filter")
     for signs, kind, advice in FAULTS:
         if any(sign in text for sign in signs):
-            return kind(f"{STORE} did not accept the call: {text}. {advice}")
-    return fault_of(STORE, text)
+            return kind(f"{STORE} did not accept the call: {shown}. {advice}")
+    return None
 
 
 def vector_field(form: Mapping[str, Any], wanted: str | None) -> str:
