@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import threading
@@ -103,15 +102,20 @@ def test_ctrl_c_is_one_line_and_the_usual_exit_code() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
 
+        ended, main = threading.Event(), threading.main_thread()
+
         def interrupt() -> None:
             connection, _ = silent.accept()
-            connection.recv(1)  # the command waits for its answer
-            os.kill(os.getpid(), signal.SIGINT)
-            connection.close()
+            with connection:
+                connection.recv(1)  # the command waits for its answer
+                assert main.ident is not None
+                signal.pthread_kill(main.ident, signal.SIGINT)
+                ended.wait(60)
 
         thread = threading.Thread(target=interrupt)
         thread.start()
         stopped = call("encoders", "list", "--url", url)
+        ended.set()
         thread.join()
     assert (stopped.exit_code, stopped.output) == (130, "Interrupted.\n")
 
