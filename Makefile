@@ -33,7 +33,7 @@ SHAPES := --jaxtyping-packages=app.maths,app.heads,research,beartype.beartype
 
 # Four processes for two cores: tests of the maths compute while others wait for their servers. More
 # would cost more: each imports all tests for fifteen seconds.
-test: $(INSTALLED) ## run all tests that CI runs (about seventeen minutes on two slow cores)
+test: $(INSTALLED) ## run all tests that CI runs (about fifteen minutes on two slow cores)
 	$(PYTEST) -n 4 -m "not long"
 
 test-fast: $(INSTALLED) ## run the tests of the maths and of the services, without bootstraps (a minute)
