@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -145,6 +146,15 @@ def find_cause(error: BaseException, kind: type[Cause]) -> Cause | None:
         if id(found) in seen:  # a library may raise an error from itself
             return None
     return found
+
+
+def attempts(within_s: float) -> Iterator[bool]:
+    """Yield whether the time is over, with growing pauses, for a caller who looks each time."""
+    until, pause = time.monotonic() + within_s, 0.1
+    while True:
+        yield time.monotonic() > until
+        time.sleep(pause)
+        pause = min(2 * pause, 5.0)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import json
 import logging
 import re
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +34,7 @@ from app.stores.base import Cursor, Hits, Page, Side, StoreFacts, StoreId, Store
 from app.stores.common import (
     FAULT_SHOWN,
     as_json,
+    attempts,
     did_you_mean,
     find_cause,
     row_number,
@@ -298,14 +298,15 @@ class MilvusStore(PairedStore):
             self._call("delete", place.name, filter=gone)  # by `ids`, quotes are not escaped
 
     def complete(self, sides: Sides) -> None:
-        until = time.monotonic() + INDEX_S
-        while (index := self._index(sides.new))["pending_index_rows"]:
-            if index["state"] == "Failed" or time.monotonic() > until:
+        for is_late in attempts(INDEX_S):
+            index = self._index(sides.new)
+            if not index["pending_index_rows"]:
+                return
+            if index["state"] == "Failed" or is_late:
                 raise StoreUnavailable(
                     f"{STORE} has not built the index of {sides.new.name!r}: its state is "
                     f"{index['state']}. Ask the operator to look at the server's log."
                 )
-            time.sleep(1)
 
     def swap(self, sides: Sides, visible: Side) -> float:
         if sides.old.copied(1)["fields"] != sides.new.copied(1)["fields"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -24,7 +23,7 @@ from app.errors import (
     StoreUnsupported,
 )
 from app.stores.answers import ANSWER_HOOKS, UNCOMPRESSED
-from app.stores.common import fault_of, store_faults
+from app.stores.common import attempts, fault_of, store_faults
 
 #: most seconds of one call
 CALL_TIMEOUT_S = 60
@@ -100,20 +99,17 @@ class QdrantEngine:
         return CollectionForm(aliases.get(name, name), aliases, info)
 
     def wait_for_index(self, name: str) -> None:
-        until, pause = time.monotonic() + INDEX_TIMEOUT_S, 0.1
-        while True:
+        for is_late in attempts(INDEX_TIMEOUT_S):
             with self.session() as client:
                 info = client.get_collection(name)
             if info.status == models.CollectionStatus.GREEN:
                 return
-            if info.status == models.CollectionStatus.RED or time.monotonic() > until:
+            if info.status == models.CollectionStatus.RED or is_late:
                 raise StoreUnavailable(
                     f"Qdrant has not built the index of {self.where}: its status is "
                     f"{info.status.value}, and its optimiser says {info.optimizer_status}. Ask the "
                     "operator to look at the server's log."
                 )
-            time.sleep(pause)
-            pause = min(2 * pause, 5.0)
 
 
 def _connect(url: str) -> QdrantClient:

@@ -11,7 +11,6 @@ import hashlib
 import math
 import re
 import threading
-import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,7 +37,7 @@ from app.stores.base import (
     StoreNote,
     StoreVectors,
 )
-from app.stores.common import as_json, row_number, store_faults
+from app.stores.common import as_json, attempts, row_number, store_faults
 from app.stores.redis_search.connection import STORE, connect, decoded, key_of, translate_fault
 from app.stores.redis_search.index import (
     SearchIndex,
@@ -394,12 +393,12 @@ class RedisSearchStore(PairedStore):
 
     def complete(self, sides: Sides) -> None:
         """Wait until the new index has all hashes."""
-        until, pause = time.monotonic() + INDEX_S, 0.05
-        while (index := self._index(sides.new.index.name)) and index.indexing:
-            if time.monotonic() > until:
+        for is_late in attempts(INDEX_S):
+            index = self._index(sides.new.index.name)
+            if index is None or not index.indexing:
+                return
+            if is_late:
                 raise StoreUnavailable(f"Redis has not built the index {index.name!r}. Try again.")
-            time.sleep(pause)
-            pause = min(2 * pause, 5.0)
 
     def swap(self, sides: Sides, visible: Side) -> float:
         forms = [
