@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from app.errors import AnchorsNotEmbedded, DegenerateAnchors, NotExactlyOne, TooManyVectors
+from app.errors import AnchorsNotEmbedded, DegenerateAnchors, TooManyVectors
 from app.maths.anchors import coverage, health, mismatch
 from app.maths.anchors.health import MAX_LISTED_ROWS
 from app.maths.geometry.sampling import draw_uniformly
@@ -19,7 +19,7 @@ from app.services.anchors import made_pairs, spaces
 from app.services.anchors.anchor_findings import PairFacts, SpaceFacts, find_problems
 from app.services.anchors.samples import compare_space
 from app.services.context import Services
-from app.services.encoders.encoding import Inputs, encode
+from app.services.encoders.encoding import Inputs, encode, exactly_one
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
@@ -91,8 +91,7 @@ def suggest_items(
     errors, DegenerateAnchors, Overloaded, and the errors of `encode`.
     """
     space = find_space(services, context.project, anchor_set=anchor_set, encoder=encoder)
-    if (pool is None) == (inputs is None):
-        raise NotExactlyOne("Send exactly one of `pool` and `inputs`.", field="pool")
+    exactly_one(pool, inputs, field="pool")
     anchors = spaces.raw_anchors(services, space)
     row_count = min(len(anchors), max_rows_within(POOL_WORK // 2, anchors.shape[1]))
     if pool is not None:

@@ -345,7 +345,7 @@ def exactly_one(
         return field, len(vectors)
     if inputs is not None and vectors is None:
         return "inputs", len(inputs.values)
-    raise NotExactlyOne("Send exactly one of `vectors` and `inputs`.", field="vectors")
+    raise NotExactlyOne(f"Send exactly one of `{field}` and `inputs`.", field=field)
 
 
 def vectors_or_encoded(
@@ -363,7 +363,7 @@ def vectors_or_encoded(
     field  the name of the field of vectors
     dim    of those vectors; None: the encoder's
     """
-    exactly_one(vectors, inputs)
+    exactly_one(vectors, inputs, field=field)
     if vectors is None:
         assert inputs is not None
         return encode(services, context, encoder, inputs.values, role=inputs.role)

@@ -38,12 +38,12 @@ from app.maths.relevance.live_comparison import (
 )
 from app.observability import metrics
 from app.services.context import Services
+from app.services.encoders.encoding import exactly_one
 from app.services.request_context import RequestContext
 from app.services.stores.search import (
     StoreAnswer,
     StoreResults,
     StoreSearch,
-    require_one,
     search_store,
 )
 from app.services.stores.stores import find_store
@@ -115,8 +115,8 @@ async def _nothing() -> None:
 
 def _require_old(request: StoreSearch, row: tables.StoreRow) -> None:
     """Raises MissingField and InvalidRequest where the store's encoder cannot search."""
-    require_one(request)
-    encoder, old, new = row.encoder, request.old_queries, request.queries
+    _, count = exactly_one(request.queries, request.inputs, field="queries")
+    encoder, old = row.encoder, request.old_queries
     if encoder.name == request.target:
         raise InvalidRequest(
             f"The store holds vectors of {encoder.name!r}, so the search is its own already. "
@@ -129,7 +129,6 @@ def _require_old(request: StoreSearch, row: tables.StoreRow) -> None:
             f"{encoder.name!r}. Add them, or remove `compare`.",
             field="old_queries",
         )
-    count = len(new) if new is not None else len(request.inputs.values) if request.inputs else 0
     if old is not None and len(old) != count:
         raise InvalidRequest(
             f"There are {len(old)} `old_queries` and {count} queries. Send one for each query.",

@@ -23,7 +23,6 @@ from app.errors import (
     Invalid,
     InvalidRequest,
     MissingField,
-    NotExactlyOne,
     StoreChanged,
     TooManyVectors,
     Unavailable,
@@ -289,15 +288,9 @@ def _ask(store: Store, request: StoreSearch, ready: _Ready) -> tuple[Sequence[Hi
         return hits, None
 
 
-def require_one(request: StoreSearch) -> None:
-    """Raises NotExactlyOne unless the request has either queries or inputs."""
-    if (request.queries is None) == (request.inputs is None):
-        raise NotExactlyOne("Send exactly one of `queries` and `inputs`.", field="queries")
-
-
 def _prepare(services: Services, context: RequestContext, request: StoreSearch) -> _Ready:
     """Find what the request names, and bring its queries into the space of the store."""
-    require_one(request)
+    encoding.exactly_one(request.queries, request.inputs, field="queries")
     with services.db.transaction() as session:
         row, moving, target = queries.searched_store(
             session, context.project, request.store, request.target
