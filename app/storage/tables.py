@@ -55,6 +55,11 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
+def today() -> int:
+    """Return the number of whole days since 1970, in UTC."""
+    return int(now().timestamp()) // 86_400
+
+
 class Base(DeclarativeBase):
     """The base class of all tables."""
 

@@ -7,7 +7,6 @@ endpoint that names another model, are found without embedding.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -37,8 +36,6 @@ CHECKED_INPUTS = 50
 
 #: inputs that are embedded twice where vectors deviate, each alone, to measure the noise
 REPEATED_INPUTS = 8
-
-DAY_S = 86_400
 
 #: number formats of a computation whose rounding is below `drift.HALF_DEVIATION`; None: unknown
 PRECISE_DTYPES = ("float32", None)
@@ -86,7 +83,7 @@ def check_all(services: Services, *, stopping: Callable[[], bool] = lambda: Fals
     most = services.limits.watched_inputs
     if not most:
         return
-    today = int(time.time()) // DAY_S
+    today = tables.today()
     with services.db.transaction() as session:
         due = resources.encoders_to_check(session, today)
     for encoder in due:
@@ -290,7 +287,7 @@ def _find_sample(services: Services, encoder: tables.EncoderRow, count: int) -> 
     failed: AnchorageError | None = None
     with services.db.transaction() as session:
         every = resources.spaces_of_encoder(session, encoder)
-    seed = int(time.time()) // DAY_S
+    seed = tables.today()
     every = sorted(every, key=lambda each: (not each.is_baseline, each.anchor_set.inputs is None))
     for space in every:
         size = space.anchor_set.size

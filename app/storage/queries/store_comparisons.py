@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from app.storage.queries.native_vectors import insert_into
 from app.storage.queries.statements import changed_rows
-from app.storage.tables import EncoderRow, StoreComparisonRow
+from app.storage.tables import EncoderRow, StoreComparisonRow, today
 
 _Row = StoreComparisonRow
 
@@ -26,7 +25,7 @@ class Compared(NamedTuple):
 
 def add_sums(session: Session, of: Compared, sums: Mapping[str, float]) -> None:
     """Add to the sums of today."""
-    day = int(time.time()) // 86_400
+    day = today()
     values = [  # in one order, so that two processes do not wait for each other
         {**of._asdict(), "day": day, "name": name, "value": value}
         for name, value in sorted(sums.items())
@@ -56,5 +55,5 @@ def delete_sums(session: Session, store_id: str) -> None:
 
 def delete_sums_before(session: Session, days: int) -> int:
     """Delete what is older than these days; return the number of sums."""
-    oldest = int(time.time()) // 86_400 - days
+    oldest = today() - days
     return changed_rows(session, delete(_Row).where(_Row.day < oldest))
