@@ -124,8 +124,10 @@ def nearest(queries: Tensor, documents: Tensor) -> Tensor:
     """Return the rows (q, K) of the documents (m, d) with the largest cosines, best first."""
     from torch.nn.functional import normalize
 
-    cosines = normalize(queries, dim=1) @ normalize(documents, dim=1).T
-    return cosines.topk(min(K, len(documents)), dim=1).indices
+    from app.maths.bootstrap.neighbours import nearest_rows
+
+    count = min(K, len(documents))
+    return nearest_rows(normalize(queries, dim=1), normalize(documents, dim=1), count)[1]
 
 
 def search(
