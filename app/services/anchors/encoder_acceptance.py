@@ -113,7 +113,7 @@ def _check(
 def _refuse_users(
     session: Session, encoder: tables.EncoderRow, embedded: Iterable[tables.AnchorSetRow]
 ) -> None:
-    """Raises InUse for whatever holds vectors of the encoder, but the sets that are embedded."""
+    """Raises InUse if anything but the sets embedded again holds vectors of the encoder."""
     users = resources.users_of_encoder(session, encoder)
     users += stores.stores_of_encoder(session, encoder, with_ended=False)
     ours = {f"anchor set {each.name!r}" for each in embedded}
