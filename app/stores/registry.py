@@ -72,8 +72,8 @@ def load_connector(kind: str) -> Callable[[StoreLocation], Store]:
         if error.name is not None and error.name.startswith("app."):
             raise
         raise ConnectorMissing(
-            f"The connector of {kind} is not installed. Ask the operator to install "
-            f"`anchorage-server[{extra}]`.",
+            f"The connector of {kind} needs the module {error.name!r}, which is not installed. Ask "
+            f"the operator to install `anchorage-server[{extra}]`.",
             field="kind",
         ) from None
     return LOADED[kind]

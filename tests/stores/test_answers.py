@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import StoreUnavailable, StoreUnsupported
-from app.stores import answers
+from app.stores import answers, http_answers
 from app.stores.base import StoreLocation
 from app.stores.registry import open_store
 from tests.stores.cases.base import Rows
@@ -96,7 +96,7 @@ def test_an_answer_without_end_is_refused_before_it_fills_the_memory(kind, answe
 
 @pytest.mark.parametrize("kind", ["qdrant", "chroma"])
 def test_an_answer_that_arrives_byte_by_byte_ends(kind, monkeypatch) -> None:
-    monkeypatch.setattr(answers, "MAX_ANSWER_S", 0.3)
+    monkeypatch.setattr(http_answers, "MAX_ANSWER_S", 0.3)
     with server(announced) as url:
         store = open_store(StoreLocation(kind, url, "docs"))
         with pytest.raises(StoreUnavailable, match="longer than"):

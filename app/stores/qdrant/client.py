@@ -22,8 +22,8 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.answers import ANSWER_HOOKS, UNCOMPRESSED
 from app.stores.common import attempts, fault_of, store_faults
+from app.stores.http_answers import ANSWER_HOOKS, UNCOMPRESSED
 
 #: most seconds of one call
 CALL_TIMEOUT_S = 60
