@@ -1,12 +1,12 @@
 """the schema
 
-Revision ID: 0011
+Revision ID: 0001
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0011"
+revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -21,6 +21,7 @@ def upgrade() -> None:
         sa.Column("version", sa.Integer(), server_default="1", nullable=False),
         sa.Column("roles", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("inputs", sa.String(length=64), nullable=True),
+        sa.Column("store_rows", sa.String(length=64), nullable=True),
         sa.Column("pairs", sa.String(length=64), nullable=True),
         sa.Column("id", sa.String(length=32), nullable=False),
         sa.Column("project", sa.String(length=100), nullable=False),
@@ -43,6 +44,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_api_keys")),
     )
     op.create_index("ix_api_keys_project_created_at", "api_keys", ["project", "created_at"])
+
     op.create_table(
         "audit",
         sa.Column("action", sa.String(length=20), nullable=False),
@@ -57,6 +59,7 @@ def upgrade() -> None:
     )
     op.create_index("ix_audit_created_at", "audit", ["created_at"])
     op.create_index("ix_audit_project_created_at", "audit", ["project", "created_at"])
+
     op.create_table(
         "encoders",
         sa.Column("name", sa.String(length=100), nullable=False),
@@ -67,6 +70,10 @@ def upgrade() -> None:
         sa.Column("modality", sa.String(length=20), nullable=False),
         sa.Column("options", sa.JSON(), nullable=False),
         sa.Column("identity", sa.JSON(), nullable=True),
+        sa.Column("comparisons", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("watched_day", sa.Integer(), nullable=True),
+        sa.Column("last_check", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("accepted_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("id", sa.String(length=32), nullable=False),
         sa.Column("project", sa.String(length=100), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
@@ -87,6 +94,7 @@ def upgrade() -> None:
         sa.UniqueConstraint("project", "key", name=op.f("uq_idempotent_requests_project_key")),
     )
     op.create_index("ix_idempotent_requests_created_at", "idempotent_requests", ["created_at"])
+
     op.create_table(
         "jobs",
         sa.Column("kind", sa.String(length=40), nullable=False),
@@ -114,7 +122,6 @@ def upgrade() -> None:
         "ix_jobs_due_at",
         "jobs",
         ["due_at"],
-        unique=False,
         sqlite_where=sa.text("finished_at IS NULL"),
         postgresql_where=sa.text("finished_at IS NULL"),
     )
@@ -122,7 +129,6 @@ def upgrade() -> None:
         "ix_jobs_finished_at",
         "jobs",
         ["finished_at"],
-        unique=False,
         sqlite_where=sa.text("finished_at IS NOT NULL"),
         postgresql_where=sa.text("finished_at IS NOT NULL"),
     )
@@ -130,101 +136,38 @@ def upgrade() -> None:
         "ix_jobs_lease",
         "jobs",
         ["lease"],
-        unique=False,
         sqlite_where=sa.text("finished_at IS NULL"),
         postgresql_where=sa.text("finished_at IS NULL"),
     )
     op.create_index("ix_jobs_project_created_at", "jobs", ["project", "created_at"])
+    op.create_index("ix_jobs_project_started_at", "jobs", ["project", "started_at"])
+
     op.create_table(
-        "heads",
-        sa.Column("name", sa.String(length=100), nullable=False),
-        sa.Column("kind", sa.String(length=40), nullable=False),
-        sa.Column("dim", sa.Integer(), nullable=False),
-        sa.Column("classes", sa.JSON(), nullable=False),
-        sa.Column("outputs", sa.Integer(), nullable=False),
-        sa.Column("settings", sa.JSON(), nullable=False),
-        sa.Column("blob", sa.String(length=64), nullable=False),
-        sa.Column("encoder_id", sa.String(length=32), nullable=True),
-        sa.Column("anchor_set_id", sa.String(length=32), nullable=True),
-        sa.Column("id", sa.String(length=32), nullable=False),
+        "native_spending",
         sa.Column("project", sa.String(length=100), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["anchor_set_id"], ["anchor_sets.id"], name=op.f("fk_heads_anchor_set_id_anchor_sets")
-        ),
-        sa.ForeignKeyConstraint(
-            ["encoder_id"], ["encoders.id"], name=op.f("fk_heads_encoder_id_encoders")
-        ),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_heads")),
-        sa.UniqueConstraint("project", "name", name=op.f("uq_heads_project_name")),
+        sa.Column("minute", sa.Integer(), nullable=False),
+        sa.Column("minute_texts", sa.Integer(), nullable=False),
+        sa.Column("day", sa.Integer(), nullable=False),
+        sa.Column("day_texts", sa.Integer(), nullable=False),
+        sa.PrimaryKeyConstraint("project", name=op.f("pk_native_spending")),
     )
-    op.create_index(op.f("ix_heads_anchor_set_id"), "heads", ["anchor_set_id"])
-    op.create_index(op.f("ix_heads_encoder_id"), "heads", ["encoder_id"])
     op.create_table(
-        "pools",
-        sa.Column("name", sa.String(length=100), nullable=False),
-        sa.Column("encoder_id", sa.String(length=32), nullable=False),
-        sa.Column("items", sa.Integer(), nullable=False),
-        sa.Column("pieces", sa.JSON(), nullable=False),
-        sa.Column("id", sa.String(length=32), nullable=False),
+        "native_vectors",
         sa.Column("project", sa.String(length=100), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["encoder_id"], ["encoders.id"], name=op.f("fk_pools_encoder_id_encoders")
-        ),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_pools")),
-        sa.UniqueConstraint("project", "name", name=op.f("uq_pools_project_name")),
-    )
-    op.create_index(op.f("ix_pools_encoder_id"), "pools", ["encoder_id"])
-    op.create_table(
-        "spaces",
-        sa.Column("anchor_set_id", sa.String(length=32), nullable=False),
-        sa.Column("encoder_id", sa.String(length=32), nullable=False),
-        sa.Column("version", sa.Integer(), server_default="1", nullable=False),
-        sa.Column("blob", sa.String(length=64), nullable=False),
-        sa.Column("sample", sa.String(length=64), nullable=True),
-        sa.Column("sample_size", sa.Integer(), nullable=True),
-        sa.Column("store_size", sa.BigInteger(), nullable=True),
-        sa.Column("health", sa.JSON(), nullable=False),
-        sa.Column("id", sa.String(length=32), nullable=False),
-        sa.Column("project", sa.String(length=100), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["anchor_set_id"],
-            ["anchor_sets.id"],
-            name=op.f("fk_spaces_anchor_set_id_anchor_sets"),
-            ondelete="CASCADE",
-        ),
-        sa.ForeignKeyConstraint(
-            ["encoder_id"], ["encoders.id"], name=op.f("fk_spaces_encoder_id_encoders")
-        ),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_spaces")),
-        sa.UniqueConstraint(
-            "anchor_set_id",
-            "encoder_id",
-            "version",
-            name=op.f("uq_spaces_anchor_set_id_encoder_id_version"),
+        sa.Column("space", sa.String(length=32), nullable=False),
+        sa.Column("role", sa.String(length=10), nullable=False),
+        sa.Column("digest", sa.LargeBinary(length=32), nullable=False),
+        sa.Column("vector", sa.LargeBinary(), nullable=False),
+        sa.Column("read_hour", sa.Integer(), nullable=False),
+        sa.Column("store_id", sa.String(length=32), nullable=True),
+        sa.Column("row_id", sa.String(length=64), nullable=True),
+        sa.PrimaryKeyConstraint(
+            "project", "space", "role", "digest", name=op.f("pk_native_vectors")
         ),
     )
-    op.create_index(op.f("ix_spaces_encoder_id"), "spaces", ["encoder_id"])
-    op.create_table(
-        "stores",
-        sa.Column("name", sa.String(length=100), nullable=False),
-        sa.Column("kind", sa.String(length=40), nullable=False),
-        sa.Column("address", sa.String(length=100), nullable=False),
-        sa.Column("collection", sa.String(length=200), nullable=False),
-        sa.Column("options", sa.JSON(), nullable=False),
-        sa.Column("encoder_id", sa.String(length=32), nullable=False),
-        sa.Column("id", sa.String(length=32), nullable=False),
-        sa.Column("project", sa.String(length=100), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["encoder_id"], ["encoders.id"], name=op.f("fk_stores_encoder_id_encoders")
-        ),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_stores")),
-        sa.UniqueConstraint("project", "name", name=op.f("uq_stores_project_name")),
-    )
-    op.create_index(op.f("ix_stores_encoder_id"), "stores", ["encoder_id"])
+    op.create_index(op.f("ix_native_vectors_read_hour"), "native_vectors", ["read_hour"])
+    op.create_index("ix_native_vectors_store_id_row_id", "native_vectors", ["store_id", "row_id"])
+
     op.create_table(
         "aliases",
         sa.Column("name", sa.String(length=100), nullable=False),
@@ -250,6 +193,102 @@ def upgrade() -> None:
     op.create_index(op.f("ix_aliases_anchor_set_id"), "aliases", ["anchor_set_id"])
     op.create_index(op.f("ix_aliases_encoder_id"), "aliases", ["encoder_id"])
     op.create_index(op.f("ix_aliases_target_id"), "aliases", ["target_id"])
+
+    op.create_table(
+        "heads",
+        sa.Column("name", sa.String(length=100), nullable=False),
+        sa.Column("kind", sa.String(length=40), nullable=False),
+        sa.Column("dim", sa.Integer(), nullable=False),
+        sa.Column("classes", sa.JSON(), nullable=False),
+        sa.Column("outputs", sa.Integer(), nullable=False),
+        sa.Column("settings", sa.JSON(), nullable=False),
+        sa.Column("blob", sa.String(length=64), nullable=False),
+        sa.Column("encoder_id", sa.String(length=32), nullable=True),
+        sa.Column("anchor_set_id", sa.String(length=32), nullable=True),
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.Column("project", sa.String(length=100), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["anchor_set_id"], ["anchor_sets.id"], name=op.f("fk_heads_anchor_set_id_anchor_sets")
+        ),
+        sa.ForeignKeyConstraint(
+            ["encoder_id"], ["encoders.id"], name=op.f("fk_heads_encoder_id_encoders")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_heads")),
+        sa.UniqueConstraint("project", "name", name=op.f("uq_heads_project_name")),
+    )
+    op.create_index(op.f("ix_heads_anchor_set_id"), "heads", ["anchor_set_id"])
+    op.create_index(op.f("ix_heads_encoder_id"), "heads", ["encoder_id"])
+
+    op.create_table(
+        "pools",
+        sa.Column("name", sa.String(length=100), nullable=False),
+        sa.Column("encoder_id", sa.String(length=32), nullable=False),
+        sa.Column("items", sa.Integer(), nullable=False),
+        sa.Column("pieces", sa.JSON(), nullable=False),
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.Column("project", sa.String(length=100), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["encoder_id"], ["encoders.id"], name=op.f("fk_pools_encoder_id_encoders")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_pools")),
+        sa.UniqueConstraint("project", "name", name=op.f("uq_pools_project_name")),
+    )
+    op.create_index(op.f("ix_pools_encoder_id"), "pools", ["encoder_id"])
+
+    op.create_table(
+        "spaces",
+        sa.Column("anchor_set_id", sa.String(length=32), nullable=False),
+        sa.Column("encoder_id", sa.String(length=32), nullable=False),
+        sa.Column("version", sa.Integer(), server_default="1", nullable=False),
+        sa.Column("blob", sa.String(length=64), nullable=False),
+        sa.Column("sample", sa.String(length=64), nullable=True),
+        sa.Column("sample_size", sa.Integer(), nullable=True),
+        sa.Column("store_size", sa.BigInteger(), nullable=True),
+        sa.Column("health", sa.JSON(), nullable=False),
+        sa.Column("is_baseline", sa.Boolean(), nullable=True),
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.Column("project", sa.String(length=100), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["anchor_set_id"],
+            ["anchor_sets.id"],
+            name=op.f("fk_spaces_anchor_set_id_anchor_sets"),
+            ondelete="CASCADE",
+        ),
+        sa.ForeignKeyConstraint(
+            ["encoder_id"], ["encoders.id"], name=op.f("fk_spaces_encoder_id_encoders")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_spaces")),
+        sa.UniqueConstraint(
+            "anchor_set_id",
+            "encoder_id",
+            "version",
+            name=op.f("uq_spaces_anchor_set_id_encoder_id_version"),
+        ),
+    )
+    op.create_index(op.f("ix_spaces_encoder_id"), "spaces", ["encoder_id"])
+
+    op.create_table(
+        "stores",
+        sa.Column("name", sa.String(length=100), nullable=False),
+        sa.Column("kind", sa.String(length=40), nullable=False),
+        sa.Column("address", sa.String(length=100), nullable=False),
+        sa.Column("collection", sa.String(length=200), nullable=False),
+        sa.Column("options", sa.JSON(), nullable=False),
+        sa.Column("encoder_id", sa.String(length=32), nullable=False),
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.Column("project", sa.String(length=100), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["encoder_id"], ["encoders.id"], name=op.f("fk_stores_encoder_id_encoders")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_stores")),
+        sa.UniqueConstraint("project", "name", name=op.f("uq_stores_project_name")),
+    )
+    op.create_index(op.f("ix_stores_encoder_id"), "stores", ["encoder_id"])
+
     op.create_table(
         "contracts",
         sa.Column("source_id", sa.String(length=32), nullable=False),
@@ -277,8 +316,9 @@ def upgrade() -> None:
         ),
     )
     op.create_index(op.f("ix_contracts_target_id"), "contracts", ["target_id"])
+
     op.create_table(
-        "reindexings",
+        "migrations",
         sa.Column("store_id", sa.String(length=32), nullable=False),
         sa.Column("target_id", sa.String(length=32), nullable=False),
         sa.Column("anchor_set_id", sa.String(length=32), nullable=False),
@@ -299,31 +339,84 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(
             ["anchor_set_id"],
             ["anchor_sets.id"],
-            name=op.f("fk_reindexings_anchor_set_id_anchor_sets"),
+            name=op.f("fk_migrations_anchor_set_id_anchor_sets"),
         ),
         sa.ForeignKeyConstraint(
             ["store_id"],
             ["stores.id"],
-            name=op.f("fk_reindexings_store_id_stores"),
+            name=op.f("fk_migrations_store_id_stores"),
             ondelete="CASCADE",
         ),
         sa.ForeignKeyConstraint(
-            ["target_id"], ["encoders.id"], name=op.f("fk_reindexings_target_id_encoders")
+            ["target_id"], ["encoders.id"], name=op.f("fk_migrations_target_id_encoders")
         ),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_reindexings")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_migrations")),
     )
-    op.create_index(op.f("ix_reindexings_anchor_set_id"), "reindexings", ["anchor_set_id"])
-    op.create_index("ix_reindexings_project_created_at", "reindexings", ["project", "created_at"])
-    op.create_index(op.f("ix_reindexings_store_id"), "reindexings", ["store_id"])
-    op.create_index(op.f("ix_reindexings_target_id"), "reindexings", ["target_id"])
+    op.create_index(op.f("ix_migrations_anchor_set_id"), "migrations", ["anchor_set_id"])
+    op.create_index("ix_migrations_project_created_at", "migrations", ["project", "created_at"])
+    op.create_index(op.f("ix_migrations_store_id"), "migrations", ["store_id"])
+    op.create_index(op.f("ix_migrations_target_id"), "migrations", ["target_id"])
     op.create_index(
-        "uq_reindexings_store_id",
-        "reindexings",
+        "uq_migrations_store_id",
+        "migrations",
         ["store_id"],
         unique=True,
         sqlite_where=sa.text("ended_at IS NULL"),
         postgresql_where=sa.text("ended_at IS NULL"),
     )
+
+    op.create_table(
+        "store_comparisons",
+        sa.Column("store_id", sa.String(length=32), nullable=False),
+        sa.Column("target_id", sa.String(length=32), nullable=False),
+        sa.Column("mode", sa.String(length=20), nullable=False),
+        sa.Column("day", sa.Integer(), nullable=False),
+        sa.Column("name", sa.String(length=40), nullable=False),
+        sa.Column("value", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["store_id"],
+            ["stores.id"],
+            name=op.f("fk_store_comparisons_store_id_stores"),
+            ondelete="CASCADE",
+        ),
+        sa.ForeignKeyConstraint(
+            ["target_id"],
+            ["encoders.id"],
+            name=op.f("fk_store_comparisons_target_id_encoders"),
+            ondelete="CASCADE",
+        ),
+        sa.PrimaryKeyConstraint(
+            "store_id", "target_id", "mode", "day", "name", name=op.f("pk_store_comparisons")
+        ),
+    )
+    op.create_table(
+        "store_reads",
+        sa.Column("store_id", sa.String(length=32), nullable=False),
+        sa.Column("encoder_id", sa.String(length=32), nullable=False),
+        sa.Column("row_id", sa.String(length=64), nullable=False),
+        sa.Column("row", sa.JSON(), nullable=False),
+        sa.Column("read_at", sa.BigInteger(), nullable=False),
+        sa.Column("is_native", sa.Boolean(), server_default=sa.false(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["encoder_id"],
+            ["encoders.id"],
+            name=op.f("fk_store_reads_encoder_id_encoders"),
+            ondelete="CASCADE",
+        ),
+        sa.ForeignKeyConstraint(
+            ["store_id"],
+            ["stores.id"],
+            name=op.f("fk_store_reads_store_id_stores"),
+            ondelete="CASCADE",
+        ),
+        sa.PrimaryKeyConstraint("store_id", "encoder_id", "row_id", name=op.f("pk_store_reads")),
+    )
+    op.create_index(
+        "ix_store_reads_store_id_encoder_id_read_at",
+        "store_reads",
+        ["store_id", "encoder_id", "read_at"],
+    )
+
     op.create_table(
         "translators",
         sa.Column("content", sa.String(length=40), nullable=False),
@@ -335,7 +428,10 @@ def upgrade() -> None:
         sa.Column("report", sa.JSON(), nullable=True),
         sa.Column("choices", sa.JSON(), nullable=True),
         sa.Column(
-            "used_at", sa.DateTime(timezone=True), server_default=sa.func.now(), nullable=False
+            "used_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("(CURRENT_TIMESTAMP)"),
+            nullable=False,
         ),
         sa.Column("id", sa.String(length=32), nullable=False),
         sa.Column("project", sa.String(length=100), nullable=False),
