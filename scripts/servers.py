@@ -4,9 +4,11 @@ PostgreSQL cluster that its owner may stop, restart or freeze.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import pwd
+import shlex
 import shutil
 import signal
 import socket
@@ -119,7 +121,8 @@ class Postgres:
     """A separate cluster below `folder`. As root, the user postgres runs it.
 
     `options` are further options of the server. `database` is the one that `url` and the queries
-    here use. Raises Missing without initdb and pg_ctl, or as root without a user postgres.
+    here use. The server ends with this process, however that ends. Raises Missing without initdb
+    and pg_ctl, or as root without a user postgres.
     """
 
     def __init__(self, folder: Path, *, options: str = "") -> None:
@@ -173,6 +176,7 @@ class Postgres:
             "UTF8",
             "--no-sync",
         )
+        self._end_with_this_process()
         self.start()
 
     def start(self) -> None:
@@ -180,6 +184,26 @@ class Postgres:
         own = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories=''"
         options = f"{own} {self._options}"
         self._control("start", "-o", options, "-l", str(self._home / "server.log"))
+
+    def _end_with_this_process(self) -> None:
+        """Start a shell that stops the server once its standard input closes: a process that is
+        killed runs no code of its own. A frozen server is thawed first.
+        """
+        data = shlex.quote(str(self._home / "data"))
+        script = (
+            f"read -r _; p=$(head -n 1 {data}/postmaster.pid) && kill -CONT $p "
+            f"$(cat /proc/$p/task/$p/children); {shlex.quote(self._pg_ctl)} stop -D {data} "
+            f"-m immediate -w; rm -rf {data}"
+        )
+        watch = subprocess.Popen(
+            ["sh", "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            **self._identity,
+        )
+        atexit.register(watch.communicate)
 
     def restart(self, mode: str) -> None:
         """`pg_ctl restart` in one of its modes."""

@@ -48,6 +48,12 @@ PAGES = [
     )
     if "```" in page.read_text(encoding="utf-8")
 ]
+#: pages whose blocks every run executes, because a new user starts with them
+FIRST = {
+    "README.md",
+    "docs/tutorial.md",
+    *(f"docs/how-to/{name}.md" for name in ("classifier", "migrate", "pgvector", "search-a-store")),
+}
 #: members whose values differ from run to run
 VARYING = {
     "id",
@@ -164,7 +170,13 @@ def parts() -> dict[str, str]:
 PARTS = parts()
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name.partition("#")[0] in FIRST else pytest.mark.long)
+        for name in PARTS
+    ],
+)
 def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
     text = PARTS[name]
     address = "localhost:8080"

@@ -99,6 +99,8 @@ def test_a_key_is_asked_for_and_says_the_project(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_is_one_line_and_the_usual_exit_code() -> None:
+    # Python installs no handler where the parent ignores SIGINT, as a shell does for its jobs.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
 
@@ -114,9 +116,12 @@ def test_ctrl_c_is_one_line_and_the_usual_exit_code() -> None:
 
         thread = threading.Thread(target=interrupt)
         thread.start()
-        stopped = call("encoders", "list", "--url", url)
-        ended.set()
-        thread.join()
+        try:
+            stopped = call("encoders", "list", "--url", url)
+        finally:
+            signal.signal(signal.SIGINT, before)
+            ended.set()
+            thread.join()
     assert (stopped.exit_code, stopped.output) == (130, "Interrupted.\n")
 
 

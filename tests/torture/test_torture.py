@@ -1,4 +1,4 @@
-"""A migration of a busy table under torture, and of each other store with `make test-long`.
+"""A migration of each busy store under torture, with `make test-long`.
 
 `make torture` takes as long as you want.
 """
@@ -15,7 +15,7 @@ from tests.torture.tally import Tally
 SEED = 31
 SECONDS = 30.0
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def torture(kind: str, folder: Path, seconds: float) -> None:
@@ -29,7 +29,6 @@ def test_nothing_that_clients_of_a_table_wrote_is_lost(tmp_path: Path) -> None:
     torture("pgvector", tmp_path, SECONDS)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "pgvector"])
 def test_nothing_that_clients_of_a_collection_wrote_is_lost(kind: str, tmp_path: Path) -> None:
     torture(kind, tmp_path, 0)
