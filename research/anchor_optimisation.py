@@ -31,7 +31,6 @@ from app.maths.bootstrap.estimate import (
     confirm_pairs,
     draw_half,
     estimate_right,
-    rows_to_label,
     wrong_seeds,
 )
 from app.maths.bootstrap.neighbours import Beat, no_beat, product, product_blocks
@@ -43,7 +42,7 @@ from app.maths.bootstrap.pools import (
     ignore_step,
     seed_tensor,
 )
-from app.maths.bootstrap.self_learning import LIKELY_RIGHT, ROWS_TO_LABEL
+from app.maths.bootstrap.self_learning import LIKELY_RIGHT
 from research.grown_pairs import GrownPairs, check_seeds
 from research.sinkhorn import column_argmax, source_potential
 
@@ -303,7 +302,4 @@ def judge_pairs(
         if estimate.right > LIKELY_RIGHT
         else []
     )
-    believed = [i for row, (i, _) in enumerate(seeds) if row not in set(wrong_rows)]
-    certain = grown.pairs[votes.confirmed > LIKELY_RIGHT, 0]
-    label_next = rows_to_label(x, torch.tensor(believed, dtype=torch.int64), certain, ROWS_TO_LABEL)
-    return Outcome(grown.pairs, votes.confirmed, estimate, wrong_rows, label_next, grown.facts)
+    return Outcome(grown.pairs, votes.confirmed, estimate, wrong_rows, grown.facts)

@@ -1,4 +1,4 @@
-"""Estimates without the truth: the share of right pairs, wrong seeds, and the rows to label next.
+"""Estimates without the truth: the share of right pairs, and wrong seeds.
 
 Five signs (docs/results/bootstrap.md says how often they are right):
 - *agreement*: attempts from other coordinates and seed weights find the same pairs. Wrong results
@@ -28,7 +28,6 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from app.maths.bootstrap.annealing import Directions, Schedule
 from app.maths.bootstrap.neighbours import (
     Beat,
     graded_map,
@@ -56,8 +55,6 @@ NO_EXCESS, FULL_EXCESS = 0.08, 0.25
 SUSPECT_RANK = 0.05
 #: Two items of a pool with this cosine about the pool's mean are twins.
 TWIN_COSINE = 0.9
-#: The coordinates that decide which rows are alike when choosing rows to label.
-LABEL_SCHEDULE = Schedule()
 #: Two-sided 95 %.
 Z_95 = 1.96
 
@@ -149,7 +146,6 @@ class Outcome:
     confidence   (p,) probability that each is right
     estimate     of the share that is right
     wrong_seeds  rows of the seeds that the others contradict
-    label_next   (a,) rows of x whose partner would help most
     facts        numbers of the last step: loss, agreement
     """
 
@@ -157,7 +153,6 @@ class Outcome:
     confidence: Float32[Tensor, " p"]
     estimate: BootstrapEstimate
     wrong_seeds: list[int]
-    label_next: Int64[Tensor, " a"]
     facts: Mapping[str, float]
 
 
@@ -315,59 +310,6 @@ def seeds_to_add(seeds: int, *, fewest: int = 5) -> int:
     docs/results/bootstrap.md says how often that suffices.
     """
     return max(fewest, seeds)
-
-
-def rows_to_label(
-    side: Directions, known: Int64[Tensor, " k"], certain: Int64[Tensor, " c"], count: int
-) -> Int64[Tensor, " a"]:
-    """(a,) rows of a side whose partner would help most, given believed seeds and rows whose
-    partner is certain.
-
-    In the coordinates of the first attempt; on the CPU.
-    """
-    along = side.coordinates(power=LABEL_SCHEDULE.power, dimensions=LABEL_SCHEDULE.dimensions)
-    settled = torch.zeros(len(along), dtype=torch.bool, device=along.device)
-    settled[certain.to(along.device)] = True
-    both = torch.unique(torch.cat([known, certain]).to(along.device))
-    return d_optimal_rows(along, both, settled, count).cpu()
-
-
-def d_optimal_rows(
-    along: Float32[Tensor, "n r"],
-    known: Int64[Tensor, " k"],
-    settled: Bool[Tensor, " n"],
-    count: int,
-) -> Int64[Tensor, " c"]:
-    """(c,) unsettled rows whose partner would help most: greedily, those least covered by known
-    rows and earlier choices.
-
-    along    whitened coordinates, unit rows
-    known    rows whose partner is certain
-    settled  (n,) rows that are not chosen
-    D-optimal design: each step takes the row with the largest leverage v^T (C + I)^-1 v, which is 1
-    where nothing is known, times its typicality.
-    Source: Atkinson, Donev and Tobias 2007, chapter 11.
-    """
-    z = along.double()
-    inverse = torch.linalg.inv(
-        z[known].T @ z[known] + torch.eye(z.shape[1], dtype=torch.float64, device=z.device)
-    )
-    leverage = (z @ inverse).mul(z).sum(dim=1)
-    # Typical rows help more than isolated ones: leverage times the mean of squared cosines to
-    # others.
-    typical = ((z @ (z.T @ z / len(z))) * z).sum(dim=1)
-    candidates = ~settled
-    candidates[known] = False
-    chosen: list[int] = []
-    for _ in range(min(count, int(candidates.sum()))):
-        row = int((leverage * typical).masked_fill(~candidates, -torch.inf).argmax())
-        chosen.append(row)
-        candidates[row] = False
-        step = inverse @ z[row]
-        scale = 1 + z[row] @ step
-        leverage -= (z @ step).square() / scale
-        inverse -= torch.outer(step, step) / scale
-    return torch.tensor(chosen, dtype=torch.int64, device=along.device)
 
 
 def _seed_ranks(

@@ -37,7 +37,6 @@ from app.maths.bootstrap.estimate import (
     answer_credibility,
     estimate_right,
     pair_confidence,
-    rows_to_label,
     wrong_seeds,
 )
 from app.maths.bootstrap.pools import (
@@ -53,8 +52,6 @@ from app.maths.bootstrap.pools import (
 
 #: In smaller pools, right and wrong cannot be distinguished.
 FEWEST_POOL_ITEMS = 100
-#: Rows that are named to be labelled next.
-ROWS_TO_LABEL = 10
 #: More likely right than wrong.
 LIKELY_RIGHT = 0.5
 #: Rounds, seeds and refinements of the run that measures chance.
@@ -397,17 +394,8 @@ def learn(
         state=state,
         on_step=on_step,
     )
-    wrong = set(found.wrong_seeds)
-    believed = [place for row, place in enumerate(places) if row not in wrong]
-    # The rows to label are those of the source as given.
-    label_next = rows_to_label(
-        principal_directions(smaller),
-        torch.tensor(believed, dtype=torch.int64),
-        found.pairs[found.confidence > LIKELY_RIGHT, 1],
-        ROWS_TO_LABEL,
-    )
     pairs = torch.stack([rows[found.pairs[:, 1]], found.pairs[:, 0]], dim=1)
-    return replace(found, pairs=pairs, label_next=rows[label_next])
+    return replace(found, pairs=pairs)
 
 
 @torch.no_grad()
@@ -571,8 +559,6 @@ def _outcome(
         right = min(estimated.right, with_partner)
         share = right / estimated.right
         estimated = replace(estimated, right=right, orphans_paired=trials.share)
-    certain = votes.pairs[accepted & (confidences * share > LIKELY_RIGHT), 0]
-    label_next = rows_to_label(main.x, main.seeds[believed, 0].cpu(), certain, ROWS_TO_LABEL)
     facts = {
         "right": estimated.right,
         "agreement": estimated.agreement,
@@ -580,9 +566,7 @@ def _outcome(
         "attempts": float(len(main.partners)),
     }
     found = torch.stack([rows[pairs[:, 0]], pairs[:, 1]], dim=1)[:size]
-    return Outcome(
-        found, (certainty * share)[:size], estimated, wrong_rows, rows[label_next], facts
-    )
+    return Outcome(found, (certainty * share)[:size], estimated, wrong_rows, facts)
 
 
 def _seeds_first(

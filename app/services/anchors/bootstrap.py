@@ -212,7 +212,6 @@ def _describe(outcome: estimation.Outcome, seeds: list[tuple[int, int]]) -> dict
     return {
         "estimate": estimate,
         "wrong_seeds": wrong,
-        "label_next": outcome.label_next.tolist(),
         "facts": dict(outcome.facts),
     }
 
@@ -250,7 +249,7 @@ def _require_quality(
     elif more:
         detail += (
             f". If the pools share most items and the seeds are right, about {more} more seeds "
-            "may be enough: see `more_seeds` and `label_next`"
+            "may be enough: see `more_seeds`"
         )
     raise SeedsInsufficient(
         detail,

@@ -314,39 +314,6 @@ def test_seeds_of_unknown_rank_are_not_called_wrong():
     assert wrong_seeds(Votes(NOBODY, torch.empty(0), torch.empty(0)), NOBODY) == []
 
 
-# whom to ask
-
-
-@given(
-    seed=seeds, n=st.integers(1, 25), r=st.integers(1, 6), count=st.integers(0, 30), data=st.data()
-)
-def test_rows_to_label_are_the_greedy_choice_of_the_largest_leverage(seed, n, r, count, data):
-    z = normalize(normal(seed, n, r))
-    known = torch.tensor(
-        data.draw(st.lists(st.integers(0, n - 1), unique=True, max_size=n)), dtype=torch.int64
-    )
-    settled = torch.tensor(
-        data.draw(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=torch.bool
-    )
-    before = settled.clone()
-    found = estimate.d_optimal_rows(z, known, settled, count).tolist()
-    open_ = [row for row in range(n) if not before[row] and row not in known.tolist()]
-    assert len(found) == len(set(found)) == min(count, len(open_))
-    assert set(found) <= set(open_)
-    assert torch.equal(settled, before)
-    z = z.double()
-    typical = (z @ z.T).square().mean(dim=1)
-    heard = known.tolist()
-    for row in found:
-        design = torch.eye(r).double() + z[heard].T @ z[heard]
-        worth = (z @ torch.linalg.inv(design) * z).sum(dim=1) * typical
-        left = [other for other in open_ if other not in heard]
-        assert float(worth[row]) == pytest.approx(
-            max(float(worth[other]) for other in left), rel=1e-9
-        )
-        heard.append(row)
-
-
 # the reason of a low estimate
 
 

@@ -21,7 +21,6 @@ from app.maths.bootstrap.pools import Pools, State, Step, fit_pools
 from app.maths.bootstrap.self_learning import (
     FEWEST_POOL_ITEMS,
     LEAST_ORPHAN_FACTOR,
-    ROWS_TO_LABEL,
     VARIANTS,
     SelfLearningSettings,
     learn,
@@ -100,7 +99,7 @@ def same(one: Outcome, other: Outcome) -> bool:
     """Bitwise."""
 
     def parts(found: Outcome) -> tuple[list[Tensor], object]:
-        return [found.pairs, found.confidence, found.label_next], (
+        return [found.pairs, found.confidence], (
             repr(found.estimate),
             found.wrong_seeds,
             found.facts,
@@ -132,9 +131,6 @@ def check_result(
     assert seeds or math.isnan(result.estimate.seeds_confirmed)
     assert not result.estimate.right or not seeds or result.estimate.seeds_confirmed >= 0
     assert 1 <= result.facts["attempts"] <= max(1, settings.attempts)
-    assert len(result.label_next.unique()) == len(result.label_next) <= ROWS_TO_LABEL
-    assert bool(((result.label_next >= 0) & (result.label_next < n)).all())
-    assert not set(result.label_next.tolist()) & {i for i, _ in believed}
     assert result.wrong_seeds == sorted(set(result.wrong_seeds))
     return result
 
@@ -271,23 +267,6 @@ def test_swapped_seeds_are_named_and_corrected():
     assert found.wrong_seeds == [3, 6]
     assert world.right(found.pairs) > 0.97
     assert set(true) <= {*map(tuple, found.pairs.tolist())}
-
-
-def test_rows_to_label_have_no_certain_partner():
-    world = hidden_order(1, common=150, only_x=15)
-    found = checked_run(world.pools, world.seeds(5))
-    certain = {
-        i
-        for (i, _), sure in zip(found.pairs.tolist(), found.confidence.tolist(), strict=True)
-        if sure > 0.5
-    }
-    assert len(found.label_next) == ROWS_TO_LABEL
-    assert not certain & set(found.label_next.tolist())
-    # Nor where `size` is smaller than the number of certain pairs.
-    assert torch.equal(
-        checked_run(world.pools, world.seeds(5), SelfLearningSettings(size=10)).label_next,
-        found.label_next,
-    )
 
 
 def test_the_estimate_concerns_the_returned_pairs():

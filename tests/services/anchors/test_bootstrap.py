@@ -175,7 +175,7 @@ def test_too_few_right_pairs_end_the_job_with_what_would_help_and_nothing_is_mad
     assert (row.state, row.result) == (JobState.failed, None)
     assert row.error["code"] == "seeds-insufficient"
     assert row.error["more_seeds"] == estimate.seeds_to_add(10)
-    assert {"estimate", "wrong_seeds", "label_next", "facts", "field", "detail"} < set(row.error)
+    assert {"estimate", "wrong_seeds", "facts", "field", "detail"} < set(row.error)
     assert nothing_made(ready)
 
 

@@ -144,8 +144,7 @@ def bootstrap(
 
     The result's `estimate.right` is the estimated share of right pairs.
     If it is below `min_precision`, the job fails with `seeds-insufficient`. The error has the
-    number of seeds to add (`more_seeds`), the rows of the source's pool to label next
-    (`label_next`), and the seeds that contradict the others (`wrong_seeds`).
+    number of seeds to add (`more_seeds`), and the seeds that contradict the others (`wrong_seeds`).
 
     With `method: alignment`, no pairs are found: the set has items of the source's pool and the
     places where an alignment of the two spaces puts them. The result also names the translator.
