@@ -196,9 +196,6 @@ def attacks(x: Matrix, y: Matrix) -> dict[str, Attack]:
         "/translators/{id}": of_translator(""),
         "/translators/{id}/calibration": of_translator("/calibration"),
         "/anchor-sets/{name}/report": lambda client, n: client.get("/anchor-sets/big/report"),
-        "/anchor-sets/{name}/suggest": post(
-            "/anchor-sets/big/suggest", encoder="big-x", pool=some, count=1_000
-        ),
         "/anchor-sets/{name}/drift": post(
             "/anchor-sets/big/drift", encoder="big-x", vectors=some, rows=list(range(JSON_ROWS))
         ),

@@ -177,11 +177,6 @@ def _anchor_sets(items: dict[str, np.ndarray]) -> Iterator[Step]:
     yield get("report", "/anchor-sets/items/report")
     yield get("pairs", "/anchor-sets/items/pairs")
     yield post(
-        "suggest",
-        "/anchor-sets/items/suggest",
-        {"encoder": "first", "pool": (items["first"] * 1.1).tolist(), "count": 5},
-    )
-    yield post(
         "drift",
         "/anchor-sets/items/drift",
         {"encoder": "first", "vectors": items["first"][:10].tolist(), "rows": list(range(10))},

@@ -200,14 +200,6 @@ def known(on: On) -> object:
     return known_rows.find_known_rows(index, on(rows))
 
 
-def suggested(on: On) -> object:
-    space = fit_space(on(X))
-    directions = (on(POOL_X).double() - space.mean).div(3)
-    return [
-        coverage.suggest(space.unit[:rows], directions, count=4, open_=None) for rows in (3, 70)
-    ]
-
-
 def calibrated(on: On) -> object:
     made = score_pairs.translate_held_out("graded", on(X), on(Y), OPTIONS)
     assert made is not None
@@ -259,7 +251,6 @@ CASES: dict[str, Case] = {
     "evaluate": evaluated,
     "health": lambda on: health.examine(on(X.double()), fit_space(on(X))),
     "coverage": lambda on: [coverage.cover(fit_space(on(X)).unit[:rows]) for rows in (6, 70)],
-    "suggest anchors": suggested,
     "drift": drifts,
     "mismatch": suspicious,
     "known rows": known,

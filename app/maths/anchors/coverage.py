@@ -1,4 +1,4 @@
-"""The coverage of an anchor set, and the items that would increase it most.
+"""The coverage of an anchor set.
 
 The model is the ridge regression that a translator is. With unit anchors U (k, d) and C = U^T U,
 the uncovered share of a unit vector v is
@@ -17,11 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from app.maths.geometry.space import COSINE_ROWS
-from app.types import repeated_positions
 
 #: On the scale of squared singular values of unit anchors: a single isolated anchor covers half of
 #: its direction.
@@ -29,10 +28,6 @@ COVERAGE_RIDGE = 1.0
 
 #: Two unit anchors with at least this cosine are near each other.
 NEAR_COSINE = 0.5
-
-
-#: Items that add less to the mean coverage are not suggested.
-LEAST_GAIN = 1e-12
 
 
 @dataclass(frozen=True)
@@ -58,22 +53,6 @@ class Coverage:
 
 #: The coverage of anchors without a direction.
 NO_COVERAGE = Coverage(effective_rank=0.0, participation=0.0, left_out=0.0, isolated=0, nearest=0.0)
-
-
-@dataclass(frozen=True, eq=False)
-class Suggestion:
-    """Suggested items of a pool.
-
-    rows    of the pool, the best first; fewer than requested where no other adds anything
-    gains   the rise of the mean coverage of the pool by each, given those before it
-    before  mean coverage of the pool's items by the anchors, in [0, 1], and `after`, by the anchors
-            and these rows
-    """
-
-    rows: list[int]
-    gains: list[float]
-    before: float
-    after: float
 
 
 def cover(unit: Float64[Tensor, "k d"]) -> Coverage:
@@ -156,92 +135,3 @@ def nearest_cosines(unit: Float64[Tensor, "k d"]) -> Float64[Tensor, " k"]:
         block.diagonal(start).fill_(-1.0)
         blocks.append(block.amax(dim=1).clamp(-1.0, 1.0))
     return torch.cat(blocks)
-
-
-def new_items(anchors: Float[Tensor, "k d"], pool: Float[Tensor, "n d"]) -> Bool[Tensor, " n"]:
-    """Which rows of the pool (n, d) differ from all anchors (k, d) and all earlier rows of the
-    pool; one dtype. On the CPU.
-    """
-    rows = [row.tobytes() for each in (anchors, pool) for row in each.cpu().contiguous().numpy()]
-    new = torch.ones(len(pool), dtype=torch.bool)
-    new[[place - len(anchors) for place in repeated_positions(rows) if place >= len(anchors)]] = (
-        False
-    )
-    return new
-
-
-def suggest(
-    unit: Float64[Tensor, "k d"],
-    pool: Float64[Tensor, "n d"],
-    *,
-    count: int,
-    open_: Bool[Tensor, " n"] | None = None,
-    ridge: float = COVERAGE_RIDGE,
-) -> Suggestion:
-    """Up to `count` items of the pool that together cover the pool best, chosen one after the
-    other.
-
-    unit   (k, d), unit anchors
-    pool   (n, d), n(x) of the candidates by the anchors' mean: unit rows, or zero where an item has
-           no direction
-    open_  (n,) which rows may be chosen; None: all. The other rows count in the coverage all the
-           same
-    With B = (C + ridge I)^-1 and S = V^T V over the pool's rows v, each step takes the row with the
-    largest
-
-        gain(v) = ridge / n * v^T B S B v / (1 + v^T B v),
-
-    the rise of the mean coverage of the pool if v becomes an anchor (n counts the rows with a
-    direction), and continues with B - B v v^T B / (1 + v^T B v). A step updates all gains in O(n
-    d), so the total cost is O(n d (d + count)).
-    Source: sequential transductive experimental design, Yu, Bi and Tresp 2006 (V-optimality).
-    """
-    usable = pool.abs().amax(dim=1) > 0
-    size = max(1, int(usable.sum()))
-    # Every number here is a product of two of these rows.
-    both = reduce_to_span(torch.cat([unit, pool]))
-    unit, pool = both[: len(unit)], both[len(unit) :]
-    factor = ridge_factor(unit, ridge=ridge)
-    spread = torch.linalg.solve_triangular(factor, pool.T @ pool, upper=False)
-    spread = torch.linalg.solve_triangular(factor, spread.T.contiguous(), upper=False)
-    # Below, coordinates in which B is the identity: z = L^-1 v, and S becomes L^-1 S L^-T.
-    z = torch.linalg.solve_triangular(factor, pool.T, upper=False).T.contiguous()
-    variance = z.square().sum(dim=1)
-    reach = _quadratic_forms(z, spread)
-    before = 1.0 - ridge * float(variance.sum()) / size
-    choosable = usable.clone() if open_ is None else usable & open_
-    rows: list[int] = []
-    gains: list[float] = []
-    steps: list[Float64[Tensor, " d"]] = []
-    while len(rows) < min(count, len(pool)):
-        gain = torch.where(choosable, ridge / size * reach / (1.0 + variance), -1.0)
-        row = int(gain.argmax())
-        if float(gain[row]) < LEAST_GAIN:
-            break
-        rows.append(row)
-        gains.append(float(gain[row]))
-        choosable[row] = False
-        step = _apply_updates(steps, z[row]) / (1.0 + variance[row]).sqrt()
-        image = spread @ step
-        own, cross = z @ step, z @ _apply_updates(steps, image)
-        reach = (reach - 2.0 * own * cross + own.square() * (step @ image)).clamp_min(0.0)
-        variance = (variance - own.square()).clamp_min(0.0)
-        steps.append(step)
-    return Suggestion(rows, gains, before, 1.0 - ridge * float(variance.sum()) / size)
-
-
-def _quadratic_forms(
-    rows: Float64[Tensor, "n d"], form: Float64[Tensor, "d d"]
-) -> Float64[Tensor, " n"]:
-    """z^T form z of each row, COSINE_ROWS rows at a time."""
-    return torch.cat([((part @ form) * part).sum(dim=1) for part in torch.split(rows, COSINE_ROWS)])
-
-
-def _apply_updates(
-    steps: list[Float64[Tensor, " d"]], vector: Float64[Tensor, " d"]
-) -> Float64[Tensor, " d"]:
-    """(I - sum of g g^T) vector, over the steps g."""
-    if not steps:
-        return vector
-    stacked = torch.stack(steps)
-    return vector - (stacked @ vector) @ stacked

@@ -202,8 +202,7 @@ def _check_size(space: SpaceFacts) -> Iterator[AnchorFinding]:
             "warning" if is_few else "info",
             f"{space.size} anchors span {rank} of {space.dim} dimensions"
             + ("" if rank == space.dim else "; a translation loses the others")
-            + (". Add anchors" if is_few else ". More anchors translate better")
-            + ": POST .../suggest names some",
+            + (". Add anchors" if is_few else ". More anchors translate better"),
             [space.encoder],
         )
     if space.size >= FEWEST_DISTINCT and space.coverage.left_out < LOW_COVERAGE:
@@ -211,8 +210,7 @@ def _check_size(space: SpaceFacts) -> Iterator[AnchorFinding]:
             "low-coverage",
             "warning",
             f"the other anchors explain {space.coverage.left_out:.0%} of an average anchor, and "
-            "as little of new items like them. Add anchors like the items to translate: POST "
-            ".../suggest names some",
+            "as little of new items like them. Add anchors like the items to translate",
             [space.encoder],
         )
 

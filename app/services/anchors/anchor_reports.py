@@ -1,4 +1,4 @@
-"""Reports the quality of an anchor set, and suggests items to add."""
+"""Reports the quality of an anchor set."""
 
 from __future__ import annotations
 
@@ -7,32 +7,24 @@ from itertools import combinations, islice
 from math import comb, isqrt
 from typing import Any
 
-from torch import Tensor
-
-from app.errors import AnchorsNotEmbedded, DegenerateAnchors, TooManyVectors
+from app.errors import AnchorsNotEmbedded, DegenerateAnchors
 from app.maths.anchors import coverage, health, mismatch
 from app.maths.anchors.health import MAX_LISTED_ROWS
 from app.maths.geometry.sampling import draw_uniformly
-from app.maths.geometry.space import fit_space, normalise
-from app.services import incoming
+from app.maths.geometry.space import fit_space
 from app.services.anchors import made_pairs, spaces
 from app.services.anchors.anchor_findings import PairFacts, SpaceFacts, find_problems
 from app.services.anchors.samples import compare_space
 from app.services.context import Services
-from app.services.encoders.encoding import Inputs, encode, exactly_one
-from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
 #: most spaces, and pairs of spaces, of one report
 MAX_SPACES, MAX_PAIRS = 16, 15
 
-#: most multiplications for the spaces of a report, for its pairs, and for suggestions: each about
-#: two seconds of one core
-SPACE_WORK, PAIR_WORK, POOL_WORK = 2**33, 2**33, 2**34
-
-#: most items of one suggestion
-MAX_SUGGESTED = 1_000
+#: most multiplications for the spaces of a report, and for its pairs: each about two seconds of one
+#: core
+SPACE_WORK, PAIR_WORK = 2**33, 2**33
 
 
 def report_anchor_set(services: Services, project: str, name: str) -> dict[str, Any]:
@@ -74,55 +66,6 @@ def report_anchor_set(services: Services, project: str, name: str) -> dict[str, 
     }
 
 
-def suggest_items(
-    services: Services,
-    context: RequestContext,
-    *,
-    anchor_set: str,
-    encoder: str,
-    pool: Tensor | None,
-    inputs: Inputs | None,
-    count: int,
-) -> dict[str, Any]:
-    """Return the items of a pool, given as vectors or inputs, that raise its coverage most, as
-    JSON: the best first, with how much each raises the pool's mean coverage by the anchors.
-
-    Raises the not-found errors, AnchorsNotEmbedded, NotExactlyOne, TooManyVectors, the vector
-    errors, DegenerateAnchors, Overloaded, and the errors of `encode`.
-    """
-    space = find_space(services, context.project, anchor_set=anchor_set, encoder=encoder)
-    exactly_one(pool, inputs, field="pool")
-    anchors = spaces.raw_anchors(services, space)
-    row_count = min(len(anchors), max_rows_within(POOL_WORK // 2, anchors.shape[1]))
-    if pool is not None:
-        _check_pool_size(len(pool), anchors, row_count, "pool")
-        vectors = incoming.checked_vectors(
-            pool, field="pool", limits=services.limits, dim=anchors.shape[1]
-        )
-    else:
-        assert inputs is not None
-        _check_pool_size(len(inputs.values), anchors, row_count, "inputs")
-        vectors = encode(services, context, space.encoder, inputs.values, role=inputs.role).vectors
-    with services.fitting(context.project):
-        fitted = spaces.require_direction(anchors[:row_count], field="anchor_set")
-        directions, _ = normalise(vectors.double(), fitted.mean)
-        new = coverage.new_items(anchors, vectors)
-        suggestion = coverage.suggest(fitted.unit, directions, count=count, open_=new)
-    return {
-        "anchor_set": anchor_set,
-        "encoder": encoder,
-        "suggestions": [
-            {"row": row, "gain": gain}
-            for row, gain in zip(suggestion.rows, suggestion.gains, strict=True)
-        ],
-        "coverage_before": suggestion.before,
-        "coverage_after": suggestion.after,
-        "pool": len(vectors),
-        "known": int((~new).sum()),
-        "rows_read": row_count,
-    }
-
-
 def find_space(
     services: Services, project: str, *, anchor_set: str, encoder: str
 ) -> tables.SpaceRow:
@@ -136,26 +79,6 @@ def find_space(
             return resources.space(session, set_row, encoder_row)
         except AnchorsNotEmbedded as error:
             raise AnchorsNotEmbedded(error.detail, field="encoder") from None
-
-
-def max_rows_within(work: int, dim: int) -> int:
-    """The most rows, at least 1, whose ridge fit takes up to `work` multiplications.
-
-    A fit to n rows of `dim` numbers takes n dim min(n, dim).
-    """
-    return max(1, isqrt(work // dim) if work < dim**3 else work // dim**2)
-
-
-def _check_pool_size(size: int, anchors: Tensor, row_count: int, field: str) -> None:
-    """Raises TooManyVectors for a pool whose suggestion exceeds POOL_WORK."""
-    most = max_rows_within(POOL_WORK, anchors.shape[1]) - row_count
-    if size > most:
-        raise TooManyVectors(
-            f"The pool has {size} items of dimension {anchors.shape[1]}; with {row_count} anchors "
-            f"at most {most} are allowed. Send a random part of it.",
-            field=field,
-            limit=most,
-        )
 
 
 def _examine(services: Services, space: tables.SpaceRow, size: int, *, work: int) -> SpaceFacts:

@@ -69,7 +69,7 @@ class StoreCoverage:
             )
         return (
             f"{facts}. Foreign anchors make search results worse, so fits weigh them less. Add "
-            "anchors of the store: POST .../suggest names some."
+            "anchors of the store."
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _check_size(rows: Sequence[tables.SpaceRow]) -> Iterator[AnswerWarning]:
     )
     if distinct < FEWEST_DISTINCT:
         text += f"; below {FEWEST_DISTINCT}, no quality can be measured"
-    yield AnswerWarning("few-anchors", f"{text}. Add anchors: POST .../suggest names some.")
+    yield AnswerWarning("few-anchors", f"{text}. Add anchors.")
 
 
 def _check_condition(rows: Sequence[tables.SpaceRow]) -> Iterator[AnswerWarning]:

