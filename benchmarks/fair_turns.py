@@ -194,7 +194,6 @@ def attacks(x: Matrix, y: Matrix) -> dict[str, Attack]:
         ),
         "/relative, encode_power 0.5": post("/relative", **space, vectors=x[:2].tolist()),
         "/translators/{id}": of_translator(""),
-        "/translators/{id}/calibration": of_translator("/calibration"),
         "/anchor-sets/{name}/report": lambda client, n: client.get("/anchor-sets/big/report"),
         "/anchor-sets/{name}/drift": post(
             "/anchor-sets/big/drift", encoder="big-x", vectors=some, rows=list(range(JSON_ROWS))

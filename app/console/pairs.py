@@ -5,21 +5,16 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from app.api.http.admission import CONSOLE
-from app.api.http.deps import ReadContext, Reads, Svc
+from app.api.http.deps import Reads, Svc
 from app.api.resources.translators import TranslatorId, TranslatorOut
 from app.console import report_charts, wording
 from app.console.map_page import ChosenName, choose_pair
 from app.console.overview import find_pairs
 from app.console.pages import render
-from app.errors import TooFewAnchors
-from app.services.translators import thresholds, translators, warnings
+from app.services.translators import translators, warnings
 from app.storage.queries.resources import PairReport, pair_reports
-from app.types import Scores
 
 router = APIRouter()
-
-#: of the intervals of the calibration
-CALIBRATION_LEVEL = 0.9
 
 
 @router.get(f"{CONSOLE}/pairs")
@@ -69,32 +64,6 @@ def show_report(request: Request, id: TranslatorId, services: Svc, project: Read
         charts=report_charts.charts_of(about.report),
         estimate=about.report.estimate,
         measures=wording.MEASURES_SHOWN,
-    )
-
-
-@router.get(f"{CONSOLE}/pairs/{{id}}/calibration")
-def show_calibration(
-    request: Request, id: TranslatorId, services: Svc, context: ReadContext
-) -> Response:
-    """Shows which new score stands for each old one. Raises TranslatorNotFound, Overloaded."""
-    try:
-        scores = thresholds.map_all_scores(
-            services,
-            context.project,
-            id,
-            scores=Scores.translated_native,
-            given="source",
-            level=CALIBRATION_LEVEL,
-        )
-    except TooFewAnchors as error:
-        return render(request, "calibration.html", reason=error.detail, chart=None, rows=[])
-    rows = [(score, point) for score, point in scores.points if point.answer is not None]
-    return render(
-        request,
-        "calibration.html",
-        reason="" if rows else "The anchors cover too narrow a range of scores.",
-        chart=report_charts.calibration_chart(rows),
-        rows=rows[:: max(1, len(rows) // 12)],
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from markupsafe import Markup
@@ -15,7 +15,6 @@ from app.api.schemas.quality import (
 from app.console.charts import Bar, Series, bar_chart, line_chart
 from app.console.wording import CERTAINTIES, MEASURES_SHOWN, OPTIONS, SEARCHES
 from app.maths.relevance.advice import AdvisedOption
-from app.maths.thresholds.calibration import ExpectedScore
 
 #: the options that the verdict draws
 DRAWN: tuple[AdvisedOption, ...] = ("keep", "cascade", "native", "fuse", "re-embed")
@@ -103,22 +102,6 @@ def learning_chart(curve: LearningCurveOut) -> Markup:
         + " ".join(_ends(line) for line in lines),
         lines,
         x_label="anchors",
-    )
-
-
-def calibration_chart(rows: Sequence[tuple[float, ExpectedScore]]) -> Markup | None:
-    """Returns the expected new score, with the interval of one pair, by the old score."""
-    if not rows:
-        return None
-    points = [(score, point.answer) for score, point in rows if point.answer is not None]
-    bands = [point.interval for _, point in rows if point.interval is not None]
-    line = Series("Expected new score", points, bands if len(bands) == len(points) else ())
-    return line_chart(
-        "calibration",
-        "New score by old score",
-        f"The cosine that replaces a cosine of the old encoder. {_ends(line)}",
-        [line],
-        x_label="cosine of the old encoder",
     )
 
 

@@ -56,7 +56,6 @@ def test_the_report_has_every_part(client: TestClient, fitted: dict[str, Any]) -
     for title in (
         "What it estimates",
         "Learning curve",
-        "Calibration of scores",
         "Findings about the anchors",
         "Methods compared for retrieval",
     ):
@@ -65,21 +64,12 @@ def test_the_report_has_every_part(client: TestClient, fitted: dict[str, Any]) -
     assert not re.search(r"<script(?![^>]* src=)", page)
 
 
-def test_the_calibration_maps_old_scores(client: TestClient, fitted: dict[str, Any]) -> None:
-    part = client.get(f"/console/pairs/{fitted['id']}/calibration").text
-    assert "New score by old score" in part
-    assert "<polyline" in part
-
-
 def test_too_few_anchors_estimate_nothing_and_say_so(client: TestClient) -> None:
     stock(client, rows=6)
     made = client.post("/translators", json=PAIR).json()
     page = client.get(f"/console/pairs/{made['id']}").text
     assert "Nothing can be estimated" in page
     assert "few-anchors" in page
-    assert "at least 10 distinct anchors" in (
-        client.get(f"/console/pairs/{made['id']}/calibration").text
-    )
 
 
 def test_the_translator_of_an_earlier_version_says_so_and_leaves_the_matrix(

@@ -272,10 +272,6 @@ def _quality(items: dict[str, np.ndarray]) -> Iterator[Step]:
         "threshold",
         "/translators/{translator}/threshold?source=0.7&scores=translated-native",
     )
-    yield get(
-        "calibration",
-        "/translators/{translator}/calibration?given=source&scores=native-native",
-    )
     yield get("file of a translator", "/translators/{translator}/file")
     yield post(
         "evaluate",

@@ -32,9 +32,7 @@ from app.maths.bootstrap.self_learning import SelfLearningSettings
 from app.maths.geometry import projection
 from app.maths.geometry.space import fit_space
 from app.maths.quality import confidence, crossfit, evaluation, index_curves, selection
-from app.maths.thresholds import calibration, score_pairs
 from app.maths.translators import decoder, methods, translator
-from app.types import Scores
 from tests.maths.alignment.clouds import two_pools
 from tests.maths.bootstrap.clouds import views
 from tests.maths.clouds import normal, rotation
@@ -200,13 +198,6 @@ def known(on: On) -> object:
     return known_rows.find_known_rows(index, on(rows))
 
 
-def calibrated(on: On) -> object:
-    made = score_pairs.translate_held_out("graded", on(X), on(Y), OPTIONS)
-    assert made is not None
-    few = dataclasses.replace(made, translated=made.translated[:2], fold_of=made.fold_of[:2])
-    return calibration.calibrate(few, Scores.translated_native)
-
-
 # Pairs that grow from few or none
 
 SOURCE, TARGET = views(0, 150)
@@ -261,7 +252,6 @@ CASES: dict[str, Case] = {
     "match a space": lambda on: space_match.match_space(
         on(POOL_X), {"x": [on(X)], "turned": [on(X @ TURN)]}, "turned"
     ),
-    "calibrate": calibrated,
     "bootstrap, resumed": partial(grown, self_learning.learn, LEARNING),
     "bootstrap, without seeds": lambda on: self_learning.learn(of(on), [], LEARNING),
     "align pools": lambda on: alignment.align_pools(

@@ -1,22 +1,19 @@
-"""Maps a score of one encoder to the corresponding score of another."""
+"""Converts a threshold on the scores of one encoder to the scores of another."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import partial
-
-import numpy as np
 
 from app.errors import TooFewAnchors
 from app.maths.quality.crossfit import FEWEST_DISTINCT
-from app.maths.thresholds import calibration
-from app.maths.thresholds.calibration import (
-    Agreement,
-    Calibration,
-    ExpectedScore,
-    threshold_agreement,
+from app.maths.thresholds import (
+    HeldOutItems,
+    NewThreshold,
+    ScorePairs,
+    find_threshold,
+    sample_pairs,
+    translate_held_out,
 )
-from app.maths.thresholds.score_pairs import CalibrationItems, GivenSide, translate_held_out
 from app.services.anchors import made_pairs, spaces
 from app.services.context import Services
 from app.services.translators import fit_anchors
@@ -25,79 +22,16 @@ from app.storage import tables
 from app.storage.cache import Key
 from app.types import Scores
 
-#: scores of a whole map
-MAP_POINTS = 100
 
-
-@dataclass(frozen=True)
-class ScoreMap:
-    """The expected score at each given score.
-
-    covered    the range of given scores that the anchors cover
-    same_item  the score of an item with itself, and its interval
-    """
-
-    points: list[tuple[float, ExpectedScore]]
-    covered: tuple[float, float] | None
-    same_item: tuple[float, float, float] | None
-    agreement: Agreement | None = None
-
-
-def map_score(
-    services: Services,
-    project: str,
-    translator: str,
-    score: float,
-    *,
-    scores: Scores,
-    given: GivenSide,
-    level: float,
-) -> ScoreMap:
-    """Map one score in [-1, 1].
+def convert_threshold(
+    services: Services, project: str, translator: str, score: float, *, scores: Scores
+) -> NewThreshold:
+    """Convert a threshold of the source, in [-1, 1].
 
     scores  what replaces the source's cosine
-    given   whose score is mapped
-    level   of the intervals
 
     Raises TranslatorNotFound, TooFewAnchors, Overloaded.
     """
-    fitted = _find_calibration(services, project, translator, scores, given)
-    return replace(
-        _map_scores(fitted, [score], level), agreement=threshold_agreement(fitted, score)
-    )
-
-
-def map_all_scores(
-    services: Services,
-    project: str,
-    translator: str,
-    *,
-    scores: Scores,
-    given: GivenSide,
-    level: float,
-) -> ScoreMap:
-    """Map MAP_POINTS scores of the covered range. As `map_score`."""
-    fitted = _find_calibration(services, project, translator, scores, given)
-    covered = calibration.covered_range(fitted)
-    points = (
-        []
-        if covered is None
-        else np.linspace(*covered, MAP_POINTS if covered[0] < covered[1] else 1).tolist()
-    )
-    return _map_scores(fitted, points, level)
-
-
-def _map_scores(fitted: Calibration, scores: list[float], level: float) -> ScoreMap:
-    points = [(score, calibration.expected_score(fitted, score, level=level)) for score in scores]
-    return ScoreMap(
-        points, calibration.covered_range(fitted), calibration.same_item_interval(fitted, level)
-    )
-
-
-def _find_calibration(
-    services: Services, project: str, translator: str, scores: Scores, given: GivenSide
-) -> Calibration:
-    """The calibration of a translator, from the cache or computed now."""
     row = find_translator(services, project, translator)
     fit: Key = (row.method, canonical_json(row.options), row.weights)
     key: Key = (row.source.blob, row.target.blob, *fit)
@@ -105,16 +39,17 @@ def _find_calibration(
         ("held-out", *key), partial(_hold_out, services, row), lambda value: value.nbytes
     )
 
-    def make() -> Calibration:
+    def sample() -> ScorePairs:
         with services.fitting(row.project):
-            return calibration.calibrate(items, scores, given=given)
+            return sample_pairs(items, scores)
 
-    return services.cache.get_or_make(
-        ("calibration", scores, given, *key), make, lambda value: value.nbytes
+    pairs = services.cache.get_or_make(
+        ("score-pairs", scores, *key), sample, lambda value: value.nbytes
     )
+    return find_threshold(pairs, score)
 
 
-def _hold_out(services: Services, row: tables.TranslatorRow) -> CalibrationItems:
+def _hold_out(services: Services, row: tables.TranslatorRow) -> HeldOutItems:
     """Raises TooFewAnchors also for made pairs, whose scores are too good."""
     if made_pairs.estimate_of(row.source.anchor_set) is not None:
         raise TooFewAnchors(

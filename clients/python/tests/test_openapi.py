@@ -77,7 +77,6 @@ METHODS: dict[str, Callable[..., Any]] = {
     "get_translator": translators.Translators.get,
     "download_translator": translators.Translator.download,
     "get_threshold": translators.Translator.threshold,
-    "get_calibration": translators.Translator.calibration,
     "plan_migration": stores.Migrations.create,
     "list_migrations": stores.Migrations.list,
     "get_migration": stores.Migrations.get,

@@ -121,7 +121,7 @@ def foreign(name):
     yield from ((verb, f"/anchor-sets/{name['set']}") for verb in ("GET", "DELETE"))
     yield from (
         ("GET", f"/translators/{name['translator']}{what}")
-        for what in ("", "/threshold?source=0.3", "/calibration")
+        for what in ("", "/threshold?source=0.3")
     )
     yield from ((verb, f"/pools/{name['pool']}") for verb in ("GET", "DELETE"))
     yield "POST", f"/pools/{name['pool']}/vectors", {"offset": 12, "vectors": SHAPES["first"]}

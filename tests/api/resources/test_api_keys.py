@@ -28,7 +28,7 @@ OPERATIONS = {
         /stores /stores/{name} /stores/{name}/comparison /aliases /aliases/{name}
         /heads /heads/{name} /translators /translators/{id} /translators/{id}/file
         /translators/{id}/threshold
-        /translators/{id}/calibration /jobs /jobs/{id} /jobs/{id}/events /metrics
+        /jobs /jobs/{id} /jobs/{id}/events /metrics
         /v1/models /v1/models/{model}
         /migrations /migrations/{id}
     """,

@@ -50,7 +50,7 @@ def test_a_few_anchors_have_no_held_out_numbers_and_fewer_no_cka(stocked, size):
     assert (report["cka"] is None) == (size < 5)
 
 
-@pytest.mark.parametrize("what", ["", "/file", "/threshold?source=0.5", "/calibration"])
+@pytest.mark.parametrize("what", ["", "/file", "/threshold?source=0.5"])
 def test_an_unknown_or_malformed_id_is_refused(client, refused, what):
     refused(client.get(f"/translators/tr_{'0' * 32}{what}"), 404, "translator-not-found", "id")
     for id_ in ("x", "tr_", "tr_" + "0" * 31, "tr_" + "g" * 32, "tr_" + "A" * 32):

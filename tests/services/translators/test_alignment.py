@@ -162,9 +162,7 @@ def test_everything_that_is_said_about_made_pairs_is_the_stored_estimate(made):
     found = anchor_reports.report_anchor_set(services, PROJECT, "made")
     assert "made-pairs" in [each["code"] for each in found["findings"]]
     with pytest.raises(errors.TooFewAnchors, match="known pairs"):
-        thresholds.map_all_scores(
-            services, PROJECT, fitted.id, scores=Scores.native_native, given="source", level=0.9
-        )
+        thresholds.convert_threshold(services, PROJECT, fitted.id, 0.5, scores=Scores.native_native)
 
 
 def test_spaces_that_do_not_align_end_the_job_and_nothing_is_made(quick, clouds):

@@ -70,19 +70,11 @@ class AsyncTranslator:
         """Write the translator to an ONNX file. Needs the package onnx."""
         (await self.download()).save_onnx(path)
 
-    async def threshold(self, **fields: Any) -> Json:
-        """Return the threshold of the target that accepts as much as one of the source.
-
-        fields  `source` or `target` (a threshold), `scores`, `level`
-        """
-        return await self._transport.get(f"/translators/{segment(self.id)}/threshold", **fields)
-
-    async def calibration(self, **fields: Any) -> Json:
-        """Return the map from scores of one encoder to those of the other.
-
-        fields  `given`, `scores`, `level`
-        """
-        return await self._transport.get(f"/translators/{segment(self.id)}/calibration", **fields)
+    async def threshold(self, source: float, *, scores: str | None = None) -> Json:
+        """Return the threshold of the target that accepts as much as one of the source."""
+        return await self._transport.get(
+            f"/translators/{segment(self.id)}/threshold", source=source, scores=scores
+        )
 
 
 class AsyncTranslators:

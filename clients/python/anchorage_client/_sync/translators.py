@@ -70,19 +70,11 @@ class Translator:
         """Write the translator to an ONNX file. Needs the package onnx."""
         (self.download()).save_onnx(path)
 
-    def threshold(self, **fields: Any) -> Json:
-        """Return the threshold of the target that accepts as much as one of the source.
-
-        fields  `source` or `target` (a threshold), `scores`, `level`
-        """
-        return self._transport.get(f"/translators/{segment(self.id)}/threshold", **fields)
-
-    def calibration(self, **fields: Any) -> Json:
-        """Return the map from scores of one encoder to those of the other.
-
-        fields  `given`, `scores`, `level`
-        """
-        return self._transport.get(f"/translators/{segment(self.id)}/calibration", **fields)
+    def threshold(self, source: float, *, scores: str | None = None) -> Json:
+        """Return the threshold of the target that accepts as much as one of the source."""
+        return self._transport.get(
+            f"/translators/{segment(self.id)}/threshold", source=source, scores=scores
+        )
 
 
 class Translators:

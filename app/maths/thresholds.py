@@ -1,21 +1,25 @@
-"""Pairs of held-out anchors with their old and their new score: the data of calibrations.
+"""New cosine thresholds after a change of encoder, from anchors alone: the threshold that as many
+pairs reach as reached the old one.
+
+The old score of two items is the cosine of their raw vectors by the source encoder, uncentred, as a
+vector database computes it. The new score is the cosine of two raw or translated vectors of the
+target (`app.types.Scores`).
 
 - Only pairs of anchors that were held out together count. The fit that translated one of them has
   seen all anchors of other folds and draws the translation nearer to those: on real encoders that
   adds .03 to .06 to the highest translated-native scores. So several rounds cut the anchors into
   folds anew, and each round gives the pairs within its folds.
 - Most pairs of random items are far apart, and thresholds concern the few near ones. So pairs are
-  sampled by strata of equal width in the given score, at most the same number from each, with
-  weights for the number of pairs that a row represents. Given a score, means and quantiles need no
-  weights; shares, precision and recall do.
+  sampled by strata of equal width in the old score, at most the same number from each, with
+  weights for the number of pairs that a row represents.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
@@ -25,26 +29,23 @@ from app.maths.quality.metrics import unit
 from app.maths.translators.methods import Options
 from app.types import Scores
 
-#: With fewer pairs above, below or near a score, nothing is said about it.
+#: With fewer pairs above or below a score, nothing is said about it.
 FEWEST_SCORE_PAIRS = 10
 
 #: Anchors that are held out at most: five fits on more take long, and their pairs suffice.
-MAX_CALIBRATION_ANCHORS = 2_000
+MAX_THRESHOLD_ANCHORS = 2_000
 
 #: Rounds are added until there are this many pairs, up to MAX_ROUNDS.
 ENOUGH_PAIRS = 100_000
 MAX_ROUNDS = 8
 
-#: Parts of equal width of the range of given scores, and the rows of each that are kept.
+#: Parts of equal width of the range of old scores, and the rows of each that are kept.
 STRATA = 200
 ROWS_PER_STRATUM = 1_000
 
-#: Which score is given: the old one (of the source) or the new one (of the target).
-GivenSide = Literal["source", "target"]
-
 
 @dataclass(frozen=True, eq=False)
-class CalibrationItems:
+class HeldOutItems:
     """Distinct anchors, and their translations by fits that did not see them; all rows of unit
     length, or zero.
 
@@ -68,23 +69,60 @@ class CalibrationItems:
 
 @dataclass(frozen=True, eq=False)
 class ScorePairs:
-    """Pairs of items with both their scores, in the order of the given score, on the CPU. A pair
-    has a row for each direction that differs.
+    """Pairs of items with both their scores, in the order of the old score, on the CPU. A pair has
+    a row for each direction that differs.
 
-    given   (n,) and answer (n,), cosines
+    old     (n,) and new (n,), cosines
     weight  (n,) the number of rows of all pairs that each row represents
-    first   (n,) and second (n,), the items
-    group   (n,) round * HELD_OUT_FOLDS + fold: no two groups of a round share an item
     fresh   (n,) whether this is the pair's first row here
     """
 
-    given: Float64[Tensor, " n"]
-    answer: Float64[Tensor, " n"]
+    old: Float64[Tensor, " n"]
+    new: Float64[Tensor, " n"]
     weight: Float64[Tensor, " n"]
-    first: Int64[Tensor, " n"]
-    second: Int64[Tensor, " n"]
-    group: Int64[Tensor, " n"]
     fresh: Bool[Tensor, " n"]
+
+    @property
+    def nbytes(self) -> int:
+        return self.old.nbytes + self.new.nbytes + self.weight.nbytes + self.fresh.nbytes
+
+
+@dataclass(frozen=True)
+class NewThreshold:
+    """What becomes of an old threshold.
+
+    by_rate      the threshold that as many pairs reach; None below FEWEST_SCORE_PAIRS sampled pairs
+                 on either side of the old one
+    share        the share of all pairs that reach the old one
+    pairs_above  the number of sampled pairs that reach it
+    """
+
+    by_rate: float | None
+    share: float
+    pairs_above: int
+
+
+def find_threshold(rows: ScorePairs, score: float) -> NewThreshold:
+    """The new threshold for an old one, in [-1, 1]: Q_new(F_old(score)), both linear between the
+    scores.
+    """
+    start = int(torch.searchsorted(rows.old, score))
+    above, below = int(rows.fresh[start:].sum()), int(rows.fresh[:start].sum())
+    share = float(rows.weight[start:].sum() / rows.weight.sum())
+    enough = min(above, below) >= FEWEST_SCORE_PAIRS
+    return NewThreshold(_rate_matched(rows, score) if enough else None, share, above)
+
+
+def _rate_matched(rows: ScorePairs, score: float) -> float:
+    def from_the_top(scores: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores, highest first, and the weight of those above each plus half of their weight."""
+        weight = rows.weight[order.flip(0)]
+        return scores[order.flip(0)], weight.cumsum(0) - weight / 2
+
+    old, old_above = from_the_top(rows.old, torch.arange(len(rows.old)))
+    new, new_above = from_the_top(rows.new, rows.new.argsort(stable=True))
+    above = np.interp(-score, (-old).numpy(), old_above.numpy())
+    return float(np.interp(above, new_above.numpy(), new.numpy()))
 
 
 def translate_held_out(
@@ -94,8 +132,8 @@ def translate_held_out(
     options: Options,
     *,
     seed: int = 0,
-) -> CalibrationItems | None:
-    """Distinct anchors with held-out translations, of at most MAX_CALIBRATION_ANCHORS anchors
+) -> HeldOutItems | None:
+    """Distinct anchors with held-out translations, of at most MAX_THRESHOLD_ANCHORS anchors
     chosen by the seed.
 
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item
@@ -104,13 +142,13 @@ def translate_held_out(
     Returns None for fewer than ten distinct anchors, or when a fold leaves only one vector. Raises
     InvalidOption.
     """
-    if len(source) > MAX_CALIBRATION_ANCHORS:
+    if len(source) > MAX_THRESHOLD_ANCHORS:
         parts = cut_into_folds(source.double(), target.double(), folds=HELD_OUT_FOLDS, seed=seed)
         if parts is None:
             return None
         distinct = parts[0].nonzero().flatten()
         order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed))
-        chosen = distinct[order[:MAX_CALIBRATION_ANCHORS]]
+        chosen = distinct[order[:MAX_THRESHOLD_ANCHORS]]
         source, target = source[chosen], target[chosen]
     pairs_a_round = len(source) ** 2 / (2 * HELD_OUT_FOLDS)
     rounds = []
@@ -120,7 +158,7 @@ def translate_held_out(
             return None
         rounds.append(held_out)
     first = rounds[0].first
-    return CalibrationItems(
+    return HeldOutItems(
         source=unit(source[first]).float(),
         target=unit(target[first]).float(),
         translated=torch.stack([unit(held_out.translated[first]).float() for held_out in rounds]),
@@ -128,56 +166,42 @@ def translate_held_out(
     )
 
 
-def sample_pairs(
-    items: CalibrationItems, scores: Scores, given: GivenSide, seed: int
-) -> ScorePairs:
-    """Pairs of each fold of each round, at most ROWS_PER_STRATUM rows of each stratum of the given
+def sample_pairs(items: HeldOutItems, scores: Scores, *, seed: int = 0) -> ScorePairs:
+    """Pairs of each fold of each round, at most ROWS_PER_STRATUM rows of each stratum of the old
     score, sorted by it.
 
     A pair has one row, or one for each direction where one side is translated. A zero vector has
-    cosine 0 with all others.
+    cosine 0 with all others. Deterministic for equal seeds.
     """
-    rows = _all_pairs(items, scores, given)
-    stratum = stratum_of(rows.given)
+    old, new, first, second = _all_pairs(items, scores)
+    stratum = stratum_of(old)
     shuffled = torch.randperm(len(stratum), generator=torch.Generator().manual_seed(seed))
     order = shuffled[stratum[shuffled].argsort(stable=True)]
     counts = torch.bincount(stratum, minlength=STRATA)
     place = torch.arange(len(order)) - (counts.cumsum(0) - counts)[stratum[order]]
     kept = order[place < ROWS_PER_STRATUM]
-    kept = kept[rows.given[kept].argsort(stable=True)]
-    low, high = (
-        torch.minimum(rows.first, rows.second)[kept],
-        torch.maximum(rows.first, rows.second)[kept],
-    )
+    kept = kept[old[kept].argsort(stable=True)]
+    low, high = torch.minimum(first, second)[kept], torch.maximum(first, second)[kept]
     return ScorePairs(
-        given=rows.given[kept],
-        answer=rows.answer[kept],
+        old=old[kept],
+        new=new[kept],
         weight=(counts.double() / counts.clamp(max=ROWS_PER_STRATUM))[stratum[kept]],
-        first=rows.first[kept],
-        second=rows.second[kept],
-        group=rows.group[kept],
-        fresh=_first_of_each(low * MAX_CALIBRATION_ANCHORS + high),
+        fresh=_first_of_each(low * MAX_THRESHOLD_ANCHORS + high),
     )
 
 
-def stratum_of(given: Float64[Tensor, " n"]) -> Int64[Tensor, " n"]:
+def stratum_of(old: Float64[Tensor, " n"]) -> Int64[Tensor, " n"]:
     """The stratum of each score: one of STRATA parts of equal width of the scores' range."""
-    low, high = given.aminmax()
+    low, high = old.aminmax()
     width = (high - low).clamp_min(torch.finfo(torch.float64).tiny)
-    return ((given - low) / width * STRATA).long().clamp(max=STRATA - 1)
+    return ((old - low) / width * STRATA).long().clamp(max=STRATA - 1)
 
 
-def same_item_scores(items: CalibrationItems, scores: Scores) -> Float64[Tensor, " m"]:
-    """Sorted new scores of an item with itself, on the CPU; empty where that is 1 by definition."""
-    if scores != Scores.translated_native:
-        return torch.empty(0, dtype=torch.float64)
-    own = (items.translated * items.target).sum(dim=-1).double().clamp(-1, 1)
-    return own.flatten().sort().values.cpu()
-
-
-def _all_pairs(items: CalibrationItems, scores: Scores, given: GivenSide) -> ScorePairs:
-    """Every pair of each fold of each round, once, or once in each direction where one side is
-    translated; in no order.
+def _all_pairs(
+    items: HeldOutItems, scores: Scores
+) -> tuple[Float64[Tensor, " n"], Float64[Tensor, " n"], Int64[Tensor, " n"], Int64[Tensor, " n"]]:
+    """The old and the new score and both items of every pair of each fold of each round, once, or
+    once in each direction where one side is translated; in no order, on the CPU.
     """
     one_sided = scores == Scores.translated_native
     columns: list[tuple[Tensor, ...]] = []
@@ -191,16 +215,9 @@ def _all_pairs(items: CalibrationItems, scores: Scores, given: GivenSide) -> Sco
                 i, j = torch.cat([i, j]), torch.cat([j, i])
             old = (items.source[members] @ items.source[members].T)[i, j].double().clamp(-1, 1)
             new = (queries[members] @ index[members].T)[i, j].double().clamp(-1, 1)
-            columns.append(
-                (old, new, members[i], members[j], torch.full_like(i, turn * HELD_OUT_FOLDS + fold))
-            )
-    old, new, first, second, group = (
-        torch.cat(column).cpu() for column in zip(*columns, strict=True)
-    )
-    x, y = (old, new) if given == "source" else (new, old)
-    return ScorePairs(
-        x, y, torch.ones_like(x), first, second, group, torch.ones_like(x, dtype=torch.bool)
-    )
+            columns.append((old, new, members[i], members[j]))
+    old, new, first, second = (torch.cat(column).cpu() for column in zip(*columns, strict=True))
+    return old, new, first, second
 
 
 def _first_of_each(label: Int64[Tensor, " n"]) -> Bool[Tensor, " n"]:

@@ -1,0 +1,112 @@
+"""Thresholds: as many pairs reach the new one as the old one, and missing data is reported."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from app.maths import thresholds
+from app.maths.quality.crossfit import FEWEST_DISTINCT
+from app.maths.thresholds import (
+    HeldOutItems,
+    ScorePairs,
+    find_threshold,
+    sample_pairs,
+    stratum_of,
+    translate_held_out,
+)
+from app.maths.translators.methods import resolve
+from app.types import Scores
+from tests.maths.clouds import normal, rotation
+
+NATIVE, TRANSLATED = Scores.native_native, Scores.translated_native
+
+
+def clustered(seed: int, items: int, dim: int) -> Tensor:
+    """Items around twelve uncentred clusters: cosines from -.5 to .95, most of them low."""
+    centre = torch.randint(12, (items,), generator=torch.Generator().manual_seed(seed))
+    spread = 0.2 + 0.8 * torch.rand(
+        items, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1)
+    )
+    return normal(7, 12, dim)[centre] + spread * normal(seed + 2, items, dim) + 0.3
+
+
+def noisy_pair(seed: int, items: int) -> tuple[Tensor, Tensor]:
+    """The same items by two encoders, 16-d and 12-d; the second is a noisy map of the first."""
+    source = clustered(seed, items, 16)
+    return source, source @ normal(8, 16, 12) + 2.0 * normal(seed + 3, items, 12)
+
+
+def items_of(source: Tensor, target: Tensor) -> HeldOutItems:
+    items = translate_held_out("ridge", source, target, resolve("ridge", {}, anchors=len(source)))
+    assert items is not None
+    return items
+
+
+@cache
+def noisy(scores: Scores) -> ScorePairs:
+    return sample_pairs(items_of(*noisy_pair(0, 150)), scores)
+
+
+def test_a_rotated_source_keeps_every_threshold():
+    source = clustered(0, 120, 10)
+    rows = sample_pairs(items_of(source, source @ rotation(0, 10)), NATIVE)
+    for score in (0.0, 0.2, 0.4, 0.6):
+        assert find_threshold(rows, score).by_rate == pytest.approx(score, abs=1e-5)
+
+
+@pytest.mark.parametrize("scores", Scores)
+def test_the_rate_matched_threshold_accepts_the_same_share(scores):
+    rows = noisy(scores)
+    for score in (0.0, 0.3, 0.5, 0.7):
+        found = find_threshold(rows, score)
+        reached = float(rows.weight[rows.new >= found.by_rate].sum() / rows.weight.sum())
+        assert reached == pytest.approx(found.share, abs=2e-3)
+
+
+@pytest.mark.parametrize("score", [-1.0, -0.99, 0.999, 1.0])
+def test_beyond_the_anchors_scores_there_is_no_threshold(score):
+    for scores in Scores:
+        assert find_threshold(noisy(scores), score).by_rate is None
+
+
+def test_equidistant_anchors_have_no_threshold_and_raise_no_error():
+    for scores in Scores:
+        rows = sample_pairs(items_of(torch.eye(20).double(), normal(0, 20, 6)), scores)
+        for score in (-0.5, 0.0, 0.5):
+            assert find_threshold(rows, score).by_rate is None
+
+
+def test_too_few_distinct_anchors_have_no_pairs_and_ten_have_some():
+    source, target = normal(0, FEWEST_DISTINCT, 4), normal(1, FEWEST_DISTINCT, 3)
+    options = resolve("ridge", {}, anchors=FEWEST_DISTINCT)
+    assert (
+        translate_held_out("ridge", source[:-1].repeat(3, 1), target[:-1].repeat(3, 1), options)
+        is None
+    )
+    assert find_threshold(sample_pairs(items_of(source, target), TRANSLATED), 0.0).share > 0
+
+
+def test_pairs_lie_within_folds_and_near_ones_are_oversampled():
+    items = items_of(*noisy_pair(0, 300))
+    rows = sample_pairs(items, TRANSLATED)
+    old, _, first, second = thresholds._all_pairs(items, TRANSLATED)
+    together = (items.fold_of[:, first] == items.fold_of[:, second]).any(dim=0)
+    assert bool((together & (first != second)).all())
+    assert float(rows.weight.sum()) == pytest.approx(len(old))
+    counts = torch.bincount(stratum_of(old), minlength=thresholds.STRATA)
+    assert int(counts.max()) > thresholds.ROWS_PER_STRATUM
+    kept = torch.bincount(stratum_of(rows.old), minlength=thresholds.STRATA)
+    assert torch.equal(kept, counts.clamp(max=thresholds.ROWS_PER_STRATUM))
+    top = float(old.quantile(0.999))
+    assert int((old > top).sum()) == int((rows.old > top).sum())
+
+
+def test_copies_of_anchors_make_no_pairs():
+    source, target = noisy_pair(0, 40)
+    items = items_of(source.repeat(3, 1), target.repeat(3, 1))
+    assert len(items.source) == 40
+    assert float(sample_pairs(items, NATIVE).old.max()) < 0.9999
