@@ -96,7 +96,7 @@ faults: $(INSTALLED) ## kill, restart and attack real processes, and count losse
 soak: $(INSTALLED) ## run a mixed load for MINUTES=10, and count errors and leaks (needs PostgreSQL and Redis binaries)
 	$(BIN)/python -m benchmarks.faults.soak --minutes $(or $(MINUTES),10)
 
-torture: $(INSTALLED) ## kill and alter everything during migrations of all kinds of stores for MINUTES=10 (SEED= repeats a run)
+torture: $(INSTALLED) ## kill and alter everything during migrations of the stores with a cutover for MINUTES=10 (SEED= repeats a run)
 	$(BIN)/python -m tests.torture --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 pack: $(INSTALLED) ## rebuild the demo's data (needs ANCHORAGE_DATA)

@@ -55,7 +55,7 @@ def connect(
     name: Annotated[str, typer.Argument(help="A name for the store, unique in the project.")],
     kind: Annotated[
         str,
-        typer.Option(help="pgvector, qdrant, chroma, lancedb, sqlite-vec, faiss, milvus or redis."),
+        typer.Option(help="pgvector, qdrant, chroma, lancedb, sqlite-vec, faiss or milvus."),
     ],
     address: Annotated[str, typer.Option(help="The name of an address in ANCHORAGE_STORES.")],
     collection: Annotated[str, typer.Option(help="The table, collection or file.")],

@@ -70,7 +70,6 @@ STORE_LIBRARIES = frozenset(
         "pyo3_runtime",
         "pysqlite3",
         "qdrant_client",
-        "redis",
         "requests",
         "s3fs",
         "sqlite3",

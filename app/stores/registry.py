@@ -18,7 +18,6 @@ CONNECTORS: dict[str, tuple[str, str, str]] = {
     "milvus": ("app.stores.milvus", "MilvusStore", "milvus"),
     "sqlite-vec": ("app.stores.sqlite_vec", "SqliteVecStore", "sqlite-vec"),
     "faiss": ("app.stores.faiss", "FaissStore", "faiss"),
-    "redis": ("app.stores.redis_search", "RedisSearchStore", "redis"),
 }
 
 #: the connectors that are imported

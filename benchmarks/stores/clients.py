@@ -324,49 +324,6 @@ class MilvusServerClient(StoreClient):
         return found
 
 
-class RedisServerClient(StoreClient):
-    """Hashes of a server of their own, with an HNSW index and an alias."""
-
-    kind, label, insert = "redis", "Redis search", "HSET, pipelines of 1,000, into the index"
-    server = "Valkey, RediSearch"
-
-    @contextmanager
-    def running(self, folder: Path) -> Iterator[str]:
-        server = import_module("tests.stores.cases.redis_server").SearchServer(folder)
-        yield server.url
-        server.stop()
-
-    def _client(self, url: str) -> Any:
-        import redis
-
-        return redis.Redis.from_url(url, protocol=2)
-
-    def fill(self, url: str, rows: StoredRows) -> StoreLocation:
-        dim = rows.vectors.shape[1]
-        vector = ["HNSW", 6, "TYPE", "FLOAT32", "DIM", dim, "DISTANCE_METRIC", "COSINE"]
-        words = ["ON", "HASH", "PREFIX", 1, "", "SCHEMA", "vector", "VECTOR", *vector]
-        with self._client(url) as client:
-            client.execute_command("FT.CREATE", "items-1", *words)
-            client.execute_command("FT.ALIASADD", "items", "items-1")
-            pipe = client.pipeline(transaction=False)
-            for id, vector, payload in zip(rows.ids, rows.vectors, rows.payloads, strict=True):
-                content = {"text": payload["text"], "payload": json.dumps(payload)}
-                pipe.hset(str(id), mapping={**content, "vector": vector.tobytes()})
-                if len(pipe) == BATCH:
-                    pipe.execute()
-            pipe.execute()
-        return StoreLocation(self.kind, url, "items", text_field="text")
-
-    def read(self, location: StoreLocation) -> Read:
-        found: Read = {}
-        with self._client(location.url) as client:
-            for key in client.scan_iter(_type="hash", count=BATCH):
-                content = client.hgetall(key)
-                vector = np.frombuffer(content.pop(b"vector"), np.float32)
-                found[int(key)] = (vector, content)
-        return found
-
-
 class FaissFileClient(StoreClient):
     """An index file, and the payloads in a file of JSON Lines beside it."""
 
@@ -401,6 +358,5 @@ CLIENTS: list[StoreClient] = [
     LancedbClient(),
     SqliteVecClient(),
     MilvusServerClient(),
-    RedisServerClient(),
     FaissFileClient(),
 ]

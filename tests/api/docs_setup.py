@@ -26,7 +26,7 @@ from app.demo.pack import load_pack
 from app.demo.run import write_store
 from app.stores.sqlite_vec import SQLITE
 from tests.pgvector_server import pgvector_server_of_process
-from tests.stores.cases import milvus_server, redis_server
+from tests.stores.cases import milvus_server
 
 DRAW = np.random.default_rng(0)
 TEXTS = [f"{verb} my {thing}" for verb in ("I lost", "Close") for thing in ("card", "account")]
@@ -265,17 +265,6 @@ def index_file(http: httpx2.Client, folder: Path) -> None:
     (folder / "faiss/articles.jsonl").write_text("\n".join(lines))
 
 
-def redis(http: httpx2.Client, folder: Path) -> None:
-    rows = moving(folder)
-    vector = ("VECTOR", "HNSW", 6, "TYPE", "FLOAT32", "DIM", rows.shape[1])
-    with redis_server.shared_server().client() as client:
-        words = ("ON", "HASH", "PREFIX", 1, "article:", "SCHEMA", "embedding", *vector)
-        client.execute_command("FT.CREATE", "articles-1", *words, "DISTANCE_METRIC", "COSINE")
-        client.execute_command("FT.ALIASADD", "articles", "articles-1")
-        for id_, row in enumerate(rows):
-            client.hset(f"article:{id_}", "embedding", row.tobytes())
-
-
 def articles(http: httpx2.Client, folder: Path) -> None:
     rows = moving(folder)
     with psycopg.connect(pgvector_server_of_process().url, autocommit=True) as connection:
@@ -299,7 +288,6 @@ SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "docs/how-to/milvus.md": milvus,
     "docs/how-to/sqlite-vec.md": sqlite,
     "docs/how-to/faiss.md": index_file,
-    "docs/how-to/redis.md": redis,
     "clients/python/README.md": client_page,
     "docs/explanation/anchors.md": six,
     "docs/how-to/anchor-sets.md": anchor_sets,

@@ -29,7 +29,7 @@ from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipP
 from anchorage_client import Client
 from tests.api.docs_setup import SETUP
 from tests.pgvector_server import pgvector_server_of_process
-from tests.stores.cases import milvus_server, redis_server
+from tests.stores.cases import milvus_server
 
 ROOT = Path(__file__).parents[2]
 FENCED = re.compile(r"^ *```(\S*)", re.MULTILINE)
@@ -66,7 +66,6 @@ VARYING = {
 }
 #: the databases of a page's reader
 DATABASE = "postgresql://app:secret@localhost:5432/shop"
-REDIS = "redis://app:secret@localhost:6379"
 MILVUS = "http://localhost:19530"
 #: the addresses of stores in a page, in the folder `/srv` of the reader
 STORES = re.compile(r"\bANCHORAGE_STORES='(.*?)'")
@@ -184,8 +183,6 @@ def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
     folder.mkdir()
     if DATABASE in text:
         text = text.replace(DATABASE, pgvector_server_of_process().url)
-    if REDIS in text:
-        text = text.replace(REDIS, redis_server.shared_server().url)
     if MILVUS in text:
         text = text.replace(MILVUS, milvus_server.shared_server())
     text = text.replace("/srv/", f"{folder}/")

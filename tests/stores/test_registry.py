@@ -21,7 +21,7 @@ def test_known_options_are_taken() -> None:
     require_known_options("lancedb", {"distance": "dot"})
 
 
-@pytest.mark.parametrize("kind", ["qdrant", "chroma", "milvus", "redis"])
+@pytest.mark.parametrize("kind", ["qdrant", "chroma", "milvus"])
 def test_a_field_of_ids_is_refused_where_a_connector_would_ignore_it(kind: str) -> None:
     with pytest.raises(InvalidOption, match="id_field"):
         require_known_options(kind, {}, "topic")

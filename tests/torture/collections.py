@@ -1,8 +1,7 @@
 """The torture of collections of other stores, whose clients are threads of this process.
 
-They stop as the stores' pages in docs/how-to say: in LanceDB and Redis during a cutover and a
-rollback; elsewhere from a verification until its cutover, and from a synchronisation until its
-rollback, and they delete nothing in between.
+They stop as the stores' pages in docs/how-to say: from a verification until its cutover, and from
+a synchronisation until its rollback, and they delete nothing in between.
 """
 
 from __future__ import annotations
@@ -57,10 +56,6 @@ class Collection:
         self.location: StoreLocation = case.fill(folder, rows)
         for place, id in enumerate(rows.ids):
             self.journal[id] = (payloads[place], vectors[place])
-
-    @property
-    def captures(self) -> bool:
-        return self.case.kind in ("lancedb", "redis")
 
     def alone(self) -> Alone:
         """Keep all clients waiting between their writes."""
@@ -225,11 +220,11 @@ def _round(
             within = lambda path: service.call_and_kill(path, draw.uniform(0, 0.3))  # noqa: E731
         switches = state in ("cut-over", "rolled-back")
         with collection.alone() if switches else nullcontext():
-            if switches and not collection.captures:
+            if switches:
                 migration.job("verify" if state == "cut-over" else "sync")
             migration.step_to(state, within)
             # Rows that are deleted between a cutover and a rollback are back after it.
-            collection.may_delete = collection.captures or place != 0
+            collection.may_delete = place != 0
         with collection.alone():
             collection.compare(service.translate, f"after {state}")
         tally.count("steps", f"{kind} {state}")

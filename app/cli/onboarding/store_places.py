@@ -24,8 +24,6 @@ SCHEMES = {
     "postgres": "pgvector",
     "http": "qdrant",
     "https": "qdrant",
-    "redis": "redis",
-    "rediss": "redis",
 }
 
 #: what the folder of a kind contains
@@ -65,8 +63,8 @@ def kind_of(address: str) -> str:
     raise typer.BadParameter(
         f"{shown} is no store that Anchorage knows. Pass postgresql://... for pgvector, "
         "http://... for Qdrant, http://...:19530 for Milvus (elsewhere with --kind milvus), "
-        "redis://... for Redis's search, a folder of Chroma, LanceDB, Qdrant's local mode or files "
-        "`*.faiss`, or a file with tables of sqlite-vec."
+        "a folder of Chroma, LanceDB, Qdrant's local mode or files `*.faiss`, or a file with "
+        "tables of sqlite-vec."
     )
 
 

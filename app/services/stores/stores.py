@@ -37,7 +37,7 @@ from app.stores.text_templates import parse_template
 CHECKED_ROWS = 256
 
 #: kinds whose collection is a name inside the database, which the connector quotes
-NAMED_COLLECTIONS = ("pgvector", "sqlite-vec", "redis")
+NAMED_COLLECTIONS = ("pgvector", "sqlite-vec")
 
 
 #: what a store says that is to learn from reads, and has no set to learn for

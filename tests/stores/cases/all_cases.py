@@ -9,7 +9,6 @@ from tests.stores.cases.lancedb import LancedbCase
 from tests.stores.cases.milvus import MilvusCase
 from tests.stores.cases.pgvector import PgvectorCase
 from tests.stores.cases.qdrant import LocalQdrantCase
-from tests.stores.cases.redis import RedisCase
 from tests.stores.cases.sqlite_vec import SqliteVecCase
 
 #: each connector adds its case here
@@ -21,5 +20,4 @@ CASES: list[StoreCase] = [
     MilvusCase(),
     SqliteVecCase(),
     FaissCase(),
-    RedisCase(),
 ]

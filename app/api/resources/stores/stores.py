@@ -30,9 +30,7 @@ router = APIRouter(prefix="/stores", tags=["Search an old index"])
 #: longest JSON of a store's options
 MAX_OPTION_BYTES = 4_096
 
-StoreKind = Literal[
-    "pgvector", "qdrant", "chroma", "lancedb", "sqlite-vec", "faiss", "milvus", "redis"
-]
+StoreKind = Literal["pgvector", "qdrant", "chroma", "lancedb", "sqlite-vec", "faiss", "milvus"]
 
 
 def _plain(text: str) -> str:
