@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from enum import StrEnum
-from typing import Literal
 
 #: rates such as 600/minute, separated by ;
 RATE = r"^[1-9][0-9]{0,8}/(second|minute|hour|day)(;[1-9][0-9]{0,8}/(second|minute|hour|day)){0,3}$"
 
 #: longest time for which a rotated key still works
 LONGEST_GRACE_S = 7 * 24 * 3600
-
-
-#: what a migration writes first: translations alone, or native vectors of rows that were read
-Fill = Literal["translate", "reads"]
 
 
 class EncoderKind(StrEnum):
@@ -68,7 +63,6 @@ class JobKind(StrEnum):
     #: a step of a migration: run, synchronise, or verify
     migrate = "migrate"
     #: add what searches of a store read to an anchor set
-    learn = "learn"
     #: measure which of several encoders ranks texts better
     compare = "compare"
     #: embed the anchors of an encoder that has changed

@@ -19,7 +19,6 @@ from app.observability import metrics
 from app.services.anchors.anchor_embedding import run_embed
 from app.services.anchors.encoder_acceptance import run_accept
 from app.services.anchors.encoder_watch import check_all
-from app.services.anchors.learning import run_learn
 from app.services.context import Services
 from app.services.jobs import runner
 from app.services.jobs.leases import Leases
@@ -27,7 +26,7 @@ from app.services.relevance.comparison import run_compare
 from app.services.relevance.judged_evaluation import run_any_evaluation
 from app.services.serving.fit_jobs import run_fit
 from app.services.store_migrations.run import run_migration
-from app.services.store_migrations.sync import fill_all, sync_all
+from app.services.store_migrations.sync import sync_all
 from app.services.translators.alignment import run_any_bootstrap
 from app.services.translators.translators import run_translator
 from app.services.upkeep import retention
@@ -43,7 +42,6 @@ RUNNERS: dict[str, runner.JobRunner] = {
     JobKind.fit: run_fit,
     JobKind.evaluate: run_any_evaluation,
     JobKind.migrate: run_migration,
-    JobKind.learn: run_learn,
     JobKind.compare: run_compare,
     JobKind.accept: run_accept,
 }
@@ -91,7 +89,6 @@ class Worker:
         #: when each migration is next synchronised, by its id
         self._sync_due: dict[str, float] = {}
         self._synchroniser = Periodic("synchronise stores", SYNC_S, self._sync)
-        self._filler = Periodic("fill migrations with reads", SYNC_S, self._fill)
 
     @property
     def alive(self) -> bool:
@@ -100,7 +97,7 @@ class Worker:
 
     @property
     def _periodics(self) -> tuple[Periodic, ...]:
-        return self._caretaker, self._deleter, self._synchroniser, self._filler, self._watch
+        return self._caretaker, self._deleter, self._synchroniser, self._watch
 
     def start(self) -> None:
         """Start all threads."""
@@ -123,7 +120,7 @@ class Worker:
                 "running jobs could not be handed back and restart when their leases expire: %s",
                 error.detail,
             )
-        for each in (self._synchroniser, self._filler, self._watch):
+        for each in (self._synchroniser, self._watch):
             each.stop(SYNC_STOP_S)
         self._deleter.stop()
         self._caretaker.stop()
@@ -166,9 +163,6 @@ class Worker:
 
     def _check_encoders(self) -> None:
         check_all(self.services, stopping=self._stopping.is_set)
-
-    def _fill(self) -> None:
-        fill_all(self.services, stopping=self._stopping.is_set)
 
 
 class Periodic(threading.Thread):

@@ -62,13 +62,6 @@ def plan(
         ),
     ] = None,
     method: Annotated[str, typer.Option(help="auto, or a method.")] = "auto",
-    fill: Annotated[
-        str,
-        typer.Option(
-            help="translate; or reads: rows that searches embed get native vectors too; needs a "
-            "text field."
-        ),
-    ] = "translate",
     re_embed: Annotated[
         str | None,
         typer.Option(
@@ -129,7 +122,6 @@ def plan(
         anchor_set=anchor_set,
         sources=[_source(each) for each in source or ()] or None,
         method=method,
-        fill=fill,
         re_embed=None if re_embed is None else _share(re_embed),
         rows_per_second=rows_per_second,
         max_latency_ms=max_latency_ms,
@@ -313,11 +305,6 @@ def _report(found: dict[str, Any], which: str, as_json: bool) -> None:
     typer.echo(f"The migration {found['id']} of {found['store']} is {found['state']}.")
     if facts["rows"]:
         typer.echo(f"{facts['rows']:,} of {facts['total'] or 0:,} rows have been read.")
-    if facts.get("native_reads") is not None:
-        typer.echo(
-            f"Of the {facts['recent_reads']:,} rows that searches read last, "
-            f"{facts['native_reads']:.0%} have a native vector."
-        )
     for step in ("cutover", "rollback"):
         if step in found["found"] and found["state"] in ("cut-over", "rolled-back"):
             typer.echo(f"{step}: clients waited {found['found'][step]['pause_s']:.3f} s.")

@@ -66,10 +66,6 @@ def connect(
         typer.Option(help="Column of the ids; default: the primary key.", show_default=False),
     ] = None,
     text_field: TextField = None,
-    learn: Annotated[
-        bool,
-        typer.Option("--learn", help="Anchor sets made from it grow with what searches embed."),
-    ] = False,
     options: Annotated[
         str | None,
         typer.Option(help="Options of the kind as a JSON object.", show_default=False),
@@ -87,7 +83,6 @@ def connect(
         vector_field=vector_field,
         id_field=id_field,
         text_field=text_field,
-        learn=learn,
         options=None if options is None else _json_object(options),
     )
     if as_json:

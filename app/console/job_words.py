@@ -59,7 +59,6 @@ def _title(kind: str, facts: Mapping[str, Any], store: str | None) -> str:
         JobKind.migrate: store or "a deleted store",
         JobKind.compare: " and ".join(facts.get("encoders") or ()),
         JobKind.embed: anchors,
-        JobKind.learn: anchors,
         JobKind.bootstrap: anchors,
         JobKind.accept: facts.get("encoder"),
     }

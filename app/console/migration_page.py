@@ -14,7 +14,7 @@ from app.console import wording
 from app.console.forms import Form, text_of
 from app.console.overview import find_pairs, next_call
 from app.console.pages import redirect, render
-from app.errors import Conflict, InvalidRequest, MigrationNotFound
+from app.errors import Conflict, MigrationNotFound
 from app.services.context import Services
 from app.services.store_migrations import plan, records, steps
 from app.services.store_migrations.plan_contents import MigrationTask, MixedSource
@@ -33,12 +33,6 @@ STEPS = {
     "rollback": steps.rollback,
     "finish": steps.finish,
     "abandon": steps.abandon,
-}
-
-#: what a migration writes first, as the form of a plan names it
-FILLS = {
-    "translate": "Translations of all rows",
-    "reads": "Translations, and the new encoder's own vectors of rows that searches read",
 }
 
 
@@ -62,14 +56,12 @@ def show_plan_form(request: Request, name: PathName, services: Svc, project: Rea
     repairs = [
         replace(each, source=own) for each in {each.anchor_set: each for each in back}.values()
     ]
-    fills = FILLS if row.options.get("text_field") else {"translate": FILLS["translate"]}
     return render(
         request,
         "store_plan.html",
         store=row,
         pairs=pairs + repairs,
         others=sorted({each.source for each in back}),
-        fills=fills,
     )
 
 
@@ -79,15 +71,11 @@ def plan_migration(
 ) -> Response:
     """Plans a migration, and shows it on the store's page. Raises as `plan.plan_migration`."""
     target, _, anchor_set = text_of(form, "pair").partition("@")
-    fill = text_of(form, "fill")
-    if fill not in FILLS:
-        raise InvalidRequest("Choose `translate` or `reads`.", field="fill")
     task = MigrationTask(
         store=name,
         target=target,
         anchor_set=anchor_set,
         sources=[MixedSource(each) for each in form.get("sources", [])],
-        fill="reads" if fill == "reads" else "translate",
     )
     plan.plan_migration(services, context, task)
     return redirect(request, f"{CONSOLE}/stores/{name}")

@@ -90,7 +90,6 @@ JOB_KINDS: dict[str, str] = {
     JobKind.fit: "Fit for a request",
     JobKind.evaluate: "Evaluate a translation",
     JobKind.migrate: "Migrate a store",
-    JobKind.learn: "Learn anchors from reads",
     JobKind.compare: "Compare encoders",
     JobKind.accept: "Embed the anchors of a changed encoder",
 }

@@ -18,7 +18,6 @@ from sqlalchemy import (
     String,
     UniqueConstraint,
     and_,
-    false,
     func,
     text,
 )
@@ -384,29 +383,6 @@ class NativeSpendingRow(Base):
     day_texts: Mapped[int]
 
 
-class StoreReadRow(Base):
-    """A row of a store that native scores of an encoder were read for."""
-
-    __tablename__ = "store_reads"
-    __table_args__ = (
-        Index("ix_store_reads_store_id_encoder_id_read_at", "store_id", "encoder_id", "read_at"),
-    )
-
-    store_id: Mapped[str] = mapped_column(
-        ForeignKey("stores.id", ondelete="CASCADE"), primary_key=True
-    )
-    encoder_id: Mapped[str] = mapped_column(
-        ForeignKey("encoders.id", ondelete="CASCADE"), primary_key=True
-    )
-    #: SHA-256 of the row's id, and the id
-    row_id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    row: Mapped[Any] = mapped_column(JSON)
-    #: seconds since 1970
-    read_at: Mapped[int] = mapped_column(BigInteger)
-    #: whether a migration to the encoder has written the native vector
-    is_native: Mapped[bool] = mapped_column(default=False, server_default=false())
-
-
 class StoreComparisonRow(Base):
     """A sum over the searches of a store that were compared on a day, and nothing of a query."""
 
@@ -463,11 +439,6 @@ class MigrationRow(Leased, Owned, Base):
     store: Mapped[StoreRow] = relationship(lazy="joined")
     target: Mapped[EncoderRow] = relationship(lazy="joined")
     anchor_set: Mapped[AnchorSetRow] = relationship(lazy="joined")
-
-    @property
-    def is_filled_by_reads(self) -> bool:
-        """Whether rows that searches read get native vectors."""
-        return self.plan.get("fill") == "reads"
 
 
 class ApiKeyRow(Owned, Base):

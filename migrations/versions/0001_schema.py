@@ -389,33 +389,6 @@ def upgrade() -> None:
             "store_id", "target_id", "mode", "day", "name", name=op.f("pk_store_comparisons")
         ),
     )
-    op.create_table(
-        "store_reads",
-        sa.Column("store_id", sa.String(length=32), nullable=False),
-        sa.Column("encoder_id", sa.String(length=32), nullable=False),
-        sa.Column("row_id", sa.String(length=64), nullable=False),
-        sa.Column("row", sa.JSON(), nullable=False),
-        sa.Column("read_at", sa.BigInteger(), nullable=False),
-        sa.Column("is_native", sa.Boolean(), server_default=sa.false(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["encoder_id"],
-            ["encoders.id"],
-            name=op.f("fk_store_reads_encoder_id_encoders"),
-            ondelete="CASCADE",
-        ),
-        sa.ForeignKeyConstraint(
-            ["store_id"],
-            ["stores.id"],
-            name=op.f("fk_store_reads_store_id_stores"),
-            ondelete="CASCADE",
-        ),
-        sa.PrimaryKeyConstraint("store_id", "encoder_id", "row_id", name=op.f("pk_store_reads")),
-    )
-    op.create_index(
-        "ix_store_reads_store_id_encoder_id_read_at",
-        "store_reads",
-        ["store_id", "encoder_id", "read_at"],
-    )
 
     op.create_table(
         "translators",

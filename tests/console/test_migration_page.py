@@ -14,7 +14,7 @@ from tests.api.resources.stores.conftest import case as case
 from tests.api.resources.stores.conftest import filled as filled
 from tests.api.resources.stores.conftest import shop as shop
 
-PLAN = {"pair": "new@items", "fill": "translate"}
+PLAN = {"pair": "new@items"}
 PAGE = "/console/stores/docs"
 
 
@@ -93,7 +93,6 @@ def test_wrong_plans_are_explained(planned: Shop) -> None:
     assert "at a time: abandon it first" in post(f"{PAGE}/plan", data=PLAN).text
     press(planned, "abandon")
     assert post(f"{PAGE}/plan", data={**PLAN, "pair": "none@items"}).status_code == 404
-    assert post(f"{PAGE}/plan", data={**PLAN, "fill": "all"}).status_code == 422
     assert planned.client.get(f"{PAGE}/steps/run").status_code == 404
 
 

@@ -243,20 +243,6 @@ def find_or_embed(
     return work.vectors(digests), work.shortfall is None
 
 
-def find_current(
-    services: Services, project: str, encoder: tables.EncoderRow, texts: Sequence[str | None]
-) -> list[Tensor | None]:
-    """Return the stored vector of each text, None where there is none. Nothing is encoded.
-
-    An encoder that has changed has none: searches may have stored new vectors next to old ones.
-    """
-    if encoder.has_changed:
-        return [None] * len(texts)
-    work, digests = _work_of(services, project, encoder, texts)
-    _find_stored(services, encoder.dim, work)
-    return work.vectors(digests)
-
-
 def keep_vectors(
     services: Services,
     project: str,

@@ -14,7 +14,7 @@ from app.device_failures import is_device_failure
 from app.errors import AddressNotListed, AnchorageError, StoreChanged
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.store_migrations import mixed, read_fill
+from app.services.store_migrations import mixed
 from app.services.store_migrations.maps import (
     CopyMap,
     MappedPage,
@@ -73,22 +73,17 @@ class MigrationContext:
         """Return the new vectors of rows: translated, of anchors, or encoded again by the plan."""
         mapped = map_rows(self.maps.forward, vectors)
         found, missing = mapped.vectors, mapped.undirected
-        native = read_fill.take_native(self, ids)
-        for place, vector in native.items():
-            found[place], missing[place] = vector, False
         choice = choose_rows(self.maps, self.row.plan, mapped)
-        choice[list(native)] = False
-        chosen, encoded = np.flatnonzero(choice), len(native)
+        chosen, encoded = np.flatnonzero(choice), 0
         if len(chosen):
             wanted = [ids[place] for place in chosen.tolist()]
             made = re_embed(self.services, self.context, self.row, self.store, wanted)
             encodable = chosen[list(made.places)]
             found[encodable], missing[encodable] = made.vectors, False
-            encoded += len(encodable)
+            encoded = len(encodable)
             choice[chosen] = False
             choice[encodable] = True
         undecided = mapped.undecided & ~choice
-        undecided[list(native)] = False
         places = np.flatnonzero(undecided)
         embedded = mixed.embed_undecided(self, ids, places.tolist())
         for place, vector in embedded.items():
@@ -149,12 +144,8 @@ class MigrationContext:
             vectors, missing = mapped.vectors, np.flatnonzero(mapped.undirected)
             self._note_written(changes, mapped.undirected)
         else:
-            returned = self.row.state == MigrationState.rolled_back
-            native = read_fill.find_native(self, changes.ids) if returned else set()
             made = self.make_new(changes.ids, changes.vectors)
             vectors, missing = made.vectors, made.missing
-            lost = {changes.ids[place] for place in missing.tolist()}
-            self._renew_native(changes, vectors, native - lost)
         if len(missing) == 0:
             self.migration.apply(changes, vectors)
             return
@@ -168,17 +159,6 @@ class MigrationContext:
             deleted=[*changes.deleted, *gone],
         )
         self.migration.apply(usable, vectors[kept])
-
-    def _renew_native(self, changes: Changes, vectors: StoreVectors, native: set[StoreId]) -> None:
-        """Write new vectors of changed rows whose native vector was written.
-
-        After a rollback, `apply` keeps the new vector of a row whose old one did not change: a
-        client may have written it. A native vector of a text that has changed must not stay.
-        """
-        places = [place for place, id in enumerate(changes.ids) if id in native]
-        if places:
-            ids = [changes.ids[place] for place in places]
-            self.migration.write(ids, vectors[places], replace=True)
 
 
 def open_migration(services: Services, row: tables.MigrationRow) -> MigrationContext:

@@ -42,7 +42,7 @@ from app.services.store_migrations.plan_contents import (
     require_migratable,
 )
 from app.services.store_migrations.records import STEP_STATES, find_migration
-from app.services.stores import native_texts, stores
+from app.services.stores import stores
 from app.services.translators import contracts, translator_reports, translators
 from app.services.translators.translators import FitRequest
 from app.storage import tables
@@ -82,8 +82,6 @@ def plan_migration(
     known = mixed.spaces_of(store, pairs) if task.sources else []
     text_field = store.options.get("text_field")
     check_re_embedding(task.re_embed, text_field, target.encoder)
-    if task.fill == "reads":
-        native_texts.native_count(services, store, target.encoder, 1, None, field="fill")
     reading = _read(services, store, task.batch, text_field)
     check_reading(reading, store=store.name, encoder=store.encoder.name, dim=store.encoder.dim)
     require_migratable(reading.facts)

@@ -43,7 +43,7 @@ from app.services.translators.translators import FitRequest, canonical_json
 from app.storage import tables
 from app.storage.cache import Key
 from app.stores.base import Capabilities, Store, StoreFacts, StoreId, StoreVectors
-from app.types import EncoderKind, Fill, InputRole
+from app.types import EncoderKind, InputRole
 
 #: rows of the sample, and pages that are read to measure the speed
 PLAN_SAMPLE, TIMED_PAGES = 2_000, 3
@@ -312,7 +312,6 @@ class MigrationTask:
     sources        further encoders of the rows; with them, the target may be the store's own
     min_quality    least estimate of the translator, in an index of the store's size
     force_space    plan even where the vectors seem to be another encoder's, or anchors useless
-    fill           `reads`: rows that searches read get native vectors, from then on
     re_embed       share of the rows to encode again, the central ones first
     evaluation     a finished evaluation of judged queries, for the advice
     """
@@ -327,7 +326,6 @@ class MigrationTask:
     min_quality: Mapping[str, float] = field(default_factory=dict)
     force_space: bool = False
     min_recall: float = DEFAULT_MIN_RECALL
-    fill: Fill = "translate"
     re_embed: float = 0.0
     rows_per_second: float | None = None
     max_latency_ms: float | None = None
@@ -393,7 +391,6 @@ def make_plan(services: Services, context: RequestContext, inputs: PlanInputs) -
         "rows_per_second": task.rows_per_second,
         "max_latency_ms": task.max_latency_ms,
         "batch": task.batch,
-        "fill": task.fill,
         "advice": advice_document(advised, inputs.estimate, cost, reading, encodes),
         "cost": cost,
         "space": dict(inputs.space),

@@ -14,11 +14,9 @@ from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.jobs.submission import submit_job
 from app.services.request_context import RequestContext
-from app.services.store_migrations import read_fill
 from app.storage import tables
 from app.storage.queries import jobs as job_queries
 from app.storage.queries import migrations as queries
-from app.storage.queries import store_reads
 from app.types import JobKind, JobState, MigrationState
 
 #: the actions of jobs, and the states from which each begins
@@ -58,14 +56,10 @@ STEP_STATES: dict[str, tuple[MigrationState, ...]] = {
 
 @dataclass(frozen=True)
 class MigrationStatus:
-    """A migration with its last job, if that still exists.
-
-    recent_reads  where reads fill it: rows that searches read last, and those with a native vector
-    """
+    """A migration with its last job, if that still exists."""
 
     row: tables.MigrationRow
     job: tables.JobRow | None
-    recent_reads: tuple[int, int] | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -107,15 +101,7 @@ class MigrationStatus:
             "phase": facts.get("phase") or position.get("phase"),
             "rows": rows,
             "total": max(rows, total or 0),  # clients add rows during a run
-            **self._reads(),
         }
-
-    def _reads(self) -> dict[str, Any]:
-        if self.recent_reads is None:
-            return {}
-        count, native = self.recent_reads
-        share = round(native / count, 4) if count else None
-        return {"recent_reads": count, "native_reads": share}
 
 
 def find_migration(services: Services, project: str, migration_id: str) -> MigrationStatus:
@@ -247,6 +233,4 @@ def _with_job(session: Session, row: tables.MigrationRow) -> MigrationStatus:
         queries.change(session, row, state=MigrationState.paused)
         session.expire(row)
         session.refresh(row)
-    filled = row.is_filled_by_reads and row.ended_at is None
-    recent = store_reads.native_share(session, read_fill.reads_of(row)) if filled else None
-    return MigrationStatus(row, job, recent)
+    return MigrationStatus(row, job)

@@ -217,8 +217,7 @@ class Run:
             position["skipped"] += len(lost)
             shown = [*found.get("skipped", []), *lost]
             found["skipped"] = list(dict.fromkeys(shown))[:SKIPPED_SHOWN]
-        # A row may be read, and have a native vector, after its translation was written.
-        again = bool(position.get("again")) or self._held.row.is_filled_by_reads
+        again = bool(position.get("again"))
         self._move.migration.write(ids, vectors, replace=again)
         position["rows"] += len(page.ids)
         position["anchors"] += made.known

@@ -18,7 +18,7 @@ from app.errors import AnchorageError, BelowEstimate, StoreUnavailable, Unavaila
 from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.store_migrations import mixed, read_fill
+from app.services.store_migrations import mixed
 from app.services.store_migrations.context import MigrationContext, open_migration, without_url
 from app.services.store_migrations.lease import LEASE_S, Lease, take_lease
 from app.services.store_migrations.records import (
@@ -28,7 +28,6 @@ from app.services.store_migrations.records import (
 )
 from app.services.store_migrations.sync import drain_held
 from app.storage import tables
-from app.storage.queries import store_reads
 from app.storage.queries.migrations import STEP
 from app.storage.queries.statements import changed_rows
 from app.types import MigrationState
@@ -140,8 +139,6 @@ def _record(
             owner = tables.StoreRow.id == row.store_id
             statement = update(tables.StoreRow).where(owner)
             changed_rows(session, statement.values(encoder_id=row.target_id))
-        if ended and row.is_filled_by_reads:
-            store_reads.reset_native(session, read_fill.reads_of(row))
         record_audit(session, context, step, "migration", row.id, row)
 
     held.save(

@@ -17,7 +17,7 @@ from app.errors import AnchorageError, DatabaseUnavailable, MigrationActive, Una
 from app.services.context import Services
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult, problem_of
-from app.services.store_migrations import mixed, read_fill
+from app.services.store_migrations import mixed
 from app.services.store_migrations.context import (
     MigrationContext,
     is_after_cutover,
@@ -105,27 +105,6 @@ def _sync_idle(services: Services, move: MigrationContext, stopping: Callable[[]
         return drain_held(move, held, stop=lambda count: stopping() or time.monotonic() >= ends)
 
 
-def fill_all(services: Services, *, stopping: Callable[[], bool] = lambda: False) -> int:
-    """Write native vectors of read rows in every migration without a job; return their number.
-
-    The texts are embedded without a lease, so that a slow encoder holds nothing up. Errors of one
-    migration are logged. Raises DatabaseUnavailable, and the error of a device that failed.
-    """
-    with services.db.transaction() as session:
-        rows = queries.idle_in(session, read_fill.FILLED_STATES)
-        rows = [row for row in rows if read_fill.has_reads(session, row)]
-    total = 0
-    for row in rows:
-        if stopping():
-            break
-        with _logging(services, row, "fill migration %s with reads"):
-            move = open_migration(services, row)
-            read_fill.embed_reads(move)
-            with take_lease(services, row.id) as held:
-                total += fill_held(move, held)[0]
-    return total
-
-
 def run_sync(services: Services, held: Lease, progress: Progress) -> JobResult:
     """Apply all changes that wait now. Raises the errors of the store, and those of Progress."""
     move = open_migration(services, held.row)
@@ -137,16 +116,7 @@ def run_sync(services: Services, held: Lease, progress: Progress) -> JobResult:
         progress(applied, applied + 1, {"phase": "sync"})
         return False
 
-    drained = drain_held(move, held, stop=report)
-    filled, waiting = fill_held(move, held)
-    return JobResult({"applied": drained, "filled": filled, "waiting": waiting})
-
-
-def fill_held(move: MigrationContext, held: Lease) -> tuple[int, int]:
-    """As `fill_reads`, where the plan has `fill: reads` and the state allows it."""
-    if not read_fill.takes_reads(held.row) or queries.STEP in held.position:
-        return 0, 0
-    return read_fill.fill_reads(move)
+    return JobResult({"applied": drain_held(move, held, stop=report)})
 
 
 def drain_held(

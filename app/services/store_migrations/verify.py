@@ -13,7 +13,6 @@ from app.errors import StoreUnsupported
 from app.services.context import Services
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
-from app.services.store_migrations import read_fill
 from app.services.store_migrations.context import FEW_CHANGES, MigrationContext, open_migration
 from app.services.store_migrations.lease import Lease
 from app.services.store_migrations.re_embedding import choose_rows
@@ -160,17 +159,12 @@ def check_payloads(move: MigrationContext, row: tables.MigrationRow, hear: HearR
 def check_sample(move: MigrationContext, held: Lease) -> Check:
     """Compare new vectors of sampled rows with translations of their old ones.
 
-    Rows that the plan encodes again, or fills with native vectors, and undecided ones are left out.
+    Rows that the plan encodes again, and undecided ones are left out.
     """
     page = move.store.sample(VERIFIED_ROWS)
     mapped = move.maps.forward.map_rows(page.vectors)
     chosen = choose_rows(move.maps, held.row.plan, mapped) | mapped.undecided
-    native = read_fill.find_native(move, page.ids)
-    ids = [
-        each
-        for each, encoded in zip(page.ids, chosen.tolist(), strict=True)
-        if not encoded and each not in native
-    ]
+    ids = [each for each, encoded in zip(page.ids, chosen.tolist(), strict=True) if not encoded]
     differing: Sequence[StoreId] = ids
     for look in range(MAX_LOOKS):
         differing = find_different(move, differing)

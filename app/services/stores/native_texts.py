@@ -13,7 +13,7 @@ from app.services.relevance.native_order import (
 )
 from app.storage import tables
 from app.storage.queries.native_vectors import StoreRowId
-from app.stores.base import Hits, StoreId
+from app.stores.base import Hits
 from app.types import EncoderKind
 
 
@@ -23,8 +23,6 @@ def native_count(
     target: tables.EncoderRow,
     requested: int | None,
     mode: str | None,
-    *,
-    field: str = "native",
 ) -> int:
     """Return how many candidates of each query the target embeds.
 
@@ -49,17 +47,17 @@ def native_count(
         )
     if not has_texts:
         raise InvalidRequest(
-            f"`{field}` embeds texts of the store, which was connected without `text_field`. "
-            f"Connect it again with `text_field`, or remove `{field}`.",
-            field=field,
+            "`native` embeds texts of the store, which was connected without `text_field`. "
+            "Connect it again with `text_field`, or remove `native`.",
+            field="native",
         )
-    require_texts_encoder(target, field)
+    require_texts_encoder(target, "native")
     if target.kind == EncoderKind.openai and not may_leave:
         raise InvalidRequest(
-            f"`{field}` would send texts of the store to the endpoint of {target.name!r}. The "
+            f"`native` would send texts of the store to the endpoint of {target.name!r}. The "
             "operator allows that with the name of the store's address in "
-            f"ANCHORAGE_NATIVE_REMOTE. Until then, remove `{field}`.",
-            field=field,
+            f"ANCHORAGE_NATIVE_REMOTE. Until then, remove `native`.",
+            field="native",
         )
     return requested
 
@@ -70,12 +68,8 @@ def native_scoring(
     count: int,
     deadline_s: float,
     hits: Sequence[Hits],
-    read: list[StoreId],
 ) -> NativeScoring:
-    """Return how the candidates of all queries are scored, with the texts that the store has.
-
-    read  receives the ids of the rows whose texts are embedded
-    """
+    """Return how the candidates of all queries are scored, with the texts that the store has."""
     every = [each for one in hits for each in one.ids]
 
     async def read_texts(
@@ -85,7 +79,6 @@ def native_scoring(
         unique = list(dict.fromkeys(ids))
         texts = await services.stores.ask(row, lambda store: store.texts(unique))
         by_id = dict(zip(unique, texts, strict=True))
-        read.extend(each for each in unique if by_id[each])
         rows = [StoreRowId.of(row.id, each) for each in ids]
         return [by_id[each] for each in ids], rows
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal
 
-import anyio
 import numpy as np
 from anyio import to_thread
 from torch import Tensor
@@ -48,7 +46,6 @@ from app.services.serving import apply
 from app.services.serving.apply import ServedMap, Translation
 from app.services.stores.hits import hit_vectors, known_vectors, union
 from app.services.stores.native_texts import native_count, native_scoring
-from app.services.stores.reads import record_reads
 from app.services.translators.translators import FitRequest
 from app.services.translators.warnings import AnswerWarning, warnings_about_change
 from app.storage import tables
@@ -61,9 +58,6 @@ StoreSearchMode = Literal["bridge", "cascade", "fuse", "translate"]
 
 #: candidates of each query, unless the request says otherwise
 USUAL_CANDIDATES = 100
-
-#: how long a search waits until its reads are recorded
-RECORD_S = 0.25
 
 #: bytes of memory for a candidate's id, score and place
 HIT_BYTES = 256
@@ -127,8 +121,6 @@ class _Ready:
                 native and old scores alone order the candidates
     native      candidates of each query that the target encoder embeds
     has_new     whether rows may have a new vector already
-    reader      the target, where anchors or a migration learn from the rows that are embedded
-    read        receives these rows
     cut_over    whether a migration of the store may finish, and delete its old vectors
     notices     further warnings
     """
@@ -147,8 +139,6 @@ class _Ready:
     bridging: ServedMap | None = None
     has_new: bool = False
     native: int = 0
-    reader: tables.EncoderRow | None = None
-    read: list[StoreId] = field(default_factory=list)
     notices: Sequence[AnswerWarning] = ()
 
 
@@ -247,11 +237,6 @@ async def search_store(
     if ready.mode in ("bridge", "translate"):
         return replace(answer, results=[_results(each, request.k) for each in hits])
     rescored = await _rescore(services, context, request, ready, hits, new)
-    if ready.reader is not None and ready.read:
-        anchor_set = None if ready.request is None else ready.request.anchor_set
-        record = partial(record_reads, services, context, ready.row, ready.reader)
-        with anyio.move_on_after(RECORD_S):
-            await to_thread.run_sync(record, ready.read, anchor_set, abandon_on_cancel=True)
     seconds["rescore"] = time.perf_counter() - stored
     return replace(
         answer,
@@ -338,7 +323,6 @@ def _prepare(services: Services, context: RequestContext, request: StoreSearch) 
         (None, None) if fit is None else _bridge(services, context, row, fit, vectors)
     )
     every = [_numpy(each) for each in (old, bridged) if each is not None]
-    is_filling = moving is not None and moving.is_filled_by_reads and not cut_over
     return _Ready(
         row,
         target,
@@ -354,7 +338,6 @@ def _prepare(services: Services, context: RequestContext, request: StoreSearch) 
         bridging=bridging,
         has_new=moving is not None and moving.state != MigrationState.planned,
         native=native,
-        reader=target if row.options.get("learn") or is_filling else None,
     )
 
 
@@ -576,9 +559,7 @@ async def _rescore(
         request.weight,
         request.k,
         known=known_vectors(hits, new, ready.queries.shape[1]),
-        native=native_scoring(
-            services, ready.row, ready.native, request.native_deadline_s, hits, ready.read
-        )
+        native=native_scoring(services, ready.row, ready.native, request.native_deadline_s, hits)
         if ready.native
         else None,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -20,15 +20,14 @@ from app.errors import (
 from app.maths.anchors.space_match import LEAST_SHARE, UNUSUAL_SHARE, SpaceMatch, match_space
 from app.services.access.audit import record_audit
 from app.services.anchors import spaces
-from app.services.anchors.learning import has_learning_set
 from app.services.context import Services
 from app.services.name_lookup import refuse_in_use
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.storage.queries import native_vectors, resources, store_reads
+from app.storage.queries import native_vectors, resources
 from app.storage.queries import stores as store_queries
 from app.storage.queries.native_vectors import StoreRowId
-from app.stores.base import Capabilities, Store, StoreFacts, StoreId, StoreNote, StoreVectors
+from app.stores.base import Capabilities, Store, StoreFacts, StoreId, StoreVectors
 from app.stores.handles import STORE_ANSWER_S, find_address
 from app.stores.registry import CONNECTORS, require_known_options
 from app.stores.text_templates import parse_template
@@ -38,14 +37,6 @@ CHECKED_ROWS = 256
 
 #: kinds whose collection is a name inside the database, which the connector quotes
 NAMED_COLLECTIONS = ("pgvector", "sqlite-vec")
-
-
-#: what a store says that is to learn from reads, and has no set to learn for
-NOTHING_LEARNS = StoreNote(
-    "no-set-learns",
-    "The store has `learn: true`, but no anchor set of its rows for one new encoder, so reads "
-    "teach nothing. Send POST /anchor-sets with `store`.",
-)
 
 
 @dataclass(frozen=True)
@@ -60,7 +51,6 @@ class StoreDefinition:
     vector_field: str | None = None
     id_field: str | None = None
     text_field: str | None = None
-    learn: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -97,12 +87,6 @@ def create_store(
     """
     _check_collection(definition)
     parse_template(definition.text_field or "")
-    if definition.learn and definition.text_field is None:
-        raise InvalidRequest(
-            "`learn` makes anchors of the texts that searches read, and the store has no "
-            "`text_field`. Add one, or remove `learn`.",
-            field="learn",
-        )
     require_known_options(definition.kind, definition.options, definition.id_field)
     find_address(services.stores.addresses, definition.address, context.project)
     with services.db.transaction() as session:
@@ -177,8 +161,6 @@ def _require_texts(store: Store, ids: Sequence[StoreId]) -> None:
 
 def _report(services: Services, row: tables.StoreRow, found: _StoreContents) -> StoreReport:
     facts, capabilities, vectors, ids = found
-    if row.options.get("learn") and not has_learning_set(services, row):
-        facts = replace(facts, notes=(*facts.notes, NOTHING_LEARNS))
     space = check_space(services, row.encoder, vectors)
     return StoreReport(row, facts, capabilities, space, foreign_ids(space, ids))
 
@@ -269,14 +251,11 @@ def delete_native_vectors(
         row = resources.by_name(session, tables.StoreRow, context.project, name)
         record_audit(session, context, "delete", "native-vectors", name)
         if row_id is None:
-            store_reads.delete_reads_of_store(session, row.id)
             return native_vectors.delete_of_store(session, row.id)
         ids: list[int | str] = [row_id]
         with suppress(ValueError):
             ids.append(int(row_id))
         rows = {StoreRowId.of(row.id, each) for each in ids}
-        for each in rows:
-            store_reads.delete_reads_of_store(session, *each)
         return sum(native_vectors.delete_of_store(session, *each) for each in rows)
 
 
@@ -292,7 +271,6 @@ def _row(project: str, definition: StoreDefinition, encoder: tables.EncoderRow) 
         "vector_field": definition.vector_field,
         "id_field": definition.id_field,
         "text_field": definition.text_field,
-        "learn": definition.learn,
         "options": dict(definition.options),
     }
     return tables.StoreRow(

@@ -145,14 +145,6 @@ def count_unfinished(session: Session, project: str) -> tuple[int, int]:
     return of_project, of_all
 
 
-def has_unfinished(
-    session: Session, project: str, kind: JobKind, arguments: dict[str, Any]
-) -> bool:
-    """Return whether an unfinished job of the project has this kind and these arguments."""
-    waiting = (UNFINISHED, JobRow.project == project, JobRow.kind == kind)
-    return arguments in session.scalars(select(JobRow.arguments).where(*waiting)).all()
-
-
 def count_by_state(session: Session) -> dict[str, int]:
     """Return the number of unfinished jobs of all projects by state."""
     counted = select(JobRow.state, func.count()).where(UNFINISHED).group_by(JobRow.state)

@@ -16,7 +16,6 @@ from sqlalchemy.orm import (
     contains_eager,
     defer,
     joinedload,
-    selectinload,
     undefer,
 )
 from sqlalchemy.orm.attributes import set_committed_value
@@ -279,15 +278,6 @@ def users_of_anchor_set(session: Session, anchor_set: AnchorSetRow) -> list[str]
 def whole_pool(session: Session, project: str, name: str, *, field: str = "name") -> PoolRow:
     """Return a pool with its pieces."""
     return by_name(session, PoolRow, project, name, field=field, options=[undefer(PoolRow.pieces)])
-
-
-def sets_with_provenance(session: Session, project: str) -> Sequence[AnchorSetRow]:
-    """Return the sets that the service made itself, with their spaces."""
-    return session.scalars(
-        select(AnchorSetRow)
-        .where(AnchorSetRow.project == project, AnchorSetRow.provenance.is_not(None))
-        .options(selectinload(AnchorSetRow.spaces))
-    ).all()
 
 
 def whole_set(session: Session, project: str, name: str, *, field: str = "name") -> AnchorSetRow:

@@ -37,7 +37,6 @@ from app.services.store_migrations.plan_contents import (
     MixedSource,
 )
 from app.storage import tables
-from app.types import Fill
 
 router = APIRouter(prefix="/migrations", tags=["Migrate"])
 
@@ -98,12 +97,6 @@ class NewMigration(Body):
         DEFAULT_MIN_RECALL,
         description="Share of the results of an exact search that the new index must find, 0 to "
         "1, for `verify` to pass. One that finds as much as the old one, less .02, passes too.",
-    )
-    fill: Fill = Field(
-        "translate",
-        description="`translate`: each row gets a translation. `reads`: the same, and rows whose "
-        "texts searches embed for native scores get that vector, from the first search after this "
-        "call until the cutover. It needs a store with a `text_field`.",
     )
     re_embed: Share = Field(
         0.0,

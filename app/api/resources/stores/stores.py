@@ -101,11 +101,6 @@ class NewStore(Body):
         "`{title}: {body:2000}`, whose number is the most characters of a field.",
     )
     encoder: Name = Field(description="Encoder whose vectors the store holds.")
-    learn: bool = Field(
-        False,
-        description="Whether anchor sets that were made from the store grow with the texts that "
-        "searches embed for native scores. It needs `text_field`.",
-    )
     options: Annotated[dict[str, Any], AfterValidator(_short)] = Field(
         default_factory=dict, description="Options of the kind, at most 4,096 bytes of JSON."
     )
@@ -134,11 +129,6 @@ class StoreEntryOut(RowModel):
         validation_alias=AliasPath("options", "text_field"),
         description="Column or payload field with the text, or a template of several. Null: there "
         "is none.",
-    )
-    learn: bool = Field(
-        False,
-        validation_alias=AliasPath("options", "learn"),
-        description="Whether anchor sets that were made from it grow with what searches embed.",
     )
     encoder: str = Field(
         validation_alias=AliasPath("encoder", "name"),

@@ -46,7 +46,6 @@ class AsyncStores(AsyncResource):
         vector_field: str | None = None,
         id_field: str | None = None,
         text_field: str | None = None,
-        learn: bool | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Json:
         """Register a store. The service reads it, and writes nothing."""
@@ -59,7 +58,6 @@ class AsyncStores(AsyncResource):
             "vector_field": vector_field,
             "id_field": id_field,
             "text_field": text_field,
-            "learn": learn,
             "options": None if options is None else dict(options),
         }
         return await self._transport.post(self.path, body, creates=True)
@@ -282,7 +280,6 @@ class AsyncMigrations:
         sources: Sequence[str | Mapping[str, str]] | None = None,
         force_space: bool | None = None,
         min_recall: float | None = None,
-        fill: Literal["translate", "reads"] | None = None,
         re_embed: float | None = None,
         rows_per_second: float | None = None,
         max_latency_ms: float | None = None,
@@ -305,7 +302,6 @@ class AsyncMigrations:
             "sources": sources,
             "force_space": force_space,
             "min_recall": min_recall,
-            "fill": fill,
             "re_embed": re_embed,
             "rows_per_second": rows_per_second,
             "max_latency_ms": max_latency_ms,

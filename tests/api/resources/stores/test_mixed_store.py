@@ -10,8 +10,12 @@ import pytest
 
 from app.stores.registry import open_store
 from tests.api.resources.stores.test_native_search import Shop, make_shop
-from tests.api.resources.stores.test_reads import TEXTS
 from tests.waiting import until
+
+THINGS = ["card", "cash", "rate", "transfer", "refund", "PIN", "loan", "visa", "cheque", "account"]
+WHERE = ["abroad", "at home", "in a shop", "on the phone", "at night"]
+VERBS = ["How do I get a", "I lost my", "What is the fee of a", "Please cancel the", "Who pays my"]
+TEXTS = [f"{verb} {thing} {where}" for verb in VERBS for thing in THINGS for where in WHERE]
 
 FOREIGN = np.arange(len(TEXTS)) % 4 == 0
 STRANGE = 2  # a row of no encoder

@@ -26,8 +26,7 @@ from app.services.request_context import RequestContext
 from app.settings import Settings
 from app.storage import tables
 from app.stores.base import StoreLocation
-from tests.pgvector_server import pgvector_server_of_process
-from tests.stores.cases.base import Rows, StoreCase
+from tests.stores.cases.base import Rows
 from tests.stores.cases.lancedb import LancedbCase
 from tests.waiting import until
 
@@ -106,28 +105,21 @@ def registered() -> Path:
 def make_shop(
     folder: Path,
     texts: list[str | None],
-    case: StoreCase = CASE,
-    learn: bool = False,
     change: Callable[[np.ndarray], np.ndarray] = lambda vectors: vectors,
     **settings: Any,
 ) -> Shop:
     shutil.copytree(registered(), folder / "data")
-    url = str(folder / "lance") if case is CASE else pgvector_server_of_process().url
-    shop = Shop(folder, stores={"main": url}, **settings)
+    shop = Shop(folder, stores={"main": str(folder / "lance")}, **settings)
     shop.client.__enter__()
     vectors = change(shop.embed([(text or "nothing")[:999] for text in texts], "old"))
     rows = Rows(
-        case.ids(*range(len(texts))),
+        CASE.ids(*range(len(texts))),
         vectors,
         [{"text": text, "number": row} for row, text in enumerate(texts)],
     )
-    shop.location = case.fill(folder, rows)
+    shop.location = CASE.fill(folder, rows)
     named = {"kind": shop.location.kind, "collection": shop.location.collection}
-    fields = {
-        "vector_field": shop.location.vector_field,
-        "text_field": "text",
-        "learn": learn,
-    }
+    fields = {"vector_field": shop.location.vector_field, "text_field": "text"}
     shop.post("/stores", 201, name="docs", address="main", encoder="old", **named, **fields)
     return shop
 
