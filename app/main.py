@@ -44,7 +44,7 @@ from app.api.resources.anchors import (
     pools,
 )
 from app.api.resources.relevance import advice, compare, rescore
-from app.api.resources.stores import comparison, migrations, store_search, stores
+from app.api.resources.stores import migrations, store_search, stores
 from app.encoders.threads import use_threads
 from app.observability import tracing
 from app.services.access.api_keys import KeyRing
@@ -60,7 +60,6 @@ RESOURCES = (
     translate,
     relative,
     store_search,
-    comparison,
     stores,
     rescore,
     openai,
@@ -121,7 +120,6 @@ def create_app(settings: Settings) -> FastAPI:
         gauges = asyncio.create_task(admission.refresh_gauges(app.state.admission))
         yield
         gauges.cancel()
-        services.shadows.close()
         app.state.admission.stopping = True
         if worker is not None:
             await run_in_threadpool(worker.stop)

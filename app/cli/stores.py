@@ -157,38 +157,6 @@ def search(
             typer.echo(f"{row + 1:4}  {score:8.4f}  {id_}{more}")
 
 
-@cli.command("comparison")
-@uses_service
-def show_comparison(
-    service: Service,
-    name: Annotated[str, typer.Argument(help="The name of the store.")],
-    as_json: AsJson = False,
-) -> None:
-    """Print what searches with `compare` found by the new encoder and by the old one."""
-    found = service.get(at("stores", name, "comparison"))["comparisons"]
-    if as_json:
-        print_json(found)
-        return
-    if not found:
-        typer.echo(f"No search of {name} was compared yet. Send `compare` with searches.")
-    for each in found:
-        typer.echo(f"{each['target']} by {each['mode']}, since {each['since']}")
-        if each["shadowed"]:
-            times = (each["latency_ms"], each["old_latency_ms"])
-            new, old = (f"{time['p50']:.0f} (p99 {time['p99']:.0f}) ms" for time in times)
-            typer.echo(
-                f"  {each['shadowed']:,} queries by both: {each['overlap']:.0%} of the hits are "
-                f"the same; {new}, old encoder {old}; {each['native_texts']:,.0f} texts embedded"
-            )
-        if each["dropped"] or each["failed"]:
-            typer.echo(f"  {each['dropped']:,} shadows were dropped, {each['failed']:,} failed")
-        if each["interleaved"] or each["same"]:
-            typer.echo(
-                f"  {each['interleaved']:,} interleaved answers, {each['clicked']:,} with a click; "
-                f"{each['same']:,} had the same hits\n  {each['summary']}"
-            )
-
-
 @cli.command("disconnect")
 @uses_service
 def disconnect(

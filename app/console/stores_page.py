@@ -10,24 +10,20 @@ from typing import Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
-from markupsafe import Markup
 
 from app.api.http.admission import CONSOLE
 from app.api.http.deps import PathName, ReadContext, Reads, Svc
-from app.console.charts import Bar, bar_chart
 from app.console.fields import NameField
 from app.console.forms import Form, text_of
 from app.console.migration_page import migration_values
 from app.console.overview import find_pairs, show_advice
 from app.console.pages import is_fragment, redirect, render
 from app.errors import AnchorageError, InvalidRequest
-from app.maths.relevance.live_comparison import Preference
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs
 from app.services.relevance.advice import AdviceTask, advise_by_records
 from app.services.request_context import RequestContext
 from app.services.stores import stores
-from app.services.stores.comparison_results import comparison_results
 from app.services.stores.search import StoreAnswer, StoreSearch, search_store
 from app.services.translators.translators import FitRequest
 from app.storage.queries import native_vectors, resources
@@ -165,27 +161,12 @@ def _page(
         pairs=pairs,
         searched=searched,
         found=found,
-        comparisons=[
-            (each, _preference_chart(number, each))
-            for number, each in enumerate(comparison_results(services, project, name))
-        ],
         spent={
             "today": (day, limits.native_texts_a_day),
             "in this minute": (minute, limits.native_texts_a_minute),
         },
         **migration_values(request, services, row),
     )
-
-
-def _preference_chart(number: int, result: Mapping[str, Any]) -> Markup | None:
-    """Returns a bar for each encoder; None without clicks that prefer one."""
-    found: Preference = result["preference"]
-    if not found.wins + found.losses:
-        return None
-    ours = (found.share, found.low, found.high, f"{found.wins:,} queries")
-    theirs = (1 - found.share, 1 - found.high, 1 - found.low, f"{found.losses:,} queries")
-    bars = [Bar(result["mode"], *ours), Bar("the old encoder", *theirs)]
-    return bar_chart(f"comparison-{number}", "Share of queries that prefer each encoder", bars)
 
 
 def shown_text(payload: Mapping[str, Any], text_field: str | None) -> str:

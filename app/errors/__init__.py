@@ -4,7 +4,7 @@ AnchorageError
 ├─ NotFound                  the project has no resource of that name or id
 │  └─ EncoderNotFound, AnchorSetNotFound, PairsNotFound, SampleNotFound, PoolNotFound,
 │     HeadNotFound, TranslatorNotFound, ContractNotFound, JobNotFound, ApiKeyNotFound,
-│     StoreNotFound, MigrationNotFound, ComparisonNotFound, AliasNotFound
+│     StoreNotFound, MigrationNotFound, AliasNotFound
 ├─ Conflict                  the request contradicts the present state of the data
 │  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, TooFewAnchors,
 │     InputsNotStored, EncoderChanged, OffsetMismatch, PoolOfAnotherEncoder, JobFinished,
@@ -160,10 +160,6 @@ class StoreNotFound(NotFound):
 
 class MigrationNotFound(NotFound):
     code = "migration-not-found"
-
-
-class ComparisonNotFound(NotFound):
-    code = "comparison-not-found"
 
 
 class Conflict(AnchorageError):

@@ -95,11 +95,6 @@ NATIVE_TEXTS = Counter(
     "Texts for native scores: embedded, cached, or missing: refused, late or over the budget.",
     ["outcome"],
 )
-COMPARISONS = Counter(
-    "anchorage_comparisons_total",
-    "Compared queries of stores: shadowed, dropped, failed, interleaved, same, skipped, won, lost.",
-    ["outcome"],
-)
 MODELS = Gauge(
     "anchorage_models_loaded", "Models of encoders in memory.", multiprocess_mode="livesum"
 )

@@ -13,7 +13,6 @@ from app.encoders.pool import EncoderPool
 from app.errors import Overloaded
 from app.services.image_lanes import ImageLanes
 from app.services.lanes import Lanes
-from app.services.shadows import Shadows
 from app.single_flight import SingleFlight
 from app.storage.blobs import BlobStore
 from app.storage.cache import Cache
@@ -189,8 +188,6 @@ class Services:
     fit_requests: SingleFlight = field(default_factory=SingleFlight)
     #: the operator's folder of ONNX heads
     heads_dir: Path | None = None
-    #: searches after the answers
-    shadows: Shadows = field(default_factory=Shadows)
     #: decodes images
     images: ImageLanes = field(default_factory=ImageLanes)
 

@@ -10,7 +10,6 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     DateTime,
-    Double,
     ForeignKey,
     Index,
     LargeBinary,
@@ -381,25 +380,6 @@ class NativeSpendingRow(Base):
     minute_texts: Mapped[int]
     day: Mapped[int]
     day_texts: Mapped[int]
-
-
-class StoreComparisonRow(Base):
-    """A sum over the searches of a store that were compared on a day, and nothing of a query."""
-
-    __tablename__ = "store_comparisons"
-
-    store_id: Mapped[str] = mapped_column(
-        ForeignKey("stores.id", ondelete="CASCADE"), primary_key=True
-    )
-    target_id: Mapped[str] = mapped_column(
-        ForeignKey("encoders.id", ondelete="CASCADE"), primary_key=True
-    )
-    mode: Mapped[str] = mapped_column(String(20), primary_key=True)
-    #: days since 1970
-    day: Mapped[int] = mapped_column(primary_key=True)
-    #: what is summed, as `app.services.stores.live_comparison` names it
-    name: Mapped[str] = mapped_column(String(40), primary_key=True)
-    value: Mapped[float] = mapped_column(Double)
 
 
 #: a store has at most one migration whose traces are still in it

@@ -366,31 +366,6 @@ def upgrade() -> None:
     )
 
     op.create_table(
-        "store_comparisons",
-        sa.Column("store_id", sa.String(length=32), nullable=False),
-        sa.Column("target_id", sa.String(length=32), nullable=False),
-        sa.Column("mode", sa.String(length=20), nullable=False),
-        sa.Column("day", sa.Integer(), nullable=False),
-        sa.Column("name", sa.String(length=40), nullable=False),
-        sa.Column("value", sa.Double(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["store_id"],
-            ["stores.id"],
-            name=op.f("fk_store_comparisons_store_id_stores"),
-            ondelete="CASCADE",
-        ),
-        sa.ForeignKeyConstraint(
-            ["target_id"],
-            ["encoders.id"],
-            name=op.f("fk_store_comparisons_target_id_encoders"),
-            ondelete="CASCADE",
-        ),
-        sa.PrimaryKeyConstraint(
-            "store_id", "target_id", "mode", "day", "name", name=op.f("pk_store_comparisons")
-        ),
-    )
-
-    op.create_table(
         "translators",
         sa.Column("content", sa.String(length=40), nullable=False),
         sa.Column("source_id", sa.String(length=32), nullable=False),

@@ -165,12 +165,6 @@ def judged_shop(http: httpx2.Client, folder: Path) -> None:
     (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
 
 
-def compared(http: httpx2.Client, folder: Path) -> None:
-    """The same, and a query by the old encoder."""
-    shop(http, folder)
-    np.save(folder / "query_by_old.npy", load_pack().old[:1].numpy())
-
-
 def moved(http: httpx2.Client, folder: Path) -> None:
     """The store `docs`, migrated and cut over."""
     shop(http, folder)
@@ -296,7 +290,6 @@ SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "docs/how-to/encoders.md": lambda http, folder: texts(http, folder, running=("mine",)),
     "docs/how-to/clients.md": lambda http, folder: texts(http, folder, running=("old", "new")),
     "docs/how-to/ci.md": judged_shop,
-    "docs/how-to/compare.md": compared,
     "docs/how-to/cost.md": shop,
     "docs/how-to/migrate.md": shop,
     "docs/how-to/mixed-index.md": mixed,

@@ -40,7 +40,6 @@ from tests.services.store_migrations.moving import (
     old_vectors,
     some,
 )
-from tests.services.stores.comparisons import count_comparisons
 from tests.waiting import slack
 
 ROWS = 600
@@ -163,21 +162,6 @@ def test_a_store_is_connected_listed_and_disconnected(terminal: Terminal) -> Non
     assert f"Did you mean '{terminal.table}'?" in missing
     assert "docs is disconnected" in terminal.ok("stores", "disconnect", "docs")
     assert terminal.table not in terminal.ok("stores", "list")
-
-
-def test_what_live_queries_prefer_is_printed(terminal: Terminal) -> None:
-    terminal.connect()
-    assert "was compared yet" in terminal.ok("stores", "comparison", "docs")
-    services = make_services(Settings(data_dir=terminal.folder / "data"))
-    count_comparisons(services, "docs", "new")
-    services.close()
-    printed = terminal.ok("stores", "comparison", "docs")
-    assert "new by cascade, since" in printed
-    assert "90 queries by both: 50% of the hits are the same; 16 (p99 16) ms" in printed
-    assert "2 shadows were dropped, 0 failed" in printed
-    assert "100 interleaved answers, 60 with a click; 7 had the same hits" in printed
-    assert "80% of 50 queries with a preference prefer `cascade` to the old encoder" in printed
-    assert json.loads(terminal.ok("stores", "comparison", "docs", "--json"))[0]["clicked"] == 60
 
 
 def test_a_store_is_searched_with_the_new_encoder_before_anything_is_written(

@@ -16,7 +16,6 @@ from tests.api.resources.stores.conftest import Shop
 from tests.api.resources.stores.conftest import case as case
 from tests.api.resources.stores.conftest import filled as filled
 from tests.api.resources.stores.conftest import shop as shop
-from tests.services.stores.comparisons import count_comparisons
 
 PART = {"HX-Request": "true"}
 WORDS = ("horses", "ships", "bread", "winter", "music")
@@ -41,17 +40,6 @@ def test_a_store_says_what_it_holds_and_what_to_do(shop: Shop) -> None:
     page = shop.client.get("/console/stores/docs").text
     assert "The service runs no other encoder of texts" in page
     assert "<strong>0</strong> of at most" in page
-
-
-def test_a_store_shows_what_live_queries_prefer(shop: Shop) -> None:
-    shop.connect()
-    assert "live queries" not in shop.client.get("/console/stores/docs").text
-    count_comparisons(shop.client.app.state.services, "docs", "new")
-    page = shop.client.get("/console/stores/docs").text
-    assert "<code>new</code> against <code>old</code>" in page
-    assert "80% of 50 queries with a preference prefer <code>cascade</code>" in page
-    assert page.count('class="interval"') == 2 * 3  # an interval of three lines for each encoder
-    assert "90 queries were answered by both: 50" in page
 
 
 def test_a_store_is_searched_with_a_text_by_both_encoders(shop: Shop) -> None:

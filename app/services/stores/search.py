@@ -89,7 +89,6 @@ class StoreSearch:
     native           candidates of each query that the target encoder embeds; None: USUAL_NATIVE
                      where the store has texts and the encoder runs in the process, else 0
     native_deadline_s  how long native vectors are waited for
-    compared         whether the store's encoder answers too, so that any mode takes old queries
     """
 
     store: str
@@ -109,7 +108,6 @@ class StoreSearch:
     exact: bool = False
     native: int | None = None
     native_deadline_s: float = USUAL_DEADLINE_S
-    compared: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,15 +144,13 @@ class _Ready:
 class StoreResults:
     """The results of one query, best first.
 
-    native      ids that a native vector was scored for
-    comparison  the comparison that clicks on an interleaved answer name
+    native  ids that a native vector was scored for
     """
 
     ids: Sequence[StoreId]
     scores: Sequence[float]
     payloads: Sequence[Mapping[str, Any]] | None = None
     native: Sequence[StoreId] = ()
-    comparison: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -390,7 +386,7 @@ def _check_mode(
 ) -> None:
     """Raises InvalidRequest for fields of other modes, and WrongState."""
     if mode != "fuse":
-        for name in ("weight",) if request.compared else ("old_queries", "weight"):
+        for name in ("old_queries", "weight"):
             if getattr(request, name) is not None:
                 raise InvalidRequest(
                     f"`{name}` only applies with `mode: fuse`. Remove it, or set `mode`.",

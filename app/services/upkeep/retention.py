@@ -11,7 +11,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from app.services.context import Services
 from app.storage import tables
-from app.storage.queries import native_vectors, resources, set_versions, store_comparisons
+from app.storage.queries import native_vectors, resources, set_versions
 from app.storage.queries.statements import changed_rows
 
 log = logging.getLogger("anchorage.retention")
@@ -24,9 +24,6 @@ REQUESTS_DAYS = 1
 
 #: how long requests may still use a version of an anchor set that was replaced
 REPLACED_DAYS = 1
-
-#: how long the sums of a day's compared searches are kept
-COMPARISON_DAYS = 365
 
 #: the last use of a translator is written once a day, so its days count from the next one
 TOUCH_DAYS = 1
@@ -63,8 +60,6 @@ def delete_old(services: Services, *, stopping: Callable[[], bool] = lambda: Fal
     clear("translators", translator.used_at, unused_days, ~estimated)
     clear("replaced spaces", tables.SpaceRow.created_at, REPLACED_DAYS, replaced)
     clear("requests", tables.IdempotentRequestRow.created_at, REQUESTS_DAYS)
-    with services.db.transaction() as session:
-        store_comparisons.delete_sums_before(session, COMPARISON_DAYS)
     delete_native_vectors(services, stopping)
     if not stopping() and (deleted := sweep_blobs(services)):
         log.info("deleted %d blobs that no row names", deleted)

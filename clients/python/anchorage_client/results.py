@@ -71,15 +71,11 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The results of one query, best first.
-
-    comparison  of an interleaved answer: what `stores.feedback` names
-    """
+    """The results of one query, best first."""
 
     ids: list[Any]
     scores: list[float]
     payloads: list[Any] | None = None
-    comparison: str | None = None
 
     def __iter__(self) -> Iterator[tuple[Any, float]]:
         return iter(zip(self.ids, self.scores, strict=True))
@@ -182,8 +178,5 @@ def predictions_of(answers: Sequence[Json], starts: Sequence[int]) -> Prediction
 def rankings_of(answer: Mapping[str, Any]) -> Rankings:
     """Return the answer of /rescore, or of the search of a store."""
     about = {name: value for name, value in answer.items() if name != "results"}
-    rows = [
-        Ranking(row["ids"], row["scores"], row.get("payloads"), row.get("comparison"))
-        for row in answer["results"]
-    ]
+    rows = [Ranking(row["ids"], row["scores"], row.get("payloads")) for row in answer["results"]]
     return Rankings(rows, about)

@@ -25,7 +25,7 @@ OPERATIONS = {
     ("read", "GET"): """
         /encoders /encoders/{name} /anchor-sets /anchor-sets/{name} /anchor-sets/{name}/contracts
         /anchor-sets/{name}/pairs /anchor-sets/{name}/report /pools /pools/{name}
-        /stores /stores/{name} /stores/{name}/comparison /aliases /aliases/{name}
+        /stores /stores/{name} /aliases /aliases/{name}
         /heads /heads/{name} /translators /translators/{id} /translators/{id}/file
         /translators/{id}/threshold
         /jobs /jobs/{id} /jobs/{id}/events /metrics
@@ -35,7 +35,7 @@ OPERATIONS = {
     ("read", "POST"): """
         /anchor-sets/{name}/drift /relative /translate /stitch /rescore
         /evaluate /advice /encoders/{name}/verify /v1/embeddings /v1/rerank
-        /stores/{name}/search /stores/{name}/feedback
+        /stores/{name}/search
     """,
     ("write", "POST"): """
         /encoders /encoders/{name}/check /encoders/{name}/accept
@@ -48,7 +48,7 @@ OPERATIONS = {
     ("write", "DELETE"): """
         /encoders/{name} /anchor-sets/{name} /anchor-sets/{name}/contracts/{source}/{target}
         /anchor-sets/{name}/samples/{encoder} /pools/{name} /heads/{name} /stores/{name}
-        /aliases/{name} /stores/{name}/native-vectors /stores/{name}/comparison
+        /aliases/{name} /stores/{name}/native-vectors
     """,
     ("write", "PUT"): """
         /anchor-sets/{name}/embeddings/{encoder} /anchor-sets/{name}/samples/{encoder}

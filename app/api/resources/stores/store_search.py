@@ -9,7 +9,6 @@ import orjson
 from fastapi import APIRouter, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
-from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
 from app.api.codecs import media_types
@@ -26,12 +25,10 @@ from app.api.schemas.translation import (
     Share,
     TranslationOptions,
 )
-from app.errors import InvalidRequest
 from app.services.encoders import encoding
 from app.services.relevance.native_order import MAX_NATIVE
 from app.services.relevance.rescoring import WeightSource
-from app.services.stores import live_comparison, search
-from app.services.stores.live_comparison import CompareKind, Comparison
+from app.services.stores import search
 from app.services.stores.search import StoreAnswer, StoreSearch, StoreSearchMode
 from app.types import InputRole
 
@@ -151,32 +148,6 @@ class StoreSearchRequest(Body):
         False, description="Whether the store searches without its approximate index."
     )
 
-    compare: CompareKind | None = Field(
-        None,
-        description="Also asks the store's own encoder, by `old_queries` or by `inputs` that it "
-        "encodes. `shadow`: after the answer was sent, which stays as it is. `interleave`: the "
-        "answer has hits of both, and `POST /stores/{name}/feedback` takes the clicks. "
-        "GET /stores/{name}/comparison has the result.",
-    )
-    compare_share: Share | None = Field(
-        None,
-        description="`compare`: share of the queries that are compared, 0 to 1, always the same "
-        "ones. Default: 1.",
-    )
-
-    def comparison(self) -> Comparison | None:
-        """How the answer is compared. Raises InvalidRequest for a share without `compare`."""
-        if self.compare is not None:
-            return Comparison(
-                self.compare, 1.0 if self.compare_share is None else self.compare_share
-            )
-        if self.compare_share is not None:
-            raise InvalidRequest(
-                "`compare_share` only applies with `compare`. Remove it, or set `compare`.",
-                field="compare_share",
-            )
-        return None
-
     def search(self, store: str) -> StoreSearch:
         """The search for the service."""
         inputs = (
@@ -218,12 +189,6 @@ class StoreQueryResults(BaseModel):
     )
     native: list[str | int] | None = Field(
         None, description="Ids that were scored by a native vector, if any were to be."
-    )
-    comparison: str | None = Field(
-        None,
-        description="`compare: interleave`: what the feedback names, for a day. The scores are "
-        "then 1 / rank, and `native` is empty. Null: the query was not chosen, both encoders gave "
-        "the same answer, or a warning says why.",
     )
 
 
@@ -284,18 +249,11 @@ async def search_store(
 
     By default, the store's candidates for the translated queries are scored by the new encoder.
     """
-    comparison, then = body.comparison(), None
-    if comparison is None:
-        answer = await search.search_store(services, context, body.search(name))
-    else:
-        answer, then = await live_comparison.search_and_compare(
-            services, context, body.search(name), comparison
-        )
+    answer = await search.search_store(services, context, body.search(name))
     response = await run_in_threadpool(_respond, answer)
     response.headers["Server-Timing"] = ", ".join(
         f"{step};dur={seconds * 1e3:.3f}" for step, seconds in answer.seconds.items()
     )
-    response.background = None if then is None else BackgroundTask(then)
     return response
 
 
@@ -309,8 +267,6 @@ def search_members(answer: StoreAnswer) -> dict[str, Any]:
             result["payloads"] = list(each.payloads)
         if answer.native is not None:
             result["native"] = list(each.native)
-        if each.comparison is not None:
-            result["comparison"] = each.comparison
         results.append(result)
     return {
         "results": results,

@@ -83,15 +83,12 @@ class AsyncStores(AsyncResource):
         native_deadline_ms: int | None = None,
         payload: bool | None = None,
         exact: bool | None = None,
-        compare: str | None = None,
-        compare_share: float | None = None,
     ) -> Rankings:
         """Search a store with the vectors or inputs of another encoder.
 
         filter  in the store's own language: `{"published": {"$gt": "2020-01-01"}}` for pgvector,
                 the text `"published > '2020-01-01'"` for LanceDB
         native  candidates of each query whose texts the new encoder embeds
-        compare  `shadow` or `interleave`: also ask the store's own encoder
         """
         body = {
             "target": target,
@@ -111,27 +108,8 @@ class AsyncStores(AsyncResource):
             "native_deadline_ms": native_deadline_ms,
             "payload": payload,
             "exact": exact,
-            "compare": compare,
-            "compare_share": compare_share,
         }
         return rankings_of(await self._transport.post(f"{self.path}/{segment(name)}/search", body))
-
-    async def feedback(
-        self, name: str, comparison: str, ids: Sequence[str] | Sequence[int]
-    ) -> bool:
-        """Send clicked ids of an interleaved answer; return whether they decided the comparison."""
-        body = {"comparison": comparison, "ids": list(ids)}
-        answer = await self._transport.post(f"{self.path}/{segment(name)}/feedback", body)
-        return bool(answer["counted"])
-
-    async def comparison(self, name: str) -> builtins.list[Json]:
-        """Return what searches with `compare` have counted, for each mode."""
-        answer = await self._transport.get(f"{self.path}/{segment(name)}/comparison")
-        return members_of(answer, "comparisons")
-
-    async def delete_comparison(self, name: str) -> None:
-        """Start the comparison afresh."""
-        await self._transport.delete(f"{self.path}/{segment(name)}/comparison")
 
     async def delete_native_vectors(self, name: str, id: str | int | None = None) -> None:
         """Delete the vectors of one row's text that searches had embedded, or of all rows."""
