@@ -48,8 +48,6 @@ def test_every_command_is_on_its_page() -> None:
         "serve",
         "worker",
         "db upgrade",
-        "db backup",
-        "db restore",
         "keys create",
         "demo",
     ):

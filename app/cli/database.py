@@ -1,8 +1,7 @@
-"""`anchorage db`: the schema of the database, and backups."""
+"""`anchorage db`: the schema of the database."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +10,6 @@ from app.cli.output import AsJson, print_json
 from app.cli.shared import (
     explain_faults,
     has_usable_key,
-    lock_data_dir,
     open_services,
     read_settings,
 )
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 cli = typer.Typer(
     no_args_is_help=True,
-    help="Manage the service's own database: its schema and backups.",
+    help="Manage the service's own database: its schema.",
 )
 
 
@@ -58,61 +56,3 @@ def _create_first_key(services: Services) -> str:
 
     context = RequestContext("default")
     return create_key(services, context, name="first", scopes=list(Scope))[1]
-
-
-@cli.command()
-def backup(
-    folder: Annotated[
-        Path, typer.Argument(help="A new folder for the rows and the vectors that they name.")
-    ],
-    as_json: AsJson = False,
-) -> None:
-    """Write the database and the stored vectors to a folder. The service may run meanwhile."""
-    from app.services.upkeep.backup import BackupError, back_up
-
-    with explain_faults(), open_services(read_settings()) as services:
-        try:
-            copied = back_up(services, folder)
-        except BackupError as error:
-            raise typer.BadParameter(str(error)) from None
-    if as_json:
-        print_json(vars(copied))
-        return
-    typer.echo(f"{copied.rows} rows and {copied.blobs} blobs are in {folder}")
-    if copied.lacking:
-        typer.secho(
-            f"WARNING: {len(copied.lacking)} blobs that rows name are missing in the data dir:",
-            fg="yellow",
-            err=True,
-        )
-        typer.echo("\n".join(copied.lacking), err=True)
-
-
-@cli.command()
-def restore(
-    folder: Annotated[Path, typer.Argument(help="A folder that `anchorage db backup` wrote.")],
-    force: Annotated[
-        bool,
-        typer.Option(
-            help="Replace existing rows, and restore the intact part of a damaged backup."
-        ),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Restore a backup to the database and the data dir. Stop every API and worker first."""
-    from app.services.upkeep.backup import BackupError
-    from app.services.upkeep.backup import restore as restore_backup
-
-    settings = read_settings()
-    with explain_faults(), lock_data_dir(settings), open_services(settings) as services:
-        try:
-            copied = restore_backup(services, folder, force=force)
-        except BackupError as error:
-            raise typer.BadParameter(str(error)) from None
-    if as_json:
-        print_json(vars(copied))
-        return
-    typer.echo(
-        f"restored {copied.rows} rows and {copied.blobs} blobs; "
-        f"{len(copied.lacking)} blobs are lacking"
-    )

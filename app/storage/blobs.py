@@ -6,15 +6,14 @@ changes.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -31,9 +30,6 @@ RETRY_S = 30
 
 #: a younger blob that no row names may belong to a transaction that has not committed yet
 ORPHAN_AGE_S = 3600
-
-#: the file that a sweep locks exclusively and a backup locks in shared mode
-LOCK = "sweep.lock"
 
 #: the owner of a blob in messages, where the caller names none
 UNNAMED = "what this request or job reads"
@@ -119,28 +115,6 @@ class BlobStore:
         """Whether the file is here, without a check of its content."""
         return self._path(digest).is_file()
 
-    def take(self, digest: str, source: BlobStore) -> bool:
-        """Copy a file from another store unless this one has it.
-
-        Returns whether a file that matches its name is here now.
-        """
-        for store in (self, source):
-            with suppress(FileNotFoundError):
-                data = store._path(digest).read_bytes()
-                if hashlib.sha256(data).hexdigest() == digest:
-                    if store is source:
-                        self._path(digest).parent.mkdir(exist_ok=True)
-                        _write_whole(self._path(digest), data)
-                    return True
-        return False
-
-    @contextmanager
-    def unswept(self) -> Iterator[None]:
-        """Keep every process from deleting files while the context is open."""
-        with (self.root / LOCK).open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_SH)
-            yield
-
     def update_metrics(self) -> None:
         """Set the gauges of the file system, unless it is away."""
         with suppress(OSError):
@@ -154,24 +128,17 @@ class BlobStore:
             self._path(digest).unlink()
 
     def sweep(self, named: set[str]) -> int:
-        """Delete files older than ORPHAN_AGE_S that no row names, and return their number.
-
-        Deletes nothing while a backup is made or another process sweeps.
-        """
+        """Delete files older than ORPHAN_AGE_S that no row names, and return their number."""
         limit = time.time() - ORPHAN_AGE_S
         deleted = 0
-        with ExitStack() as stack:
-            try:
-                file = stack.enter_context((self.root / LOCK).open("a"))
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                log.info("the sweep is postponed: %s", error)
-                return 0
+        try:
             for path in self.root.glob("??/*"):
                 with suppress(FileNotFoundError):
                     if path.name not in named and path.stat().st_mtime < limit:
                         path.unlink()
                         deleted += 1
+        except OSError as error:
+            log.info("the sweep is postponed: %s", error)
         return deleted
 
     def _path(self, digest: str) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import sqlite3
 import subprocess
@@ -17,11 +16,9 @@ from pathlib import Path
 import httpx2
 import psycopg
 import pytest
-from starlette.testclient import TestClient
 from typer.testing import CliRunner, Result
 
 from app.cli.commands import cli
-from app.cli.shared import lock_data_dir
 from app.demo.client import free_port
 from app.main import create_app
 from app.settings import Settings
@@ -354,61 +351,3 @@ def test_a_database_of_a_newer_version_is_said_to_be_one(tmp_path: Path) -> None
     connection.close()
     assert "another version" in refusal(tmp_path, "db", "upgrade")
     assert "another version" in refusal(tmp_path, "serve")
-
-
-# --- backup and restore ---------------------------------------------------------------------------
-
-
-def test_what_was_backed_up_is_there_again_after_it_was_lost(
-    tmp_path: Path, database: dict[str, str]
-) -> None:
-    home, folder = tmp_path / "home", str(tmp_path / "backup")
-
-    def started() -> TestClient:
-        return TestClient(
-            create_app(Settings(data_dir=home, **database)), base_url="http://127.0.0.1"
-        )
-
-    with started() as client:
-        client.post("/encoders", json={"name": "a", "dim": 2})
-        client.post("/anchor-sets", json={"name": "s", "embeddings": {"a": [[1, 0], [0, 1]]}})
-        expected = client.get("/anchor-sets/s").json()
-        result = run(home, "db", "backup", folder, **database)  # while it serves
-        assert result.exit_code == 0, result.output
-        assert "and 1 blobs are in" in said(result.output)
-        assert "is not empty" in refusal(home, "db", "backup", folder, **database)
-        if database:
-            assert "other sessions use the database" in refusal(
-                home, "db", "restore", folder, **database
-            )
-    with lock_data_dir(Settings(data_dir=home)):  # as `anchorage serve` does without Redis
-        assert "another process uses the data folder" in refusal(
-            home, "db", "restore", folder, **database
-        )
-    assert "has rows already" in refusal(home, "db", "restore", folder, **database)
-
-    shutil.rmtree(home)
-    if database:
-        with psycopg.connect(database["database_url"].replace("+psycopg", "")) as connection:
-            connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-    result = run(home, "db", "restore", folder, **database)
-    assert result.exit_code == 0, result.output
-    with started() as client:
-        assert client.get("/anchor-sets/s").json() == expected
-
-
-def test_a_backup_with_damage_is_restored_only_by_force_and_says_what_is_lacking(tmp_path):
-    with TestClient(create_app(Settings(data_dir=tmp_path)), base_url="http://127.0.0.1") as client:
-        client.post("/encoders", json={"name": "a", "dim": 2})
-        client.post("/anchor-sets", json={"name": "s", "embeddings": {"a": [[1, 0], [0, 1]]}})
-    (blob,) = (tmp_path / "blobs").glob("??/*")
-    assert run(tmp_path, "db", "backup", str(tmp_path / "whole")).exit_code == 0
-    (tmp_path / "whole" / "blobs" / blob.parent.name / blob.name).write_bytes(b"torn")
-    blob.write_bytes(b"torn")
-    result = run(tmp_path, "db", "backup", str(tmp_path / "lacking"))
-    assert (result.exit_code, result.stderr.split()[-1]) == (0, blob.name)
-    for folder in ("whole", "lacking"):
-        said_ = refusal(tmp_path / folder / "new", "db", "restore", str(tmp_path / folder))
-        assert "1 of 1 blobs" in said_
-        result = run(tmp_path / folder / "new", "db", "restore", "--force", str(tmp_path / folder))
-        assert (result.exit_code, "1 blobs are lacking" in result.output) == (0, True)

@@ -121,6 +121,4 @@ def run_every_command(tmp_path: Path, folder: Path, pack: Pack) -> None:
     assert [row["id"] for row in call(tmp_path, "migrate", "status")] == [ran["id"]]
     gone = call(tmp_path, "migrate", "abandon", ran["id"], "--yes")
     assert gone["state"] == "abandoned"
-    backup = call(tmp_path, "db", "backup", str(tmp_path / "backup"))
-    assert backup["rows"] > 0
     assert call(tmp_path, "stores", "disconnect", "shop")["name"] == "shop"

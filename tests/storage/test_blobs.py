@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -173,46 +171,6 @@ def test_a_sweep_takes_what_a_crash_left_half_written(blobs):
     aged(left, 2 * ORPHAN_AGE_S)
     assert blobs.sweep({digest}) == 1
     assert not left.exists()
-
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from app.storage.blobs import BlobStore
-with BlobStore(Path(sys.argv[1])).unswept():
-    print("held", flush=True)
-    time.sleep(60)
-"""
-
-
-def test_nothing_is_swept_while_another_process_holds_the_files_even_if_it_is_killed(blobs):
-    digest = blobs.put({"a": torch.ones(2)})
-    aged(blobs.root / digest[:2] / digest, 2 * ORPHAN_AGE_S)
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(blobs.root)], stdout=subprocess.PIPE
-    ) as holder:
-        assert holder.stdout.readline() == b"held\n"
-        assert blobs.sweep(set()) == 0
-        with blobs.unswept():  # several backups at once
-            holder.kill()
-            holder.wait()
-            assert blobs.sweep(set()) == 0
-    assert blobs.sweep(set()) == 1
-
-
-@pytest.mark.parametrize("damage", [None, b"", b"torn"])
-def test_a_file_is_taken_from_another_store_if_it_is_whole_there(blobs, tmp_path, damage):
-    other = BlobStore(tmp_path / "other")
-    digest = other.put({"a": torch.ones(3)})
-    if damage is not None:
-        blobs.put({"a": torch.ones(3)})
-        (blobs.root / digest[:2] / digest).write_bytes(damage)
-    assert blobs.take(digest, other)
-    assert torch.equal(blobs.get(digest)["a"], torch.ones(3))
-    (other.root / digest[:2] / digest).write_bytes(b"torn")
-    assert blobs.take(digest, other)  # it is here already
-    assert not BlobStore(tmp_path / "third").take(digest, other)
-    assert not blobs.take("0" * 64, other)
 
 
 def test_nothing_is_left_when_writing_fails(blobs):

@@ -218,7 +218,7 @@ def _blobs(services: Services) -> DoctorFinding:
         f"{len(lacking)} of {len(named)} files of vectors that the database names are missing in "
         f"{services.blobs.root}.",
         "Mount the disk, or set ANCHORAGE_DATA_DIR to the folder of the service; if they are "
-        "lost, restore a backup with `anchorage db restore`.",
+        "lost, restore a backup of the folder.",
     )
 
 

@@ -1,1 +1,1 @@
-"""Backups, retention, blob sweeps, cache codecs and database metrics."""
+"""Retention, blob sweeps, cache codecs and database metrics."""

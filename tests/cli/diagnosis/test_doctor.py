@@ -181,7 +181,7 @@ def test_vectors_that_the_data_dir_lacks_are_a_failure(folder: Path):
     assert (code, state) == (1, "failed")
     assert "1 of 1 files of vectors that the database names are missing" in text
     assert "ANCHORAGE_DATA_DIR" in text
-    assert "anchorage db restore" in text
+    assert "restore a backup of the folder" in text
 
 
 def test_a_store_whose_address_is_not_listed_any_more_is_a_failure(folder: Path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -13,9 +12,7 @@ from app.services.anchors import samples
 from app.services.context import Services
 from app.services.translators import translators
 from app.services.upkeep import retention
-from app.services.upkeep.backup import back_up, restore
 from tests.services.helpers import CONTEXT, PROJECT, age, alter, another_process, some
-from tests.storage.helpers import delete_all
 
 REQUEST = translators.FitRequest("a", "b", "s", "ridge", {})
 
@@ -53,18 +50,6 @@ def test_a_comparison_that_fails_leaves_the_earlier_sample(stocked):
     with stocked.fitting(PROJECT), pytest.raises(Overloaded):
         put(replace(stocked, turn_wait_s=0.0), 2)
     assert torch.equal(found(stocked), vectors)
-
-
-def test_a_backup_has_the_sample(stocked, tmp_path):
-    vectors = put(stocked, 1)
-    back_up(stocked, tmp_path / "backup")
-    delete_all(stocked.db)
-    stocked.db.close()
-    shutil.rmtree(stocked.blobs.root)
-    restored = another_process(stocked)
-    restore(restored, tmp_path / "backup")
-    assert torch.equal(found(restored), vectors)
-    restored.db.close()
 
 
 def test_a_process_that_knew_the_set_reads_the_new_sample_when_its_answer_is_due(stocked):
