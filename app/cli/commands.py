@@ -14,7 +14,6 @@ from app.cli import (
     database,
     demo,
     encoders,
-    evaluate,
     keys,
     migrate,
     serve,
@@ -45,7 +44,6 @@ cli = typer.Typer(cls=Interruptible, no_args_is_help=True)
 cli.command()(serve.serve)
 cli.command()(serve.worker)
 cli.command()(translate.translate)
-cli.command()(evaluate.evaluate)
 cli.command()(demo.demo)
 cli.command()(quickstart.quickstart)
 cli.command()(doctor.doctor)

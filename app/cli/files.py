@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
     from app.cli.service import Service
 
-#: grades by query and document
-Grades = Mapping[tuple[str, str], float]
-
 #: the media type of Arrow's streams
 ARROW = "application/vnd.apache.arrow.stream"
 
@@ -95,54 +92,6 @@ def _text(place: str, found: Any) -> str:
     if not isinstance(text, str):
         raise typer.BadParameter(f"{place} is no string, and has no `text`.")
     return text
-
-
-def read_items(path: Path) -> dict[str, str]:
-    """Return texts by their `_id`: a .jsonl file of BEIR, whose `title` stands before its `text`.
-
-    Raises typer.BadParameter.
-    """
-    items: dict[str, str] = {}
-    for place, line in _lines(path):
-        found = _json(place, line)
-        name = str(found.get("_id", "")) if isinstance(found, dict) else ""
-        if not name or name in items:
-            raise typer.BadParameter(f"{place} has no `_id`, or one that an earlier line has.")
-        items[name] = f"{found.get('title') or ''} {_text(place, found)}".strip()
-    if not items:
-        raise typer.BadParameter(f"{path} has no texts.")
-    return items
-
-
-def read_judgements(path: Path) -> Grades:
-    """Return grades by query and document; below 0 counts as 0.
-
-    A line is `query iteration document grade` (TREC), `query-id corpus-id score` with tabs and
-    these names above (BEIR), or a JSON object with `query`, `document` and perhaps `grade`. Raises
-    typer.BadParameter.
-    """
-    judged: dict[tuple[str, str], float] = {}
-    for place, line in _lines(path):
-        if line.startswith("{"):
-            found = _json(place, line)
-            parts = [found.get("query"), found.get("document"), found.get("grade", 1)]
-        else:
-            parts = line.split("\t") if line.count("\t") == 2 else line.split()
-            parts = [parts[0], *parts[2:]] if len(parts) == 4 else parts
-            if parts == ["query-id", "corpus-id", "score"]:
-                continue
-        try:
-            query, document, grade = parts[0], parts[1], max(float(parts[2]), 0.0)
-        except (IndexError, TypeError, ValueError):
-            query = None
-        if query is None or document is None or len(parts) != 3 or not grade < float("inf"):
-            raise typer.BadParameter(
-                f"{place} is no judgement. Write `query 0 document grade`, `query document grade` "
-                'with tabs, or {"query": ..., "document": ..., "grade": ...}.'
-            )
-        if judged.setdefault((str(query), str(document)), grade) != grade:
-            raise typer.BadParameter(f"{place} grades {document} for {query} a second time.")
-    return judged
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:

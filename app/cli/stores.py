@@ -130,7 +130,8 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Search a store of an old encoder with queries of a new one. Nothing is written."""
-    require_mode(mode)
+    if mode not in (None, *MODES):
+        raise typer.BadParameter(f"There is no mode {mode!r}. Use one of: {', '.join(MODES)}.")
     if bool(text) == (vectors is not None):
         raise typer.BadParameter("Pass exactly one of --text and --vectors.")
     answer = service.post(
@@ -192,12 +193,6 @@ def _print_store(store: Mapping[str, Any]) -> None:
             warn(f"WARNING: {note['detail']}")
         else:
             typer.echo(f"Note ({note['code']}): {note['detail']}")
-
-
-def require_mode(mode: str | None) -> None:
-    """Raises typer.BadParameter for a mode that does not exist."""
-    if mode not in (None, *MODES):
-        raise typer.BadParameter(f"There is no mode {mode!r}. Use one of: {', '.join(MODES)}.")
 
 
 def _as_json(payload: Mapping[str, object]) -> str:

@@ -144,27 +144,6 @@ def shop(http: httpx2.Client, folder: Path) -> None:
     make(http, "/stores", name="docs", address="shop", encoder="old", **about)
 
 
-def judged_shop(http: httpx2.Client, folder: Path) -> None:
-    """The same, with its documents, 40 queries and their judgements in files of BEIR."""
-    shop(http, folder)
-    pack = load_pack()
-    documents = range(len(pack.sentences))[pack.index][:200]
-    intents = {int(pack.labels[row]) for row in documents}
-    asked = range(len(pack.sentences))[pack.queries]
-    asked = [row for row in asked if int(pack.labels[row]) in intents][:40]
-    for name, rows in (("corpus", documents), ("queries", asked)):
-        first = rows[0] if name == "corpus" else 0
-        lines = ({"_id": str(row - first), "text": pack.sentences[row]} for row in rows)
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    lines = [
-        f"{row}\t{place}\t1\n"
-        for row in asked
-        for place, document in enumerate(documents)
-        if pack.labels[row] == pack.labels[document]
-    ]
-    (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
-
-
 def moved(http: httpx2.Client, folder: Path) -> None:
     """The store `docs`, migrated and cut over."""
     shop(http, folder)
@@ -289,7 +268,6 @@ SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "docs/how-to/bulk.md": bulk,
     "docs/how-to/encoders.md": lambda http, folder: texts(http, folder, running=("mine",)),
     "docs/how-to/clients.md": lambda http, folder: texts(http, folder, running=("old", "new")),
-    "docs/how-to/ci.md": judged_shop,
     "docs/how-to/cost.md": shop,
     "docs/how-to/migrate.md": shop,
     "docs/how-to/mixed-index.md": mixed,
