@@ -58,12 +58,11 @@ pages: $(INSTALLED) ## update the generated parts of the documentation and of th
 	$(BIN)/python -m scripts.pages
 	$(BIN)/python -m scripts.unasync
 
-lint: $(INSTALLED) ## check style, types, import contracts and language (docs/style.md)
+lint: $(INSTALLED) ## check style, types and import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python scripts/lint_language.py
 
 format: $(INSTALLED) ## format the code
 	$(BIN)/ruff check --fix .
