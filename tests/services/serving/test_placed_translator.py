@@ -1,12 +1,7 @@
-"""Rows of the CPU's memory, translated on another device.
-
-Without a GPU the device is the CPU under another name, or the second device of the tests.
-"""
+"""Rows of the CPU's memory, translated on another device: the CPU under another name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -19,17 +14,10 @@ from app.maths.translators import methods
 from app.maths.translators.translator import Translator, apply
 from app.services.serving import placed_translator
 from app.services.serving.placed_translator import PlacedTranslator, empty_rows, move_translator
-from tests.second_device import DEVICE, second_device
 from tests.services.helpers import some
 
 #: torch takes it for the CPU, and the code for another device
 ELSEWHERE = "cpu:0"
-
-
-@pytest.fixture(params=[ELSEWHERE, str(DEVICE)])
-def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    with second_device() if request.param == str(DEVICE) else nullcontext():
-        yield request.param
 
 
 @pytest.fixture(params=["ridge", "kernel"])
@@ -46,10 +34,10 @@ def short_steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(placed_translator, "MAX_ROWS", request.param)
 
 
-def placed(translator: Translator, vectors: Tensor, device: str) -> tuple[Tensor, Tensor, Tensor]:
+def placed(translator: Translator, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The translations, and the flags as `apply` returns them."""
-    out = empty_rows(len(vectors), translator.dims[1], device)
-    flags = PlacedTranslator(translator, device).apply_into(vectors, out)
+    out = empty_rows(len(vectors), translator.dims[1], ELSEWHERE)
+    flags = PlacedTranslator(translator, ELSEWHERE).apply_into(vectors, out)
     none = torch.zeros(len(vectors), dtype=torch.bool)
     return out, *(flags or (none, none))
 
@@ -57,13 +45,13 @@ def placed(translator: Translator, vectors: Tensor, device: str) -> tuple[Tensor
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
 @pytest.mark.usefixtures("short_steps")
 def test_translations_and_flags_are_those_of_the_cpu(
-    translator: Translator, device: str, dtype: torch.dtype
+    translator: Translator, dtype: torch.dtype
 ) -> None:
     vectors = some(40, 12, 5)
     vectors[[3, 11, 39]] = translator.source_mean
     vectors = vectors.to(dtype)
     expected = apply(translator, vectors)
-    made, at_mean, outside = placed(translator, vectors, device)
+    made, at_mean, outside = placed(translator, vectors)
     torch.testing.assert_close(made, expected.vectors, rtol=1e-5, atol=1e-5)
     assert torch.equal(at_mean, expected.at_mean)
     assert torch.equal(outside, expected.outside)
@@ -74,12 +62,12 @@ def test_translations_and_flags_are_those_of_the_cpu(
 @pytest.mark.usefixtures("short_steps")
 @pytest.mark.parametrize(("number", "error"), [(torch.nan, NonFinite), (2.0**101, OutOfRange)])
 def test_a_wrong_row_is_named_by_its_place_in_the_whole(
-    translator: Translator, device: str, number: float, error: type[Exception]
+    translator: Translator, number: float, error: type[Exception]
 ) -> None:
     vectors = some(30, 12, 6)
     vectors[17, 4] = number
     with pytest.raises(error) as caught:
-        placed(translator, vectors, device)
+        placed(translator, vectors)
     assert caught.value.rows == [17]
 
 
