@@ -145,7 +145,7 @@ class Settings(BaseSettings):
         True,
         description=(
             "whether the service has the console at `/console`, pages for browsers that show what "
-            "to do with each pair of encoders"
+            "to do with each store"
         ),
     )
     rate_limit: str | None = Field(

@@ -217,9 +217,6 @@ def attacks(x: Matrix, y: Matrix) -> dict[str, Attack]:
             exact=True,
             **graded,
         ),
-        "/console/map": lambda client, n: client.get(
-            "/console/map/points", params=names_of("big" if n % 2 else "fewer")
-        ),
         # Last, because their jobs go on for minutes.
         "/translate graded, 16,384 anchors": translate("big", "graded"),
         "/translate kernel, 16,384 anchors": translate("big", "kernel"),

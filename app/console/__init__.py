@@ -1,40 +1,13 @@
-"""The console: pages for browsers, which show what to do with each pair of encoders."""
+"""The console: pages for browsers, which show what to do with each store."""
 
 from __future__ import annotations
 
 from fastapi import FastAPI
 
-from app.console import (
-    assets,
-    audit,
-    jobs,
-    keys,
-    map_page,
-    migration_page,
-    overview,
-    pages,
-    pairs,
-    sign_in,
-    spaces,
-    stores_page,
-    try_page,
-)
+from app.console import assets, jobs, migration_page, overview, pages, sign_in, stores_page
 
 #: every module with pages; each has a `router`
-PAGES = (
-    sign_in,
-    assets,
-    overview,
-    migration_page,
-    stores_page,
-    pairs,
-    spaces,
-    map_page,
-    try_page,
-    jobs,
-    keys,
-    audit,
-)
+PAGES = (sign_in, assets, overview, migration_page, stores_page, jobs)
 
 
 def install(app: FastAPI) -> None:

@@ -58,11 +58,6 @@ def with_code(text: str) -> Markup:
     return Markup("").join(marked) if len(parts) % 2 else escape(text)
 
 
-def sentence(text: str) -> str:
-    """Returns the text with a capital first letter."""
-    return text[:1].upper() + text[1:]
-
-
 FILTERS: dict[str, Callable[..., Any]] = {
     "decimals": decimals,
     "signed": signed,
@@ -71,5 +66,4 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "moment": moment,
     "duration": duration,
     "with_code": with_code,
-    "sentence": sentence,
 }

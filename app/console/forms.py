@@ -10,7 +10,7 @@ from fastapi import Depends, Request
 from app.api.http.bodies import media_of, read_whole, refuse_encoded
 from app.errors import Malformed, UnsupportedMedia
 
-#: most bytes of a form: two vectors of 4,096 numbers
+#: most bytes of a form
 MAX_FORM_BYTES = 256 * 1024
 
 #: most fields of a form

@@ -15,7 +15,6 @@ from app.api.schemas.jobs import Job, JobSummary
 from app.console import wording
 from app.console.job_words import describe_jobs
 from app.console.pages import render
-from app.console.report_charts import evaluation_chart
 from app.services.context import Services
 from app.services.jobs import submission
 from app.storage.queries import resources
@@ -87,14 +86,10 @@ def _details(request: Request, services: Services, project: str, id_: str) -> di
     with services.db.transaction() as session:
         row = resources.job(session, project, id_)
     job = Job.model_validate(row)
-    found = job.result or {}
     result = orjson.dumps(job.result, option=orjson.OPT_INDENT_2).decode()
     return {
         "job": job,
         "words": describe_jobs(services, project, [row]),
-        "chart": evaluation_chart(found),
-        "searches": wording.SEARCHES,
-        "measures": wording.MEASURES_SHOWN,
         "result": result[:MAX_RESULT_CHARACTERS],
         "is_cut": len(result) > MAX_RESULT_CHARACTERS,
         **_words(request),

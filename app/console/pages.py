@@ -17,7 +17,6 @@ from app import __version__
 from app.api.http.admission import CONSOLE, COOKIE, SIGN_IN, is_console
 from app.console import formats
 from app.console.assets import asset_url
-from app.console.charts import mark
 
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("templates")),
@@ -27,21 +26,12 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.filters.update(formats.FILTERS)
-TEMPLATES.globals["mark"] = mark
-
-
-#: what the examples with curl add on a server with keys
-KEY_OPTION = '-H "Authorization: Bearer $ANCHORAGE_KEY" '
 
 
 #: links of the navigation: path, title, and the beginnings of the paths that belong to it
 NAVIGATION = (
     ("", "Stores", ("/stores/",)),
-    ("/pairs", "Pairs", ("/pairs/", "/pair", "/map", "/try")),
-    ("/spaces", "Encoders", ("/spaces/",)),
     ("/jobs", "Jobs", ("/jobs/",)),
-    ("/keys", "Keys", ("/keys/",)),
-    ("/audit", "Audit", ("/audit/",)),
 )
 
 
@@ -66,16 +56,13 @@ def render(
 ) -> HTMLResponse:
     """Returns a page that no cache keeps. Raises TemplateNotFound, UndefinedError."""
     base = base_of(request)
-    admission = request.app.state.admission
     html = TEMPLATES.get_template(template).render(
         base=base,
         asset=partial(asset_url, base),
         here=request.url.path.removeprefix(base).removeprefix(CONSOLE),
         navigation=NAVIGATION,
         caller=getattr(request.state, "caller", None),
-        needs_key=admission.keys is not None,
-        server=str(request.base_url).rstrip("/"),
-        key_option=KEY_OPTION if admission.keys is not None else "",
+        needs_key=request.app.state.admission.keys is not None,
         version=__version__,
         **values,
     )

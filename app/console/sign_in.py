@@ -21,7 +21,7 @@ OWN_PAGE = re.compile(r"/console(/(?!\.\.?(/|$))[A-Za-z0-9._~-]+)*")
 
 @router.get(SIGN_IN)
 async def show_sign_in(request: Request, ended: bool = False, next: str = "") -> Response:
-    """Shows the form for the key. Without keys, redirects to the verdict."""
+    """Shows the form for the key. Without keys, redirects to the stores."""
     if request.app.state.admission.keys is None:
         return redirect(request, CONSOLE)
     message = "You are signed out: the key no longer works." if ended else ""

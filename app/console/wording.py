@@ -58,31 +58,6 @@ SEARCHES: dict[SearchOption, str] = {
     "re-embed": "Re-embed",
 }
 
-#: what each measure of quality means, in the order of the pages
-MEASURES_SHOWN: dict[str, tuple[str, str]] = {
-    "recall": ("Recall", "share of a native query's nearest items that a translated query finds"),
-    "recall_1": ("Same first result", "share of queries that find the same nearest item"),
-    "mrr": ("Reciprocal rank", "mean reciprocal rank of the vector of the same item"),
-    "mrr_with_anchors": (
-        "Reciprocal rank with anchors",
-        "the same in an index that contains the anchors",
-    ),
-    "cosine": ("Centred cosine", "mean cosine to the item's own vector, less the anchors' mean"),
-    "plain_cosine": ("Plain cosine", "the same as a vector database computes it"),
-    "jaccard_target": ("Shared neighbours", "Jaccard index of the neighbours among native vectors"),
-    "jaccard_own": ("Kept neighbourhoods", "Jaccard index of the neighbours among themselves"),
-}
-
-#: what the flags of translated rows mean, and what to do
-FLAGS: dict[str, str] = {
-    "out-of-distribution": "The vector is unlike the anchors, so the report does not describe its "
-    "translation. Add anchors of this kind.",
-    "outside-anchors": "No anchor spans the direction of the vector. Add anchors of this kind.",
-    "equals-anchor-mean": "The vector equals the anchors' mean and so has no direction. "
-    "Check the item: it is often empty.",
-    "input-truncated": "The encoder read only the beginning of the input. Send shorter inputs.",
-}
-
 JOB_KINDS: dict[str, str] = {
     JobKind.bootstrap: "Make anchors from two pools",
     JobKind.embed: "Encode an anchor set",
@@ -163,15 +138,6 @@ CALLS: dict[str, CallWords] = {
         "again with all rows.",
         True,
     ),
-}
-
-SEVERITY_TONES: dict[str, str] = {"error": "bad", "warning": "fair", "info": ""}
-
-#: whether two encoders' rows belong together, and the colour of the badge
-PAIR_VERDICTS: dict[str, tuple[str, str]] = {
-    "related": ("the same items", "good"),
-    "unrelated": ("not the same items", "bad"),
-    "unclear": ("too few rows to say", "fair"),
 }
 
 #: the colour of each result of a check of an encoder

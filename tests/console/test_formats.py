@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.console.formats import decimals, duration, percent, sentence, signed, whole, with_code
+from app.console.formats import decimals, duration, percent, signed, whole, with_code
 
 
 def test_numbers_have_their_digits_signs_and_separators() -> None:
@@ -32,8 +32,3 @@ def test_code_is_marked_and_everything_is_escaped() -> None:
     assert with_code("send `a<b` to <x>") == "send <code>a&lt;b</code> to &lt;x&gt;"
     assert with_code("an odd ` sign <x>") == "an odd ` sign &lt;x&gt;"
     assert with_code("") == ""
-
-
-def test_a_sentence_begins_with_a_capital() -> None:
-    assert sentence("these rows") == "These rows"
-    assert sentence("") == ""

@@ -12,7 +12,6 @@ import orjson
 import torch
 from torch import Tensor
 
-from app.maths.geometry.projection import PairPlane
 from app.maths.geometry.space import Space
 from app.maths.quality.confidence import Confidence, Reference
 from app.maths.quality.selection import Choice, ScoredCandidate
@@ -97,4 +96,3 @@ VERDICT: TensorCodec[bool] = TensorCodec(
 SPACE = _dataclass_codec(Space)
 DECODER = _dataclass_codec(Decoder)
 TRANSLATOR = _dataclass_codec(Translator, decoder=Decoder)
-PAIR_PLANE = _dataclass_codec(PairPlane)

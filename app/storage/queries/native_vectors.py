@@ -161,17 +161,6 @@ def spend_texts(session: Session, project: str, count: int, a_minute: int, a_day
     return allowed
 
 
-def spent_texts(session: Session, project: str) -> tuple[int, int]:
-    """Return how many texts the project had embedded in this minute, and today."""
-    row, now = session.get(NativeSpendingRow, project), int(time.time())
-    if row is None:
-        return 0, 0
-    return (
-        row.minute_texts if row.minute == now // 60 else 0,
-        row.day_texts if row.day == now // 86_400 else 0,
-    )
-
-
 def insert_into(session: Session, table: type[Base]) -> Any:
     """Return an INSERT that can leave out rows whose key exists."""
     postgres = session.get_bind().dialect.name == "postgresql"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -50,9 +49,6 @@ from app.storage.tables import (
     TranslatorRow,
 )
 from app.types import JobState
-
-#: most translators of one answer about pairs
-MAX_PAIR_REPORTS = 1_000
 
 #: most names that one that does not exist is compared with
 MAX_COMPARED_NAMES = 1_000
@@ -494,52 +490,6 @@ def aliases_of(session: Session, row: EncoderRow | AnchorSetRow) -> list[str]:
         .order_by(AliasRow.name)
     ).all()
     return [f"alias {name!r}" for name in names]
-
-
-@dataclass(frozen=True)
-class PairReport:
-    """A translator between current spaces, and the recall that its report estimates.
-
-    recall  None without a report, and where nothing can be estimated
-    index   number of items of the index that the recall is for
-    """
-
-    translator: str
-    anchor_set: str
-    source: str
-    target: str
-    method: str
-    created_at: datetime
-    recall: float | None
-    index: float | None
-
-
-def pair_reports(session: Session, project: str) -> Sequence[PairReport]:
-    """Return translators of the current versions of anchor sets, the newest first."""
-    source, target = aliased(SpaceRow), aliased(SpaceRow)
-    from_encoder, to_encoder = aliased(EncoderRow), aliased(EncoderRow)
-    estimate = TranslatorRow.report["estimate"]
-    query = (
-        select(
-            TranslatorRow.content,
-            AnchorSetRow.name,
-            from_encoder.name,
-            to_encoder.name,
-            TranslatorRow.method,
-            TranslatorRow.created_at,
-            estimate["measures"]["recall"]["value"].as_float(),
-            estimate["index"].as_float(),  # beyond an integer of 32 bits
-        )
-        .join(source, source.id == TranslatorRow.source_id)
-        .join(target, target.id == TranslatorRow.target_id)
-        .join(AnchorSetRow, AnchorSetRow.id == source.anchor_set_id)
-        .join(from_encoder, from_encoder.id == source.encoder_id)
-        .join(to_encoder, to_encoder.id == target.encoder_id)
-        .where(TranslatorRow.project == project, source.version == AnchorSetRow.version)
-        .order_by(TranslatorRow.created_at.desc(), TranslatorRow.id)
-        .limit(MAX_PAIR_REPORTS)
-    )
-    return [PairReport(*row) for row in session.execute(query)]
 
 
 def _article(noun: str) -> str:

@@ -53,14 +53,6 @@ def test_a_long_fit_is_answered_with_its_job_and_the_repetition_with_the_result(
     assert job["result"]["translator"] == answer.json()["translator" if not vectors else "id"]
 
 
-def test_a_page_of_the_console_says_that_the_fit_is_being_made(stocked, short):
-    back = {**PAIR, "source": PAIR["target"], "target": PAIR["source"]}  # no other test fits it
-    answer = stocked.get("/console/map/points", params=back)
-    assert (answer.status_code, "jobs/" in answer.text) == (503, True)
-    assert int(answer.headers["retry-after"]) >= 0
-    finished(stocked, answer.headers["location"])
-
-
 def test_clients_of_openai_are_told_to_come_again(stocked):
     scope = {"type": "http", "path": "/v1/embeddings", "headers": [], "app": stocked.app}
     error = FitQueued("A job makes it.", tables.JobRow(id="j"), retry_after_s=7)
