@@ -42,14 +42,14 @@ from app.demo.pack import load_pack
 from app.services.anchors import anchor_sets
 from app.services.bulk.pipeline import BulkWork
 from app.services.bulk.places import open_place
-from app.services.bulk.row_translator import pack_translator, read_translator
+from app.services.bulk.row_translator import read_translator
 from app.services.bulk.shard_files import ShardWriter, form_of, read_batches, translate_batch
 from app.services.bulk.shards import cut, open_parquet
 from app.services.bulk.translation import default_batch_rows
 from app.services.encoders import encoders
 from app.services.request_context import RequestContext
 from app.services.serving.apply import Translation, prepare_map
-from app.services.translators.translators import FitRequest
+from app.services.translators.translators import FitRequest, read_file
 from app.settings import Settings
 from app.types import EncoderKind
 from app.wiring import make_services
@@ -118,7 +118,7 @@ def prepare(folder: Path) -> BulkWork:
     anchor_sets.create_anchor_set(services, context, name=ANCHORS, embeddings=embeddings)
     request = FitRequest(SOURCE, TARGET, ANCHORS, "auto", {})
     served = prepare_map(services, context, Translation(request))
-    data = pack_translator(services, context, str(served.id), confidence=False)
+    data = read_file(services, context, str(served.id))
     translator = read_translator(data, served.options or {})
     services.close()
     return BulkWork(translator, None, default_batch_rows(translator.dims))

@@ -189,9 +189,6 @@ def attacks(x: Matrix, y: Matrix) -> dict[str, Attack]:
     return {
         "/translate irp, omega 64, 16,384 anchors": translate("big", "irp", omega=64),
         "/translate graded, 4,096 anchors": translate("fewer", "graded"),
-        "/translate with confidence, 4,096 anchors": post(
-            "/translate", **fewer, **graded, confidence=True, vectors=x[:2].tolist()
-        ),
         "/relative, encode_power 0.5": post("/relative", **space, vectors=x[:2].tolist()),
         "/translators/{id}": of_translator(""),
         "/anchor-sets/{name}/report": lambda client, n: client.get("/anchor-sets/big/report"),

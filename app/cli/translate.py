@@ -64,10 +64,6 @@ def translate(
             show_default=False,
         ),
     ] = None,
-    confidence: Annotated[
-        bool,
-        typer.Option("--confidence", help="Add columns with the expected cosine of each row."),
-    ] = False,
     engine: Annotated[
         BulkEngine, typer.Option(help="This machine, or a Ray cluster.")
     ] = BulkEngine.local,
@@ -107,9 +103,7 @@ def translate(
         )
     with explain_faults():
         places = open_place(inputs), open_place(output)
-    translator = _fetch(
-        service, confidence, source=source, target=target, anchor_set=anchor_set, method=method
-    )
+    translator = _fetch(service, source=source, target=target, anchor_set=anchor_set, method=method)
     rows = batch_rows or default_batch_rows(translator.dims)
     if engine == BulkEngine.local:
         translator = translator.to(_choose_device(device, translator, rows))
@@ -120,13 +114,12 @@ def translate(
         raise typer.BadParameter(error.detail) from None
 
 
-def _fetch(service: Service, confidence: bool, **names: str) -> RowTranslator:
+def _fetch(service: Service, **names: str) -> RowTranslator:
     """Have the translator fitted, and return it. Raises Refused."""
     from app.services.bulk.row_translator import read_translator
 
     fitted = service.post("/translators", **names)
-    file = at("translators", fitted["id"], "file")
-    data = service.call("GET", file, params={"confidence": confidence}).content
+    data = service.call("GET", at("translators", fitted["id"], "file")).content
     return read_translator(data, fitted["options"])
 
 
@@ -195,7 +188,7 @@ def _run(plan: BulkPlan, engine: BulkEngine, ray_address: str | None, as_json: b
     if flagged:
         typer.secho(
             f"WARNING: {flagged:,} rows have no direction that the anchors know, and became the "
-            "mean of the target. --confidence names them in the column anchorage_flag.",
+            "mean of the target.",
             fg="yellow",
             err=True,
         )

@@ -119,14 +119,6 @@ def test_a_device_is_chosen_by_name_and_one_that_does_not_exist_is_refused(home:
     assert translate(home, *arguments, "--device", "cpu").exit_code == 0
 
 
-def test_confidence_adds_columns(home: Path) -> None:
-    arguments = (str(home / "rows.parquet"), str(home / "out.parquet"), *PAIR, "--confidence")
-    done = translate(home, *arguments)
-    assert done.exit_code == 0, done.output
-    names = parquet.read_table(home / "out.parquet").column_names
-    assert {"anchorage_cosine", "anchorage_flag"} <= set(names)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("number_of_signal", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_ends_early_keeps_complete_shards_and_is_continued(

@@ -200,7 +200,6 @@ def _translations(items: dict[str, np.ndarray], vectors: np.ndarray) -> Iterator
         {**body, "method": "graded", "options": {"ridge": 0.3, "renormalise": False}},
     )
     yield post("translate to base64", "/translate", {**body, "encoding": "base64"})
-    yield post("translate with confidence", "/translate", {**body, "confidence": True})
     yield post(
         "translate real vectors", "/translate", {**REAL, "vectors": packed(_real()["a"][300:303])}
     )

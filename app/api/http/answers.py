@@ -24,7 +24,6 @@ from app.errors import InvalidRequest, NotAcceptable
 from app.maths.translators.translator import no_flags
 from app.services.incoming import ANSWER_NUMBER_BYTES
 from app.services.serving.apply import refuse_overflow
-from app.services.serving.confidence import ARROW_COLUMNS
 from app.services.translators.warnings import AnswerWarning
 
 ANSWER_MEDIA = (media_types.JSON, *media_types.VECTORS)
@@ -123,11 +122,6 @@ class Writer:
         columns = {column: arrow.vectors_array(self._rounded(vectors))}
         if (labels := about.get("labels")) is not None:
             columns["label"] = pa.array(labels, pa.string())
-        if (confidence := about.get("confidence")) is not None:
-            columns |= {
-                column: pa.array(confidence[each], pa.float32())
-                for each, column in ARROW_COLUMNS.items()
-            }
         columns[arrow.FLAG] = arrow.flags_array(len(vectors), about["flags"])
         parts = arrow.write(columns, describe_in_texts(about))
         return PartsResponse(parts, self.media, describe_in_headers({**about, "flags": []}))
@@ -158,19 +152,12 @@ def flags(
     outside: Tensor | None = None,
     *,
     truncated: Sequence[int] = (),
-    strange: Tensor | None = None,
 ) -> list[dict[str, Any]]:
     """Returns the flags of an answer's rows, in the order of the rows."""
-    if (
-        at_mean is not None
-        and not truncated
-        and strange is None
-        and at_mean is no_flags(at_mean.shape[0])[0]
-    ):
+    if at_mean is not None and not truncated and at_mean is no_flags(at_mean.shape[0])[0]:
         return []
     # Arrow has one flag a row, the last: the flags that say most come last.
     codes = {
-        "out-of-distribution": strange,
         "equals-anchor-mean": at_mean,
         "outside-anchors": outside,
     }
@@ -248,10 +235,6 @@ def _weight(text: str) -> float:
 def describe_in_texts(about: Mapping[str, Any]) -> dict[str, str]:
     """Returns the description of an answer as short texts by name."""
     shown = {name: about[name] for name in DESCRIBED if about.get(name) not in (None, [], {})}
-    if (confidence := about.get("confidence")) is not None:
-        shown["confidence"] = {
-            name: value for name, value in confidence.items() if name not in ARROW_COLUMNS
-        }
     if about.get("warnings"):
         shown["warnings"] = ", ".join(each["code"] for each in about["warnings"])
     return {

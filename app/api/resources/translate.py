@@ -6,10 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.concurrency import run_in_threadpool
-from torch import Tensor
 
-from app.api.codecs import media_types
 from app.api.http import answers
 from app.api.http.bodies import MATRIX, VECTOR_ANSWERS, Call, body_docs, vector_call
 from app.api.http.deps import FIT_QUEUED
@@ -19,17 +16,12 @@ from app.api.schemas.translation import AnswerWarningOut, Flag, PairRequest, Sha
 from app.errors import InvalidRequest, MissingField, NotExactlyOne
 from app.maths.translators.translator import ProductPrecision
 from app.observability import metrics
-from app.services.serving import apply, confidence
+from app.services.serving import apply
 
 router = APIRouter(tags=["Translate"])
 
 #: the metric of request sizes, with its label
 REQUEST_SIZES = metrics.BATCH_VECTORS.labels("translate")
-
-DEFAULT_CONFIDENCE_LEVEL = 0.9
-
-#: digits after the decimal point of a confidence: the estimates are never more precise
-DECIMALS = 5
 
 
 class TranslateRequest(PairRequest, InputsBody):
@@ -65,45 +57,6 @@ class TranslateRequest(PairRequest, InputsBody):
             "it, and the answer states its error."
         ),
     ] = "float32"
-    confidence: bool = Field(
-        False,
-        description="Whether to estimate, for each row, the cosine to the target encoder's own "
-        "vector, and to flag rows that are unlike the anchors.",
-    )
-    confidence_level: Annotated[float, Field(ge=0.5, le=0.99, allow_inf_nan=False)] | None = Field(
-        None,
-        description="Level of the confidence intervals, 0.5 to 0.99. Default 0.9. "
-        "Only applies with `confidence: true`.",
-    )
-
-    def interval_level(self, *, has_columns: bool) -> float | None:
-        """The level of the confidence intervals, or None without `confidence`.
-
-        has_columns  whether the answer can hold columns next to the vectors
-        """
-        if not self.confidence:
-            if self.confidence_level is not None:
-                raise InvalidRequest(
-                    "`confidence_level` only applies with `confidence: true`. "
-                    "Set it, or remove `confidence_level`.",
-                    field="confidence_level",
-                )
-            return None
-        if self.relative is not None:
-            raise InvalidRequest(
-                "`confidence` does not apply to `relative` vectors, because their source is "
-                "unknown. Remove it, or send `vectors`.",
-                field="confidence",
-            )
-        if not has_columns:
-            raise InvalidRequest(
-                "An npy answer has no columns for `confidence`. Accept JSON or Arrow, or "
-                "remove `confidence`.",
-                field="confidence",
-            )
-        if self.confidence_level is None:
-            return DEFAULT_CONFIDENCE_LEVEL
-        return self.confidence_level
 
     def translation(self) -> apply.Translation:
         """Raises NotExactlyOne and MissingField."""
@@ -127,36 +80,6 @@ class TranslateRequest(PairRequest, InputsBody):
         return apply.Decoding(self.translator_request(), self.relative_power or 0.0)
 
 
-class ConfidenceOut(BaseModel):
-    """Expected quality of each row. Every list has one number for each row.
-
-    Cosines are to the target encoder's own vector, both centred on the target's anchors' mean.
-    """
-
-    level: float = Field(
-        description="Probability that an interval holds the cosine, for items like the anchors."
-    )
-    held_out: int = Field(
-        description="Number of held-out anchors behind the estimates; 0 if there are too few."
-    )
-    threshold: float | None = Field(
-        description="Rows with a p-value at or below it are flagged `out-of-distribution`. "
-        "It is also the share of rows like the anchors that are flagged."
-    )
-    reason: str | None = Field(
-        description="Why the intervals, or all numbers, are missing. Null if none are."
-    )
-    cosine: list[float | None] = Field(
-        description="Expected cosine, -1 to 1. Null if the translation is the target's mean."
-    )
-    low: list[float | None] = Field(description="Lower end of the interval.")
-    high: list[float | None] = Field(description="Upper end of the interval.")
-    p_value: list[float | None] = Field(
-        description="p-value of the hypothesis that the vector is like the anchors, 0 to 1. "
-        "Null if the vector equals the source's mean."
-    )
-
-
 class TranslateAnswer(BaseModel):
     """The translated vectors, in the target encoder's units."""
 
@@ -177,9 +100,6 @@ class TranslateAnswer(BaseModel):
         "becomes the target's mean."
     )
     warnings: list[AnswerWarningOut] = Field(description="Warnings about the whole answer.")
-    confidence: ConfidenceOut | None = Field(
-        None, description="Absent unless the request has `confidence: true`."
-    )
 
 
 @router.post(
@@ -208,7 +128,6 @@ async def translate(
             field=fields[1] if fields else "vectors",
         )
     writer = answers.choose_writer(call, body.encoding, body.dtype)
-    level = body.interval_level(has_columns=writer.media != media_types.NPY)
     plan, vectors = (
         (body.translation(), body.vectors)
         if body.relative is None
@@ -225,56 +144,19 @@ async def translate(
             body.precision,
         )
     REQUEST_SIZES.observe(len(answer.output.vectors))
-    row_confidence = (
-        None
-        if level is None
-        else await run_in_threadpool(
-            confidence.confidence_of, services, context, answer, level, field=fields[0]
-        )
-    )
-    about = _describe(answer, row_confidence)
-    return await answers.write(call, writer, answer.output.vectors, about)
+    return await answers.write(call, writer, answer.output.vectors, _describe(answer))
 
 
-def _describe(
-    answer: apply.MappedVectors, row_confidence: confidence.RowConfidence | None
-) -> dict[str, Any]:
+def _describe(answer: apply.MappedVectors) -> dict[str, Any]:
     """Returns the members of the answer without the vectors."""
     translated, served = answer.output, answer.served
     count, dim = translated.vectors.shape
-    about: dict[str, Any] = {
+    return {
         "count": count,
         "dim": dim,
         "method": served.method,
         "options": dict(served.options or {}),
         "translator": served.id,
-        "flags": answers.flags(
-            translated.at_mean,
-            translated.outside,
-            truncated=answer.truncated,
-            strange=None if row_confidence is None else row_confidence.expected.strange,
-        ),
+        "flags": answers.flags(translated.at_mean, translated.outside, truncated=answer.truncated),
         "warnings": answers.warning_members(served.warnings),
     }
-    if row_confidence is not None:
-        about["confidence"] = _confidence_members(row_confidence)
-    return about
-
-
-def _confidence_members(found: confidence.RowConfidence) -> dict[str, Any]:
-    """The members of `ConfidenceOut`."""
-    return {
-        "level": found.level,
-        "held_out": found.held_out,
-        "threshold": found.threshold,
-        "reason": found.reason,
-        **{name: _numbers(getattr(found.expected, name)) for name in confidence.ARROW_COLUMNS},
-    }
-
-
-def _numbers(column: Tensor) -> list[float | None]:
-    """The numbers, rounded, with None for NaN."""
-    return [
-        None if number != number else number
-        for number in column.double().round(decimals=DECIMALS).tolist()
-    ]

@@ -28,7 +28,6 @@ from app.api.schemas.quality import ChoiceOut, EstimateOut, TranslatorReportOut
 from app.api.schemas.translation import INDEX_DESCRIPTION, IndexSize, PairRequest
 from app.maths.quality.candidates import Preference
 from app.services.access.idempotency import idempotent
-from app.services.bulk.row_translator import pack_translator
 from app.services.request_context import RequestContext
 from app.services.translators import (
     contracts,
@@ -202,13 +201,6 @@ def download_translator(
     id: TranslatorId,
     services: Svc,
     context: ReadContext,
-    confidence: Annotated[
-        bool,
-        Query(
-            description="Whether the file also has the model of `confidence`, for programs of "
-            "the service."
-        ),
-    ] = False,
 ) -> Response:
     """Returns a translator as a safetensors file, with which a client can translate at home.
 
@@ -218,7 +210,7 @@ def download_translator(
     `docs/reference/api.md` gives the formula.
     """
     return Response(
-        pack_translator(services, context, id, confidence=confidence),
+        translators.read_file(services, context, id),
         media_type=OCTETS,
         headers={"Content-Disposition": f'attachment; filename="{id}.safetensors"'},
     )

@@ -211,13 +211,10 @@ class Flag(BaseModel):
     """A warning about one row of the answer."""
 
     row: int = Field(description="Index of the row, from 0.")
-    code: Literal[
-        "equals-anchor-mean", "outside-anchors", "input-truncated", "out-of-distribution"
-    ] = Field(
+    code: Literal["equals-anchor-mean", "outside-anchors", "input-truncated"] = Field(
         description="`equals-anchor-mean`: the vector equals the anchors' mean. "
         "`outside-anchors`: the anchors do not span its direction. "
-        "`input-truncated`: the encoder read only the beginning of the input. "
-        "`out-of-distribution`: the vector is unlike the anchors (only with `confidence`)."
+        "`input-truncated`: the encoder read only the beginning of the input."
     )
 
 

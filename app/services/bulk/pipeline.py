@@ -34,7 +34,6 @@ class BulkWork:
         about = {
             "translator": self.translator.id,
             "column": self.column,
-            "confidence": self.translator.confidence is not None,
             "input": shard.stamp,
             "groups": [shard.first, shard.last],
         }

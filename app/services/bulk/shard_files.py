@@ -29,10 +29,9 @@ from app.errors import (
     StorageUnavailable,
 )
 from app.services.bulk.places import Place
-from app.services.bulk.row_translator import BulkRows, RowTranslator
+from app.services.bulk.row_translator import RowTranslator
 from app.services.bulk.shards import FLAGGED_KEY, MADE_FROM_KEY, BulkShard, first_line
 from app.services.serving.apply import refuse_overflow
-from app.services.serving.confidence import ARROW_COLUMNS
 from app.storage.tables import new_id
 
 #: the column of vectors, if several columns hold lists of floats and no name is given
@@ -167,12 +166,6 @@ def _fixed_size(kind: pa.DataType) -> int | None:
     return int(storage.list_size) if pa.types.is_fixed_size_list(storage) else None
 
 
-#: the column of flags that `--confidence` adds, as in Arrow answers
-FLAG_COLUMN = "anchorage_flag"
-FLAG_AT_MEAN = "equals-anchor-mean"
-FLAG_OUTSIDE = "outside-anchors"
-FLAG_STRANGE = "out-of-distribution"
-
 #: the temporary name of a shard
 PARTIAL_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
 
@@ -210,13 +203,6 @@ def form_of(
     place = find_column(before, column, source_dim, path)
     fields = list(before)
     fields[place] = fields[place].with_type(translated_type(fields[place].type, target_dim))
-    if translator.confidence is not None:
-        added = {name: pa.float32() for name in ARROW_COLUMNS.values()}
-        added[FLAG_COLUMN] = pa.string()
-        taken = sorted(set(added) & set(before.names))
-        if taken:
-            raise BadColumn(f"{path} has a column {taken[0]!r}, which --confidence adds. Rename it")
-        fields += [pa.field(name, kind) for name, kind in added.items()]
     about = {"translator": translator.id, **translator.facts}
     metadata = {
         name: value
@@ -262,8 +248,6 @@ def translate_batch(
         ) from None
     columns = batch.columns
     columns[form.place] = column
-    if made.judged is not None:
-        columns += _confidence_columns(made)
     flagged = 0 if made.flags is None else int((made.flags[0] | made.flags[1]).sum())
     return pa.Table.from_arrays(columns, schema=form.schema), flagged
 
@@ -356,29 +340,6 @@ def _leaf_settings(
 
 def _has_dictionary(chunk: Any) -> bool:
     return any("DICTIONARY" in encoding for encoding in chunk.encodings)
-
-
-def _confidence_columns(made: BulkRows) -> list[pa.Array]:
-    """The columns of confidence, in the order of ARROW_COLUMNS, and the flags."""
-    assert made.judged is not None
-    count = len(made.vectors)
-    none = torch.zeros(count, dtype=torch.bool)
-    at_mean, outside = made.flags or (none, none)
-    lost = at_mean | outside
-    columns = []
-    for name in ARROW_COLUMNS:
-        absent = at_mean if name == "p_value" else lost
-        numbers = torch.where(absent, torch.nan, getattr(made.judged, name)).float().numpy()
-        columns.append(pa.array(numbers, pa.float32(), from_pandas=True))
-    texts: list[str | None] = [None] * count
-    for flag, rows in (
-        (FLAG_STRANGE, made.judged.strange & ~at_mean),
-        (FLAG_OUTSIDE, outside),
-        (FLAG_AT_MEAN, at_mean),
-    ):
-        for row in rows.nonzero().flatten().tolist():
-            texts[row] = flag
-    return [*columns, pa.array(texts, pa.string())]
 
 
 def _unwritable(place: Place, error: BaseException) -> StorageUnavailable:

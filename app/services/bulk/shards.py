@@ -120,7 +120,6 @@ MANIFEST_FILE = "_anchorage.json"
 FIXED_MEMBERS = {
     "translator": "translator",
     "column": "--column",
-    "confidence": "--confidence",
     "shards": "input files",
 }
 
@@ -135,7 +134,6 @@ class Manifest:
     translator: str
     facts: Mapping[str, str]
     column: str | None
-    confidence: bool
     shards: Sequence[Mapping[str, Any]]
     complete: bool = False
     flagged: int | None = None

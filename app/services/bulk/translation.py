@@ -84,7 +84,6 @@ def plan_translation(
         work.translator.id,
         work.translator.facts,
         work.column,
-        work.translator.confidence is not None,
         describe_shards(shards),
     )
     by_path = {place.path: place for place, _ in inputs}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -12,7 +12,6 @@ from typing import Any
 import orjson
 from safetensors.torch import save
 from sqlalchemy.orm import Session
-from torch import Tensor
 
 from app.errors import Conflict, UnknownOption
 from app.maths.quality import candidates, cost, selection
@@ -241,13 +240,9 @@ def read_file(
     services: Services,
     context: RequestContext,
     content: str,
-    *,
-    more: Callable[[FittedTranslator, tuple[tables.SpaceRow, tables.SpaceRow]], dict[str, Tensor]]
-    | None = None,
 ) -> bytes:
     """Return the safetensors file of a translator, by its id.
 
-    more  returns further tensors of the file
     Raises TranslatorNotFound, Overloaded, TooMuchAtOnce, and Conflict if its anchors have other
     weights today.
     """
@@ -267,16 +262,12 @@ def read_file(
             field="id",
         )
     context.reserve_bytes(2 * fitted.translator.nbytes)  # tensors copied into one file
-    extra = {} if more is None else more(fitted, (row.source, row.target))
-    return _as_safetensors(row, fitted.translator, extra)
+    return _as_safetensors(row, fitted.translator)
 
 
-def _as_safetensors(
-    row: tables.TranslatorRow, translator: Translator, extra: Mapping[str, Tensor]
-) -> bytes:
+def _as_safetensors(row: tables.TranslatorRow, translator: Translator) -> bytes:
     decoder = translator.decoder
     tensors = {
-        **extra,
         "source_mean": translator.source_mean,
         "matrix": decoder.matrix,
         "target_mean": decoder.mean,

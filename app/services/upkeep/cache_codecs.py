@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from app.maths.geometry.space import Space
-from app.maths.quality.confidence import Confidence, Reference
 from app.maths.quality.selection import Choice, ScoredCandidate
 from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import Translator
@@ -77,15 +76,6 @@ CHOICE: TensorCodec[Choice] = TensorCodec(
 )
 
 
-#: None: too few anchors. It is stored as a tensor too, because an entry must hold one
-CONFIDENCE: TensorCodec[Confidence | None] = TensorCodec(
-    dump=lambda fitted: (
-        {"nothing": torch.tensor(1.0)} if fitted is None else _dump_dataclass(fitted)
-    ),
-    load=lambda tensors: (
-        None if "nothing" in tensors else _load_dataclass(Confidence, tensors, reference=Reference)
-    ),
-)
 MATRIX: TensorCodec[Tensor] = TensorCodec(
     dump=lambda matrix: {"matrix": matrix}, load=lambda tensors: tensors["matrix"]
 )

@@ -21,7 +21,6 @@ class Translation:
     translator  id of the translator; None for a translation into the source's own space
     flags       rows that have no direction, as `{"row": ..., "code": ...}`
     warnings    warnings about all rows, as `{"code": ..., "detail": ...}`
-    confidence  the members of the API's `confidence`, if it was requested
     """
 
     vectors: Float32s
@@ -30,7 +29,6 @@ class Translation:
     translator: str | None
     flags: list[Json]
     warnings: list[Json]
-    confidence: Json | None = None
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -99,7 +97,6 @@ class Rankings:
 def translation_of(answers: Sequence[Json], starts: Sequence[int]) -> Translation:
     """Return one translation from the answers to consecutive parts, which begin at `starts`."""
     first = _same(answers, "translator")
-    judged = [answer["confidence"] for answer in answers if answer.get("confidence")]
     return Translation(
         _stack(answers, "vectors"),
         first.get("method"),
@@ -107,7 +104,6 @@ def translation_of(answers: Sequence[Json], starts: Sequence[int]) -> Translatio
         first.get("translator"),
         _flags(answers, starts),
         _warnings(answers),
-        _join(judged) if judged else None,
     )
 
 

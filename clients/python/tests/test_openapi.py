@@ -122,9 +122,6 @@ OWN_FIELDS = {
 #: other names of fields, for readers of Python
 OTHER_NAMES = {"input": "inputs", "input_type": "role", "model": "id"}
 
-#: fields that only the service's own commands send: the client has no use for the model
-COMMANDS_ONLY = {("download_translator", "confidence")}
-
 #: parameters that are not fields of the service
 CLIENT_ONLY = {"self", "as_job", "progress", "fields", "total", "timeout"}
 
@@ -172,9 +169,7 @@ def test_every_field_of_an_operation_is_a_parameter(document):
         lacking = {
             field
             for field in fields(document, operation) - OWN_FIELDS.keys()
-            if field not in parameters
-            and OTHER_NAMES.get(field) not in parameters
-            and (name, field) not in COMMANDS_ONLY
+            if field not in parameters and OTHER_NAMES.get(field) not in parameters
         }
         if lacking and not accepts_more:
             missing[name] = lacking

@@ -13,9 +13,9 @@ from pyarrow import parquet
 
 from app.services.anchors import anchor_sets
 from app.services.bulk.pipeline import BulkWork
-from app.services.bulk.row_translator import RowTranslator, pack_translator, read_translator
+from app.services.bulk.row_translator import RowTranslator, read_translator
 from app.services.serving.apply import Translation, prepare_map
-from app.services.translators.translators import FitRequest
+from app.services.translators.translators import FitRequest, read_file
 from app.settings import Settings
 from app.wiring import make_services
 from tests.services.helpers import CONTEXT, create_encoder, some
@@ -29,7 +29,7 @@ WriteParquet = Callable[..., Path]
 def row_translators(
     migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, RowTranslator]]:
-    """Translators from `a` to `b`; `sure` has confidence, and `kernel` has landmarks."""
+    """Translators from `a` to `b`; `kernel` has landmarks."""
     folder = tmp_path_factory.mktemp("bulk")
     shutil.copy(migrated_sqlite, folder / "anchorage.db")
     services = make_services(Settings(data_dir=folder))
@@ -39,16 +39,15 @@ def row_translators(
     embeddings = {"a": source, "b": source @ some(SOURCE_DIM, TARGET_DIM)}
     anchor_sets.create_anchor_set(services, CONTEXT, name="s", embeddings=embeddings)
 
-    def fit(method: str, confidence: bool = False) -> RowTranslator:
+    def fit(method: str) -> RowTranslator:
         request = FitRequest("a", "b", "s", method, {})
         served = prepare_map(services, CONTEXT, Translation(request))
-        data = pack_translator(services, CONTEXT, str(served.id), confidence=confidence)
+        data = read_file(services, CONTEXT, str(served.id))
         return read_translator(data, served.options or {})
 
     yield {
         "one": fit("ridge"),
         "other": fit("procrustes"),
-        "sure": fit("ridge", confidence=True),
         "kernel": fit("kernel"),
     }
     services.close()

@@ -87,7 +87,7 @@ def test_one_file_becomes_one_file_with_its_other_columns_and_metadata(
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0"])
-@pytest.mark.parametrize("name", ["one", "kernel", "sure"])
+@pytest.mark.parametrize("name", ["one", "kernel"])
 def test_a_file_is_translated_on_a_device_as_on_the_cpu(
     row_translators: dict[str, RowTranslator],
     write_parquet: WriteParquet,
@@ -183,31 +183,6 @@ def test_the_rows_of_a_file_without_rows_are_written_too(
     source = write_parquet(rows=0, kind=pa.list_(pa.float32(), SOURCE_DIM))
     run(work, source, tmp_path / "out.parquet")
     assert parquet.read_table(tmp_path / "out.parquet").num_rows == 0
-
-
-def test_confidence_adds_columns_and_names_the_rows_without_a_direction(
-    work: BulkWork,
-    row_translators: dict[str, RowTranslator],
-    write_parquet: WriteParquet,
-    tmp_path: Path,
-) -> None:
-    mean = row_translators["sure"].translator.source_mean.numpy()
-
-    def change(vectors: np.ndarray) -> None:
-        vectors[7] = mean
-
-    source = write_parquet(change=change)
-    sure = replace(work, translator=row_translators["sure"])
-    assert run(sure, source, tmp_path / "out.parquet") == 1
-    check(sure, source, tmp_path / "out.parquet")
-    made = parquet.read_table(tmp_path / "out.parquet").to_pydict()
-    assert made["anchorage_flag"][7] == "equals-anchor-mean"
-    assert made["anchorage_cosine"][7] is None
-    assert all(-1 <= value <= 1 for value in made["anchorage_cosine"][8:])
-    taken = parquet.read_table(source).append_column("anchorage_flag", pa.nulls(1_000))
-    parquet.write_table(taken, tmp_path / "taken.parquet")
-    with pytest.raises(BadColumn, match="anchorage_flag"):
-        run(sure, tmp_path / "taken.parquet", tmp_path / "again.parquet")
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -374,19 +349,16 @@ def test_a_run_stopped_while_it_replaces_shards_keeps_none_of_other_options(
 ) -> None:
     source, out = write_parquet(), tmp_path / "out"
     run(work, source.parent, out)
-    sure = replace(work, translator=row_translators["sure"])
-    assert sure.translator.id == work.translator.id
+    other = replace(work, translator=row_translators["other"])
     system = arrow_fs.PyFileSystem(StopsAtTheSecondShard(LocalFileSystem()))
     stopping = Place(str(out), str(out), system)
-    plan = plan_translation(sure, open_place(str(source.parent)), stopping, overwrite=True)
+    plan = plan_translation(other, open_place(str(source.parent)), stopping, overwrite=True)
     with pytest.raises(KeyboardInterrupt):
         run_translation(plan, LOCAL)
-    again = plan_translation(sure, open_place(str(source.parent)), open_place(str(out)))
+    again = plan_translation(other, open_place(str(source.parent)), open_place(str(out)))
     assert len(again.waiting) == 3
     run_translation(again, LOCAL)
-    for path in out.glob("*.parquet"):
-        assert "anchorage_flag" in parquet.read_table(path).column_names
-    check(sure, source, *sorted(out.glob("*.parquet")))
+    check(other, source, *sorted(out.glob("*.parquet")))
 
 
 def test_no_thread_and_no_file_outlives_an_error(

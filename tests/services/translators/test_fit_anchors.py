@@ -9,7 +9,6 @@ import torch
 
 from app.services.anchors import anchor_reports, anchor_sets, samples
 from app.services.serving import apply
-from app.services.serving.confidence import confidence_of
 from app.services.translators import fit_anchors, translators
 from app.services.translators.warnings import warnings_about_pair
 from app.storage import tables
@@ -73,19 +72,6 @@ def test_with_a_sample_foreign_anchors_change_a_translation_little(mixed):
     assert found["store"]["foreign"] == pytest.approx(FOREIGN, abs=5)
     assert found["counted"] == OWN + FOREIGN - found["store"]["foreign"]
     assert row.report["held_out"]["translated"]["n"] == found["counted"]
-
-
-def expected_of(services, request=REQUEST):
-    answer = translate(services, request)
-    return confidence_of(services, CONTEXT, answer, 0.9, field="vectors").expected.cosine
-
-
-def test_the_confidence_is_of_the_translator_without_foreign_anchors(mixed):
-    alone = expected_of(mixed, replace(REQUEST, anchor_set="own"))
-    before = expected_of(mixed)
-    put_sample(mixed)
-    after = expected_of(mixed)
-    assert (after - alone).abs().mean() < 0.2 * (before - alone).abs().mean()
 
 
 def test_a_deleted_sample_gives_the_first_translator_again(mixed):

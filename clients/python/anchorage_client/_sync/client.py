@@ -197,8 +197,6 @@ class Client(Measures):
         index: int | None = None,
         dtype: Literal["float32", "float16"] | None = None,
         precision: Literal["float32", "bfloat16"] | None = None,
-        confidence: bool | None = None,
-        confidence_level: float | None = None,
     ) -> Translation:
         """Translate vectors, inputs or relative vectors; many rows take several requests."""
         body = {
@@ -210,8 +208,6 @@ class Client(Measures):
             **fit_fields(method, options, prefer, min_quality, index),
             "dtype": dtype,
             "precision": precision,
-            "confidence": confidence,
-            "confidence_level": confidence_level,
             "encoding": "base64",
         }
         parts = row_parts(inputs, vectors=vectors, relative=relative)
