@@ -192,9 +192,6 @@ def attacks(x: Matrix, y: Matrix) -> dict[str, Attack]:
         "/relative, encode_power 0.5": post("/relative", **space, vectors=x[:2].tolist()),
         "/translators/{id}": of_translator(""),
         "/anchor-sets/{name}/report": lambda client, n: client.get("/anchor-sets/big/report"),
-        "/anchor-sets/{name}/drift": post(
-            "/anchor-sets/big/drift", encoder="big-x", vectors=some, rows=list(range(JSON_ROWS))
-        ),
         "/rescore, fuse": post("/rescore", **fewer, **graded, **fused, candidates=candidates),
         "/evaluate": post("/evaluate", **big),
         "/evaluate with items": post(

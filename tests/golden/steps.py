@@ -176,11 +176,6 @@ def _anchor_sets(items: dict[str, np.ndarray]) -> Iterator[Step]:
     yield get("one set", "/anchor-sets/items")
     yield get("report", "/anchor-sets/items/report")
     yield get("pairs", "/anchor-sets/items/pairs")
-    yield post(
-        "drift",
-        "/anchor-sets/items/drift",
-        {"encoder": "first", "vectors": items["first"][:10].tolist(), "rows": list(range(10))},
-    )
     yield Step(
         "contract",
         "PUT",

@@ -25,6 +25,9 @@ STORE_PREFIX = "store:"
 #: rows of a set that are compared with those of another one
 COMPARED_ROWS = 100
 
+#: least cosine of a vector to its own anchor, which half precision rounds
+SAME_COSINE = 0.999
+
 #: of English, by most tokenizers
 CHARACTERS_PER_TOKEN = 4
 
@@ -367,12 +370,14 @@ def _has(
         return False
     rows = sorted({round(each * (len(vectors) - 1) / COMPARED_ROWS) for each in range(101)})
     found = service.post(
-        at("anchor-sets", known["name"], "drift"),
+        "/relative",
         encoder=encoder,
+        anchor_set=known["name"],
         vectors=to_wire(vectors[rows]),
-        rows=rows,
     )
-    return bool(found["changed_count"] == 0)
+    return all(
+        cosines[row] > SAME_COSINE for cosines, row in zip(found["vectors"], rows, strict=True)
+    )
 
 
 def _advise(

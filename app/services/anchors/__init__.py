@@ -1,1 +1,1 @@
-"""Anchor sets: their embeddings, reports, drift, pools and bootstraps."""
+"""Anchor sets: their embeddings, reports, pools and bootstraps."""

@@ -21,7 +21,6 @@ from app.maths.anchors import drift
 from app.maths.geometry.sampling import draw_uniformly
 from app.services.anchors import spaces, store_anchors
 from app.services.anchors.anchor_embedding import encode_items, read_inputs
-from app.services.anchors.drift import explain
 from app.services.context import Services
 from app.services.encoders.encoding import Inputs, load_model, spec_of
 from app.services.request_context import RequestContext
@@ -109,7 +108,7 @@ def require_runnable(encoder: tables.EncoderRow) -> None:
     if encoder.model is None:
         raise EncoderNeedsVectors(
             f"The service does not run the encoder {encoder.name!r}, so it cannot check it. Send "
-            "its vectors of the anchors to POST /anchor-sets/{name}/drift.",
+            "its vectors instead.",
             field="name",
         )
 
@@ -215,15 +214,18 @@ def _compare(
     is_precise = (encoder.identity or {}).get("dtype") in PRECISE_DTYPES
     least = 0.0 if is_precise else drift.NEAR_DEVIATION / drift.NOISE_FACTOR
     found, noise, embedded = compare(least), None, len(new)
-    if found.verdict != "unchanged" and found.deviations is not None and repeats:
+    if found.verdict != "unchanged" and repeats:
         worst = found.deviations.argsort(descending=True)[:repeats].tolist()
         again = torch.cat([embed_alone(place) for place in worst])
         noise, embedded = float(drift.deviations(new[worst], again).max()), embedded + repeats
         found = compare(max(noise, least))
     may_scale = store_anchors.is_of_store(services, sample.space)
     is_equal = found.verdict == "unchanged" or (found.verdict == "rescaled" and may_scale)
-    changed = int(found.changed.sum())
-    detail, _ = explain(found, changed, len(new), dim=old.shape[1], given_dim=new.shape[1])
+    detail = {
+        "unchanged": "the vectors are equal, except for rounding",
+        "rescaled": "the directions are equal, the lengths have changed",
+        "changed": f"{int(found.changed.sum())} of {len(new)} vectors have changed",
+    }[found.verdict]
     result = "unchanged" if is_equal else "moved"
     recommendations = [] if is_equal else _recommend(encoder)
     if is_equal and not sample.space.is_baseline:
@@ -244,8 +246,8 @@ def _compare(
         recommendations=recommendations,
         anchor_set=sample.space.anchor_set.name,
         inputs=embedded,
-        max_deviation=None if found.deviations is None else float(found.deviations.max()),
-        mean_cosine=None if found.cosines is None else float(found.cosines.mean()),
+        max_deviation=float(found.deviations.max()),
+        mean_cosine=float(found.cosines.mean()),
         noise=noise,
     )
 

@@ -49,7 +49,6 @@ METHODS: dict[str, Callable[..., Any]] = {
     "put_sample": anchors.AnchorSets.put_sample,
     "delete_sample": anchors.AnchorSets.delete_sample,
     "report_anchor_set": anchors.AnchorSets.report,
-    "find_drift": anchors.AnchorSets.drift,
     "get_pairs": anchors.AnchorSets.pairs,
     "put_contract": anchors.AnchorSets.put_contract,
     "delete_contract": anchors.AnchorSets.delete_contract,

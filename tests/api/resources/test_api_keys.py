@@ -33,7 +33,7 @@ OPERATIONS = {
         /migrations /migrations/{id}
     """,
     ("read", "POST"): """
-        /anchor-sets/{name}/drift /relative /translate /stitch /rescore
+        /relative /translate /stitch /rescore
         /evaluate /advice /encoders/{name}/verify /v1/embeddings /v1/rerank
         /stores/{name}/search
     """,

@@ -1,4 +1,4 @@
-"""Every change of an encoder's vectors is recognised, from rounding to another encoder."""
+"""A change of an encoder's vectors is recognised, from rounding to another encoder."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 
 from app.demo.pack import load_pack
 from app.maths.anchors import drift
-from app.maths.anchors.drift import (
-    FEWEST_FOR_ROTATION,
-    HALF_DEVIATION,
-    MAX_COMPARED_ROWS,
-    SAME_DEVIATION,
-    WIDE_DIM,
-    compare_embeddings,
-)
+from app.maths.anchors.drift import HALF_DEVIATION, SAME_DEVIATION, compare_embeddings
 from app.maths.quality.metrics import unit
 from tests.maths.bootstrap.clouds import normal, rotation
 
@@ -32,30 +25,23 @@ LENGTHS = PACK.vectors["minilm3-512"][:300]
 
 def test_the_same_vectors_are_unchanged_to_the_bit():
     found = compare_embeddings(OLD, OLD.clone())
-    assert (found.verdict, found.rounding, found.scale, found.held_out) == (
-        "unchanged",
-        "none",
-        1.0,
-        None,
-    )
+    assert found.verdict == "unchanged"
     assert int(found.changed.sum()) == 0
     assert float(found.deviations.max()) == 0.0
 
 
 @pytest.mark.parametrize(
-    ("change", "rounding"),
+    ("change", "most"),
     [
-        (lambda x: x * (1 + 1e-6 * normal(1, 300, 384)), "float32"),
-        (lambda x: x.half().float(), "half"),
-        (lambda x: x.bfloat16().float(), "half"),
+        (lambda x: x * (1 + 1e-6 * normal(1, 300, 384)), SAME_DEVIATION),
+        (lambda x: x.half().float(), HALF_DEVIATION),
+        (lambda x: x.bfloat16().float(), HALF_DEVIATION),
     ],
 )
-def test_rounding_is_no_change_and_is_reported(change, rounding):
+def test_rounding_is_no_change(change, most):
     found = compare_embeddings(OLD, change(OLD))
-    assert (found.verdict, found.rounding) == ("unchanged", rounding)
-    assert float(found.deviations.max()) <= (
-        SAME_DEVIATION if rounding == "float32" else HALF_DEVIATION
-    )
+    assert found.verdict == "unchanged"
+    assert float(found.deviations.max()) <= most
 
 
 def test_a_move_by_one_percent_is_found_unless_noise_explains_it():
@@ -73,10 +59,9 @@ def test_a_move_by_one_percent_is_found_unless_noise_explains_it():
 
 
 @given(scale=st.floats(1e-6, 1e6).filter(lambda scale: abs(scale - 1) > 3 * HALF_DEVIATION))
-def test_another_scale_is_rescaled_and_reported(scale):
+def test_another_scale_is_rescaled(scale):
     found = compare_embeddings(OLD[:40], OLD[:40] * scale)
     assert found.verdict == "rescaled"
-    assert found.scale == pytest.approx(scale, rel=1e-5)
     assert int(found.changed.sum()) == 0
 
 
@@ -85,36 +70,16 @@ def test_vectors_that_are_normalised_now_are_rescaled_in_half_precision_too():
     assert compare_embeddings(OLD, (3 * OLD).half().float()).verdict == "rescaled"
 
 
-@pytest.mark.parametrize(("rows", "dim"), [(120, 384), (120, 24)])
-def test_a_rotation_is_found_above_and_below_the_dimension_with_any_scale_and_shift(rows, dim):
-    old = OLD[:rows, :dim]
-    for new in (
-        old @ rotation(2, dim),
-        5 * old @ rotation(3, dim) + 1,
-        (old @ rotation(2, dim)).half().float(),
+def test_a_rotation_another_order_and_another_encoder_change_every_vector():
+    other = PACK.vectors["static-256"][:300]
+    for old, new in (
+        (OLD, OLD @ rotation(2, 384)),
+        (OLD, OLD.flip(0)),
+        (OLD[:, :256], other),
+        (OLD[:1], OLD[:1] @ rotation(8, 384)),
     ):
         found = compare_embeddings(old, new)
-        assert found.verdict == "rotated"
-        assert bool(found.changed.all())
-        assert found.held_out.nothing < 0.2
-
-
-def test_another_encoder_is_changed_and_reports_the_quality_of_a_translator():
-    for new in (LENGTHS[:200], PACK.vectors["static-256"][:200]):
-        found = compare_embeddings(OLD[:200], new)
-        assert (found.verdict, found.moved, found.deviations, found.cosines) == (
-            "changed",
-            False,
-            None,
-            None,
-        )
-        assert 0.6 < found.held_out.translator < 0.95
-        assert found.held_out.translator > found.held_out.nothing + 0.5
-        assert found.z > 15
-    turned = compare_embeddings(
-        PACK.vectors["static-256"][:100], PACK.vectors["minilm6-384"][:100, :256]
-    )
-    assert (turned.verdict, turned.cosines is None) == ("changed", False)
+        assert (found.verdict, bool(found.changed.all())) == ("changed", True)
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
@@ -123,7 +88,7 @@ def test_a_few_replaced_rows_are_named_whether_or_not_the_rest_is_scaled(scale):
     rows = [3, 77, 210]
     new[rows] = scale * OLD[[4, 78, 211]]
     found = compare_embeddings(OLD, new)
-    assert found.verdict == "partly-changed"
+    assert found.verdict == "changed"
     assert found.changed.nonzero().flatten().tolist() == rows
 
 
@@ -134,61 +99,9 @@ def test_a_small_change_of_few_rows_is_not_taken_for_the_rounding_of_all():
     assert compare_embeddings(OLD, OLD.bfloat16().float()).verdict == "unchanged"
 
 
-def test_the_same_vectors_in_another_order_are_moved_and_unrelated():
-    found = compare_embeddings(
-        OLD, OLD[torch.randperm(300, generator=torch.Generator().manual_seed(5))]
-    )
-    assert (found.verdict, found.moved) == ("changed", True)
-    assert abs(found.z) < 4
-    assert not compare_embeddings(OLD, OLD[:1].repeat(300, 1)).moved
-
-
-def test_few_rows_report_what_they_allow():
-    for rows in (1, 2, FEWEST_FOR_ROTATION - 1):
-        assert compare_embeddings(OLD[:rows], OLD[:rows]).verdict == "unchanged"
-        assert compare_embeddings(OLD[:rows], 2 * OLD[:rows]).verdict == "rescaled"
-        turned = compare_embeddings(OLD[:rows], OLD[:rows] @ rotation(8, 384))
-        assert (turned.verdict, turned.held_out, turned.z) == ("changed", None, None)
-
-
-@pytest.mark.parametrize("rows", [FEWEST_FOR_ROTATION, 9])
-def test_a_rotation_of_too_few_rows_to_hold_any_out_is_told_by_their_cosines(rows):
-    old = OLD[:rows]
-    for new in (old @ rotation(8, 384), 5 * old @ rotation(9, 384) + 1):
-        found = compare_embeddings(old, new)
-        assert (found.verdict, found.held_out) == ("rotated", None)
-        assert bool(found.changed.all())
-    for new in (
-        LENGTHS[:rows],
-        normal(10, rows, 384),
-        old.flip(0),
-        unit(old + 0.004 * normal(7, rows, 384)).float(),
-    ):
-        assert compare_embeddings(old, new).verdict == "changed"
-    wide = normal(11, rows, WIDE_DIM), normal(12, rows, WIDE_DIM)
-    assert compare_embeddings(*wide).verdict == "changed"
-
-
-def test_no_more_rows_are_compared_with_each_other_than_the_bound_however_narrow_they_are(
-    monkeypatch,
-):
-    old = normal(14, 30_000, 3)
-    assert (
-        len(drift._compared_rows(old.double(), old.double(), seed=0)) == MAX_COMPARED_ROWS == 2048
-    )
-    monkeypatch.setattr(drift, "MAX_COMPARED_ROWS", 50)
-    found = compare_embeddings(old[:200], old[:200] @ rotation(15, 3))
-    assert (found.verdict, found.held_out.rows, len(found.changed)) == ("rotated", 50, 200)
-
-
 @pytest.mark.parametrize(
     "new",
-    [
-        torch.zeros(20, 384),
-        torch.ones(20, 384),
-        torch.full((20, 7), 1e30),
-        1e-30 * torch.eye(20, 384),
-    ],
+    [torch.zeros(20, 384), torch.ones(20, 384), 1e-30 * torch.eye(20, 384)],
 )
 def test_degenerate_vectors_are_a_change_and_no_error(new):
     found = compare_embeddings(OLD[:20], new)

@@ -1,20 +1,17 @@
-"""/anchor-sets/{name}/report and drift: how good a set is."""
+"""/anchor-sets/{name}/report: how good a set is."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from app.api.http.bodies import body_docs, json_body
-from app.api.http.deps import PathName, ReadContext, Reads, Svc
+from app.api.http.deps import PathName, Reads, Svc
 from app.api.http.problems import documented
-from app.api.schemas.fields import Body, Name, Vectors
 from app.api.schemas.quality import StoreCoverageOut
 from app.maths.anchors import health, mismatch
-from app.services.anchors import anchor_findings, anchor_reports, drift
-from app.services.anchors.drift import DriftReport
+from app.services.anchors import anchor_findings, anchor_reports
 
 router = APIRouter(prefix="/anchor-sets", tags=["Anchors"])
 
@@ -131,24 +128,6 @@ class AnchorSetReportOut(BaseModel):
     pairs_left_out: int = Field(description="Number of pairs that were not compared.")
 
 
-class DriftRequest(Body):
-    """New `vectors` of the set's items."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"encoder": "old", "vectors": [[1, 0], [0, 1]], "rows": [0, 1]}]
-        }
-    )
-
-    encoder: Name = Field(description="Encoder to check.")
-    vectors: Vectors = Field(description="Vectors that the encoder makes now.")
-    rows: Annotated[list[int], Field(fail_fast=True, max_length=65_536)] | None = Field(
-        None,
-        description="Anchors that the vectors belong to, in their order, at most 65,536. "
-        "Default: all.",
-    )
-
-
 @router.get(
     "/{name}/report", summary="Report on an anchor set", responses=documented(404, 409, 422)
 )
@@ -160,30 +139,4 @@ def report_anchor_set(name: PathName, services: Svc, project: Reads) -> AnchorSe
     """
     return AnchorSetReportOut.model_validate(
         anchor_reports.report_anchor_set(services, project, name)
-    )
-
-
-@router.post(
-    "/{name}/drift",
-    summary="Check an encoder for drift",
-    responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(DriftRequest),
-)
-def find_drift(
-    name: PathName,
-    context: ReadContext,
-    body: Annotated[DriftRequest, json_body(DriftRequest)],
-    services: Svc,
-) -> DriftReport:
-    """Compares an encoder's new vectors with those in the set, and recommends what to do.
-
-    `POST /encoders/{name}/check` has the service make them.
-    """
-    return drift.detect_drift(
-        services,
-        context,
-        anchor_set=name,
-        encoder=body.encoder,
-        vectors=body.vectors,
-        rows=body.rows,
     )

@@ -254,25 +254,6 @@ class AnchorSets(Resource):
         """Return the set's health: findings, coverage, duplicates and mismatched rows."""
         return self._transport.get(f"{self.path}/{segment(name)}/report")
 
-    def drift(
-        self,
-        name: str,
-        *,
-        encoder: str,
-        vectors: VectorsLike,
-        rows: Sequence[int] | None = None,
-    ) -> Json:
-        """Return whether an encoder still gives the vectors that the set stores.
-
-        vectors  the encoder's vectors today, of the anchors in `rows`, or of all
-        """
-        body = {
-            "encoder": encoder,
-            "vectors": to_json(vectors),
-            "rows": None if rows is None else [int(row) for row in rows],
-        }
-        return self._transport.post(f"{self.path}/{segment(name)}/drift", body)
-
     def pairs(self, name: str) -> builtins.list[tuple[int, int, float | None]]:
         """Return the rows of both pools behind each anchor of a bootstrapped set.
 
