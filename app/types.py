@@ -65,8 +65,6 @@ class JobKind(StrEnum):
     #: add what searches of a store read to an anchor set
     #: measure which of several encoders ranks texts better
     compare = "compare"
-    #: embed the anchors of an encoder that has changed
-    accept = "accept"
 
 
 class JobState(StrEnum):

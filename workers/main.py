@@ -17,7 +17,6 @@ from app.device_failures import is_device_failure
 from app.errors import DatabaseUnavailable
 from app.observability import metrics
 from app.services.anchors.anchor_embedding import run_embed
-from app.services.anchors.encoder_acceptance import run_accept
 from app.services.anchors.encoder_watch import check_all
 from app.services.context import Services
 from app.services.jobs import runner
@@ -43,7 +42,6 @@ RUNNERS: dict[str, runner.JobRunner] = {
     JobKind.evaluate: run_any_evaluation,
     JobKind.migrate: run_migration,
     JobKind.compare: run_compare,
-    JobKind.accept: run_accept,
 }
 
 #: how often an idle thread queries for a job that another process has queued

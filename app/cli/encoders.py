@@ -106,29 +106,3 @@ def check(service: Service, name: Name, as_json: AsJson = False) -> None:
             warn(each)
     if found["result"] in ("moved", "replaced"):
         raise typer.Exit(1)
-
-
-@cli.command("accept")
-@uses_service
-def accept(
-    service: Service,
-    name: Name,
-    new_name: Annotated[
-        str | None,
-        typer.Option(
-            help="Another name, which has the new vectors; NAME keeps the old ones. Without it, "
-            "the new vectors replace the old ones.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Embed the anchors of an encoder that has changed by its model as it is now."""
-    made = service.wait(service.post(at("encoders", name, "accept"), new_name=new_name))
-    if as_json:
-        print_json(made)
-        return
-    sets = ", ".join(made["anchor_sets"]) or "no anchor set"
-    typer.echo(f"{made['encoder']} has embedded {sets}.")
-    if made["skipped"]:
-        warn(f"WARNING: {', '.join(made['skipped'])} could not be embedded: send the vectors.")

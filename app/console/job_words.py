@@ -60,7 +60,6 @@ def _title(kind: str, facts: Mapping[str, Any], store: str | None) -> str:
         JobKind.compare: " and ".join(facts.get("encoders") or ()),
         JobKind.embed: anchors,
         JobKind.bootstrap: anchors,
-        JobKind.accept: facts.get("encoder"),
     }
     what = wording.JOB_KINDS.get(kind, kind)
     if kind == JobKind.migrate and facts.get("action") in wording.CALLS:

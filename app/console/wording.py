@@ -66,7 +66,6 @@ JOB_KINDS: dict[str, str] = {
     JobKind.evaluate: "Evaluate a translation",
     JobKind.migrate: "Migrate a store",
     JobKind.compare: "Compare encoders",
-    JobKind.accept: "Embed the anchors of a changed encoder",
 }
 
 #: the colour of each state's badge

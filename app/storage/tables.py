@@ -109,8 +109,6 @@ class EncoderRow(Owned, Base):
     watched_day: Mapped[int | None]
     #: its last check, as `encoder_watch.EncoderCheck`; None without one
     last_check: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    #: when its present vectors replaced others of the same identity; None: they never did
-    accepted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
     @property
     def has_changed(self) -> bool:
@@ -355,7 +353,7 @@ class NativeVectorRow(Base):
     __table_args__ = (Index("ix_native_vectors_store_id_row_id", "store_id", "row_id"),)
 
     project: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
-    #: fingerprint of the encoder's identity
+    #: id of the encoder
     space: Mapped[str] = mapped_column(String(32), primary_key=True)
     role: Mapped[str] = mapped_column(String(10), primary_key=True)
     #: SHA-256 of the text

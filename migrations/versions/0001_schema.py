@@ -73,7 +73,6 @@ def upgrade() -> None:
         sa.Column("comparisons", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("watched_day", sa.Integer(), nullable=True),
         sa.Column("last_check", sa.JSON(none_as_null=True), nullable=True),
-        sa.Column("accepted_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("id", sa.String(length=32), nullable=False),
         sa.Column("project", sa.String(length=100), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),

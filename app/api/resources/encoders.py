@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
@@ -29,18 +28,16 @@ from app.api.http.deps import (
     Reads,
     Svc,
     WriteContext,
-    accepted,
 )
 from app.api.http.field_errors import located
 from app.api.http.problems import documented
 from app.api.schemas import fields
 from app.api.schemas.fields import Body, Name, RowModel, Vectors
-from app.api.schemas.jobs import Job
 from app.encoders import base, options
 from app.encoders.options import ImageOptions, RemoteOptions, TextOptions
 from app.errors import InvalidRequest
 from app.services.access.idempotency import idempotent
-from app.services.anchors import encoder_acceptance, encoder_watch
+from app.services.anchors import encoder_watch
 from app.services.anchors.encoder_watch import EncoderCheck
 from app.services.encoders import encoder_verification, encoders
 from app.services.encoders.encoder_verification import VerificationReport
@@ -187,16 +184,6 @@ class EncoderPage(BaseModel):
     encoders: list[Encoder] = Field(description="One page of encoders.")
 
 
-class Acceptance(Body):
-    """Which name the new vectors have."""
-
-    new_name: Name | None = Field(
-        None,
-        description="Name of another encoder that has the new vectors. The old name then keeps the "
-        "old vectors, and becomes external. Without it, the new vectors replace the old ones.",
-    )
-
-
 class VerifyRequest(Body):
     """Inputs, and the vectors that the client's copy of the encoder made of them."""
 
@@ -306,29 +293,3 @@ def check_encoder(name: PathName, context: WriteContext, services: Svc) -> Encod
     Workers do the same each day. The result is kept as `last_check`.
     """
     return encoder_watch.check_by_name(services, context, name)
-
-
-@router.post(
-    "/{name}/accept",
-    status_code=202,
-    summary="Accept a changed encoder",
-    responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(Acceptance),
-)
-def accept_encoder(
-    name: PathName,
-    context: WriteContext,
-    body: Annotated[Acceptance, json_body(Acceptance)],
-    response: Response,
-    services: Svc,
-    repeat: IdempotencyKey,
-) -> Job:
-    """Embeds the anchors of an encoder that has changed by its model as it is now, as a job.
-
-    With `new_name`, each set has old and new vectors of the same items, so that translators map old
-    vectors to new ones. Without it, `in-use` names what holds old vectors: stores, heads, pools,
-    and sets without inputs.
-    """
-    queue = partial(encoder_acceptance.accept_later, services, name=name, new_name=body.new_name)
-    row = idempotent(services, context, repeat, tables.JobRow, queue)
-    return accepted(response, row, preferred=False)

@@ -123,7 +123,7 @@ def check_encoder(
 ) -> EncoderCheck:
     """Check an encoder with at most that many inputs, and store the result.
 
-    A change stays until a check finds the old vectors again, or an operator accepts the new ones.
+    A change stays until a check finds the old vectors again.
     """
     try:
         found = _check(services, context, encoder, most, stopping)
@@ -133,11 +133,7 @@ def check_encoder(
         found = _result("unchecked", error.detail)
     with services.db.transaction() as session:
         row = session.get(tables.EncoderRow, encoder.id, with_for_update=True)
-        is_current = row is not None and (row.identity, row.accepted_at) == (
-            encoder.identity,
-            encoder.accepted_at,
-        )
-        if row is not None and is_current and (found.result != "unchecked" or not row.has_changed):
+        if row is not None and (found.result != "unchecked" or not row.has_changed):
             row.last_check = found.model_dump(mode="json")
     services.names.forget()
     if found.result in tables.CHANGED_RESULTS:
@@ -263,11 +259,9 @@ def _recommend(encoder: tables.EncoderRow) -> list[str]:
     """Return what an operator can do about a change."""
     return [
         "Bring the old model back, if you can, and check again.",
-        f"Or keep {encoder.name!r} for the old vectors, and register the model as it is now: "
-        f"`anchorage encoders accept {encoder.name} --new-name NAME`. The anchors are embedded by "
-        "it too, so that translators and migrations map old vectors to new ones.",
-        "Or, if no store, head or pool holds old vectors: `anchorage encoders accept "
-        f"{encoder.name}` embeds all its anchors again.",
+        f"Or keep {encoder.name!r} for the old vectors, and register the model as it is now by "
+        "another name. Embed the anchors by it: PUT /anchor-sets/{name}/embeddings/{encoder}. "
+        "Then translators and migrations map old vectors to new ones.",
     ]
 
 

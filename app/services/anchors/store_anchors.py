@@ -7,7 +7,7 @@ so that the texts can be read again as long as they are the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -222,16 +222,6 @@ def is_of_store(services: Services, space: tables.SpaceRow) -> bool:
     return (
         row.store_rows is not None and space.encoder_id not in _read_rows(services, row)["encoders"]
     )
-
-
-def add_encoders(
-    services: Services, row: tables.AnchorSetRow, encoders: Collection[str]
-) -> str | None:
-    """Return the blob of a set's rows once encoders (their ids) have embedded the texts too."""
-    if row.store_rows is None:
-        return None
-    kept = _read_rows(services, row)
-    return _write_rows(services, {**kept, "encoders": sorted({*kept["encoders"], *encoders})})
 
 
 def _write_rows(services: Services, kept: dict[str, Any]) -> str:

@@ -11,7 +11,6 @@ from app.errors import (
 from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.encoders.encoding import load_current_model, spec_of
-from app.services.encoders.native_vectors import fingerprint_of
 from app.services.name_lookup import refuse_in_use, require_free
 from app.services.request_context import RequestContext
 from app.storage import tables
@@ -99,10 +98,7 @@ def delete_encoder(services: Services, context: RequestContext, name: str) -> No
         users = resources.users_of_encoder(session, row) + stores.stores_of_encoder(session, row)
         users += resources.aliases_of(session, row)
         refuse_in_use(f"encoder {name!r}", users)
-        others = resources.encoders_but(session, context.project, EncoderKind.external)
-        space = fingerprint_of(row)
-        if space not in [fingerprint_of(each) for each in others if each.id != row.id]:
-            native_vectors.delete_of_space(session, context.project, space)
+        native_vectors.delete_of_space(session, context.project, row.id)
         resources.drop_comparisons(session, row)
         resources.remove(session, row)
         record_audit(session, context, "delete", "encoder", name)

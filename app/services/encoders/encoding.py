@@ -222,7 +222,7 @@ def load_model(services: Services, encoder: tables.EncoderRow) -> EncoderModel:
     try:
         require_unchanged(encoder, model)
     except EncoderChanged:
-        # Its files may have been restored since, or another process may have accepted new ones.
+        # Its files may have been restored since.
         services.encoders.forget(spec, after_s=RECHECK_MODEL_S)
         if services.encoders.loaded(spec) is not None:
             raise
@@ -279,7 +279,7 @@ def require_same_vectors(encoder: tables.EncoderRow) -> None:
         raise EncoderChanged(
             f"Encoder {encoder.name!r} makes other vectors than those of its anchors, so that new "
             "ones may not be stored under its name. Register the model as it is now by another "
-            f"name: POST /encoders/{encoder.name}/accept with `new_name`.",
+            "name.",
             field="encoder",
         )
 

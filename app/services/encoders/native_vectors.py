@@ -1,7 +1,7 @@
 """Vectors of texts by an encoder, within a deadline and a budget: from memory, from the database,
 else encoded now.
 
-They are stored by project, identity of the encoder, role and SHA-256 of the text, so that an edited
+They are stored by project, encoder, role and SHA-256 of the text, so that an edited
 text never has the vector of the old one. Texts are not stored.
 """
 
@@ -23,7 +23,6 @@ import torch
 from anyio import to_thread
 from torch import Tensor
 
-from app.encoders.base import ModelIdentity
 from app.errors import AnchorageError, ClientLeft, EncoderUnavailable, Invalid
 from app.observability import metrics
 from app.services.context import Services
@@ -265,21 +264,8 @@ def digest_of(text: str) -> bytes:
 
 
 def space_of(project: str, encoder: tables.EncoderRow) -> VectorSpace:
-    """Return whose vectors these are: all encoders of one identity have the same."""
-    return VectorSpace(project, fingerprint_of(encoder), InputRole.document)
-
-
-def fingerprint_of(encoder: tables.EncoderRow) -> str:
-    """Return the fingerprint of an encoder's identity; the id of one without.
-
-    Vectors that replaced others of the same identity have their own.
-    """
-    if encoder.identity is None:
-        return encoder.id
-    if encoder.accepted_at is not None:
-        moment = f"{encoder.id} {encoder.accepted_at.isoformat()}"
-        return hashlib.sha256(moment.encode()).hexdigest()[:32]
-    return ModelIdentity(**encoder.identity).fingerprint
+    """Return whose vectors these are."""
+    return VectorSpace(project, encoder.id, InputRole.document)
 
 
 def _work_of(

@@ -25,7 +25,7 @@ _Row = NativeVectorRow
 
 
 class VectorSpace(NamedTuple):
-    """A project's vectors by an encoder of this fingerprint, in a role."""
+    """A project's vectors by the encoder of this id, in a role."""
 
     project: str
     space: str

@@ -39,7 +39,6 @@ METHODS: dict[str, Callable[..., Any]] = {
     "delete_encoder": resources.Encoders.delete,
     "verify_encoder": resources.Encoders.verify,
     "check_encoder": resources.Encoders.check,
-    "accept_encoder": resources.Encoders.accept,
     "create_anchor_set": anchors.AnchorSets.create,
     "list_anchor_sets": anchors.AnchorSets.list,
     "add_embeddings": anchors.AnchorSets.put,

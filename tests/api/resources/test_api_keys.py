@@ -38,7 +38,7 @@ OPERATIONS = {
         /stores/{name}/search
     """,
     ("write", "POST"): """
-        /encoders /encoders/{name}/check /encoders/{name}/accept
+        /encoders /encoders/{name}/check
         /anchor-sets /anchor-sets/{name}/items /pools/{name}/vectors /heads /translators
         /stores /bootstrap /compare /jobs/{id}/cancel
         /migrations /migrations/{id}/run /migrations/{id}/verify /migrations/{id}/sync

@@ -1,4 +1,4 @@
-"""The watch on encoders: equal ones are silent, moved and replaced ones are found and settled."""
+"""The watch on encoders: equal ones are silent, moved and replaced ones are found."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from starlette.testclient import TestClient
 
 from app.main import create_app
 from app.services.anchors.encoder_watch import check_all
-from app.services.encoders import encoding
 from app.settings import Settings
 from app.storage import tables
 from app.wiring import make_services
@@ -255,20 +254,19 @@ def test_the_console_and_the_metrics_show_a_change(watched: Watched) -> None:
     watched.check()
     page = watched.client.get("/console").text
     assert "<strong>ada: moved.</strong>" in page
-    assert "anchorage encoders accept ada --new-name NAME" in page
+    assert "register the model as it is now by another name" in page
     assert 'anchorage_encoders_checked{result="moved"} 1.0' in watched.client.get("/metrics").text
 
 
-def test_a_new_name_has_the_new_vectors_and_translates_from_the_old_ones(
+def test_another_name_has_the_new_vectors_and_translates_from_the_old_ones(
     watched: Watched,
 ) -> None:
-    assert watched.post("/encoders/ada/accept", 409)["code"] == "wrong-state"
     watched.endpoint.moved = 1.0
     watched.check()
-    job = watched.finish("/encoders/ada/accept", new_name="ada-2")
-    assert job["result"] == {"encoder": "ada-2", "anchor_sets": ["faq"], "skipped": []}
-    encoders = {each["name"]: each for each in watched.client.get("/encoders").json()["encoders"]}
-    assert (encoders["ada"]["kind"], encoders["ada"]["last_check"]) == ("external", None)
+    made = {"kind": "openai", "model": "truth", "options": {"url": watched.url}}
+    watched.post("/encoders", 201, name="ada-2", **made)
+    put = watched.client.put("/anchor-sets/faq/embeddings/ada-2", json={})
+    assert put.status_code == 200, put.text
     assert watched.post("/encoders/ada-2/check")["result"] == "unchanged"
     made = watched.post(
         "/translate",
@@ -278,23 +276,6 @@ def test_a_new_name_has_the_new_vectors_and_translates_from_the_old_ones(
         vectors=rows_of(watched.texts[:3]).tolist(),
     )
     assert np.shape(made["vectors"]) == (3, 24)
-    audit = watched.client.get("/audit").json()["writes"]
-    assert ("accept", "ada") in {(each["action"], each["name"]) for each in audit}
-
-
-def test_an_encoder_keeps_its_name_if_nothing_else_holds_its_old_vectors(watched: Watched) -> None:
-    watched.endpoint.moved = 1.0
-    watched.check()
-    job = watched.finish("/encoders/ada/accept")
-    assert job["result"] == {"encoder": "ada", "anchor_sets": ["faq"], "skipped": []}, job
-    assert watched.check()["result"] == "unchanged"
-    faq = watched.client.get("/anchor-sets/faq").json()
-    assert (faq["version"], sorted(faq["encoders"])) == (2, ["ada", "own"])
-    watched.connect_store(rows_of(watched.texts))
-    watched.endpoint.moved = 0.0
-    assert watched.check()["result"] == "moved"
-    refused = watched.post("/encoders/ada/accept", 409)
-    assert (refused["code"], "store 'docs'" in refused["detail"]) == ("in-use", True)
 
 
 # --- anchors of a store ---------------------------------------------------------------------------
@@ -349,39 +330,13 @@ def test_rows_that_were_edited_are_left_out(of_store: Watched, tmp_path: Path) -
     assert (found["result"], 0 < found["inputs"] < 40) == ("unchanged", True), found
 
 
-def test_a_set_that_cannot_be_read_hides_no_other_and_retires_no_encoder(
-    of_store: Watched, tmp_path: Path
-) -> None:
-    of_store.endpoint.moved = 1.0
-    of_store.post("/encoders/small/check")
-    shutil.move(tmp_path / "lance", tmp_path / "away")
-    job = of_store.finish("/encoders/small/accept", new_name="small-2")
-    assert job["state"] == "failed"
-    shutil.move(tmp_path / "away", tmp_path / "lance")
-    import lancedb
-
-    collection = of_store.client.get("/stores/docs").json()["collection"]
-    table = lancedb.connect(str(tmp_path / "lance")).open_table(collection)
-    table.update(values={"text": "edited"}, where="text LIKE 'a%'")
-    job = of_store.finish("/encoders/small/accept", new_name="small-2")
-    assert (job["state"], job["error"]["code"]) == ("failed", "inputs-not-stored"), job
-    assert " of 60 texts of anchor set 'rows' cannot be read" in job["error"]["detail"]
-    assert of_store.client.get("/encoders/small").json()["kind"] == "openai"
+def test_a_set_that_cannot_be_read_hides_no_other(of_store: Watched, tmp_path: Path) -> None:
     small = rows_of(of_store.texts, 12)
     body = {"inputs": of_store.texts, "encoders": [], "embeddings": {"small": small.tolist()}}
-    of_store.endpoint.moved = 0.0
     of_store.post("/anchor-sets", 201, name="sent", **body)
     shutil.move(tmp_path / "lance", tmp_path / "away")
     found = of_store.post("/encoders/small/check")
     assert (found["result"], found["anchor_set"]) == ("unchanged", "sent"), found
-
-
-def test_anchors_of_a_store_are_embedded_by_the_new_name_too(of_store: Watched) -> None:
-    of_store.endpoint.moved = 1.0
-    of_store.post("/encoders/small/check")
-    job = of_store.finish("/encoders/small/accept", new_name="small-2")
-    assert job["result"]["anchor_sets"] == ["rows"], job
-    assert of_store.post("/encoders/small-2/check")["result"] == "unchanged"
 
 
 # --- models in files ------------------------------------------------------------------------------
@@ -414,11 +369,8 @@ def test_a_model_whose_files_change_is_found_without_embedding(
     assert (found["result"], found["inputs"]) == ("replaced", 0)
     body = {"name": "x", "inputs": TEXTS, "encoders": ["toy"]}
     assert complaint(client.post("/anchor-sets", json=body)) == (409, "encoder-changed")
-    answer = client.post("/encoders/toy/accept", json={}).json()
-    until(lambda: client.get(f"/jobs/{answer['id']}").json()["finished_at"])
-    assert client.post("/encoders/toy/check").json()["result"] == "unchanged"
     file.write_bytes(original)
-    assert client.post("/encoders/toy/check").json()["result"] == "replaced"
+    assert client.post("/encoders/toy/check").json()["result"] == "unchanged"
 
 
 def test_a_file_that_is_overwritten_in_place_changes_no_loaded_weights(
@@ -437,27 +389,6 @@ def test_a_file_that_is_overwritten_in_place_changes_no_loaded_weights(
         opened.write(bytes(weights))
     assert embed() == before
     assert client.post("/encoders/toy/check").json()["result"] == "replaced"
-
-
-def test_another_process_that_has_the_old_model_loads_what_was_accepted(
-    local: tuple[TestClient, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client, folder = local
-    monkeypatch.setattr(encoding, "RECHECK_MODEL_S", 0.0)
-    folders = {"data_dir": tmp_path / "data", "models_dir": tmp_path / "models"}
-    settings = Settings(**folders, watched_inputs=0)
-    body = {"model": "toy", "input": "a"}
-    with TestClient(create_app(settings), base_url="http://127.0.0.1") as other:
-        assert other.post("/v1/embeddings", json=body).status_code == 200
-        file = folder / "model.safetensors"
-        weights = {name: each * 1.01 for name, each in load_file(file).items()}
-        save_file(weights, file, metadata={"format": "pt"})
-        client.post("/encoders/toy/check")
-        job = client.post("/encoders/toy/accept", json={}).json()
-        until(lambda: client.get(f"/jobs/{job['id']}").json()["finished_at"])
-        done = client.get(f"/jobs/{job['id']}").json()
-        assert done["state"] == "succeeded", done["error"]
-        assert other.post("/encoders/toy/check").json()["result"] == "unchanged"
 
 
 def test_an_equal_model_is_silent_in_other_batches_and_threads(

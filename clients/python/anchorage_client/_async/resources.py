@@ -119,15 +119,6 @@ class AsyncEncoders(AsyncResource):
         """Embed a few anchors again, and return whether the vectors have moved."""
         return await self._transport.post(f"/encoders/{segment(name)}/check")
 
-    async def accept(self, name: str, *, new_name: str | None = None) -> AsyncJob[Json]:
-        """Embed the anchors of an encoder that has changed by its model as it is now.
-
-        new_name  has the new vectors; None: they replace the old ones
-        """
-        body = {"new_name": new_name}
-        started = await self._transport.post(f"/encoders/{segment(name)}/accept", body)
-        return AsyncJob(self._transport, started)
-
 
 class AsyncHeads(AsyncResource):
     """Heads: classifiers and decoders that were trained in one space."""

@@ -119,15 +119,6 @@ class Encoders(Resource):
         """Embed a few anchors again, and return whether the vectors have moved."""
         return self._transport.post(f"/encoders/{segment(name)}/check")
 
-    def accept(self, name: str, *, new_name: str | None = None) -> Job[Json]:
-        """Embed the anchors of an encoder that has changed by its model as it is now.
-
-        new_name  has the new vectors; None: they replace the old ones
-        """
-        body = {"new_name": new_name}
-        started = self._transport.post(f"/encoders/{segment(name)}/accept", body)
-        return Job(self._transport, started)
-
 
 class Heads(Resource):
     """Heads: classifiers and decoders that were trained in one space."""
