@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.types import RATE
@@ -235,23 +235,6 @@ class Settings(BaseSettings):
             "remote encoders; default: none"
         ),
     )
-    watched_inputs: int = Field(
-        50,
-        ge=0,
-        le=50,
-        description=(
-            "anchors that a worker embeds again each day with each encoder that the service can "
-            "call, to find out whether its vectors have moved: 8 to 50; 0: never"
-        ),
-    )
-
-    @field_validator("watched_inputs")
-    @classmethod
-    def _with_repeats(cls, value: int) -> int:
-        if 0 < value < 8:
-            raise ValueError("Expected 0 or at least 8: some inputs are embedded twice")
-        return value
-
     native_cache_bytes: int = Field(
         2**30,
         ge=0,

@@ -63,7 +63,6 @@ def make_services(
             native_texts_a_minute=settings.native_texts_a_minute,
             native_texts_a_day=settings.native_texts_a_day,
             native_remote=frozenset(_split(settings.native_remote)),
-            watched_inputs=settings.watched_inputs,
         ),
         lease_s=settings.lease_s,
         retention=Retention(

@@ -17,7 +17,7 @@ from app.device_failures import is_device_failure
 from app.errors import DatabaseUnavailable
 from app.observability import metrics
 from app.services.anchors.anchor_embedding import run_embed
-from app.services.anchors.encoder_watch import check_all
+from app.services.anchors.encoder_check import check_all
 from app.services.context import Services
 from app.services.jobs import runner
 from app.services.jobs.leases import Leases

@@ -45,7 +45,7 @@ SLOTS = {
     "fits": (4, 6),  # one of each project, and six that wait
     "evaluations": (4, 6),
     "encoder loads": (2, 14),
-    "encoder verifications": (1, 2),
+    "encoder checks": (1, 2),
     "requests with inputs": (ANSWER_THREADS * 3 // 4, 0),
     "requests to stores": (ANSWER_THREADS // 4, 0),
     "steps of migrations": (8, 0),  # a step has no deadline
@@ -65,7 +65,6 @@ class Limits:
     native_texts_a_minute, native_texts_a_day
                       texts of one project that are embedded for native scores
     native_remote     addresses of stores whose texts may be sent to remote encoders for that
-    watched_inputs    anchors that each encoder embeds again on each day, 8 at least; 0: none
     """
 
     vectors: int = 16_384
@@ -77,7 +76,6 @@ class Limits:
     native_texts_a_minute: int = 6_000
     native_texts_a_day: int = 500_000
     native_remote: frozenset[str] = frozenset()
-    watched_inputs: int = 50
 
 
 @dataclass(frozen=True)
@@ -225,7 +223,7 @@ class Services:
     evaluating = partialmethod(take_turn, "evaluations")
     #: slots for loading or comparing encoders
     loading = partialmethod(take_slot, "encoder loads")
-    verifying = partialmethod(take_slot, "encoder verifications")
+    checking = partialmethod(take_slot, "encoder checks")
     #: slots for waiting for inputs' vectors, for a store in a thread, for a step of a migration
     encoding = partialmethod(take_slot, "requests with inputs")
     calling_store = partialmethod(take_slot, "requests to stores")

@@ -107,7 +107,7 @@ class EncoderRow(Owned, Base):
     comparisons: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     #: the last day, since 1970, on which a worker took its daily check
     watched_day: Mapped[int | None]
-    #: its last check, as `encoder_watch.EncoderCheck`; None without one
+    #: its last check, as `encoder_check.EncoderCheck`; None without one
     last_check: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
     @property

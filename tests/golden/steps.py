@@ -115,11 +115,6 @@ def _encoders() -> Iterator[Step]:
         "/encoders",
         {"name": "minilm", "kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"},
     )
-    yield post(
-        "verify",
-        "/encoders/minilm/verify",
-        {"inputs": TEXTS[:2], "vectors": np.eye(2, 384).tolist()},
-    )
     yield get("encoders", "/encoders?limit=3")
     yield get("one encoder", "/encoders/first")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -18,34 +20,30 @@ from pydantic import (
     model_validator,
 )
 
-from app.api.http.bodies import body_docs, json_body
+from app.api.http.bodies import JSON_ONLY, body_docs, json_body, read_body
 from app.api.http.deps import (
     After,
     IdempotencyKey,
     Limit,
     PathName,
-    ReadContext,
     Reads,
     Svc,
     WriteContext,
 )
 from app.api.http.field_errors import located
 from app.api.http.problems import documented
-from app.api.schemas import fields
-from app.api.schemas.fields import Body, Name, RowModel, Vectors
+from app.api.schemas.fields import Body, InputsBody, Name, RowModel, Vectors
 from app.encoders import base, options
 from app.encoders.options import ImageOptions, RemoteOptions, TextOptions
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, MissingField
 from app.services.access.idempotency import idempotent
-from app.services.anchors import encoder_watch
-from app.services.anchors.encoder_watch import EncoderCheck
-from app.services.encoders import encoder_verification, encoders
-from app.services.encoders.encoder_verification import VerificationReport
-from app.services.encoders.encoding import Inputs
+from app.services.anchors import encoder_check
+from app.services.anchors.encoder_check import EncoderCheck
+from app.services.encoders import encoders
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
-from app.types import EncoderKind, InputRole, Modality
+from app.types import EncoderKind, Modality
 
 router = APIRouter(prefix="/encoders", tags=["Encoders"])
 
@@ -184,8 +182,8 @@ class EncoderPage(BaseModel):
     encoders: list[Encoder] = Field(description="One page of encoders.")
 
 
-class VerifyRequest(Body):
-    """Inputs, and the vectors that the client's copy of the encoder made of them."""
+class CheckRequest(InputsBody):
+    """Inputs, and the vectors that the client's copy of the encoder made of them; or nothing."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -193,9 +191,7 @@ class VerifyRequest(Body):
         }
     )
 
-    inputs: fields.Inputs
-    vectors: Vectors = Field(description="One vector for each input, in the same order.")
-    input_type: fields.Role = "document"
+    vectors: Vectors = Field(None, description="One vector for each input, in the same order.")
 
 
 @router.post(
@@ -262,34 +258,41 @@ def delete_encoder(name: PathName, services: Svc, context: WriteContext) -> None
     encoders.delete_encoder(services, context, name)
 
 
+CHECK_BODY = body_docs(CheckRequest)
+CHECK_BODY["requestBody"]["required"] = False
+
+
+async def _read_check(request: Request) -> AsyncIterator[CheckRequest]:
+    """Yields the fields, which a request without a body does not have."""
+    if request.headers.get("content-length", "0") == "0":
+        yield CheckRequest()
+    else:
+        async with asynccontextmanager(read_body)(CheckRequest, JSON_ONLY, request) as body:
+            yield body
+
+
 @router.post(
-    "/{name}/verify",
-    summary="Verify an encoder",
+    "/{name}/check",
+    summary="Check an encoder",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(VerifyRequest),
+    openapi_extra=CHECK_BODY,
 )
-def verify_encoder(
+def check_encoder(
     name: PathName,
-    context: ReadContext,
-    body: Annotated[VerifyRequest, json_body(VerifyRequest)],
+    context: WriteContext,
+    body: Annotated[CheckRequest, Depends(_read_check)],
     services: Svc,
-) -> VerificationReport:
-    """Compares the service's copy of an encoder with the client's.
-
-    If the vectors differ, the answer names the likely cause.
-    """
-    inputs = Inputs(body.inputs, InputRole(body.input_type))
-    return encoder_verification.verify(
-        services, context, encoder=name, inputs=inputs, vectors=body.vectors
-    )
-
-
-@router.post(
-    "/{name}/check", summary="Check an encoder for drift", responses=documented(404, 409, 422)
-)
-def check_encoder(name: PathName, context: WriteContext, services: Svc) -> EncoderCheck:
+) -> EncoderCheck:
     """Embeds up to 50 anchors again, and compares them with their stored vectors.
 
     Workers do the same each day. The result is kept as `last_check`.
+    With `inputs` and `vectors`, the vectors of these inputs are compared with the client's instead,
+    and the answer names the likely cause of a difference, such as normalisation, prompt or pooling.
     """
-    return encoder_watch.check_by_name(services, context, name)
+    inputs = body.encoder_inputs()
+    if inputs is None and body.vectors is None:
+        return encoder_check.check_by_name(services, context, name)
+    if inputs is None or body.vectors is None:
+        field = "inputs" if inputs is None else "vectors"
+        raise MissingField(f"`{field}` is missing. Send `inputs` and their `vectors`.", field=field)
+    return encoder_check.compare_with_client(services, context, name, inputs, body.vectors)

@@ -1,1 +1,1 @@
-"""Encoders: registering, verifying and running them."""
+"""Encoders: registering, checking and running them."""

@@ -37,7 +37,6 @@ METHODS: dict[str, Callable[..., Any]] = {
     "list_encoders": resources.Encoders.list,
     "get_encoder": resources.Encoders.get,
     "delete_encoder": resources.Encoders.delete,
-    "verify_encoder": resources.Encoders.verify,
     "check_encoder": resources.Encoders.check,
     "create_anchor_set": anchors.AnchorSets.create,
     "list_anchor_sets": anchors.AnchorSets.list,

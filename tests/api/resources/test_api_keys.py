@@ -34,7 +34,7 @@ OPERATIONS = {
     """,
     ("read", "POST"): """
         /relative /translate /stitch /rescore
-        /evaluate /advice /encoders/{name}/verify /v1/embeddings /v1/rerank
+        /evaluate /advice /v1/embeddings /v1/rerank
         /stores/{name}/search
     """,
     ("write", "POST"): """

@@ -101,23 +101,25 @@ class Encoders(Resource):
         }
         return self._transport.post("/encoders", body, creates=True)
 
-    def verify(
+    def check(
         self,
         name: str,
         *,
-        inputs: Sequence[str],
-        vectors: VectorsLike,
+        inputs: Sequence[str] | None = None,
+        vectors: VectorsLike | None = None,
         input_type: str | None = None,
     ) -> Json:
-        """Compare an encoder with vectors that you have of the same inputs."""
-        body = {"inputs": text_list(inputs), "vectors": to_json(vectors)}
-        return self._transport.post(
-            f"/encoders/{segment(name)}/verify", {**body, "input_type": input_type}
-        )
+        """Embed a few anchors again, and return whether the vectors have moved.
 
-    def check(self, name: str) -> Json:
-        """Embed a few anchors again, and return whether the vectors have moved."""
-        return self._transport.post(f"/encoders/{segment(name)}/check")
+        inputs, vectors  vectors that you have of these inputs: return whether the encoder makes
+                         them, and the likely cause of a difference
+        """
+        body = {
+            "inputs": text_list(inputs),
+            "vectors": None if vectors is None else to_json(vectors),
+            "input_type": input_type,
+        }
+        return self._transport.post(f"/encoders/{segment(name)}/check", body)
 
 
 class Heads(Resource):

@@ -1,25 +1,22 @@
-"""Compares a client's copy of an encoder with the service's, and explains a difference."""
+"""Explains why a client's copy of an encoder makes other vectors than the service's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, WithJsonSchema
 from torch import Tensor
 
-from app.encoders.base import EncoderModel
-from app.errors import DimensionMismatch, TooManyInputs
+from app.encoders.base import EncoderModel, Input
 from app.maths.anchors import drift
 from app.maths.anchors.drift import NEAR_DEVIATION, SAME_DEVIATION
 from app.maths.quality.metrics import unit
-from app.services import incoming
 from app.services.context import Services
-from app.services.encoders.encoding import Inputs, check_inputs, encode, load_model
+from app.services.encoders.encoding import check_inputs, load_model
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.storage.queries import resources
 
 Cause = Literal[
     "normalisation",
@@ -33,9 +30,6 @@ Cause = Literal[
     "another-model",
     "unknown",
 ]
-
-#: most inputs of one verification: each is encoded about 20 times when the vectors differ
-MAX_VERIFIED_INPUTS = 64
 
 #: least `drift.cosine_correlation` of two revisions of a model
 SAME_FAMILY = 0.7
@@ -58,92 +52,32 @@ class Explanation(BaseModel):
     )
 
 
-class VerificationReport(BaseModel):
-    """How far the vectors differ. A deviation is |yours - ours| / |ours|, in the worst row."""
+def explain(
+    services: Services,
+    context: RequestContext,
+    encoder: tables.EncoderRow,
+    inputs: Sequence[Input],
+    *,
+    ours: Tensor,
+    theirs: Tensor,
+) -> tuple[Cause, str, list[Explanation]]:
+    """Return the likely cause, the cause in words, and the ten closest that were tried.
 
-    matches: bool = Field(description="Whether the vectors are equal within rounding.")
-    count: int = Field(description="Number of vectors compared.")
-    dim: int = Field(description="Dimension of the service's vectors.")
-    given_dim: int = Field(description="Dimension of the client's vectors.")
-    max_deviation: float | None = Field(
-        description="Largest relative deviation of a row. Null if the dimensions differ."
-    )
-    min_cosine: float | None = Field(
-        description="Smallest cosine of a row. Null if the dimensions differ."
-    )
-    mean_cosine: float | None = Field(
-        description="Mean cosine of the rows. Null if the dimensions differ."
-    )
-    likely_cause: Cause | None = Field(
-        description="Likely cause of the difference. Null if the vectors match."
-    )
-    detail: str = Field(description="The result in words.")
-    explanations: list[Explanation] = Field(description="Causes that were tried, closest first.")
-
-
-def verify(
-    services: Services, context: RequestContext, *, encoder: str, inputs: Inputs, vectors: Tensor
-) -> VerificationReport:
-    """Encode the inputs, and compare the vectors with the client's.
-
-    Raises EncoderNotFound, TooManyInputs, DimensionMismatch, and the errors of `encode`.
+    It ends early when the client leaves. Raises Overloaded.
     """
-    with services.db.transaction() as session:
-        row = resources.by_name(session, tables.EncoderRow, context.project, encoder)
-    if len(inputs.values) > MAX_VERIFIED_INPUTS:
-        raise TooManyInputs(
-            f"The request has {len(inputs.values)} inputs; at most {MAX_VERIFIED_INPUTS} are "
-            "allowed, which is enough for a verification. Send fewer.",
-            field="inputs",
-            limit=MAX_VERIFIED_INPUTS,
-        )
-    theirs = incoming.checked_vectors(vectors, field="vectors", limits=services.limits)
-    if len(theirs) != len(inputs.values):
-        raise DimensionMismatch(
-            f"The request has {len(inputs.values)} inputs and {len(theirs)} vectors. Send one "
-            "vector for each.",
-            field="vectors",
-        )
-    ours = encode(services, context, row, inputs.values, role=inputs.role).vectors
-    same_dim = theirs.shape[1] == ours.shape[1]
-    deviation = _find_max_deviation(ours, theirs) if same_dim else None
-    cosines = drift.cosines(ours, theirs) if same_dim else None
-    if deviation is not None and deviation <= _tolerance(row):
-        cause, detail, explanations = None, "the vectors are equal, except for rounding", []
-    else:
-        texts = check_inputs(row, inputs.values, limits=services.limits, field="inputs")
-        with services.verifying():
-            departures: list[bool] = []
-            context.on_departure(lambda: departures.append(True))
-            explanations = list(
-                takewhile(
-                    lambda _: not departures,
-                    _explain(load_model(services, row), texts, ours, theirs),
-                )
+    texts = check_inputs(encoder, inputs, limits=services.limits, field="inputs")
+    with services.checking():
+        departures: list[bool] = []
+        context.on_departure(lambda: departures.append(True))
+        explanations = list(
+            takewhile(
+                lambda _: not departures,
+                _explain(load_model(services, encoder), texts, ours, theirs),
             )
-        cause, detail = _find_likely_cause(ours, theirs, explanations)
-        explanations.sort(key=lambda each: each.max_deviation)
-    return VerificationReport(
-        matches=cause is None,
-        count=len(theirs),
-        dim=ours.shape[1],
-        given_dim=theirs.shape[1],
-        max_deviation=deviation,
-        min_cosine=None if cosines is None else float(cosines.min()),
-        mean_cosine=None if cosines is None else float(cosines.mean()),
-        likely_cause=cause,
-        detail=detail,
-        explanations=explanations[:10],
-    )
-
-
-def _tolerance(encoder: tables.EncoderRow) -> float:
-    """The largest deviation of equal models: batches of another size round differently."""
-    return (
-        SAME_DEVIATION
-        if (encoder.identity or {}).get("dtype") in ("float32", None)
-        else NEAR_DEVIATION
-    )
+        )
+    cause, detail = _find_likely_cause(ours, theirs, explanations)
+    explanations.sort(key=lambda each: each.max_deviation)
+    return cause, detail, explanations[:10]
 
 
 def _explain(

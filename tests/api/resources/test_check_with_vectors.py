@@ -1,4 +1,4 @@
-"""POST /encoders/{name}/verify: equal vectors, and causes of differences."""
+"""POST /encoders/{name}/check with vectors: causes of a difference."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LONG = [
 
 
 @pytest.fixture
-def verify(encoding):
-    """POST /verify of these vectors."""
+def check(encoding):
+    """POST /check of these vectors."""
 
     def ask(encoder, inputs, vectors, status=200, **more):
         body = {"inputs": inputs, "vectors": np.asarray(vectors, dtype=float).tolist(), **more}
-        answer = encoding.http.post(f"/encoders/{encoder}/verify", json=body)
+        answer = encoding.http.post(f"/encoders/{encoder}/check", json=body)
         assert answer.status_code == status, answer.text
         return answer.json()
 
@@ -82,31 +82,30 @@ CAUSES = {
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_a_difference_is_explained_by_its_cause(verify, encoding, library, own, cause):
+def test_a_difference_is_explained_by_its_cause(check, encoding, library, own, cause):
     texts = encoding.texts[:12]
-    found = verify("minilm", texts, CAUSES[cause](own[:12], library["minilm"], texts))
-    assert (found["matches"], found["likely_cause"]) == (False, cause), found
+    found = check("minilm", texts, CAUSES[cause](own[:12], library["minilm"], texts))
+    assert (found["result"], found["likely_cause"]) == ("different", cause), found
     assert found["detail"]
     deviations = [each["max_deviation"] for each in found["explanations"]]
     assert deviations == sorted(deviations)
     assert (found["max_deviation"] is None) == (cause == "dimensions")
-    assert found["given_dim"] == (256 if cause == "dimensions" else 384)
 
 
-def test_texts_cut_shorter_are_explained_so(verify, library):
-    found = verify("minilm", LONG, cut(library["minilm"], LONG, 64))
-    assert (found["likely_cause"], found["detail"]) == ("truncation", "texts cut to 64 tokens")
+def test_texts_cut_shorter_are_explained_so(check, library):
+    found = check("minilm", LONG, cut(library["minilm"], LONG, 64))
+    assert (found["likely_cause"], found["detail"]) == ("truncation", "Texts cut to 64 tokens.")
 
 
-def test_a_model_of_the_same_family_is_another_revision(verify, encoding, own):
+def test_a_model_of_the_same_family_is_another_revision(check, encoding, own):
     noise = np.random.default_rng(0).normal(size=own.shape) * 0.02
-    found = verify("minilm", encoding.texts, own + noise)
+    found = check("minilm", encoding.texts, own + noise)
     assert found["likely_cause"] == "revision"
 
 
-def test_one_vector_for_every_text_is_not_another_order(verify, encoding, own):
-    found = verify("minilm", encoding.texts[:6], np.tile(own[:1], (6, 1)))
-    assert (found["matches"], found["likely_cause"]) == (False, "another-model")
+def test_one_vector_for_every_text_is_not_another_order(check, encoding, own):
+    found = check("minilm", encoding.texts[:6], np.tile(own[:1], (6, 1)))
+    assert (found["result"], found["likely_cause"]) == ("different", "another-model")
 
 
 @pytest.mark.parametrize(
@@ -114,9 +113,9 @@ def test_one_vector_for_every_text_is_not_another_order(verify, encoding, own):
     [[[0.0] * 384], [[1e30] * 384], [[1.0] * 8192]],
     ids=lambda v: f"{v[0][0]}x{len(v[0])}",
 )
-def test_vectors_at_the_ends_of_the_range_are_a_difference_and_no_fault(verify, vectors):
-    found = verify("minilm", ["a card"], vectors)
-    assert found["matches"] is False
+def test_vectors_at_the_ends_of_the_range_are_a_difference_and_no_fault(check, vectors):
+    found = check("minilm", ["a card"], vectors)
+    assert found["result"] == "different"
     assert found["likely_cause"]
 
 
@@ -124,7 +123,7 @@ def test_vectors_at_the_ends_of_the_range_are_a_difference_and_no_fault(verify, 
     ("encoder", "change", "status", "code", "field"),
     [
         ("unknown", {}, 404, "encoder-not-found", "name"),
-        ("own", {}, 422, "encoder-needs-vectors", "inputs"),
+        ("own", {}, 422, "encoder-needs-vectors", "name"),
         ("minilm", {"inputs": ["a", "b"]}, 422, "dimension-mismatch", "vectors"),
         (
             "minilm",
@@ -135,6 +134,7 @@ def test_vectors_at_the_ends_of_the_range_are_a_difference_and_no_fault(verify, 
         ),
         ("minilm", {"inputs": [1]}, 422, "invalid-request", "inputs.0"),
         ("minilm", {"vectors": []}, 422, "empty-vectors", "vectors"),
+        ("minilm", {"vectors": ...}, 422, "missing-field", "vectors"),
         ("eye", {"inputs": ["text"]}, 422, "invalid-image", "inputs"),
     ],
     ids=lambda value: str(value)[:40],
@@ -142,7 +142,7 @@ def test_vectors_at_the_ends_of_the_range_are_a_difference_and_no_fault(verify, 
 def test_a_wrong_request_is_refused(encoding, encoder, change, status, code, field):
     body = {"inputs": ["a"], "vectors": [[0.5] * 384], **change}
     answer = encoding.http.post(
-        f"/encoders/{encoder}/verify",
+        f"/encoders/{encoder}/check",
         json={key: value for key, value in body.items() if value is not ...},
     )
     assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (

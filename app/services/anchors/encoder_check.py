@@ -1,6 +1,7 @@
-"""Finds encoders that silently make other vectors: once a day, a worker embeds a few anchors again.
+"""Checks whether an encoder makes the vectors that it should: those of its anchors, once a day by a
+worker and on demand, or those that a client sends.
 
-The stored vectors of the anchors are the baseline. A local model whose files changed, and an
+A few inputs are embedded, and their vectors compared. A local model whose files changed, and an
 endpoint that names another model, are found without embedding.
 """
 
@@ -16,13 +17,23 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from app.errors import AnchorageError, ClientLeft, EncoderChanged, EncoderNeedsVectors
+from app.errors import (
+    AnchorageError,
+    ClientLeft,
+    DimensionMismatch,
+    EncoderChanged,
+    EncoderNeedsVectors,
+    TooManyInputs,
+)
 from app.maths.anchors import drift
+from app.maths.anchors.drift import NEAR_DEVIATION, SAME_DEVIATION
 from app.maths.geometry.sampling import draw_uniformly
+from app.services import incoming
 from app.services.anchors import spaces, store_anchors
 from app.services.anchors.anchor_embedding import encode_items, read_inputs
 from app.services.context import Services
-from app.services.encoders.encoding import Inputs, load_model, spec_of
+from app.services.encoders.encoder_differences import Cause, Explanation, explain
+from app.services.encoders.encoding import Inputs, encode, load_model, spec_of
 from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
@@ -30,8 +41,11 @@ from app.types import EncoderKind
 
 log = logging.getLogger("anchorage.watch")
 
-#: anchors of a check on request, and the most of a daily one
+#: anchors that a check embeds, at most
 CHECKED_INPUTS = 50
+
+#: most inputs that a client sends: each is encoded about 20 times when the vectors differ
+MAX_SENT_INPUTS = 64
 
 #: inputs that are embedded twice where vectors deviate, each alone, to measure the noise
 REPEATED_INPUTS = 8
@@ -39,15 +53,18 @@ REPEATED_INPUTS = 8
 #: number formats of a computation whose rounding is below `drift.HALF_DEVIATION`; None: unknown
 PRECISE_DTYPES = ("float32", None)
 
+EQUAL = "the vectors are equal, except for rounding"
+
 
 class EncoderCheck(BaseModel):
-    """Whether an encoder still makes the vectors of its anchors."""
+    """Whether an encoder makes the vectors of its anchors, or those that a client sent."""
 
     checked_at: datetime = Field(description="When it was checked.")
-    result: Literal["unchanged", "moved", "replaced", "unchecked"] = Field(
+    result: Literal["unchanged", "moved", "replaced", "unchecked", "different"] = Field(
         description="`moved`: its vectors differ from those of its anchors by more than rounding. "
         "`replaced`: its files, or the name of its endpoint's model, differ from those at "
-        "registration. `unchecked`: it could not be compared, and `detail` says why."
+        "registration. `unchecked`: it could not be compared, and `detail` says why. "
+        "`different`: its vectors differ from the client's, and `likely_cause` says why."
     )
     detail: str = Field(description="The result in words.")
     recommendations: list[str] = Field([], description="What to do.")
@@ -61,6 +78,12 @@ class EncoderCheck(BaseModel):
         None,
         description="Largest deviation between two embeddings of one input now. "
         "Null unless vectors deviated.",
+    )
+    likely_cause: Cause | None = Field(
+        None, description="Likely cause of a difference from the client's vectors."
+    )
+    explanations: list[Explanation] = Field(
+        [], description="Causes that were tried for it, closest first."
     )
 
 
@@ -79,9 +102,6 @@ def check_all(services: Services, *, stopping: Callable[[], bool] = lambda: Fals
     The day is taken before the first input is embedded, so that neither a restart nor another
     worker embeds more.
     """
-    most = services.limits.watched_inputs
-    if not most:
-        return
     today = tables.today()
     with services.db.transaction() as session:
         due = resources.encoders_to_check(session, today)
@@ -92,41 +112,76 @@ def check_all(services: Services, *, stopping: Callable[[], bool] = lambda: Fals
             is_ours = resources.claim_check(session, encoder, today)
         if is_ours:
             context = RequestContext(encoder.project, origin="watch")
-            check_encoder(services, context, encoder, most=most, stopping=stopping)
+            _check_and_record(services, context, encoder, stopping)
 
 
 def check_by_name(services: Services, context: RequestContext, name: str) -> EncoderCheck:
     """Check an encoder now. Raises EncoderNotFound and EncoderNeedsVectors."""
+    encoder = _find_encoder(services, context, name)
+    return _check_and_record(services, context, encoder, lambda: False)
+
+
+def compare_with_client(
+    services: Services, context: RequestContext, name: str, inputs: Inputs, vectors: Tensor
+) -> EncoderCheck:
+    """Encode the inputs, and compare the vectors with the client's. Records nothing.
+
+    Raises EncoderNotFound, TooManyInputs, DimensionMismatch, and the errors of `encode`.
+    """
+    encoder = _find_encoder(services, context, name)
+    if len(inputs.values) > MAX_SENT_INPUTS:
+        raise TooManyInputs(
+            f"The request has {len(inputs.values)} inputs; at most {MAX_SENT_INPUTS} are allowed, "
+            "which is enough for a check. Send fewer.",
+            field="inputs",
+            limit=MAX_SENT_INPUTS,
+        )
+    theirs = incoming.checked_vectors(vectors, field="vectors", limits=services.limits)
+    if len(theirs) != len(inputs.values):
+        raise DimensionMismatch(
+            f"The request has {len(inputs.values)} inputs and {len(theirs)} vectors. Send one "
+            "vector for each.",
+            field="vectors",
+        )
+    ours = encode(services, context, encoder, inputs.values, role=inputs.role).vectors
+    measures: dict[str, object] = {"inputs": len(ours)}
+    if theirs.shape == ours.shape:
+        deviations, cosines = drift.deviations(ours, theirs), drift.cosines(ours, theirs)
+        measures["max_deviation"] = float(deviations.max())
+        measures["mean_cosine"] = float(cosines.mean())
+        is_precise = (encoder.identity or {}).get("dtype") in PRECISE_DTYPES
+        if float(deviations.max()) <= (SAME_DEVIATION if is_precise else NEAR_DEVIATION):
+            return _result("unchanged", EQUAL, **measures)
+    cause, detail, explanations = explain(
+        services, context, encoder, inputs.values, ours=ours, theirs=theirs
+    )
+    return _result("different", detail, likely_cause=cause, explanations=explanations, **measures)
+
+
+def _find_encoder(services: Services, context: RequestContext, name: str) -> tables.EncoderRow:
+    """Raises EncoderNotFound, and EncoderNeedsVectors for one that the service cannot check."""
     with services.db.transaction() as session:
         encoder = resources.by_name(session, tables.EncoderRow, context.project, name)
-    require_runnable(encoder)
-    return check_encoder(services, context, encoder)
-
-
-def require_runnable(encoder: tables.EncoderRow) -> None:
-    """Raises EncoderNeedsVectors for an encoder that the service cannot check."""
     if encoder.model is None:
         raise EncoderNeedsVectors(
-            f"The service does not run the encoder {encoder.name!r}, so it cannot check it. Send "
-            "its vectors instead.",
+            f"The service does not run the encoder {encoder.name!r}, so it cannot check it.",
             field="name",
         )
+    return encoder
 
 
-def check_encoder(
+def _check_and_record(
     services: Services,
     context: RequestContext,
     encoder: tables.EncoderRow,
-    *,
-    most: int = CHECKED_INPUTS,
-    stopping: Callable[[], bool] = lambda: False,
+    stopping: Callable[[], bool],
 ) -> EncoderCheck:
-    """Check an encoder with at most that many inputs, and store the result.
+    """Check an encoder by its anchors, and store the result.
 
     A change stays until a check finds the old vectors again.
     """
     try:
-        found = _check(services, context, encoder, most, stopping)
+        found = _check(services, context, encoder, stopping)
     except EncoderChanged as error:
         found = _result("replaced", error.detail, recommendations=_recommend(encoder))
     except AnchorageError as error:
@@ -159,16 +214,15 @@ def _check(
     services: Services,
     context: RequestContext,
     encoder: tables.EncoderRow,
-    most: int,
     stopping: Callable[[], bool],
 ) -> EncoderCheck:
     _require_files(services, encoder)
+    count = CHECKED_INPUTS - REPEATED_INPUTS
     if encoder.kind == EncoderKind.openai:
         services.encoders.forget(spec_of(encoder))
-        most -= 1  # loading it embeds one text
+        count -= 1  # loading it embeds one text
     load_model(services, encoder)
-    repeats = min(REPEATED_INPUTS, most // 4)
-    sample = _find_sample(services, encoder, most - repeats)
+    sample = _find_sample(services, encoder, count)
     if sample is None:
         return _result(
             "unchecked",
@@ -189,7 +243,7 @@ def _check(
         return encode_items(services, context, encoder, chosen, on_progress=stop)
 
     new = embed(range(len(sample.rows)))
-    return _compare(services, encoder, sample, new, lambda place: embed([place]), repeats)
+    return _compare(services, encoder, sample, new, lambda place: embed([place]))
 
 
 def _compare(
@@ -198,7 +252,6 @@ def _compare(
     sample: _Sample,
     new: Tensor,
     embed_alone: Callable[[int], Tensor],
-    repeats: int,
 ) -> EncoderCheck:
     """Compare new vectors (n, d) with the stored ones; measure the noise where they deviate."""
     old = spaces.raw_anchors(services, sample.space)[list(sample.rows)]
@@ -208,17 +261,17 @@ def _compare(
             return drift.compare_embeddings(old, new, noise=noise)
 
     is_precise = (encoder.identity or {}).get("dtype") in PRECISE_DTYPES
-    least = 0.0 if is_precise else drift.NEAR_DEVIATION / drift.NOISE_FACTOR
+    least = 0.0 if is_precise else NEAR_DEVIATION / drift.NOISE_FACTOR
     found, noise, embedded = compare(least), None, len(new)
-    if found.verdict != "unchanged" and repeats:
-        worst = found.deviations.argsort(descending=True)[:repeats].tolist()
+    if found.verdict != "unchanged":
+        worst = found.deviations.argsort(descending=True)[:REPEATED_INPUTS].tolist()
         again = torch.cat([embed_alone(place) for place in worst])
-        noise, embedded = float(drift.deviations(new[worst], again).max()), embedded + repeats
+        noise, embedded = float(drift.deviations(new[worst], again).max()), embedded + len(worst)
         found = compare(max(noise, least))
     may_scale = store_anchors.is_of_store(services, sample.space)
     is_equal = found.verdict == "unchanged" or (found.verdict == "rescaled" and may_scale)
     detail = {
-        "unchanged": "the vectors are equal, except for rounding",
+        "unchanged": EQUAL,
         "rescaled": "the directions are equal, the lengths have changed",
         "changed": f"{int(found.changed.sum())} of {len(new)} vectors have changed",
     }[found.verdict]
@@ -268,7 +321,8 @@ def _recommend(encoder: tables.EncoderRow) -> list[str]:
 def _recommend_baseline(encoder: tables.EncoderRow) -> list[str]:
     """Return what makes an encoder comparable whose only anchors may be of other settings."""
     return [
-        f"`POST /encoders/{encoder.name}/verify` finds which settings made the vectors.",
+        f"`POST /encoders/{encoder.name}/check` with `inputs` and `vectors` finds which settings "
+        "made the vectors.",
         f"For daily checks, let the service embed a few inputs with {encoder.name!r}: an anchor "
         "set of `inputs` and `encoders`.",
     ]

@@ -1,4 +1,4 @@
-"""The watch on encoders: equal ones are silent, moved and replaced ones are found."""
+"""The check of encoders by their anchors: equal ones are silent, changed ones are found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from starlette.testclient import TestClient
 
 from app.main import create_app
-from app.services.anchors.encoder_watch import check_all
+from app.services.anchors.encoder_check import check_all
 from app.settings import Settings
 from app.storage import tables
 from app.wiring import make_services
@@ -41,13 +41,12 @@ def rows_of(texts: list[str], dim: int = 24) -> np.ndarray:
 class Watched:
     """A service with the encoder `ada` of an endpoint, and the set `faq` of ada and `own`."""
 
-    def __init__(self, folder: Path, endpoint: FakeEndpoint, **settings: Any) -> None:
+    def __init__(self, folder: Path, endpoint: FakeEndpoint) -> None:
         self.endpoint = endpoint
         self.settings = Settings(
             data_dir=folder / "data",
             remote_urls=endpoint.url,
             stores={"main": str(folder / "lance")},
-            **settings,
         )
         self.texts = [f"{text} {number}" for number in range(2) for text in TEXTS]
         self.client = TestClient(
@@ -193,22 +192,6 @@ def test_at_most_fifty_inputs_a_day_over_workers_and_restarts(watched: Watched) 
             each.close()
 
 
-def test_nothing_is_embedded_with_the_watch_off(tmp_path: Path, endpoint: FakeEndpoint) -> None:
-    off = Watched(tmp_path, endpoint, watched_inputs=0)
-    with off.client:
-        off.fill()
-        before = len(endpoint.texts)
-        check_all(off.services)
-        assert len(endpoint.texts) == before
-        assert off.client.get("/encoders/ada").json()["last_check"] is None
-
-
-@pytest.mark.parametrize("most", [1, 7])
-def test_too_few_inputs_for_a_measure_of_noise_are_refused(most: int) -> None:
-    with pytest.raises(ValueError, match="Expected 0 or at least 8"):
-        Settings(watched_inputs=most)
-
-
 def test_an_endpoint_that_is_away_is_no_finding_and_clears_none(watched: Watched) -> None:
     watched.endpoint.refusals = [(400, {}, {})] * 9
     assert watched.check()["result"] == "unchecked"
@@ -266,7 +249,7 @@ def test_another_name_has_the_new_vectors_and_translates_from_the_old_ones(
     made = {"kind": "openai", "model": "truth", "options": {"url": watched.url}}
     watched.post("/encoders", 201, name="ada-2", **made)
     put = watched.client.put("/anchor-sets/faq/embeddings/ada-2", json={})
-    assert put.status_code == 200, put.text
+    assert put.status_code == 201, put.text
     assert watched.post("/encoders/ada-2/check")["result"] == "unchanged"
     made = watched.post(
         "/translate",
