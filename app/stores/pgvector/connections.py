@@ -261,7 +261,7 @@ class StoreConnection(psycopg.Connection[Any]):
         return self.execute(sql.SQL(template).format(*quoted, **named), params)
 
     def wait(self, gen: PQGen[Step], *arguments: Any, **options: Any) -> Step:
-        """Run a step of the protocol. psycopg waits nowhere else (decision 0027)."""
+        """Run a step of the protocol. psycopg waits nowhere else."""
         return super().wait(self._bounded(gen), *arguments, **options)
 
     def _bounded(self, gen: PQGen[Step]) -> PQGen[Step]:
