@@ -25,7 +25,6 @@ from app.api.http.rates import RateLimiter
 from app.api.resources import (
     aliases,
     api_keys,
-    contracts,
     encoders,
     evaluate,
     heads,
@@ -71,7 +70,6 @@ RESOURCES = (
     anchor_sets,
     anchor_samples,
     anchor_reports,
-    contracts,
     pools,
     bootstrap,
     advice,

@@ -3,7 +3,7 @@
 AnchorageError
 ├─ NotFound                  the project has no resource of that name or id
 │  └─ EncoderNotFound, AnchorSetNotFound, PairsNotFound, SampleNotFound, PoolNotFound,
-│     HeadNotFound, TranslatorNotFound, ContractNotFound, JobNotFound, ApiKeyNotFound,
+│     HeadNotFound, TranslatorNotFound, JobNotFound, ApiKeyNotFound,
 │     StoreNotFound, MigrationNotFound, AliasNotFound
 ├─ Conflict                  the request contradicts the present state of the data
 │  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, TooFewAnchors,
@@ -136,10 +136,6 @@ class HeadNotFound(NotFound):
 
 class TranslatorNotFound(NotFound):
     code = "translator-not-found"
-
-
-class ContractNotFound(NotFound):
-    code = "contract-not-found"
 
 
 class JobNotFound(NotFound):
@@ -520,7 +516,7 @@ class InvalidSeeds(Invalid):
 
 
 class QualityBelowMinimum(Invalid):
-    """The translator estimates less than the request or the contract asks for.
+    """The translator estimates less than the request asks for.
 
     found  what it estimates; None: there are too few anchors to estimate anything
     """

@@ -230,22 +230,6 @@ class TranslatorRow(Owned, Base):
     target: Mapped[SpaceRow] = relationship(foreign_keys=[target_id], lazy="joined")
 
 
-class ContractRow(Owned, Base):
-    """The least quality that a translator between two spaces must estimate to be served."""
-
-    __tablename__ = "contracts"
-    __table_args__ = (UniqueConstraint("source_id", "target_id"),)
-
-    source_id: Mapped[str] = mapped_column(ForeignKey("spaces.id", ondelete="CASCADE"))
-    target_id: Mapped[str] = mapped_column(ForeignKey("spaces.id", ondelete="CASCADE"), index=True)
-    #: measure -> least value
-    min_quality: Mapped[dict[str, float]] = mapped_column(JSON)
-    #: number of items of the index that the quality is estimated for; None: the service chooses
-    index: Mapped[int | None] = mapped_column(BigInteger)
-    source: Mapped[SpaceRow] = relationship(foreign_keys=[source_id], lazy="joined")
-    target: Mapped[SpaceRow] = relationship(foreign_keys=[target_id], lazy="joined")
-
-
 class HeadRow(Owned, Base):
     """A classifier or decoder of one encoder's vectors, or of an anchor set's relative vectors."""
 

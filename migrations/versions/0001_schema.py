@@ -289,34 +289,6 @@ def upgrade() -> None:
     op.create_index(op.f("ix_stores_encoder_id"), "stores", ["encoder_id"])
 
     op.create_table(
-        "contracts",
-        sa.Column("source_id", sa.String(length=32), nullable=False),
-        sa.Column("target_id", sa.String(length=32), nullable=False),
-        sa.Column("min_quality", sa.JSON(), nullable=False),
-        sa.Column("index", sa.BigInteger(), nullable=True),
-        sa.Column("id", sa.String(length=32), nullable=False),
-        sa.Column("project", sa.String(length=100), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["source_id"],
-            ["spaces.id"],
-            name=op.f("fk_contracts_source_id_spaces"),
-            ondelete="CASCADE",
-        ),
-        sa.ForeignKeyConstraint(
-            ["target_id"],
-            ["spaces.id"],
-            name=op.f("fk_contracts_target_id_spaces"),
-            ondelete="CASCADE",
-        ),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_contracts")),
-        sa.UniqueConstraint(
-            "source_id", "target_id", name=op.f("uq_contracts_source_id_target_id")
-        ),
-    )
-    op.create_index(op.f("ix_contracts_target_id"), "contracts", ["target_id"])
-
-    op.create_table(
         "migrations",
         sa.Column("store_id", sa.String(length=32), nullable=False),
         sa.Column("target_id", sa.String(length=32), nullable=False),

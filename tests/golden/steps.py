@@ -171,13 +171,6 @@ def _anchor_sets(items: dict[str, np.ndarray]) -> Iterator[Step]:
     yield get("one set", "/anchor-sets/items")
     yield get("report", "/anchor-sets/items/report")
     yield get("pairs", "/anchor-sets/items/pairs")
-    yield Step(
-        "contract",
-        "PUT",
-        "/anchor-sets/items/contracts/first/second",
-        {"min_quality": {"cosine": 0.1}},
-    )
-    yield get("contracts", "/anchor-sets/items/contracts")
 
 
 def _translations(items: dict[str, np.ndarray], vectors: np.ndarray) -> Iterator[Step]:
@@ -530,7 +523,6 @@ def _rest() -> Iterator[Step]:
     yield get("audit", "/audit?limit=3")
     yield get("livez", "/livez")
     yield get("readyz", "/readyz")
-    yield Step("delete a contract", "DELETE", "/anchor-sets/items/contracts/first/second")
     yield Step("delete a sample", "DELETE", "/anchor-sets/items/samples/first")
     yield Step("delete a head", "DELETE", "/heads/mlp")
     yield Step("delete an alias", "DELETE", "/aliases/sentences")

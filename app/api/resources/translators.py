@@ -30,7 +30,7 @@ from app.maths.quality.candidates import Preference
 from app.services.access.idempotency import idempotent
 from app.services.request_context import RequestContext
 from app.services.translators import (
-    contracts,
+    minimum,
     translator_reports,
     translators,
 )
@@ -139,7 +139,7 @@ def create_translator(
         row = translators.find_with_report(
             services, context.project, fitted.id, between=(source.id, target.id)
         )
-        contracts.require_estimate(row, request.min_quality, request.index)
+        minimum.require_estimate(row, request.min_quality, request.index)
         return row
 
     row = idempotent(services, context, repeat, tables.TranslatorRow, fit)

@@ -1,1 +1,1 @@
-"""The quality of translations: metrics, estimates, intervals, estimates and confidence."""
+"""The quality of translations: metrics, intervals and estimates."""

@@ -214,7 +214,7 @@ def replace_spaces(
 ) -> tables.AnchorSetRow:
     """Add the spaces of the next version; return the set's row, which still has the old version.
 
-    Samples and contracts move to them. Raises Conflict when the set changed since `old` was read.
+    Samples move to them. Raises Conflict when the set changed since `old` was read.
     """
     row = anchor_sets.require_version(session, context.project, old)
     current = {space.encoder_id: space for space in row.spaces}
@@ -230,9 +230,6 @@ def replace_spaces(
         session.add(space)
     session.flush()
     set_versions.delete_replaced(session, row)
-    set_versions.move_contracts(
-        session, {current[space.encoder_id].id: space.id for space in grown}
-    )
     return row
 
 

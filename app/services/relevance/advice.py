@@ -83,7 +83,7 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
             "`source` and `target` are one encoder, so there is nothing to change. Name two.",
             field="target",
         )
-    # A contract forbids to serve a bad translator, not to ask what to do about it.
+    # A minimum forbids to serve a bad translator, not to ask what to do about it.
     served = apply.prepare_map(services, context, Translation(task.request, enforces=False))
     assert served.id is not None
     evaluation = _measure(services, context, task, served.id)

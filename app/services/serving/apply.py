@@ -64,7 +64,7 @@ class Translation:
     """Maps vectors of the source encoder into the target's space."""
 
     request: translators.FitRequest
-    #: whether it refuses a translator below the minimum of request or contract
+    #: whether it refuses a translator below the request's minimum
     enforces: bool = True
 
     #: the request's field of its vectors

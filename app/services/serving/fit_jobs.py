@@ -26,7 +26,7 @@ def run_fit(services: Services, job: tables.JobRow, progress: Progress) -> JobRe
     pair = translators.resolve(services, plan.name(job.project))
     progress(0, 1)
     served = prepare_map(services, context, plan, pair)
-    if served.id is not None and (pair.minimum or request.min_quality):
+    if served.id is not None and request.min_quality:
         source, target = pair.both
         translators.find_with_report(
             services, job.project, served.id, between=(source.id, target.id)

@@ -43,7 +43,7 @@ from app.services.store_migrations.plan_contents import (
 )
 from app.services.store_migrations.records import STEP_STATES, find_migration
 from app.services.stores import stores
-from app.services.translators import contracts, translator_reports, translators
+from app.services.translators import minimum, translator_reports, translators
 from app.services.translators.translators import FitRequest
 from app.storage import tables
 from app.storage.queries import migrations as queries
@@ -286,12 +286,7 @@ def _estimate(
     between = (served.pair[0].id, served.pair[1].id)
     row = translators.find_with_report(services, context.project, served.id, between=between)
     index = min(max(rows, SMALLEST_INDEX), LARGEST_INDEX)
-    name = translators.pair_name(
-        context.project, request.anchor_set, str(request.source), request.target
-    )
-    pair = translators.resolve(services, name)
-    contracts.require_estimate(row, pair.minimum, pair.index, field="anchor_set")
-    contracts.require_estimate(row, request.min_quality, index)
+    minimum.require_estimate(row, request.min_quality, index)
     estimated = translator_reports.estimate_for(row.report or {}, index)
     if estimated is None:
         return None

@@ -1,1 +1,1 @@
-"""Translators: fitting, reports, contracts, evaluation, thresholds and confidence."""
+"""Translators: fitting, reports, evaluation and thresholds."""

@@ -24,7 +24,7 @@ from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
 from app.services.jobs.submission import submit_job
 from app.services.request_context import RequestContext
-from app.services.translators import contracts, fit_anchors, fit_queue, translator_reports
+from app.services.translators import fit_anchors, fit_queue, minimum, translator_reports
 from app.services.translators.fit_queue import Fit
 from app.services.upkeep.cache_codecs import CHOICE, TRANSLATOR
 from app.storage import tables
@@ -84,15 +84,11 @@ class SpacePair:
     """The spaces that a request names, read in one transaction.
 
     source, target  spaces of one anchor set; None if the request names none
-    minimum         the least quality that the pair's contract accepts, by measure
-    index           number of items of the index that the contract is for
     maps            between these spaces, by the requests' keys
     """
 
     source: tables.SpaceRow | None
     target: tables.SpaceRow | None
-    minimum: Mapping[str, float] = field(default_factory=dict)
-    index: int | None = None
     maps: dict[Key, Any] = field(default_factory=dict)
 
     @property
@@ -171,12 +167,11 @@ def enforce_minimum(
     pair: SpacePair,
     request: FitRequest,
 ) -> None:
-    """Raises QualityBelowMinimum for a translator below the minimum of request or contract."""
-    if pair.minimum or request.min_quality:
+    """Raises QualityBelowMinimum for a translator below the request's minimum."""
+    if request.min_quality:
         source, target = pair.both
         row = find_with_report(services, context.project, fitted.id, between=(source.id, target.id))
-        contracts.require_estimate(row, pair.minimum, pair.index, field="anchor_set")
-        contracts.require_estimate(row, request.min_quality, request.index)
+        minimum.require_estimate(row, request.min_quality, request.index)
 
 
 def check_options(request: FitRequest, *, anchors: int) -> methods.Options:
@@ -309,7 +304,7 @@ def run_translator(services: Services, job: tables.JobRow, progress: Progress) -
     fitted = fit(services, context, source, target, request)
     progress(1, 2)
     row = find_with_report(services, job.project, fitted.id, between=(source.id, target.id))
-    contracts.require_estimate(row, request.min_quality, request.index)
+    minimum.require_estimate(row, request.min_quality, request.index)
     progress(2, 2)
     return JobResult({"translator": fitted.id})
 
@@ -398,15 +393,7 @@ def _look_up(services: Services, name: NameKey) -> SpacePair:
                 f"Anchor set {anchor_set!r} was replaced by another of that name. Try again.",
                 field="anchor_set",
             )
-        first, second = by_encoder.get(source or ""), by_encoder.get(target or "")
-        contract = (
-            resources.contract(session, first.id, second.id)
-            if first is not None and second is not None
-            else None
-        )
-    if contract is None:
-        return SpacePair(first, second)
-    return SpacePair(first, second, contract.min_quality, contract.index)
+    return SpacePair(by_encoder.get(source or ""), by_encoder.get(target or ""))
 
 
 def find_space_row(

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, delete, exists, select
+from sqlalchemy import ColumnElement, delete, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from app.services.context import Services
@@ -34,7 +34,7 @@ Moment = InstrumentedAttribute[datetime] | InstrumentedAttribute[datetime | None
 def delete_old(services: Services, *, stopping: Callable[[], bool] = lambda: False) -> None:
     """Delete old rows, each batch in its own transaction, and then blobs that no row names.
 
-    A translator whose spaces have a contract is kept; the next use of another one fits it again.
+    The next use of a deleted translator fits it again.
     Stops after the current batch when `stopping()` turns true. Raises DatabaseUnavailable.
     """
 
@@ -49,15 +49,11 @@ def delete_old(services: Services, *, stopping: Callable[[], bool] = lambda: Fal
             log.info("deleted %d %s older than %d days", total, what, days)
 
     days = services.retention
-    translator, contract = tables.TranslatorRow, tables.ContractRow
     unused_days = days.translators_days and days.translators_days + TOUCH_DAYS
-    estimated = exists().where(
-        contract.source_id == translator.source_id, contract.target_id == translator.target_id
-    )
     replaced = set_versions.replaced_before(tables.now() - timedelta(days=REPLACED_DAYS))
     clear("jobs", tables.JobRow.finished_at, days.jobs_days)
     clear("audit rows", tables.AuditRow.created_at, days.audit_days)
-    clear("translators", translator.used_at, unused_days, ~estimated)
+    clear("translators", tables.TranslatorRow.used_at, unused_days)
     clear("replaced spaces", tables.SpaceRow.created_at, REPLACED_DAYS, replaced)
     clear("requests", tables.IdempotentRequestRow.created_at, REQUESTS_DAYS)
     delete_native_vectors(services, stopping)

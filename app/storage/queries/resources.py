@@ -1,4 +1,4 @@
-"""Queries of resources: encoders, sets, pools, heads, aliases, translators, contracts, jobs."""
+"""Queries of resources: encoders, sets, pools, heads, aliases, translators, jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from app.errors import (
     AliasNotFound,
     AnchorSetNotFound,
     AnchorsNotEmbedded,
-    ContractNotFound,
     EncoderNotFound,
     HeadNotFound,
     JobNotFound,
@@ -38,7 +37,6 @@ from app.storage.queries.statements import changed_rows
 from app.storage.tables import (
     AliasRow,
     AnchorSetRow,
-    ContractRow,
     EncoderRow,
     HeadRow,
     JobRow,
@@ -352,36 +350,6 @@ def touch_translator(session: Session, row: TranslatorRow, *, now: datetime) -> 
     between = (TranslatorRow.source_id == row.source_id, TranslatorRow.target_id == row.target_id)
     ours = (TranslatorRow.project == row.project, TranslatorRow.content == row.content, *between)
     return changed_rows(session, update(TranslatorRow).where(*ours).values(used_at=now)) > 0
-
-
-def contract(session: Session, source_id: str, target_id: str) -> ContractRow | None:
-    """Return the contract between two spaces (their row ids), or None."""
-    return session.scalar(
-        select(ContractRow).where(
-            ContractRow.source_id == source_id, ContractRow.target_id == target_id
-        )
-    )
-
-
-def require_contract(session: Session, source: SpaceRow, target: SpaceRow) -> ContractRow:
-    """Return the contract between two spaces."""
-    row = contract(session, source.id, target.id)
-    if row is None:
-        raise ContractNotFound(
-            f"There is no contract for {source.encoder.name} -> {target.encoder.name}.",
-            field="source",
-        )
-    return row
-
-
-def contracts(session: Session, anchor_set: AnchorSetRow) -> Sequence[ContractRow]:
-    """Return the contracts of an anchor set, the oldest first."""
-    within = select(SpaceRow.id).where(SpaceRow.anchor_set_id == anchor_set.id)
-    return session.scalars(
-        select(ContractRow)
-        .where(ContractRow.source_id.in_(within))
-        .order_by(ContractRow.created_at)
-    ).all()
 
 
 def job(session: Session, project: str, job_id: str) -> JobRow:

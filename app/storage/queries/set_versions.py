@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, delete, exists, select, update
 from sqlalchemy.orm import Session, aliased
 
 from app.storage.queries.resources import whole_set
-from app.storage.tables import AnchorSetRow, ContractRow, SpaceRow, TranslatorRow
+from app.storage.tables import AnchorSetRow, SpaceRow, TranslatorRow
 
 
 def lock_anchor_set(
@@ -28,14 +27,6 @@ def lock_anchor_set(
 def roles_of(session: Session, set_id: str) -> list[str] | None:
     """Return the roles of a set's items; None without roles, or once the set is deleted."""
     return session.scalar(select(AnchorSetRow.roles).where(AnchorSetRow.id == set_id))
-
-
-def move_contracts(session: Session, moved: Mapping[str, str]) -> None:
-    """Move the contracts of spaces to others: `moved` has row ids by the row ids before."""
-    query = select(ContractRow).where(ContractRow.source_id.in_(moved))
-    for row in session.scalars(query).all():
-        row.source_id, row.target_id = moved[row.source_id], moved[row.target_id]
-    session.flush()
 
 
 def replaced_before(moment: datetime) -> ColumnElement[bool]:

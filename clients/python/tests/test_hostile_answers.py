@@ -79,7 +79,6 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "audit": lambda client: client.audit(),
     "migrations": lambda client: client.migrations.list(),
     "pairs": lambda client: client.anchor_sets.pairs("s"),
-    "contracts": lambda client: client.anchor_sets.contracts("s"),
     "create": lambda client: client.anchor_sets.put("s", "a", ROWS),
     "embed": lambda client: client.embed("text", model="a"),
     "translate": lambda client: client.translate(ROWS, **PAIR),

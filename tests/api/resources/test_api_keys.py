@@ -23,7 +23,7 @@ PUBLIC = {
 #: Every other operation, by the weakest scope that may call it.
 OPERATIONS = {
     ("read", "GET"): """
-        /encoders /encoders/{name} /anchor-sets /anchor-sets/{name} /anchor-sets/{name}/contracts
+        /encoders /encoders/{name} /anchor-sets /anchor-sets/{name}
         /anchor-sets/{name}/pairs /anchor-sets/{name}/report /pools /pools/{name}
         /stores /stores/{name} /aliases /aliases/{name}
         /heads /heads/{name} /translators /translators/{id} /translators/{id}/file
@@ -46,13 +46,13 @@ OPERATIONS = {
         /migrations/{id}/finish /migrations/{id}/abandon
     """,
     ("write", "DELETE"): """
-        /encoders/{name} /anchor-sets/{name} /anchor-sets/{name}/contracts/{source}/{target}
+        /encoders/{name} /anchor-sets/{name}
         /anchor-sets/{name}/samples/{encoder} /pools/{name} /heads/{name} /stores/{name}
         /aliases/{name} /stores/{name}/native-vectors
     """,
     ("write", "PUT"): """
         /anchor-sets/{name}/embeddings/{encoder} /anchor-sets/{name}/samples/{encoder}
-        /anchor-sets/{name}/contracts/{source}/{target} /pools/{name} /migrations/{id}/plan
+        /pools/{name} /migrations/{id}/plan
         /aliases/{name}
     """,
     ("admin", "GET"): "/api-keys /api-keys/{id} /audit",

@@ -1,4 +1,4 @@
-"""Choices of auto, estimates of translators, and requests and contracts that need more."""
+"""Choices of auto, estimates of translators, and requests that need more."""
 
 from __future__ import annotations
 
@@ -153,58 +153,3 @@ def test_a_job_that_misses_its_minimum_fails_and_says_what_was_found(real, finis
     assert answer.status_code == 202
     job = finished(real, answer.json()["id"])
     assert (job["state"], job["error"]["code"]) == ("failed", "quality-below-minimum")
-
-
-# --- what else a report says ----------------------------------------------------------------------
-
-
-# --- contracts ------------------------------------------------------------------------------------
-
-
-CONTRACT = "/anchor-sets/real/contracts/a/b"
-
-
-def test_a_contract_holds_for_every_route_that_its_pair_serves_until_it_ends(real, refused):
-    assert translate(real).status_code == 200  # a cached translator obeys a later contract
-    agreed = real.put(CONTRACT, json={"min_quality": {"recall": 1.0}, "index": 500})
-    assert (agreed.status_code, agreed.json()["index"]) == (200, 500)
-    assert real.get("/anchor-sets/real/contracts").json() == {"contracts": [agreed.json()]}
-    refused(translate(real), 422, "quality-below-minimum", "anchor_set", detail="500 items")
-    refused(translate(real, method="procrustes"), 422, "quality-below-minimum", "anchor_set")
-    assert real.post("/translators", json=PAIR).status_code == 201  # the report is not refused
-    back = {
-        "source": "b",
-        "target": "a",
-        "vectors": [[0.1] * real.get("/encoders/b").json()["dim"]],
-    }
-    assert translate(real, **back).status_code == 200  # the reverse direction has no contract
-    easy = real.put(CONTRACT, json={"min_quality": {"recall": 0.01}})
-    assert easy.json()["created_at"] == agreed.json()["created_at"]
-    assert translate(real).status_code == 200
-    refused(
-        translate(real, min_quality={"recall": 1.0}), 422, "quality-below-minimum", "min_quality"
-    )
-    assert real.put(CONTRACT, json={"min_quality": {"recall": 1.0}}).status_code == 200
-    refused(translate(real), 422, "quality-below-minimum", "anchor_set")
-    assert real.delete(CONTRACT).status_code == 204
-    assert translate(real).status_code == 200
-    refused(real.delete(CONTRACT), 404, "contract-not-found", "source")
-
-
-def test_a_contract_about_nothing_is_refused(real, refused):
-    refused(real.put(CONTRACT, json={"min_quality": {}}), 422, "missing-field", "min_quality")
-    refused(real.put(CONTRACT, json={}), 422, "missing-field", "min_quality")
-    refused(
-        real.put(CONTRACT, json={"min_quality": {"recall": 2}}),
-        422,
-        "invalid-request",
-        "min_quality.recall",
-    )
-    nowhere = real.put("/anchor-sets/no/contracts/a/b", json={"min_quality": {"mrr": 1}})
-    refused(nowhere, 404, "anchor-set-not-found", "anchor_set")
-    refused(
-        real.put("/anchor-sets/real/contracts/a/no", json={"min_quality": {"mrr": 1}}),
-        404,
-        "encoder-not-found",
-        "target",
-    )

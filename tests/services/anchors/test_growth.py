@@ -28,7 +28,7 @@ from app.services.context import Services
 from app.services.encoders.encoding import Inputs
 from app.services.heads import heads
 from app.services.serving import apply
-from app.services.translators import contracts, translators
+from app.services.translators import translators
 from app.services.upkeep import retention
 from app.storage import tables
 from tests.services.helpers import (
@@ -187,25 +187,16 @@ def test_embeddings_of_the_old_version_are_not_added_to_the_new_one(stocked):
         anchor_sets.add_space(session, CONTEXT, set_row, late)
 
 
-def test_contracts_and_samples_move_to_the_new_version(stocked):
-    pair = translators.find_pair(stocked, PROJECT, REQUEST)
-    contracts.agree_contract(stocked, CONTEXT, *pair, {"recall": 0.1}, 900)
+def test_samples_move_to_the_new_version(stocked):
     vectors = some(7, 3, seed=5)
     samples.put_sample(
         stocked, CONTEXT, anchor_set="s", encoder="a", vectors=vectors, store_size=900
     )
     append(stocked, items(3))
-    found = translators.resolve(stocked, translators.pair_name(PROJECT, "s", "a", "b"))
-    assert found.minimum == {"recall": 0.1}
-    with stocked.db.transaction() as session:
-        [moved] = session.scalars(select(tables.ContractRow)).all()
-    assert (moved.source_id, moved.target_id, moved.index) == (*(s.id for s in found.both), 900)
-    source, target = found.both
+    source, target = translators.find_pair(stocked, PROJECT, REQUEST)
     assert (source.version, source.store_size, source.sample_size) == (2, 900, 7)
     assert torch.equal(samples.sample_of(stocked, source), vectors)
     assert samples.sample_of(stocked, target) is None
-    with pytest.raises(Conflict):  # the pair was read before the append
-        contracts.agree_contract(stocked, CONTEXT, *pair, {"recall": 0.2}, None)
 
 
 def test_a_relative_head_forbids_an_append_because_it_reads_one_number_for_each_anchor(stocked):

@@ -4,7 +4,6 @@ versions, whole.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from sqlalchemy import event
 
-from app.errors import AnchorSetNotFound, Conflict, EncoderNotFound, QualityBelowMinimum
+from app.errors import AnchorSetNotFound, Conflict, EncoderNotFound
 from app.heads.linear import make_linear_head
 from app.services.anchors import anchor_sets
 from app.services.context import Services
@@ -20,9 +19,9 @@ from app.services.encoders import encoders
 from app.services.heads import heads, stitching
 from app.services.request_context import RequestContext
 from app.services.serving import apply
-from app.services.translators import contracts, translators
+from app.services.translators import translators
 from app.storage import name_cache
-from tests.services.helpers import CONTEXT, PROJECT, another_process, create_encoder
+from tests.services.helpers import PROJECT, another_process, create_encoder
 
 VECTORS = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
 TRANSLATION = translators.FitRequest("a", "b", "s", "graded", {})
@@ -176,22 +175,6 @@ def test_whenever_all_is_made_anew_during_a_request_its_answer_is_by_one_version
     assert number  # the request has a statement at least
     assert [True, False] in answered
     assert all(any(each) for each in answered), answered
-
-
-def test_what_another_process_changes_counts_when_names_are_looked_up_again(
-    reader, other, monkeypatch
-):
-    monkeypatch.setattr(name_cache, "MEMORY_S", 0.05)
-    make(other, PROJECT, 1)
-    pair = translators.find_pair(other, PROJECT, TRANSLATION)
-    translated(reader, PROJECT)
-    contracts.agree_contract(other, CONTEXT, *pair, {"recall": 0.999}, None)
-    time.sleep(0.06)
-    with pytest.raises(QualityBelowMinimum):
-        translated(reader, PROJECT)
-    contracts.end_contract(other, CONTEXT, *pair)
-    time.sleep(0.06)
-    translated(reader, PROJECT)
 
 
 @pytest.mark.parametrize("ask", [translated, stitched, stitched_relative])

@@ -36,7 +36,7 @@ from app.services.context import Services
 from app.services.store_migrations import re_embedding, steps
 from app.services.store_migrations.maps import load_maps
 from app.services.stores.stores import StoreDefinition, create_store
-from app.services.translators import contracts, translators
+from app.services.translators import translators
 from app.services.translators.translators import FitRequest
 from app.storage.cache import Cache
 from app.stores.handles import STORE_ANSWER_S
@@ -294,15 +294,6 @@ def test_wrong_fields_are_refused_by_name(
 def test_encoding_again_needs_a_text_field(begin: Callable[..., Planning]) -> None:
     with pytest.raises(InvalidRequest, match="text_field"):
         begin(text_field=None).plan(re_embed=0.1)
-
-
-def test_a_contract_holds_for_plans_too(planning: Planning) -> None:
-    request = FitRequest("old", "new", "pairs", "auto", {})
-    pair = translators.find_pair(planning.services, "p", request)
-    contracts.agree_contract(planning.services, CONTEXT, *pair, {"recall": 0.999}, None)
-    planning.services.names.forget()
-    with pytest.raises(QualityBelowMinimum):
-        planning.plan()
 
 
 def test_a_store_that_changed_its_dimension_is_refused(planning: Planning) -> None:

@@ -21,7 +21,7 @@ from app.services.context import Limits, Services
 from app.services.store_migrations import maps
 from app.services.translators import (
     alignment,
-    contracts,
+    minimum,
     thresholds,
     translators,
     warnings,
@@ -158,7 +158,7 @@ def test_everything_that_is_said_about_made_pairs_is_the_stored_estimate(made):
     warned = warnings.warnings_about_pair(services, source, target)
     assert warned[0].code == "made-pairs"
     with pytest.raises(errors.QualityBelowMinimum, match="POST /evaluate"):
-        contracts.require_estimate(row, {"recall": 0.1})
+        minimum.require_estimate(row, {"recall": 0.1})
     found = anchor_reports.report_anchor_set(services, PROJECT, "made")
     assert "made-pairs" in [each["code"] for each in found["findings"]]
     with pytest.raises(errors.TooFewAnchors, match="known pairs"):

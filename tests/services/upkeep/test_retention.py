@@ -11,7 +11,7 @@ from sqlalchemy import event, func, select, update
 
 from app.errors import TranslatorNotFound
 from app.services.context import Retention, Services
-from app.services.translators import contracts, translators
+from app.services.translators import translators
 from app.services.upkeep import retention
 from app.storage import tables
 from app.storage.cache import Cache
@@ -177,20 +177,6 @@ def test_a_translator_in_use_is_kept(stocked, use):
         fitted(services)
     else:
         translators.find_with_report(services, PROJECT, content)
-    retention.delete_old(services)
-    assert rows(services) == 1
-
-
-def test_a_translator_between_spaces_with_a_contract_is_kept(stocked):
-    fitted(stocked)
-    contracts.agree_contract(
-        stocked,
-        CONTEXT,
-        *translators.find_pair(stocked, PROJECT, REQUEST),
-        {"cosine": 0.0},
-        None,
-    )
-    services = unused_for(keeping(stocked, translators_days=7), 99)
     retention.delete_old(services)
     assert rows(services) == 1
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 from anchorage_client import arrow
 from anchorage_client._async.jobs import AsyncJob, submit
 from anchorage_client._async.resources import AsyncResource
-from anchorage_client._async.transport import Json, json_of, members_of, require_new, segment
+from anchorage_client._async.transport import Json, json_of, require_new, segment
 from anchorage_client.errors import AnchorageError, reading, rows_from
 from anchorage_client.fields import MAX_JSON_BYTES, Role, row_parts, text_list
 from anchorage_client.vectors import VectorsLike, as_array, to_json, to_npy
@@ -289,30 +289,6 @@ class AsyncAnchorSets(AsyncResource):
     async def delete_sample(self, name: str, encoder: str) -> None:
         """Delete the sample of an encoder."""
         await self._transport.delete(f"{self.path}/{segment(name)}/samples/{segment(encoder)}")
-
-    async def contracts(self, name: str) -> builtins.list[Json]:
-        """Return the set's contracts: the least quality of each pair of encoders."""
-        answer = await self._transport.get(f"{self.path}/{segment(name)}/contracts")
-        return members_of(answer, "contracts")
-
-    async def put_contract(
-        self,
-        name: str,
-        source: str,
-        target: str,
-        *,
-        min_quality: Mapping[str, float],
-        index: int | None = None,
-    ) -> Json:
-        """Refuse translations of a pair whose estimate is below `min_quality`."""
-        path = f"{self.path}/{segment(name)}/contracts/{segment(source)}/{segment(target)}"
-        return await self._transport.put(path, {"min_quality": dict(min_quality), "index": index})
-
-    async def delete_contract(self, name: str, source: str, target: str) -> None:
-        """Delete the contract of a pair."""
-        await self._transport.delete(
-            f"{self.path}/{segment(name)}/contracts/{segment(source)}/{segment(target)}"
-        )
 
 
 def _require_inputs(inputs: Sequence[str] | None, as_job: bool) -> None:

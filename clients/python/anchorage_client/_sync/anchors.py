@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 from anchorage_client import arrow
 from anchorage_client._sync.jobs import Job, submit
 from anchorage_client._sync.resources import Resource
-from anchorage_client._sync.transport import Json, json_of, members_of, require_new, segment
+from anchorage_client._sync.transport import Json, json_of, require_new, segment
 from anchorage_client.errors import AnchorageError, reading, rows_from
 from anchorage_client.fields import MAX_JSON_BYTES, Role, row_parts, text_list
 from anchorage_client.vectors import VectorsLike, as_array, to_json, to_npy
@@ -287,30 +287,6 @@ class AnchorSets(Resource):
     def delete_sample(self, name: str, encoder: str) -> None:
         """Delete the sample of an encoder."""
         self._transport.delete(f"{self.path}/{segment(name)}/samples/{segment(encoder)}")
-
-    def contracts(self, name: str) -> builtins.list[Json]:
-        """Return the set's contracts: the least quality of each pair of encoders."""
-        answer = self._transport.get(f"{self.path}/{segment(name)}/contracts")
-        return members_of(answer, "contracts")
-
-    def put_contract(
-        self,
-        name: str,
-        source: str,
-        target: str,
-        *,
-        min_quality: Mapping[str, float],
-        index: int | None = None,
-    ) -> Json:
-        """Refuse translations of a pair whose estimate is below `min_quality`."""
-        path = f"{self.path}/{segment(name)}/contracts/{segment(source)}/{segment(target)}"
-        return self._transport.put(path, {"min_quality": dict(min_quality), "index": index})
-
-    def delete_contract(self, name: str, source: str, target: str) -> None:
-        """Delete the contract of a pair."""
-        self._transport.delete(
-            f"{self.path}/{segment(name)}/contracts/{segment(source)}/{segment(target)}"
-        )
 
 
 def _require_inputs(inputs: Sequence[str] | None, as_job: bool) -> None:

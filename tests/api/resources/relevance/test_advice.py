@@ -71,13 +71,6 @@ def test_without_judgements_it_says_that_only_fidelity_is_known(ask):
     assert "Register it with its model" in options["native"]["reason"]
 
 
-def test_a_contract_that_the_translator_fails_does_not_hide_the_advice(ask, stocked):
-    contract = "/anchor-sets/items/contracts/first/second"
-    assert stocked.put(contract, json={"min_quality": {"cosine": 0.9999}}).status_code == 200
-    assert stocked.post("/translate", json={**PAIR, "vectors": [[0.1] * 8]}).status_code == 422
-    assert good(ask())["advice"] == "keep"
-
-
 def test_judgements_decide_and_the_cheapest_of_the_best_comes_first(ask, judged):
     answer = good(ask(**judged, corpus_size=1_000, difference=0.2))
     options = by_name(answer)
