@@ -35,7 +35,7 @@ from app.maths.quality import crossfit
 from app.maths.quality.estimate import estimate, estimate_basis, more_partitions
 from app.maths.quality.index_curves import measure_curves
 from app.maths.quality.learning_curve import learning_curve
-from app.maths.quality.metrics import cosine, unit
+from app.maths.quality.metrics import unit
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from benchmarks import common
@@ -53,8 +53,6 @@ MEASURES = {
     "recall": "recall@10",
     "mrr": "MRR",
     "mrr_with_anchors": "MRR, anchors in the index",
-    "cosine": "centred cosine",
-    "plain_cosine": "plain cosine",
 }
 
 PAIRS = {
@@ -124,8 +122,6 @@ def measure(
         rest = index[: max(1, size - anchors)]
         with_anchors = _found(translated, native, torch.cat([rest, inside]), anchors + len(rest))
         found["mrr_with_anchors"] = with_anchors["mrr"]
-        found["cosine"] = float((translated * native).sum(dim=1).mean())
-        found["plain_cosine"] = cosine(raw, y[queries])
         for kind, basis in bases.items():
             estimated = estimate(basis, size)
             yield {
@@ -145,11 +141,10 @@ def measure(
 def _bases(source: Tensor, target: Tensor, options: methods.Options, sample: Tensor) -> Any:
     held = crossfit.hold_out(METHOD, source, target, options)
     assert held is not None
-    held_out = crossfit.held_out_quality(held, source, target)
     curve = learning_curve(METHOD, source, target, options)
     partitions = more_partitions(held, METHOD, source, target, options)
     return {
-        kind: estimate_basis(measure_curves(partitions, target, rows), held_out, curve)
+        kind: estimate_basis(measure_curves(partitions, target, rows), curve)
         for kind, rows in (("none", None), ("sample", sample))
     }
 

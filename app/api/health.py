@@ -173,8 +173,8 @@ def database_answers(services: Services) -> bool:
     responses={200: {"content": {"text/plain": {}}}, **documented()},
     response_class=Response,
 )
-async def metrics(request: Request, services: Svc, project: Reads) -> Response:
-    """Returns the metrics of the service, and those of the project's translators.
+async def metrics(request: Request, services: Svc, _: Reads) -> Response:
+    """Returns the metrics of the service.
 
     No label holds the name of a resource.
     """
@@ -182,7 +182,7 @@ async def metrics(request: Request, services: Svc, project: Reads) -> Response:
     checks: HealthChecks = request.app.state.health_checks
     for dependency, up in (await checks.dependencies()).items():
         DEPENDENCY_UP.labels(dependency).set(up)
-    return await run_in_threadpool(_read_metrics, services, project)
+    return await run_in_threadpool(_read_metrics, services)
 
 
 class DatabaseCollector(Collector):
@@ -210,22 +210,14 @@ class DatabaseCollector(Collector):
         for result, count in found.encoders.items():
             encoders.add_metric([result], count)
         yield encoders
-        quality = GaugeMetricFamily(
-            "anchorage_translator_quality",
-            "Held-out quality of a translator, and of doing nothing, over its anchors.",
-            labels=["translator", "method", "vectors", "measure"],
-        )
-        for labels, value in found.qualities.items():
-            quality.add_metric(labels, value)
-        yield quality
 
 
-def _read_metrics(services: Services, project: str) -> Response:
+def _read_metrics(services: Services) -> Response:
     services.blobs.update_metrics()
     data = generate_latest(_registry())
     try:
         known = CollectorRegistry()
-        known.register(DatabaseCollector(read_metrics(services, project)))
+        known.register(DatabaseCollector(read_metrics(services)))
         data += generate_latest(known)
     except DatabaseUnavailable as error:
         log.warning("metrics from the database are missing: %s", error.detail)

@@ -87,23 +87,16 @@ def test_a_stopping_server_says_so_and_closes_its_connections(serve):
     assert (answer.status_code, answer.headers["connection"]) == (200, "close")
 
 
-def test_jobs_waiting_and_qualities_become_gauges():
-    measures = {
-        ("tr_1", "irp", "translated", "cosine"): 0.5,
-        ("tr_1", "irp", "do_nothing", "cosine"): 0.25,
-    }
+def test_jobs_and_encoders_become_gauges():
     registry = CollectorRegistry()
     registry.register(
-        DatabaseCollector(DatabaseMetrics({"queued": 2, "running": 1}, 3.5, {"moved": 1}, measures))
+        DatabaseCollector(DatabaseMetrics({"queued": 2, "running": 1}, 3.5, {"moved": 1}))
     )
     text = generate_latest(registry).decode()
     lines = {line for line in text.splitlines() if not line.startswith("#")}
-    labels = 'measure="cosine",method="irp",translator="tr_1"'
     assert lines == {
         'anchorage_jobs{state="queued"} 2.0',
         'anchorage_jobs{state="running"} 1.0',
         "anchorage_queue_oldest_seconds 3.5",
         'anchorage_encoders_checked{result="moved"} 1.0',
-        f'anchorage_translator_quality{{{labels},vectors="translated"}} 0.5',
-        f'anchorage_translator_quality{{{labels},vectors="do_nothing"}} 0.25',
     }

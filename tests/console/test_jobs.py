@@ -35,7 +35,7 @@ def test_a_failed_job_shows_its_problem(
     client: TestClient, finished: Callable[..., dict[str, Any]]
 ) -> None:
     stock(client, rows=12)
-    body = {**PAIR, "min_quality": {"cosine": 1.0}, "method": "irp"}
+    body = {**PAIR, "min_quality": {"recall": 1.0}, "method": "irp"}
     job = client.post("/translators", json=body, headers=ASYNC).json()
     assert finished(client, job["id"])["state"] == "failed"
     page = client.get(f"/console/jobs/{job['id']}").text

@@ -36,7 +36,6 @@ OF_THE_DATABASE = {
     "anchorage_encoders_checked",
     "anchorage_jobs",
     "anchorage_queue_oldest_seconds",
-    "anchorage_translator_quality",
 }
 
 

@@ -444,7 +444,7 @@ def _refusals(vectors: np.ndarray) -> Iterator[Step]:
         ("no vectors", {"vectors": None}),
         ("unknown method", {"method": "magic"}),
         ("option of another method", {"method": "ridge", "options": {"omega": 3}}),
-        ("high demands", {"min_quality": {"cosine": 0.99999}}),
+        ("high demands", {"min_quality": {"recall": 0.99999}}),
     ]
     for name, change in wrong:
         merged = {key: value for key, value in {**body, **change}.items() if value is not None}

@@ -55,27 +55,6 @@ class QualityWithIntervalsOut(QualityOut):
     )
 
 
-class HeldOutQualityOut(QualityWithIntervalsOut):
-    """Quality on held-out anchors."""
-
-    index: float = Field(
-        description="Mean number of items that a query searched: the anchors held out with it."
-    )
-
-
-class HeldOutReportOut(BaseModel):
-    """Cross-validation: every anchor is translated by a fit that never saw it."""
-
-    folds: int = Field(description="Number of parts that the anchors were divided into.")
-    translated: HeldOutQualityOut = Field(description="Quality of the translated vectors.")
-    do_nothing: HeldOutQualityOut = Field(
-        description="Quality of the source vectors without translation, cut or padded with zeros."
-    )
-    native: HeldOutQualityOut = Field(
-        description="Quality of the target's own vectors: the upper bound."
-    )
-
-
 class IntervalEstimateOut(BaseModel):
     """An estimate with its 95 % interval."""
 
@@ -92,10 +71,9 @@ class EstimateOut(BaseModel):
         "their sum, rounded."
     )
     index: int = Field(
-        description="Number of items in the index that is searched. "
-        "All measures but the cosines depend on it."
+        description="Number of items in the index that is searched. All measures depend on it."
     )
-    neighbours: int = Field(description="Number of neighbours for recall and the Jaccard indices.")
+    neighbours: int = Field(description="Number of neighbours for recall.")
     measured: bool = Field(
         description="Whether recall was measured in an index of that size, of held-out anchors and "
         "the store's sample. If not, it is extrapolated."
@@ -104,52 +82,6 @@ class EstimateOut(BaseModel):
         description="Expected quality, by measure. `mrr` is for an index without the anchors, "
         "`mrr_with_anchors` for one that contains them, as a store does that they were taken from: "
         "a translation is nearest to the anchors it was fitted to."
-    )
-
-
-class ChanceComparisonOut(BaseModel):
-    """A measure of the true pairs, compared with random pairings of the same items."""
-
-    found: float = Field(description="Mean over the true pairs.")
-    chance: float = Field(description="Mean over all other pairings.")
-    z: float = Field(
-        description="Distance between `found` and `chance`, in standard deviations of the pairings."
-    )
-
-
-class EvidenceOut(BaseModel):
-    """Whether the translation is better than one from shuffled anchors."""
-
-    verdict: Literal["related", "useless"] = Field(
-        description="`useless` if neither cosine nor MRR is clearly above chance."
-    )
-    level: float = Field(description="Probability that unrelated anchors are called related.")
-    items: int = Field(description="Number of anchors compared.")
-    cosine: ChanceComparisonOut = Field(description="Cosine of a translation to its own item.")
-    mrr: ChanceComparisonOut = Field(description="Reciprocal rank of a translation's own item.")
-    skill: float = Field(
-        description="Share of the way from chance to a perfect cosine: 0 is none, 1 is perfect."
-    )
-
-
-class ProjectedGainOut(BaseModel):
-    """What more anchors of the same kind would probably add."""
-
-    anchors: int = Field(description="Number of additional anchors.")
-    gain: dict[str, IntervalEstimateOut] = Field(description="Expected increase, by measure.")
-
-
-class LearningCurveOut(BaseModel):
-    """Held-out quality of fits with fewer anchors, and what more anchors would add."""
-
-    anchors: list[float] = Field(description="Mean number of anchors of each fit, ascending.")
-    index: int = Field(description="Number of items that a query searched.")
-    neighbours: int = Field(description="Number of neighbours for recall.")
-    measures: dict[str, list[float]] = Field(
-        description="Held-out quality in the order of `anchors`, by measure."
-    )
-    more: list[ProjectedGainOut] = Field(
-        description="Projections, as far as the curve can be extended."
     )
 
 
@@ -182,7 +114,7 @@ class ChoiceOut(BaseModel):
     found: dict[str, float] = Field(
         description="Unbiased estimate of the chosen method's quality, by measure: "
         "each fold is measured with the method that the other folds chose. "
-        "Comparable with `candidates`, which search all anchors, but not with `held_out`."
+        "Comparable with `candidates`, which search all anchors, but not with `estimate`."
     )
     candidates: list[CandidateOut] = Field(description="Candidates, best first.")
 
@@ -216,8 +148,8 @@ class StoreCoverageOut(BaseModel):
         description="Estimated share of foreign anchors, 0 to 1. Null if unknown."
     )
     covered: float | None = Field(
-        description="Mean share of a vector of the store that the anchors cover, 0 to 1, on the "
-        "scale of the set's `coverage.left_out`. Null if unknown."
+        description="Mean share of a vector of the store that the anchors cover, 0 to 1. Null if "
+        "unknown."
     )
     detail: str = Field(description="The same in words.")
 
@@ -284,25 +216,13 @@ class TranslatorReportOut(BaseModel):
         description="Number of anchors without those that repeat an earlier one on either side. "
         "Null if too few are distinct."
     )
-    evidence: EvidenceOut | None = Field(
-        description="Comparison with chance. Null if `held_out` is."
-    )
-    learning: LearningCurveOut | None = Field(
-        description="Learning curve. Null below 25 distinct anchors."
-    )
     estimate: EstimateOut | None = Field(
-        description="Expected quality in an index of `index` items. Null if `held_out` is."
+        description="Expected quality in an index of `index` items. "
+        "Null below 10 distinct anchors, or if a fold has only one distinct vector."
     )
     estimates: list[EstimateOut] = Field(
         description="The same for 1,000, 10,000 and 100,000 items and the store's size. "
-        "Empty if `held_out` is null."
-    )
-    held_out: HeldOutReportOut | None = Field(
-        description="Cross-validation. "
-        "Null below 10 distinct anchors, or if a fold has only one distinct vector."
-    )
-    cka: float | None = Field(
-        description="Debiased linear CKA of the two spaces. Null below 4 anchors."
+        "Empty if `estimate` is null."
     )
     weights: FitWeightsOut | None = Field(
         None,
@@ -311,8 +231,7 @@ class TranslatorReportOut(BaseModel):
     alignment: AlignmentOut | None = Field(
         None,
         description="The estimate of the alignment that made the anchors. Then nothing is measured "
-        "on them: `evidence`, `learning`, `estimate`, `held_out` and `cka` are null. "
-        "Null for known anchors.",
+        "on them: `estimate` is null. Null for known anchors.",
     )
     source: TranslatorSpaceOut = Field(description="The source encoder's anchors.")
     target: TranslatorSpaceOut = Field(description="The target encoder's anchors.")

@@ -105,32 +105,6 @@ class MinQuality(Body):
     mrr_with_anchors: Share | None = Field(
         None, description="The same in an index that contains the anchors, 0 to 1."
     )
-    cosine: Share | None = Field(
-        None,
-        description="Mean cosine to the item's own vector after centring on the anchors' mean, "
-        "0 to 1.",
-    )
-    plain_cosine: Share | None = Field(
-        None,
-        description="Mean cosine to the item's own vector, as a vector database computes it, "
-        "0 to 1.",
-    )
-    jaccard_target: Share | None = Field(
-        None,
-        description="Mean Jaccard index of the neighbours that translated and native vectors have "
-        "among the target's native vectors, 0 to 1.",
-    )
-    jaccard_own: Share | None = Field(
-        None,
-        description="Mean Jaccard index of the neighbours that translated vectors have among "
-        "themselves and native vectors among themselves, 0 to 1.",
-    )
-
-    skill: Share | None = Field(
-        None,
-        description="Share of the way from chance to a perfect cosine, 0 to 1. "
-        "It does not depend on the size of the index. The report's `evidence.skill` has it.",
-    )
 
     def as_dict(self) -> dict[str, float]:
         """The minimum of each measure that the client named."""

@@ -188,7 +188,7 @@ def _keys(settings: Settings, services: Services) -> DoctorFinding:
 def _jobs(settings: Settings, services: Services) -> DoctorFinding:
     from app.services.upkeep.database_metrics import read_metrics
 
-    metrics = read_metrics(services, "default")
+    metrics = read_metrics(services)
     queued, running = metrics.jobs.get("queued", 0), metrics.jobs.get("running", 0)
     detail = f"{queued} jobs wait and {running} run."
     if queued and not running and metrics.oldest_queued_s > LONG_QUEUED_S:

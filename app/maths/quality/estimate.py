@@ -13,12 +13,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from app.errors import OutOfRange
-from app.maths.quality.crossfit import (
-    HeldOutQuality,
-    HeldOutTranslations,
-    QualityWithIntervals,
-    hold_out,
-)
+from app.maths.quality.crossfit import HeldOutTranslations, hold_out
 from app.maths.quality.index_curves import (
     ANCHOR_GROWTH,
     CURVE_SHARE,
@@ -26,22 +21,17 @@ from app.maths.quality.index_curves import (
     MRR_PRIOR,
     NEAREST_ERROR,
     NORMAL_95,
-    OWN_KIND_ERROR,
     RECALL_PRIOR,
     TAIL_ERROR,
     TAIL_FADE,
     CurvePrior,
     IndexCurves,
     MeasuredCurve,
-    Ranking,
-    join_own,
     overlap_to_y,
     y_to_overlap,
 )
-from app.maths.quality.learning_curve import IntervalEstimate, LearningCurve, Measure
-from app.maths.quality.metrics import (
-    DEFAULT_NEIGHBOURS,
-)
+from app.maths.quality.learning_curve import IntervalEstimate, LearningCurve
+from app.maths.quality.metrics import DEFAULT_NEIGHBOURS
 from app.maths.translators.methods import Options
 
 #: Sizes of an index that can be estimated for.
@@ -57,14 +47,6 @@ PARTITIONS = ((150, 6), (500, 3))
 #: The standard error of the logarithm of an anchor's worth.
 ANCHOR_WORTH_ERROR = 0.5
 
-#: Half of the interval of the cosine of fits to other 100 anchors.
-COSINE_ERROR = 0.034
-
-COSINES: tuple[Measure, ...] = ("cosine", "plain_cosine")
-
-#: The gain of measures without a curve.
-NO_GAIN = IntervalEstimate(0.0, 0.0, 0.0)
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -72,11 +54,11 @@ class Estimate:
 
     anchors     k of the served fit
     index       the number of items in the index, the query's own included
-    neighbours  neighbours of recall and the Jaccards
+    neighbours  neighbours of recall
     measured    whether recall is measured in an index of that size; else it is extrapolated
-    measures    by their names in `Quality`, each with a 95 % interval; the cosines do not depend on
-                the index. `mrr_with_anchors` is the MRR of other items in an index that contains
-                the anchors, which precede the wanted item more often than others do
+    measures    recall, recall_1, mrr and mrr_with_anchors, each with a 95 % interval.
+                `mrr_with_anchors` is the MRR of other items in an index that contains the anchors,
+                which precede the wanted item more often than others do
     """
 
     anchors: int
@@ -94,8 +76,6 @@ class EstimateBasis:
     """
 
     curves: IndexCurves
-    cosine: IntervalEstimate
-    plain_cosine: IntervalEstimate
     gains: Mapping[str, float]
 
 
@@ -113,41 +93,17 @@ def more_partitions(
     return [held, *(each for each in others if each is not None)]
 
 
-def estimate_basis(
-    curves: IndexCurves, held_out: HeldOutQuality, curve: LearningCurve | None
-) -> EstimateBasis:
+def estimate_basis(curves: IndexCurves, curve: LearningCurve | None) -> EstimateBasis:
     """What estimates are computed from; without a learning curve, the gain is the prior's."""
-    quality = held_out.translated
-    gains: dict[Measure, IntervalEstimate] = {} if curve is None else curve.missing
-    cosine, plain_cosine = (
-        _expected_cosine(name, quality, gains.get(name, NO_GAIN), curves.anchors)
-        for name in COSINES
-    )
+    gains = {} if curve is None else curve.missing
     if curve is None or not gains:
-        return EstimateBasis(curves, cosine, plain_cosine, {})
-    recall, mrr = (curve.lines[name].points[-1] for name in ("recall", "mrr"))
+        return EstimateBasis(curves, {})
+    recall, mrr = (curve.lines[name].last for name in ("recall", "mrr"))
     share = torch.tensor([min(0.5, curve.neighbours / (curve.index - 1))] * 2, dtype=torch.float64)
-    overlaps = torch.tensor([recall, min(recall + gains["recall"].value, 1.0)]).double()
+    overlaps = torch.tensor([recall, min(recall + gains["recall"], 1.0)]).double()
     before, after = overlap_to_y(overlaps, share).tolist()
     odds = max(mrr * (1.0 - mrr), 0.01)
-    return EstimateBasis(
-        curves,
-        cosine,
-        plain_cosine,
-        {"recall": after - before, "mrr": gains["mrr"].value / odds},
-    )
-
-
-def _expected_cosine(
-    name: Measure, quality: QualityWithIntervals, gain: IntervalEstimate, anchors: int
-) -> IntervalEstimate:
-    """A held-out cosine with its gain. The error of the anchors' draw is in units of 1 - cosine,
-    which is less for plain cosines.
-    """
-    value = float(getattr(quality, name))
-    raised = _raise_measure(value, *quality.intervals[name], gain)
-    share = (1.0 - value) / max(1.0 - quality.cosine, 1e-9)
-    return _widen(raised, COSINE_ERROR * (100.0 / anchors) ** 0.5 * min(1.0, share))
+    return EstimateBasis(curves, {"recall": after - before, "mrr": gains["mrr"] / odds})
 
 
 def estimate(basis: EstimateBasis, index: int) -> Estimate:
@@ -159,46 +115,25 @@ def estimate(basis: EstimateBasis, index: int) -> Estimate:
             field="index",
         )
     neighbours = min(DEFAULT_NEIGHBOURS, (index - 1) // 2)
-    overlaps = {
-        "recall": _overlap(basis, "others", index, neighbours),
-        "recall_1": _overlap(basis, "others", index, 1),
-    }
-    found_own = _reciprocal_rank(basis, index / neighbours)
-    joined = IntervalEstimate(
-        *(
-            join_own(o, own, neighbours)
-            for o, own in zip(overlaps["recall"], found_own, strict=True)
-        )
-    )
     measures = {
-        "cosine": basis.cosine,
-        "plain_cosine": basis.plain_cosine,
         "mrr": _reciprocal_rank(basis, index),
         "mrr_with_anchors": _with_anchors(basis, index),
-        **overlaps,
-        "jaccard_target": _jaccards(joined, basis.curves.bend["jaccard_target"]),
-        "jaccard_own": _jaccards(
-            _overlap(basis, "own_kind", index, neighbours), basis.curves.bend["jaccard_own"]
-        ),
+        "recall": _overlap(basis, index, neighbours),
+        "recall_1": _overlap(basis, index, 1),
     }
-    measured = _is_measured(
-        basis.curves.curves["others"], -math.log10(neighbours / (index - 1)), neighbours
-    )
+    measured = _is_measured(basis.curves.recall, -math.log10(neighbours / (index - 1)), neighbours)
     return Estimate(basis.curves.anchors, index, neighbours, measured, measures)
 
 
-def _overlap(
-    basis: EstimateBasis, ranking: Ranking, index: int, neighbours: int
-) -> IntervalEstimate:
+def _overlap(basis: EstimateBasis, index: int, neighbours: int) -> IntervalEstimate:
     share = neighbours / (index - 1)
     level = -math.log10(share)
-    curve = basis.curves.curves[ranking]
+    curve = basis.curves.recall
     if _is_measured(curve, level, neighbours):
         value, variance = _interpolate(curve, level, neighbours, RECALL_PRIOR)
     else:
         value, variance = _extrapolate(curve, level, neighbours, RECALL_PRIOR, basis.curves.tail)
         variance += NEAREST_ERROR**2 if neighbours == 1 else 0.0
-        variance += OWN_KIND_ERROR**2 if ranking == "own_kind" else 0.0
     value, error = _add_gain(basis, "recall", RECALL_PRIOR, value, variance)
     ys = torch.tensor(
         [value, value + NORMAL_95 * error, value - NORMAL_95 * error], dtype=torch.float64
@@ -225,7 +160,7 @@ def _with_anchors(basis: EstimateBasis, index: int) -> IntervalEstimate:
 
 
 def _reciprocal_rank(basis: EstimateBasis, index: float | int) -> IntervalEstimate:
-    curve, level = basis.curves.curves["mrr"], math.log10(index)
+    curve, level = basis.curves.mrr, math.log10(index)
     if _is_measured(curve, level, 0):
         value, variance = _interpolate(curve, level, 0, MRR_PRIOR)
     else:
@@ -245,13 +180,6 @@ def _add_gain(
     value += prior.gain + CURVE_SHARE * (-abs(gain) if name == "recall" else gain)
     error = prior.gain_error**2 * 300.0 / basis.curves.anchors
     return value, (variance + error) ** 0.5
-
-
-def _jaccards(overlap: IntervalEstimate, bend: float) -> IntervalEstimate:
-    """Mean Jaccards of mean overlaps; the bend corrects for the spread of the items."""
-    return IntervalEstimate(
-        *(min(1.0, max(0.0, o / (2.0 - o) + bend * o * (1.0 - o))) for o in overlap)
-    )
 
 
 def _is_measured(curve: MeasuredCurve, level: float, neighbours: int) -> bool:
@@ -348,26 +276,3 @@ def _tail_at(
     inside = values[place - 1] + weight * (values[place] - values[place - 1])
     beyond = (levels - known[-1]).clamp_min(0.0)
     return inside + slope * TAIL_FADE * (1.0 - (-beyond / TAIL_FADE).exp())
-
-
-def _widen(estimate: IntervalEstimate, half: float) -> IntervalEstimate:
-    """The interval of an estimate with another independent error, `half` on either side."""
-    below = math.hypot(estimate.value - estimate.low, half)
-    above = math.hypot(estimate.high - estimate.value, half)
-    return IntervalEstimate(
-        estimate.value, max(-1.0, estimate.value - below), min(1.0, estimate.value + above)
-    )
-
-
-def _raise_measure(
-    value: float, low: float, high: float, gain: IntervalEstimate
-) -> IntervalEstimate:
-    """A measure plus its gain, and the interval of their sum, whose errors are independent.
-
-    A curve ignores the ceiling at 1, so the gain is at most half of the distance to it.
-    """
-    gain = IntervalEstimate(*(min(each, (1.0 - value) / 2) for each in gain))
-    below = ((value - low) ** 2 + (gain.value - gain.low) ** 2) ** 0.5
-    above = ((high - value) ** 2 + (gain.high - gain.value) ** 2) ** 0.5
-    total = value + gain.value
-    return IntervalEstimate(total, max(-1.0, total - below), min(1.0, total + above))

@@ -1,4 +1,4 @@
-"""How recall, MRR and the Jaccards fall as the index grows, measured on held-out anchors and
+"""How recall and MRR fall as the index grows, measured on held-out anchors and
 extrapolated to an index of any size.
 
 Recall. The j nearest of n items are the top fraction p = j / n of two rankings: by the native query
@@ -33,19 +33,16 @@ The coefficients have normal priors, which were fitted to other data (docs/resul
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from app.maths.quality.crossfit import HeldOutTranslations
-from app.maths.quality.metrics import cosine_blocks, jaccard, unit
-
-#: What is ranked: the other native items, or the translations of the other items.
-Ranking = Literal["others", "own_kind"]
+from app.maths.quality.metrics import cosine_blocks, unit
 
 #: Shares of an index whose overlaps are measured: at most a third, because larger overlaps are
 #: mostly chance.
@@ -109,10 +106,9 @@ MRR_PRIOR = CurvePrior((-1.5, 0.07), (0.2, 0.03), 0.025, 1.2, 0.2, 0.09)
 #: The share of the learning curve's gain that the served fit shows, added to the prior's.
 CURVE_SHARE = 0.2
 
-#: Errors of y that the priors do not know: of the nearest item alone, and of neighbours among
-#: translations, beyond the measured levels.
+#: The error of y that the priors do not know: of the nearest item alone, beyond the measured
+#: levels.
 NEAREST_ERROR = 0.12
-OWN_KIND_ERROR = 0.15
 
 #: How the worth of an anchor grows with the index.
 ANCHOR_GROWTH = 0.15
@@ -145,18 +141,17 @@ class IndexCurves:
     index         items that a query searched, its own included
     sample        how many of them are a store's
     tail          (L, E) of the native scores
-    curves        by `Ranking`, and "mrr"
+    recall, mrr   the curves
     anchor_worth  the other items that one of the anchors is worth in an index, and the index's size
-    bend          by measure, mean Jaccard less the Jaccard of the mean overlap o, over o (1 - o)
     """
 
     anchors: int
     index: int
     sample: int
     tail: tuple[list[float], list[float]]
-    curves: Mapping[str, MeasuredCurve]
+    recall: MeasuredCurve
+    mrr: MeasuredCurve
     anchor_worth: tuple[float, float]
-    bend: Mapping[str, float]
 
 
 def overlap_to_y(overlap: Float64[Tensor, " n"], share: Float64[Tensor, " n"]) -> Tensor:
@@ -196,11 +191,10 @@ def measure_curves(
     mean = target.mean(dim=0)
     native = unit(target - mean)
     store = None if sample is None else _without_copies(unit(sample[:MAX_SAMPLE] - mean), native)
-    rankings = {name: _Rankings(name, held, store) for name in get_args(Ranking)}
+    overlaps = _Overlaps(held, store)
     folds = int(held[0].fold_of.max()) + 1
     fitted = len(target) * (folds - 1) / folds
-    ranks, ahead, neighbours = [], [], rankings["others"].ten
-    shared_all = native.new_zeros(len(target))
+    ranks, ahead = [], []
     for translations in held:
         queries = unit(translations.translated - mean)
         ranks.append(torch.zeros_like(translations.fold_of))
@@ -216,55 +210,19 @@ def measure_curves(
                 own = found[places][:, None]
                 ranks[-1][rows] = (found >= own).sum(dim=1)
                 ahead[-1][rows] = (queries[rows] @ others.T >= own).sum(dim=1)
-                shared_all[rows] += _jaccard(found, wanted, neighbours) / len(held)
                 found[places] = wanted[places] = -torch.inf
-                rankings["others"].add(rows, found, wanted)
-                among = _scores(queries[rows], queries[part], None)
-                among[places] = -torch.inf
-                rankings["own_kind"].add(rows, among, wanted[:, : len(part)])
+                overlaps.add(rows, found, wanted)
     counted = held[0].first
-    index = rankings["others"].size
-    curves: dict[str, MeasuredCurve] = {
-        name: each.curve(counted) for name, each in rankings.items()
-    }
     counted_ranks, counted_ahead = (torch.stack(each)[:, counted].cpu() for each in (ranks, ahead))
-    curves["mrr"] = _mrr_curve(counted_ranks, index)
-    found_own = float(thinned_reciprocal_rank(counted_ranks, 1.0 / neighbours).mean())
-    overlaps = {name: each.mean_overlap(counted) for name, each in rankings.items()}
-    together = join_own(overlaps["others"], found_own, neighbours)
     return IndexCurves(
         len(target),
-        index,
+        overlaps.size,
         0 if store is None else len(store),
         _tail(native[counted], store),
-        curves,
-        _anchor_worth(counted_ranks, counted_ahead, index, fitted),
-        {
-            "jaccard_target": _bend(float(shared_all[counted].mean()), together),
-            "jaccard_own": _bend(
-                float(rankings["own_kind"].jaccards[counted].mean()), overlaps["own_kind"]
-            ),
-        },
+        overlaps.curve(counted),
+        _mrr_curve(counted_ranks, overlaps.size),
+        _anchor_worth(counted_ranks, counted_ahead, overlaps.size, fitted),
     )
-
-
-def join_own(overlap: float, found_own: float, neighbours: int) -> float:
-    """The overlap of lists that may contain the query's own item, which leads the native one.
-
-    found_own  probability that the other list contains it, about the MRR in an index that is
-               `neighbours` times smaller
-    """
-    return (found_own + (neighbours - 1) * overlap) / neighbours
-
-
-def _bend(jaccard: float, overlap: float) -> float:
-    """Mean Jaccard less the Jaccard of the mean overlap, by the overlap's largest variance."""
-    return (jaccard - overlap / (2.0 - overlap)) / max(overlap * (1.0 - overlap), 0.01)
-
-
-def _jaccard(found: Tensor, wanted: Tensor, neighbours: int) -> Float64[Tensor, " q"]:
-    lists = (each.topk(neighbours, dim=1).indices for each in (found, wanted))
-    return jaccard(*lists)
 
 
 def _parts(translations: HeldOutTranslations) -> list[Int64[Tensor, " _"]]:
@@ -291,15 +249,13 @@ def _scores(
     return own if store is None else torch.cat([own, queries @ store.T], dim=1)
 
 
-class _Rankings:
-    """Overlaps of one kind of ranking, summed over partitions."""
+class _Overlaps:
+    """Overlaps of the native and the translated ranking, summed over partitions."""
 
-    def __init__(
-        self, name: Ranking, held: Sequence[HeldOutTranslations], store: Tensor | None
-    ) -> None:
+    def __init__(self, held: Sequence[HeldOutTranslations], store: Tensor | None) -> None:
         parts = [rows for each in held for rows in _parts(each)]
         smallest = min(map(len, parts))
-        more = 0 if store is None or name == "own_kind" else len(store)
+        more = 0 if store is None else len(store)
         self.size = round(sum(map(len, parts)) / len(parts)) + more
         #: items that can be found
         self._items = self.size - 1
@@ -312,7 +268,6 @@ class _Rankings:
         )
         items = held[0].translated
         self._overlaps = items.new_zeros(len(items), len(self.neighbours))
-        self.jaccards = items.new_zeros(len(items))
         self._times = len(held)
 
     def add(self, rows: Tensor, found: Tensor, wanted: Tensor) -> None:
@@ -326,16 +281,6 @@ class _Rankings:
         for column, j in enumerate(self.neighbours):
             common = (both < j).sum(dim=1).double()
             self._overlaps[rows, column] += common / j / self._times
-            if j == self.ten:
-                self.jaccards[rows] += common / (2 * j - common) / self._times
-
-    @property
-    def ten(self) -> int:
-        """10 neighbours, or the largest number below."""
-        return max(j for j in self.neighbours if j <= 10)
-
-    def mean_overlap(self, counted: Tensor) -> float:
-        return float(self._overlaps[counted][:, self.neighbours.index(self.ten)].mean())
 
     def curve(self, counted: Tensor) -> MeasuredCurve:
         table = self._overlaps[counted].cpu()

@@ -1,5 +1,5 @@
-"""The learning curve of a translator: measured with fewer anchors, and extrapolated to all of them
-and slightly beyond.
+"""What a translator gains from all of its anchors over the fits that are measured, by a curve
+through fits with fewer anchors.
 
 The anchors are cut into folds as in `app/maths/quality/crossfit.py`. Fits on a quarter, a half,
 three quarters and all of the other folds translate each held-out fold, and all four are searched in
@@ -7,10 +7,10 @@ the same index: that fold itself. Anchors that a fit has seen stay out of the in
 are translated better than any other item. There are more of them in larger fits, so with them in
 the index the curve would rise faster than the quality of the service. Then, for each measure,
 
-    m(n) = a - b g(n),    b >= 0,    g(n) = n^-c, or -log n for c = 0,
+    m(n) = a - b g(n),    b >= 0,    g(n) = n^-c,
 
 by least squares weighted by n, through the four means. The c are fixed, because four points hardly
-distinguish them: see EXPONENTS. The intervals include the uncertainty of the form.
+distinguish them: see EXPONENTS.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from app.errors import DegenerateAnchors, OutOfRange
+from app.errors import DegenerateAnchors
 from app.maths.geometry.space import fit_space
 from app.maths.quality.crossfit import (
     HELD_OUT_FOLDS,
@@ -35,9 +35,7 @@ from app.maths.quality.crossfit import (
 )
 from app.maths.quality.metrics import (
     DEFAULT_NEIGHBOURS,
-    bootstrap_interval,
     cosine_blocks,
-    row_cosines,
     search,
     shared_count,
     unit,
@@ -45,22 +43,14 @@ from app.maths.quality.metrics import (
 from app.maths.translators.methods import Options, fit
 from app.maths.translators.translator import apply
 
-Measure = Literal["recall", "mrr", "cosine", "plain_cosine"]
+Measure = Literal["recall", "mrr"]
 
 #: The shares of the anchors outside a fold that the fits use.
 FIT_SHARES = (0.25, 0.5, 0.75, 1.0)
 
 #: c of each measure: the one of 0, .25, .5, .75 and 1 that best predicted the gain of more anchors,
 #: over six kinds of embeddings.
-EXPONENTS: Mapping[Measure, float] = {
-    "recall": 0.25,
-    "mrr": 0.5,
-    "cosine": 0.25,
-    "plain_cosine": 0.25,
-}
-
-#: Curves of these c fit the points about as well; the interval includes their differences.
-ALTERNATIVE_EXPONENTS = (0.0, 1.0)
+EXPONENTS: Mapping[Measure, float] = {"recall": 0.25, "mrr": 0.5}
 
 #: Limits of the time: a curve uses at most this many anchors, drawn by seed, and enough folds to
 #: hold CURVE_HELD_OUT of them out.
@@ -83,17 +73,12 @@ class IntervalEstimate(NamedTuple):
 class MeasureCurve:
     """One measure's curve.
 
-    points    its means over the held-out anchors, by `LearningCurve.sizes`
-    exponent  c
-    slopes    b >= 0 for that c and each of ALTERNATIVE_EXPONENTS, with the interval that contains
-              95 of 100 such slopes over other held-out anchors
-    last      the last point, with its interval
+    last   its mean over the held-out anchors, by the fits on all other folds
+    slope  b >= 0
     """
 
-    points: list[float]
-    exponent: float
-    slopes: dict[float, IntervalEstimate]
-    last: IntervalEstimate
+    last: float
+    slope: float
 
 
 @dataclass(frozen=True)
@@ -117,50 +102,18 @@ class LearningCurve:
     lines: dict[Measure, MeasureCurve]
 
     @property
-    def farthest(self) -> int:
-        """The largest number of anchors that the curve extends to."""
-        return EXTRAPOLATION_FACTOR * self.looked
-
-    def gain(self, measure: Measure, start: float | int, stop: float | int) -> IntervalEstimate:
-        """The rise of the measure from `start` anchors to `stop`: b (g(start) - g(stop)).
-
-        The interval reaches from the lowest to the highest end over all c. It ignores the choice of
-        anchors in the fits: on five kinds of embeddings it contained the gain from 300 to 500
-        anchors in 83 of 100 cases for recall, and in 65 for MRR and the cosine.
-        Raises OutOfRange unless 1 <= start <= stop <= `farthest`.
+    def missing(self) -> dict[Measure, float]:
+        """The gain of the served fit over held-out numbers, whose fits use 4/5 of the anchors:
+        b (g(4/5 k) - g(k)); {} where k exceeds EXTRAPOLATION_FACTOR times the anchors used.
         """
-        if not 1 <= start <= stop <= self.farthest:
-            raise OutOfRange(
-                f"The curve of {self.looked} anchors extends from 1 to {self.farthest} anchors; "
-                f"got {start} to {stop}."
-            )
-        line = self.lines[measure]
-        gains = {
-            c: [end * (decay(start, c) - decay(stop, c)) for end in slope]
-            for c, slope in line.slopes.items()
-        }
-        value, low, high = gains[line.exponent]
-        lows, highs = zip(*(ends[1:] for ends in gains.values()), strict=True)
-        return IntervalEstimate(value, min(low, *lows), max(high, *highs))
-
-    @property
-    def missing(self) -> dict[Measure, IntervalEstimate]:
-        """The gain of the served fit over held-out numbers, whose fits use 4/5 of the anchors; {}
-        where k exceeds `farthest`.
-
-        Add it to a cosine measured by `cross_fit`. Do not add it to recall and MRR measured in an
-        index of all anchors: the anchors that the fits have seen raise recall by about as much as
-        this, and lower MRR by far more.
-        """
-        if self.anchors > self.farthest:
+        if self.anchors > EXTRAPOLATION_FACTOR * self.looked:
             return {}
         start = self.sizes[-1] / self.looked * self.anchors
-        return {measure: self.gain(measure, start, self.anchors) for measure in self.lines}
-
-
-def decay(anchors: float | int, exponent: float) -> float:
-    """g(n) = n^-c; -log n for c = 0."""
-    return -math.log(anchors) if exponent == 0.0 else anchors**-exponent
+        return {
+            measure: line.slope
+            * (start ** -EXPONENTS[measure] - self.anchors ** -EXPONENTS[measure])
+            for measure, line in self.lines.items()
+        }
 
 
 def learning_curve(
@@ -204,7 +157,7 @@ def learning_curve(
                 _translate_held_out(name, source, target, rows, held_rows, options) - mean
                 for rows in fits
             ]
-            values.append(_measure_fits(translations, native[held_rows], neighbours, mean))
+            values.append(_measure_fits(translations, native[held_rows], neighbours))
             sizes.append([len(rows) for rows in fits])
     except DegenerateAnchors:
         return None
@@ -231,31 +184,16 @@ def measure_curve(
     anchors.
 
     With weights w = n / (sum of n) and centred h = g - sum of w g: b = -(sum of w h m) / (sum of w
-    h^2), linear in the values. So the slope is the mean of the items' slopes, and its interval that
-    of a mean.
+    h^2).
     """
-    exponents = (EXPONENTS[measure], *ALTERNATIVE_EXPONENTS)
     values, sizes = values.cpu(), sizes.cpu()
-    columns = []
-    for exponent in exponents:
-        decays = torch.tensor(
-            [decay(size, exponent) for size in sizes.tolist()], dtype=torch.float64
-        )
-        weights = sizes / sizes.sum()
-        centred = decays - weights @ decays
-        columns.append(-(values @ (weights * centred)) / (weights @ centred.square()))
-    table = torch.stack([*columns, values[:, -1]], dim=1)
-    ends = torch.stack([table.mean(dim=0), *bootstrap_interval(table)], dim=1).tolist()
-    slopes = {
-        c: IntervalEstimate(*(max(0.0, end) for end in each))
-        for c, each in zip(exponents, ends, strict=False)
-    }
-    return MeasureCurve(
-        [*values[:, :-1].mean(dim=0).tolist(), ends[-1][0]],
-        exponents[0],
-        slopes,
-        IntervalEstimate(*ends[-1]),
+    decays = torch.tensor(
+        [size ** -EXPONENTS[measure] for size in sizes.tolist()], dtype=torch.float64
     )
+    weights = sizes / sizes.sum()
+    centred = decays - weights @ decays
+    slopes = -(values @ (weights * centred)) / (weights @ centred.square())
+    return MeasureCurve(float(values[:, -1].mean()), max(0.0, float(slopes.mean())))
 
 
 def _translate_held_out(
@@ -276,7 +214,6 @@ def _measure_fits(
     translations: list[Float64[Tensor, "h dy"]],
     native: Float64[Tensor, "h dy"],
     neighbours: int,
-    mean: Float64[Tensor, " dy"],
 ) -> Float64[Tensor, "h s m"]:
     """Each measure of each held-out anchor by each fit, in an index of the held-out anchors; all
     centred on the mean.
@@ -288,15 +225,5 @@ def _measure_fits(
         queries = unit(vectors)
         results = search(cosine_blocks(queries, index), neighbours, own=True)
         recall = shared_count(results.near, native_results.near).double() / neighbours
-        columns.append(
-            torch.stack(
-                [
-                    recall,
-                    1.0 / results.ranks.double(),
-                    (queries * index).sum(dim=1),
-                    row_cosines(vectors + mean, native + mean),
-                ],
-                dim=1,
-            )
-        )
+        columns.append(torch.stack([recall, 1.0 / results.ranks.double()], dim=1))
     return torch.stack(columns, dim=1)

@@ -298,7 +298,6 @@ def _estimate(
         "recall": recall["value"],
         "low": recall["low"],
         "high": recall["high"],
-        "cosine": estimated["measures"]["cosine"]["value"],
     }
 
 

@@ -10,9 +10,6 @@ from app.services.anchors import made_pairs
 from app.services.translators import translator_reports
 from app.storage import tables
 
-#: the measure that compares with chance, which no index changes; the report's `evidence` has it
-SKILL = "skill"
-
 
 def require_estimate(
     row: tables.TranslatorRow,
@@ -25,10 +22,9 @@ def require_estimate(
     """
     if not minimum:
         return
-    report = row.report or {}
-    estimated = translator_reports.estimate_for(report, index)
+    estimated = translator_reports.estimate_for(row.report or {}, index)
     for measure, least in minimum.items():
-        reason = _shortfall(row, report, estimated, measure, least)
+        reason = _shortfall(row, estimated, measure, least)
         if reason is not None:
             pair = f"{row.source.encoder.name} -> {row.target.encoder.name}"
             raise QualityBelowMinimum(
@@ -41,29 +37,18 @@ def require_estimate(
 
 def _shortfall(
     row: tables.TranslatorRow,
-    report: Mapping[str, Any],
     estimated: Mapping[str, Any] | None,
     measure: str,
     least: float,
 ) -> str | None:
     """Why a minimum is not reached, and what to do; None if it is."""
-    if report.get("alignment"):
+    if (row.report or {}).get("alignment"):
         return f"{made_pairs.NOT_MEASURED}; or drop the minimum."
     if estimated is None:
         return (
             "there are too few distinct anchors to estimate any quality. Add anchors, or lower the "
             "minimum."
         )
-    if report["evidence"]["verdict"] == "useless":
-        return (
-            "the anchors are no more related than shuffled ones. Check that they are the same "
-            "items in the same order."
-        )
-    if measure == SKILL:
-        skill = report["evidence"]["skill"]
-        if skill >= least:
-            return None
-        return f"{row.method} has a skill of {skill:.3f}. Add anchors, or lower the minimum."
     found = estimated["measures"][measure]
     if found["value"] >= least:
         return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from app.maths.quality import crossfit, metrics
+from app.maths.quality import crossfit
 from app.maths.quality.estimate import (
     DEFAULT_INDEX,
     SMALLEST_INDEX,
@@ -17,9 +17,8 @@ from app.maths.quality.estimate import (
     estimate_basis,
     more_partitions,
 )
-from app.maths.quality.evidence import Evidence, evidence
 from app.maths.quality.index_curves import IndexCurves, MeasuredCurve, measure_curves
-from app.maths.quality.learning_curve import IntervalEstimate, LearningCurve, learning_curve
+from app.maths.quality.learning_curve import learning_curve
 from app.services.anchors import made_pairs, spaces
 from app.services.anchors.samples import sample_of
 from app.services.context import Services
@@ -27,13 +26,10 @@ from app.services.translators import fit_anchors
 from app.storage import tables
 
 #: a report of another version is measured again
-REPORT_VERSION = 6
+REPORT_VERSION = 7
 
 #: numbers of items that every report estimates for, besides the store's
 USUAL_INDEXES = (1_000, 10_000, 100_000)
-
-#: numbers of additional anchors whose gain the report estimates, as far as the curve reaches
-MORE_ANCHORS = (50, 100, 200, 500, 1000)
 
 
 def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, Any]:
@@ -53,7 +49,6 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
             "anchors": len(source),
             "distinct": None,
             **_estimates_json(None, default_index(row)),
-            **dict.fromkeys(("evidence", "held_out", "learning", "cka")),
             "alignment": estimate,
             "source": _space_json(row.source, source),
             "target": _space_json(row.target, target),
@@ -63,24 +58,16 @@ def measure_report(services: Services, row: tables.TranslatorRow) -> dict[str, A
     with services.fitting(row.project):
         held = crossfit.hold_out(row.method, x, y, row.options)
         split = crossfit.cut_into_folds(source, target, folds=None, seed=0)
-        held_out = None if held is None else crossfit.held_out_quality(held, x, y)
-        curve = learning_curve(row.method, x, y, row.options)
         basis = None
-        if held is not None and held_out is not None:
+        if held is not None:
             partitions = more_partitions(held, row.method, x, y, row.options)
             curves = measure_curves(partitions, y, sample_of(services, row.target))
-            basis = estimate_basis(curves, held_out, curve)
+            basis = estimate_basis(curves, learning_curve(row.method, x, y, row.options))
         return {
             **facts(row),
             "anchors": len(source),
             "distinct": None if split is None else int(split[0].sum()),
             **_estimates_json(basis, default_index(row)),
-            "evidence": None
-            if held is None
-            else _evidence_json(evidence(held.translated, y, held.first, held.fold_of)),
-            "held_out": None if held_out is None else asdict(held_out),
-            "learning": None if curve is None else _learning_json(curve),
-            "cka": metrics.cka(source, target) if len(source) >= 4 else None,
             "source": _space_json(row.source, source),
             "target": _space_json(row.target, target),
         }
@@ -116,12 +103,11 @@ def estimate_for(report: Mapping[str, Any], index: int | None) -> dict[str, Any]
             **{
                 **curves,
                 "tail": tuple(curves["tail"]),
-                "curves": {name: MeasuredCurve(**each) for name, each in curves["curves"].items()},
+                "recall": MeasuredCurve(**curves["recall"]),
+                "mrr": MeasuredCurve(**curves["mrr"]),
                 "anchor_worth": tuple(curves["anchor_worth"]),
             }
         ),
-        IntervalEstimate(*stored["cosine"]),
-        IntervalEstimate(*stored["plain_cosine"]),
         stored["gains"],
     )
     return _estimate_json(basis, index)
@@ -143,30 +129,6 @@ def _estimate_json(basis: EstimateBasis, index: int) -> dict[str, Any]:
     return {
         **vars(estimated),
         "measures": {name: each._asdict() for name, each in estimated.measures.items()},
-    }
-
-
-def _evidence_json(result: Evidence) -> dict[str, Any]:
-    return {**vars(result), "cosine": result.cosine._asdict(), "mrr": result.mrr._asdict()}
-
-
-def _learning_json(curve: LearningCurve) -> dict[str, Any]:
-    reach = [more for more in MORE_ANCHORS if curve.anchors + more <= curve.farthest]
-    return {
-        "anchors": curve.sizes,
-        "index": round(curve.index),
-        "neighbours": curve.neighbours,
-        "measures": {name: line.points for name, line in curve.lines.items()},
-        "more": [
-            {
-                "anchors": more,
-                "gain": {
-                    name: curve.gain(name, curve.anchors, curve.anchors + more)._asdict()
-                    for name in curve.lines
-                },
-            }
-            for more in reach
-        ],
     }
 
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from app.maths.anchors.mismatch import judge_relatedness
 from app.maths.quality.crossfit import FEWEST_DISTINCT
 from app.services.anchors import made_pairs, spaces
-from app.services.anchors.anchor_findings import LARGEST_CONDITION, are_few
+from app.services.anchors.anchor_findings import are_few
 from app.services.anchors.samples import compare_pair
 from app.services.context import Services
 from app.services.upkeep.cache_codecs import VERDICT
@@ -31,6 +31,9 @@ WarningCode = Literal[
     "comparison-skipped",
     "encoder-changed",
 ]
+
+#: a larger condition of the anchors gets a warning: methods without a ridge amplify rounding by it
+LARGEST_CONDITION = 1e5
 
 #: cache size of a verdict
 CACHED_VERDICT_BYTES = 256

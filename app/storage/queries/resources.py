@@ -360,17 +360,6 @@ def job(session: Session, project: str, job_id: str) -> JobRow:
     return row
 
 
-def newest_reports(session: Session, project: str, *, limit: int) -> Sequence[TranslatorRow]:
-    """Return the project's translators, the newest first."""
-    query = (
-        select(TranslatorRow)
-        .where(TranslatorRow.project == project)
-        .order_by(TranslatorRow.created_at.desc())
-        .limit(limit)
-    )
-    return session.scalars(query).all()
-
-
 def jobs(
     session: Session,
     project: str,

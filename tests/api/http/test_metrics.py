@@ -40,7 +40,6 @@ def test_every_family_is_there(client):
     assert {
         "anchorage_jobs",
         "anchorage_queue_oldest_seconds",
-        "anchorage_translator_quality",
     } <= families
 
 

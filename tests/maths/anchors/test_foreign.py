@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.maths.anchors.coverage import COVERAGE_RIDGE, uncovered_shares
+from app.maths.anchors.coverage import COVERAGE_RIDGE
 from app.maths.anchors.foreign import (
     FEWEST_SAMPLED,
     FOREIGN_LEVEL,
@@ -74,5 +74,7 @@ def test_the_covered_share_is_that_of_one_more_anchor():
     unit = unit_rows(30, 20, 6)
     for row in range(3):
         others = torch.arange(20) != row
-        expected = 1.0 - float(uncovered_shares(unit, ridge=COVERAGE_RIDGE)[row])
+        gram = unit[others].T @ unit[others]
+        inverse = torch.linalg.inv(gram + COVERAGE_RIDGE * torch.eye(6, dtype=unit.dtype))
+        expected = 1.0 - COVERAGE_RIDGE * float(unit[row] @ inverse @ unit[row])
         assert covered_share(unit[others], unit[[row]]) == pytest.approx(expected)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.maths.quality.index_curves import (
-    join_own,
     overlap_to_y,
     thinned_reciprocal_rank,
     y_to_overlap,
@@ -56,9 +55,3 @@ def test_a_thinned_rank_is_the_mean_over_random_indexes():
         expected = (1.0 / (1 + above).double()).mean(dim=1)
         assert torch.allclose(thinned_reciprocal_rank(ranks, kept), expected, atol=0.01)
     assert thinned_reciprocal_rank(ranks, 1.0).tolist() == [1.0, 0.5, 0.2, 0.025]
-
-
-def test_an_own_item_that_is_found_joins_the_overlap_of_the_others():
-    assert join_own(0.5, 1.0, 10) == 0.55
-    assert join_own(1.0, 1.0, 10) == 1.0
-    assert join_own(0.0, 0.0, 10) == 0.0

@@ -71,7 +71,7 @@ def test_with_a_sample_foreign_anchors_change_a_translation_little(mixed):
     assert found["store"]["verdict"] == "foreign-anchors"
     assert found["store"]["foreign"] == pytest.approx(FOREIGN, abs=5)
     assert found["counted"] == OWN + FOREIGN - found["store"]["foreign"]
-    assert row.report["held_out"]["translated"]["n"] == found["counted"]
+    assert row.report["estimate"]["anchors"] == found["counted"]
 
 
 def test_a_deleted_sample_gives_the_first_translator_again(mixed):

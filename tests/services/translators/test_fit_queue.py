@@ -57,7 +57,7 @@ def test_requests_of_one_fit_share_a_job_whatever_else_they_ask_for(short, stock
     barrier, ids = Barrier(12), set()
 
     def ask(index: int) -> None:
-        request = replace(plan().request, index=index, min_quality={"cosine": 0.1})
+        request = replace(plan().request, index=index, min_quality={"recall": 0.1})
         barrier.wait()
         with pytest.raises((FitQueued, Overloaded)) as caught:
             apply.prepare_map(short, CONTEXT, apply.Translation(request))

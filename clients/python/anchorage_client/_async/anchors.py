@@ -253,7 +253,7 @@ class AsyncAnchorSets(AsyncResource):
         return await self._transport.post(f"{self.path}/{segment(name)}/items", body, creates=True)
 
     async def report(self, name: str) -> Json:
-        """Return the set's health: findings, coverage, duplicates and mismatched rows."""
+        """Return the set's health: findings, and whether the encoders' rows belong together."""
         return await self._transport.get(f"{self.path}/{segment(name)}/report")
 
     async def pairs(self, name: str) -> builtins.list[tuple[int, int, float | None]]:

@@ -251,7 +251,7 @@ class AnchorSets(Resource):
         return self._transport.post(f"{self.path}/{segment(name)}/items", body, creates=True)
 
     def report(self, name: str) -> Json:
-        """Return the set's health: findings, coverage, duplicates and mismatched rows."""
+        """Return the set's health: findings, and whether the encoders' rows belong together."""
         return self._transport.get(f"{self.path}/{segment(name)}/report")
 
     def pairs(self, name: str) -> builtins.list[tuple[int, int, float | None]]:

@@ -384,9 +384,7 @@ def test_rows_of_the_store_become_anchors(shop: Shop) -> None:
     assert found["results"][0]["native"]
     assert found["native"]["cached"] > 0  # the anchors' texts are not embedded again
     report = shop.client.get("/anchor-sets/bridge/report").json()
-    assert not {"unrelated-spaces", "mismatched-rows"} & {
-        each["code"] for each in report["findings"]
-    }
+    assert "unrelated-spaces" not in [each["code"] for each in report["findings"]]
 
 
 WRONG_ANCHORS = [
