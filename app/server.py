@@ -12,7 +12,6 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from fastapi import FastAPI
 from prometheus_client.multiprocess import mark_process_dead
 
 from app.api.health import METRICS_DIR
-from app.api.http.connections import BoundedHttp, Connections, backlog, max_connections
+from app.api.http.connections import BoundedHttp, backlog
 from app.main import create_app
 from app.observability import logs
 from app.settings import Settings
@@ -45,11 +44,6 @@ START_LOOK_S = 0.02
 
 def run(settings: Settings, application: FastAPI, listening: socket.socket) -> None:
     """Serve in this process, until SIGTERM or SIGINT."""
-    if (most := max_connections(settings.max_connections)) < (settings.max_connections or 0):
-        log.warning(
-            "ANCHORAGE_MAX_CONNECTIONS exceeds half of `ulimit -n`: the limit is %d connections",
-            most,
-        )
     _build_routes(application)
     server = uvicorn.Server(_config(settings, application))
     _drain_first(server, application.state.admission, settings.drain_s)
@@ -132,7 +126,7 @@ def _config(settings: Settings, application: FastAPI | None) -> uvicorn.Config:
         port=settings.port,
         timeout_graceful_shutdown=int(settings.shutdown_s),
         timeout_keep_alive=IDLE_CONNECTION_S,
-        http=partial(BoundedHttp, held=Connections(max_connections(settings.max_connections))),  # type: ignore[arg-type]
+        http=BoundedHttp,
         backlog=backlog(),
         ws="none",
         # X-Forwarded-For counts only from the proxies that uvicorn's variable names.

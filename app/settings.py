@@ -48,7 +48,10 @@ class Settings(BaseSettings):
         secrets_dir=SECRETS if SECRETS.is_dir() else None,
     )
 
-    host: str = Field("127.0.0.1", description="address to listen on")
+    host: str = Field(
+        "127.0.0.1",
+        description="address to listen on; a worker's metrics, which need no key, use it too",
+    )
     port: int = Field(8080, ge=0, le=65_535, description="port to listen on; 0 takes a free one")
     workers: int = Field(
         1,
@@ -120,11 +123,6 @@ class Settings(BaseSettings):
             "memory of one process for loaded models. It unloads the least recently used first, "
             "and refuses a model that is larger"
         ),
-    )
-    encode_cores: int | None = Field(
-        None,
-        ge=1,
-        description="cores for encoding; default: as many as torch has threads",
     )
 
     auth: Literal["auto", "keys", "none"] = Field(
@@ -199,16 +197,6 @@ class Settings(BaseSettings):
             "length counts as the largest"
         ),
     )
-    max_connections: int | None = Field(
-        None,
-        ge=1,
-        description=(
-            "most connections of one process, and never more than half of `ulimit -n`; default: "
-            "4,096. For a new connection above it, the one that has waited longest for a "
-            "request is closed"
-        ),
-    )
-    max_jobs: int = Field(10_000, ge=1, description="most unfinished jobs; more get 503")
     max_project_jobs: int = Field(
         1_000,
         ge=1,
@@ -233,14 +221,6 @@ class Settings(BaseSettings):
         description=(
             "names of store addresses, separated by commas, whose texts searches may send to "
             "remote encoders; default: none"
-        ),
-    )
-    native_cache_bytes: int = Field(
-        2**30,
-        ge=0,
-        description=(
-            "space in the database for vectors of texts that searches had embedded; those that "
-            "were read longest ago are deleted first"
         ),
     )
 
@@ -278,16 +258,6 @@ class Settings(BaseSettings):
         le=36_500,
         description="days for which an audit row is kept; 0: indefinitely",
     )
-    keep_translators_days: int = Field(
-        90,
-        ge=0,
-        le=36_500,
-        description=(
-            "days after its last use for which the report of a translator is kept; "
-            "0: indefinitely. "
-            "After that, `GET /translators/{id}` answers 404 until it is fitted again"
-        ),
-    )
     worker_threads: int = Field(
         1,
         ge=1,
@@ -302,10 +272,6 @@ class Settings(BaseSettings):
             "torch devices, with one worker process each: `auto` takes every CUDA device, or "
             "the CPU if there is none; otherwise `cpu`, or `cuda:0,cuda:1`"
         ),
-    )
-    worker_metrics_host: str = Field(
-        "127.0.0.1",
-        description="address of a worker's Prometheus metrics, which need no key",
     )
     worker_metrics_port: int | None = Field(
         None,

@@ -107,7 +107,7 @@ def work(settings: Settings, device: str, number: int) -> int:
     services.db.ping()
     services.db.require_schema()
     if settings.worker_metrics_port is not None:
-        start_http_server(settings.worker_metrics_port + number, addr=settings.worker_metrics_host)
+        start_http_server(settings.worker_metrics_port + number, addr=settings.host)
     worker = Worker(services, threading.Event(), threads=settings.worker_threads)
     ended = threading.Event()
     for number_of_signal in (signal.SIGTERM, signal.SIGINT):

@@ -228,7 +228,6 @@ def encoding(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator
         Settings(
             data_dir=tmp_path_factory.mktemp("encoding"),
             models_dir=models,
-            encode_cores=2,
             max_vectors=3_000,
         )
     )

@@ -27,7 +27,7 @@ HEAD_BYTES = 64 * 1024
 ADDRESS_BYTES = 32 * 1024
 
 #: most connections by default, if `ulimit -n` allows more; each can hold 64 KiB of a head
-DEFAULT_CONNECTIONS = 4_096
+MAX_CONNECTIONS = 4_096
 
 #: most connections that wait to be accepted, if `ulimit -n` allows more
 DEFAULT_BACKLOG = 2_048
@@ -79,9 +79,9 @@ class Connections:
         self._waiting.pop(connection, None)
 
 
-def max_connections(wanted: int | None) -> int:
-    """Returns `wanted` or the default, but at most half of this process's open files."""
-    return min(_open_files() // 2, DEFAULT_CONNECTIONS if wanted is None else wanted)
+def max_connections() -> int:
+    """Returns how many connections a process holds: at most half of its open files."""
+    return min(_open_files() // 2, MAX_CONNECTIONS)
 
 
 def backlog() -> int:
@@ -94,8 +94,8 @@ def _open_files() -> int:
     return soft if soft > 0 else 2**20
 
 
-#: the connections of this process, unless the server sets others
-PROCESS_CONNECTIONS = Connections(max_connections(None))
+#: the connections of this process
+PROCESS_CONNECTIONS = Connections(max_connections())
 
 
 class BoundedHttp(HttpToolsProtocol):
