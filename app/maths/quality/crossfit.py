@@ -1,12 +1,9 @@
-"""An unbiased estimate of a translator's quality from the anchors alone: a fit that did not see an
-anchor translates it.
-"""
+"""Held-out translations, from the anchors alone: a fit that did not see an anchor translates it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -14,13 +11,6 @@ from torch import Tensor
 
 from app.errors import DegenerateAnchors
 from app.maths.geometry.space import fit_space
-from app.maths.quality.metrics import (
-    DEFAULT_NEIGHBOURS,
-    Quality,
-    bootstrap_interval,
-    do_nothing,
-    item_metrics,
-)
 from app.maths.translators.methods import Options, fit
 from app.maths.translators.translator import apply
 
@@ -35,34 +25,6 @@ MAX_HELD_OUT = 2000
 
 #: A fold with fewer distinct anchors is too small an index.
 SMALLEST_FOLD = 5
-
-
-@dataclass(frozen=True)
-class QualityWithIntervals(Quality):
-    """Quality, with intervals.
-
-    intervals  for each measure, the interval that contains 95 of 100 such means over other items
-    index      the mean number of items in the index of a search
-    """
-
-    intervals: dict[str, tuple[float, float]]
-    index: float
-
-
-@dataclass(frozen=True)
-class HeldOutQuality:
-    """Quality on held-out anchors.
-
-    folds       the number of parts that the anchors were cut into
-    translated  quality of the translated anchors, each by a fit on the other parts
-    do_nothing  the same for source vectors put into the target index as they are
-    native      the same for the target's own vectors: the ceiling, below 1 only where anchors tie
-    """
-
-    folds: int
-    translated: QualityWithIntervals
-    do_nothing: QualityWithIntervals
-    native: QualityWithIntervals
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,77 +121,6 @@ def cut_into_folds(
     order = torch.randperm(groups, generator=torch.Generator().manual_seed(seed))
     fold_of[group_of[first]] = order.to(fold_of) % folds
     return first, fold_of[group_of]
-
-
-def cross_fit(
-    name: str,
-    source: Float[Tensor, "k dx"],
-    target: Float[Tensor, "k dy"],
-    options: Options,
-    *,
-    seed: int = 0,
-) -> HeldOutQuality | None:
-    """Held-out quality of the distinct anchors; arguments, None and errors as in `hold_out`."""
-    translations = hold_out(name, source, target, options, seed=seed)
-    return None if translations is None else held_out_quality(translations, source, target)
-
-
-def held_out_quality(
-    translations: HeldOutTranslations, source: Float[Tensor, "k dx"], target: Float[Tensor, "k dy"]
-) -> HeldOutQuality:
-    """The quality of held-out translations of raw anchors.
-
-    The index of a translation contains the anchors that were held out with it. The other anchors
-    stay out, because its fit has seen them and draws the translation towards them: with them in the
-    index, recall would look better than it is, and MRR far worse. Every fit uses the other folds
-    only, so the numbers are slightly low; `app.maths.quality.estimate` estimates by how much.
-    """
-    source, target = source.double(), target.double()
-    mean = target.mean(dim=0)
-    parts = [
-        ((translations.fold_of == fold) & translations.first).nonzero().flatten()
-        for fold in torch.unique(translations.fold_of[translations.first])
-    ]
-    return HeldOutQuality(
-        folds=len(parts),
-        translated=quality_in_parts(translations.translated, target, parts, mean),
-        do_nothing=quality_in_parts(do_nothing(source, target.shape[1]), target, parts, mean),
-        native=quality_in_parts(target, target, parts, mean),
-    )
-
-
-def quality_in_parts(
-    translated: Float64[Tensor, "k d"],
-    native: Float64[Tensor, "k d"],
-    parts: Sequence[Int64[Tensor, " _"]],
-    mean: Float64[Tensor, " d"],
-) -> QualityWithIntervals:
-    """Quality of vectors (k, d) against native ones, each searched among the vectors of its part
-    only.
-
-    parts  the rows of each part, 2 or more
-    mean   (d,) both are centred on it
-    Recall and Jaccards use the same number of neighbours in every part: 10, or half of the other
-    rows in the smallest part.
-    """
-    smallest = min(map(len, parts))
-    k = max(1, min(DEFAULT_NEIGHBOURS, (smallest - 1) // 2))
-    items = [
-        item_metrics(translated[rows] - mean, native[rows] - mean, k, mean=mean) for rows in parts
-    ]
-    names = {
-        field.name: "reciprocal_rank" if field.name == "mrr" else field.name
-        for field in fields(Quality)[2:]
-    }
-    table = torch.cat(
-        [torch.stack([getattr(each, name) for name in names.values()], dim=1) for each in items]
-    )
-    ends = bootstrap_interval(table)
-    intervals = dict(zip(names, zip(*(end.tolist() for end in ends), strict=True), strict=True))
-    means = dict(zip(names, table.mean(dim=0).tolist(), strict=True))
-    return QualityWithIntervals(
-        n=len(table), k=k, **means, intervals=intervals, index=len(table) / len(parts)
-    )
 
 
 def _equal_on_either_side(
