@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -51,7 +50,6 @@ def render(
     template: str,
     *,
     status: int = HTTPStatus.OK,
-    headers: Mapping[str, str] | None = None,
     **values: Any,
 ) -> HTMLResponse:
     """Returns a page that no cache keeps. Raises TemplateNotFound, UndefinedError."""
@@ -66,7 +64,7 @@ def render(
         version=__version__,
         **values,
     )
-    return HTMLResponse(html, status, {"Cache-Control": "no-store", **(headers or {})})
+    return HTMLResponse(html, status, {"Cache-Control": "no-store"})
 
 
 def redirect(request: Request, path: str) -> Response:
