@@ -8,7 +8,7 @@ AnchorageError
 ├─ Conflict                  the request contradicts the present state of the data
 │  └─ NameTaken, InUse, EmbeddingsExist, AnchorCountMismatch, AnchorsNotEmbedded, TooFewAnchors,
 │     InputsNotStored, EncoderChanged, OffsetMismatch, PoolOfAnotherEncoder, JobFinished,
-│     RequestInProgress, ResourceGone, BlobMissing, StoreChanged, StoreRefused, MigrationActive,
+│     BlobMissing, StoreChanged, StoreRefused, MigrationActive,
 │     WrongState, BelowEstimate
 ├─ Unauthenticated           no API key, or one that is not valid
 ├─ Forbidden                 the key, the Host or the Origin does not allow the request
@@ -32,7 +32,7 @@ AnchorageError
       OutOfRange, BadShape, BadDtype, BadBase64, BadColumn, EmptyVectors, DegenerateAnchors,
       InvalidOption, UnknownOption, NotExactlyOne, MethodNotIndependent, EncoderNeedsVectors,
       EncoderUnavailable, InvalidInput, TokensNotRead, InvalidImage, InvalidHead, InvalidSeeds,
-      SeedsInsufficient, SpacesNotAligned, QualityBelowMinimum, IdempotencyKeyReused,
+      SeedsInsufficient, SpacesNotAligned, QualityBelowMinimum,
       AddressNotListed, ConnectorMissing, StoreUnsupported, InvalidFilter, WrongSpace
 
 No class depends on HTTP: `app.api.http.problems` maps classes to statuses. A failed job stores
@@ -204,14 +204,6 @@ class PoolOfAnotherEncoder(Conflict):
 
 class JobFinished(Conflict):
     code = "job-finished"
-
-
-class RequestInProgress(Conflict):
-    code = "request-in-progress"
-
-
-class ResourceGone(Conflict):
-    code = "resource-gone"
 
 
 class BlobMissing(Conflict):
@@ -527,7 +519,3 @@ class QualityBelowMinimum(Invalid):
         self, detail: str, *, field: str | None = None, found: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(detail, field=field, more={"found": found})
-
-
-class IdempotencyKeyReused(Invalid):
-    code = "idempotency-key-reused"

@@ -18,7 +18,6 @@ class RequestContext:
     key_id          the caller's API key; None without one
     origin          the source of a write in the audit log: the request's id, `job <id>`, or the
                     command line
-    claim           row id and lease of this try in `idempotent_requests`, while it runs
     reserve_bytes   reserves memory for an answer, until the request ends. Raises Overloaded and
                     TooMuchAtOnce. A job's answer has no reader that could be slow: it reserves none
     on_departure    registers a function to call when the client leaves before its answer
@@ -27,7 +26,6 @@ class RequestContext:
     project: str = "default"
     key_id: str | None = None
     origin: str = "command line"
-    claim: tuple[str, str] | None = None
     reserve_bytes: Callable[[int], None] = lambda size: None
     on_departure: Callable[[Callable[[], object]], None] = lambda call: None
 
@@ -40,11 +38,3 @@ class RequestContext:
     def owner(self) -> str:
         """Whose inputs these are, for sharing lanes: a key, a job, or all callers without a key."""
         return self.key_id or (self.origin if self.origin.startswith("job ") else "anyone")
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """The Idempotency-Key of a request, and the hash of the request's content."""
-
-    key: str
-    fingerprint: str

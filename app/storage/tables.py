@@ -440,19 +440,3 @@ class AuditRow(Owned, Base):
     key_id: Mapped[str | None] = mapped_column(String(32))
     #: the request's id, or "job <id>", or "command line"
     origin: Mapped[str] = mapped_column(String(NAME_LENGTH))
-
-
-class IdempotentRequestRow(Leased, Owned, Base):
-    """A request with an Idempotency-Key and the resource that it created. A try leases it."""
-
-    __tablename__ = "idempotent_requests"
-    __table_args__ = (
-        UniqueConstraint("project", "key"),
-        Index("ix_idempotent_requests_created_at", "created_at"),
-    )
-
-    key: Mapped[str] = mapped_column(String(255))
-    #: SHA-256 of method, path and body; another request with the same key is an error
-    fingerprint: Mapped[str] = mapped_column(String(64))
-    #: the row id of what it created; None until then
-    made: Mapped[str | None] = mapped_column(String(32))

@@ -11,7 +11,7 @@ Each fault starts a Redis, a PostgreSQL cluster, `anchorage serve` and `anchorag
 ports below a temporary folder, and touches no process that runs already. It needs redis-server (or
 valkey-server), initdb and pg_ctl.
 
-Clients wait as Retry-After says and send a creating request again under its Idempotency-Key. Every
+Clients wait as Retry-After says and send a creating request again. Every
 vector that comes back is compared with the one that app.maths computed before the fault, to 1e-6 of
 its largest number. In the end the database is checked: each creation has one row and one audit row;
 each job succeeded, with one set, the right pairs and the right vectors.

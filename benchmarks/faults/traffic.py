@@ -1,6 +1,6 @@
 """Clients that behave as documented.
 
-They wait as Retry-After says, repeat a creating request under its key, and count every answer.
+They wait as Retry-After says, repeat a creating request, and count every answer.
 """
 
 from __future__ import annotations
@@ -153,17 +153,18 @@ class Client:
         path: str,
         body: dict[str, Any] | None = None,
         *,
-        key: str | None = None,
         expect: int = 200,
     ) -> dict[str, Any] | None:
         """The answer that this request must get in the end, after all waits of Retry-After; None if
-        it does not.
+        it does not. A repeated creation may find that an earlier try has its name.
         """
+        tries = 0
         deadline = time.monotonic() + self._patience_s
         last = "no answer"
         while time.monotonic() < deadline:
+            tries += 1
             try:
-                answer = self.once(method, path, body, key=key)
+                answer = self.once(method, path, body)
             except httpx2.TransportError as error:
                 last = f"{type(error).__name__}: {error}"
                 self.tally.add("requests")
@@ -176,23 +177,22 @@ class Client:
             pause = answer.headers.get("retry-after", "")
             if answer.status_code == expect:
                 return answer.json() if answer.content else {}
+            if tries > 1 and answer.status_code == 409 and answer.json()["code"] == "name-taken":
+                return {}
             if answer.status_code not in (409, 503) or not pause.isdecimal():
                 break
             time.sleep(float(pause))
         self.tally.add("dropped", f"{method} {path}: {last}")
         return None
 
-    def once(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, key: str | None = None
-    ) -> httpx2.Response:
+    def once(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx2.Response:
         """One try, counted. Asks the next API if it cannot connect; raises any other
         TransportError.
         """
-        headers = {} if key is None else {"Idempotency-Key": key}
         refused: httpx2.ConnectError | None = None
         for url in self._balancer.order():
             try:
-                answer = self._http.request(method, url + path, json=body, headers=headers)
+                answer = self._http.request(method, url + path, json=body)
             except httpx2.ConnectError as error:
                 refused = error
                 continue

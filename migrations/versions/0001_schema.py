@@ -80,21 +80,6 @@ def upgrade() -> None:
         sa.UniqueConstraint("project", "name", name=op.f("uq_encoders_project_name")),
     )
     op.create_table(
-        "idempotent_requests",
-        sa.Column("key", sa.String(length=255), nullable=False),
-        sa.Column("fingerprint", sa.String(length=64), nullable=False),
-        sa.Column("made", sa.String(length=32), nullable=True),
-        sa.Column("lease", sa.String(length=32), nullable=True),
-        sa.Column("lease_until", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("id", sa.String(length=32), nullable=False),
-        sa.Column("project", sa.String(length=100), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_idempotent_requests")),
-        sa.UniqueConstraint("project", "key", name=op.f("uq_idempotent_requests_project_key")),
-    )
-    op.create_index("ix_idempotent_requests_created_at", "idempotent_requests", ["created_at"])
-
-    op.create_table(
         "jobs",
         sa.Column("kind", sa.String(length=40), nullable=False),
         sa.Column("state", sa.String(length=20), nullable=False),

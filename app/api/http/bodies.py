@@ -224,7 +224,7 @@ def install(app: FastAPI) -> None:
 
 async def read_no_body(request: Request) -> None:
     """Reads the body of a call without fields: nothing, or `{}`."""
-    body = await read_body_once(request)
+    body = await read_whole_body(request)
     if bytes(body.data).strip() not in (b"", b"{}"):
         raise InvalidRequest("This call takes no fields. Send no body, or `{}`.")
 
@@ -264,7 +264,7 @@ async def _read(
     query: dict[str, Any] = {}
     if request.scope["query_string"]:
         query = query_fields.read(request, None if formats.arrow is None else model)
-    whole = await read_body_once(request)
+    whole = await read_whole_body(request)
     limits = request.app.state.services.limits
     # Each route checks its own limit later.
     max_rows = max(limits.vectors, limits.pool)
@@ -384,14 +384,11 @@ class WholeBody:
     arrived: float
 
 
-async def read_body_once(request: Request) -> WholeBody:
-    """Returns the body, which several dependencies of a route may read, in any order.
+async def read_whole_body(request: Request) -> WholeBody:
+    """Returns the body.
 
     JSON has a smaller limit than vectors and files: parsing it blocks all other threads.
     """
-    state = request.scope["state"]
-    if "whole_body" in state:
-        return state["whole_body"]  # type: ignore[no-any-return]
     media, admission = media_of(request), request.app.state.admission
     refuse_encoded(request)
     most = max_json = min(admission.max_json, admission.max_body_bytes)
@@ -405,10 +402,7 @@ async def read_body_once(request: Request) -> WholeBody:
         )
         if len(data) > max_json:
             raise _too_large(max_json)
-    whole = WholeBody(media, data, files, arrived)
-    if "idempotency-key" in request.headers:  # whose dependency reads it too
-        state["whole_body"] = whole
-    return whole
+    return WholeBody(media, data, files, arrived)
 
 
 async def read_whole(request: Request, limit: int) -> Data:

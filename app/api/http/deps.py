@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -11,16 +9,13 @@ from fastapi import Depends, Header, Path, Query, Request, Response, Security
 from fastapi.security import HTTPAuthorizationCredentials, SecurityScopes
 from pydantic import AfterValidator, AwareDatetime
 
-from app.api.http.bodies import bearer, context_of, read_body_once
+from app.api.http.bodies import bearer, context_of
 from app.api.schemas.fields import NAME_PATTERN
 from app.api.schemas.jobs import Job
-from app.errors import InvalidRequest
 from app.services.context import Services
-from app.services.request_context import Repeat, RequestContext
+from app.services.request_context import RequestContext
 from app.storage import tables
 from app.types import Scope
-
-IDEMPOTENCY_KEY = re.compile(r"[ -~]{1,255}")
 
 
 async def services(request: Request) -> Services:
@@ -44,35 +39,6 @@ async def _project(
     return context_of(request, *needed.scopes).project
 
 
-async def _repeat(
-    request: Request,
-    _shown: Annotated[
-        str | None,
-        Header(
-            alias="Idempotency-Key",
-            description="A repeated request with the same key creates nothing twice. The server "
-            "remembers the key for a day.",
-        ),
-    ] = None,
-) -> Repeat | None:
-    key = request.headers.get("idempotency-key")
-    if key is None:
-        return None
-    if not IDEMPOTENCY_KEY.fullmatch(key):
-        raise InvalidRequest(
-            "An Idempotency-Key must have 1 to 255 printable ASCII characters.",
-            field="Idempotency-Key",
-        )
-    whole = await read_body_once(request)
-    prefer = request.headers.get("prefer", "")
-    about = f"{request.method} {request.url.path} {request.url.query} {prefer}\n"
-    fingerprint = hashlib.sha256(about.encode())
-    for part in (whole.data, *(whole.files or ())):
-        fingerprint.update(len(part).to_bytes(8))
-        fingerprint.update(part)
-    return Repeat(key, fingerprint.hexdigest())
-
-
 Svc = Annotated[Services, Depends(services)]
 #: the caller's project, for routes that only query, by the scope that the key needs
 Reads = Annotated[str, Security(_project, scopes=[Scope.read])]
@@ -81,7 +47,6 @@ Administers = Annotated[str, Security(_project, scopes=[Scope.admin])]
 ReadContext = Annotated[RequestContext, Security(_context, scopes=[Scope.read])]
 WriteContext = Annotated[RequestContext, Security(_context, scopes=[Scope.write])]
 AdminContext = Annotated[RequestContext, Security(_context, scopes=[Scope.admin])]
-IdempotencyKey = Annotated[Repeat | None, Depends(_repeat)]
 
 
 def _utc(moment: datetime) -> datetime:

@@ -9,13 +9,10 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import body_docs, json_body
-from app.api.http.deps import AdminContext, Administers, IdempotencyKey, Limit, Moment, Svc
+from app.api.http.deps import AdminContext, Administers, Limit, Moment, Svc
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, RowModel
-from app.errors import ResourceGone
 from app.services.access import api_keys
-from app.services.access.idempotency import idempotent
-from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import access
 from app.types import LONGEST_GRACE_S, RATE, Scope
@@ -119,25 +116,17 @@ def create_api_key(
     body: Annotated[NewApiKey, json_body(NewApiKey)],
     response: Response,
     services: Svc,
-    repeat: IdempotencyKey,
 ) -> NewApiKeyOut:
-    """Creates a key. Only this answer has its secret; a repeated request does not."""
-    secrets: list[str] = []
-
-    def create(context: RequestContext) -> tables.ApiKeyRow:
-        row, key = api_keys.create_key(
-            services,
-            context,
-            name=body.name,
-            scopes=body.scopes,
-            expires_at=body.expires_at,
-            rate_limit=body.rate_limit,
-        )
-        secrets.append(key)
-        return row
-
-    row = idempotent(services, context, repeat, tables.ApiKeyRow, create)
-    return _with_secret(row, secrets, response)
+    """Creates a key. Only this answer has its secret."""
+    row, key = api_keys.create_key(
+        services,
+        context,
+        name=body.name,
+        scopes=body.scopes,
+        expires_at=body.expires_at,
+        rate_limit=body.rate_limit,
+    )
+    return _with_secret(row, key, response)
 
 
 @router.get("/api-keys", summary="List API keys", responses=documented(422))
@@ -170,19 +159,11 @@ def rotate_api_key(
     request: Request,
     response: Response,
     services: Svc,
-    repeat: IdempotencyKey,
 ) -> NewApiKeyOut:
     """Creates a key with the same rights. The old key stops working after `grace_s` seconds."""
-    secrets: list[str] = []
-
-    def rotate(context: RequestContext) -> tables.ApiKeyRow:
-        row, key = api_keys.rotate_key(services, context, id, grace_s=body.grace_s)
-        secrets.append(key)
-        return row
-
-    row = idempotent(services, context, repeat, tables.ApiKeyRow, rotate)
+    row, key = api_keys.rotate_key(services, context, id, grace_s=body.grace_s)
     _forget(request, id)
-    return _with_secret(row, secrets, response)
+    return _with_secret(row, key, response)
 
 
 @router.delete(
@@ -216,15 +197,10 @@ def list_writes(
         return AuditPage(writes=[AuditEntry.model_validate(row) for row in rows])
 
 
-def _with_secret(row: tables.ApiKeyRow, secrets: list[str], response: Response) -> NewApiKeyOut:
-    if not secrets:
-        raise ResourceGone(
-            f"An earlier request with this idempotency key created API key {row.id} and got its "
-            "secret, which is not stored. Rotate the key to get a new secret."
-        )
+def _with_secret(row: tables.ApiKeyRow, key: str, response: Response) -> NewApiKeyOut:
     response.headers["Location"] = f"/api-keys/{row.id}"
     response.headers["Cache-Control"] = "no-store"
-    return NewApiKeyOut(key=secrets[0], **ApiKey.model_validate(row).model_dump())
+    return NewApiKeyOut(key=key, **ApiKey.model_validate(row).model_dump())
 
 
 def _forget(request: Request, key_id: str) -> None:

@@ -23,7 +23,6 @@ from pydantic import (
 from app.api.http.bodies import JSON_ONLY, body_docs, json_body, read_body
 from app.api.http.deps import (
     After,
-    IdempotencyKey,
     Limit,
     PathName,
     Reads,
@@ -36,11 +35,9 @@ from app.api.schemas.fields import Body, InputsBody, Name, RowModel, Vectors
 from app.encoders import base, options
 from app.encoders.options import ImageOptions, RemoteOptions, TextOptions
 from app.errors import InvalidRequest, MissingField
-from app.services.access.idempotency import idempotent
 from app.services.anchors import encoder_check
 from app.services.anchors.encoder_check import EncoderCheck
 from app.services.encoders import encoders
-from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 from app.types import EncoderKind, Modality
@@ -206,29 +203,24 @@ def create_encoder(
     body: Annotated[NewEncoder, json_body(NewEncoder)],
     response: Response,
     services: Svc,
-    repeat: IdempotencyKey,
 ) -> Encoder:
     """Registers an encoder.
 
     The service loads a model that it runs at once, so that a wrong name fails here.
     """
-
-    def create(context: RequestContext) -> tables.EncoderRow:
-        return encoders.create_encoder(
-            services,
-            context,
-            name=body.name,
-            kind=EncoderKind(body.kind),
-            dim=body.dim,
-            model=body.model,
-            revision=body.revision,
-            modality=None if body.modality is None else Modality(body.modality),
-            options=None
-            if body.options is None
-            else body.options.model_dump(exclude_unset=True, exclude_none=True),
-        )
-
-    row = idempotent(services, context, repeat, tables.EncoderRow, create)
+    row = encoders.create_encoder(
+        services,
+        context,
+        name=body.name,
+        kind=EncoderKind(body.kind),
+        dim=body.dim,
+        model=body.model,
+        revision=body.revision,
+        modality=None if body.modality is None else Modality(body.modality),
+        options=None
+        if body.options is None
+        else body.options.model_dump(exclude_unset=True, exclude_none=True),
+    )
     response.headers["Location"] = f"/encoders/{row.name}"
     return Encoder.model_validate(row)
 

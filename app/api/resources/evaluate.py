@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -11,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.api.http.bodies import body_docs, context_of, json_body
 from app.api.http.deps import (
     ASYNC,
-    IdempotencyKey,
     Prefer,
     ReadContext,
     Svc,
@@ -25,10 +23,8 @@ from app.api.schemas.judgements import JudgedFields, RelevanceOut
 from app.api.schemas.quality import QualityWithIntervalsOut
 from app.api.schemas.translation import PairRequest
 from app.errors import InvalidRequest
-from app.services.access.idempotency import idempotent
 from app.services.relevance import judged_evaluation
 from app.services.translators import evaluation
-from app.storage import tables
 from app.types import Scope
 
 router = APIRouter(tags=["Decide"])
@@ -153,7 +149,6 @@ def evaluate(
     request: Request,
     response: Response,
     services: Svc,
-    repeat: IdempotencyKey,
     prefer: Prefer = None,
 ) -> EvaluationOut | RelevanceOut | Job:
     """Measures a translation on items whose vectors by both encoders the client has.
@@ -180,12 +175,11 @@ def evaluate(
     )
     if not task.is_small or wants_job(prefer):
         context_of(request, Scope.write)
-        queue = (
-            partial(judged_evaluation.request_judged, services, task=task)
+        job = (
+            judged_evaluation.request_judged(services, context, task=task)
             if isinstance(task, judged_evaluation.JudgedTask)
-            else partial(evaluation.request_evaluation, services, task=task)
+            else evaluation.request_evaluation(services, context, task=task)
         )
-        job = idempotent(services, context, repeat, tables.JobRow, queue)
         return accepted(response, job, preferred=wants_job(prefer))
     if isinstance(task, judged_evaluation.JudgedTask):
         return RelevanceOut.model_validate(

@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import (
     After,
-    IdempotencyKey,
     Limit,
     PathName,
     Reads,
@@ -27,7 +26,6 @@ from app.errors import InvalidHead, NotExactlyOne
 from app.heads import onnx, registry
 from app.heads.base import HeadModel
 from app.heads.linear import make_linear_head
-from app.services.access.idempotency import idempotent
 from app.services.heads import heads
 from app.storage import tables
 from app.storage.queries import resources
@@ -249,18 +247,10 @@ def create_head(
     body: Annotated[NewHead, json_body(NewHead)],
     response: Response,
     services: Svc,
-    repeat: IdempotencyKey,
 ) -> Head:
     """Checks and stores a head. `POST /stitch` then applies it to any encoder's vectors."""
-    spec = body.spec()
     load = partial(body.load, services.heads_dir)
-    row = idempotent(
-        services,
-        context,
-        repeat,
-        tables.HeadRow,
-        lambda context: heads.create_head(services, context, spec, load),
-    )
+    row = heads.create_head(services, context, body.spec(), load)
     response.headers["Location"] = f"/heads/{row.name}"
     return describe(row)
 

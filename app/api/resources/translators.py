@@ -11,7 +11,6 @@ from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import (
     ASYNC,
-    IdempotencyKey,
     Limit,
     Prefer,
     ReadContext,
@@ -27,8 +26,6 @@ from app.api.schemas.jobs import Job
 from app.api.schemas.quality import ChoiceOut, EstimateOut, TranslatorReportOut
 from app.api.schemas.translation import INDEX_DESCRIPTION, IndexSize, PairRequest
 from app.maths.quality.candidates import Preference
-from app.services.access.idempotency import idempotent
-from app.services.request_context import RequestContext
 from app.services.translators import (
     minimum,
     translator_reports,
@@ -112,7 +109,6 @@ def create_translator(
     body: Annotated[TranslatorRequest, json_body(TranslatorRequest)],
     response: Response,
     services: Svc,
-    repeat: IdempotencyKey,
     prefer: Prefer = None,
 ) -> TranslatorOut | Job:
     """Fits a translator and measures it on held-out anchors. No vectors are translated.
@@ -121,35 +117,17 @@ def create_translator(
     With `Prefer: respond-async`, a worker does the work, and the job's result names the translator.
     """
     if wants_job(prefer):
-        job = idempotent(
-            services,
-            context,
-            repeat,
-            tables.JobRow,
-            lambda context: translators.request_translator(
-                services, context, body.translator_request()
-            ),
-        )
+        job = translators.request_translator(services, context, body.translator_request())
         return accepted(response, job)
-
-    def fit(context: RequestContext) -> tables.TranslatorRow:
-        request = body.translator_request()
-        source, target = translators.find_pair(services, context.project, request)
-        fitted = translators.fit(services, context, source, target, request)
-        row = translators.find_with_report(
-            services, context.project, fitted.id, between=(source.id, target.id)
-        )
-        minimum.require_estimate(row, request.min_quality, request.index)
-        return row
-
-    row = idempotent(services, context, repeat, tables.TranslatorRow, fit)
-    response.headers["Location"] = f"/translators/{row.content}"
-    return _with_estimate(
-        translators.find_with_report(
-            services, context.project, row.content, between=(row.source_id, row.target_id)
-        ),
-        body.index,
+    request = body.translator_request()
+    source, target = translators.find_pair(services, context.project, request)
+    fitted = translators.fit(services, context, source, target, request)
+    row = translators.find_with_report(
+        services, context.project, fitted.id, between=(source.id, target.id)
     )
+    minimum.require_estimate(row, request.min_quality, request.index)
+    response.headers["Location"] = f"/translators/{row.content}"
+    return _with_estimate(row, body.index)
 
 
 @router.get("", summary="List translators", responses=documented(422))

@@ -1,1 +1,1 @@
-"""API keys, the audit log and idempotent requests."""
+"""API keys and the audit log."""

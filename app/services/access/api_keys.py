@@ -287,7 +287,7 @@ def _add_key(
     row = tables.ApiKeyRow(secret_hash=_hash(secret), **columns)
     session.add(row)
     session.flush()
-    record_audit(session, context, action, "api-key", audit_id or row.id, row)
+    record_audit(session, context, action, "api-key", audit_id or row.id)
     return row, f"anc_{row.id}_{secret}"
 
 

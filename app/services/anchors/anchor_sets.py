@@ -51,7 +51,7 @@ def add_anchor_set(
     """Add the row of a set, and return it."""
     resources.require_free(session, tables.AnchorSetRow, row.project, row.name)
     session.add(row)
-    record_audit(session, context, "create", "anchor-set", row.name, row)
+    record_audit(session, context, "create", "anchor-set", row.name)
     return row
 
 
@@ -209,7 +209,7 @@ def add_space(
     _refuse_existing(session, current, space.encoder)
     space.anchor_set_id, space.version = current.id, current.version
     session.add(space)
-    record_audit(session, context, "embed", "anchor-set", current.name, current)
+    record_audit(session, context, "embed", "anchor-set", current.name)
     session.flush()
     session.refresh(current)
     return current

@@ -72,7 +72,7 @@ def append_items(
         row.size, row.version, row.inputs = old.size + count, old.version + 1, stored
         if roles is not None:
             row.roles = [*(old.roles or []), *roles]
-        record_audit(session, context, "append", "anchor-set", row.name, row)
+        record_audit(session, context, "append", "anchor-set", row.name)
         session.flush()
         session.expire_all()
         row = resources.whole_set(session, context.project, anchor_set)

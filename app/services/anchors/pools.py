@@ -95,7 +95,7 @@ def create_pool(
     with services.db.transaction() as session:
         resources.require_free(session, tables.PoolRow, context.project, name)
         session.add(row)
-        record_audit(session, context, "create", "pool", name, row)
+        record_audit(session, context, "create", "pool", name)
     return row
 
 
@@ -142,7 +142,7 @@ def append_piece(
             )
         if not is_appended:
             raise _offset_mismatch(current, offset)
-        record_audit(session, context, "append", "pool", name, current)
+        record_audit(session, context, "append", "pool", name)
     return current
 
 

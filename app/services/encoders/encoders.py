@@ -62,7 +62,7 @@ def create_encoder(
         resources.require_free(session, tables.EncoderRow, context.project, name)
         resources.require_free(session, tables.AliasRow, context.project, name)
         session.add(row)
-        record_audit(session, context, "create", "encoder", name, row)
+        record_audit(session, context, "create", "encoder", name)
     return row
 
 

@@ -90,7 +90,7 @@ def create_head(
             )
         new_row.outputs, new_row.blob = row.outputs, row.blob
         session.add(new_row)
-        record_audit(session, context, "create", "head", new.name, new_row)
+        record_audit(session, context, "create", "head", new.name)
     return new_row
 
 

@@ -56,7 +56,7 @@ def submit_job(
         session.add(row)
         session.flush()
         begin(session, row)
-        record_audit(session, context, "create", "job", row.id, row)
+        record_audit(session, context, "create", "job", row.id)
     services.notify_workers()
     return row
 

@@ -321,7 +321,7 @@ def _add_row(
         with services.db.transaction() as session:
             session.add(row)
             session.flush()
-            record_audit(session, context, "create", "migration", row.id, row)
+            record_audit(session, context, "create", "migration", row.id)
             session.refresh(row)
     except Conflict:
         _, active = _find_store(services, context, inputs.store.name)

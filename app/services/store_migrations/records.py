@@ -173,7 +173,7 @@ def pause(services: Services, context: RequestContext, migration_id: str) -> Mig
                 raise MigrationActive(
                     "The migration changed at the same time. Repeat the call.", retry_after_s=1
                 )
-        record_audit(session, context, "pause", "migration", migration_id, row)
+        record_audit(session, context, "pause", "migration", migration_id)
     return find_migration(services, context.project, migration_id)
 
 

@@ -139,7 +139,7 @@ def _record(
             owner = tables.StoreRow.id == row.store_id
             statement = update(tables.StoreRow).where(owner)
             changed_rows(session, statement.values(encoder_id=row.target_id))
-        record_audit(session, context, step, "migration", row.id, row)
+        record_audit(session, context, step, "migration", row.id)
 
     held.save(
         within=write,

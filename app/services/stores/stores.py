@@ -121,7 +121,7 @@ def create_store(
         row.encoder_id = row.encoder.id
         _require_dim(report.facts.dim, row)
         session.add(row)
-        record_audit(session, context, "create", "store", row.name, row)
+        record_audit(session, context, "create", "store", row.name)
     return report
 
 

@@ -1,4 +1,4 @@
-"""Deletes old rows and blobs: ended jobs, audit rows, unused translators, idempotent requests."""
+"""Deletes old rows and blobs: ended jobs, audit rows and unused translators."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ log = logging.getLogger("anchorage.retention")
 
 #: most rows of one statement, so that no other process waits long for their locks
 DELETE_BATCH = 500
-
-#: how long a repeated idempotent request is recognised
-REQUESTS_DAYS = 1
 
 #: how long requests may still use a version of an anchor set that was replaced
 REPLACED_DAYS = 1
@@ -55,7 +52,6 @@ def delete_old(services: Services, *, stopping: Callable[[], bool] = lambda: Fal
     clear("audit rows", tables.AuditRow.created_at, days.audit_days)
     clear("translators", tables.TranslatorRow.used_at, unused_days)
     clear("replaced spaces", tables.SpaceRow.created_at, REPLACED_DAYS, replaced)
-    clear("requests", tables.IdempotentRequestRow.created_at, REQUESTS_DAYS)
     delete_native_vectors(services, stopping)
     if not stopping() and (deleted := sweep_blobs(services)):
         log.info("deleted %d blobs that no row names", deleted)

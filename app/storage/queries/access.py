@@ -1,11 +1,11 @@
-"""Queries of API keys, the audit log and idempotent requests."""
+"""Queries of API keys and the audit log."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, delete, exists, or_, select, update
+from sqlalchemy import exists, or_, select, update
 from sqlalchemy.orm import Session
 
 from app.errors import (
@@ -15,7 +15,6 @@ from app.storage.queries.statements import changed_rows
 from app.storage.tables import (
     ApiKeyRow,
     AuditRow,
-    IdempotentRequestRow,
 )
 
 
@@ -77,27 +76,3 @@ def audit(
     return session.scalars(
         query if before is None else query.where(AuditRow.created_at < before)
     ).all()
-
-
-def idempotent_request(session: Session, project: str, key: str) -> IdempotentRequestRow | None:
-    return session.scalar(
-        select(IdempotentRequestRow).where(
-            IdempotentRequestRow.project == project, IdempotentRequestRow.key == key
-        )
-    )
-
-
-def settle_request(session: Session, row_id: str, lease: str, *, made: str) -> bool:
-    """Record what a request created. Returns False if another try was faster."""
-    done = update(IdempotentRequestRow).where(*_unsettled(row_id, lease)).values(made=made)
-    return changed_rows(session, done) == 1
-
-
-def forget_request(session: Session, row_id: str, lease: str) -> None:
-    """Forget a request that created nothing, so that its next try starts anew."""
-    changed_rows(session, delete(IdempotentRequestRow).where(*_unsettled(row_id, lease)))
-
-
-def _unsettled(row_id: str, lease: str) -> tuple[ColumnElement[bool], ...]:
-    row = IdempotentRequestRow
-    return row.id == row_id, row.lease == lease, row.made.is_(None)

@@ -1,6 +1,6 @@
 """Leases of rows: a token, and when it ends by the clock of the database.
 
-One worker, request or step at a time works on a row, and only it writes under its token. All
+One worker or step at a time works on a row, and only it writes under its token. All
 machines share the database's clock, so theirs may differ. A lost process loses its leases when
 they end.
 """
@@ -14,9 +14,9 @@ from sqlalchemy import ColumnElement, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from app.storage.queries.statements import changed_rows
-from app.storage.tables import IdempotentRequestRow, JobRow, MigrationRow, now
+from app.storage.tables import JobRow, MigrationRow, now
 
-Leased = type[JobRow] | type[MigrationRow] | type[IdempotentRequestRow]
+Leased = type[JobRow] | type[MigrationRow]
 
 
 def database_now(session: Session) -> datetime:

@@ -120,24 +120,6 @@ def test_files_base64_and_data_urls_give_the_same_vectors(encoding, head, send):
     np.testing.assert_allclose(by_file, [item["embedding"][:4] for item in by_openai], atol=1e-5)
 
 
-def test_under_one_idempotency_key_the_same_files_are_one_request_and_others_another(
-    encoding, fresh, refused
-):
-    request = json.dumps({"name": fresh(), "encoders": ["eye"]})
-
-    def create(files):
-        parts = [("request", ("", request, "application/json"))]
-        parts += [("inputs", ("x.png", file)) for file in files]
-        return encoding.http.post("/anchor-sets", files=parts, headers={"Idempotency-Key": request})
-
-    files = [written(picture.rotate(turn)) for picture in PICTURES for turn in (0, 90)]
-    first, again = create(files), create(files)
-    assert (first.status_code, again.status_code) == (201, 201), first.text
-    assert again.json() == first.json()
-    for other in (files[::-1], files[1:], [*files, files[0]]):
-        refused(create(other), 422, "idempotency-key-reused", "Idempotency-Key")
-
-
 def test_texts_may_not_come_as_files_nor_images_to_an_encoder_of_texts(send, refused):
     body = {"source": "minilm", "target": "own", "anchor_set": "texts"}
     refused(send([b"a text"], body, "/translate"), 422, "invalid-input", "inputs", [0])

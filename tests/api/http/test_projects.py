@@ -225,16 +225,6 @@ def test_two_projects_may_use_the_same_names_and_one_does_not_touch_the_others(t
     assert b.call("POST", "/translate", body).status_code == 404
 
 
-def test_an_idempotency_key_is_its_projects_own(two):
-    a, b = two
-    key = {"Idempotency-Key": "same"}
-    theirs = a.call("POST", "/encoders", {"name": "x", "dim": 2}, **key)
-    other = b.call("POST", "/encoders", {"name": "y", "dim": 5}, **key)
-    assert (theirs.status_code, other.status_code) == (201, 201)
-    assert b.call("POST", "/encoders", {"name": "y", "dim": 5}, **key).json() == other.json()
-    assert b.call("GET", "/encoders/x").status_code == 404
-
-
 def test_metrics_hold_no_name_that_a_client_gave(two):
     a, b = two
     names = [*a.names.values(), "yours-first", "yours-set"]
@@ -243,9 +233,7 @@ def test_metrics_hold_no_name_that_a_client_gave(two):
         "/translate",
         {"source": a.names["first"], "target": a.names["second"], "anchor_set": a.names["set"]},
     )
-    a.call(
-        "GET", "/mine-nothing", **{"X-Request-ID": "mine-request", "Idempotency-Key": "mine-repeat"}
-    )
+    a.call("GET", "/mine-nothing", **{"X-Request-ID": "mine-request"})
     a.call("GET", "/encoders/mine-nothing?after=mine-query")
     text = b.call("GET", "/metrics").text
     assert (

@@ -62,11 +62,6 @@ def audit(name: str, days: float) -> tables.AuditRow:
     )
 
 
-def request(key: str, days: float) -> tables.IdempotentRequestRow:
-    moment = days_ago(days)
-    return tables.IdempotentRequestRow(project=PROJECT, key=key, fingerprint="f", created_at=moment)
-
-
 def test_jobs_are_deleted_so_many_days_after_their_end(services):
     states = {state: state for state in ("succeeded", "failed", "cancelled")}
     put(services, *(job(f"old {name}", 8, JobState(state)) for name, state in states.items()))
@@ -84,12 +79,6 @@ def test_audit_rows_are_deleted_so_many_days_after_the_write(services):
     put(services, audit("old", 8), audit("young", 6))
     retention.delete_old(keeping(services, audit_days=7))
     assert names(services, tables.AuditRow.name) == {"young"}
-
-
-def test_requests_are_deleted_after_a_day_in_any_case(services):
-    put(services, request("old", 1.01), request("young", 0.99))
-    retention.delete_old(keeping(services))
-    assert names(services, tables.IdempotentRequestRow.key) == {"young"}
 
 
 def test_zero_days_mean_for_ever(stocked):

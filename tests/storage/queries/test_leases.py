@@ -12,12 +12,12 @@ from app.storage.db import Database
 from app.storage.queries import leases
 from tests.storage.helpers import change
 
-Row = tables.IdempotentRequestRow
+Row = tables.JobRow
 
 
 @pytest.fixture
 def row(empty: Database) -> str:
-    row = Row(project="p", key="k", fingerprint="f")
+    row = Row(project="p", kind="fit", state="queued", arguments={})
     with empty.transaction() as session:
         session.add(row)
     return row.id
@@ -45,8 +45,8 @@ def test_a_renewed_lease_holds_on(empty, row):
 
 
 def test_a_claim_may_have_conditions(empty, row):
-    assert not claim(empty, row, "first", Row.made.is_not(None))
-    assert claim(empty, row, "first", Row.made.is_(None))
+    assert not claim(empty, row, "first", Row.checkpoint.is_not(None))
+    assert claim(empty, row, "first", Row.checkpoint.is_(None))
 
 
 def test_of_many_claims_at_once_one_succeeds(empty, row):
@@ -58,7 +58,7 @@ def test_of_many_claims_at_once_one_succeeds(empty, row):
 @pytest.mark.parametrize("ahead", [timedelta(hours=1), timedelta(hours=-1)])
 def test_machines_whose_clocks_differ_agree_on_who_holds_a_row(postgres, monkeypatch, ahead):
     """The clock of the database counts, and no machine's own."""
-    row = Row(project="p", key="k", fingerprint="f")
+    row = Row(project="p", kind="fit", state="queued", arguments={})
     with postgres.transaction() as session:
         session.add(row)
     assert claim(postgres, row.id, "first")

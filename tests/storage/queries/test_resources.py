@@ -295,27 +295,3 @@ def test_the_audit_log_comes_newest_first_and_is_its_projects_own(db):
         row.name
         for row in change(db, access.audit, "p", before=DAY + timedelta(minutes=2), limit=9)
     ] == ["h1"]
-
-
-def request(**columns) -> tables.IdempotentRequestRow:
-    values = {"project": "p", "key": "k", "fingerprint": "f" * 64, "lease": "first"}
-    return tables.IdempotentRequestRow(**{**values, **columns})
-
-
-def test_a_request_is_settled_once_by_the_try_that_leases_it(db):
-    row = put(db, request())
-    assert not change(db, access.settle_request, row, "second", made="b")
-    assert change(db, access.settle_request, row, "first", made="a")
-    assert not change(db, access.settle_request, row, "first", made="c")
-    assert change(db, access.idempotent_request, "p", "k").made == "a"
-    assert change(db, access.idempotent_request, "q", "k") is None
-
-
-def test_a_request_is_forgotten_by_the_try_that_leases_it_and_only_if_it_made_nothing(db):
-    row, settled = put(db, request()), put(db, request(key="other", made="a"))
-    change(db, access.forget_request, row, "second")
-    assert change(db, access.idempotent_request, "p", "k") is not None
-    change(db, access.forget_request, row, "first")
-    assert change(db, access.idempotent_request, "p", "k") is None
-    change(db, access.forget_request, settled, "first")
-    assert change(db, access.idempotent_request, "p", "other") is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -12,7 +11,6 @@ from app.api.http.bodies import ITEM_COLUMNS, MATRIX, body_docs, json_body
 from app.api.http.deps import (
     ASYNC,
     After,
-    IdempotencyKey,
     Limit,
     PathName,
     Prefer,
@@ -28,11 +26,9 @@ from app.api.schemas.anchor_sets import AnchorSet, ItemsBody, ListedAnchorSet
 from app.api.schemas.fields import InputsBody, Name, Vectors
 from app.api.schemas.jobs import Job
 from app.errors import InvalidRequest, MissingField, NotExactlyOne
-from app.services.access.idempotency import idempotent
 from app.services.anchors import anchor_embedding, anchor_sets, growth, store_anchors
 from app.services.anchors.anchor_embedding import MAX_SET_ENCODERS, EmbedRequest
 from app.services.anchors.store_anchors import USUAL_SIZE, StoreAnchors
-from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
@@ -150,7 +146,6 @@ def create_anchor_set(
     body: Annotated[NewAnchorSet, json_body(NewAnchorSet, ITEM_COLUMNS)],
     response: Response,
     services: Svc,
-    repeat: IdempotencyKey,
     prefer: Prefer = None,
 ) -> AnchorSet | Job:
     """Creates a set with all its embeddings, or fails without a change.
@@ -160,8 +155,8 @@ def create_anchor_set(
     `store`, the answer is a job in any case.
     """
     if body.store is not None:
-        queued = partial(store_anchors.embed_store_later, services, request=_of_store(body))
-        return accepted(response, idempotent(services, context, repeat, tables.JobRow, queued))
+        queued = store_anchors.embed_store_later(services, context, request=_of_store(body))
+        return accepted(response, queued)
     if body.size is not None:
         raise InvalidRequest("`size` only applies with `store`. Remove it.", field="size")
     inputs, embeddings = body.items(), body.by_encoder()
@@ -174,23 +169,16 @@ def create_anchor_set(
         )
     request = EmbedRequest(body.name, body.encoders or [], new=True, keep=body.keep_inputs)
     if inputs is not None and wants_job(prefer):
-        queue = partial(
-            anchor_embedding.embed_later,
-            services,
-            request=request,
-            inputs=inputs,
-            embeddings=embeddings,
+        job = anchor_embedding.embed_later(
+            services, context, request=request, inputs=inputs, embeddings=embeddings
         )
-        return accepted(response, idempotent(services, context, repeat, tables.JobRow, queue))
-
-    def create(context: RequestContext) -> tables.AnchorSetRow:
-        if inputs is not None:
-            return anchor_embedding.embed_now(services, context, request, inputs, embeddings)
-        return anchor_sets.create_anchor_set(
+        return accepted(response, job)
+    if inputs is not None:
+        row = anchor_embedding.embed_now(services, context, request, inputs, embeddings)
+    else:
+        row = anchor_sets.create_anchor_set(
             services, context, name=body.name, embeddings=embeddings or {}, roles=body.roles
         )
-
-    row = idempotent(services, context, repeat, tables.AnchorSetRow, create)
     response.headers["Location"] = f"/anchor-sets/{row.name}"
     return AnchorSet.model_validate(row)
 
@@ -209,7 +197,6 @@ def add_embeddings(
     body: Annotated[NewEmbeddings, json_body(NewEmbeddings, MATRIX)],
     response: Response,
     services: Svc,
-    repeat: IdempotencyKey,
     prefer: Prefer = None,
 ) -> AnchorSet | Job:
     """Adds another encoder's embeddings of the set's items.
@@ -219,15 +206,10 @@ def add_embeddings(
     if body.vectors is not None:
         if body.inputs is not None:
             raise NotExactlyOne("Send at most one of `vectors` and `inputs`.", field="vectors")
-        vectors = body.vectors
-
-        def add(context: RequestContext) -> tables.AnchorSetRow:
-            return anchor_sets.add_embeddings(
-                services, context, anchor_set=name, encoder=encoder, vectors=vectors
-            )
-
         return AnchorSet.model_validate(
-            idempotent(services, context, repeat, tables.AnchorSetRow, add)
+            anchor_sets.add_embeddings(
+                services, context, anchor_set=name, encoder=encoder, vectors=body.vectors
+            )
         )
     inputs = body.encoder_inputs()
     if inputs is None and "input_type" in body.model_fields_set:
@@ -237,11 +219,10 @@ def add_embeddings(
         )
     request = EmbedRequest(name, [encoder])
     if wants_job(prefer):
-        queue = partial(anchor_embedding.embed_later, services, request=request, inputs=inputs)
-        return accepted(response, idempotent(services, context, repeat, tables.JobRow, queue))
-    encode = partial(anchor_embedding.embed_now, services, request=request, inputs=inputs)
+        job = anchor_embedding.embed_later(services, context, request=request, inputs=inputs)
+        return accepted(response, job)
     return AnchorSet.model_validate(
-        idempotent(services, context, repeat, tables.AnchorSetRow, encode)
+        anchor_embedding.embed_now(services, context, request=request, inputs=inputs)
     )
 
 
@@ -257,7 +238,6 @@ def append_items(
     context: WriteContext,
     body: Annotated[NewItems, json_body(NewItems, ITEM_COLUMNS)],
     services: Svc,
-    repeat: IdempotencyKey,
 ) -> AnchorSet:
     """Appends items to a set in all its spaces at once, as the next version of the set.
 
@@ -269,16 +249,15 @@ def append_items(
     embeddings = body.by_encoder() or {}
     if not embeddings and inputs is None:
         raise MissingField("Send `embeddings`, `inputs` or both.", field="embeddings")
-    make = partial(
-        growth.append_items,
-        services,
-        anchor_set=name,
-        embeddings=embeddings,
-        inputs=inputs,
-        roles=body.roles,
-    )
     return AnchorSet.model_validate(
-        idempotent(services, context, repeat, tables.AnchorSetRow, make)
+        growth.append_items(
+            services,
+            context,
+            anchor_set=name,
+            embeddings=embeddings,
+            inputs=inputs,
+            roles=body.roles,
+        )
     )
 
 

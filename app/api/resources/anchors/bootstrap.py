@@ -9,20 +9,17 @@ from fastapi import APIRouter, Response
 from pydantic import ConfigDict, Field
 
 from app.api.http.bodies import body_docs, json_body
-from app.api.http.deps import IdempotencyKey, Svc, WriteContext
+from app.api.http.deps import Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas import fields
 from app.api.schemas.fields import Body, Inputs, Name, Role, VectorsOrPool
 from app.api.schemas.jobs import Job
 from app.encoders.base import Input
 from app.errors import NotExactlyOne
-from app.services.access.idempotency import idempotent
 from app.services.anchors import bootstrap as bootstrapping
 from app.services.anchors import pools
 from app.services.encoders import encoding
-from app.services.request_context import RequestContext
 from app.services.translators import alignment
-from app.storage import tables
 from app.types import InputRole
 
 router = APIRouter(tags=["Anchors"])
@@ -138,7 +135,6 @@ def bootstrap(
     body: Annotated[BootstrapRequest, json_body(BootstrapRequest)],
     response: Response,
     services: Svc,
-    repeat: IdempotencyKey,
 ) -> Job:
     """Queues a job that finds pairs of the same item, and creates the anchor set `name` from them.
 
@@ -150,27 +146,23 @@ def bootstrap(
     places where an alignment of the two spaces puts them. The result also names the translator.
     If `estimate.right` is below `min_precision`, the job fails with `spaces-not-aligned`.
     """
-
-    def queue(context: RequestContext) -> tables.JobRow:
-        queue_job = (
-            alignment.request_alignment
-            if body.method == "alignment"
-            else bootstrapping.request_bootstrap
-        )
-        return queue_job(
-            services,
-            context,
-            name=body.name,
-            source=body.source,
-            target=body.target,
-            source_pool=_pool_side("source", body.source_pool, body.source_inputs, body.input_type),
-            target_pool=_pool_side("target", body.target_pool, body.target_inputs, body.input_type),
-            seeds=[(i, j) for i, j in body.seeds],
-            size=body.size,
-            options=body.options.model_dump(exclude_none=True),
-            min_precision=body.min_precision,
-        )
-
-    row = idempotent(services, context, repeat, tables.JobRow, queue)
+    queue_job = (
+        alignment.request_alignment
+        if body.method == "alignment"
+        else bootstrapping.request_bootstrap
+    )
+    row = queue_job(
+        services,
+        context,
+        name=body.name,
+        source=body.source,
+        target=body.target,
+        source_pool=_pool_side("source", body.source_pool, body.source_inputs, body.input_type),
+        target_pool=_pool_side("target", body.target_pool, body.target_inputs, body.input_type),
+        seeds=[(i, j) for i, j in body.seeds],
+        size=body.size,
+        options=body.options.model_dump(exclude_none=True),
+        min_precision=body.min_precision,
+    )
     response.headers["Location"] = f"/jobs/{row.id}"
     return Job.model_validate(row)

@@ -9,12 +9,10 @@ from fastapi import APIRouter, Response
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import MATRIX, body_docs, json_body
-from app.api.http.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, WriteContext
+from app.api.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import InputsBody, Name, RowModel, Vectors
-from app.services.access.idempotency import idempotent
 from app.services.anchors import pools
-from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import resources
 
@@ -81,21 +79,16 @@ def create_pool(
     body: Annotated[NewPool, json_body(NewPool, MATRIX)],
     response: Response,
     services: Svc,
-    repeat: IdempotencyKey,
 ) -> Pool:
     """Creates a pool with its first items. `POST /pools/{name}/vectors` adds more."""
-
-    def create(context: RequestContext) -> tables.PoolRow:
-        return pools.create_pool(
-            services,
-            context,
-            name=name,
-            encoder=body.encoder,
-            vectors=body.vectors,
-            inputs=body.encoder_inputs(),
-        )
-
-    row = idempotent(services, context, repeat, tables.PoolRow, create)
+    row = pools.create_pool(
+        services,
+        context,
+        name=name,
+        encoder=body.encoder,
+        vectors=body.vectors,
+        inputs=body.encoder_inputs(),
+    )
     response.headers["Location"] = f"/pools/{row.name}"
     return Pool.model_validate(row)
 
@@ -112,16 +105,14 @@ def extend_pool(
     context: WriteContext,
     body: Annotated[NewPiece, json_body(NewPiece, MATRIX)],
     services: Svc,
-    repeat: IdempotencyKey,
 ) -> Pool:
     """Adds the next items to a pool.
 
     If `offset` is not the end of the pool, the request fails with `offset-mismatch`, and the
     problem's `items` has the right offset.
     """
-
-    def append(context: RequestContext) -> tables.PoolRow:
-        return pools.append_piece(
+    return Pool.model_validate(
+        pools.append_piece(
             services,
             context,
             name=name,
@@ -129,8 +120,7 @@ def extend_pool(
             vectors=body.vectors,
             inputs=body.encoder_inputs(),
         )
-
-    return Pool.model_validate(idempotent(services, context, repeat, tables.PoolRow, append))
+    )
 
 
 @router.get("", summary="List pools", responses=documented(422))

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Response
 from pydantic import ConfigDict, Field
 
 from app.api.http.bodies import body_docs, json_body
-from app.api.http.deps import IdempotencyKey, Svc, WriteContext, accepted
+from app.api.http.deps import Svc, WriteContext, accepted
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, Name
 from app.api.schemas.jobs import Job
 from app.errors import NotExactlyOne
 from app.maths.relevance.cloze import FEWEST_TEXTS, MIN_WORDS, USUAL_TEXTS
-from app.services.access.idempotency import idempotent
 from app.services.relevance import comparison
-from app.storage import tables
 
 router = APIRouter(tags=["Decide"])
 
@@ -58,7 +55,6 @@ def compare_encoders(
     body: Annotated[CompareRequest, json_body(CompareRequest)],
     response: Response,
     services: Svc,
-    repeat: IdempotencyKey,
 ) -> Job:
     """Measures which encoder finds the text that a few of its words were cut from.
 
@@ -69,7 +65,5 @@ def compare_encoders(
     if (body.store is None) == (body.inputs is None):
         raise NotExactlyOne("Send exactly one of `store` and `inputs`.", field="store")
     request = comparison.Comparison(body.encoders, body.store, body.texts)
-    queued = partial(comparison.compare_later, services, request=request, inputs=body.inputs)
-    return accepted(
-        response, idempotent(services, context, repeat, tables.JobRow, queued), preferred=False
-    )
+    queued = comparison.compare_later(services, context, request=request, inputs=body.inputs)
+    return accepted(response, queued, preferred=False)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import body_docs, json_body, read_no_body
-from app.api.http.deps import IdempotencyKey, Limit, Moment, Reads, Svc, WriteContext
+from app.api.http.deps import Limit, Moment, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import NAME_PATTERN, Body, Name
 from app.api.schemas.jobs import Job
@@ -26,9 +26,8 @@ from app.api.schemas.translation import (
     refuse_prefer,
 )
 from app.maths.quality.candidates import Preference
-from app.services.access.idempotency import idempotent
 from app.services.context import Services
-from app.services.request_context import Repeat, RequestContext
+from app.services.request_context import RequestContext
 from app.services.store_migrations import plan, records, steps
 from app.services.store_migrations.plan_contents import (
     DEFAULT_BATCH,
@@ -36,7 +35,6 @@ from app.services.store_migrations.plan_contents import (
     MigrationTask,
     MixedSource,
 )
-from app.storage import tables
 
 router = APIRouter(prefix="/migrations", tags=["Migrate"])
 
@@ -173,7 +171,6 @@ def plan_migration(
     body: Annotated[NewMigration, json_body(NewMigration)],
     response: Response,
     services: Svc,
-    repeat: IdempotencyKey,
 ) -> MigrationAnswer:
     """Reads a store, checks it, and plans its move to another encoder. Writes nothing to the store.
 
@@ -181,11 +178,7 @@ def plan_migration(
     quality, time, writes and disk.
     It is refused with `wrong-space` if the vectors look like those of another encoder.
     """
-
-    def make(context: RequestContext) -> tables.MigrationRow:
-        return plan.plan_migration(services, context, body.task())
-
-    row = idempotent(services, context, repeat, tables.MigrationRow, make)
+    row = plan.plan_migration(services, context, body.task())
     response.headers["Location"] = f"/migrations/{row.id}"
     return MigrationAnswer.of(records.find_migration(services, context.project, row.id))
 
@@ -254,14 +247,13 @@ def run_migration(
     _body: NoBody,
     response: Response,
     services: Svc,
-    repeat: IdempotencyKey,
 ) -> Job:
     """Queues the job that gives every row a new vector and keeps the old one.
 
     The job continues where an earlier one was paused or stopped. Clients of the store see no
     difference until `cutover`.
     """
-    return _queue("run", id, context, response, services, repeat)
+    return _queue("run", id, context, response, services)
 
 
 @router.post("/{id}/verify", status_code=202, summary="Verify a migration", responses=PROBLEMS)
@@ -271,14 +263,13 @@ def verify_migration(
     _body: NoBody,
     response: Response,
     services: Svc,
-    repeat: IdempotencyKey,
 ) -> Job:
     """Queues the job that checks a filled migration. `cutover` needs one that passed.
 
     It compares the numbers of rows, a checksum of everything that is not the vector, and the new
     vectors of sampled rows. It measures the recall of the index before and after.
     """
-    return _queue("verify", id, context, response, services, repeat)
+    return _queue("verify", id, context, response, services)
 
 
 @router.post("/{id}/sync", status_code=202, summary="Synchronise a store", responses=PROBLEMS)
@@ -288,67 +279,66 @@ def synchronise_store(
     _body: NoBody,
     response: Response,
     services: Svc,
-    repeat: IdempotencyKey,
 ) -> Job:
     """Queues a job that brings writes of the store's clients to the other side now.
 
     Workers do this by themselves every few seconds, for stores that capture writes.
     """
-    return _queue("sync", id, context, response, services, repeat)
+    return _queue("sync", id, context, response, services)
 
 
 @router.post("/{id}/pause", summary="Pause a migration", responses=PROBLEMS)
 def pause_migration(
-    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
+    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc
 ) -> MigrationAnswer:
     """Asks the run to stop after its present batch. `run` continues from there.
 
     The answer may still have the state `running`.
     """
-    return MigrationAnswer.of(_take(services, records.pause, id, context, repeat))
+    return MigrationAnswer.of(_take(services, records.pause, id, context))
 
 
 @router.post("/{id}/cutover", summary="Cut a store over", responses=PROBLEMS)
 def cut_over(
-    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
+    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc
 ) -> MigrationAnswer:
     """Makes the store's clients see the new vectors. `rollback` undoes it until `finish`.
 
     Refuses while `verify` has not passed since the last run.
     If the server stops in the middle, the same call completes it.
     """
-    return MigrationAnswer.of(_take(services, steps.cutover, id, context, repeat))
+    return MigrationAnswer.of(_take(services, steps.cutover, id, context))
 
 
 @router.post("/{id}/rollback", summary="Roll a store back", responses=PROBLEMS)
 def roll_back(
-    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
+    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc
 ) -> MigrationAnswer:
     """Makes the store's clients see the old vectors again.
 
     Rows that they wrote since the cutover have translated vectors. The new vectors stay, so that
     `cutover` is possible again.
     """
-    return MigrationAnswer.of(_take(services, steps.rollback, id, context, repeat))
+    return MigrationAnswer.of(_take(services, steps.rollback, id, context))
 
 
 @router.post("/{id}/finish", summary="Finish a migration", responses=PROBLEMS)
 def finish_migration(
-    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
+    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc
 ) -> MigrationAnswer:
     """Deletes the old vectors. The store then belongs to the target encoder.
 
     A rollback is no longer possible.
     """
-    return MigrationAnswer.of(_take(services, steps.finish, id, context, repeat))
+    return MigrationAnswer.of(_take(services, steps.finish, id, context))
 
 
 @router.post("/{id}/abandon", summary="Abandon a migration", responses=PROBLEMS)
 def abandon_migration(
-    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc, repeat: IdempotencyKey
+    id: MigrationId, context: WriteContext, _body: NoBody, services: Svc
 ) -> MigrationAnswer:
     """Deletes the new vectors and all traces in the store. The old vectors stay as they are."""
-    return MigrationAnswer.of(_take(services, steps.abandon, id, context, repeat))
+    return MigrationAnswer.of(_take(services, steps.abandon, id, context))
 
 
 def _queue(
@@ -357,25 +347,16 @@ def _queue(
     context: RequestContext,
     response: Response,
     services: Services,
-    repeat: Repeat | None,
 ) -> Job:
     """Queues a job, and names it in the header `Location`."""
-
-    def queue(context: RequestContext) -> tables.JobRow:
-        return records.queue_action(services, context, id_, action)
-
-    row = idempotent(services, context, repeat, tables.JobRow, queue)
+    row = records.queue_action(services, context, id_, action)
     response.headers["Location"] = f"/jobs/{row.id}"
     return Job.model_validate(row)
 
 
 def _take(
-    services: Services, step: Step, id_: str, context: RequestContext, repeat: Repeat | None
+    services: Services, step: Step, id_: str, context: RequestContext
 ) -> records.MigrationStatus:
-    """Takes a step, once for each Idempotency-Key, and returns the migration as it is now."""
-
-    def take(context: RequestContext) -> tables.MigrationRow:
-        return step(services, context, id_).row
-
-    idempotent(services, context, repeat, tables.MigrationRow, take)
+    """Takes a step, and returns the migration as it is now."""
+    step(services, context, id_)
     return records.find_migration(services, context.project, id_)

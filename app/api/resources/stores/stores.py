@@ -12,12 +12,10 @@ from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from app.api.http.bodies import body_docs, json_body
-from app.api.http.deps import After, IdempotencyKey, Limit, PathName, Reads, Svc, WriteContext
+from app.api.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import Body, Name, RowModel
 from app.maths.anchors.space_match import SpaceVerdict
-from app.services.access.idempotency import idempotent
-from app.services.request_context import RequestContext
 from app.services.stores import stores
 from app.services.stores.stores import StoreDefinition, StoreReport
 from app.storage import tables
@@ -251,21 +249,14 @@ def create_store(
     body: Annotated[NewStore, json_body(NewStore)],
     response: Response,
     services: Svc,
-    repeat: IdempotencyKey,
 ) -> StoreOut:
     """Connects a collection, reads what it is, and compares its vectors with the anchors.
 
     Nothing is written to the store.
     """
-    made: list[StoreReport] = []
-
-    def create(context: RequestContext) -> tables.StoreRow:
-        made.append(stores.create_store(services, context, body.definition()))
-        return made[0].row
-
-    row = idempotent(services, context, repeat, tables.StoreRow, create)
-    response.headers["Location"] = f"/stores/{row.name}"
-    return describe(made[0] if made else stores.examine_store(services, row))
+    made = stores.create_store(services, context, body.definition())
+    response.headers["Location"] = f"/stores/{made.row.name}"
+    return describe(made)
 
 
 @router.get("", summary="List stores", responses=documented(422))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
@@ -52,8 +51,8 @@ Json = dict[str, Any]
 class Transport:
     """Sends requests and repeats those that may succeed later.
 
-    Every request of this client may be repeated: it computes, replaces or deletes, or it carries
-    an idempotency key.
+    A request that computes, replaces or deletes may be repeated. One that creates something is not
+    repeated after its answer was lost.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class Transport:
     ) -> httpx2.Response:
         """Return the answer. Raises AnchorageError.
 
-        creates  whether the request creates something: it gets an idempotency key
+        creates  whether the request creates something, which a repetition could create twice
         retries  most repetitions; None: the client's
         """
         most = self.retries if retries is None else retries
@@ -101,8 +100,6 @@ class Transport:
         if json is not None:
             content = to_bytes(json)
             own["Content-Type"] = "application/json"
-        if creates:
-            own.setdefault("Idempotency-Key", uuid.uuid4().hex)
         attempt, perhaps_done = 0, False
         fits: set[str] = set()
         fits_until = time.monotonic() + MAX_FIT_WAIT_S
@@ -120,7 +117,7 @@ class Transport:
                 if isinstance(error, httpx2.ConnectError) and not self._patient:
                     raise failure from None  # no service listens there
                 pause: float | None = None
-                perhaps_done = True
+                perhaps_done = not isinstance(error, httpx2.ConnectError) or perhaps_done
             else:
                 self._patient = True
                 # A DELETE whose answer was lost has deleted what the next one does not find.
@@ -133,11 +130,12 @@ class Transport:
                     return answer
                 failure = error_of(answer.status_code, problem_of(answer))
                 failure.perhaps_done = perhaps_done
-                if answer.status_code not in RETRIED and failure.code != "request-in-progress":
+                if answer.status_code not in RETRIED:
                     raise failure
                 pause = retry_after(answer)
                 perhaps_done = perhaps_done or answer.status_code in LOST
-            if attempt >= most or (pause or 0.0) > MAX_RETRY_AFTER_S:
+            lost = creates and perhaps_done
+            if lost or attempt >= most or (pause or 0.0) > MAX_RETRY_AFTER_S:
                 raise failure
             time.sleep(pause_before(attempt, pause))
             attempt += 1

@@ -160,28 +160,6 @@ def test_an_encoder_that_a_pool_uses_stays(stocked, refused):
     assert stocked.delete("/encoders/third").status_code == 204
 
 
-def test_a_repeated_request_makes_a_pool_once_and_adds_a_piece_once(stocked, refused):
-    headers = {"content-type": NPY}
-    calls = [
-        (stocked.put, "/pools/p?encoder=first", {**headers, "Idempotency-Key": "made"}),
-        (stocked.post, "/pools/p/vectors?offset=30", {**headers, "Idempotency-Key": "more"}),
-    ]
-    for send, path, keyed in calls:
-        first, second = (send(path, content=as_npy(ROWS), headers=keyed) for _ in range(2))
-        assert (first.status_code, second.status_code) == (201, 201), second.text
-        assert first.json() == second.json()
-        refused(
-            send(path, content=as_npy(ROWS + 1), headers=keyed),
-            422,
-            "idempotency-key-reused",
-            "Idempotency-Key",
-        )
-    assert stored(stocked)[1] == 2
-    stocked.delete("/pools/p")
-    for send, path, keyed in calls:
-        refused(send(path, content=as_npy(ROWS), headers=keyed), 409, "resource-gone")
-
-
 # --- inputs ---------------------------------------------------------------------------------------
 
 

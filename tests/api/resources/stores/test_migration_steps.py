@@ -77,22 +77,6 @@ def test_a_store_moves_over_http(
     ]
 
 
-def test_a_repeated_request_does_one_thing(
-    stocked: TestClient, moved: str, finished: Callable[..., dict[str, Any]]
-) -> None:
-    key = {"Idempotency-Key": "run-once"}
-    first = stocked.post(f"{moved}/run", headers=key).json()
-    assert stocked.post(f"{moved}/run", headers=key).json()["id"] == first["id"]
-    assert stocked.post(f"{moved}/verify", headers=key).json()["code"] == "idempotency-key-reused"
-    assert finished(stocked, first["id"])["state"] == "succeeded"
-    finished(stocked, stocked.post(f"{moved}/verify").json()["id"])
-    key = {"Idempotency-Key": "cut-over-once"}
-    states = [stocked.post(f"{moved}/cutover", headers=key).json()["state"] for _ in range(2)]
-    assert states == ["cut-over", "cut-over"]
-    again = stocked.post(f"{moved}/cutover")
-    assert (again.status_code, again.json()["code"]) == (409, "wrong-state")
-
-
 def test_steps_that_are_not_possible_say_what_is(stocked: TestClient, moved: str) -> None:
     for step in ("verify", "sync", "pause", "cutover", "rollback", "finish"):
         answer = stocked.post(f"{moved}/{step}")

@@ -54,15 +54,6 @@ def test_a_store_is_described(shop) -> None:
     assert len(shop.case.read(shop.location)) == 200
 
 
-def test_a_repeated_request_connects_one_store(shop) -> None:
-    headers = {"Idempotency-Key": "once"}
-    first, second = (
-        shop.client.post("/stores", json=shop.definition(), headers=headers) for _ in range(2)
-    )
-    assert first.status_code == second.status_code == 201
-    assert first.json() == second.json()
-
-
 def test_other_addresses_and_encoders_are_refused(shop) -> None:
     answer = shop.client.post("/stores", json=shop.definition(address="theirs"))
     assert (answer.status_code, answer.json()["code"]) == (422, "address-not-listed")

@@ -1,0 +1,102 @@
+"""Every write leaves an audit row."""
+
+from __future__ import annotations
+
+import torch
+
+from app.heads.linear import make_linear_head
+from app.services.access import api_keys, audit
+from app.services.anchors import anchor_sets
+from app.services.context import Services
+from app.services.encoders import encoders
+from app.services.heads import heads
+from app.services.jobs import runner, submission
+from app.services.jobs.leases import Leases
+from app.services.request_context import RequestContext
+from app.services.translators import translators
+from app.storage import tables
+from app.storage.queries import access
+from app.types import JobKind, Scope
+from tests.services.helpers import CONTEXT, PROJECT, create_encoder
+
+KEY_ID = "k" * 32
+
+
+#: the context of one request
+REQUEST = RequestContext(PROJECT, KEY_ID, "request 1")
+
+
+def create(
+    services: Services, context: RequestContext = REQUEST, name: str = "e"
+) -> tables.EncoderRow:
+    return create_encoder(services, name, 3, context)
+
+
+def audit_rows(services: Services) -> list[tuple[str, str, str]]:
+    with services.db.transaction() as session:
+        return [
+            (row.action, row.resource, row.name)
+            for row in access.audit(session, PROJECT, before=None, limit=99)
+        ]
+
+
+def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked):
+    services = stocked
+    three = torch.eye(3)
+    pair = translators.FitRequest("a", "b", "s", "procrustes", {})
+    before = len(audit_rows(services))
+    create(services, name="c")
+    anchor_sets.add_embeddings(
+        services, REQUEST, anchor_set="s", encoder="c", vectors=torch.randn(12, 3)
+    )
+    create(services, name="d")
+    encoders.delete_encoder(services, REQUEST, "d")
+    anchor_sets.create_anchor_set(services, REQUEST, name="t", embeddings={"a": torch.randn(5, 3)})
+    anchor_sets.delete_anchor_set(services, REQUEST, "t")
+    new = heads.HeadDefinition("h", "linear", "a", None, list("xyz"))
+    heads.create_head(services, REQUEST, new, lambda dim: make_linear_head(three, None, dim=dim))
+    heads.delete_head(services, REQUEST, "h")
+    fitted = translators.fit(
+        services, REQUEST, *translators.find_pair(services, PROJECT, pair), pair
+    )
+    job = submission.submit_job(services, REQUEST, JobKind.bootstrap, {})
+    submission.cancel_job(services, REQUEST, job.id)
+    key, _ = api_keys.create_key(services, REQUEST, name="k", scopes=[Scope.read])
+    rotated, _ = api_keys.rotate_key(services, REQUEST, key.id, grace_s=60)
+    api_keys.revoke_key(services, REQUEST, rotated.id)
+    noted = audit_rows(services)
+    assert list(reversed(noted[: len(noted) - before])) == [
+        ("create", "encoder", "c"),
+        ("embed", "anchor-set", "s"),
+        ("create", "encoder", "d"),
+        ("delete", "encoder", "d"),
+        ("create", "anchor-set", "t"),
+        ("delete", "anchor-set", "t"),
+        ("create", "head", "h"),
+        ("delete", "head", "h"),
+        ("create", "translator", fitted.id),
+        ("create", "job", job.id),
+        ("cancel", "job", job.id),
+        ("create", "api-key", key.id),
+        ("rotate", "api-key", key.id),
+        ("revoke", "api-key", rotated.id),
+    ]
+    with services.db.transaction() as session:
+        rows = access.audit(session, PROJECT, before=None, limit=len(noted) - before)
+    assert {(row.key_id, row.origin) for row in rows} == {(KEY_ID, "request 1")}
+
+
+def test_what_a_job_makes_is_noted_in_the_jobs_name(services):
+    job = submission.submit_job(services, CONTEXT, JobKind.bootstrap, {})
+
+    def run(services, job, progress):
+        context = RequestContext.of_job(job)
+        return runner.JobResult(
+            {},
+            lambda session: audit.record_audit(session, context, "create", "anchor-set", "made"),
+        )
+
+    runner.run_next(services, {JobKind.bootstrap: run}, Leases(services))
+    with services.db.transaction() as session:
+        row = access.audit(session, PROJECT, before=None, limit=1)[0]
+    assert (row.name, row.origin, row.key_id) == ("made", f"job {job.id}", None)
