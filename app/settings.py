@@ -166,7 +166,7 @@ class Settings(BaseSettings):
     max_json: int = Field(
         8 * 1024 * 1024,
         ge=1024,
-        description="largest JSON body in bytes; npy, Arrow and files have the limit above",
+        description="largest JSON body in bytes; npy has the limit above",
     )
     max_vectors: int = Field(
         16_384,
@@ -193,7 +193,7 @@ class Settings(BaseSettings):
         description=(
             "most bytes of bodies and answers that one process holds at once; more get 503, and "
             "one project gets 429 above half of it. An answer counts 16 bytes a number, or its "
-            "size as npy or Arrow; a body of unknown "
+            "size as npy; a body of unknown "
             "length counts as the largest"
         ),
     )

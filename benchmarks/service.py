@@ -17,7 +17,7 @@ from benchmarks.synthetic import Matrix
 
 Found = TypeVar("Found")
 
-JSON, NPY, ARROW = "application/json", "application/x-npy", "application/vnd.apache.arrow.stream"
+JSON, NPY = "application/json", "application/x-npy"
 TIMEOUT_S = 120
 
 #: after this idle time a connection is renewed, because servers close idle ones

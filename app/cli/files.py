@@ -5,19 +5,20 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from app.cli.service import at
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from app.cli.service import Service
-
-#: the media type of Arrow's streams
-ARROW = "application/vnd.apache.arrow.stream"
 
 
 def to_wire(vectors: NDArray[np.floating[Any]]) -> dict[str, Any]:
@@ -50,26 +51,33 @@ def post_anchors(
 ) -> dict[str, Any]:
     """Make an anchor set of vectors by the encoders' names, and return it.
 
-    Arrow, because JSON has a smaller limit.
+    Each encoder's vectors are one npy file, because JSON has a smaller limit. A failure leaves no
+    set behind.
     """
     import numpy as np
-    import pyarrow as pa
 
-    columns = {}
-    for encoder, vectors in embeddings.items():
-        rows = np.ascontiguousarray(vectors, np.float32)
-        columns[encoder] = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
-    table = pa.table(columns)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    made: dict[str, Any] = service.call(
-        "POST",
-        "/anchor-sets",
-        params={"name": name},
-        content=sink.getvalue().to_pybytes(),
-        headers={"Content-Type": ARROW},
-    ).json()
+    made: dict[str, Any] = {}
+    try:
+        for encoder, vectors in embeddings.items():
+            file = BytesIO()
+            np.save(file, np.ascontiguousarray(vectors, np.float32))
+            method, path, params = (
+                ("PUT", at("anchor-sets", name, "embeddings", encoder), {})
+                if made
+                else ("POST", "/anchor-sets", {"name": name, "encoder": encoder})
+            )
+            made = service.call(
+                method,
+                path,
+                params=params,
+                content=file.getvalue(),
+                headers={"Content-Type": "application/x-npy"},
+            ).json()
+    except BaseException:
+        if made:
+            with suppress(Exception):  # the caller needs the first error
+                service.call("DELETE", at("anchor-sets", name))
+        raise
     return made
 
 

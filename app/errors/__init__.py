@@ -26,10 +26,10 @@ AnchorageError
 ├─ UnsupportedMedia          the route does not read this Content-Type
 ├─ NotAcceptable             the route does not write what Accept names
 ├─ Malformed                 the body does not parse
-│  └─ MalformedParts, BadNpy, BadArrow
+│  └─ BadNpy
 └─ Invalid                   a value is wrong: the error names its field, and the rows if it can
    └─ InvalidRequest, MissingField, UnequalAnchors, DimensionMismatch, RaggedRows, NonFinite,
-      OutOfRange, BadShape, BadDtype, BadBase64, BadColumn, EmptyVectors, DegenerateAnchors,
+      OutOfRange, BadShape, BadDtype, BadBase64, EmptyVectors, DegenerateAnchors,
       InvalidOption, UnknownOption, NotExactlyOne, MethodNotIndependent, EncoderNeedsVectors,
       EncoderUnavailable, InvalidInput, TokensNotRead, InvalidImage, InvalidHead, InvalidSeeds,
       SeedsInsufficient, SpacesNotAligned, QualityBelowMinimum,
@@ -371,14 +371,6 @@ class BadNpy(Malformed):
     code = "bad-npy"
 
 
-class BadArrow(Malformed):
-    code = "bad-arrow"
-
-
-class MalformedParts(Malformed):
-    code = "malformed-parts"
-
-
 class Invalid(AnchorageError):
     code = "invalid"
 
@@ -421,10 +413,6 @@ class BadDtype(Invalid):
 
 class BadBase64(Invalid):
     code = "bad-base64"
-
-
-class BadColumn(Invalid):
-    code = "bad-column"
 
 
 class EmptyVectors(Invalid):

@@ -12,7 +12,7 @@ middle half.
 
 4,096 vectors, by format, compared with the bare float32 torch product of the same arrays in this
 process, with all cores. The round trip goes from the first byte sent to the last received, with
-bodies written beforehand and answers of npy, Arrow and base64 read as arrays. The server's own time
+bodies written beforehand and answers of npy and base64 read as arrays. The server's own time
 goes from the moment the body has arrived (its Server-Timing header: parse + answer). JSON is
 compared with orjson.loads + product + orjson.dumps of the same arrays in this process, without
 HTTP; its answer is not read.

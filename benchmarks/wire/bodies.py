@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import orjson
-import pyarrow as pa
 import pybase64
 
-from benchmarks.service import ARROW, JSON, NPY, npy
+from benchmarks.service import JSON, NPY, npy
 
 DIM = 768
 #: what a translation names in addition to its vectors
@@ -24,26 +23,11 @@ def packed(array: np.ndarray[Any, Any]) -> dict[str, Any]:
     return {"dtype": str(array.dtype), "shape": list(array.shape), "base64": text}
 
 
-def arrow_body(vectors: np.ndarray[Any, Any]) -> bytes:
-    """The vectors with an id each, as one record batch."""
-    rows = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), DIM)
-    batch = pa.record_batch([pa.array(range(len(vectors))), rows], names=["id", "vector"])
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return bytes(sink.getvalue())
-
-
 def read_npy(body: memoryview) -> np.ndarray[Any, Any]:
     size = int.from_bytes(body[8:10], "little") + 10
     return np.frombuffer(
         body[size:], np.float16 if b"<f2" in bytes(body[:size]) else np.float32
     ).reshape(-1, DIM)
-
-
-def read_arrow(body: memoryview) -> np.ndarray[Any, Any]:
-    column = pa.ipc.open_stream(pa.py_buffer(body)).read_all()["vector"].chunk(0)
-    return np.asarray(column.flatten().to_numpy()).reshape(-1, DIM)
 
 
 def read_base64(body: memoryview) -> np.ndarray[Any, Any]:
@@ -62,7 +46,6 @@ def formats(vectors: np.ndarray[Any, Any]) -> dict[str, Format]:
     as_json = orjson.dumps({**NAMES, "vectors": vectors}, option=orjson.OPT_SERIALIZE_NUMPY)
     return {
         "npy": (path, npy(vectors), NPY, read_npy),
-        "Arrow": (path, arrow_body(vectors), ARROW, read_arrow),
         "npy, float16": (f"{path}&dtype=float16", npy(vectors.astype(np.float16)), NPY, read_npy),
         "npy, bfloat16 product": (f"{path}&precision=bfloat16", npy(vectors), NPY, read_npy),
         "base64": ("/translate", as_base64, JSON, read_base64),

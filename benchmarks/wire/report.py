@@ -14,7 +14,6 @@ from benchmarks.common import Table
 COUNT = 4_096
 TARGETS = {
     "npy": "1.6",
-    "Arrow": "1.5",
     "base64": "4.0",
     "JSON": "1.2 of loads + product + dumps",
 }
@@ -34,7 +33,7 @@ def bulk_results(found: dict[str, list[Any]]) -> dict[str, Any]:
         "json_here_ms": round(here, 2),
         "formats": {},
     }
-    for name in ("npy", "Arrow", "npy, float16", "npy, bfloat16 product", "base64", "JSON"):
+    for name in ("npy", "npy, float16", "npy, bfloat16 product", "base64", "JSON"):
         trip, server = median(found[name]), median(found[f"{name}, server"])
         results["formats"][name] = {
             "round_trip_ms": round(trip, 2),

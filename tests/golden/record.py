@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 
 from app.main import create_app
 from app.settings import Settings, StoreEntry
-from tests.golden.steps import ARROW, NPY, Step, _real, steps
+from tests.golden.steps import NPY, Step, _real, steps
 from tests.waiting import slack
 
 ANSWERS = Path(__file__).with_name("answers.json")
@@ -115,8 +115,6 @@ def recorded(answer: Any) -> Any:
             name: [list(each.shape), float(each.double().abs().sum())]
             for name, each in load(answer.content).items()
         }
-    elif kind == ARROW:
-        body = pa.ipc.open_stream(answer.content).read_all().to_pydict()
     if isinstance(body, dict):
         _order(body)
     return {"status": answer.status_code, "type": kind, "body": body}

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from safetensors.torch import save
 from torch import nn
 
 from app.demo.pack import load_pack
 
-NPY, ARROW = "application/x-npy", "application/vnd.apache.arrow.stream"
+NPY = "application/x-npy"
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
 REAL = {"source": "a", "target": "b", "anchor_set": "intents"}
 TEXTS = ["I lost my card.", "What is the exchange rate?", "My transfer failed."]
@@ -47,19 +46,6 @@ def npy(*arrays: np.ndarray) -> bytes:
     for array in arrays:
         np.save(body, array)
     return body.getvalue()
-
-
-def arrow(vectors: np.ndarray, ids: list[str] | None = None) -> bytes:
-    """An Arrow stream with a column of fixed-size lists, and perhaps one of ids."""
-    flat = pa.array(np.ascontiguousarray(vectors).reshape(-1))
-    columns = {"vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])}
-    if ids is not None:
-        columns["id"] = pa.array(ids)
-    table = pa.table(columns)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
 
 
 def packed(vectors: np.ndarray) -> dict[str, Any]:
@@ -150,11 +136,11 @@ def _anchor_sets(items: dict[str, np.ndarray]) -> Iterator[Step]:
         headers={"Content-Type": NPY},
     )
     yield Step(
-        "embeddings of Arrow",
+        "embeddings of npy",
         "PUT",
         "/anchor-sets/grown/embeddings/second",
-        content=arrow(items["second"][:20]),
-        headers={"Content-Type": ARROW},
+        content=npy(items["second"][:20]),
+        headers={"Content-Type": NPY},
     )
     yield post(
         "more items",
@@ -187,15 +173,14 @@ def _translations(items: dict[str, np.ndarray], vectors: np.ndarray) -> Iterator
         "translate real vectors", "/translate", {**REAL, "vectors": packed(_real()["a"][300:303])}
     )
     query = "source=first&target=second&anchor_set=items&method=graded"
-    for kind, content in ((NPY, npy(vectors)), (ARROW, arrow(vectors, ["x", "y", "z"]))):
-        for accept in ("application/json", NPY, ARROW):
-            yield Step(
-                f"translate {kind} to {accept}",
-                "POST",
-                f"/translate?{query}",
-                content=content,
-                headers={"Content-Type": kind, "Accept": accept},
-            )
+    for accept in ("application/json", NPY):
+        yield Step(
+            f"translate {NPY} to {accept}",
+            "POST",
+            f"/translate?{query}",
+            content=npy(vectors),
+            headers={"Content-Type": NPY, "Accept": accept},
+        )
     relative = {"encoder": "first", "anchor_set": "items", "vectors": vectors.tolist()}
     yield post("relative", "/relative", relative)
     yield post("relative of a power", "/relative", {**relative, "encode_power": 0.5, "ridge": 1.0})
@@ -462,8 +447,6 @@ def _refusals(vectors: np.ndarray) -> Iterator[Step]:
             + b" " * 60,
             NPY,
         ),
-        ("cut Arrow", arrow(vectors)[:-80], ARROW),
-        ("NaN in Arrow", arrow(bad), ARROW),
         ("unknown type", b"1,2,3", "text/csv"),
         ("no JSON", b"{", "application/json"),
     ):

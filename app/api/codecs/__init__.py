@@ -1,1 +1,1 @@
-"""Bytes to arrays and back: npy and Arrow."""
+"""Bytes to arrays and back: npy."""

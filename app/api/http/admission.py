@@ -104,7 +104,7 @@ class Admission:
     threads   for look-ups of keys: slow requests can occupy all other threads
     unknown_threads
               the same for keys that have not worked in this process yet
-    parsing   for large bodies of JSON and Arrow, one at a time
+    parsing   for large bodies of JSON, one at a time
     """
 
     keys: KeyRing | None

@@ -1,4 +1,4 @@
-"""Writes answers of vectors as JSON lists, base64, npy or Arrow, with few copies."""
+"""Writes answers of vectors as JSON lists, base64 or npy, with few copies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import orjson
-import pyarrow as pa
 import pybase64
 import torch
 from fastapi import Request, Response
@@ -17,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 from torch import Tensor
 
-from app.api.codecs import arrow, media_types, npy
+from app.api.codecs import media_types, npy
 from app.api.http.bodies import Call
 from app.api.schemas.fields import Dtype, Encoding
 from app.errors import InvalidRequest, NotAcceptable
@@ -26,9 +25,9 @@ from app.services.incoming import ANSWER_NUMBER_BYTES
 from app.services.serving.apply import refuse_overflow
 from app.services.translators.warnings import AnswerWarning
 
-ANSWER_MEDIA = (media_types.JSON, *media_types.VECTORS)
+ANSWER_MEDIA = (media_types.JSON, media_types.NPY)
 
-#: bytes of a number in npy and Arrow: float16 is rounded from float32
+#: bytes of a number in npy: float16 is rounded from float32
 DTYPE_BYTES = {"float32": 4, "float16": 6}
 TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
@@ -38,7 +37,7 @@ NUMBERS_AT_ONCE = 2**18
 #: larger answers are written in a thread, so that other requests need not wait
 INLINE_NUMBERS = 2**14
 
-#: members of an answer's description that npy and Arrow answers have too
+#: members of an answer's description that npy answers have too
 DESCRIBED = (
     "method",
     "translator",
@@ -96,15 +95,13 @@ class Writer:
     ) -> Response:
         """Returns an answer with the matrix as the field `name`, and its description `about`.
 
-        The description stands in JSON, in headers, or in Arrow's metadata.
+        The description stands in JSON or in headers.
         """
         if self.media == media_types.NPY:
             array = np.ascontiguousarray(self._rounded(vectors).numpy())
             rows, dim = vectors.shape
             file = (npy.header(rows, dim, self.dtype), array.data.cast("B"))
             return PartsResponse(file, media_types.NPY, describe_in_headers(about))
-        if self.media == media_types.ARROW:
-            return self._table(vectors, about, name)
         rest = orjson.dumps(about)
         parts = [
             b'{"%b":' % name.encode(),
@@ -116,15 +113,6 @@ class Writer:
         if vectors.numel() <= INLINE_NUMBERS:
             return Response(b"".join(parts), media_type=media_types.JSON, headers=headers)
         return PartsResponse(parts, media_types.JSON, headers)
-
-    def _table(self, vectors: Tensor, about: Mapping[str, Any], name: str) -> Response:
-        column = arrow.VECTOR if name == "vectors" else name
-        columns = {column: arrow.vectors_array(self._rounded(vectors))}
-        if (labels := about.get("labels")) is not None:
-            columns["label"] = pa.array(labels, pa.string())
-        columns[arrow.FLAG] = arrow.flags_array(len(vectors), about["flags"])
-        parts = arrow.write(columns, describe_in_texts(about))
-        return PartsResponse(parts, self.media, describe_in_headers({**about, "flags": []}))
 
     def _rounded(self, vectors: Tensor) -> Tensor:
         """Returns the vectors in the answer's dtype."""
@@ -156,7 +144,6 @@ def flags(
     """Returns the flags of an answer's rows, in the order of the rows."""
     if at_mean is not None and not truncated and at_mean is no_flags(at_mean.shape[0])[0]:
         return []
-    # Arrow has one flag a row, the last: the flags that say most come last.
     codes = {
         "equals-anchor-mean": at_mean,
         "outside-anchors": outside,

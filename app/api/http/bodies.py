@@ -1,6 +1,7 @@
 """Request bodies: received within a size and a deadline, parsed, and validated by a model.
 
-A route declares `body: Annotated[Model, json_body(Model)]` and `openapi_extra=body_docs(Model)`.
+A route declares `body: Annotated[Model, json_body(Model)]` and `openapi_extra=body_docs(Model)`,
+both with `npy=True` if its body may be an npy file, whose fields are in the query string.
 A route that answers vectors in the format of its body declares
 `call: Annotated[Call[Model], vector_call(Model)]`.
 """
@@ -21,10 +22,10 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
-from starlette.concurrency import run_in_threadpool
 
-from app.api.codecs import arrow, media_types, npy
-from app.api.http import multipart, query_fields
+from app.api.codecs import media_types
+from app.api.codecs import npy as npy_files
+from app.api.http import query_fields
 from app.api.http.field_errors import Place, located
 from app.api.http.problems import Problem
 from app.api.schemas.fields import Body
@@ -51,7 +52,7 @@ BODY_BYTES_PER_S = 256 * 1024
 #: is cut off while it sends does not see the answer
 DISCARD_S = 10
 
-#: larger bodies of JSON and Arrow are parsed in a thread, one at a time: several would compete for
+#: larger bodies of JSON are parsed in a thread, one at a time: several would compete for
 #: the GIL and delay all other requests
 INLINE_BODY_BYTES = 64 * 1024
 
@@ -60,46 +61,6 @@ INLINE_BODY_BYTES = 64 * 1024
 MAX_CONTAINERS = 2**19
 
 BodyT = TypeVar("BodyT", bound=Body)
-
-#: returns the fields of an Arrow body, which may have at most a number of rows
-Reader = Callable[[Data, int], dict[str, Any]]
-
-
-def _read_arrow(data: Data, max_rows: int) -> dict[str, Any]:
-    return {"vectors": arrow.read_vectors(data, max_rows)}
-
-
-@dataclass(frozen=True)
-class BodyFormats:
-    """Which bodies a route reads in addition to JSON and multipart.
-
-    arrow      how it reads Arrow; None: neither npy nor Arrow, whose fields the query string has
-    described  what OpenAPI says of such a body
-    """
-
-    arrow: Reader | None = None
-    described: str = "A matrix of floats, or record batches with a column of lists of floats."
-
-    @property
-    def media(self) -> tuple[str, ...]:
-        """The media types that the route reads."""
-        plain = (media_types.JSON, media_types.MULTIPART)
-        return plain if self.arrow is None else (*plain, *media_types.VECTORS)
-
-
-JSON_ONLY = BodyFormats()
-
-#: npy and Arrow hold one matrix, which becomes the field `vectors`
-MATRIX = BodyFormats(_read_arrow)
-
-#: the items of an anchor set
-ITEM_COLUMNS = BodyFormats(
-    arrow.read_items,
-    described="npy: vectors of the encoder that `encoder` names. Arrow: one row for "
-    "each item; columns of float lists named after their encoders, and optionally the text "
-    "columns `input` and `role`.",
-)
-
 
 bearer = HTTPBearer(
     auto_error=False,
@@ -153,38 +114,33 @@ class Call(Generic[BodyT]):
         )
 
 
-def json_body(model: type[Body], formats: BodyFormats = JSON_ONLY) -> Any:
+def json_body(model: type[Body], *, npy: bool = False) -> Any:
     """Returns a dependency for the validated body.
 
     A route declares it after the context, which refuses a key without the scope.
     """
-    return Depends(partial(read_body, model, formats))
+    return Depends(partial(read_body, model, npy))
 
 
-def vector_call(model: type[Body], formats: BodyFormats = MATRIX) -> Any:
+def vector_call(model: type[Body], *, npy: bool = True) -> Any:
     """Returns a dependency for the route's `Call`, with fields in the body or the query string.
 
     It is the route's only dependency, because FastAPI takes time for each one.
     """
-    return Depends(partial(read_call, model, formats))
+    return Depends(partial(read_call, model, npy))
 
 
 #: the models of all bodies, which `install` adds to the OpenAPI document
 _described: list[type[BaseModel]] = [Problem]
 
-_BINARY = {"type": "string", "format": "binary"}
+_FILE = {"schema": {"type": "string", "format": "binary", "description": "A matrix of floats."}}
 
-#: a route's `responses` for answers in npy and Arrow
-VECTOR_ANSWERS: dict[str, Any] = {
-    "content": {
-        media: {"schema": {**_BINARY, "description": MATRIX.described}}
-        for media in media_types.VECTORS
-    }
-}
+#: a route's `responses` for answers in npy
+VECTOR_ANSWERS: dict[str, Any] = {"content": {media_types.NPY: _FILE}}
 
 
 def body_docs(
-    model: type[BaseModel], formats: BodyFormats = JSON_ONLY, *, is_call: bool = False
+    model: type[BaseModel], *, npy: bool = False, is_call: bool = False
 ) -> dict[str, Any]:
     """Returns a route's `openapi_extra`: its request body, and fields in the query string.
 
@@ -194,9 +150,8 @@ def body_docs(
     reference = {"$ref": f"#/components/schemas/{model.__name__}"}
     content: dict[str, Any] = {media_types.JSON: {"schema": reference}}
     extra: dict[str, Any] = {"requestBody": {"required": True, "content": content}}
-    if formats.arrow is not None:
-        binary = {"schema": {**_BINARY, "description": formats.described}}
-        content |= dict.fromkeys(media_types.VECTORS, binary)
+    if npy:
+        content[media_types.NPY] = _FILE
         extra["parameters"] = query_fields.parameters(model)
     if is_call:
         extra["security"] = [{bearer.scheme_name: [Scope.read.value]}]
@@ -229,66 +184,50 @@ async def read_no_body(request: Request) -> None:
         raise InvalidRequest("This call takes no fields. Send no body, or `{}`.")
 
 
-async def read_body(
-    model: type[BodyT], formats: BodyFormats, request: Request
-) -> AsyncIterator[BodyT]:
+async def read_body(model: type[BodyT], npy: bool, request: Request) -> AsyncIterator[BodyT]:
     """Yields the validated body, and watches for the client's departure."""
-    body, _ = await _read(model, formats, request)
+    body, _ = await _read(model, npy, request)
     with watch_departure(request):
         yield body
 
 
-async def read_call(model: type[BodyT], formats: BodyFormats, request: Request) -> Call[BodyT]:
+async def read_call(model: type[BodyT], npy: bool, request: Request) -> Call[BodyT]:
     """Returns the validated request.
 
     Raises UnsupportedMedia, BodyTooLarge (before reading, if the length is declared), BodyTooSlow,
-    Malformed, the errors of npy, Arrow and vectors fields, InvalidRequest for a wrong query string,
+    Malformed, the errors of npy and vectors fields, InvalidRequest for a wrong query string,
     RequestValidationError, and ScopeMissing for a key that may not read.
     """
     begun = time.perf_counter()
     context = context_of(request, Scope.read)
-    body, whole = await _read(model, formats, request)
+    body, whole = await _read(model, npy, request)
     parsed = time.perf_counter()
     services: Services = request.app.state.services
     return Call(request, services, context, body, whole.media, begun, whole.arrived, parsed)
 
 
-async def _read(
-    model: type[BodyT], formats: BodyFormats, request: Request
-) -> tuple[BodyT, WholeBody]:
+async def _read(model: type[BodyT], npy: bool, request: Request) -> tuple[BodyT, WholeBody]:
     """Returns the validated body, and the body as it arrived."""
     media = media_of(request)
     refuse_encoded(request)
-    if media not in formats.media:
-        raise UnsupportedMedia(wrong_media(request, media, formats.media))
+    readable = (media_types.JSON, media_types.NPY) if npy else (media_types.JSON,)
+    if media not in readable:
+        raise UnsupportedMedia(wrong_media(request, media, readable))
     query: dict[str, Any] = {}
     if request.scope["query_string"]:
-        query = query_fields.read(request, None if formats.arrow is None else model)
+        query = query_fields.read(request, model if npy else None)
     whole = await read_whole_body(request)
-    limits = request.app.state.services.limits
-    # Each route checks its own limit later.
-    max_rows = max(limits.vectors, limits.pool)
-    parse = partial(_parse, formats, whole, query, model, max_rows)
-    if _is_light(whole):
+    parse = partial(_parse, whole, query, model)
+    if whole.media == media_types.NPY or len(whole.data) <= INLINE_BODY_BYTES:
         return parse(), whole
     return await to_thread.run_sync(parse, limiter=request.app.state.admission.parsing), whole
-
-
-def _is_light(whole: WholeBody) -> bool:
-    """Whether a body is parsed in little time."""
-    if whole.media == media_types.NPY:
-        return True
-    if len(whole.data) > INLINE_BODY_BYTES:
-        return False
-    return whole.media != media_types.ARROW or arrow.is_light(whole.data)
 
 
 def wrong_media(request: Request, media: str, readable: tuple[str, ...]) -> str:
     """Returns what to answer to a Content-Type that the route does not read."""
     route = f"{request.method} {request.url.path}"
     sent = f"{route} does not read {media[:100]}" if media else "The request has no Content-Type"
-    *others, last = readable
-    return f"{sent}. Send {', '.join(others)} or {last}."
+    return f"{sent}. Send {' or '.join(readable)}."
 
 
 def validate(model: type[BodyT], fields: Any, place: Place = "body") -> BodyT:
@@ -299,26 +238,14 @@ def validate(model: type[BodyT], fields: Any, place: Place = "body") -> BodyT:
         raise located(error, model, place=place) from None
 
 
-def _parse(
-    formats: BodyFormats,
-    whole: WholeBody,
-    query: dict[str, Any],
-    model: type[BodyT],
-    max_rows: int,
-) -> BodyT:
+def _parse(whole: WholeBody, query: dict[str, Any], model: type[BodyT]) -> BodyT:
     """Returns the body and the query string as the model."""
-    only_vectors = whole.media in media_types.VECTORS
+    only_vectors = whole.media == media_types.NPY
     if only_vectors:
-        assert formats.arrow is not None
-        fields: Any = (
-            {"vectors": npy.read(whole.data)}  # each route checks its limit of rows
-            if whole.media == media_types.NPY
-            else formats.arrow(whole.data, max_rows)
-        )
+        # each route checks its limit of rows
+        fields: Any = {"vectors": npy_files.read(whole.data)}
     else:
         fields = _parse_json(whole.data)
-        if whole.files is not None:
-            fields = _with_files(fields, whole.files)
     if query:
         fields = query_fields.join(fields, query, only_vectors=only_vectors)
     return validate(model, fields, "query string" if only_vectors else "body")
@@ -331,7 +258,7 @@ def _parse_json(data: Data) -> Any:
         if text.count(b"[") + text.count(b"{") > MAX_CONTAINERS:
             raise BodyTooLarge(
                 f"The JSON body has more than {MAX_CONTAINERS} lists and objects, the limit. Send "
-                "fewer items at once, or send vectors as base64, npy or Arrow.",
+                "fewer items at once, or send vectors as base64 or npy.",
                 limit=MAX_CONTAINERS,
             )
     try:
@@ -340,17 +267,6 @@ def _parse_json(data: Data) -> Any:
         raise Malformed(
             f"The body does not parse as JSON, which has no NaN or Infinity: {error}."
         ) from None
-
-
-def _with_files(body: Any, files: list[bytes]) -> Any:
-    """Returns the fields of the JSON part, with the files as `inputs`."""
-    if not isinstance(body, dict) or "inputs" in body:
-        raise InvalidRequest(
-            "The part `request` must be a JSON object without `inputs`, because the files are the "
-            "inputs.",
-            field="request",
-        )
-    return {**body, "inputs": files}
 
 
 def media_of(request: Request) -> str:
@@ -371,38 +287,25 @@ def refuse_encoded(request: Request) -> None:
 
 @dataclass(frozen=True)
 class WholeBody:
-    """A body as it arrived.
-
-    data     its bytes; of multipart, the part with the JSON fields
-    files    the other parts of multipart; None for other bodies
-    arrived  when it was complete: a time of time.perf_counter()
-    """
+    """A body as it arrived, and when it was complete: a time of time.perf_counter()."""
 
     media: str
     data: Data
-    files: list[bytes] | None
     arrived: float
 
 
 async def read_whole_body(request: Request) -> WholeBody:
     """Returns the body.
 
-    JSON has a smaller limit than vectors and files: parsing it blocks all other threads.
+    JSON has a smaller limit than npy: parsing it blocks all other threads.
     """
     media, admission = media_of(request), request.app.state.admission
     refuse_encoded(request)
-    most = max_json = min(admission.max_json, admission.max_body_bytes)
-    if media in (*media_types.VECTORS, media_types.MULTIPART):
-        most = admission.max_body_bytes
-    data, files = await read_whole(request, most), None
-    arrived = time.perf_counter()
-    if media == media_types.MULTIPART:
-        data, files = await run_in_threadpool(
-            multipart.split, request.headers["content-type"], data
-        )
-        if len(data) > max_json:
-            raise _too_large(max_json)
-    return WholeBody(media, data, files, arrived)
+    most = admission.max_body_bytes
+    if media != media_types.NPY:
+        most = min(admission.max_json, most)
+    data = await read_whole(request, most)
+    return WholeBody(media, data, time.perf_counter())
 
 
 async def read_whole(request: Request, limit: int) -> Data:
@@ -489,6 +392,6 @@ def _too_large(limit: int, size: int | None = None) -> BodyTooLarge:
     has = f"more than {limit} bytes, the limit" if size is None else f"{size} bytes"
     more = "" if size is None else f", and the limit is {limit}"
     return BodyTooLarge(
-        f"The body has {has}{more}. Split the request; npy and Arrow may be larger than JSON.",
+        f"The body has {has}{more}. Split the request; npy may be larger than JSON.",
         limit=limit,
     )

@@ -31,7 +31,6 @@ _KINDS: tuple[tuple[type, str], ...] = (
     (int, "a number"),
     (float, "a decimal number"),
     (str, "a string"),
-    (bytes, "a file"),
     (list, "a list"),
     (dict, "an object"),
 )

@@ -1,4 +1,4 @@
-"""Fields of a request in its query string, for bodies of npy and Arrow."""
+"""Fields of a request in its query string, for bodies of npy."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def read(request: Request, model: type[Body] | None) -> dict[str, Any]:
 def join(fields: Any, query: dict[str, Any], *, only_vectors: bool) -> Any:
     """Returns the fields of body and query string. Raises InvalidRequest for a field in both.
 
-    only_vectors  the body is npy or Arrow; with `relative=true` its rows are relative vectors
+    only_vectors  the body is npy; with `relative=true` its rows are relative vectors
     """
     if only_vectors and query.get("relative") is BODY_ROWS:
         fields = {"relative": fields["vectors"]}
@@ -92,7 +92,7 @@ def parameters(model: type[BaseModel]) -> list[dict[str, Any]]:
     if "relative" in schema["properties"]:
         plain["relative"] = {
             "type": "boolean",
-            "description": "npy and Arrow: the rows of the body are relative vectors.",
+            "description": "npy: the rows of the body are relative vectors.",
         }
     return [_parameter(name, each) for name, each in plain.items()]
 

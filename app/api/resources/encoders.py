@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from app.api.http.bodies import JSON_ONLY, body_docs, json_body, read_body
+from app.api.http.bodies import body_docs, json_body, read_body
 from app.api.http.deps import (
     After,
     Limit,
@@ -259,7 +259,7 @@ async def _read_check(request: Request) -> AsyncIterator[CheckRequest]:
     if request.headers.get("content-length", "0") == "0":
         yield CheckRequest()
     else:
-        async with asynccontextmanager(read_body)(CheckRequest, JSON_ONLY, request) as body:
+        async with asynccontextmanager(read_body)(CheckRequest, False, request) as body:
             yield body
 
 

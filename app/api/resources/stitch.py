@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from app.api.http import answers
 from app.api.http.answers import Writer
-from app.api.http.bodies import MATRIX, VECTOR_ANSWERS, Call, body_docs, vector_call
+from app.api.http.bodies import VECTOR_ANSWERS, Call, body_docs, vector_call
 from app.api.http.deps import FIT_QUEUED
 from app.api.http.problems import documented
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Name, Vectors
@@ -112,7 +112,7 @@ class StitchAnswer(BaseModel):
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
-    openapi_extra=body_docs(StitchRequest, MATRIX, is_call=True),
+    openapi_extra=body_docs(StitchRequest, npy=True, is_call=True),
 )
 async def stitch(call: Annotated[Call[StitchRequest], vector_call(StitchRequest)]) -> Response:
     """Predicts with a head that was trained on another encoder's vectors.

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.http import answers
-from app.api.http.bodies import MATRIX, VECTOR_ANSWERS, Call, body_docs, vector_call
+from app.api.http.bodies import VECTOR_ANSWERS, Call, body_docs, vector_call
 from app.api.http.deps import FIT_QUEUED
 from app.api.http.problems import documented
 from app.api.schemas.fields import Dtype, Encoding, InputsBody, Vectors
@@ -111,7 +111,7 @@ class TranslateAnswer(BaseModel):
         **documented(400, 404, 406, 409, 413, 415, 422),
     },
     response_model=None,
-    openapi_extra=body_docs(TranslateRequest, MATRIX, is_call=True),
+    openapi_extra=body_docs(TranslateRequest, npy=True, is_call=True),
 )
 async def translate(
     call: Annotated[Call[TranslateRequest], vector_call(TranslateRequest)],

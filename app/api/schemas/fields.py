@@ -55,8 +55,8 @@ MAX_FIELDS = 64
 MAX_FIELD_NAME = 200
 
 
-def _text_or_file(value: Any) -> Any:
-    if not isinstance(value, str | bytes):
+def _text(value: Any) -> Any:
+    if not isinstance(value, str):
         raise PydanticCustomError("string_type", "Input should be a valid string")
     return value
 
@@ -71,9 +71,9 @@ def _name_if_text(value: Any) -> Any:
     return value
 
 
-#: Files of a multipart body arrive as bytes. Validation stops at the first wrong item.
+#: Validation stops at the first wrong item.
 Inputs = Annotated[
-    list[Annotated[Any, AfterValidator(_text_or_file)]],
+    list[Annotated[Any, AfterValidator(_text)]],
     Field(fail_fast=True),
     WithJsonSchema(
         {
@@ -116,7 +116,7 @@ _LISTS_SCHEMA = {
 }
 
 
-#: Stands for the rows of an npy or Arrow body, where the query string names the field.
+#: Stands for the rows of an npy body, where the query string names the field.
 BODY_ROWS = object()
 
 
@@ -201,7 +201,7 @@ def parse_matrix(value: Any, field: str) -> Tensor:
     """A vectors field (n, d) as a tensor: float64 from JSON numbers, its own dtype from base64.
     Does not check that the numbers are finite.
     """
-    if isinstance(value, Tensor):  # from an npy or Arrow body
+    if isinstance(value, Tensor):  # from an npy body
         return value
     if isinstance(value, Mapping):
         return _from_packed(value, field)

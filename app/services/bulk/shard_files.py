@@ -22,7 +22,6 @@ from torch import Tensor
 from app.errors import (
     ROWS_SHOWN,
     AnchorageError,
-    BadColumn,
     BadDtype,
     DimensionMismatch,
     InvalidRequest,
@@ -41,7 +40,7 @@ USUAL_COLUMN = "vector"
 def find_column(schema: pa.Schema, name: str | None, dim: int, file: str) -> int:
     """Return the position of the column of vectors with `dim` numbers.
 
-    Raises BadColumn, BadDtype, and DimensionMismatch for lists of another fixed size.
+    Raises InvalidRequest, BadDtype, and DimensionMismatch for lists of another fixed size.
     """
     places = [place for place, kind in enumerate(schema.types) if number_type(kind) is not None]
     if name is None:
@@ -49,13 +48,15 @@ def find_column(schema: pa.Schema, name: str | None, dim: int, file: str) -> int
         if len(places) != 1 and len(usual) != 1:
             shown = ", ".join(f"`{schema.names[place]}`" for place in places[:10])
             what = f"several columns hold lists of floats: {shown}" if places else "no column does"
-            raise BadColumn(f"{file}: {what}. Name the column of vectors with --column.")
+            raise InvalidRequest(f"{file}: {what}. Name the column of vectors with --column.")
         place = (usual or places)[0]
     else:
         found = schema.get_all_field_indices(name)
         if len(found) != 1:
             shown = ", ".join(f"`{each}`" for each in schema.names[:10])
-            raise BadColumn(f"{file} has {len(found)} columns {name!r}. Its columns are {shown}.")
+            raise InvalidRequest(
+                f"{file} has {len(found)} columns {name!r}. Its columns are {shown}."
+            )
         place = int(found[0])
         if place not in places:
             raise BadDtype(
@@ -84,13 +85,13 @@ def as_matrix(column: pa.Array, dim: int, file: str, first: int) -> Tensor:
     """Return the vectors (n, dim) of a column, without a copy if possible.
 
     first  the row of the file at which the column begins, for errors
-    Raises BadColumn for null vectors and numbers, and DimensionMismatch.
+    Raises InvalidRequest for null vectors and numbers, and DimensionMismatch.
     """
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     if column.null_count:
         rows = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
-        raise BadColumn(
+        raise InvalidRequest(
             f"{file}: the vector is null in {describe_rows(rows + first)}. "
             "Remove these rows, or give them a vector."
         )
@@ -106,7 +107,7 @@ def as_matrix(column: pa.Array, dim: int, file: str, first: int) -> Tensor:
     if values.null_count:
         nulls = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
         rows = np.unique(nulls // dim) + first
-        raise BadColumn(f"{file}: a number of the vector is null in {describe_rows(rows)}.")
+        raise InvalidRequest(f"{file}: a number of the vector is null in {describe_rows(rows)}.")
     return torch.utils.dlpack.from_dlpack(values).view(len(column), dim)
 
 

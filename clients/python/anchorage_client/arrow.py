@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
+
+from anchorage_client.results import Translation
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-HEADERS = {"Content-Type": "application/vnd.apache.arrow.stream"}
-
-
-def to_ipc(table: pa.Table) -> bytes:
-    """Return a table as an Arrow IPC stream."""
-    import pyarrow as pa
-
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
 
 
 def vector_column(table: pa.Table, name: str | None) -> str:
@@ -39,18 +29,25 @@ def vector_column(table: pa.Table, name: str | None) -> str:
     return found[0] if name is None else name
 
 
-def with_answer(table: pa.Table, column: str, answer: pa.Table) -> pa.Table:
-    """Return a table with the answer's vectors in place of its vectors, and the other columns."""
-    place = table.schema.get_field_index(column)
-    table = table.set_column(place, column, answer["vector"])
-    for name in answer.column_names[1:]:
-        table = table.append_column(name, answer[name])
-    metadata = {**(table.schema.metadata or {}), **(answer.schema.metadata or {})}
-    return table.replace_schema_metadata(metadata)
+def with_answer(table: pa.Table, column: str, answer: Translation) -> pa.Table:
+    """Return a table with the answer's vectors in place of its vectors, and the other columns.
 
-
-def from_ipc(data: bytes) -> pa.Table:
-    """Return the table of an Arrow IPC stream."""
+    The column `anchorage_flag` has the last flag of each row, and the metadata the translator.
+    """
     import pyarrow as pa
 
-    return pa.ipc.open_stream(data).read_all()
+    rows, dim = answer.vectors.shape
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(answer.vectors.ravel()), dim)
+    flags: list[str | None] = [None] * rows
+    for each in answer.flags:
+        flags[each["row"]] = each["code"]
+    about = {"method": answer.method, "translator": answer.translator, "options": answer.options}
+    texts = {
+        f"anchorage.{name}": value if isinstance(value, str) else json.dumps(value)
+        for name, value in about.items()
+        if value
+    }
+    place = table.schema.get_field_index(column)
+    table = table.set_column(place, column, vectors)
+    table = table.append_column("anchorage_flag", pa.array(flags, pa.string()))
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), **texts})

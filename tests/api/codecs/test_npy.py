@@ -14,16 +14,20 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import ipc
+from fastapi.exceptions import RequestValidationError
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from app.api.codecs import npy
+from app.api.http import bodies, query_fields
+from app.api.http.answers import preferred_media
+from app.api.http.field_errors import CODES, field_of
 from app.api.http.problems import status_of
-from app.errors import AnchorageError
+from app.api.resources.translate import TranslateRequest
+from app.errors import AnchorageError, NotAcceptable
 
-JSON, NPY, ARROW = "application/json", "application/x-npy", "application/vnd.apache.arrow.stream"
+JSON, NPY = "application/json", "application/x-npy"
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}
 TRANSLATE = "/translate?source=first&target=second&anchor_set=items"
 RELATIVE = "/relative?encoder=first&anchor_set=items"
@@ -72,12 +76,6 @@ def numbers(answer: Any, field: str = "vectors") -> np.ndarray:
     media = answer.headers["content-type"]
     if media == NPY:
         return np.load(io.BytesIO(answer.content), allow_pickle=False)
-    if media == ARROW:
-        with ipc.open_stream(answer.content) as reader:
-            column = (
-                reader.read_all().column("vector" if field == "vectors" else field).combine_chunks()
-            )
-        return column.flatten().to_numpy().reshape(len(column), -1)
     value = answer.json()[field]
     if isinstance(value, dict):
         return np.frombuffer(b64decode(value["base64"]), value["dtype"]).reshape(value["shape"])
@@ -89,27 +87,29 @@ def numbers(answer: Any, field: str = "vectors") -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", ">f2", ">f4", ">f8"])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_npy_of_any_float_and_order_is_answered_as_its_numbers_in_json_are(service, dtype, order):
-    array = np.asarray(VECTORS.astype(dtype), order=order)
-    for path, fields in (
-        (TRANSLATE, PAIR),
-        (RELATIVE, {"encoder": "first", "anchor_set": "items"}),
-    ):
-        listed = service.post(
-            path.partition("?")[0], json={**fields, "vectors": array.astype("f8").tolist()}
-        )
-        np.testing.assert_allclose(
-            numbers(send(service, written(array), path)), numbers(listed), rtol=1e-5, atol=1e-5
-        )
-
-
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-def test_every_version_of_npy_is_read(service, version):
-    same = send(service, written(VECTORS))
-    assert send(service, written(VECTORS, version=version)).content == same.content
-    assert (
-        send(service, with_header(described(), version=version)).content == same.content
-    )  # a header that is not padded
+def test_npy_of_any_float_order_and_version_is_its_numbers(dtype, order, version):
+    array = np.asarray(VECTORS.astype(dtype), order=order)
+    for body in (written(array, version=version), memoryview(bytearray(written(array)))):
+        assert np.array_equal(npy.read(body).numpy(), array)
+
+
+def test_a_header_need_not_be_padded():
+    for version in ((1, 0), (2, 0), (3, 0)):
+        assert np.array_equal(npy.read(with_header(described(), version=version)).numpy(), VECTORS)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [(TRANSLATE, PAIR), (RELATIVE, {"encoder": "first", "anchor_set": "items"})],
+)
+def test_npy_is_answered_as_its_numbers_in_json_are(service, path, fields):
+    array = np.asfortranarray(VECTORS.astype(">f2"))
+    body = {**fields, "vectors": array.astype("f8").tolist()}
+    listed = service.post(path.partition("?")[0], json=body)
+    np.testing.assert_allclose(
+        numbers(send(service, written(array), path)), numbers(listed), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_a_set_takes_another_encoders_embeddings_as_npy(service, refused):
@@ -203,18 +203,12 @@ def test_what_is_no_matrix_of_floats_is_refused(name):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("dtype", ["<f2", ">f4", "<f8"])
-def test_rows_of_npy_that_are_not_finite_are_named(service, refused, dtype, value):
-    array = VECTORS.astype(dtype)
+def test_rows_of_npy_that_are_not_finite_are_named(service, refused, value):
+    array = VECTORS.astype(">f4")
     array[1, 2] = array[4, 7] = value
-    refused(send(service, written(array)), 422, "non-finite", "vectors", [1, 4])
-    refused(
-        send(service, written(np.asfortranarray(array)), RELATIVE),
-        422,
-        "non-finite",
-        "vectors",
-        [1, 4],
-    )
+    for path in (TRANSLATE, RELATIVE):
+        answer = send(service, written(np.asfortranarray(array)), path)
+        refused(answer, 422, "non-finite", "vectors", [1, 4])
 
 
 def test_more_rows_of_npy_than_allowed_are_refused_and_the_limit_named(service, refused):
@@ -265,16 +259,10 @@ def test_damaged_npy_is_read_or_refused_and_never_fails():
 def forms() -> dict[str, tuple[str, bytes]]:
     """The same vectors in every form: media type and body."""
     base64 = {"dtype": "float32", "shape": [5, 8], "base64": b64encode(VECTORS.tobytes()).decode()}
-    sink = pa.BufferOutputStream()
-    column = pa.FixedSizeListArray.from_arrays(pa.array(VECTORS.ravel()), 8)
-    batch = pa.record_batch([column], names=["vector"])
-    with ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
     return {
         "json": (JSON, json.dumps({"vectors": VECTORS.tolist()}).encode()),
         "base64": (JSON, json.dumps({"vectors": base64}).encode()),
         "npy": (NPY, written(VECTORS)),
-        "arrow": (ARROW, sink.getvalue().to_pybytes()),
     }
 
 
@@ -288,11 +276,11 @@ def forms() -> dict[str, tuple[str, bytes]]:
         (NPY, NPY, NPY),
         ("APPLICATION/X-NPY", NPY, NPY),
         (f"{NPY};q=0.5", NPY, NPY),
-        (f"{JSON};q=0.2, {ARROW};q=0.3,{NPY};q=0.1", ARROW, ARROW),
+        (f"{JSON};q=0.2,{NPY};q=0.3", NPY, NPY),
         (f"{JSON}, {NPY}", JSON, JSON),
         (f"{NPY};q=0.5, {JSON};q=0.9", JSON, JSON),
         (f"{NPY};q=0, {JSON}, */*;q=0.1", JSON, JSON),
-        (f"text/csv, {ARROW};q=0.01", ARROW, ARROW),
+        (f"text/csv, {NPY};q=0.01", NPY, NPY),
         (f"{JSON};q=nan, {NPY};q=0.1", NPY, NPY),
         (f"{JSON};q=x, {NPY};q=0.1", NPY, NPY),
         (f"{JSON};charset=utf-8", JSON, JSON),
@@ -303,25 +291,33 @@ def forms() -> dict[str, tuple[str, bytes]]:
         ("x" * 5000, None, None),
     ],
 )
-def test_the_accept_header_chooses_the_form(service, refused, accept, as_json, as_npy):
-    for form, expected in (("json", as_json), ("npy", as_npy)):
-        media, body = forms()[form]
-        answer = send(service, body, media=media, accept=accept)
+def test_the_accept_header_chooses_the_form(accept, as_json, as_npy):
+    request = Request({"type": "http", "headers": [(b"accept", accept.encode())]})
+    for own, expected in ((JSON, as_json), (NPY, as_npy)):
         if expected is None:
-            refused(answer, 406, "not-acceptable", "Accept")
+            with pytest.raises(NotAcceptable) as refused:
+                preferred_media(request, own)
+            assert refused.value.field == "Accept"
         else:
+            assert preferred_media(request, own) == expected
+
+
+def test_an_answer_has_the_form_of_the_body_or_of_accept(service, refused):
+    for media, body in forms().values():
+        for accept, expected in (("", media), (JSON, JSON), (NPY, NPY)):
+            answer = send(service, body, media=media, accept=accept)
             assert (answer.status_code, answer.headers["content-type"]) == (200, expected)
+    answer = send(service, written(VECTORS), accept="text/html")
+    refused(answer, 406, "not-acceptable", "Accept")
 
 
 def test_a_body_in_another_form_than_it_says_is_refused(service, refused):
     json_body, npy_body = forms()["json"][1], forms()["npy"][1]
     refused(send(service, json_body, media=NPY), 400, "bad-npy", "vectors")
-    refused(send(service, json_body, media=ARROW), 400, "bad-arrow", "vectors")
-    refused(send(service, npy_body, media=ARROW), 400, "bad-arrow", "vectors")
     refused(send(service, npy_body, media=JSON), 400, "malformed-json")
 
 
-@pytest.mark.parametrize("accept", [JSON, NPY, ARROW])
+@pytest.mark.parametrize("accept", [JSON, NPY])
 def test_answers_beyond_float16_are_refused_by_row_in_every_form(service, refused, accept):
     rows = VECTORS.copy()
     rows[2] *= 1e9
@@ -370,7 +366,7 @@ def test_flags_and_what_served_it_are_said_in_headers(service):
 
 def test_every_answer_says_where_its_time_went(service):
     for media, body in forms().values():
-        for accept in (JSON, NPY, ARROW):
+        for accept in (JSON, NPY):
             timing = send(service, body, media=media, accept=accept).headers["server-timing"]
             parts = dict(part.split(";dur=") for part in timing.split(", "))
             assert list(parts) == ["read", "parse", "answer"]
@@ -378,6 +374,16 @@ def test_every_answer_says_where_its_time_went(service):
 
 
 # --- fields in the query string -------------------------------------------------------------------
+
+
+def read_query(more: str) -> TranslateRequest:
+    """The fields of an npy body and a query string."""
+    query = f"{TRANSLATE}&{more}".partition("?")[2].encode()
+    request = Request({"type": "http", "headers": [], "query_string": query})
+    fields = query_fields.read(request, TranslateRequest)
+    vectors = {"vectors": npy.read(written(VECTORS))}
+    joined = query_fields.join(vectors, fields, only_vectors=True)
+    return bodies.validate(TranslateRequest, joined, "query string")
 
 
 def test_fields_and_options_in_the_query_mean_what_they_mean_in_a_body(service):
@@ -439,7 +445,6 @@ def test_relative_vectors_may_be_the_whole_body(service, refused):
         ('delta="0.5"', "invalid-request", "options.delta"),
         ("renormalise=1", "invalid-request", "options.renormalise"),
         ("renormalise=True", "invalid-request", "options.renormalise"),
-        ("method=irp&ridge=1", "unknown-option", "options.ridge"),
         ("column=vector", "unknown-field", "column"),
         ("stream=true", "unknown-field", "stream"),
         ("method=nearest", "invalid-request", "method"),
@@ -456,10 +461,23 @@ def test_relative_vectors_may_be_the_whole_body(service, refused):
         ("encoding=hex", "invalid-request", "encoding"),
     ],
 )
-def test_wrong_fields_in_the_query_are_refused_where_they_stand(
-    service, refused, more, code, field
-):
-    refused(send(service, written(VECTORS), f"{TRANSLATE}&{more}"), 422, code, field)
+def test_wrong_fields_in_the_query_are_refused_where_they_stand(more, code, field):
+    with pytest.raises((AnchorageError, RequestValidationError)) as refused:
+        read_query(more)
+    if isinstance(refused.value, AnchorageError):
+        assert (refused.value.code, refused.value.field) == (code, field)
+    else:
+        [item] = refused.value.errors()
+        assert (CODES.get(item["type"], "invalid-request"), field_of(item)) == (code, field)
+
+
+def test_wrong_fields_in_the_query_are_problems_of_the_answer(service, refused):
+    for more, code, field in (
+        ("foo=1", "unknown-field", "foo"),
+        ("seed=1.0", "invalid-request", "options.seed"),
+        ("method=irp&ridge=1", "unknown-option", "options.ridge"),
+    ):
+        refused(send(service, written(VECTORS), f"{TRANSLATE}&{more}"), 422, code, field)
 
 
 def test_a_field_in_body_and_query_is_refused(service, refused):

@@ -98,7 +98,7 @@ def test_in_a_query_string_no_value_is_called_a_string():
 def test_a_wrong_content_type_names_those_that_the_route_reads(client, refused):
     for path, read in (
         ("/encoders", ["application/json"]),
-        ("/translate", ["application/json", "application/x-npy", "arrow.stream"]),
+        ("/translate", ["application/json", "application/x-npy"]),
     ):
         answer = client.post(path, content=b"x", headers={"content-type": "text/csv"})
         problem = refused(answer, 415, "unsupported-media-type", detail="text/csv")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import ipc
 
 from app.api.codecs import media_types
 
@@ -83,7 +81,7 @@ def test_three_anchors_are_few(stocked, embeddings):
     assert codes(relative) == ["few-anchors"]
 
 
-def test_npy_and_arrow_name_the_warnings_in_the_header(shifted):
+def test_npy_names_the_warnings_in_the_header(shifted):
     vectors = RNG.normal(size=(3, 8)).astype(np.float32)
     query = "source=first&target=second&anchor_set=shifted"
     file = io.BytesIO()
@@ -92,16 +90,6 @@ def test_npy_and_arrow_name_the_warnings_in_the_header(shifted):
         f"/translate?{query}", content=file.getvalue(), headers={"Content-Type": media_types.NPY}
     )
     assert (answer.status_code, answer.headers[HEADER]) == (200, "useless-anchors")
-    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 8)
-    sink = io.BytesIO()
-    with ipc.new_stream(sink, pa.schema([("vector", column.type)])) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays([column], ["vector"]))
-    answer = shifted.post(
-        f"/translate?{query}", content=sink.getvalue(), headers={"Content-Type": media_types.ARROW}
-    )
-    assert (answer.status_code, answer.headers[HEADER]) == (200, "useless-anchors")
-    with ipc.open_stream(answer.content) as reader:
-        assert reader.schema.metadata[b"anchorage.warnings"] == b"useless-anchors"
 
 
 @pytest.mark.parametrize("head", ["classes", "numbers"])

@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pyarrow import fs as arrow_fs
 from pyarrow import parquet
 
-from app.errors import AnchorageError, BadColumn, Conflict, DimensionMismatch, InvalidRequest
+from app.errors import AnchorageError, Conflict, DimensionMismatch, InvalidRequest
 from app.maths.translators.translator import apply
 from app.services.bulk import shards as shards_module
 from app.services.bulk.pipeline import BulkWork, ShardResult, translate_shards
@@ -239,7 +239,7 @@ def test_columns_files_and_outputs_that_cannot_be_are_refused_before_the_first_r
     for arguments, error, reason in (
         ((work, short, out), DimensionMismatch, "3 numbers, and the source encoder has 24"),
         ((replace(work, column="text"), source, out), AnchorageError, "holds string"),
-        ((replace(work, column="none"), source, out), BadColumn, "0 columns 'none'.*`id`"),
+        ((replace(work, column="none"), source, out), InvalidRequest, "0 columns 'none'.*`id`"),
         ((work, tmp_path / "text.parquet", out), InvalidRequest, "cannot be read as Parquet"),
         ((work, tmp_path / "no.parquet", out), InvalidRequest, "no file or folder"),
         ((work, tmp_path / "full", out), InvalidRequest, "No Parquet file"),

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import ConfigDict, Field
 
-from app.api.http.bodies import MATRIX, body_docs, json_body
+from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import PathName, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.anchor_sets import AnchorSet
@@ -49,13 +49,13 @@ class SampledAnchorSet(AnchorSet):
     "/{encoder}",
     summary="Set the sample of a store",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(NewSample, MATRIX),
+    openapi_extra=body_docs(NewSample, npy=True),
 )
 def put_sample(
     name: PathName,
     encoder: PathName,
     context: WriteContext,
-    body: Annotated[NewSample, json_body(NewSample, MATRIX)],
+    body: Annotated[NewSample, json_body(NewSample, npy=True)],
     services: Svc,
 ) -> SampledAnchorSet:
     """Sets vectors of a store that the set's translators will serve, in place of earlier ones.

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.http.bodies import ITEM_COLUMNS, MATRIX, body_docs, json_body
+from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import (
     ASYNC,
     After,
@@ -139,11 +139,11 @@ def _of_store(body: NewAnchorSet) -> StoreAnchors:
     status_code=201,
     summary="Create an anchor set",
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
-    openapi_extra=body_docs(NewAnchorSet, ITEM_COLUMNS),
+    openapi_extra=body_docs(NewAnchorSet, npy=True),
 )
 def create_anchor_set(
     context: WriteContext,
-    body: Annotated[NewAnchorSet, json_body(NewAnchorSet, ITEM_COLUMNS)],
+    body: Annotated[NewAnchorSet, json_body(NewAnchorSet, npy=True)],
     response: Response,
     services: Svc,
     prefer: Prefer = None,
@@ -188,13 +188,13 @@ def create_anchor_set(
     status_code=201,
     summary="Add an encoder's embeddings",
     responses={202: ASYNC, **documented(400, 404, 409, 413, 415, 422)},
-    openapi_extra=body_docs(NewEmbeddings, MATRIX),
+    openapi_extra=body_docs(NewEmbeddings, npy=True),
 )
 def add_embeddings(
     name: PathName,
     encoder: PathName,
     context: WriteContext,
-    body: Annotated[NewEmbeddings, json_body(NewEmbeddings, MATRIX)],
+    body: Annotated[NewEmbeddings, json_body(NewEmbeddings, npy=True)],
     response: Response,
     services: Svc,
     prefer: Prefer = None,
@@ -231,12 +231,12 @@ def add_embeddings(
     status_code=201,
     summary="Append items",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(NewItems, ITEM_COLUMNS),
+    openapi_extra=body_docs(NewItems, npy=True),
 )
 def append_items(
     name: PathName,
     context: WriteContext,
-    body: Annotated[NewItems, json_body(NewItems, ITEM_COLUMNS)],
+    body: Annotated[NewItems, json_body(NewItems, npy=True)],
     services: Svc,
 ) -> AnchorSet:
     """Appends items to a set in all its spaces at once, as the next version of the set.

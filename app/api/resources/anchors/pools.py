@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Response
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
-from app.api.http.bodies import MATRIX, body_docs, json_body
+from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import After, Limit, PathName, Reads, Svc, WriteContext
 from app.api.http.problems import documented
 from app.api.schemas.fields import InputsBody, Name, RowModel, Vectors
@@ -71,12 +71,12 @@ class PoolPage(BaseModel):
     status_code=201,
     summary="Create a pool",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(NewPool, MATRIX),
+    openapi_extra=body_docs(NewPool, npy=True),
 )
 def create_pool(
     name: PathName,
     context: WriteContext,
-    body: Annotated[NewPool, json_body(NewPool, MATRIX)],
+    body: Annotated[NewPool, json_body(NewPool, npy=True)],
     response: Response,
     services: Svc,
 ) -> Pool:
@@ -98,12 +98,12 @@ def create_pool(
     status_code=201,
     summary="Add items to a pool",
     responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(NewPiece, MATRIX),
+    openapi_extra=body_docs(NewPiece, npy=True),
 )
 def extend_pool(
     name: PathName,
     context: WriteContext,
-    body: Annotated[NewPiece, json_body(NewPiece, MATRIX)],
+    body: Annotated[NewPiece, json_body(NewPiece, npy=True)],
     services: Svc,
 ) -> Pool:
     """Adds the next items to a pool.

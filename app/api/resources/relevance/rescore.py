@@ -23,7 +23,7 @@ from starlette.concurrency import run_in_threadpool
 
 from app.api.codecs import media_types
 from app.api.http import answers
-from app.api.http.bodies import JSON_ONLY, Call, body_docs, vector_call
+from app.api.http.bodies import Call, body_docs, vector_call
 from app.api.http.deps import FIT_QUEUED
 from app.api.http.problems import documented
 from app.api.schemas.fields import (
@@ -345,10 +345,10 @@ class RescoreAnswer(BaseModel):
         **documented(400, 404, 409, 413, 415, 422),
     },
     response_model=None,
-    openapi_extra=body_docs(RescoreRequest, JSON_ONLY, is_call=True),
+    openapi_extra=body_docs(RescoreRequest, is_call=True),
 )
 async def rescore(
-    call: Annotated[Call[RescoreRequest], vector_call(RescoreRequest, JSON_ONLY)],
+    call: Annotated[Call[RescoreRequest], vector_call(RescoreRequest, npy=False)],
 ) -> Response:
     """Sorts a store's candidates by their scores with the new encoder. Writes nothing to the store.
 

@@ -265,19 +265,13 @@ class AsyncClient(AsyncMeasures):
         """Return a `pyarrow.Table` with its vectors translated and its other columns as they are.
 
         column  names the vectors; default: the only column of float lists
-        fields  further fields of /translate
+        fields  further fields of `translate`
         """
-        names = {"source": source, "target": target, "anchor_set": anchor_set, **fields}
         column = arrow.vector_column(table, column)
-        answer = await self._transport.send(
-            "POST",
-            "/translate",
-            params=names,
-            content=arrow.to_ipc(table.select([column])),
-            headers=arrow.HEADERS,
+        answer = await self.translate(
+            table[column], source=source, target=target, anchor_set=anchor_set, **fields
         )
-        with reading("The answer of /translate"):
-            return arrow.with_answer(table, column, arrow.from_ipc(answer.content))
+        return arrow.with_answer(table, column, answer)
 
     async def relative(
         self,

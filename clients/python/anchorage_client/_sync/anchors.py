@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from anchorage_client import arrow
 from anchorage_client._sync.jobs import Job, submit
 from anchorage_client._sync.resources import Resource
 from anchorage_client._sync.transport import Json, json_of, require_new, segment
@@ -166,15 +165,15 @@ class AnchorSets(Resource):
         Columns of float lists have the names of their encoders. The text columns `input` and
         `role` are optional.
         """
-        answer = self._transport.send(
-            "POST",
-            self.path,
-            params={"name": name},
-            content=arrow.to_ipc(table),
-            headers=arrow.HEADERS,
-            creates=True,
-        )
-        return json_of(answer)
+        fields = {"input": "inputs", "role": "roles"}
+        texts = {
+            field: table[column].to_pylist()
+            for column, field in fields.items()
+            if column in table.column_names
+        }
+        vectors = {name: table[name] for name in table.column_names if name not in fields}
+        made: Json = self.create(name, embeddings=vectors or None, **texts)
+        return made
 
     def create_from_parquet(self, name: str, path: str | Path) -> Json:
         """Create a set from a Parquet file with the columns of `create_from_table`."""

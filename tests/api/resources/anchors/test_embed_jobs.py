@@ -128,7 +128,7 @@ def test_images_are_kept_as_files_and_read_again(encoding, fresh):
         image.fromarray(generator.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(file, "PNG")
         files.append(file.getvalue())
     encoded = [base64.b64encode(file).decode() for file in files]
-    other, name, by_parts = fresh(), fresh(), fresh()
+    other, name, at_once = fresh(), fresh(), fresh()
     body = {"name": other, "kind": "timm", "model": "eye", "options": {"dim": 9, "normalise": True}}
     assert encoding.http.post("/encoders", json=body).status_code == 201
     answer = encoding.http.post(
@@ -137,10 +137,8 @@ def test_images_are_kept_as_files_and_read_again(encoding, fresh):
     assert answer.status_code == 201, answer.text
     answer = put(encoding, name, other)
     assert (answer.status_code, answer.json()["encoders"]) == (201, ["eye", other]), answer.text
-    request = ("request", ("", json.dumps({"name": by_parts, "encoders": ["eye", other]})))
-    answer = encoding.http.post(
-        "/anchor-sets", files=[request, *(("inputs", ("x.png", file)) for file in files)]
-    )
+    body = {"name": at_once, "inputs": encoded, "encoders": ["eye", other]}
+    answer = encoding.http.post("/anchor-sets", json=body)
     assert answer.status_code == 201, answer.text
     assert answer.json()["spaces"] == encoding.http.get(f"/anchor-sets/{name}").json()["spaces"]
     wrong = put(encoding, name, "minilm")  # an encoder of texts

@@ -16,7 +16,7 @@ from app.services.request_context import RequestContext
 from app.storage.blobs import BlobStore
 from app.storage.queries import resources
 
-JSON, NPY, ARROW = "application/json", media_types.NPY, media_types.ARROW
+JSON, NPY = "application/json", media_types.NPY
 ROWS = np.random.default_rng(11).normal(size=(30, 8)).astype(np.float32)
 
 
