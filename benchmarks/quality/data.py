@@ -158,8 +158,6 @@ TASKS: dict[str, Callable[[], Task]] = {
     "fashion-mnist": cache(fashion_mnist),
     "words": cache(words),
 }
-#: tasks of different domains by the same encoders
-SHARED_ENCODERS = ("banking77", "trec", "stsb")
 
 
 def tasks(names: Sequence[str], console: Console) -> Iterator[Task]:

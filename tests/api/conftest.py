@@ -150,12 +150,6 @@ def listen(data_dir: Path) -> Iterator[Callable[..., tuple[str, int]]]:
 
 
 @pytest.fixture(scope="session")
-def behind_a_socket() -> Callable[[ExitStack, FastAPI], tuple[str, int]]:
-    """Start an app behind a real socket until the stack closes, and return its host and port."""
-    return _listen
-
-
-@pytest.fixture(scope="session")
 def parallel() -> dict[str, np.ndarray]:
     """Forty anchors of two encoders: `second` (6-d) is a linear map of `first` (8-d)."""
     generator = np.random.default_rng(7)

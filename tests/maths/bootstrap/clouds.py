@@ -10,9 +10,6 @@ from torch import Tensor
 from app.maths.bootstrap.pools import Pools, State, Step, fit_pools
 from tests.maths import clouds
 
-#: bytes; more than any table of these tests
-WHOLE = 10**9
-
 
 def normal(seed: int, *shape: int) -> Tensor:
     return clouds.normal(seed, *shape, dtype=torch.float32)
