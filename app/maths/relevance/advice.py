@@ -8,13 +8,10 @@ and the order follows what was measured on other collections.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Literal
 
-from app.maths.relevance.cloze import STANDARD_ERRORS
 from app.maths.relevance.fuse_weight import cut_difference, scale_of
 from app.maths.relevance.options import NATIVE_COUNTS
 
@@ -44,13 +41,8 @@ UNIT_COSTS: dict[AdvisedOption, tuple[int, int, int]] = {
     "re-embed": (1, 1, 1),
 }
 
-#: Median standard deviation over queries of nDCG@10 less that of keep, on Cranfield with 300
-#: anchors: of fuse, which stays near keep, and of the other options. That of re-embed is .18 to .33
-#: on six collections, with the median .22.
-FUSE_DEVIATION, OTHER_DEVIATION = 0.072, 0.224
-
-#: Smallest difference in nDCG@10 that matters, unless a request names another.
-DEFAULT_DIFFERENCE = 0.02
+#: Smallest difference in nDCG@10 that matters: options that differ by less count as equally good.
+LEAST_DIFFERENCE = 0.02
 
 #: Fewest anchors of the corpus with which fuse by its default weight was measured.
 FEWEST_FOR_FUSE = 100
@@ -139,57 +131,10 @@ class MeasuredOption:
     gain: GainOverKeep | None = None
 
 
-def queries_needed(deviation: float, difference: float) -> int:
-    """The number of judged queries whose 95 % interval is narrower than a difference to each side.
-
-    n = (1.96 s / delta)^2, rounded up, at least FEWEST_QUERIES.
-
-    deviation   s, the standard deviation over queries of the difference of two options
-    difference  delta > 0, in the same unit
-    """
-    return max(FEWEST_QUERIES, math.ceil((STANDARD_ERRORS * deviation / difference) ** 2))
-
-
-def deviation_of(gain: GainOverKeep, queries: int) -> float:
-    """The standard deviation over queries that a 95 % interval of their mean implies."""
-    return (gain.high - gain.low) / 2 / STANDARD_ERRORS * math.sqrt(queries)
-
-
-def probability_better(gain: GainOverKeep) -> float | None:
-    """The probability that the gain is above 0: Phi(value / standard error).
-
-    The error is that of the 95 % interval, as if the mean over queries were normal. Returns None
-    without a mean; where the interval is a point, 1 above 0, 0 below, and .5 for 0.
-    """
-    if gain.value is None:
-        return None
-    error = (gain.high - gain.low) / 2 / STANDARD_ERRORS
-    if error <= 0.0:
-        return 0.5 + 0.5 * ((gain.value > 0) - (gain.value < 0))
-    return NormalDist().cdf(gain.value / error)
-
-
-def deviations(
-    measurements: Mapping[AdvisedOption, MeasuredOption], queries: int
-) -> dict[str, float]:
-    """The standard deviation of each option but keep: measured, or else that of Cranfield, which
-    also stands for those of fewer queries than FEWEST_QUERIES.
-    """
-    deviation: dict[str, float] = {}
-    for name in ADVISED_OPTIONS[1:]:
-        gain = measurements[name].gain if name in measurements else None
-        usual = FUSE_DEVIATION if name == "fuse" else OTHER_DEVIATION
-        enough = queries >= FEWEST_QUERIES
-        deviation[name] = usual if gain is None or not enough else deviation_of(gain, queries)
-    return deviation
-
-
 def rank_options(
     facts: IndexFacts,
     measurements: Mapping[AdvisedOption, MeasuredOption],
     queries: int,
-    *,
-    difference: float = DEFAULT_DIFFERENCE,
 ) -> list[RankedOption]:
     """All options, best first; impossible ones last.
 
@@ -197,15 +142,14 @@ def rank_options(
     queries       number of judged queries; with less than FEWEST_QUERIES, the order is that without
                   judgements, by a comparison of the encoders if there is one, and no option counts
                   as better or worse than keep
-    difference    options whose nDCG@10 differs by less count as equally good
     """
     reasons = {name: _why_impossible(name, facts) for name in ADVISED_OPTIONS}
     possible = [name for name in ADVISED_OPTIONS if reasons[name] is None]
     enough = queries >= FEWEST_QUERIES
     order = (
-        _rank_measured(possible, measurements, difference)
+        _rank_measured(possible, measurements)
         if enough and any(name in measurements for name in possible)
-        else _rank_unmeasured(possible, facts, difference)
+        else _rank_unmeasured(possible, facts)
     )
     order += [name for name in ADVISED_OPTIONS if name not in possible]
     return [_describe(name, reasons[name], measurements, facts, enough) for name in order]
@@ -234,7 +178,6 @@ def _why_impossible(name: AdvisedOption, facts: IndexFacts) -> str | None:
 def _rank_measured(
     possible: Sequence[AdvisedOption],
     measurements: Mapping[AdvisedOption, MeasuredOption],
-    difference: float,
 ) -> list[AdvisedOption]:
     """Takes the best of the remaining options, one after the other; unmeasured options last.
 
@@ -247,17 +190,15 @@ def _rank_measured(
         if "keep" in left:
             eligible = [name for name in left if name == "keep" or _is_better(measurements[name])]
         qualities = {name: measurements[name].quality for name in eligible}
-        order.append(_cheapest_of_the_best(qualities, difference))
+        order.append(_cheapest_of_the_best(qualities))
         left = [name for name in left if name != order[-1]]
     rest = sorted((name for name in possible if name not in order), key=UNIT_COSTS.__getitem__)
     return order + rest
 
 
-def _cheapest_of_the_best(
-    qualities: Mapping[AdvisedOption, float], difference: float
-) -> AdvisedOption:
+def _cheapest_of_the_best(qualities: Mapping[AdvisedOption, float]) -> AdvisedOption:
     most = max(qualities.values())
-    near = [name for name, quality in qualities.items() if quality >= most - difference]
+    near = [name for name, quality in qualities.items() if quality >= most - LEAST_DIFFERENCE]
     return min(near, key=lambda name: (UNIT_COSTS[name], -qualities[name]))
 
 
@@ -265,9 +206,7 @@ def _is_better(option: MeasuredOption) -> bool:
     return option.gain is not None and option.gain.low > 0
 
 
-def _rank_unmeasured(
-    possible: Sequence[AdvisedOption], facts: IndexFacts, difference: float
-) -> list[AdvisedOption]:
+def _rank_unmeasured(possible: Sequence[AdvisedOption], facts: IndexFacts) -> list[AdvisedOption]:
     order: list[AdvisedOption]
     if "keep" in possible and facts.difference is not None:
         gains = {name: expected_gain(name, facts) for name in possible}
@@ -277,7 +216,7 @@ def _rank_unmeasured(
         if is_behind := {"fuse", "native"} <= left.keys():
             del left["fuse"]
         while left:
-            order.append(_cheapest_of_the_best(left, difference))
+            order.append(_cheapest_of_the_best(left))
             del left[order[-1]]
         if is_behind:
             order.insert(order.index("native") + 1, "fuse")

@@ -9,7 +9,6 @@ from typing import Any, get_args
 from app.errors import InvalidRequest, blaming
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
 from app.maths.relevance.advice import (
-    DEFAULT_DIFFERENCE,
     FEWEST_FOR_FUSE,
     FEWEST_QUERIES,
     UNIT_COSTS,
@@ -18,9 +17,6 @@ from app.maths.relevance.advice import (
     IndexFacts,
     MeasuredOption,
     RankedOption,
-    deviations,
-    probability_better,
-    queries_needed,
     rank_options,
 )
 from app.maths.relevance.options import NATIVE_COUNTS, SearchOption
@@ -69,7 +65,6 @@ class AdviceTask:
     old_encoder_runs: bool | None = None
     text_exists: bool | None = None
     prices: Prices = Prices()
-    difference: float = DEFAULT_DIFFERENCE
 
 
 def advise(services: Services, context: RequestContext, task: AdviceTask) -> dict[str, Any]:
@@ -103,42 +98,27 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
         _facts(task, source, target, served, compared),
         measurements,
         queries,
-        difference=task.difference,
     )
-    counts = {
-        name: queries_needed(deviation, task.difference)
-        for name, deviation in deviations(measurements, queries).items()
-    }
     if weight is None:
         weight, _ = default_weight_of(services, source, target)
 
-    best = _best_measured(ranked, queries)
-    texts = _texts_per_query(evaluation, native, task.corpus_size)
     missing = {**evaluation["missing"], "native": evaluation["missing"].get(native, ())}
 
     def describe(option: RankedOption) -> dict[str, Any]:
-        reason = option.obstacle or _explain(
-            option, task, queries, counts, weight, missing, compared is not None
-        )
-        if option.name == ranked[0].name != best:
-            reason += _name_best(ranked, best)
         return {
             "name": option.name,
             "possible": option.obstacle is None,
-            "reason": reason,
+            "reason": option.obstacle
+            or _explain(option, queries, weight, missing, compared is not None),
             "ndcg_10": option.quality,
-            "over_keep": None
-            if option.gain is None
-            else {**asdict(option.gain), "probability": _probability(option.gain, queries)},
+            "over_keep": None if option.gain is None else asdict(option.gain),
             "certainty": option.certainty,
-            **_costs(option.name, task, texts),
+            **_costs(option.name, task),
         }
 
     return {
         "advice": ranked[0].name,
-        "summary": _summarise(
-            ranked[0], task, queries, compared, max(counts.values()), (source, target)
-        ),
+        "summary": _summarise(ranked[0], task, queries, compared, (source, target)),
         "basis": "judgements"
         if queries >= FEWEST_QUERIES
         else "comparison"
@@ -147,8 +127,6 @@ def advise(services: Services, context: RequestContext, task: AdviceTask) -> dic
         "comparison": compared,
         "options": [describe(each) for each in ranked],
         "queries": queries,
-        "deciding_queries": counts,
-        "difference": task.difference,
         "fuse_weight": weight,
         "fidelity": translator_reports.estimate_for(row.report or {}, _index(task)),
         "translator": served.id,
@@ -297,21 +275,14 @@ def _summarise(
     task: AdviceTask,
     queries: int,
     compared: Mapping[str, Any] | None,
-    needed: int,
     sides: tuple[tables.SpaceRow, tables.SpaceRow],
 ) -> str:
-    """Return the best option, what the order hinges on, and what it takes to know more.
-
-    needed  judged queries that decide about every option
-    """
+    """Return the best option, what the order hinges on, and what it takes to know more."""
     advised = f"The best possible option is {best.name} (certainty: {best.certainty})."
     source, target = (repr(side.encoder.name) for side in sides)
     if queries >= FEWEST_QUERIES:
         return f"{advised} The order rests on {queries} judged queries."
-    to_know = (
-        f"About {needed} judged queries would decide between options that differ by "
-        f"{task.difference:g} in nDCG@10: POST /evaluate."
-    )
+    to_know = "Judged queries decide between the options: POST /evaluate."
     if _runs(sides[0].encoder, task.old_encoder_runs) is False:
         again = (
             "its items cannot be encoded again"
@@ -338,55 +309,8 @@ def _summarise(
     )
 
 
-def _probability(gain: GainOverKeep, queries: int) -> float | None:
-    """Return how likely an option is better than keep; None with too few judged queries."""
-    return probability_better(gain) if queries >= FEWEST_QUERIES else None
-
-
-def _best_measured(ranked: Sequence[RankedOption], queries: int) -> AdvisedOption | None:
-    """Return the possible option of the best nDCG@10; None with too few judged queries."""
-    measured = [each for each in ranked if each.quality is not None and each.obstacle is None]
-    if queries < FEWEST_QUERIES or not measured:
-        return None
-    return max(measured, key=lambda each: each.quality or 0.0).name
-
-
-def _percent(gain: GainOverKeep) -> str:
-    probability = probability_better(gain) or 0.0
-    return "more than 99%" if probability > 0.99 else f"{probability:.0%}"
-
-
-def _name_best(ranked: Sequence[RankedOption], best: AdvisedOption | None) -> str:
-    """Return a sentence about the option with the best mean, which is not the advised one."""
-    gain = next((each.gain for each in ranked if each.name == best), None)
-    if gain is None or gain.value is None:
-        return ""
-    return (
-        f" Of the measured options, {best} has the highest nDCG@10: {gain.value:+.3f} compared "
-        f"with keep, and better than it with a probability of {_percent(gain)}."
-    )
-
-
-def _texts_per_query(
-    evaluation: Mapping[str, Any], option: SearchOption, corpus_size: int | None
-) -> float:
-    """Return how many texts a query of `native` embeds: as measured on judged queries, or at most.
-
-    Each text is embedded once, so a longer log embeds fewer. A sample of the documents would seem
-    to need fewer texts than the corpus.
-    """
-    if corpus_size is not None and evaluation.get("documents", 0) >= corpus_size:
-        for each in evaluation.get("native", ()):
-            if (each["option"], each["candidates"]) == (option, NATIVE_COUNTS[0]):
-                return float(each["texts_per_query"])
-    return float(NATIVE_COUNTS[0])
-
-
-def _costs(name: AdvisedOption, task: AdviceTask, texts: float) -> dict[str, float | None]:
-    """Return what an option costs once, and for each query; None: not known.
-
-    texts  that a query of `native` embeds
-    """
+def _costs(name: AdvisedOption, task: AdviceTask) -> dict[str, float | None]:
+    """Return what an option costs once, and for each query; None: not known."""
     writes_per_item, encodings_per_item, per_query = UNIT_COSTS[name]
     writes = _times(task.corpus_size, writes_per_item)
     encodings = _times(task.corpus_size, encodings_per_item)
@@ -403,7 +327,7 @@ def _costs(name: AdvisedOption, task: AdviceTask, texts: float) -> dict[str, flo
         tokens = None if encodings is None or each is None else encodings * each
         encoding = _price(tokens, prices.price_per_million_tokens)
         price = None if price is None or encoding is None else price + encoding
-    texts = texts if name == "native" else 0.0
+    texts = float(NATIVE_COUNTS[0]) if name == "native" else 0.0
     if name == "native":
         per_query = 1 if task.old_encoder_runs is False else 2
     return {
@@ -437,16 +361,13 @@ def _price(units: float | None, per_million: float | None) -> float | None:
 
 def _explain(
     option: RankedOption,
-    task: AdviceTask,
     queries: int,
-    counts: Mapping[str, int],
     weight: float,
     missing: Mapping[str, Sequence[str]],
     compared: bool,
 ) -> str:
     """Return one or two sentences about a possible option: why it stands where it does.
 
-    counts   for each option, how many judged queries decide about it
     missing  for each option that the judgements could not measure, the fields that it lacks
     compared  whether there is a comparison of the encoders
     """
@@ -473,10 +394,7 @@ def _explain(
             "keep was not measured, so it is not known whether this is better. To measure keep, "
             "send the judged queries by the old encoder as `old_queries`."
         )
-    return (
-        f"{queries} judged queries do not decide whether it is better than keep. About "
-        f"{counts[option.name]} resolve a difference of {task.difference:g} in nDCG@10."
-    )
+    return f"{queries} judged queries do not decide whether it is better than keep."
 
 
 #: what an option does, and what it gained elsewhere by its default weight without a comparison

@@ -16,7 +16,7 @@ from app.api.schemas.judgements import JudgedFields
 from app.api.schemas.quality import EstimateOut
 from app.api.schemas.translation import AnswerWarningOut, PairRequest
 from app.errors import InvalidRequest
-from app.maths.relevance.advice import DEFAULT_DIFFERENCE, FEWEST_QUERIES, AdvisedOption, Certainty
+from app.maths.relevance.advice import FEWEST_QUERIES, AdvisedOption, Certainty
 from app.services.context import Services
 from app.services.relevance import advice
 from app.services.relevance.advice import AdviceTask, Prices
@@ -75,11 +75,6 @@ class AdviceRequest(PairRequest, JudgedFields):
     items_per_second: Rate | None = Field(
         None, description="Items that the new encoder encodes in a second."
     )
-    difference: Annotated[float, Field(ge=0.001, le=0.5, allow_inf_nan=False)] = Field(
-        DEFAULT_DIFFERENCE,
-        description="Smallest difference in nDCG@10 that matters. Of options that differ by less, "
-        "the cheapest comes first.",
-    )
 
     def advice_task(self, services: Services, context: RequestContext) -> AdviceTask:
         """Raises InvalidRequest, and the errors of `check_judged` and of vectors."""
@@ -102,7 +97,6 @@ class AdviceRequest(PairRequest, JudgedFields):
                 self.price_per_million_writes,
                 self.items_per_second,
             ),
-            self.difference,
         )
 
     def _refuse_judged_fields(self) -> None:
@@ -122,10 +116,6 @@ class GainOut(BaseModel):
     value: float | None = Field(description="The mean. Null if only the range is known.")
     low: float = Field(description="Lower end of the 95 % interval, or of the range.")
     high: float = Field(description="Upper end of the 95 % interval, or of the range.")
-    probability: float | None = Field(
-        description="Probability that the option is better than keep, by the judged queries. "
-        f"Null with fewer than {FEWEST_QUERIES} of them."
-    )
 
 
 class AdvisedOptionOut(BaseModel):
@@ -148,9 +138,8 @@ class AdvisedOptionOut(BaseModel):
     encodings: int | None = Field(description="Items to encode. Null without `corpus_size`.")
     encodings_per_query: int = Field(description="Encodings of each query.")
     texts_per_query: float = Field(
-        description="Texts that `native` embeds for each query: measured where the judged queries "
-        "have at least `corpus_size` documents, otherwise the most. Each text is embedded once, so "
-        "more queries embed fewer."
+        description="Most texts that `native` embeds for each query. Each text is embedded once, "
+        "so more queries embed fewer."
     )
     seconds: float | None = Field(
         description="Time to encode. Null: unknown, as is the time to write to the store."
@@ -179,7 +168,7 @@ class AdviceOut(BaseModel):
 
     advice: AdvisedOption = Field(
         description="The first option. By judgements: keep, unless another is measurably better; "
-        "of options that differ by less than `difference`, the cheapest."
+        "of options that differ by less than .02, the cheapest."
     )
     summary: str = Field(description="What the order hinges on, and what it takes to know more.")
     basis: Literal["judgements", "comparison", "fidelity"] = Field(
@@ -194,11 +183,6 @@ class AdviceOut(BaseModel):
         description="All options, best first; impossible ones last."
     )
     queries: int = Field(description="Number of judged queries.")
-    deciding_queries: dict[str, int] = Field(
-        description="For each option, about how many judged queries resolve `difference` from "
-        "keep, at least 20. With fewer judged queries, by the deviations of Cranfield."
-    )
-    difference: float = Field(description="Difference in nDCG@10 that counts.")
     fuse_weight: float = Field(description="Weight of the new scores to fuse with.")
     fidelity: EstimateOut | None = Field(
         description="How well translations imitate the target's own vectors. Null with too few "
@@ -224,7 +208,7 @@ def give_advice(
     """Ranks what one can do after a change of encoder, from staying to encoding everything again.
 
     With judgements, the qualities are measured on them.
-    Without, the answer says how many judged queries would decide.
+    Without, the order follows what was measured on other collections.
     """
     answer = advice.advise(services, context, body.advice_task(services, context))
     response.headers.update(answers.describe_in_headers({"warnings": answer["warnings"]}))

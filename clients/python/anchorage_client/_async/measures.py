@@ -192,7 +192,6 @@ class AsyncMeasures:
         price_per_million_tokens: float | None = None,
         price_per_million_writes: float | None = None,
         items_per_second: float | None = None,
-        difference: float | None = None,
         evaluation: str | None = None,
         judgements: Sequence[Mapping[str, Any]] | None = None,
         queries: VectorsLike | None = None,
@@ -234,7 +233,6 @@ class AsyncMeasures:
             "price_per_million_tokens": price_per_million_tokens,
             "price_per_million_writes": price_per_million_writes,
             "items_per_second": items_per_second,
-            "difference": difference,
             "evaluation": evaluation,
         }
         return await self._transport.post("/advice", body)

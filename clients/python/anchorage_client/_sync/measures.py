@@ -190,7 +190,6 @@ class Measures:
         price_per_million_tokens: float | None = None,
         price_per_million_writes: float | None = None,
         items_per_second: float | None = None,
-        difference: float | None = None,
         evaluation: str | None = None,
         judgements: Sequence[Mapping[str, Any]] | None = None,
         queries: VectorsLike | None = None,
@@ -232,7 +231,6 @@ class Measures:
             "price_per_million_tokens": price_per_million_tokens,
             "price_per_million_writes": price_per_million_writes,
             "items_per_second": items_per_second,
-            "difference": difference,
             "evaluation": evaluation,
         }
         return self._transport.post("/advice", body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from app.maths.relevance import advice
 from tests.api.resources.translations import PAIR
 
 
@@ -49,21 +50,11 @@ def test_without_judgements_it_says_that_only_fidelity_is_known(ask):
     assert (answer["basis"], answer["queries"]) == ("fidelity", 0)
     assert answer["advice"] == answer["options"][0]["name"] == "keep"  # 40 anchors
     assert 0 < answer["fidelity"]["measures"]["recall"]["value"] <= 1
-    assert answer["deciding_queries"] == {
-        "fuse": 50,
-        "cascade": 482,
-        "native": 482,
-        "translate": 482,
-        "re-embed": 482,
-    }
     options = by_name(answer)
     assert {each["ndcg_10"] for each in options.values()} == {None}
     assert options["cascade"]["certainty"] == "unknown"
     assert "POST /compare" in answer["summary"]
     assert answer["summary"].startswith("The best possible option is keep (certainty: ")
-    assert (
-        "482 judged queries would decide between options that differ by 0.02" in answer["summary"]
-    )
     gone = good(ask(old_encoder_runs=False, text_exists=False))
     assert "its items cannot be encoded again" in gone["summary"]
     assert answer["comparison"] is None
@@ -71,8 +62,9 @@ def test_without_judgements_it_says_that_only_fidelity_is_known(ask):
     assert "Register it with its model" in options["native"]["reason"]
 
 
-def test_judgements_decide_and_the_cheapest_of_the_best_comes_first(ask, judged):
-    answer = good(ask(**judged, corpus_size=1_000, difference=0.2))
+def test_judgements_decide_and_the_cheapest_of_the_best_comes_first(ask, judged, monkeypatch):
+    monkeypatch.setattr(advice, "LEAST_DIFFERENCE", 0.2)
+    answer = good(ask(**judged, corpus_size=1_000))
     options = by_name(answer)
     assert (answer["basis"], answer["queries"]) == ("judgements", 30)
     assert answer["advice"] in ("cascade", "fuse")
@@ -90,11 +82,8 @@ def test_native_counts_old_scores_while_the_old_encoder_runs(ask, judged, stocke
         facts = {"old_encoder_runs": runs, "corpus_size": documents}
         native = by_name(good(ask(**judged, **facts)))["native"]
         assert native["ndcg_10"] == measured["results"][option]["ndcg_10"]
-        cost = next(each for each in measured["native"] if each["option"] == option)
-        assert native["texts_per_query"] == cost["texts_per_query"] < 20
+        assert native["texts_per_query"] == 20
         assert native["encodings_per_query"] == (2 if runs else 1)
-        facts["corpus_size"] = documents + 1
-        assert by_name(good(ask(**judged, **facts)))["native"]["texts_per_query"] == 20
 
 
 def test_the_size_of_the_store_is_that_of_its_sample(ask, stocked, embeddings):
