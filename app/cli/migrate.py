@@ -52,15 +52,6 @@ def plan(
     store: Annotated[str, typer.Argument(help="The name of a connected store.")],
     target: Annotated[str, typer.Option("--target", help="The encoder to move it to.")],
     anchor_set: Annotated[str, typer.Option(help="The anchor set that both encoders embedded.")],
-    source: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--source",
-            help="An encoder of rows that are not of the store's own, as NAME or NAME:SET with its "
-            "own anchor set; again for each.",
-            show_default=False,
-        ),
-    ] = None,
     method: Annotated[str, typer.Option(help="auto, or a method.")] = "auto",
     re_embed: Annotated[
         str | None,
@@ -120,7 +111,6 @@ def plan(
         store=store,
         target=target,
         anchor_set=anchor_set,
-        sources=[_source(each) for each in source or ()] or None,
         method=method,
         re_embed=None if re_embed is None else _share(re_embed),
         rows_per_second=rows_per_second,
@@ -363,12 +353,6 @@ def _read_document(which: str) -> dict[str, Any] | None:
 
 def _write_document(path: Path, document: dict[str, Any]) -> None:
     path.write_text(json.dumps(document, indent=2) + "\n")
-
-
-def _source(text: str) -> dict[str, str]:
-    """Return a further source, written as NAME or NAME:SET."""
-    encoder, _, anchor_set = text.partition(":")
-    return {"encoder": encoder, **({"anchor_set": anchor_set} if anchor_set else {})}
 
 
 def _share(text: str) -> float:

@@ -50,15 +50,6 @@ def print_plan(document: Mapping[str, Any]) -> None:
         sentence = VERDICTS[space["verdict"]]
         facts = {"source": document["source"], "likeliest": space.get("likeliest") or "no encoder"}
         console.print(_plain(sentence.format(**facts)), highlight=False)
-    for each in document.get("sources", ()):
-        console.print(
-            f"{each['share']:.1%} of the sampled rows look like {each['encoder']}; at most "
-            f"{each['wrong_at_most']:.1%} of its rows go to another encoder.",
-            highlight=False,
-        )
-    if undecided := document.get("undecided"):
-        fate = "embeds their texts" if undecided["embed"] else "names them"
-        console.print(f"{undecided['share']:.1%} look like none or two: the run {fate}.")
     estimate = document["estimate"]
     if estimate is not None:
         console.print(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -17,7 +16,7 @@ from app.console.pages import redirect, render
 from app.errors import Conflict, MigrationNotFound
 from app.services.context import Services
 from app.services.store_migrations import plan, records, steps
-from app.services.store_migrations.plan_contents import MigrationTask, MixedSource
+from app.services.store_migrations.plan_contents import MigrationTask
 from app.services.stores import stores
 from app.storage.tables import StoreRow
 from app.types import Scope
@@ -49,20 +48,8 @@ def show_live_store(request: Request, name: PathName, services: Svc, project: Re
 def show_plan_form(request: Request, name: PathName, services: Svc, project: Reads) -> Response:
     """Shows the form of a plan. Raises StoreNotFound."""
     row = stores.find_store(services, project, name)
-    own, every = row.encoder.name, find_pairs(services, project)
-    pairs = [each for each in every if each.source == own]
-    back = [each for each in every if each.target == own]
-    # A store that mixes models is repaired by a migration into its own encoder.
-    repairs = [
-        replace(each, source=own) for each in {each.anchor_set: each for each in back}.values()
-    ]
-    return render(
-        request,
-        "store_plan.html",
-        store=row,
-        pairs=pairs + repairs,
-        others=sorted({each.source for each in back}),
-    )
+    pairs = [each for each in find_pairs(services, project) if each.source == row.encoder.name]
+    return render(request, "store_plan.html", store=row, pairs=pairs)
 
 
 @router.post(f"{STORE_PAGE}/plan")
@@ -75,7 +62,6 @@ def plan_migration(
         store=name,
         target=target,
         anchor_set=anchor_set,
-        sources=[MixedSource(each) for each in form.get("sources", [])],
     )
     plan.plan_migration(services, context, task)
     return redirect(request, f"{CONSOLE}/stores/{name}")

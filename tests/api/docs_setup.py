@@ -199,24 +199,6 @@ def lance(http: httpx2.Client, folder: Path) -> None:
     lancedb.connect(str(folder / "lancedb")).create_table("articles", rows)
 
 
-def mixed(http: httpx2.Client, folder: Path) -> None:
-    """A table of e5's vectors, among which every third is by MiniLM, and the anchors of both."""
-    meaning = DRAW.normal(size=(500, 12))
-    e5, minilm, new = (
-        np.float32(np.tanh(meaning @ DRAW.normal(size=(12, dim)) / 3) + DRAW.normal(size=dim))
-        for dim in (24, 24, 32)
-    )
-    for name, dim in (("e5", 24), ("minilm", 24), ("new", 32)):
-        encoders(http, **{name: dim})
-    known = {"e5": e5[:150], "minilm": minilm[:150], "new": new[:150]}
-    embeddings = {name: rows.tolist() for name, rows in known.items()}
-    make(http, "/anchor-sets", name="faq", embeddings=embeddings)
-    rows = [{"id": id_, "vector": minilm[id_] if id_ % 3 == 0 else e5[id_]} for id_ in range(500)]
-    lancedb.connect(str(folder / "shop")).create_table("articles", rows)
-    about = {"kind": "lancedb", "collection": "articles", "id_field": "id"}
-    make(http, "/stores", name="articles", address="shop", encoder="e5", **about)
-
-
 def sqlite(http: httpx2.Client, folder: Path) -> None:
     rows = moving(folder)
     with closing(SQLITE.connect(str(folder / "notes.db"), isolation_level=None)) as client:
@@ -270,7 +252,6 @@ SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "docs/how-to/clients.md": lambda http, folder: texts(http, folder, running=("old", "new")),
     "docs/how-to/cost.md": shop,
     "docs/how-to/migrate.md": shop,
-    "docs/how-to/mixed-index.md": mixed,
     "docs/how-to/roll-back.md": moved,
     "docs/how-to/search-a-store.md": shop,
 }

@@ -53,10 +53,7 @@ class MigrationAnswer(BaseModel):
     progress: MigrationProgress = Field(description="How far the run is.")
     found: dict[str, Any] = Field(
         description="What was found: checksums before the run, `verify`, and the pauses of "
-        "`cutover` and `rollback` in seconds (`pause_s`). Of a store of several encoders, "
-        "`undecided` has up to 1,000 `ids` of rows that look like none of them, or like two, and "
-        "their number `rows`: beyond 1,000 an upper bound, because a row that is written again "
-        "counts again."
+        "`cutover` and `rollback` in seconds (`pause_s`)."
     )
     error: dict[str, Any] | None = Field(
         description="The problem that stopped it, with `code` and `detail`. Null while it goes "

@@ -1,23 +1,20 @@
 """Rows of a store become anchors: stored vectors on the old side, their texts' on the new one.
 
-The old encoder is not needed. Rows are a random sample of the store, without those that look like
-another encoder's: a store may mix models. The set keeps their ids, and the digests of their texts,
-so that the texts can be read again as long as they are the same.
+The old encoder is not needed. Rows are a random sample of the store. The set keeps their ids, and
+the digests of their texts, so that the texts can be read again as long as they are the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
 import torch
 
 from app.errors import EmptyVectors, InvalidRequest, StoreUnsupported
-from app.maths.anchors.row_owners import FEWEST_OWNED, UNDECIDED, fit_row_owners, most_owners
-from app.maths.anchors.space_match import match_space
-from app.services.anchors import anchor_sets, spaces
+from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.services.encoders import native_vectors
 from app.services.encoders.encoding import encode, require_same_vectors
@@ -37,9 +34,6 @@ USUAL_SIZE = 1_000
 
 #: rows that are read for each anchor, because some have no text
 SAMPLED_PER_ANCHOR = 1.25
-
-#: other encoders that rows are judged by: those that the sample is most like
-MOST_RIVALS = 3
 
 #: how long a job waits for the store's sample and texts
 STORE_READ_S = 120.0
@@ -80,20 +74,16 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
         return page, opened.texts(page.ids)
 
     page, read_texts = services.stores.wait(store, read, within_s=STORE_READ_S)
-    is_own = _own_rows(services, store.encoder, torch.from_numpy(page.vectors))
-    foreign = None if is_own is None else int((~is_own).sum())
     # A store may return a sample in its own order, whose last rows must not be left out.
     drawn = torch.randperm(len(page.ids), generator=torch.Generator().manual_seed(0)).tolist()
-    own = drawn if is_own is None else [row for row in drawn if is_own[row]]
-    usable = [row for row in own if (read_texts[row] or "").strip()]
+    usable = [row for row in drawn if (read_texts[row] or "").strip()]
     rows = sorted(usable[: request.size])
     texts = [(read_texts[row] or "")[: services.limits.input_characters] for row in rows]
     vectors = torch.from_numpy(page.vectors[rows].copy())
     ids = [page.ids[row] for row in rows]
     if not texts:
         raise EmptyVectors(
-            f"No row of a sample of the store {request.store!r} has a text in its `text_field`"
-            + (f" and looks like {store.encoder.name!r}." if foreign else "."),
+            f"No row of a sample of the store {request.store!r} has a text in its `text_field`.",
             field="store",
         )
     owners = [StoreRowId.of(store.id, each) for each in ids]
@@ -136,46 +126,10 @@ def run_store_embed(services: Services, job: tables.JobRow, progress: Progress) 
         "anchor_set": request.anchor_set,
         "size": len(texts),
         "encoders": list(embeddings),
-        "foreign": foreign,
     }
     return JobResult(
         result, write=lambda session: anchor_sets.add_anchor_set(session, context, row)
     )
-
-
-def _own_rows(
-    services: Services, encoder: tables.EncoderRow, vectors: torch.Tensor
-) -> torch.Tensor | None:
-    """Return which rows (n,) of a store look like no other encoder's.
-
-    All without anchors of its encoder; None at dimensions whose fit would need too much memory.
-    A row may also be unlike all anchors so far: those that the store still lacks are such rows.
-    """
-    sets = spaces.comparable_anchors(services, encoder, vectors.shape[1])
-    anchors = {name: each[0] for name, each in sets.items() if len(each[0]) >= FEWEST_OWNED}
-    if encoder.name not in anchors:
-        return torch.ones(len(vectors), dtype=torch.bool)
-    if most_owners(vectors.shape[1]) < min(len(anchors), 1 + MOST_RIVALS):
-        return None
-    with services.fitting(encoder.project):
-        anchors = _likeliest(anchors, encoder.name, vectors)
-        owners, _ = fit_row_owners(list(anchors.values()))
-        found = replace(owners, least=owners.least - torch.inf).find(vectors)
-    own: torch.Tensor = found == list(anchors).index(encoder.name)
-    return own | (found == UNDECIDED)
-
-
-def _likeliest(
-    anchors: dict[str, torch.Tensor], own: str, vectors: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """Return the anchors of an encoder and of MOST_RIVALS others, those that rows are most like."""
-    if len(anchors) <= 1 + MOST_RIVALS:
-        return anchors
-    rows = torch.where(vectors.isfinite().all(dim=1, keepdim=True), vectors, 0.0)
-    match = match_space(rows, {name: [each] for name, each in anchors.items()}, own)
-    others = [each for each in match.encoders if each.encoder != own]
-    others.sort(key=lambda each: -each.share)  # and the likeliest first, as they are
-    return {name: anchors[name] for name in (own, *(each.encoder for each in others[:MOST_RIVALS]))}
 
 
 def read_texts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,7 @@ from app.device_failures import is_device_failure
 from app.errors import AddressNotListed, AnchorageError, StoreChanged
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.store_migrations import mixed
-from app.services.store_migrations.maps import (
-    CopyMap,
-    MappedPage,
-    MigrationMaps,
-    RowMap,
-    load_maps,
-)
+from app.services.store_migrations.maps import MappedPage, MigrationMaps, OneWayMap, load_maps
 from app.services.store_migrations.re_embedding import choose_rows, re_embed
 from app.storage import tables
 from app.stores.base import Changes, Migration, Store, StoreId, StoreVectors
@@ -43,7 +36,7 @@ class NewRows:
     """New vectors (n, d) of rows.
 
     known    number of rows that are anchors; encoded: of rows with a vector by the target itself
-    missing  places of rows without a direction, and of undecided ones: they have no new vector
+    missing  places of rows without a direction: they have no new vector
     """
 
     vectors: StoreVectors
@@ -54,11 +47,7 @@ class NewRows:
 
 @dataclass(frozen=True, eq=False)
 class MigrationContext:
-    """A migration at work. `batch` is the number of rows that are read and written at a time.
-
-    undecided  receives, of each row of several encoders by its id, whether it looks like no source
-               and the target cannot embed it
-    """
+    """A migration at work. `batch` is the number of rows that are read and written at a time."""
 
     services: Services
     context: RequestContext
@@ -67,53 +56,23 @@ class MigrationContext:
     migration: Migration
     maps: MigrationMaps
     batch: int
-    undecided: dict[StoreId, bool] = field(default_factory=dict)
 
     def make_new(self, ids: Sequence[StoreId], vectors: StoreVectors) -> NewRows:
         """Return the new vectors of rows: translated, of anchors, or encoded again by the plan."""
         mapped = map_rows(self.maps.forward, vectors)
         found, missing = mapped.vectors, mapped.undirected
-        choice = choose_rows(self.maps, self.row.plan, mapped)
-        chosen, encoded = np.flatnonzero(choice), 0
+        chosen, encoded = np.flatnonzero(choose_rows(self.maps, self.row.plan, mapped)), 0
         if len(chosen):
             wanted = [ids[place] for place in chosen.tolist()]
             made = re_embed(self.services, self.context, self.row, self.store, wanted)
             encodable = chosen[list(made.places)]
             found[encodable], missing[encodable] = made.vectors, False
             encoded = len(encodable)
-            choice[chosen] = False
-            choice[encodable] = True
-        undecided = mapped.undecided & ~choice
-        places = np.flatnonzero(undecided)
-        embedded = mixed.embed_undecided(self, ids, places.tolist())
-        for place, vector in embedded.items():
-            found[place], missing[place] = vector, False
-        undecided[list(embedded)] = False
-        self._note(ids, mapped, undecided)
-        encoded += len(embedded)
         return NewRows(found, int(mapped.known.sum()), encoded, np.flatnonzero(missing))
 
     def forward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
         """Translate old vectors, as a cutover needs it."""
-        mapped = map_rows(self.maps.forward, vectors)
-        self._note(ids, mapped, mapped.undecided)
-        return mapped.vectors
-
-    def _note(
-        self, ids: Sequence[StoreId], mapped: MappedPage, undecided: NDArray[np.bool_]
-    ) -> None:
-        """Note which rows are undecided, of a store of several encoders."""
-        if mapped.owners is not None:
-            self.undecided.update(zip(ids, undecided.tolist(), strict=True))
-
-    def _note_written(self, changes: Changes, undirected: NDArray[np.bool_]) -> None:
-        """Note rows that a client gave a new vector after the cutover: they are decided."""
-        done = ~undirected
-        if isinstance(self.maps.backward, CopyMap):  # an undecided row kept its vector
-            done &= ~map_rows(self.maps.forward, changes.vectors).undecided
-        self.undecided.update(
-            (changes.ids[place], False) for place in np.flatnonzero(done).tolist()
-        )
+        return map_rows(self.maps.forward, vectors).vectors
 
     def backward(self, ids: Sequence[StoreId], vectors: StoreVectors) -> StoreVectors:
         """Translate new vectors back, as a rollback needs it."""
@@ -134,7 +93,6 @@ class MigrationContext:
                 return
 
     def _apply(self, changes: Changes, after_cutover: bool) -> None:
-        self.undecided.update(dict.fromkeys(changes.deleted, False))
         if len(changes.ids) == 0:
             width = (self.maps.backward if after_cutover else self.maps.forward).dims[1]
             self.migration.apply(changes, np.zeros((0, width), np.float32))
@@ -142,7 +100,6 @@ class MigrationContext:
         if after_cutover:
             mapped = map_rows(self.maps.backward, changes.vectors)
             vectors, missing = mapped.vectors, np.flatnonzero(mapped.undirected)
-            self._note_written(changes, mapped.undirected)
         else:
             made = self.make_new(changes.ids, changes.vectors)
             vectors, missing = made.vectors, made.missing
@@ -205,7 +162,7 @@ def is_after_cutover(row: tables.MigrationRow) -> bool:
     return row.state == MigrationState.cut_over
 
 
-def map_rows(row_map: RowMap, vectors: StoreVectors) -> MappedPage:
+def map_rows(row_map: OneWayMap, vectors: StoreVectors) -> MappedPage:
     """Translate rows of the store. Raises StoreChanged for another number of dimensions."""
     expected = row_map.dims[0]
     if vectors.shape[1] != expected:

@@ -7,7 +7,7 @@ by another map would not be comparable, so the maps are stored as a blob when th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from app.errors import Conflict, OutOfRange
 from app.maths.anchors.known_rows import find_known_rows, index_known_rows
-from app.maths.anchors.row_owners import RowOwners
 from app.maths.geometry.space import LARGEST_MAGNITUDE
 from app.maths.translators.translator import Translator, apply_into
 from app.services.anchors import made_pairs, spaces
@@ -37,9 +36,6 @@ from app.stores.base import StoreVectors
 
 Direction = Literal["forward", "backward"]
 
-#: the tensors that tell encoders apart
-_OWNED = fields(RowOwners)
-
 #: rows that are translated at a time; their scratch memory is a few vectors each
 MAPPED_ROWS = 8192
 
@@ -51,29 +47,11 @@ class MappedPage:
     known      (n,) rows that equal an anchor: they have the anchor's native vector
     undirected (n,) rows that no map can translate: they are zero, not finite, beyond 2^100, at the
                mean of the anchors, or outside their span. Their vectors are zero
-    owners     (n,) the place of the source whose map was used, UNDECIDED for none; None: there is
-               one map for all rows
-    copied     (n,) rows of several encoders that stay as they are; None: there is one encoder
     """
 
     vectors: StoreVectors
     known: NDArray[np.bool_]
     undirected: NDArray[np.bool_]
-    owners: NDArray[np.int64] | None = None
-    copied: NDArray[np.bool_] | None = None
-
-    @property
-    def kept(self) -> NDArray[np.bool_]:
-        """Return the rows (n,) that a plan never encodes again: anchors, and copied ones."""
-        return self.known if self.copied is None else self.known | self.copied
-
-    @property
-    def undecided(self) -> NDArray[np.bool_]:
-        """Return the rows (n,) that look like none of several encoders, or like two."""
-        if self.owners is None:
-            return np.zeros(len(self.vectors), dtype=np.bool_)
-        found: NDArray[np.bool_] = self.owners < 0
-        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,92 +142,11 @@ class OneWayMap:
 
 
 @dataclass(frozen=True, eq=False)
-class CopyMap:
-    """Leaves rows of the target's own encoder as they are. `native` are its anchors."""
-
-    native: Tensor
-
-    @property
-    def dims(self) -> tuple[int, int]:
-        return self.native.shape[1], self.native.shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        return self.native.nbytes
-
-    def map_rows(self, vectors: StoreVectors) -> MappedPage:
-        """Return the rows; those without a direction are left out, as by a translation."""
-        largest = np.abs(vectors).max(axis=1, initial=0.0)
-        none = np.zeros(len(vectors), dtype=np.bool_)
-        return MappedPage(vectors.copy(), none, ~((largest > 0) & np.isfinite(largest)))
-
-
-@dataclass(frozen=True, eq=False)
-class MixedMap:
-    """Maps of a store that holds rows of several encoders: each row by that of its encoder.
-
-    owners  tells the encoders apart; place i has the map `maps[i]`
-    copies  whether undecided rows stay as they are, because the target is the store's encoder;
-            otherwise they have no new vector
-    """
-
-    owners: RowOwners
-    maps: Sequence[OneWayMap | CopyMap]
-    copies: bool
-
-    @property
-    def dims(self) -> tuple[int, int]:
-        return self.maps[0].dims
-
-    @property
-    def native(self) -> Tensor:
-        return self.maps[0].native
-
-    @property
-    def nbytes(self) -> int:
-        return self.owners.nbytes + sum(each.nbytes for each in self.maps)
-
-    def map_rows(self, vectors: StoreVectors) -> MappedPage:
-        """Translate vectors (n, d), each by the map of the encoder that it looks like."""
-        count = len(vectors)
-        owners = self._find_owners(vectors)
-        out = np.zeros((count, self.dims[1]), dtype=np.float32)
-        known = np.zeros(count, dtype=np.bool_)
-        undirected = np.zeros(count, dtype=np.bool_)
-        undecided = owners < 0
-        copied = undecided & self.copies
-        for place, each in enumerate(self.maps):
-            rows = np.flatnonzero(owners == place)
-            copied[rows] = isinstance(each, CopyMap)
-            page = each.map_rows(vectors[rows])
-            out[rows], known[rows], undirected[rows] = page.vectors, page.known, page.undirected
-        if self.copies:
-            out[undecided] = vectors[undecided]
-        else:
-            undirected[undecided] = True
-        return MappedPage(out, known, undirected, owners, copied)
-
-    def _find_owners(self, vectors: StoreVectors) -> NDArray[np.int64]:
-        """Return the place (n,) of each row; the first for rows that no encoder can have made."""
-        owners = np.empty(len(vectors), dtype=np.int64)
-        for start in range(0, len(vectors), MAPPED_ROWS):
-            rows = slice(start, start + MAPPED_ROWS)
-            owners[rows] = self.owners.find(_as_tensor(vectors[rows])).numpy()
-        largest = np.abs(vectors).max(axis=1, initial=0.0)
-        owners[~((largest > 0) & (largest <= LARGEST_MAGNITUDE))] = 0
-        return owners
-
-
-#: what brings rows of a store into another space
-RowMap = OneWayMap | CopyMap | MixedMap
-
-
-@dataclass(frozen=True, eq=False)
 class MigrationMaps:
     """The maps of one migration, float32 numpy in and out; several threads may use them."""
 
-    forward: RowMap
-    backward: RowMap
+    forward: OneWayMap
+    backward: OneWayMap
 
     @property
     def nbytes(self) -> int:
@@ -291,51 +188,16 @@ def build_maps(
     """
     source, target = _find_pair(services, context.project, request, sample)
     forward, served = _fit_one_way(services, context, request, source, target)
-    maps = MigrationMaps(forward, _fit_back(services, context, request, source, target))
+    assert request.source is not None
+    back = replace(request, source=request.target, target=request.source)
+    backward, _ = _fit_one_way(services, context, back, target, source)
+    maps = MigrationMaps(forward, backward)
     return BuiltMaps(
         services.blobs.put(_dump(maps)),
         maps,
         served,
         warnings.warnings_about_pair(services, source, target),
     )
-
-
-def build_mixed_maps(
-    services: Services,
-    context: RequestContext,
-    requests: Sequence[FitRequest],
-    owners: RowOwners,
-    samples: Sequence[Tensor | None],
-    *,
-    copies: bool,
-) -> list[BuiltMaps]:
-    """Fit the maps of a store of several encoders, and store them as one blob.
-
-    requests  one of each source, into one target. Where `owners` has one encoder more, that is the
-              target, whose rows are copied
-    samples   (n, d) vectors of the store by each source
-    copies    the target is the store's encoder: its rows, and those of clients, need no way back
-    Returns the maps of all sources, once with what is known of the map of each.
-    """
-    pairs = [
-        _find_pair(services, context.project, request, sample)
-        for request, sample in zip(requests, samples, strict=True)
-    ]
-    fitted = [
-        _fit_one_way(services, context, request, *pair)
-        for request, pair in zip(requests, pairs, strict=True)
-    ]
-    maps: list[OneWayMap | CopyMap] = [each for each, _ in fitted]
-    copy = CopyMap(maps[0].native)
-    if len(owners.means) > len(maps):
-        maps.append(copy)
-    back = copy if copies else _fit_back(services, context, requests[0], *pairs[0])
-    every = MigrationMaps(MixedMap(owners, maps, copies), back)
-    digest = services.blobs.put(_dump(every))
-    return [
-        BuiltMaps(digest, every, served, warnings.warnings_about_pair(services, *pair))
-        for (_, served), pair in zip(fitted, pairs, strict=True)
-    ]
 
 
 def _fit_one_way(
@@ -352,18 +214,6 @@ def _fit_one_way(
     known = 0 if made_pairs.estimate_of(source.anchor_set) is not None else len(x)
     served = serve_translator(fitted, (source, target))
     return OneWayMap(fitted.translator, x[:known], y), served
-
-
-def _fit_back(
-    services: Services,
-    context: RequestContext,
-    request: FitRequest,
-    source: tables.SpaceRow,
-    target: tables.SpaceRow,
-) -> OneWayMap:
-    assert request.source is not None
-    back = replace(request, source=request.target, target=request.source)
-    return _fit_one_way(services, context, back, target, source)[0]
 
 
 def _find_pair(
@@ -398,20 +248,11 @@ def load_maps(services: Services, row: tables.MigrationRow) -> MigrationMaps:
 
 
 def _dump(maps: MigrationMaps) -> dict[str, Tensor]:
-    forward, backward = maps.forward, maps.backward
-    parts = {}
-    if isinstance(backward, OneWayMap):
-        parts["backward"] = TRANSLATOR.dump(backward.translator)
-    if isinstance(forward, MixedMap):
-        parts["owners"] = {each.name: getattr(forward.owners, each.name) for each in _OWNED}
-        for place, each in enumerate(forward.maps):
-            if isinstance(each, OneWayMap):
-                parts[f"forward{place}"] = TRANSLATOR.dump(each.translator)
-                # A blob stores no tensor twice, and sources of one set share the target's anchors.
-                parts[f"anchors{place}"] = {"source": each.anchors, "target": each.native.clone()}
-    elif isinstance(forward, OneWayMap):
-        parts["forward"] = TRANSLATOR.dump(forward.translator)
-        parts["anchors"] = {"source": forward.anchors, "target": forward.native}
+    parts = {
+        "forward": TRANSLATOR.dump(maps.forward.translator),
+        "backward": TRANSLATOR.dump(maps.backward.translator),
+        "anchors": {"source": maps.forward.anchors, "target": maps.forward.native},
+    }
     return {
         f"{part}/{name}": tensor for part, each in parts.items() for name, tensor in each.items()
     }
@@ -422,25 +263,11 @@ def _load(tensors: Mapping[str, Tensor], device: str) -> MigrationMaps:
     for key, tensor in tensors.items():
         part, _, name = key.partition("/")
         parts.setdefault(part, {})[name] = tensor
-
-    def one_way(place: str) -> OneWayMap:
-        anchors = parts[f"anchors{place}"]
-        translator = TRANSLATOR.load(parts[f"forward{place}"])
-        return OneWayMap(translator, anchors["source"], anchors["target"], device)
-
-    mixed = "owners" in parts
-    first = one_way("0" if mixed else "")
-    copy = CopyMap(first.native)
-    backward: RowMap = copy
-    if "backward" in parts:
-        translator = TRANSLATOR.load(parts["backward"])
-        backward = OneWayMap(translator, first.native, first.anchors, device)
-    if not mixed:
-        return MigrationMaps(first, backward)
-    owners = RowOwners(**parts["owners"])
-    places = range(len(owners.means))
-    maps = [one_way(str(place)) if f"forward{place}" in parts else copy for place in places]
-    return MigrationMaps(MixedMap(owners, maps, copies="backward" not in parts), backward)
+    source, target = parts["anchors"]["source"], parts["anchors"]["target"]
+    return MigrationMaps(
+        OneWayMap(TRANSLATOR.load(parts["forward"]), source, target, device),
+        OneWayMap(TRANSLATOR.load(parts["backward"]), target, source, device),
+    )
 
 
 def _as_tensor(vectors: StoreVectors) -> Tensor:

@@ -7,8 +7,7 @@ edit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -25,13 +24,12 @@ from app.errors import (
     WrongState,
     blaming,
 )
-from app.maths.anchors.space_match import LEAST_SHARE
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
 from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.store_migrations import mixed, plan_contents, re_embedding
-from app.services.store_migrations.maps import BuiltMaps, build_maps, build_mixed_maps
+from app.services.store_migrations import plan_contents, re_embedding
+from app.services.store_migrations.maps import BuiltMaps, build_maps
 from app.services.store_migrations.plan_contents import (
     MigrationTask,
     PlanInputs,
@@ -70,34 +68,20 @@ def plan_migration(
     if active is not None:
         raise _active_error(store, active)
     _refuse_shared(services, store)
-    further = {each.encoder for each in task.sources} - {store.encoder.name}
-    requests = mixed.requests_of(task, store, _request(task, store))
-    pairs = []
-    for request in requests:
-        with blaming("sources", always=True) if request.source in further else nullcontext():
-            pairs.append(translators.find_pair(services, context.project, request))
-    target = pairs[0][1]
-    for request, (source, _) in zip(requests, pairs, strict=True):
-        translators.check_options(request, anchors=source.anchor_set.size)
-    known = mixed.spaces_of(store, pairs) if task.sources else []
+    request = _request(task, store)
+    source, target = translators.find_pair(services, context.project, request)
+    translators.check_options(request, anchors=source.anchor_set.size)
     text_field = store.options.get("text_field")
     check_re_embedding(task.re_embed, text_field, target.encoder)
     reading = _read(services, store, task.batch, text_field)
     check_reading(reading, store=store.name, encoder=store.encoder.name, dim=store.encoder.dim)
     require_migratable(reading.facts)
     found_space = _check_space(services, task, store, target.encoder.name, reading)
-    every, assignment = _build(services, context, task, store, requests, known, reading)
-    estimates = []
-    for request, built in zip(requests, every, strict=True):
-        refuse_lengths(reading, str(built.served.method), _keeps_norms(built))
-        _refuse_useless(request, task, built)
-        estimates.append(_estimate(services, context, built, request, reading.facts.rows))
-    sources: dict[str, Any] = {}
-    if assignment is not None:
-        sources = mixed.describe(services, store, target.encoder, requests, assignment, estimates)
-    inputs = PlanInputs(
-        task, store, requests[0], reading, found_space, every[0], estimates[0], sources
-    )
+    built = build_maps(services, context, request, sample=torch.from_numpy(reading.sample))
+    refuse_lengths(reading, str(built.served.method), _keeps_norms(built))
+    _refuse_useless(request, task, built)
+    estimate = _estimate(services, context, built, request, reading.facts.rows)
+    inputs = PlanInputs(task, store, request, reading, found_space, built, estimate)
     return _add_row(services, context, inputs, plan_contents.make_plan(services, context, inputs))
 
 
@@ -144,32 +128,17 @@ def _read(
     )
 
 
-def _build(
-    services: Services,
-    context: RequestContext,
-    task: MigrationTask,
-    store: tables.StoreRow,
-    requests: Sequence[FitRequest],
-    known: Sequence[tables.SpaceRow],
-    reading: StoreReading,
-) -> tuple[list[BuiltMaps], mixed.Assignment | None]:
-    """Return the maps of each source, and which of them sampled rows look like, if there are
-    several.
-    """
-    if not task.sources:
-        sample = torch.from_numpy(reading.sample)
-        return [build_maps(services, context, requests[0], sample=sample)], None
-    assignment = mixed.assign(services, context.project, known, reading.sample)
-    if not task.force_space:
-        mixed.refuse_undecided(assignment, store.name)
-    samples = [assignment.rows_of(place) for place in range(len(requests))]
-    copies = task.target == store.encoder.name
-    built = build_mixed_maps(services, context, requests, assignment.owners, samples, copies=copies)
-    return built, assignment
-
-
 def _request(task: MigrationTask, store: tables.StoreRow) -> FitRequest:
-    """Return the fit from the store's encoder to the target."""
+    """Return the fit from the store's encoder to the target.
+
+    Raises InvalidRequest where they are the same.
+    """
+    if task.target == store.encoder.name:
+        raise InvalidRequest(
+            f"The store {store.name!r} already has vectors of {task.target!r}. Name another "
+            "`target`.",
+            field="target",
+        )
     return FitRequest(
         store.encoder.name,
         task.target,
@@ -217,26 +186,11 @@ def _check_space(
     }
     if match.verdict not in ("another", "mixed") or task.force_space:
         return found
-    if task.sources:
-        named = {store.encoder.name, target, *(each.encoder for each in task.sources)}
-        others = {each.encoder for each in match.encoders if each.share >= LEAST_SHARE} - named
-        if match.verdict == "another" and match.likeliest not in named:
-            others = {str(match.likeliest)}
-        if not others:
-            return found
-        raise WrongSpace(
-            f"Rows of the store {store.name!r} look like those of {', '.join(sorted(others))}. "
-            "Name these encoders in `sources` too, or send `force_space: true` to leave such rows "
-            "out.",
-            field="sources",
-            more={"space": found},
-        )
     if match.verdict == "mixed":
         raise WrongSpace(
-            f"{found['mixture']}. A translation would "
-            f"spoil such rows of the store {store.name!r}. Name their encoders in `sources`, "
-            f"embed them again with {store.encoder.name!r}, or send `force_space: true` to "
-            "translate them all the same.",
+            f"{found['mixture']}. A translation would spoil such rows of the store "
+            f"{store.name!r}. Embed them again with {store.encoder.name!r}, or send "
+            "`force_space: true` to translate them all the same.",
             field="store",
             more={"space": found},
         )

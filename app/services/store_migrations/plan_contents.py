@@ -295,21 +295,9 @@ CACHED_CURVE_BYTES = 8 * 1024
 
 
 @dataclass(frozen=True)
-class MixedSource:
-    """An encoder whose rows a store holds next to those of the store's encoder.
-
-    anchor_set  the set that it shares with the target; None: the migration's
-    """
-
-    encoder: str
-    anchor_set: str | None = None
-
-
-@dataclass(frozen=True)
 class MigrationTask:
     """A wanted migration.
 
-    sources        further encoders of the rows; with them, the target may be the store's own
     min_quality    least estimate of the translator, in an index of the store's size
     force_space    plan even where the vectors seem to be another encoder's, or anchors useless
     re_embed       share of the rows to encode again, the central ones first
@@ -319,7 +307,6 @@ class MigrationTask:
     store: str
     target: str
     anchor_set: str
-    sources: Sequence[MixedSource] = ()
     method: str = "auto"
     options: Options = field(default_factory=dict)
     prefer: Preference = "retrieval"
@@ -340,7 +327,6 @@ class PlanInputs:
     """What the steps of a plan have found.
 
     space  what the check of the vectors says
-    mixed  members about the encoders of a mixed store; {} for one encoder
     """
 
     task: MigrationTask
@@ -350,7 +336,6 @@ class PlanInputs:
     space: Mapping[str, Any]
     built: BuiltMaps
     estimate: dict[str, Any] | None
-    mixed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def pair(self) -> tuple[tables.SpaceRow, tables.SpaceRow]:
@@ -395,7 +380,6 @@ def make_plan(services: Services, context: RequestContext, inputs: PlanInputs) -
         "cost": cost,
         "space": dict(inputs.space),
         "notes": _notes(inputs),
-        **inputs.mixed,
     }
 
 

@@ -49,14 +49,14 @@ def choose_rows(
 
     mapped  the translations of old vectors
     Rows without a direction are chosen whenever the plan encodes any. Rows that are anchors never
-    are, because their native vectors are known, nor are copied rows.
+    are, because their native vectors are known.
     """
     below = plan.get("re_embed_below")
     if not plan.get("re_embed") or below is None:
         return np.zeros(len(mapped.vectors), dtype=np.bool_)
     chosen = mapped.undirected.copy()
     chosen |= priorities(maps, mapped) < float(below)
-    chosen &= ~mapped.kept
+    chosen &= ~mapped.known
     return chosen
 
 
@@ -79,7 +79,7 @@ def sample_quantiles(maps: MigrationMaps, sample: StoreVectors) -> list[float]:
     """Return KEPT_QUANTILES quantiles of the priorities of a sample; [] if all of it is kept."""
     mapped = maps.forward.map_rows(sample)
     values = priorities(maps, mapped)
-    values = values[np.isfinite(values) & ~mapped.kept]
+    values = values[np.isfinite(values) & ~mapped.known]
     if not len(values):
         return []
     levels = np.linspace(0.0, 1.0, KEPT_QUANTILES)

@@ -17,7 +17,7 @@ from app.errors import AnchorageError, MigrationActive, StoreFull, StoreUnsuppor
 from app.services.context import Services
 from app.services.jobs.progress import Cancelled, LeaseLost, Progress, Requeued
 from app.services.jobs.runner import MAX_ATTEMPTS, JobResult, NoFurtherAttempt, problem_of
-from app.services.store_migrations import mixed, sync, verify
+from app.services.store_migrations import sync, verify
 from app.services.store_migrations.context import MigrationContext, open_migration, without_url
 from app.services.store_migrations.lease import LEASE_S, Lease, take_lease
 from app.services.store_migrations.records import wrong_state
@@ -173,8 +173,6 @@ class Run:
         position["total"] = self._move.store.facts().rows
         found = dict(self._held.row.found)
         found.pop("verify", None)
-        if not position["rows"]:
-            found.pop("undecided", None)
         if "before" not in found or self._position == {"again": True}:
             checksum = self._move.store.checksum(self._hear_checksum)
             self._facts.pop("checked", None)
@@ -222,7 +220,7 @@ class Run:
         position["rows"] += len(page.ids)
         position["anchors"] += made.known
         position["encoded"] += made.encoded
-        return position, mixed.name_undecided(found, self._move.undecided)
+        return position, found
 
     def _index(self) -> None:
         self._drain()
@@ -245,9 +243,7 @@ class Run:
             self._report(self._facts["phase"])
         self._drained_at = time.monotonic()
         if applied:
-            found = mixed.name_undecided(self._held.row.found, self._move.undecided)
-            position = {**self._position, "applied": self._position["applied"] + applied}
-            self._save(position, found=found)
+            self._save({**self._position, "applied": self._position["applied"] + applied})
 
     def _probe(self) -> None:
         """Measure a search of the store as its clients see it, and set the pace by it."""

@@ -18,7 +18,6 @@ from app.errors import AnchorageError, BelowEstimate, StoreUnavailable, Unavaila
 from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.store_migrations import mixed
 from app.services.store_migrations.context import MigrationContext, open_migration, without_url
 from app.services.store_migrations.lease import LEASE_S, Lease, take_lease
 from app.services.store_migrations.records import (
@@ -145,7 +144,7 @@ def _record(
         within=write,
         state=after,
         position=_without_step(held),
-        found=mixed.name_undecided({**row.found, **dated}, move.undecided),
+        found={**row.found, **dated},
         error=None,
         ended_at=at if ended else None,
     )

@@ -17,7 +17,6 @@ from app.errors import AnchorageError, DatabaseUnavailable, MigrationActive, Una
 from app.services.context import Services
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult, problem_of
-from app.services.store_migrations import mixed
 from app.services.store_migrations.context import (
     MigrationContext,
     is_after_cutover,
@@ -142,6 +141,5 @@ def drain_held(
     finally:
         if applied or news["error"]:
             total = held.position.get("applied", 0) + applied
-            news["found"] = mixed.name_undecided(held.row.found, move.undecided)
             held.save(position={**held.position, "applied": total}, **news)
     return applied

@@ -96,10 +96,7 @@ def check_rows(move: MigrationContext, row: tables.MigrationRow) -> Check:
     if total is None:
         total = move.store.facts().rows
     skipped = int(row.position.get("skipped", 0))
-    undecided = row.found.get("undecided")
     found: dict[str, Any] = {"rows": total, "new": new, "skipped": skipped}
-    if undecided:
-        found["undecided"] = undecided["rows"]
     # A cutover gives skipped rows an empty vector, which a store may count.
     missing = max(total - new - skipped, new - total, 0)
     live = move.store.capabilities.captures_writes
@@ -117,12 +114,6 @@ def check_rows(move: MigrationContext, row: tables.MigrationRow) -> Check:
         )
         if row.state == MigrationState.filled:
             detail += " If they still differ, call `run` again, or abandon."
-    if undecided:
-        kept = "stay as they are" if row.target_id == row.store.encoder_id else "have no new vector"
-        detail += (
-            f" {undecided['rows']:,} rows look like none of the sources, or like two, and {kept}. "
-            "Embed them again: `found.undecided` of the migration names them."
-        )
     return Check("rows", missing <= allowed, detail, found)
 
 
@@ -159,11 +150,11 @@ def check_payloads(move: MigrationContext, row: tables.MigrationRow, hear: HearR
 def check_sample(move: MigrationContext, held: Lease) -> Check:
     """Compare new vectors of sampled rows with translations of their old ones.
 
-    Rows that the plan encodes again, and undecided ones are left out.
+    Rows that the plan encodes again are left out.
     """
     page = move.store.sample(VERIFIED_ROWS)
     mapped = move.maps.forward.map_rows(page.vectors)
-    chosen = choose_rows(move.maps, held.row.plan, mapped) | mapped.undecided
+    chosen = choose_rows(move.maps, held.row.plan, mapped)
     ids = [each for each, encoded in zip(page.ids, chosen.tolist(), strict=True) if not encoded]
     differing: Sequence[StoreId] = ids
     for look in range(MAX_LOOKS):

@@ -33,26 +33,13 @@ from app.services.store_migrations.plan_contents import (
     DEFAULT_BATCH,
     DEFAULT_MIN_RECALL,
     MigrationTask,
-    MixedSource,
 )
 
 router = APIRouter(prefix="/migrations", tags=["Migrate"])
 
 MigrationId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="Id of the migration.")]
-#: most further encoders of one store
-MAX_SOURCES = 8
 
 Pace = Annotated[Finite, Field(gt=0, le=1e9)]
-
-
-class FurtherSource(Body):
-    """An encoder whose rows a store holds next to those of the store's encoder."""
-
-    encoder: Name = Field(description="Name of the encoder.")
-    anchor_set: Name | None = Field(
-        None,
-        description="Anchor set that it shares with `target`. Null: the migration's `anchor_set`.",
-    )
 
 
 class NewMigration(Body):
@@ -67,14 +54,6 @@ class NewMigration(Body):
     store: Name = Field(description="Name of the store.")
     target: Name = Field(description="Encoder to move the store to.")
     anchor_set: Name = Field(description="Anchor set that the store's encoder and `target` share.")
-    sources: list[FurtherSource] = Field(
-        default_factory=list,
-        max_length=MAX_SOURCES,
-        description="Encoders whose rows the store holds next to those of its encoder, because it "
-        "mixes models. Each row is translated by the map of the encoder that it looks like, and "
-        "rows of `target` are copied. With `sources`, `target` may be the store's encoder: that "
-        "translates the foreign rows into its space.",
-    )
     method: MethodName = "auto"
     options: TranslationOptions = Field(
         default_factory=lambda: NO_OPTIONS, description="Options of the method."
@@ -132,10 +111,9 @@ class NewMigration(Body):
         if "prefer" in self.model_fields_set:
             refuse_prefer(self.method)
         same = {each.name for each in fields(MigrationTask)} & set(NewMigration.model_fields)
-        same -= {"options", "min_quality", "sources"}
+        same -= {"options", "min_quality"}
         return MigrationTask(
             **{name: getattr(self, name) for name in same},
-            sources=[MixedSource(each.encoder, each.anchor_set) for each in self.sources],
             options=self.options.as_dict(),
             min_quality=self.min_quality.as_dict(),
         )

@@ -255,7 +255,6 @@ class AsyncMigrations:
         options: Mapping[str, Any] | None = None,
         prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
-        sources: Sequence[str | Mapping[str, str]] | None = None,
         force_space: bool | None = None,
         min_recall: float | None = None,
         re_embed: float | None = None,
@@ -267,8 +266,6 @@ class AsyncMigrations:
         text_exists: bool | None = None,
     ) -> AsyncMigration:
         """Plan the move of a store. It writes nothing to the store."""
-        if sources is not None:
-            sources = [{"encoder": each} if isinstance(each, str) else each for each in sources]
         body = {
             "store": store,
             "target": target,
@@ -277,7 +274,6 @@ class AsyncMigrations:
             "options": None if options is None else dict(options),
             "prefer": prefer,
             "min_quality": None if min_quality is None else dict(min_quality),
-            "sources": sources,
             "force_space": force_space,
             "min_recall": min_recall,
             "re_embed": re_embed,
