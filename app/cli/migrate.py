@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -33,12 +31,7 @@ cli = typer.Typer(
     "Begin with `anchorage migrate STORE --target ENCODER --anchor-set SET`, which only plans.",
 )
 
-Which = Annotated[
-    str,
-    typer.Argument(
-        help="The name of the store, an id, or a plan file that `anchorage migrate plan` wrote."
-    ),
-]
+Which = Annotated[str, typer.Argument(help="The name of the store, or an id.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 #: columns of `migrate status` without a migration
@@ -54,18 +47,11 @@ def plan(
     anchor_set: Annotated[str, typer.Option(help="The anchor set that both encoders embedded.")],
     method: Annotated[str, typer.Option(help="auto, or a method.")] = "auto",
     re_embed: Annotated[
-        str | None,
-        typer.Option(
-            help="Share of the rows to encode again, such as 8%; needs a text field.",
-            show_default=False,
-        ),
-    ] = None,
+        bool,
+        typer.Option("--re-embed", help="Encode all rows that have a text; needs a text field."),
+    ] = False,
     rows_per_second: Annotated[
         float | None, typer.Option(help="Most rows in a second.", show_default=False)
-    ] = None,
-    max_latency_ms: Annotated[
-        float | None,
-        typer.Option(help="Slow down while searches take longer.", show_default=False),
     ] = None,
     min_recall: Annotated[
         float | None,
@@ -95,76 +81,36 @@ def plan(
             show_default=False,
         ),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="File for the plan, which `run` obeys.", show_default=False
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read a store, check it, and say what each option is worth. Writes nothing to the store."""
-    if out is not None and out.exists():
-        raise typer.BadParameter(f"{out} exists. Choose another file, or delete it.")
     planned = service.post(
         "/migrations",
         store=store,
         target=target,
         anchor_set=anchor_set,
         method=method,
-        re_embed=None if re_embed is None else _share(re_embed),
+        re_embed=float(re_embed),
         rows_per_second=rows_per_second,
-        max_latency_ms=max_latency_ms,
         min_recall=min_recall,
         batch=batch,
         force_space=force_space,
         old_encoder_runs=old_encoder_runs,
         text_exists=texts_exist,
     )
-    document = _document_of(planned)
-    if out is not None:
-        _write_document(out, document)
+    document = {"migration": planned["id"], **planned["plan"]}
     if as_json:
         print_json(document)
         return
     plan_tables.print_plan(document)
-    typer.echo(f"Nothing is written to the store. To begin: anchorage migrate run {out or store}")
+    typer.echo(f"Nothing is written to the store. To begin: anchorage migrate run {store}")
 
 
 @cli.command("run")
 @uses_service
-def run(
-    service: Service,
-    which: Which,
-    re_embed: Annotated[
-        str | None,
-        typer.Option(
-            help="Share of the rows to encode again, such as 8%; only before the first run.",
-            show_default=False,
-        ),
-    ] = None,
-    rows_per_second: Annotated[
-        float | None, typer.Option(help="Most rows in a second.", show_default=False)
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Give every row a new vector, as the plan says. Ctrl-C pauses; the same command continues.
-
-    In a plan file, `rows_per_second`, `max_latency_ms`, `re_embed`, `min_recall` and
-    `batch` may be changed before. The options change the file too.
-    """
-    document = _read_document(which)
-    changes = dict(document or {})
-    if re_embed is not None:
-        changes["re_embed"] = _share(re_embed)
-    if rows_per_second is not None:
-        changes["rows_per_second"] = rows_per_second
-    id_ = _id_of(service, which)
-    if changes:
-        changed = service.call("PUT", at("migrations", id_, "plan"), json=changes).json()
-        if document is not None and document != _document_of(changed):
-            _write_document(Path(which), _document_of(changed))  # with what follows from a change
-    _complete(service, which, id_, "run", as_json)
+def run(service: Service, which: Which, as_json: AsJson = False) -> None:
+    """Give every row a new vector, as the plan says. Ctrl-C pauses; the same command continues."""
+    _complete(service, which, _id_of(service, which), "run", as_json)
 
 
 @cli.command("verify")
@@ -193,7 +139,7 @@ def status(
     which: Annotated[
         str | None,
         typer.Argument(
-            help="The name of the store, an id or a plan file; without it, all migrations.",
+            help="The name of the store, or an id; without it, all migrations.",
             show_default="",
         ),
     ] = None,
@@ -306,13 +252,10 @@ def _report(found: dict[str, Any], which: str, as_json: bool) -> None:
 
 
 def _id_of(service: Service, which: str) -> str:
-    """Return the id of the migration that a plan file, an id or a store names.
+    """Return the id of the migration that an id or a store names.
 
     Of a store it is the active migration, or the last one. Raises typer.BadParameter.
     """
-    document = _read_document(which)
-    if document is not None:
-        return str(document["migration"])
     if re.fullmatch(r"[0-9a-f]{32}", which):
         return which
     newest = service.get("/migrations", store=which, limit=1)["migrations"]
@@ -324,40 +267,3 @@ def _id_of(service: Service, which: str) -> str:
         f"status` lists all; to begin one: anchorage migrate {which} --target ENCODER "
         "--anchor-set SET"
     )
-
-
-def _document_of(migration: dict[str, Any]) -> dict[str, Any]:
-    """Return the plan of a migration as a document, which names the migration."""
-    return {"migration": migration["id"], **migration["plan"]}
-
-
-def _read_document(which: str) -> dict[str, Any] | None:
-    """Return a plan file; None for an id or a store. Raises typer.BadParameter."""
-    path = Path(which)
-    if not path.is_file():
-        if path.suffix.startswith(".js") or "/" in which:
-            near = did_you_mean(path.name, [each.name for each in path.parent.glob("*.json")])
-            raise typer.BadParameter(f"There is no file {which}.{near}")
-        return None
-    try:
-        document = json.loads(path.read_text())
-    except ValueError as error:
-        raise typer.BadParameter(f"{which} is no JSON: {error}") from None
-    if not isinstance(document, dict) or not isinstance(document.get("migration"), str):
-        raise typer.BadParameter(
-            f"{which} is no plan: it lacks `migration`, the id. Write one with "
-            "`anchorage migrate plan --output`."
-        )
-    return document
-
-
-def _write_document(path: Path, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=2) + "\n")
-
-
-def _share(text: str) -> float:
-    """Return a share, written as 8% or as 0.08. Raises typer.BadParameter."""
-    try:
-        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        raise typer.BadParameter(f"--re-embed must be a share such as 8%, not {text}.") from None

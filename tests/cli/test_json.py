@@ -111,12 +111,8 @@ def run_every_command(tmp_path: Path, folder: Path, pack: Pack) -> None:
         *("--vectors", str(tmp_path / "query.npy")),
     )
     assert [len(result["ids"]) for result in found["results"]] == [3, 3]
-    plan = call(
-        tmp_path,
-        *("migrate", "shop", "--target", "new", "--anchor-set", "faq"),
-        *("-o", str(tmp_path / "plan.json")),
-    )
-    ran = call(tmp_path, "migrate", "run", str(tmp_path / "plan.json"))
+    plan = call(tmp_path, "migrate", "shop", "--target", "new", "--anchor-set", "faq")
+    ran = call(tmp_path, "migrate", "run", "shop")
     assert (ran["id"], ran["state"]) == (plan["migration"], "filled")
     assert [row["id"] for row in call(tmp_path, "migrate", "status")] == [ran["id"]]
     gone = call(tmp_path, "migrate", "abandon", ran["id"], "--yes")

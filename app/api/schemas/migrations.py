@@ -14,7 +14,7 @@ NextCall = Literal["run", "pause", "verify", "sync", "cutover", "rollback", "fin
 
 
 class MigrationProgress(BaseModel, extra="allow"):
-    """How far a migration is. A run adds the store's latency and the share of time it works."""
+    """How far a migration is."""
 
     phase: str | None = Field(
         description="What the job does, such as `sweep`, `index` or `filled`. Null before a run."

@@ -61,7 +61,7 @@ class MigrationContext:
         """Return the new vectors of rows: translated, of anchors, or encoded again by the plan."""
         mapped = map_rows(self.maps.forward, vectors)
         found, missing = mapped.vectors, mapped.undirected
-        chosen, encoded = np.flatnonzero(choose_rows(self.maps, self.row.plan, mapped)), 0
+        chosen, encoded = np.flatnonzero(choose_rows(self.row.plan, mapped)), 0
         if len(chosen):
             wanted = [ids[place] for place in chosen.tolist()]
             made = re_embed(self.services, self.context, self.row, self.store, wanted)

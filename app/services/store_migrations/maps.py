@@ -57,7 +57,7 @@ class MappedPage:
 @dataclass(frozen=True, eq=False)
 class OneWayMap:
     """A translator, and the anchors of both spaces: row i of `native` is the item of row i of
-    `anchors`. Made pairs have no `anchors` here, because their places are no native vectors.
+    `anchors`. Made pairs have none here, because their places are no native vectors.
 
     device  where it multiplies what is enough to pay; everything else is computed on the CPU
     """
@@ -213,7 +213,7 @@ def _fit_one_way(
     # A made place is no vector of an encoder, so no row of the store is known.
     known = 0 if made_pairs.estimate_of(source.anchor_set) is not None else len(x)
     served = serve_translator(fitted, (source, target))
-    return OneWayMap(fitted.translator, x[:known], y), served
+    return OneWayMap(fitted.translator, x[:known], y[:known]), served
 
 
 def _find_pair(

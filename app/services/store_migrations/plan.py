@@ -1,13 +1,10 @@
 """Plans a migration: reads the store, checks it, fits the maps, and says what it is worth.
 
-Nothing is written to the store. The plan is a row, which `run` obeys, and a document that people
-edit.
+Nothing is written to the store. The plan is a row, which `run` obeys.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,17 +15,15 @@ from app.errors import (
     EncoderNeedsVectors,
     InvalidRequest,
     MigrationActive,
-    OutOfRange,
     QualityBelowMinimum,
     WrongSpace,
-    WrongState,
     blaming,
 )
 from app.maths.quality.estimate import LARGEST_INDEX, SMALLEST_INDEX
 from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.request_context import RequestContext
-from app.services.store_migrations import plan_contents, re_embedding
+from app.services.store_migrations import plan_contents
 from app.services.store_migrations.maps import BuiltMaps, build_maps
 from app.services.store_migrations.plan_contents import (
     MigrationTask,
@@ -39,12 +34,11 @@ from app.services.store_migrations.plan_contents import (
     refuse_lengths,
     require_migratable,
 )
-from app.services.store_migrations.records import STEP_STATES, find_migration
+from app.services.store_migrations.records import STEP_STATES
 from app.services.stores import stores
 from app.services.translators import minimum, translator_reports, translators
 from app.services.translators.translators import FitRequest
 from app.storage import tables
-from app.storage.queries import migrations as queries
 from app.storage.queries import stores as store_queries
 from app.types import EncoderKind, MigrationState
 
@@ -152,7 +146,7 @@ def _request(task: MigrationTask, store: tables.StoreRow) -> FitRequest:
 
 def check_re_embedding(share: float, text_field: str | None, target: tables.EncoderRow) -> None:
     """Raises InvalidRequest without texts, and EncoderNeedsVectors for an external target."""
-    if share <= 0:
+    if not share:
         return
     if text_field is None:
         raise InvalidRequest(
@@ -295,121 +289,3 @@ def _active_error(store: tables.StoreRow, active: tables.MigrationRow) -> Migrat
         field="store",
         more={"migration": active.id},
     )
-
-
-#: the member of a document that names its migration
-DOCUMENT_ID = "migration"
-
-#: most rows of a batch
-MAX_BATCH_ROWS = 10_000
-
-
-def change_plan(
-    services: Services,
-    context: RequestContext,
-    migration_id: str,
-    document: Mapping[str, Any],
-) -> tables.MigrationRow:
-    """Take over what an edited document changes, and return the row.
-
-    Members that the document lacks stay as they are.
-    Raises MigrationNotFound, WrongState while it runs or once it is filled, Conflict, and
-    InvalidRequest, OutOfRange, StoreUnsupported and EncoderNeedsVectors, which name the member.
-    """
-    found = find_migration(services, context.project, migration_id)
-    row = found.row
-    changes = _changed(row, document)
-    if not changes:
-        return row
-    if found.is_busy or row.state not in (MigrationState.planned, MigrationState.paused):
-        raise WrongState(
-            f"The migration is {found.state}, and a plan only changes while it is planned or "
-            "paused. Pause it first, or plan another.",
-            field=next(iter(changes)),
-        )
-    for name, value in changes.items():
-        with blaming(name):
-            CHECKS[name](row, value)
-    plan = _with_threshold({**row.plan, **changes})
-    _check_rows(row, plan)
-    with services.db.transaction() as session:
-        if not queries.change(session, row, plan=plan):
-            raise Conflict(
-                "Another request changed the migration at the same time. Read it, and send the "
-                "plan again."
-            )
-        record_audit(session, context, "change", "migration", row.id)
-    return find_migration(services, context.project, migration_id).row
-
-
-def _changed(row: tables.MigrationRow, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members that differ. Raises InvalidRequest for one that must not."""
-    changes = {}
-    for name, value in document.items():
-        if name == DOCUMENT_ID:
-            if value not in (None, row.id):
-                raise InvalidRequest(
-                    f"The document is of migration {value!r}, not {row.id!r}.", field=name
-                )
-        elif name not in row.plan:
-            raise InvalidRequest(f"A plan has no member {name!r}. Remove it.", field=name)
-        elif value != row.plan[name] or isinstance(value, bool) != isinstance(row.plan[name], bool):
-            if name not in CHECKS:
-                raise InvalidRequest(
-                    f"`{name}` of a plan cannot change. Only {', '.join(CHECKS)} can. Restore it, "
-                    "or plan another migration.",
-                    field=name,
-                )
-            changes[name] = value
-    return changes
-
-
-def _with_threshold(plan: dict[str, Any]) -> dict[str, Any]:
-    below = re_embedding.threshold(plan["re_embedding"]["quantiles"], plan["re_embed"])
-    return {**plan, "re_embed_below": below}
-
-
-def _check_rows(row: tables.MigrationRow, plan: Mapping[str, Any]) -> None:
-    check_re_embedding(plan["re_embed"], row.store.options.get("text_field"), row.target)
-
-
-def _check_re_embed(row: tables.MigrationRow, value: Any) -> None:
-    _require_planned(row, "re_embed")
-    _require_number(value, "re_embed", 0.0, 1.0)
-
-
-def _require_planned(row: tables.MigrationRow, name: str) -> None:
-    if row.state != MigrationState.planned:
-        raise WrongState(
-            f"`{name}` only changes before the first run: rows were already written by it. "
-            "Abandon the migration and plan another."
-        )
-
-
-def _require_number(value: Any, name: str, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise OutOfRange(f"`{name}` must be a number from {low:g} to {high:g}.")
-
-
-def _check_pace(name: str) -> Callable[[tables.MigrationRow, Any], None]:
-    def check(row: tables.MigrationRow, value: Any) -> None:
-        if value is not None:
-            _require_number(value, name, math.ulp(0.0), 1e9)
-
-    return check
-
-
-def _check_batch(row: tables.MigrationRow, value: Any) -> None:
-    _require_number(value, "batch", 1, MAX_BATCH_ROWS)
-    if not isinstance(value, int):
-        raise OutOfRange("`batch` must be a whole number of rows.")
-
-
-#: how each member that may change is checked
-CHECKS: dict[str, Callable[[tables.MigrationRow, Any], None]] = {
-    "rows_per_second": _check_pace("rows_per_second"),
-    "max_latency_ms": _check_pace("max_latency_ms"),
-    "re_embed": _check_re_embed,
-    "min_recall": lambda row, value: _require_number(value, "min_recall", 0.0, 1.0),
-    "batch": _check_batch,
-}

@@ -23,25 +23,15 @@ from app.errors import (
 )
 from app.maths.quality.candidates import Preference
 from app.maths.relevance.advice import UNIT_COSTS, AdvisedOption
-from app.maths.relevance.re_embedding import (
-    ReEmbeddedShare,
-    ReEmbeddingCurve,
-    at_size,
-    re_embedding_curve,
-)
 from app.maths.translators.methods import Options
-from app.services.anchors import made_pairs, spaces
 from app.services.context import Services
 from app.services.encoders import encoding
 from app.services.relevance import advice
 from app.services.relevance.advice import AdviceTask
 from app.services.request_context import RequestContext
-from app.services.store_migrations import re_embedding
 from app.services.store_migrations.maps import BuiltMaps, MigrationMaps
-from app.services.translators import fit_anchors
-from app.services.translators.translators import FitRequest, canonical_json
+from app.services.translators.translators import FitRequest
 from app.storage import tables
-from app.storage.cache import Key
 from app.stores.base import Capabilities, Store, StoreFacts, StoreId, StoreVectors
 from app.types import EncoderKind, InputRole
 
@@ -214,11 +204,11 @@ def estimate_cost(
     if rows_per_second is not None:
         seconds = max(seconds, rows / rows_per_second)
     unknown = ["writes", "index"]
-    if re_embed > 0:
+    if re_embed:
         if encodes is None:
             unknown.append("encoding")
         else:
-            seconds += re_embed * rows / encodes
+            seconds += rows / encodes
     return {
         "seconds": round(seconds, 3),
         "writes": rows,
@@ -290,9 +280,6 @@ def fidelity(name: AdvisedOption, estimate: Mapping[str, Any] | None) -> float |
 #: rows of a batch, and the recall that `verify` must find of the new index, unless a plan says
 DEFAULT_BATCH, DEFAULT_MIN_RECALL = 4_000, 0.95
 
-#: cache size of a curve
-CACHED_CURVE_BYTES = 8 * 1024
-
 
 @dataclass(frozen=True)
 class MigrationTask:
@@ -300,7 +287,7 @@ class MigrationTask:
 
     min_quality    least estimate of the translator, in an index of the store's size
     force_space    plan even where the vectors seem to be another encoder's, or anchors useless
-    re_embed       share of the rows to encode again, the central ones first
+    re_embed       1 to encode all rows again, 0 to translate them
     evaluation     a finished evaluation of judged queries, for the advice
     """
 
@@ -315,7 +302,6 @@ class MigrationTask:
     min_recall: float = DEFAULT_MIN_RECALL
     re_embed: float = 0.0
     rows_per_second: float | None = None
-    max_latency_ms: float | None = None
     batch: int = DEFAULT_BATCH
     evaluation: str | None = None
     old_encoder_runs: bool | None = None
@@ -357,7 +343,6 @@ def make_plan(services: Services, context: RequestContext, inputs: PlanInputs) -
         re_embed=task.re_embed,
         rows_per_second=task.rows_per_second,
     )
-    chosen = _re_embedding(services, inputs)
     advised = _advise(services, context, inputs)
     return {
         "store": inputs.store.name,
@@ -372,41 +357,13 @@ def make_plan(services: Services, context: RequestContext, inputs: PlanInputs) -
         "dim": target.encoder.dim,
         "estimate": inputs.estimate,
         "min_recall": task.min_recall,
-        **chosen,
+        "re_embed": task.re_embed,
         "rows_per_second": task.rows_per_second,
-        "max_latency_ms": task.max_latency_ms,
         "batch": task.batch,
         "advice": advice_document(advised, inputs.estimate, cost, reading, encodes),
         "cost": cost,
         "space": dict(inputs.space),
         "notes": _notes(inputs),
-    }
-
-
-def _re_embedding(services: Services, inputs: PlanInputs) -> dict[str, Any]:
-    """Return the members about encoding rows again.
-
-    Raises InvalidRequest where rows cannot be chosen.
-    """
-    task = inputs.task
-    quantiles = re_embedding.sample_quantiles(inputs.built.maps, inputs.reading.sample)
-    curve = _curve(services, inputs)
-    return {
-        "re_embed": task.re_embed,
-        "re_embed_below": re_embedding.threshold(quantiles, task.re_embed),
-        "re_embedding": {
-            "measured_on": None if curve is None else curve.index,
-            "before": None if curve is None else curve.before._asdict(),
-            "shares": [] if curve is None else [_share_json(each) for each in curve.shares],
-            "quantiles": quantiles,
-        },
-    }
-
-
-def _share_json(each: ReEmbeddedShare) -> dict[str, Any]:
-    return {
-        "share": each.share,
-        "recall": {name: recall._asdict() for name, recall in each.recall.items()},
     }
 
 
@@ -473,30 +430,3 @@ def _notes(inputs: PlanInputs) -> list[dict[str, str]]:
             }
         )
     return notes
-
-
-def _curve(services: Services, inputs: PlanInputs) -> ReEmbeddingCurve | None:
-    """Return what encoding rows again is worth in the store; None with too few anchors, and where
-    an alignment made them.
-    """
-    served = inputs.built.served
-    source, target = inputs.pair
-    if made_pairs.estimate_of(source.anchor_set) is not None:
-        return None
-    anchors = fit_anchors.find_anchors(services, source, target)
-    method, options = str(served.method), dict(served.options or {})
-
-    def measure() -> ReEmbeddingCurve | None:
-        x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
-        with services.fitting(source.project):
-            return re_embedding_curve(method, anchors.of(x), anchors.of(y), options)
-
-    fit: Key = (method, canonical_json(options), *anchors.key)
-    curve = services.cache.get_or_make(
-        ("re-embedding curve", source.blob, target.blob, *fit),
-        measure,
-        lambda _: CACHED_CURVE_BYTES,
-    )
-    if curve is None or inputs.estimate is None:
-        return curve
-    return at_size(curve, inputs.estimate["recall"], inputs.estimate["index"])

@@ -2,7 +2,7 @@
 
 The sweep reads pages of old vectors, translates and writes them, and commits its cursor after the
 write. A worker that is killed at any point repeats at most one batch, and the result is the same.
-The pace is a limit of rows a second, and slower while the store answers slowly.
+The plan may limit its rows a second.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.errors import AnchorageError, MigrationActive, StoreFull, StoreUnsupported, Unavailable
+from app.errors import AnchorageError, MigrationActive, StoreFull, Unavailable
 from app.services.context import Services
 from app.services.jobs.progress import Cancelled, LeaseLost, Progress, Requeued
 from app.services.jobs.runner import MAX_ATTEMPTS, JobResult, NoFurtherAttempt, problem_of
@@ -22,59 +22,11 @@ from app.services.store_migrations.context import MigrationContext, open_migrati
 from app.services.store_migrations.lease import LEASE_S, Lease, take_lease
 from app.services.store_migrations.records import wrong_state
 from app.storage import tables
-from app.stores.base import Page, StoreVectors
+from app.stores.base import Page
 from app.types import MigrationState
 
-#: the share of its time that a run works: halved by a slow answer of the store, and raised by a
-#: quick one
-LEAST_SHARE = 1 / 64
-SHARE_STEP = 0.05
-
-
-class Pace:
-    """Says how long a run waits after each batch.
-
-    rows_per_second  most rows a second; None: without a limit
-    max_latency_ms  time of a search above which the run slows down; None: it never does
-    """
-
-    def __init__(
-        self, rows_per_second: float | None = None, max_latency_ms: float | None = None
-    ) -> None:
-        self._rows_per_second = rows_per_second
-        self._max_latency_ms = max_latency_ms
-        self.share = 1.0
-
-    @property
-    def measures_latency(self) -> bool:
-        """Return whether the latency of the store matters."""
-        return self._max_latency_ms is not None
-
-    def record_latency(self, latency_ms: float) -> None:
-        """Slow down or speed up by the time that a search took."""
-        if self._max_latency_ms is None:
-            return
-        if latency_ms > self._max_latency_ms:
-            self.share = max(LEAST_SHARE, self.share / 2)
-        else:
-            self.share = min(1.0, self.share + SHARE_STEP)
-
-    def pause_s(self, rows: int, seconds: float) -> float:
-        """Return how long to wait after a batch of `rows` that took `seconds`."""
-        pause = seconds * (1 / self.share - 1)
-        if self._rows_per_second is not None:
-            pause = max(pause, rows / self._rows_per_second - seconds)
-        return pause
-
-
-#: how often captured changes are applied during a sweep, and the store's latency is measured
+#: how often captured changes are applied during a sweep
 DRAINED_EVERY_S = 1.0
-PROBED_EVERY_S = 1.0
-
-#: searches of one measurement, whose median counts; their results; sampled queries
-PROBE_SEARCHES = 3
-PROBE_K = 10
-PROBE_QUERIES = 32
 
 #: longest time between two signs of life while a run waits
 LONGEST_NAP_S = 0.2
@@ -139,17 +91,14 @@ class Run:
     """One attempt of a run."""
 
     def __init__(self, services: Services, progress: Progress, held: Lease) -> None:
-        self._services = services
         self._progress = progress
         self._held = held
         self._move: MigrationContext = open_migration(services, held.row)
-        plan = held.row.plan
-        self._pace = Pace(plan.get("rows_per_second"), plan.get("max_latency_ms"))
+        self._rows_per_second: float | None = held.row.plan.get("rows_per_second")
         self._position = held.position
         self._facts: dict[str, Any] = {}
-        self._began = self._drained_at = self._probed_at = time.monotonic()
+        self._began = self._drained_at = time.monotonic()
         self._rows_before = 0
-        self._queries: StoreVectors | None = None
 
     def complete(self) -> JobResult:
         """Continue from the position to the end. Raises as `run_migration`."""
@@ -194,11 +143,10 @@ class Run:
         self._save(position, found=found)
         self._report("sweep")
         self._progress.checkpoint(position["rows"], {"rows": torch.tensor(position["rows"])})
-        self._wait(self._pace.pause_s(len(page.ids), time.monotonic() - begun))
+        if self._rows_per_second is not None:
+            self._wait(begun + len(page.ids) / self._rows_per_second)
         if time.monotonic() >= self._drained_at + DRAINED_EVERY_S:
             self._drain()
-        if self._pace.measures_latency and time.monotonic() >= self._probed_at + PROBED_EVERY_S:
-            self._probe()
         self._progress.give_way()
 
     def _write(self, page: Page) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -245,30 +193,7 @@ class Run:
         if applied:
             self._save({**self._position, "applied": self._position["applied"] + applied})
 
-    def _probe(self) -> None:
-        """Measure a search of the store as its clients see it, and set the pace by it."""
-        if self._queries is None:
-            self._queries = self._move.store.sample(PROBE_QUERIES).vectors
-        if len(self._queries) == 0:
-            return
-        self._probed_at = time.monotonic()
-        found = []
-        for number in range(PROBE_SEARCHES):
-            place = (self._position["rows"] + number) % len(self._queries)
-            begun = time.monotonic()
-            try:
-                self._move.store.search(self._queries[place : place + 1], PROBE_K)
-            except StoreUnsupported:  # it cannot be searched, so no search is slow
-                self._pace = Pace(self._held.row.plan.get("rows_per_second"))
-                return
-            found.append(1000 * (time.monotonic() - begun))
-        latency_ms = sorted(found)[PROBE_SEARCHES // 2]
-        self._pace.record_latency(latency_ms)
-        self._facts["latency_ms"] = round(latency_ms, 2)
-        self._facts["working_share"] = round(self._pace.share, 3)
-
-    def _wait(self, seconds: float) -> None:
-        ends = time.monotonic() + seconds
+    def _wait(self, ends: float) -> None:
         while (left := ends - time.monotonic()) > 0:
             time.sleep(min(left, LONGEST_NAP_S))
             self._report("sweep")

@@ -154,7 +154,7 @@ def check_sample(move: MigrationContext, held: Lease) -> Check:
     """
     page = move.store.sample(VERIFIED_ROWS)
     mapped = move.maps.forward.map_rows(page.vectors)
-    chosen = choose_rows(move.maps, held.row.plan, mapped)
+    chosen = choose_rows(held.row.plan, mapped)
     ids = [each for each, encoded in zip(page.ids, chosen.tolist(), strict=True) if not encoded]
     differing: Sequence[StoreId] = ids
     for look in range(MAX_LOOKS):

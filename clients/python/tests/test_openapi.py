@@ -71,7 +71,6 @@ METHODS: dict[str, Callable[..., Any]] = {
     "plan_migration": stores.Migrations.create,
     "list_migrations": stores.Migrations.list,
     "get_migration": stores.Migrations.get,
-    "change_plan": stores.Migration.change_plan,
     "run_migration": stores.Migration.run,
     "verify_migration": stores.Migration.verify,
     "synchronise_store": stores.Migration.sync,

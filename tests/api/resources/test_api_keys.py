@@ -52,7 +52,7 @@ OPERATIONS = {
     """,
     ("write", "PUT"): """
         /anchor-sets/{name}/embeddings/{encoder} /anchor-sets/{name}/samples/{encoder}
-        /pools/{name} /migrations/{id}/plan
+        /pools/{name}
         /aliases/{name}
     """,
     ("admin", "GET"): "/api-keys /api-keys/{id} /audit",

@@ -222,9 +222,7 @@ def plan_of(store: str, **changes: Any) -> Mapping[str, Any]:
         "estimate": {"recall": 0.9},
         "min_recall": 0.9,
         "re_embed": 0,
-        "re_embed_below": None,
         "rows_per_second": None,
-        "max_latency_ms": None,
         "batch": 100,
     }
     return {**usual, **changes}

@@ -33,7 +33,7 @@ from app.errors import (
 )
 from app.services.anchors import anchor_sets
 from app.services.context import Services
-from app.services.store_migrations import re_embedding, steps
+from app.services.store_migrations import steps
 from app.services.store_migrations.maps import load_maps
 from app.services.stores.stores import StoreDefinition, create_store
 from app.services.translators import translators
@@ -101,7 +101,6 @@ def test_a_plan_says_everything_that_run_and_a_person_need(planning: Planning) -
         "rows": ROWS,
         "dim": NEW_DIM,
         "re_embed": 0.0,
-        "re_embed_below": None,
         "rows_per_second": 100.0,
         "batch": 250,
     }.items()
@@ -277,7 +276,7 @@ def test_of_plans_at_once_one_wins(planning: Planning) -> None:
         ({"method": "ridge", "options": {"omega": 3}}, UnknownOption, "options.omega"),
         ({"options": {"ridge": 3.0}}, UnknownOption, "options.ridge"),
         ({"evaluation": "0" * 32}, JobNotFound, "evaluation"),
-        ({"re_embed": 0.1}, EncoderNeedsVectors, "re_embed"),
+        ({"re_embed": 1.0}, EncoderNeedsVectors, "re_embed"),
         ({"min_quality": {"recall": 0.999}}, QualityBelowMinimum, None),
     ],
 )
@@ -293,7 +292,7 @@ def test_wrong_fields_are_refused_by_name(
 
 def test_encoding_again_needs_a_text_field(begin: Callable[..., Planning]) -> None:
     with pytest.raises(InvalidRequest, match="text_field"):
-        begin(text_field=None).plan(re_embed=0.1)
+        begin(text_field=None).plan(re_embed=1.0)
 
 
 def test_a_store_that_changed_its_dimension_is_refused(planning: Planning) -> None:
@@ -338,7 +337,6 @@ def test_few_anchors_make_a_plan_without_a_estimate(begin: Callable[..., Plannin
     assert plan["estimate"] is None
     codes = [note["code"] for note in plan["notes"]]
     assert {"no-estimate", "few-anchors"} <= {*codes}
-    assert plan["re_embedding"]["shares"] == []
 
 
 def test_foreign_anchors_are_weighed_less_by_the_stores_own_sample(
@@ -360,18 +358,3 @@ def test_foreign_anchors_are_weighed_less_by_the_stores_own_sample(
     assert "foreign-anchors" in [note["code"] for note in row.plan["notes"]]
     request = FitRequest("old", "new", "mixed", "auto", {})
     assert translators.find_pair(planning.services, "p", request)[0].sample is None
-
-
-def test_rows_of_the_chosen_share_lie_below_the_threshold(planning: Planning) -> None:
-    create = planning.plan()
-    plan, maps = dict(create.plan), load_maps(planning.services, create)
-    vectors = old(items(2_000, 77)).numpy()
-    mapped = maps.forward.map_rows(vectors)
-    for share in (0.05, 0.2, 1.0):
-        below = re_embedding.threshold(plan["re_embedding"]["quantiles"], share)
-        chosen = re_embedding.choose_rows(
-            maps, {"re_embed": share, "re_embed_below": below}, mapped
-        )
-        assert chosen.mean() == pytest.approx(share, abs=0.05)
-    none = {"re_embed": 0.0, "re_embed_below": None}
-    assert not re_embedding.choose_rows(maps, none, mapped).any()

@@ -7,22 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
-from app.errors import EncoderNeedsVectors, InvalidRequest
-from app.maths.relevance.re_embedding import centrality
+from app.errors import EncoderNeedsVectors
 from app.services.anchors import anchor_sets
 from app.services.context import Limits, Services
 from app.services.encoders import encoders, encoding
 from app.services.store_migrations.maps import MigrationMaps, build_maps
-from app.services.store_migrations.re_embedding import (
-    ABOVE_ALL,
-    choose_rows,
-    priorities,
-    re_embed,
-    sample_quantiles,
-    threshold,
-)
+from app.services.store_migrations.re_embedding import choose_rows, re_embed
 from app.services.translators.translators import FitRequest
 from app.storage import tables
 from app.stores.base import Store, StoreLocation
@@ -46,51 +37,16 @@ def maps(on_sqlite: Services) -> MigrationMaps:
     return build_maps(on_sqlite, CONTEXT, FitRequest("old", "new", "pairs", "auto", {})).maps
 
 
-def test_undirected_rows_come_first_and_anchors_never(maps: MigrationMaps) -> None:
+def test_all_rows_but_anchors_are_encoded_again_or_none(maps: MigrationMaps) -> None:
     vectors = old(items(400, 30)).numpy()
     vectors[3], vectors[4] = 0.0, np.nan
     vectors[10:13] = maps.forward.anchors[:3].numpy()
     mapped = maps.forward.map_rows(vectors)
-    quantiles = sample_quantiles(maps, vectors)
-    for share in (0.01, 0.2, 1.0):
-        plan = {"re_embed": share, "re_embed_below": threshold(quantiles, share)}
-        chosen = choose_rows(maps, plan, mapped)
-        assert chosen[[3, 4]].all()
-        assert not chosen[10:13].any()
-        assert chosen.mean() == pytest.approx(share, abs=0.02)
-
-
-def test_the_lowest_priorities_are_chosen(maps: MigrationMaps) -> None:
-    vectors = old(items(300, 31)).numpy()
-    mapped = maps.forward.map_rows(vectors)
-    plan = {"re_embed": 0.1, "re_embed_below": threshold(sample_quantiles(maps, vectors), 0.1)}
-    chosen = choose_rows(maps, plan, mapped)
-    values = priorities(maps, mapped)
-    assert values[chosen].max() < values[~chosen].min()
-    central = centrality(torch.from_numpy(mapped.vectors), maps.forward.native)
-    assert np.array_equal(values, -central.numpy())
-
-
-def test_without_a_share_no_row_is_chosen(maps: MigrationMaps) -> None:
-    vectors = old(items(20, 32)).numpy()
-    vectors[0] = 0.0
-    mapped = maps.forward.map_rows(vectors)
-    for plan in ({}, {"re_embed": 0, "re_embed_below": None}):
-        assert not choose_rows(maps, plan, mapped).any()
-
-
-def test_thresholds_lie_between_the_quantiles() -> None:
-    quantiles = [step / 100 for step in range(101)]
-    assert threshold(quantiles, 0.0) is None
-    assert threshold(quantiles, 0.085) == pytest.approx(0.085)
-    assert threshold(quantiles, 1.0) == threshold([], 1.0) == ABOVE_ALL
-    with pytest.raises(InvalidRequest) as refused:
-        threshold([], 0.5)
-    assert refused.value.field == "re_embed"
-
-
-def test_a_sample_of_anchors_alone_has_no_priorities(maps: MigrationMaps) -> None:
-    assert sample_quantiles(maps, maps.forward.anchors.numpy()) == []
+    chosen = choose_rows({"re_embed": 1.0}, mapped)
+    assert chosen[[3, 4]].all()
+    assert np.flatnonzero(~chosen).tolist() == [10, 11, 12]
+    for plan in ({}, {"re_embed": 0}):
+        assert not choose_rows(plan, mapped).any()
 
 
 @pytest.fixture

@@ -208,24 +208,6 @@ def test_a_run_keeps_to_its_rows_a_second(begin: Callable[..., Moving]) -> None:
     assert time.monotonic() - begun >= 0.55
 
 
-def test_a_slow_store_slows_the_run_down(begin: Callable[..., Moving], monkeypatch) -> None:
-    from app.services.store_migrations import run
-
-    monkeypatch.setattr(run, "PROBED_EVERY_S", 0.0)
-    moving = begin(max_latency_ms=0.000001)
-    shown = []
-    moving.queue("run")
-    worker = threading.Thread(target=moving.work)
-    worker.start()
-    until(lambda: shown.append(moving.now.progress) or "latency_ms" in shown[-1])
-    records.pause(moving.services, CONTEXT, moving.id)
-    worker.join(60)
-    assert shown[-1]["working_share"] < 1
-    assert shown[-1]["phase"] == "sweep"
-    assert shown[-1]["rows_per_second"] > 0
-    assert shown[-1]["eta_s"] > 0
-
-
 def test_a_long_run_lets_other_jobs_go_first_and_keeps_its_place(
     begin: Callable[..., Moving], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,8 @@ from dataclasses import fields
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from app.api.http.bodies import body_docs, json_body, read_no_body
 from app.api.http.deps import Limit, Moment, Reads, Svc, WriteContext
@@ -39,7 +40,11 @@ router = APIRouter(prefix="/migrations", tags=["Migrate"])
 
 MigrationId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="Id of the migration.")]
 
-Pace = Annotated[Finite, Field(gt=0, le=1e9)]
+
+def _none_or_all(value: float) -> float:
+    if value not in (0, 1):
+        raise PydanticCustomError("none_or_all", "Must be 0 or 1")
+    return value
 
 
 class NewMigration(Body):
@@ -75,18 +80,14 @@ class NewMigration(Body):
         description="Share of the results of an exact search that the new index must find, 0 to "
         "1, for `verify` to pass. One that finds as much as the old one, less .02, passes too.",
     )
-    re_embed: Share = Field(
+    re_embed: Annotated[float, AfterValidator(_none_or_all)] = Field(
         0.0,
-        description="Share of the rows whose text the target encoder encodes again, 0 to 1: those "
-        "that searches find most. It needs a store with a `text_field`.",
+        description="0: rows are translated. 1: the target encoder encodes the text of each row, "
+        "and translates those without one. It needs a store with a `text_field`.",
+        json_schema_extra={"enum": [0, 1]},
     )
-    rows_per_second: Pace | None = Field(
+    rows_per_second: Annotated[Finite, Field(gt=0, le=1e9)] | None = Field(
         None, description="Most rows that a run translates in a second. Null: no limit."
-    )
-    max_latency_ms: Pace | None = Field(
-        None,
-        description="A run becomes slower while a search of the store takes longer than this, in "
-        "milliseconds. Null: it does not measure searches.",
     )
     batch: Annotated[int, Field(ge=1, le=10_000)] = Field(
         DEFAULT_BATCH, description="Rows that are read and written at a time, 1 to 10,000."
@@ -117,15 +118,6 @@ class NewMigration(Body):
             options=self.options.as_dict(),
             min_quality=self.min_quality.as_dict(),
         )
-
-
-class PlanDocument(BaseModel, extra="allow"):
-    """A plan, as `GET` answers it. A plan that comes back may differ in some members.
-
-    These are `rows_per_second`, `max_latency_ms`, `re_embed`, `min_recall` and `batch`.
-    """
-
-    migration: str | None = Field(None, description="Id of the migration.")
 
 
 class MigrationList(BaseModel):
@@ -186,28 +178,6 @@ def list_migrations(
 def get_migration(id: MigrationId, services: Svc, project: Reads) -> MigrationAnswer:
     """Returns a migration: its plan, its progress, and the calls that are possible now."""
     return MigrationAnswer.of(records.find_migration(services, project, id))
-
-
-@router.put(
-    "/{id}/plan",
-    summary="Change the plan of a migration",
-    responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(PlanDocument),
-)
-def change_plan(
-    id: MigrationId,
-    context: WriteContext,
-    body: Annotated[PlanDocument, json_body(PlanDocument)],
-    services: Svc,
-) -> MigrationAnswer:
-    """Replaces the settings of a plan that does not run now.
-
-    Send the plan as `GET` answers it, with other values for `rows_per_second`, `max_latency_ms`,
-    `re_embed`, `min_recall` or `batch`.
-    Other changes are refused. The rows to encode again only change before the first run.
-    """
-    plan.change_plan(services, context, id, body.model_dump(exclude_none=False))
-    return MigrationAnswer.of(records.find_migration(services, context.project, id))
 
 
 NoBody = Annotated[None, Depends(read_no_body)]

@@ -157,12 +157,6 @@ class AsyncMigration:
         self.data = await self._transport.get(f"/migrations/{self.id}")
         return self
 
-    async def change_plan(self, **fields: Any) -> AsyncMigration:
-        """Change members of the plan: rows_per_second, re_embed and others."""
-        plan = {**self.plan, **fields}
-        self.data = await self._transport.put(f"/migrations/{self.id}/plan", plan)
-        return self
-
     @overload
     async def run(self, *, as_job: Literal[False] = False) -> Json: ...
 
@@ -259,7 +253,6 @@ class AsyncMigrations:
         min_recall: float | None = None,
         re_embed: float | None = None,
         rows_per_second: float | None = None,
-        max_latency_ms: float | None = None,
         batch: int | None = None,
         evaluation: str | None = None,
         old_encoder_runs: bool | None = None,
@@ -278,7 +271,6 @@ class AsyncMigrations:
             "min_recall": min_recall,
             "re_embed": re_embed,
             "rows_per_second": rows_per_second,
-            "max_latency_ms": max_latency_ms,
             "batch": batch,
             "evaluation": evaluation,
             "old_encoder_runs": old_encoder_runs,

@@ -18,7 +18,6 @@ def test_without_migrations_the_list_is_empty(client) -> None:
 def test_an_unknown_migration_is_not_found(client, refused) -> None:
     path = "/migrations/" + "0" * 32
     refused(client.get(path), 404, "migration-not-found", "id")
-    refused(client.put(f"{path}/plan", json={"batch": 5}), 404, "migration-not-found", "id")
 
 
 def test_an_unknown_store_is_not_found(stocked, refused) -> None:
@@ -32,7 +31,7 @@ def test_an_unknown_store_is_not_found(stocked, refused) -> None:
         {"source": "first"},
         {"method": "magic"},
         {"min_quality": {"recall": 2}},
-        {"re_embed": 1.5},
+        {"re_embed": 0.5},
         {"rows_per_second": 0},
         {"batch": 10_001},
         {"evaluation": "../1"},
