@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -261,9 +261,12 @@ class Attachments:
     foreign_keys: Sequence[Sequence[str]]
 
 
-def detach(connection: StoreConnection, table: PgRelation) -> Attachments:
+def detach(
+    connection: StoreConnection, table: PgRelation, before_lock: Callable[[], None]
+) -> Attachments:
     """Drop the table's foreign keys in both directions, policies and triggers.
 
+    before_lock  is called before each foreign key, because it locks another table
     Returns them, and all comments.
     """
     statements: list[sql.SQL | sql.Composed] = []
@@ -293,6 +296,7 @@ def detach(connection: StoreConnection, table: PgRelation) -> Attachments:
         )
         if validated:
             valid.append((schema, name, key))
+        before_lock()
         connection.run("ALTER TABLE {table} DROP CONSTRAINT {key}", **names)
     return Attachments([*statements, *remarks], valid)
 

@@ -202,11 +202,6 @@ def dependent_views(connection: StoreConnection, oid: int) -> Sequence[Dependent
     return found
 
 
-def drop_views(connection: StoreConnection, views: Sequence[DependentView]) -> None:
-    for each in reversed(views):
-        connection.run("DROP VIEW {}", each.identifier)
-
-
 def create_views(connection: StoreConnection, views: Sequence[DependentView]) -> None:
     for each in views:
         for statement in each.create:

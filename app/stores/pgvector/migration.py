@@ -1,7 +1,9 @@
 """The steps of a migration: a second table is filled, and takes the name of the first.
 
 Captured changes are repeated in the second table as whole rows, and after a cutover in the old one.
-Locks are tried briefly, so that clients do not queue behind them.
+Locks are tried briefly, so that clients do not queue behind them. A step that locks several tables
+gives all up before the server looks for deadlocks: a backup, which locks every table too, would be
+the one that the server ends.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from app.stores.base import (
     TranslateRows,
 )
 from app.stores.pgvector.attachments import (
+    Attachments,
     attach,
     copy_indexes,
     copy_key_index,
@@ -68,9 +71,9 @@ from app.stores.pgvector.copying import (
     write_new,
 )
 from app.stores.pgvector.facts import (
+    DependentView,
     create_views,
     dependent_views,
-    drop_views,
     first_state,
     require_no_obstacles,
     require_rights,
@@ -89,8 +92,11 @@ from app.stores.pgvector.layout import (
 #: longest wait for one lock, during which others queue behind; and for how long to try again
 LOCK_MS, LOCK_PATIENCE_S = 100, 60.0
 
+#: shares of deadlock_timeout: within which a step begins to wait for its last lock, and of one wait
+LOCKING_SHARE, LOCK_SHARE = 0.5, 0.25
+
 #: how much longer than deadlock_timeout to wait: then the server cancels the autovacuum
-GRACE_MS = 2_000
+GRACE_S = 2.0
 
 #: the steps that are one transaction: without the lock, they change nothing
 WHOLE_STEPS = ("to cut over", "to roll back", "to finish", "to abandon")
@@ -103,6 +109,10 @@ CAPTURED_ROWS, DRAIN_PATIENCE_S = 100, 300.0
 REMAINDER_S, REMAINDER_ROWS = 0.1, (32, 400)
 
 Result = TypeVar("Result")
+
+
+class TryAgain(Exception):
+    """Raised in a step that must give its locks up, and begin anew."""
 
 
 class PgMigration(Migration):
@@ -124,7 +134,7 @@ class PgMigration(Migration):
                 self._load(connection)  # no lock, because the index may be under construction
                 return
 
-        def step(connection: StoreConnection) -> None:
+        def step(connection: StoreConnection, _: float) -> None:
             table = load_layout(connection, self.location).table
             connection.execute(
                 "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))",
@@ -207,7 +217,7 @@ class PgMigration(Migration):
 
     # --- parts ------------------------------------------------------------------------------------
 
-    def _remove(self, connection: StoreConnection, *, cut_over: bool) -> None:
+    def _remove(self, connection: StoreConnection, until: float, *, cut_over: bool) -> None:
         """Drop the table that clients do not see, and all traces, by their names."""
         found = traces_of(connection, self.location, self.tag)
         if not found:
@@ -224,6 +234,7 @@ class PgMigration(Migration):
             )
         capture = name_of(self.tag, "capture")
         for schema, name in sorted(found, key=lambda each: each[1] != capture):
+            require_time(until)
             if name == capture:  # and with it the triggers
                 connection.run("DROP FUNCTION {}() CASCADE", sql.Identifier(schema, name))
             else:
@@ -241,7 +252,11 @@ class PgMigration(Migration):
             for schema, _ in traces_of(connection, self.location, self.tag)[:1]:
                 state = state_of_tag(connection, schema, self.tag)
         for each in () if state is None else state.unvalidated:
-            self._with_lock("to validate a foreign key", partial(validate, key=each), long=True)
+            self._with_lock(
+                "to validate a foreign key",
+                lambda connection, _, key=each: validate(connection, key),
+                long=True,
+            )
 
     def _compare(self, *, always: bool) -> int | None:
         """Queue rows that differ between both tables, as `requeue_different` of copying.py.
@@ -280,11 +295,12 @@ class PgMigration(Migration):
     def _flip(self, action: str, translate: TranslateRows, *, to_new: bool) -> Switch:
         most = REMAINDER_ROWS[0]
 
-        def step(connection: StoreConnection) -> bool:
+        def step(connection: StoreConnection, until: float) -> bool:
             layout, state = self._load(connection)
             if state.is_cut_over == to_new:
                 return True
             for table in (layout.table, layout.other.relation):
+                require_time(until)
                 connection.run("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE", table.identifier)
             layout, state = self._load(connection)  # nothing can change it from here on
             is_same = has_same_indexes(connection, layout, self.tag)
@@ -293,12 +309,12 @@ class PgMigration(Migration):
             changes = read_changes(connection, state, layout.seen, layout.kind, most + 1)
             if len(changes.token) > most:
                 return False
-            if len(changes):
+            parts = self._take_apart(connection, layout, until)
+            if len(changes):  # it may take long: no other table must be locked after it
                 vectors = translate(changes.ids, changes.vectors)
                 if not apply_changes(connection, layout, changes, vectors):
-                    return False
-            stop_capture(connection, layout.seen)
-            self._exchange(connection, layout, state)
+                    raise TryAgain
+            self._exchange(connection, layout, state, *parts)
             return True
 
         longest, until = 0.0, time.monotonic() + DRAIN_PATIENCE_S
@@ -332,15 +348,33 @@ class PgMigration(Migration):
                 break
         return remainder
 
-    def _exchange(self, connection: StoreConnection, layout: PgLayout, state: PgState) -> None:
-        """Give the name, and all that belongs to it, to the table that clients do not see."""
+    def _take_apart(
+        self, connection: StoreConnection, layout: PgLayout, until: float
+    ) -> tuple[Sequence[DependentView], Attachments]:
+        """Take the triggers, views and foreign keys from the table that clients see.
+
+        That locks the other tables of the foreign keys.
+        """
         self._require_same_tables(connection, layout)
+        stop_capture(connection, layout.seen)
+        views = dependent_views(connection, layout.table.oid)
+        for each in reversed(views):
+            require_time(until)
+            connection.run("DROP VIEW {}", each.identifier)
+        return views, detach(connection, layout.table, lambda: require_time(until))
+
+    def _exchange(
+        self,
+        connection: StoreConnection,
+        layout: PgLayout,
+        state: PgState,
+        views: Sequence[DependentView],
+        attachments: Attachments,
+    ) -> None:
+        """Give the name, and all that belongs to it, to the table that clients do not see."""
         front, other = layout.table, layout.other
         phase = "rolled-back" if state.is_cut_over else "cut-over"
         after = replace(state, phase=phase)
-        views = dependent_views(connection, front.oid)
-        drop_views(connection, views)
-        attachments = detach(connection, front)
         for table, name in ((front, after.hidden), (other.relation, front.name)):
             connection.run("ALTER TABLE {} RENAME TO {}", table.identifier, name)
         now = load_relation(connection, other.relation.oid)
@@ -358,24 +392,31 @@ class PgMigration(Migration):
         self._save(connection, layout, replace(after, unvalidated=keys))
 
     def _with_lock(
-        self, action: str, step: Callable[[StoreConnection], Result], *, long: bool = False
+        self, action: str, step: Callable[[StoreConnection, float], Result], *, long: bool = False
     ) -> tuple[Result, float]:
         """Run a step in a transaction that waits briefly for locks, and again if it must.
 
-        Returns its result, and the longest time that one attempt kept others waiting.
+        The step gets the time by which it must have all locks. Returns its result, and the longest
+        time that one attempt kept others waiting.
         """
         until, longest = time.monotonic() + LOCK_PATIENCE_S, 0.0
         with self.connections.use(action, long=long) as connection:
+            deadlock_s = _deadlock_timeout(connection)
+            lock_ms = max(1, min(LOCK_MS, int(1000 * LOCK_SHARE * deadlock_s)))
             while True:
                 began: float | None = None
                 try:
+                    self._stop_autovacuum(connection, deadlock_s + GRACE_S)
+                    began = time.monotonic()  # no client has waited until here
                     with connection.transaction():
-                        self._stop_autovacuum(connection)
-                        began = time.monotonic()  # no client has waited until here
-                        connection.execute(f"SET LOCAL lock_timeout = {LOCK_MS}")
-                        result = step(connection)
+                        connection.execute(f"SET LOCAL lock_timeout = {lock_ms}")
+                        result = step(connection, began + LOCKING_SHARE * deadlock_s)
                     return result, max(longest, time.monotonic() - began)
-                except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+                except (
+                    TryAgain,
+                    psycopg.errors.LockNotAvailable,
+                    psycopg.errors.DeadlockDetected,
+                ):
                     if began is not None:
                         longest = max(longest, time.monotonic() - began)
                     if time.monotonic() > until:
@@ -387,26 +428,24 @@ class PgMigration(Migration):
                         raise error from None
                 time.sleep(random.uniform(0.05, 0.3))  # noqa: S311 (no secret)
 
-    def _stop_autovacuum(self, connection: StoreConnection) -> None:
-        """Wait for autovacuums of both tables, and keep new ones away until the transaction ends.
+    def _stop_autovacuum(self, connection: StoreConnection, within_s: float) -> None:
+        """Wait for autovacuums of both tables.
 
         The server cancels an autovacuum once somebody has waited deadlock_timeout for its lock. An
         autovacuum of a table with an HNSW index takes minutes. Clients do not wait meanwhile: SHARE
-        UPDATE EXCLUSIVE conflicts with none of their statements. Missing tables and rights are for
-        the next step to name, or, to abandon, no obstacle.
+        UPDATE EXCLUSIVE conflicts with none of their statements. Whoever waits that long must hold
+        no other lock, so each table has a transaction. Missing tables and rights are for the next
+        step to name, or, to abandon, no obstacle.
         """
         lacking = (StoreChanged, StoreRefused, StoreUnsupported)
-        with suppress(*lacking, psycopg.errors.InsufficientPrivilege), connection.transaction():
-            connection.execute(
-                "SELECT set_config('lock_timeout', (%s + 1000 * extract(epoch FROM "
-                "current_setting('deadlock_timeout')::interval))::int::text, true)",
-                [GRACE_MS],
-            )
+        with suppress(*lacking, psycopg.errors.InsufficientPrivilege):
             layout = load_layout(connection, self.location)
             for each in (layout.old, layout.new):
                 if each is not None:
-                    table = each.relation.identifier
-                    connection.run("LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE", table)
+                    with connection.transaction():
+                        connection.execute(f"SET LOCAL lock_timeout = '{within_s}s'")
+                        table = each.relation.identifier
+                        connection.run("LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE", table)
 
     def _load(self, connection: StoreConnection) -> tuple[PgLayout, PgState]:
         """Return the layout and the state. Raises StoreChanged if they differ from `prepare`'s."""
@@ -434,3 +473,18 @@ class PgMigration(Migration):
     def _save(self, connection: StoreConnection, layout: PgLayout, state: PgState) -> None:
         queue = sql.Identifier(layout.table.schema, state.queue)
         connection.run("COMMENT ON TABLE {} IS {}", queue, sql.Literal(state.text()))
+
+
+def require_time(until: float) -> None:
+    """Raises TryAgain after this time: no further table may be locked."""
+    if time.monotonic() > until:
+        raise TryAgain
+
+
+def _deadlock_timeout(connection: StoreConnection) -> float:
+    """Return how many seconds a session waits for a lock before it looks for a deadlock."""
+    row = connection.execute(
+        "SELECT extract(epoch FROM current_setting('deadlock_timeout')::interval)::float"
+    ).fetchone()
+    assert row is not None
+    return float(row[0])

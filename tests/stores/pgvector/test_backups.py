@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +16,7 @@ import pytest
 from tests.pgvector_server import PgvectorServer
 from tests.stores.pgvector.tables import (
     NEW_DIM,
+    OLD_DIM,
     TAG,
     Table,
     sweep,
@@ -21,8 +26,17 @@ from tests.stores.pgvector.tables import (
     vectors_of,
 )
 from tests.stores.pgvector.test_migration import furnish, shape
+from tests.waiting import until
 
 ROLE = "dumped"
+
+IS_HELD = (
+    "SELECT 1 FROM pg_locks WHERE relation = '{t}'::regclass AND granted "
+    "AND mode = 'AccessExclusiveLock'"
+)
+
+#: how long a server waits for a lock before it looks for a deadlock; and the switches beside a dump
+DEADLOCK_S, SWITCHES = 0.2, 20
 
 
 @pytest.fixture
@@ -99,3 +113,56 @@ def test_a_dump_of_each_moment_goes_on(
     for each in (filling, after, rolled):
         for opened in each.opened:
             opened.close()
+
+
+def test_a_dump_beside_a_switch_is_no_victim_of_a_deadlock(table: Table) -> None:
+    """A dump locks all tables one by one, and a switch needs the same ones, in another order."""
+    table.execute("CREATE TABLE {s}.parent (id int PRIMARY KEY)")
+    table.execute("INSERT INTO {s}.parent VALUES (1)")
+    table.execute("ALTER TABLE {t} ADD COLUMN parent int DEFAULT 1 REFERENCES {s}.parent")
+    table.execute("CREATE TABLE {s}.child (doc bigint REFERENCES {t})")
+    store = table.store(url=f"{table.url}&options=-cdeadlock_timeout%3D{DEADLOCK_S}s")
+    migration = store.migration(TAG, NEW_DIM)
+    sweep(store, migration)
+    write = "UPDATE {t} SET embedding = array_fill(1, ARRAY[%s])::vector WHERE id = 3"
+    for number in range(SWITCHES):
+        is_back = bool(number % 2)
+        translation, dim = (translate_back, NEW_DIM) if is_back else (translate, OLD_DIM)
+        table.execute(write, [dim])
+        share, calls = number / SWITCHES, count()
+
+        def slowly(ids, vectors, share=share, calls=calls, by=translation, dim=dim):
+            if next(calls) == 0:
+                table.execute(write, [dim])  # the switch finds it when it holds the table
+            else:
+                time.sleep(share * DEADLOCK_S)
+            return by(ids, vectors)
+
+        hidden = f"anchorage_{TAG}_{'old' if is_back else 'new'}"
+        first, last = ("parent", "child") if number % 4 < 2 else ("child", "parent")
+        switch = migration.rollback if is_back else migration.cutover
+        with ThreadPoolExecutor(1) as pool, dumping(table, first) as lock:
+            switching = pool.submit(switch, slowly)
+            until(lambda: table.execute(IS_HELD))
+            for each in (table.name, hidden, last):
+                lock(each)
+        switching.result(60)
+        assert store.facts().dim == (OLD_DIM if is_back else NEW_DIM)
+    with ThreadPoolExecutor(1) as pool, dumping(table, f"anchorage_{TAG}_new") as lock:
+        abandoned = pool.submit(migration.abandon)
+        lock(table.name)
+    abandoned.result(60)
+    assert table.traces() == []
+
+
+@contextmanager
+def dumping(table: Table, first: str) -> Iterator[Callable[[str], object]]:
+    """A transaction that locks tables as pg_dump does, and is ended before the pool is."""
+    with table.connect() as connection, connection.transaction():
+        connection.execute(f"SET LOCAL deadlock_timeout = '{DEADLOCK_S}s'")
+
+        def lock(name: str) -> object:
+            return table.on(connection, f'LOCK TABLE {{s}}."{name}" IN ACCESS SHARE MODE')
+
+        lock(first)
+        yield lock
