@@ -65,11 +65,8 @@ class ModelIdentity:
 
     @cached_property
     def members(self) -> dict[str, Any]:
-        """The stored form. Without `draft` if it is False, as in identities stored before it."""
-        members = asdict(self)
-        if not self.draft:
-            del members["draft"]
-        return members
+        """The stored form."""
+        return asdict(self)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -67,15 +67,6 @@ def test_a_batch_is_limited_by_cost(budget, items, batches):
     assert [len(batch) for batch in model.batches] == batches
 
 
-def test_inputs_without_cost_and_empty_requests():
-    model = Squares()
-    with lanes() as batcher:
-        nothing = batcher.submit(model, [], "a")
-        assert nothing.future.result(0).shape == (0, 2)
-        free = batcher.submit(model, [item(n, length=0) for n in range(3)], "a")
-        torch.testing.assert_close(result(free), squares(range(3)))
-
-
 drawn_works = st.lists(
     st.tuples(
         st.integers(0, 3),  # owner

@@ -47,13 +47,6 @@ def library():
 # Vectors equal to the library's
 
 
-def test_similar_sentences_have_similar_vectors(minilm):
-    vectors = encode(minilm, SENTENCES)
-    assert (tuple(vectors.shape), vectors.dtype, minilm.dim) == ((4, 384), torch.float32, 384)
-    assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.3
-    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(4))
-
-
 @pytest.fixture(scope="module")
 def strange(minilm):
     return encode(minilm, STRANGE)
@@ -63,11 +56,7 @@ def test_vectors_equal_the_librarys(minilm, library, strange):
     assert minilm._tokenizer is not None  # it uses the faster path
     theirs = library.encode(STRANGE, convert_to_tensor=True, batch_size=4)
     torch.testing.assert_close(strange, theirs, atol=1e-5, rtol=0)
-
-
-def test_a_sentence_has_the_same_vector_alone_and_in_a_batch(minilm, strange):
-    alone = torch.cat([encode(minilm, [sentence]) for sentence in STRANGE])
-    torch.testing.assert_close(alone, strange, atol=1e-5, rtol=0)
+    assert (strange.dtype, minilm.dim) == (torch.float32, 384)
 
 
 def test_tokens_are_counted_and_truncated_texts_are_named(minilm, library):

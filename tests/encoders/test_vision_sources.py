@@ -43,20 +43,7 @@ def load_error(folder, name, **shelf) -> EncoderUnavailable:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "none",
-        "a/b",
-        "../out",
-        "inner/../../out",
-        "",
-        ".",
-        "/",
-        "out",
-        "lost",
-        "loop",
-        "\0",
-        "x" * 5000,
-    ],
+    ["none", "../out", "inner/../../out", "", ".", "/", "out", "lost", "loop", "\0", "x" * 5000],
 )
 def test_the_error_for_a_missing_model_says_what_to_do(folder, tmp_path, name):
     shelf = tmp_path / "shelf"

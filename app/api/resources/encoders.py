@@ -256,7 +256,8 @@ CHECK_BODY["requestBody"]["required"] = False
 
 async def _read_check(request: Request) -> AsyncIterator[CheckRequest]:
     """Yields the fields, which a request without a body does not have."""
-    if request.headers.get("content-length", "0") == "0":
+    headers = request.headers
+    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
         yield CheckRequest()
     else:
         async with asynccontextmanager(read_body)(CheckRequest, False, request) as body:

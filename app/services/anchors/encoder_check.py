@@ -255,19 +255,14 @@ def _compare(
 ) -> EncoderCheck:
     """Compare new vectors (n, d) with the stored ones; measure the noise where they deviate."""
     old = spaces.raw_anchors(services, sample.space)[list(sample.rows)]
-
-    def compare(noise: float) -> drift.Drift:
-        with services.fitting(encoder.project):
-            return drift.compare_embeddings(old, new, noise=noise)
-
     is_precise = (encoder.identity or {}).get("dtype") in PRECISE_DTYPES
     least = 0.0 if is_precise else NEAR_DEVIATION / drift.NOISE_FACTOR
-    found, noise, embedded = compare(least), None, len(new)
+    found, noise, embedded = drift.compare_embeddings(old, new, noise=least), None, len(new)
     if found.verdict != "unchanged":
         worst = found.deviations.argsort(descending=True)[:REPEATED_INPUTS].tolist()
         again = torch.cat([embed_alone(place) for place in worst])
         noise, embedded = float(drift.deviations(new[worst], again).max()), embedded + len(worst)
-        found = compare(max(noise, least))
+        found = drift.compare_embeddings(old, new, noise=max(noise, least))
     may_scale = store_anchors.is_of_store(services, sample.space)
     is_equal = found.verdict == "unchanged" or (found.verdict == "rescaled" and may_scale)
     detail = {

@@ -257,12 +257,8 @@ def spec_of(encoder: tables.EncoderRow) -> EncoderSpec:
 
 def require_unchanged(encoder: tables.EncoderRow, model: EncoderModel) -> None:
     """Raises EncoderChanged when the model's files differ from those that were registered."""
-    if encoder.identity is None:  # registered before identities were kept
-        return
-    current, registered = model.identity.members, encoder.identity
-    if current != registered and (
-        changed := sorted(name for name in registered if registered[name] != current.get(name))
-    ):
+    current, registered = model.identity.members, encoder.identity or {}
+    if changed := sorted(name for name in registered if registered[name] != current.get(name)):
         raise EncoderChanged(
             f"The model of encoder {encoder.name!r} has changed since it was registered: "
             f"{', '.join(changed)} differ. Restore its files, or register them as another encoder.",

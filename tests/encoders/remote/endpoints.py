@@ -189,23 +189,13 @@ def embed(model: RemoteEncoder, texts: list[str]) -> torch.Tensor:
 
 
 def correct_body(count: int) -> bytes:
-    return embeddings_body(*[expected_vector("anything").tolist()] * count)
+    data = [{"index": index, "embedding": VECTOR} for index in range(count)]
+    return json.dumps({"data": data, "model": "m"}).encode()
 
 
 def http_response(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers]
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
-
-
-def openai_body(entries: Any, model: Any = "m") -> bytes:
-    return json.dumps({"data": entries, "model": model}).encode()
-
-
-def embeddings_body(*embeddings: Any, model: Any = "m") -> bytes:
-    return openai_body(
-        [{"index": index, "embedding": embedding} for index, embedding in enumerate(embeddings)],
-        model,
-    )
 
 
 def send_bytes(content: bytes) -> Behaviour:

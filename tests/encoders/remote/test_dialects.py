@@ -1,61 +1,55 @@
-"""Bodies without valid vectors."""
+"""Answers of endpoints without valid vectors."""
 
 from __future__ import annotations
 
 import base64
+import json
 
 import numpy as np
 import pytest
-import torch
 
+from app.encoders.remote.dialects import OpenAIDialect, parse_json, parse_matrix
 from app.errors import EncoderFailed
-from tests.encoders.remote.endpoints import (
-    DIM,
-    VECTOR,
-    correct_body,
-    embed,
-    embeddings_body,
-    expected_vectors,
-    http_response,
-    load_then_break,
-    openai_body,
-    send_bytes,
-)
+from tests.encoders.remote.endpoints import DIM, VECTOR, correct_body
 
-BODIES = {
-    "empty": b"",
-    "half of it": correct_body(2)[:-20],
-    "deep JSON": b"[" * 100_000 + b"]" * 100_000,
-    "data null": b'{"data": null}',
-    "data of lists": openai_body([VECTOR, VECTOR]),
-    "too few vectors": embeddings_body(VECTOR),
-    "the same index": openai_body([{"index": 0, "embedding": VECTOR}] * 2),
-    "index beyond": openai_body([{"index": i, "embedding": VECTOR} for i in (1, 2)]),
-    "index bool": openai_body([{"index": i, "embedding": VECTOR} for i in (False, True)]),
-    "embedding null": embeddings_body(VECTOR, None),
-    "embedding of another length": embeddings_body(VECTOR, VECTOR[:-1]),
-    "texts as numbers": embeddings_body(VECTOR, ["1"] * DIM),
-    "bool as number": embeddings_body(VECTOR, [True] * DIM),
-    "NaN": embeddings_body(VECTOR, [float("nan")] * DIM),
-    "beyond float64": embeddings_body(VECTOR, VECTOR).replace(str(VECTOR[0]).encode(), b"1e999"),
-    "beyond float32": embeddings_body(VECTOR, [1e300] * DIM),
-    "base64 with other letters": embeddings_body("AAAA*" * 32, "AAAA" * 32),
-    "base64 of broken floats": embeddings_body("AAAA" * 33, "AAAA" * 33),
-    "base64 of nothing": embeddings_body("", ""),
-    "base64 of NaN": embeddings_body(*[base64.b64encode(np.full(DIM, np.nan, "<f4")).decode()] * 2),
-    "another model": embeddings_body(VECTOR, VECTOR, model="other"),
+
+def answer(*embeddings):
+    return {"data": [{"index": i, "embedding": each} for i, each in enumerate(embeddings)]}
+
+
+def numbered(*indices):
+    return {"data": [{"index": index, "embedding": VECTOR} for index in indices]}
+
+
+ANSWERS = {
+    "data null": {"data": None},
+    "data of lists": {"data": [VECTOR, VECTOR]},
+    "too few vectors": answer(VECTOR),
+    "the same index": numbered(0, 0),
+    "index beyond": numbered(1, 2),
+    "index bool": numbered(False, True),
+    "embedding null": answer(VECTOR, None),
+    "embedding of another length": answer(VECTOR, VECTOR[:-1]),
+    "texts as numbers": answer(VECTOR, ["1"] * DIM),
+    "bool as number": answer(VECTOR, [True] * DIM),
+    "beyond float32": answer(VECTOR, [1e300] * DIM),
+    "base64 with other letters": answer("AAAA*" * 32, "AAAA" * 32),
+    "base64 of broken floats": answer("AAAA" * 33, "AAAA" * 33),
+    "base64 of nothing": answer("", ""),
+    "base64 of NaN": answer(*[base64.b64encode(np.full(DIM, np.nan, "<f4")).decode()] * 2),
 }
+BODIES = [b"", correct_body(2)[:-20], b"[" * 100_000 + b"]" * 100_000]
+BODIES += [each.encode() for each in ("NaN", "1e999", json.dumps(answer(VECTOR, [float("nan")])))]
 
 
-def test_a_correct_body_is_accepted(endpoint):
-    model = load_then_break(endpoint, send_bytes(http_response(correct_body(2))))
-    assert torch.equal(embed(model, ["a", "b"]), expected_vectors(["anything"] * 2))
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_invalid_answer_is_refused(name):
+    with pytest.raises(EncoderFailed, match=r"endpoint"):
+        parse_matrix(OpenAIDialect("m", None).read_rows(ANSWERS[name]), 2)
 
 
-@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
-def test_an_invalid_body_fails_without_a_retry(endpoint, body):
-    model = load_then_break(endpoint, send_bytes(http_response(body)))
-    with pytest.raises(EncoderFailed, match="endpoint") as caught:
-        embed(model, ["a", "b"])
-    assert len(endpoint.seen) == 2
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body[:20])
+def test_a_body_without_valid_json_is_refused(body):
+    with pytest.raises(EncoderFailed, match="not valid JSON") as caught:
+        parse_json(body)
     assert caught.value.__cause__ is None
