@@ -222,26 +222,6 @@ def embed_texts(
     return encoding.EncodedVectors(vectors, tokens)
 
 
-def find_or_embed(
-    services: Services,
-    context: RequestContext,
-    encoder: tables.EncoderRow,
-    texts: Sequence[str | None],
-    rows: Sequence[StoreRowId],
-) -> tuple[list[Tensor | None], bool]:
-    """Return the vectors of the texts of a store's rows, and whether the budget covered them.
-
-    A text that the encoder refuses has none, and none is embedded by an encoder that has changed.
-    """
-    if encoder.has_changed:
-        return [None] * len(texts), False
-    work, digests = _work_of(services, context.project, encoder, texts, rows)
-    _find_stored(services, encoder.dim, work)
-    if allowed := _spend(services, context, work):
-        _encode(services, context, encoder, work, allowed, lambda done: None)
-    return work.vectors(digests), work.shortfall is None
-
-
 def keep_vectors(
     services: Services,
     project: str,
