@@ -21,7 +21,7 @@ cli = typer.Typer(
 )
 
 #: columns of `anchors list`
-SET_COLUMNS = ("name", "size", "encoders", "version")
+SET_COLUMNS = ("name", "size", "encoders")
 
 
 @cli.command("list")

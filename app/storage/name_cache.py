@@ -2,7 +2,7 @@
 
 A process may use a row for MEMORY_S after another process has changed or deleted it. Its own
 changes count at once: they call `forget`. Values are read in one statement and content hashes name
-what is computed from them, so an answer is by one version of a set, the old or the new.
+what is computed from them, so an answer is by one set of a name, the deleted or the new one.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from sqlalchemy import (
     MetaData,
     String,
     UniqueConstraint,
-    and_,
     func,
     text,
 )
@@ -124,8 +123,6 @@ class AnchorSetRow(Owned, Base):
     size: Mapped[int]
     #: the bootstrap job that made the anchors, and its settings; None otherwise
     provenance: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    #: incremented when items are appended; its spaces are those of the same version
-    version: Mapped[int] = mapped_column(default=1, server_default="1")
     #: "query" or "document" for each item; None: the items have no roles; loaded on demand
     roles: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True), deferred=True)
     #: content hash of the items, if they are stored for encoders that are added later
@@ -134,11 +131,7 @@ class AnchorSetRow(Owned, Base):
     store_rows: Mapped[str | None] = mapped_column(String(64))
     #: content hash of the rows of the two pools that a bootstrap paired, and their confidence
     pairs: Mapped[str | None] = mapped_column(String(64))
-    #: those of the current version
     spaces: Mapped[list[SpaceRow]] = relationship(
-        primaryjoin=lambda: and_(
-            AnchorSetRow.id == SpaceRow.anchor_set_id, AnchorSetRow.version == SpaceRow.version
-        ),
         back_populates="anchor_set",
         cascade="all, delete-orphan",
         passive_deletes=True,
@@ -148,18 +141,13 @@ class AnchorSetRow(Owned, Base):
 
 
 class SpaceRow(Owned, Base):
-    """One encoder's embeddings of one version of an anchor set.
-
-    Spaces of replaced versions stay while translators refer to them.
-    """
+    """One encoder's embeddings of an anchor set."""
 
     __tablename__ = "spaces"
-    __table_args__ = (UniqueConstraint("anchor_set_id", "encoder_id", "version"),)
+    __table_args__ = (UniqueConstraint("anchor_set_id", "encoder_id"),)
 
     anchor_set_id: Mapped[str] = mapped_column(ForeignKey("anchor_sets.id", ondelete="CASCADE"))
     encoder_id: Mapped[str] = mapped_column(ForeignKey("encoders.id"), index=True)
-    #: version of the set that its anchors belong to
-    version: Mapped[int] = mapped_column(default=1, server_default="1")
     #: content hash of the raw anchors (k, d), float32
     blob: Mapped[str] = mapped_column(String(64))
     #: content hash of vectors (n, d) of a store by this encoder, float32, which have no partners

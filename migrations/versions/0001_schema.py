@@ -18,7 +18,6 @@ def upgrade() -> None:
         sa.Column("name", sa.String(length=100), nullable=False),
         sa.Column("size", sa.Integer(), nullable=False),
         sa.Column("provenance", sa.JSON(), nullable=True),
-        sa.Column("version", sa.Integer(), server_default="1", nullable=False),
         sa.Column("roles", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("inputs", sa.String(length=64), nullable=True),
         sa.Column("store_rows", sa.String(length=64), nullable=True),
@@ -225,7 +224,6 @@ def upgrade() -> None:
         "spaces",
         sa.Column("anchor_set_id", sa.String(length=32), nullable=False),
         sa.Column("encoder_id", sa.String(length=32), nullable=False),
-        sa.Column("version", sa.Integer(), server_default="1", nullable=False),
         sa.Column("blob", sa.String(length=64), nullable=False),
         sa.Column("sample", sa.String(length=64), nullable=True),
         sa.Column("sample_size", sa.Integer(), nullable=True),
@@ -246,10 +244,7 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_spaces")),
         sa.UniqueConstraint(
-            "anchor_set_id",
-            "encoder_id",
-            "version",
-            name=op.f("uq_spaces_anchor_set_id_encoder_id_version"),
+            "anchor_set_id", "encoder_id", name=op.f("uq_spaces_anchor_set_id_encoder_id")
         ),
     )
     op.create_index(op.f("ix_spaces_encoder_id"), "spaces", ["encoder_id"])

@@ -142,11 +142,6 @@ def _anchor_sets(items: dict[str, np.ndarray]) -> Iterator[Step]:
         content=npy(items["second"][:20]),
         headers={"Content-Type": NPY},
     )
-    yield post(
-        "more items",
-        "/anchor-sets/grown/items",
-        {"embeddings": {name: each[20:30].tolist() for name, each in items.items()}},
-    )
     yield Step(
         "sample",
         "PUT",
@@ -461,7 +456,6 @@ def _refusals(vectors: np.ndarray) -> Iterator[Step]:
     yield post(
         "set exists", "/anchor-sets", {"name": "items", "embeddings": {"first": [[1.0] * 8] * 3}}
     )
-    yield post("other k", "/anchor-sets/grown/items", {"embeddings": {"first": [[1.0] * 8]}})
     yield post("wrong name", "/encoders", {"name": "a b", "kind": "external", "dim": 3})
     yield post("encoder exists", "/encoders", {"name": "first", "kind": "external", "dim": 3})
     yield post(

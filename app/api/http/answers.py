@@ -43,7 +43,6 @@ DESCRIBED = (
     "translator",
     "options",
     "classes",
-    "anchor_set_version",
 )
 
 #: most flags in an answer's headers, and the longest header

@@ -55,10 +55,6 @@ class RelativeAnswer(BaseModel):
     vectors: Vectors = Field(description="One relative vector for each row of the request.")
     count: int = Field(description="Number of vectors.")
     dim: int = Field(description="Dimension of the vectors: the number of anchors.")
-    anchor_set_version: int = Field(
-        description="Version of the anchor set. Relative vectors of different versions have "
-        "different dimensions."
-    )
     flags: list[Flag] = Field(description="Warnings about rows.")
 
 
@@ -93,7 +89,6 @@ async def relative(
     about = {
         "count": count,
         "dim": dim,
-        "anchor_set_version": answer.served.version,
         "flags": answers.flags(relatives.at_mean, truncated=answer.truncated),
     }
     return await answers.write(call, writer, relatives.vectors, about)

@@ -73,10 +73,6 @@ class TranslatorSummary(RowModel):
         validation_alias=AliasPath("source", "anchor_set", "name"),
         description="Name of the anchor set.",
     )
-    anchor_set_version: int = Field(
-        validation_alias=AliasPath("source", "version"),
-        description="Version of the anchor set that it was fitted to.",
-    )
     method: str = Field(description="Method that fitted it; never `auto`.")
     options: dict[str, Any] = Field(description="All options of the method, with defaults.")
     created_at: datetime = Field(description="When it was first fitted.")

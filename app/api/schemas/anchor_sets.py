@@ -125,7 +125,6 @@ class ListedAnchorSet(RowModel):
 
     name: str = Field(description="Name of the anchor set.")
     size: int = Field(description="Number of anchors.")
-    version: int = Field(description="1 for a new set; each append of items adds 1.")
     encoders: Annotated[
         list[str],
         BeforeValidator(_encoders_of),

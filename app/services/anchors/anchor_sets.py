@@ -1,4 +1,4 @@
-"""Creates, extends and deletes anchor sets."""
+"""Creates and deletes anchor sets, and adds encoders to them. Their items never change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from app.services.incoming import checked_vectors
 from app.services.name_lookup import refuse_in_use, require_free
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.storage.queries import resources, set_versions, stores
+from app.storage.queries import resources, stores
 
 
 def create_anchor_set(
@@ -99,7 +99,6 @@ def build_anchor_set(
         project=project,
         name=name,
         size=size,
-        version=1,
         provenance=provenance,
         inputs=inputs,
         roles=None if roles is None else list(roles),
@@ -135,32 +134,6 @@ def check_roles(roles: Sequence[str] | None, size: int) -> None:
             f"There are {size} items and {len(roles)} `roles`. Send one role for each item.",
             field="roles",
         )
-
-
-def require_version(
-    session: Session, project: str, known: tables.AnchorSetRow
-) -> tables.AnchorSetRow:
-    """Return a set as it is now, locked. Raises AnchorSetNotFound, and Conflict when another
-    request has replaced it, or has appended items to it.
-    """
-    current = set_versions.lock_anchor_set(session, project, known.name)
-    if current.id != known.id:
-        raise Conflict(
-            f"Anchor set {known.name!r} was replaced by another of that name. Check it, and try "
-            "again.",
-            field="anchor_set",
-        )
-    if current.version != known.version:
-        raise changed(known.name)
-    return current
-
-
-def changed(name: str) -> Conflict:
-    """Return the error of a request that another one has overtaken."""
-    return Conflict(
-        f"Another request changed anchor set {name!r} meanwhile. Check its size, and try again.",
-        field="anchor_set",
-    )
 
 
 def add_embeddings(
@@ -203,11 +176,17 @@ def add_space(
 ) -> tables.AnchorSetRow:
     """Add the row of a space to its set.
 
-    Raises AnchorSetNotFound, EmbeddingsExist, and Conflict when the set changed meanwhile.
+    Raises AnchorSetNotFound, EmbeddingsExist, and Conflict when another set has the name now.
     """
-    current = require_version(session, set_row.project, set_row)
+    current = resources.whole_set(session, set_row.project, set_row.name)
+    if current.id != set_row.id:
+        raise Conflict(
+            f"Anchor set {set_row.name!r} was replaced by another of that name. Check it, and try "
+            "again.",
+            field="anchor_set",
+        )
     _refuse_existing(session, current, space.encoder)
-    space.anchor_set_id, space.version = current.id, current.version
+    space.anchor_set_id = current.id
     session.add(space)
     record_audit(session, context, "embed", "anchor-set", current.name)
     session.flush()

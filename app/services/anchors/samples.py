@@ -26,7 +26,7 @@ from app.services.context import Services
 from app.services.incoming import checked_vectors
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.storage.queries import resources, set_versions
+from app.storage.queries import resources
 
 #: the name of a sample's tensor in its blob
 SAMPLE_TENSOR = "sample"
@@ -140,8 +140,6 @@ def _change(
     values: tuple[str | None, int | None, int | None],
 ) -> tables.AnchorSetRow:
     with services.db.transaction() as session:
-        # An append copies the sample to the next version: locked, it copies this one.
-        set_versions.lock_anchor_set(session, context.project, anchor_set)
         space = _find(session, context.project, anchor_set, encoder)
         space.sample, space.sample_size, space.store_size = values
         record_audit(session, context, "sample", "anchor-set", anchor_set)
@@ -167,7 +165,7 @@ def compare_space(services: Services, space: tables.SpaceRow) -> StoreCoverage |
     def compare() -> StoreCoverage:
         anchors, sample = spaces.raw_anchors(services, space), sample_of(services, space)
         assert sample is not None
-        queries = _queries(services, space, len(anchors))
+        queries = _queries(services, space)
         with services.fitting(space.project):
             # Queries are unlike every store of documents.
             judged = None if queries is None else ~queries
@@ -191,11 +189,10 @@ def compare_pair(
     return compare_space(services, max(sampled, key=lambda space: space.sample_size or 0))
 
 
-def _queries(services: Services, space: tables.SpaceRow, size: int) -> Tensor | None:
+def _queries(services: Services, space: tables.SpaceRow) -> Tensor | None:
     """Return which of the space's anchors (k,) are queries; None if its set has no roles."""
     with services.db.transaction() as session:
-        roles = set_versions.roles_of(session, space.anchor_set_id)
+        roles = resources.roles_of(session, space.anchor_set_id)
     if not roles:
         return None
-    # Items are only appended: an earlier version has the first roles.
-    return torch.tensor([each == "query" for each in roles[:size]], dtype=torch.bool)
+    return torch.tensor([each == "query" for each in roles], dtype=torch.bool)

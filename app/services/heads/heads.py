@@ -18,7 +18,7 @@ from app.services.access.audit import record_audit
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.storage import tables
-from app.storage.queries import resources, set_versions
+from app.storage.queries import resources
 from app.types import repeated_positions
 
 
@@ -76,11 +76,7 @@ def create_head(
     _check_outputs(new, head)
     row.outputs, row.blob = head.outputs, services.blobs.put(head.tensors())
     with services.db.transaction() as session:
-        if new.anchor_set is not None:  # locked, because an append refuses sets with heads
-            set_versions.lock_anchor_set(
-                session, context.project, new.anchor_set, field="anchor_set"
-            )
-        # The encoder or the set may have been deleted or replaced, or the set may have grown.
+        # The encoder or the set may have been deleted or replaced.
         new_row = _build_row(session, context.project, new)
         if new_row.dim != row.dim:
             raise InvalidHead(

@@ -160,7 +160,6 @@ class Relation:
             (dims[0], dims[1]),
             keys=(key, spaces.space_key(row)),
             parts=(projector, fitted),
-            version=row.version,
         )
 
 
@@ -261,7 +260,6 @@ class ServedMap:
     reads     the request's field that holds its vectors
     method, options  of a translation or a decoding
     id, pair  of a translation: its translator's public id, and its two spaces
-    version   of a relation: the version of the anchor set
     warnings  about every answer of the map
     """
 
@@ -275,7 +273,6 @@ class ServedMap:
     options: methods.Options | None = None
     id: str | None = None
     pair: tuple[tables.SpaceRow, tables.SpaceRow] | None = None
-    version: int | None = None
     warnings: Sequence[AnswerWarning] = ()
 
     @property

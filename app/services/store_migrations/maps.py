@@ -1,7 +1,7 @@
 """The maps of a migration: both directions, fixed for its whole life.
 
-A migration can last for weeks, and its anchor set may grow meanwhile. Rows that were translated
-by another map would not be comparable, so the maps are stored as a blob when the plan is made.
+A migration can last for weeks. Rows that were translated by another map would not be comparable,
+so the maps are stored as a blob when the plan is made.
 """
 
 from __future__ import annotations

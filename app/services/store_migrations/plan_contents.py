@@ -349,7 +349,6 @@ def make_plan(services: Services, context: RequestContext, inputs: PlanInputs) -
         "source": source.encoder.name,
         "target": target.encoder.name,
         "anchor_set": source.anchor_set.name,
-        "anchor_set_version": source.version,
         "method": served.method,
         "options": dict(served.options or {}),
         "translator": served.id,

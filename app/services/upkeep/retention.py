@@ -6,21 +6,18 @@ import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from app.services.context import Services
 from app.storage import tables
-from app.storage.queries import native_vectors, resources, set_versions
+from app.storage.queries import native_vectors, resources
 from app.storage.queries.statements import changed_rows
 
 log = logging.getLogger("anchorage.retention")
 
 #: most rows of one statement, so that no other process waits long for their locks
 DELETE_BATCH = 500
-
-#: how long requests may still use a version of an anchor set that was replaced
-REPLACED_DAYS = 1
 
 #: the last use of a translator is written once a day, so its days count from the next one
 TOUCH_DAYS = 1
@@ -35,23 +32,21 @@ def delete_old(services: Services, *, stopping: Callable[[], bool] = lambda: Fal
     Stops after the current batch when `stopping()` turns true. Raises DatabaseUnavailable.
     """
 
-    def clear(what: str, moment: Moment, days: int, *where: ColumnElement[bool]) -> None:
+    def clear(what: str, moment: Moment, days: int) -> None:
         before = tables.now() - timedelta(days=days)
         total, batch = 0, DELETE_BATCH if days else 0  # 0 days: indefinitely
         while batch == DELETE_BATCH and not stopping():
             with services.db.transaction() as session:
-                batch = _delete_batch(session, moment, before, *where)
+                batch = _delete_batch(session, moment, before)
             total += batch
         if total:
             log.info("deleted %d %s older than %d days", total, what, days)
 
     days = services.retention
     unused_days = days.translators_days and days.translators_days + TOUCH_DAYS
-    replaced = set_versions.replaced_before(tables.now() - timedelta(days=REPLACED_DAYS))
     clear("jobs", tables.JobRow.finished_at, days.jobs_days)
     clear("audit rows", tables.AuditRow.created_at, days.audit_days)
     clear("translators", tables.TranslatorRow.used_at, unused_days)
-    clear("replaced spaces", tables.SpaceRow.created_at, REPLACED_DAYS, replaced)
     delete_native_vectors(services, stopping)
     if not stopping() and (deleted := sweep_blobs(services)):
         log.info("deleted %d blobs that no row names", deleted)
@@ -76,11 +71,9 @@ def sweep_blobs(services: Services) -> int:
     return services.blobs.sweep(names)
 
 
-def _delete_batch(
-    session: Session, moment: Moment, before: datetime, *where: ColumnElement[bool]
-) -> int:
+def _delete_batch(session: Session, moment: Moment, before: datetime) -> int:
     """Delete the oldest rows, at most DELETE_BATCH. Skips rows that another process deletes."""
     table = moment.class_
-    old = select(table.id).where(moment < before, *where).order_by(moment).limit(DELETE_BATCH)
+    old = select(table.id).where(moment < before).order_by(moment).limit(DELETE_BATCH)
     found = session.scalars(old.with_for_update(skip_locked=True)).all()
     return changed_rows(session, delete(table).where(table.id.in_(found))) if found else 0

@@ -102,7 +102,7 @@ def _nearest(session: Session, table: type[Named], project: str, name: str) -> s
 
 
 def _read(session: Session, table: type[Named], query: Select[Any]) -> Sequence[Named]:
-    """Return rows. One statement reads sets and their spaces, so that both have one version."""
+    """Return rows. One statement reads sets and their spaces, so that a deletion parts none."""
     if table is not AnchorSetRow:
         return session.scalars(query).all()
     rows = session.scalars(query.options(joinedload(AnchorSetRow.spaces))).unique().all()
@@ -147,7 +147,6 @@ def space(session: Session, anchor_set: AnchorSetRow, encoder: EncoderRow) -> Sp
         select(SpaceRow).where(
             SpaceRow.anchor_set_id == anchor_set.id,
             SpaceRow.encoder_id == encoder.id,
-            SpaceRow.version == anchor_set.version,
         )
     )
     if row is None:
@@ -164,7 +163,7 @@ def spaces_of(
 ) -> dict[str, SpaceRow]:
     """Return the embeddings of a set by these encoders, keyed by the encoders' names.
 
-    One statement reads them all, so that they belong to one version of the set. Missing ones are
+    One statement reads them all, so that they belong to one set of that name. Missing ones are
     left out. The row of the set must not load its `spaces`.
     """
     query = (
@@ -174,7 +173,6 @@ def spaces_of(
         .where(
             AnchorSetRow.project == project,
             AnchorSetRow.name == anchor_set,
-            AnchorSetRow.version == SpaceRow.version,
             EncoderRow.name.in_(encoders),
         )
         .options(
@@ -216,22 +214,21 @@ def count_checks(session: Session) -> dict[str, int]:
 
 
 def spaces_of_encoder(session: Session, encoder: EncoderRow) -> Sequence[SpaceRow]:
-    """Return an encoder's current spaces, the newest first."""
+    """Return an encoder's spaces, the newest first."""
     query = (
         select(SpaceRow)
-        .join(AnchorSetRow, AnchorSetRow.id == SpaceRow.anchor_set_id)
-        .where(SpaceRow.encoder_id == encoder.id, SpaceRow.version == AnchorSetRow.version)
+        .where(SpaceRow.encoder_id == encoder.id)
         .order_by(SpaceRow.created_at.desc())
     )
     return session.scalars(query).all()
 
 
 def spaces(session: Session, project: str) -> Sequence[SpaceRow]:
-    """Return the current spaces of all sets of a project in the order of the sets' names."""
+    """Return the spaces of all sets of a project in the order of the sets' names."""
     query = (
         select(SpaceRow)
         .join(AnchorSetRow, AnchorSetRow.id == SpaceRow.anchor_set_id)
-        .where(SpaceRow.project == project, SpaceRow.version == AnchorSetRow.version)
+        .where(SpaceRow.project == project)
         .order_by(AnchorSetRow.name, SpaceRow.created_at)
     )
     return session.scalars(query).all()
@@ -254,7 +251,7 @@ def users_of_encoder(session: Session, encoder: EncoderRow) -> list[str]:
     sets = session.scalars(
         select(AnchorSetRow.name)
         .join(SpaceRow, SpaceRow.anchor_set_id == AnchorSetRow.id)
-        .where(SpaceRow.encoder_id == encoder.id, SpaceRow.version == AnchorSetRow.version)
+        .where(SpaceRow.encoder_id == encoder.id)
     ).all()
     heads = session.scalars(select(HeadRow.name).where(HeadRow.encoder_id == encoder.id)).all()
     pools = session.scalars(select(PoolRow.name).where(PoolRow.encoder_id == encoder.id)).all()
@@ -278,6 +275,11 @@ def whole_set(session: Session, project: str, name: str, *, field: str = "name")
     """Return a set with the roles of its items."""
     roles = undefer(AnchorSetRow.roles)
     return by_name(session, AnchorSetRow, project, name, field=field, options=[roles])
+
+
+def roles_of(session: Session, set_id: str) -> list[str] | None:
+    """Return the roles of a set's items; None without roles, or once the set is deleted."""
+    return session.scalar(select(AnchorSetRow.roles).where(AnchorSetRow.id == set_id))
 
 
 def extend_pool(session: Session, pool: PoolRow, piece: dict[str, Any]) -> bool:

@@ -36,10 +36,9 @@ class Translation:
 
 @dataclass(frozen=True, eq=False)
 class RelativeVectors:
-    """Relative vectors (n, k): one number for each anchor of the set's version."""
+    """Relative vectors (n, k): one number for each anchor of the set."""
 
     vectors: Float32s
-    anchor_set_version: int
     flags: list[Json]
 
     @property
@@ -148,10 +147,7 @@ def _join(parts: Sequence[Json]) -> Json:
 @reading("The answer of /relative")
 def relative_of(answers: Sequence[Json], starts: Sequence[int]) -> RelativeVectors:
     """Return the answers of /relative to consecutive parts, which begin at `starts`."""
-    first = _same(answers, "anchor_set_version")
-    return RelativeVectors(
-        _stack(answers, "vectors"), first["anchor_set_version"], _flags(answers, starts)
-    )
+    return RelativeVectors(_stack(answers, "vectors"), _flags(answers, starts))
 
 
 @reading("The answer of /stitch")

@@ -43,7 +43,6 @@ METHODS: dict[str, Callable[..., Any]] = {
     "add_embeddings": anchors.AnchorSets.put,
     "get_anchor_set": anchors.AnchorSets.get,
     "delete_anchor_set": anchors.AnchorSets.delete,
-    "append_items": anchors.AnchorSets.append,
     "put_sample": anchors.AnchorSets.put_sample,
     "delete_sample": anchors.AnchorSets.delete_sample,
     "report_anchor_set": anchors.AnchorSets.report,

@@ -39,7 +39,7 @@ OPERATIONS = {
     """,
     ("write", "POST"): """
         /encoders /encoders/{name}/check
-        /anchor-sets /anchor-sets/{name}/items /pools/{name}/vectors /heads /translators
+        /anchor-sets /pools/{name}/vectors /heads /translators
         /stores /bootstrap /compare /jobs/{id}/cancel
         /migrations /migrations/{id}/run /migrations/{id}/verify /migrations/{id}/sync
         /migrations/{id}/pause /migrations/{id}/cutover /migrations/{id}/rollback

@@ -10,7 +10,7 @@ import torch
 
 from app.errors import BlobMissing
 from app.maths.translators.translator import apply
-from app.services.anchors import anchor_sets, growth
+from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.services.serving import placed_translator
 from app.services.store_migrations.maps import MAPPED_ROWS, build_maps, load_maps
@@ -51,23 +51,6 @@ def test_another_process_translates_alike(paired: Services) -> None:
         (back * vectors).sum(1) / np.linalg.norm(back, axis=1) / np.linalg.norm(vectors, axis=1)
     )
     assert cosines.mean() > 0.8
-
-
-def test_the_maps_stay_when_the_anchor_set_grows(paired: Services) -> None:
-    built = build_maps(paired, CONTEXT, REQUEST)
-    vectors = some(20, 6, 20).numpy()
-    before = built.maps.translate(vectors)
-    growth.append_items(
-        paired,
-        CONTEXT,
-        anchor_set="pairs",
-        embeddings={"old": some(40, 6, 7), "new": some(40, 5, 8)},
-        inputs=None,
-        roles=None,
-    )
-    assert build_maps(paired, CONTEXT, REQUEST).digest != built.digest
-    after = load_maps(another_process(paired), row_of(built.digest)).translate(vectors)
-    assert np.array_equal(before, after)
 
 
 def test_equal_maps_are_one_blob(paired: Services) -> None:

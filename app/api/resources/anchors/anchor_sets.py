@@ -26,7 +26,7 @@ from app.api.schemas.anchor_sets import AnchorSet, ItemsBody, ListedAnchorSet
 from app.api.schemas.fields import InputsBody, Name, Vectors
 from app.api.schemas.jobs import Job
 from app.errors import InvalidRequest, MissingField, NotExactlyOne
-from app.services.anchors import anchor_embedding, anchor_sets, growth, store_anchors
+from app.services.anchors import anchor_embedding, anchor_sets, store_anchors
 from app.services.anchors.anchor_embedding import MAX_SET_ENCODERS, EmbedRequest
 from app.services.anchors.store_anchors import USUAL_SIZE, StoreAnchors
 from app.storage import tables
@@ -87,18 +87,6 @@ class NewEmbeddings(InputsBody):
     )
 
     vectors: Vectors = Field(None, description="Vectors of the encoder, one for each anchor.")
-
-
-class NewItems(ItemsBody):
-    """Items in the order in which the set continues: `embeddings`, `inputs` to encode, or both.
-
-    Each item needs a vector by each encoder of the set: from `embeddings`, or else encoded from
-    `inputs`. A set that stores its inputs needs `inputs` in any case.
-    """
-
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"embeddings": {"old": [[1, 1, 0]], "new": [[0, 2, 1]]}}]}
-    )
 
 
 class AnchorPairsOut(BaseModel):
@@ -223,41 +211,6 @@ def add_embeddings(
         return accepted(response, job)
     return AnchorSet.model_validate(
         anchor_embedding.embed_now(services, context, request=request, inputs=inputs)
-    )
-
-
-@router.post(
-    "/{name}/items",
-    status_code=201,
-    summary="Append items",
-    responses=documented(400, 404, 409, 413, 415, 422),
-    openapi_extra=body_docs(NewItems, npy=True),
-)
-def append_items(
-    name: PathName,
-    context: WriteContext,
-    body: Annotated[NewItems, json_body(NewItems, npy=True)],
-    services: Svc,
-) -> AnchorSet:
-    """Appends items to a set in all its spaces at once, as the next version of the set.
-
-    Requests that began before keep the old version to their end. Relative vectors have one number
-    for each anchor, so those of the old version cannot be decoded with the new one. The request
-    fails with `in-use` if a head reads relative vectors of the set.
-    """
-    inputs = body.items()
-    embeddings = body.by_encoder() or {}
-    if not embeddings and inputs is None:
-        raise MissingField("Send `embeddings`, `inputs` or both.", field="embeddings")
-    return AnchorSet.model_validate(
-        growth.append_items(
-            services,
-            context,
-            anchor_set=name,
-            embeddings=embeddings,
-            inputs=inputs,
-            roles=body.roles,
-        )
     )
 
 

@@ -231,26 +231,6 @@ class AsyncAnchorSets(AsyncResource):
         sent = await self._transport.send("PUT", path, content=content, headers=NPY, creates=True)
         return json_of(sent)
 
-    async def append(
-        self,
-        name: str,
-        *,
-        embeddings: Mapping[str, VectorsLike] | None = None,
-        inputs: Sequence[str] | None = None,
-        input_type: Role | None = None,
-        roles: Sequence[Role] | None = None,
-    ) -> Json:
-        """Append items to a set, in all its encoders at once, as the set's next version."""
-        body = {
-            "embeddings": None
-            if embeddings is None
-            else {encoder: to_json(rows) for encoder, rows in embeddings.items()},
-            "inputs": text_list(inputs),
-            "input_type": input_type,
-            "roles": text_list(roles, "roles"),
-        }
-        return await self._transport.post(f"{self.path}/{segment(name)}/items", body, creates=True)
-
     async def report(self, name: str) -> Json:
         """Return the set's health: findings, and whether the encoders' rows belong together."""
         return await self._transport.get(f"{self.path}/{segment(name)}/report")

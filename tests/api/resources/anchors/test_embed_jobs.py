@@ -253,7 +253,7 @@ def anchors_of(encoding, name):
 
 
 @pytest.mark.parametrize("headers", [None, ASYNC], ids=["now", "job"])
-def test_inputs_are_encoded_in_their_roles_also_by_encoders_added_later_and_items_appended(
+def test_inputs_are_encoded_in_their_roles_also_by_encoders_added_later(
     encoding, post, finished, headers
 ):
     """`short` has a prompt for queries, and `minilm` has none."""
@@ -262,16 +262,10 @@ def test_inputs_are_encoded_in_their_roles_also_by_encoders_added_later_and_item
         _, name = post(encoders=["short", "minilm"], input_type=role)
         by_role[role] = anchors_of(encoding, name)
     roles = ["query" if row % 3 == 0 else "document" for row in range(len(encoding.texts))]
-    first = len(roles) - 4
-    answer, name = post(
-        headers, inputs=encoding.texts[:first], encoders=["short"], roles=roles[:first]
-    )
+    answer, name = post(headers, inputs=encoding.texts, encoders=["short"], roles=roles)
     if headers is not None:
         assert finished(encoding.http, answer.json()["id"])["state"] == "succeeded"
     assert put(encoding, name, "minilm").status_code == 201
-    more = {"inputs": encoding.texts[first:], "roles": roles[first:]}
-    grown = encoding.http.post(f"/anchor-sets/{name}/items", json=more).json()
-    assert (grown["size"], grown["roles"], grown["keeps_inputs"]) == (len(roles), roles, True)
     assert put(encoding, name, "toy").status_code == 201  # by all stored inputs
     found = anchors_of(encoding, name)
     for encoder in ("short", "minilm"):
@@ -279,10 +273,3 @@ def test_inputs_are_encoded_in_their_roles_also_by_encoders_added_later_and_item
         np.testing.assert_allclose(found[encoder], expected, atol=1e-5)
     assert not np.allclose(by_role["query"]["short"], by_role["document"]["short"], atol=1e-2)
     assert len(found["toy"]) == len(roles)
-
-
-def test_a_set_that_stores_its_inputs_does_not_grow_without_them(encoding, post, refused):
-    _, name = post()
-    vectors = [[0.5] * encoding.http.get("/encoders/toy").json()["dim"]]
-    answer = encoding.http.post(f"/anchor-sets/{name}/items", json={"embeddings": {"toy": vectors}})
-    refused(answer, 422, "missing-field", "inputs")

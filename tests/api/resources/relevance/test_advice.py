@@ -131,11 +131,6 @@ def test_an_evaluation_of_another_translator_is_refused(
     old, both_native = evaluated(), evaluated(documents=...)
     good(ask(**old))
     refused(ask(**{**old, "method": "ridge"}), 422, "invalid-request", "evaluation")
-    more = {"embeddings": {name: rows[30:] for name, rows in vectors.items()}}
-    stocked.post("/anchor-sets/grown/items", json=more).raise_for_status()
-    answer = ask(**old)
-    refused(answer, 422, "invalid-request", "evaluation")
-    assert "POST /evaluate again" in answer.json()["detail"]
     good(ask(**both_native))
 
 
