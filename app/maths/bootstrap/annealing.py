@@ -10,7 +10,7 @@ distribution over the other pool) at a falling temperature: at first a row only 
 of its item. A handful of seeds suffices for that, and all items vote. Deterministic annealing: Rose
 1998; for assignment, Gold and Rangarajan 1996, "A graduated assignment algorithm for graph
 matching"; with fixed seeds as in seeded graph matching, Fishkind et al. 2019.
-docs/explanation/self-learning.md explains it.
+docs/explanation/anchors.md explains it.
 
 A first overlap without seeds: the centroids of both pools, matched by their positions relative
 to each other.

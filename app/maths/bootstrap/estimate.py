@@ -14,7 +14,7 @@ Five signs (docs/results/bootstrap.md says how often they are right):
 An eighth of the pairs lose their item of y, and an eighth their item of x. The rest learns, matches
 and confirms as all pairs did. The result is the share of the smaller pool's orphans that is paired.
 If it leaves open whether most pairs are right, more trials follow, and the estimate takes the worse
-end of their interval. docs/explanation/self-learning.md explains it.
+end of their interval. docs/explanation/anchors.md explains it.
 """
 
 from __future__ import annotations

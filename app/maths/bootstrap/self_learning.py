@@ -12,7 +12,7 @@ each pair by maps without it.
    any result would confirm. Orphans (estimate.py): items whose partner is removed show how readily
    items without a partner are paired.
 This module claims no pair to be right; `estimate_right` estimates the share.
-docs/explanation/self-learning.md explains the steps and their ablation.
+docs/explanation/anchors.md explains the steps and their ablation.
 """
 
 from __future__ import annotations
