@@ -127,7 +127,7 @@ class AnchorSetRow(Owned, Base):
     roles: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True), deferred=True)
     #: content hash of the items, if they are stored for encoders that are added later
     inputs: Mapped[str | None] = mapped_column(String(64))
-    #: content hash of the ids of the store's rows that the first items are; None without a store
+    #: content hash of the ids of the store's rows that the items are; None without a store
     store_rows: Mapped[str | None] = mapped_column(String(64))
     #: content hash of the rows of the two pools that a bootstrap paired, and their confidence
     pairs: Mapped[str | None] = mapped_column(String(64))

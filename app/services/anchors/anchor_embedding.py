@@ -295,8 +295,8 @@ def items_of(
         if missing := [place for place in range(row.size) if place not in texts]:
             raise InputsNotStored(
                 f"{len(missing)} of {row.size} texts of anchor set {row.name!r} cannot be read "
-                "from its store as they were: rows were edited or deleted, came from reads, or may "
-                "not be sent to this encoder. Send vectors, or make a new set from the store.",
+                "from its store as they were: rows were edited or deleted, or may not be sent to "
+                "this encoder. Send vectors, or make a new set from the store.",
                 field="inputs",
             )
         inputs = Inputs([texts[place] for place in range(row.size)])

@@ -140,7 +140,7 @@ def read_texts(
 ) -> dict[int, str]:
     """Return the texts of a set's rows by row, as an encoder may read them; {} without a store.
 
-    rows  of the set; None: all that came from the store
+    rows  of the set; None: all
 
     Leaves out rows whose text was edited or deleted since. A remote encoder gets texts that it has
     embedded for the set before, and others only where the operator allows it for the store.
@@ -156,9 +156,7 @@ def read_texts(
     is_new = encoder.id not in kept["encoders"] and encoder.kind == EncoderKind.openai
     if is_new and store.address not in services.limits.native_remote:
         return {}
-    places = [
-        each for each in (range(row.size) if rows is None else rows) if each < len(kept["ids"])
-    ]
+    places = range(row.size) if rows is None else rows
     ids = [kept["ids"][each] for each in places]
     texts = services.stores.wait(store, lambda opened: opened.texts(ids))
     most = services.limits.input_characters
