@@ -190,9 +190,7 @@ def outcome(count: int, right: float, orphans_paired: float = 0.0) -> estimate.O
         seeds_confirmed=1.0,
         orphans_paired=orphans_paired,
     )
-    return estimate.Outcome(
-        torch.stack([rows, rows], dim=1), torch.ones(count), told, [], rows[:0], {}
-    )
+    return estimate.Outcome(torch.stack([rows, rows], dim=1), torch.ones(count), told, [], {})
 
 
 @pytest.mark.parametrize(
