@@ -30,7 +30,7 @@ from torch import Tensor
 
 from app.maths.geometry.space import fit_space
 from app.maths.quality.candidates import default_candidate
-from app.maths.relevance.advice import EXPECTED_GAINS, IndexFacts, expected_gain, rank_options
+from app.maths.relevance.advice import IndexFacts, rank_options
 from app.maths.relevance.cloze import USUAL_TEXTS, cut_windows, mean_interval, reciprocal_ranks
 from app.maths.relevance.fuse_weight import default_weight, held_out_cosine, native_weight
 from app.maths.relevance.native import order_block
@@ -315,24 +315,6 @@ def regret(cell: Cell, text_exists: bool, compared: bool) -> float:
     return max(worth.values()) - worth[advised]
 
 
-def range_table(cells: Sequence[Cell]) -> Table:
-    """How many of the gains lie in the range that the advice prints."""
-    table = [["option", "collections", "inside", "width"]]
-    for option in EXPECTED_GAINS:
-        for name, group in groups(cells).items():
-            inside, widths = [], []
-            for cell in group:
-                facts = IndexFacts(cell.anchors, True, True, True, True, cell.difference)
-                gain = expected_gain(option, facts)
-                assert gain is not None
-                label = option if option == "re-embed" else f"{option}, compared"
-                inside.append(gain.low <= cell.gains[label] <= gain.high)
-                widths.append(gain.high - gain.low)
-            share = f"{sum(inside) / len(inside):.0%} of {len(inside)}"
-            table.append([option, name, share, f"{mean(widths):.3f}"])
-    return table
-
-
 def main() -> None:
     """Measure, print and write."""
     command = parser(__doc__, RESULTS / "cloze.json")
@@ -365,7 +347,6 @@ def main() -> None:
         "order": order_table(cells),
         "weights": weight_table(cells),
         "regret": regret_table(cells),
-        "ranges": range_table(cells),
         "anchors": anchor_table(cells),
     }
     show(console, tables)
