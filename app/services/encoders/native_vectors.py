@@ -98,10 +98,6 @@ class _Work:
             is_first, self._is_begun = not self._is_begun, True
         return is_first
 
-    def vectors(self, digests: Sequence[bytes | None]) -> list[Tensor | None]:
-        """Return the vectors so far, None where there is none."""
-        return [None if each is None else self.found.get(each) for each in digests]
-
     def remaining(self) -> dict[bytes, str]:
         return {digest: text for digest, text in self.texts.items() if digest not in self.found}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,8 +33,6 @@ from app.services.upkeep.cache_codecs import TRANSLATOR
 from app.storage import tables
 from app.storage.queries import resources
 from app.stores.base import StoreVectors
-
-Direction = Literal["forward", "backward"]
 
 #: rows that are translated at a time; their scratch memory is a few vectors each
 MAPPED_ROWS = 8192
@@ -158,10 +156,6 @@ class MigrationMaps:
         A row that equals an anchor gets the anchor's native vector.
         """
         return self.forward.map_rows(vectors).vectors
-
-    def translate_back(self, vectors: StoreVectors) -> StoreVectors:
-        """Return the vectors (n, d_target) in the source's space, as `translate`."""
-        return self.backward.map_rows(vectors).vectors
 
 
 @dataclass(frozen=True, eq=False)

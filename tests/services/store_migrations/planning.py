@@ -71,17 +71,13 @@ def begin_planning(
     *,
     anchors: int = 120,
     text_field: str | None = "body",
-    encoder: str = "old",
-    roles: list[str] | None = None,
 ) -> Planning:
     services.stores.addresses = {"main": StoreAddress(server.url, frozenset({PROJECT}))}
     factors = items(anchors, 5)
     embeddings = {"old": old(factors), "new": new(factors), "other": encode(factors, OLD_DIM, 7)}
     for name, rows in embeddings.items():
         create_encoder(services, name, rows.shape[1])
-    anchor_sets.create_anchor_set(
-        services, CONTEXT, name="pairs", embeddings=embeddings, roles=roles
-    )
+    anchor_sets.create_anchor_set(services, CONTEXT, name="pairs", embeddings=embeddings)
     table = make_table(server, vectors)
     create_store(
         services,
@@ -91,7 +87,7 @@ def begin_planning(
             "pgvector",
             "main",
             table,
-            encoder,
+            "old",
             vector_field="embedding",
             text_field=text_field,
         ),

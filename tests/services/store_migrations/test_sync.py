@@ -43,7 +43,7 @@ def test_writes_after_a_cutover_are_translated_back_until_the_end(verified: Movi
     verified.execute("DELETE FROM {} WHERE id = 1")
     assert sync.sync_all(verified.services) >= 4
     page = store_of(verified).fetch([ROWS, ROWS + 2, 1])
-    back = verified.maps.translate_back(new)
+    back = verified.maps.backward.map_rows(new).vectors
     assert list(page.ids) == [ROWS, ROWS + 2]
     assert np.allclose(page.vectors, back[[0, 2]], atol=1e-5)
     steps.rollback(verified.services, CONTEXT, verified.id)

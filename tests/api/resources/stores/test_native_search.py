@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -102,16 +102,11 @@ def registered() -> Path:
     return folder / "data"
 
 
-def make_shop(
-    folder: Path,
-    texts: list[str | None],
-    change: Callable[[np.ndarray], np.ndarray] = lambda vectors: vectors,
-    **settings: Any,
-) -> Shop:
+def make_shop(folder: Path, texts: list[str | None], **settings: Any) -> Shop:
     shutil.copytree(registered(), folder / "data")
     shop = Shop(folder, stores={"main": str(folder / "lance")}, **settings)
     shop.client.__enter__()
-    vectors = change(shop.embed([(text or "nothing")[:999] for text in texts], "old"))
+    vectors = shop.embed([(text or "nothing")[:999] for text in texts], "old")
     rows = Rows(
         CASE.ids(*range(len(texts))),
         vectors,
