@@ -263,7 +263,7 @@ def test_a_migration_the_wrong_way_is_refused_before_the_first_write(terminal: T
         "migrate", "plan", "docs", "--target", "old", "--anchor-set", "pairs"
     )
     assert "already has vectors of 'old'" in refused
-    assert "`text_field`" in terminal.refusal(
+    assert "no `--text-field`" in terminal.refusal(
         "migrate", "plan", "docs", "--target", "new", "--anchor-set", "pairs", "--re-embed"
     )
 

@@ -252,11 +252,11 @@ class PgMigration(Migration):
             for schema, _ in traces_of(connection, self.location, self.tag)[:1]:
                 state = state_of_tag(connection, schema, self.tag)
         for each in () if state is None else state.unvalidated:
-            self._with_lock(
-                "to validate a foreign key",
-                lambda connection, _, key=each: validate(connection, key),
-                long=True,
-            )
+
+            def step(connection: StoreConnection, _: float, key: Sequence[str] = each) -> None:
+                validate(connection, key)
+
+            self._with_lock("to validate a foreign key", step, long=True)
 
     def _compare(self, *, always: bool) -> int | None:
         """Queue rows that differ between both tables, as `requeue_different` of copying.py.
