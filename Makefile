@@ -77,7 +77,6 @@ bench: $(INSTALLED) ## run the benchmarks, for hours, into benchmarks/results (s
 	$(BIN)/python -m benchmarks.wire
 	$(BIN)/python -m benchmarks.fair_turns
 	$(BIN)/python -m benchmarks.native
-	$(BIN)/python -m benchmarks.bulk --gigabytes 5
 	$(BIN)/python -m benchmarks.client
 	$(BIN)/python -m benchmarks.stores
 	$(BIN)/python -m benchmarks.bootstrap

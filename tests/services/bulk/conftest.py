@@ -12,8 +12,8 @@ import pytest
 from pyarrow import parquet
 
 from app.services.anchors import anchor_sets
-from app.services.bulk.pipeline import BulkWork
-from app.services.bulk.row_translator import RowTranslator, read_translator
+from app.services.bulk import parquet_file
+from app.services.bulk.parquet_file import BulkWork, read_translator
 from app.services.serving.apply import Translation, prepare_map
 from app.services.translators.translators import FitRequest, read_file
 from app.settings import Settings
@@ -26,9 +26,9 @@ WriteParquet = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
-def row_translators(
+def works(
     migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, RowTranslator]]:
+) -> Iterator[dict[str, BulkWork]]:
     """Translators from `a` to `b`; `kernel` has landmarks."""
     folder = tmp_path_factory.mktemp("bulk")
     shutil.copy(migrated_sqlite, folder / "anchorage.db")
@@ -39,7 +39,7 @@ def row_translators(
     embeddings = {"a": source, "b": source @ some(SOURCE_DIM, TARGET_DIM)}
     anchor_sets.create_anchor_set(services, CONTEXT, name="s", embeddings=embeddings)
 
-    def fit(method: str) -> RowTranslator:
+    def fit(method: str) -> BulkWork:
         request = FitRequest("a", "b", "s", method, {})
         served = prepare_map(services, CONTEXT, Translation(request))
         data = read_file(services, CONTEXT, str(served.id))
@@ -54,8 +54,10 @@ def row_translators(
 
 
 @pytest.fixture
-def work(row_translators: dict[str, RowTranslator]) -> BulkWork:
-    return BulkWork(row_translators["one"], None, 100)
+def work(works: dict[str, BulkWork], monkeypatch: pytest.MonkeyPatch) -> BulkWork:
+    """One of `works`, with batches of 100 rows."""
+    monkeypatch.setattr(parquet_file, "BATCH_BYTES", 4 * SOURCE_DIM * 100)
+    return works["one"]
 
 
 @pytest.fixture
