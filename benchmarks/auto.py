@@ -1,12 +1,10 @@
-"""Does `auto` choose the method that ranks relevant documents best?
+"""Which method ranks relevant documents best: the graded map, or the kernel that `auto` takes?
 
     python -m benchmarks.auto [--draws 5]
 
 Writes benchmarks/results/auto.json. `python -m benchmarks.judged --help` says how to get the
 collections. Every ordered pair of encoders on each collection (on Cranfield also e5), by 100, 300
-and 1,000 anchors: the nDCG@10 of cascades and of `translate` by the graded map, by the kernel, and
-by what `auto` chooses from the anchors. The last table has other ways of scoring anchors' own rows,
-which were not adopted: by translations of a fit that did not see them, and by native vectors.
+and 1,000 anchors: the nDCG@10 of cascades and of `translate` by the graded map and by the kernel.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ from rich.console import Console
 from torch import Tensor
 
 from app.maths.geometry.space import fit_space
-from app.maths.quality.crossfit import hold_out
-from app.maths.quality.selection import choose_method
 from app.maths.relevance.options import SearchOption, SearchVectors, measure_options
 from app.maths.relevance.ranking_metrics import Judgements
 from app.maths.translators import methods
@@ -34,25 +30,21 @@ from benchmarks.judged import judgements_of, load
 
 ENCODERS = ("use", "static", "minilm")
 OPTIONS: tuple[SearchOption, ...] = ("cascade", "translate")
-FIXED = ("graded", "kernel")
-OWN_ROWS = ("as others", "unseen", "native")
+METHODS = ("graded", "kernel")
 
-Fit = tuple[str, methods.Options]
 #: documents and queries
 Vectors = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Mean nDCG@10 over draws: by method and option, and by how anchors' own rows are scored."""
+    """Mean nDCG@10 over draws, by method and option."""
 
     collection: str
     source: str
     target: str
     anchors: int
-    chosen: Sequence[str]
     methods: Mapping[str, Mapping[SearchOption, float]]
-    own_rows: Mapping[str, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,58 +75,26 @@ def judged_pairs(
 
 def measure(
     judged: Judgements, old: Vectors, new: Vectors, anchors: int, draws: int
-) -> tuple[list[str], dict[str, dict[SearchOption, float]], dict[str, float]]:
-    """The chosen methods, and means over draws."""
-    chosen: list[str] = []
+) -> dict[str, dict[SearchOption, float]]:
+    """Means over draws."""
     values: dict[tuple[str, SearchOption], list[float]] = {}
-    own_rows: dict[str, list[float]] = {name: [] for name in OWN_ROWS}
     for draw in range(draws):
         generator = torch.Generator().manual_seed(100 + draw)
         rows = torch.randperm(judged.size, generator=generator)[:anchors]
-        x, y = old[0][rows].double(), new[0][rows].double()
-        choice = choose_method(x, y)
-        chosen.append(choice.method)
-        fits: dict[str, Fit] = {name: (name, _defaults(name, anchors)) for name in FIXED}
-        found = {name: _ndcg(judged, old, new, rows, fit) for name, fit in fits.items()}
-        auto = choice.method, choice.options
-        same = next((name for name, fit in fits.items() if fit == auto), None)
-        found["auto"] = found[same] if same else _ndcg(judged, old, new, rows, auto)
-        for name, by_option in found.items():
-            for option in OPTIONS:
-                values.setdefault((name, option), []).append(by_option[option])
-        own_rows["as others"].append(found["kernel"]["cascade"])
-        held = hold_out(*fits["kernel"][:1], x, y, fits["kernel"][1], folds=10)
-        assert held is not None
-        for name, replaced in (("unseen", held.translated), ("native", y)):
-            other = _ndcg(judged, old, new, rows, fits["kernel"], replaced.float())
-            own_rows[name].append(other["cascade"])
-    means = {
-        name: {option: mean(values[name, option]) for option in OPTIONS}
-        for name in (*FIXED, "auto")
-    }
-    return chosen, means, {name: mean(each) for name, each in own_rows.items()}
-
-
-def _defaults(method: str, anchors: int) -> methods.Options:
-    return methods.resolve(method, {}, anchors=anchors)
+        for name in METHODS:
+            for option, value in _ndcg(judged, old, new, rows, name).items():
+                values.setdefault((name, option), []).append(value)
+    return {name: {option: mean(values[name, option]) for option in OPTIONS} for name in METHODS}
 
 
 def _ndcg(
-    judged: Judgements,
-    old: Vectors,
-    new: Vectors,
-    rows: Tensor,
-    fit: Fit,
-    replaced: Tensor | None = None,
+    judged: Judgements, old: Vectors, new: Vectors, rows: Tensor, method: str
 ) -> dict[SearchOption, float]:
-    """NDCG@10 by option; with other vectors (k, d) in the place of the anchors' own rows."""
-    method, options = fit
+    """NDCG@10 by option."""
+    options = methods.resolve(method, {}, anchors=len(rows))
     x, y = fit_space(old[0][rows]), fit_space(new[0][rows])
     forward = apply(methods.fit(method, x, y, options), old[0]).vectors.float()
     back = apply(methods.fit(method, y, x, options), new[1]).vectors.float()
-    if replaced is not None:
-        forward = forward.clone()
-        forward[rows] = replaced
     found = measure_options(
         SearchVectors(old[1], old[0], new[1], None, back, forward),
         judged,
@@ -150,25 +110,13 @@ def loss_table(cells: Sequence[Cell]) -> Table:
     for anchors in ANCHORS:
         some = [cell for cell in cells if cell.anchors == anchors]
         for option in OPTIONS if some else ():
-            for name in (*FIXED, "auto"):
+            for name in METHODS:
                 lost = [
-                    cell.methods[name][option] - max(cell.methods[f][option] for f in FIXED)
+                    cell.methods[name][option] - max(cell.methods[f][option] for f in METHODS)
                     for cell in some
                 ]
                 row = [f"{anchors:,}", option, name, str(len(lost)), f"{mean(lost):+.3f}"]
                 table.append([*row, f"{min(lost):+.3f}", str(sum(each < -0.01 for each in lost))])
-    return table
-
-
-def row_table(cells: Sequence[Cell]) -> Table:
-    """NDCG@10 of the kernel's cascade by how anchors' own rows are scored."""
-    table = [["collection", "anchors", *OWN_ROWS]]
-    for name in dict.fromkeys(cell.collection for cell in cells):
-        for anchors in ANCHORS:
-            some = [c for c in cells if (c.collection, c.anchors) == (name, anchors)]
-            if some:
-                means = [f"{mean(c.own_rows[each] for c in some):.3f}" for each in OWN_ROWS]
-                table.append([name, f"{anchors:,}", *means])
     return table
 
 
@@ -189,10 +137,10 @@ def main() -> None:
                 if anchors <= MAX_SHARE * pair.judged.size:
                     found = measure(pair.judged, pair.old, pair.new, anchors, options.draws)
                     place = pair.collection, pair.source, pair.target
-                    cells.append(Cell(*place, anchors, *found))
+                    cells.append(Cell(*place, anchors, found))
     except Missing as error:
         sys.exit(str(error))
-    tables = {"auto": loss_table(cells), "own-rows": row_table(cells)}
+    tables = {"auto": loss_table(cells)}
     show(console, tables)
     write(options.json, tables, {"cells": [asdict(cell) for cell in cells]})
 

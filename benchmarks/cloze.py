@@ -29,7 +29,6 @@ from rich.console import Console
 from torch import Tensor
 
 from app.maths.geometry.space import fit_space
-from app.maths.quality.candidates import default_candidate
 from app.maths.relevance.advice import IndexFacts, rank_options
 from app.maths.relevance.cloze import USUAL_TEXTS, cut_windows, mean_interval, reciprocal_ranks
 from app.maths.relevance.fuse_weight import default_weight, held_out_cosine, native_weight
@@ -156,10 +155,10 @@ def native_gain(old: Side, new: Side, judged: Judgements, weight: float) -> floa
 
 
 def translated(x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
-    """Rows by the map that searches take without a choice, from anchors x to y."""
-    chosen = default_candidate("retrieval", len(x))
-    options = methods.resolve(chosen.method, chosen.options, anchors=len(x))
-    fitted = methods.fit(chosen.method, fit_space(x), fit_space(y), options)
+    """Rows by the map that searches take, from anchors x to y."""
+    method = methods.usual_method(len(x))
+    options = methods.resolve(method, {}, anchors=len(x))
+    fitted = methods.fit(method, fit_space(x), fit_space(y), options)
     return apply(fitted, rows).vectors.float()
 
 

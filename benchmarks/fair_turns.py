@@ -214,7 +214,6 @@ def attacks(x: Matrix, y: Matrix) -> dict[str, Attack]:
         # Last, because their jobs go on for minutes.
         "/translate graded, 16,384 anchors": translate("big", "graded"),
         "/translate kernel, 16,384 anchors": translate("big", "kernel"),
-        "/translate auto, 16,384 anchors": translate("big", "auto"),
         "/translate irp, omega 64, 4,096 anchors": translate("fewer", "irp", omega=64),
     }
 

@@ -27,7 +27,7 @@ LEASE_S = 30.0
 ANSWER_THREADS = 128
 
 #: the longest fit that a request of the API makes itself, in seconds of one core. `auto` costs 1 s
-#: with 300 anchors of 384 dimensions, and 10 s with 1,000 of 768
+#: with 1,000 anchors of 768 dimensions, and 10 s with 6,000
 REQUEST_FIT_S = 10.0
 
 #: most requests of a project that wait for fits or make them; each occupies a thread

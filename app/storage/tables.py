@@ -208,8 +208,6 @@ class TranslatorRow(Owned, Base):
     #: content hash of the anchors' weights (k,), float32, that it was fitted with; None: all equal
     weights: Mapped[str | None] = mapped_column(String(64))
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    #: the value of `prefer` -> why `auto` chose this method; None if it never did
-    choices: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     #: its last use, at most a day too early; retention counts from here
     used_at: Mapped[datetime] = mapped_column(
         UtcDateTime, default=now, server_default=func.now(), index=True

@@ -9,8 +9,7 @@ Anchors and tested items are disjoint draws; every ordered pair of a task's enco
 standard deviation over seeds of the mean over pairs. Vectors are centred on the anchors' mean.
 recall@10: of the 10 test items that the native query finds, the share that the translated query
 finds; MRR of the item's own native vector. Peers with their own defaults, on the same splits, in
-the same run. `auto` is compared with the best of the fixed methods on the same test items, of
-hindsight.
+the same run.
 
 Data: see benchmarks/quality/data.py. Peers are measured where they are installed: see
 benchmarks/quality/peers.txt.
@@ -26,7 +25,7 @@ from rich.console import Console
 
 from benchmarks.common import RESULTS, parser, rounded, show, write
 from benchmarks.quality import compare, data, table
-from benchmarks.quality.compare import AUTO, FIXED, Cell
+from benchmarks.quality.compare import Cell
 
 SEEDS = 2
 #: fewer draws where two of all pairs take hours
@@ -61,7 +60,6 @@ def main() -> None:
                     "task": task.name,
                     "anchors": anchors,
                     "rows": table.summarise(found),
-                    "choice": table.choice(found, AUTO, list(FIXED)),
                 }
                 console.print(f"{task.name}, {anchors} anchors are measured")
     tables = table.tables(sections.values())

@@ -11,7 +11,6 @@ from rich.console import Console
 from torch import Tensor
 
 from app.maths.geometry.space import Space, fit_space
-from app.maths.quality import selection
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
 from benchmarks.quality import data, peers
@@ -28,8 +27,6 @@ FIXED: dict[str, tuple[str, methods.Options]] = {
     "graded, lambda .3": ("graded", {"ridge": 0.3}),
     "procrustes": ("procrustes", {}),
     "ridge": ("ridge", {}),
-    "toward-procrustes, lambda 100": ("toward-procrustes", {"ridge": 100.0}),
-    "canonical": ("canonical", {}),
     "kernel": ("kernel", {}),
 }
 
@@ -105,8 +102,7 @@ def _cell(
     for name, (method, given) in FIXED.items():
         if first or name not in SLOW:
             note(name, _translated(method, given, source, target, x[held]))
-    choice = selection.choose_method(x[known], y[known])
-    note(AUTO, _translated(choice.method, choice.options, source, target, x[held]))
+    cell[AUTO] = cell[methods.usual_method(len(known))]
     return cell
 
 

@@ -19,15 +19,11 @@ from app.maths.quality.metrics import DEFAULT_NEIGHBOURS
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """One translation of n test items. Recalls are at min(10, size of the index - 1).
-
-    recalls  (n,) float32, each item's recall; their mean is `recall`
-    """
+    """One translation of n test items. Recalls are at min(10, size of the index - 1)."""
 
     cosine: float
     mrr: float
     recall: float
-    recalls: Tensor
 
 
 class Index:
@@ -57,7 +53,6 @@ class Index:
             cosine=float(own.double().mean()),
             mrr=float((1.0 / ranks.double()).mean()),
             recall=float(recalls.double().mean()),
-            recalls=recalls,
         )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from statistics import mean, stdev
 from typing import Any
 
-from app.maths.quality.metrics import bootstrap_interval
 from benchmarks.common import Table
 from benchmarks.quality.measure import Measured
 
@@ -27,7 +26,6 @@ SHOWN = {
     "graded": "graded",
     "auto": "auto",
 }
-PEERS, OTHERS = ("isotrieve", "latentis", "least"), ("auto", "isotrieve", "latentis")
 
 
 def summarise(found: Found) -> dict[str, dict[str, Any]]:
@@ -48,24 +46,8 @@ def summarise(found: Found) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def choice(found: Found, auto: str, fixed: Sequence[str]) -> dict[str, float]:
-    """`auto` compared with the fixed method of the best recall@10 on the same test items, of
-    hindsight, cell by cell.
-
-    own   share where the best one's recall@10 is not above the 95 % interval of auto's
-    lost  mean over pairs and seeds of the best one's recall@10 minus auto's
-    """
-    own, lost = [], []
-    for cell in found.values():
-        best = max((cell[m] for m in fixed if m in cell), key=lambda measured: measured.recall)
-        _, high = bootstrap_interval(cell[auto].recalls[:, None])
-        own.append(float(best.recall <= float(high[0])))
-        lost.append(best.recall - cell[auto].recall)
-    return {"own": mean(own), "lost": mean(lost)}
-
-
 def tables(sections: Iterable[Mapping[str, Any]]) -> dict[str, Table]:
-    """Recall and MRR of the largest two numbers of anchors of each task, and how auto compares."""
+    """Recall and MRR of the largest two numbers of anchors of each task."""
     sections = list(sections)
     found: dict[str, Table] = {}
     for measure in ("recall", "mrr"):
@@ -76,28 +58,4 @@ def tables(sections: Iterable[Mapping[str, Any]]) -> dict[str, Table]:
                 rows = (section["rows"].get(method) for method in SHOWN)
                 figures = ["" if row is None else f"{row[measure]['mean']:.3f}" for row in rows]
                 found[measure].append([f"{section['task']}, {section['anchors']:,}", *figures])
-    columns = ["data", "anchors", "auto: recall@10", "MRR", "cosine", "best fixed", "best peer"]
-    found["auto"] = [[*columns, "within", "lost"], *map(_auto, sections)]
     return found
-
-
-def _auto(section: Mapping[str, Any]) -> list[str]:
-    rows, auto = section["rows"], section["rows"]["auto"]
-
-    def best(names: Iterable[str]) -> str:
-        name = max(names, key=lambda name: float(rows[name]["recall"]["mean"]))
-        return f"{rows[name]['recall']['mean']:.3f} ({name})"
-
-    std = auto["recall"]["std"]
-    spread = "" if std is None else f" ± {std:.3f}"
-    return [
-        section["task"],
-        f"{section['anchors']:,}",
-        f"{auto['recall']['mean']:.3f}{spread}",
-        f"{auto['mrr']['mean']:.3f}",
-        f"{auto['cosine']['mean']:.3f}",
-        best(name for name in rows if not name.startswith(OTHERS)),
-        best(n for n in rows if n.startswith(PEERS) and rows[n]["pairs"] == auto["pairs"]),
-        f"{section['choice']['own']:.0%}",
-        f"{section['choice']['lost']:.3f}",
-    ]

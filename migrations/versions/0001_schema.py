@@ -325,7 +325,6 @@ def upgrade() -> None:
         sa.Column("options", sa.JSON(), nullable=False),
         sa.Column("weights", sa.String(length=64), nullable=True),
         sa.Column("report", sa.JSON(), nullable=True),
-        sa.Column("choices", sa.JSON(), nullable=True),
         sa.Column(
             "used_at",
             sa.DateTime(timezone=True),

@@ -24,9 +24,7 @@ from app.api.schemas.translation import (
     MethodName,
     MinQuality,
     TranslationOptions,
-    refuse_prefer,
 )
-from app.maths.quality.candidates import Preference
 from app.observability import metrics
 from app.services.context import Services
 from app.services.heads import stitching
@@ -58,13 +56,6 @@ class StitchRequest(InputsBody):
     options: TranslationOptions = Field(
         default_factory=lambda: NO_OPTIONS, description="Options of the method."
     )
-    prefer: Annotated[
-        Preference | None,
-        Field(
-            description="What `auto` optimises. Only applies to `method: auto`. "
-            "Default `retrieval` for a classifier, and `cosine` for other heads."
-        ),
-    ] = None
     min_quality: MinQuality = Field(
         default_factory=lambda: NO_MINIMUM, description="Lowest expected quality to accept."
     )
@@ -73,13 +64,10 @@ class StitchRequest(InputsBody):
     dtype: Dtype = "float32"
 
     def translation_choice(self) -> stitching.TranslationChoice:
-        """Raises InvalidRequest."""
-        if self.prefer is not None:
-            refuse_prefer(self.method)
+        """How the vectors are translated."""
         return stitching.TranslationChoice(
             self.method,
             self.options.as_dict(),
-            self.prefer,
             self.min_quality.as_dict(),
             self.index,
         )

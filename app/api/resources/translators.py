@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
-from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import (
@@ -23,9 +23,8 @@ from app.api.http.deps import (
 from app.api.http.problems import documented
 from app.api.schemas.fields import Name, RowModel
 from app.api.schemas.jobs import Job
-from app.api.schemas.quality import ChoiceOut, EstimateOut, TranslatorReportOut
+from app.api.schemas.quality import EstimateOut, TranslatorReportOut
 from app.api.schemas.translation import INDEX_DESCRIPTION, IndexSize, PairRequest
-from app.maths.quality.candidates import Preference
 from app.services.translators import (
     minimum,
     translator_reports,
@@ -82,9 +81,6 @@ class TranslatorOut(TranslatorSummary):
     """A fitted translator and its report."""
 
     report: TranslatorReportOut = Field(description="How good it is, measured on its anchors.")
-    choices: Annotated[
-        dict[Preference, ChoiceOut], BeforeValidator(lambda choices: choices or {})
-    ] = Field(description="Why `auto` chose it, by the value of `prefer`. Empty if it never did.")
 
 
 class TranslatorPage(BaseModel):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
-
-from app.maths.quality.candidates import Preference
 
 CentredCosine = Annotated[
     float,
@@ -83,40 +81,6 @@ class EstimateOut(BaseModel):
         "`mrr_with_anchors` for one that contains them, as a store does that they were taken from: "
         "a translation is nearest to the anchors it was fitted to."
     )
-
-
-class CandidateOut(BaseModel):
-    """A method that `auto` tried, with its means over held-out anchors."""
-
-    method: str = Field(description="Name of the method.")
-    options: dict[str, Any] = Field(description="Options of the method that `auto` tried.")
-    recall: float = Field(description="Recall of the nearest neighbours, 0 to 1.")
-    mrr: float = Field(description="Mean reciprocal rank, 0 to 1.")
-    cosine: CentredCosine
-    agreement: float = Field(
-        description="Share of anchors whose nearest cluster of the target's anchors is the same."
-    )
-    score: float = Field(
-        description="What the candidates are compared by: for `retrieval`, recall."
-    )
-    error: float = Field(
-        description="Standard error of the score's difference from the default method's score."
-    )
-
-
-class ChoiceOut(BaseModel):
-    """Why `auto` chose this translator."""
-
-    prefer: Preference = Field(description="What `auto` optimised.")
-    reason: str = Field(description="The reason in words.")
-    anchors: int = Field(description="Number of distinct anchors that the choice is based on.")
-    folds: int = Field(description="Number of cross-validation folds; 0 with too few anchors.")
-    found: dict[str, float] = Field(
-        description="Unbiased estimate of the chosen method's quality, by measure: "
-        "each fold is measured with the method that the other folds chose. "
-        "Comparable with `candidates`, which search all anchors, but not with `estimate`."
-    )
-    candidates: list[CandidateOut] = Field(description="Candidates, best first.")
 
 
 class TranslatorSpaceOut(BaseModel):

@@ -5,8 +5,6 @@ Counts of multiplications times measured seconds for each, so right within a fac
 
 from __future__ import annotations
 
-from app.maths.quality import selection
-from app.maths.quality.candidates import LINEAR_CANDIDATES
 from app.maths.translators.inverse import most_kept
 from app.maths.translators.kernel import LANDMARKS, MAX_GCV_ANCHORS
 from app.maths.translators.methods import METHODS, Options
@@ -19,12 +17,6 @@ PRODUCT_S, SINGLE_S = 1e-10, 5e-11
 
 #: seconds of a step of farthest point sampling, and for each of the anchors it looks at
 PRUNING_STEP_S, PRUNED_ANCHOR_S = 5e-5, 5e-8
-
-#: seconds of measuring a candidate, however few its anchors
-CALLS_S = 1e-3
-
-#: linear candidates of `auto` that decompose a matrix: the rotation and the canonical ones share it
-DECOMPOSITIONS = 2
 
 
 def svd_seconds(rows: int, columns: int) -> float:
@@ -52,24 +44,6 @@ def fit_seconds(method: str, anchors: int, dims: tuple[int, int], options: Optio
     if method == "irp-ridge":
         return spectra + joined + svd_seconds(anchors, y)
     return spectra + joined + svd_seconds(min(anchors, x), min(anchors, y))
-
-
-def choice_seconds(anchors: int, dims: tuple[int, int]) -> float:
-    """The seconds in which `auto` chooses a method by cross-validation."""
-    x, y = dims
-    folds = selection.SELECTION_FOLDS
-    used = min(anchors, selection.MAX_SELECTION_ANCHORS)
-    known, held = used * (folds - 1) // folds, used // folds
-    cores = svd_seconds(min(known, x), min(known, y)) * DECOMPOSITIONS
-    measured = SINGLE_S * held * y * (min(known, x) + used) * len(LINEAR_CANDIDATES)
-    kernel = _kernel_seconds(known, dims)
-    calls = CALLS_S * len(LINEAR_CANDIDATES)
-    spectra = svd_seconds(known, x) + svd_seconds(known, y)
-    seconds = folds * (spectra + cores + measured + kernel + calls)
-    if anchors > used:  # compared once more, with more anchors
-        more = min(anchors, selection.MAX_KERNEL_ANCHORS)
-        seconds += _kernel_seconds(more, dims) + svd_seconds(more, x) + svd_seconds(more, y)
-    return seconds
 
 
 def _kernel_seconds(anchors: int, dims: tuple[int, int]) -> float:

@@ -35,7 +35,6 @@ from app.maths.geometry.spectrum import (
     check_power,
     check_ridge,
     rank_tolerance,
-    usual_ridge,
     whitened,
     whitened_values,
 )
@@ -66,33 +65,14 @@ class Pair:
         return self.x.values[:, None] * self.overlap * self.y.values
 
     @cached_property
-    def rotation(self) -> tuple[Core, float]:
-        """The partial isometry R (r_x, r_y) nearest to `cross_product`, and the sum of its kept
-        singular values.
-        """
+    def rotation(self) -> Core:
+        """The partial isometry R (r_x, r_y) nearest to `cross_product`."""
         left, values, right = torch.linalg.svd(self.cross_product, full_matrices=False)
         # The product squares the anchors' spectrum, so its rounding is relative to |U_x| |U_y| and
         # not to its own largest singular value.
         sizes = (self.source.dim, self.target.dim, self.source.size)
         keep = values > rank_tolerance(sizes, float(self.x.values[0] * self.y.values[0]))
-        return left[:, keep] @ right[keep], float(values[keep].sum())
-
-    @cached_property
-    def usual_correlations(self) -> tuple[Tensor, ...]:
-        """`correlations` with each space's own ridge, which many candidates share."""
-        return self.correlations(None)
-
-    def correlations(self, ridge: float | None) -> tuple[Tensor, ...]:
-        """C_x (r_x,) and C_y (r_y,), s^2 + ridge of either side, and A, rho, B^T: the SVD of
-        diag(s_x C_x^-1/2) M diag(s_y C_y^-1/2).
-        """
-        sides = ((self.x, self.source.dim), (self.y, self.target.dim))
-        x, y = (
-            side.values.square() + (usual_ridge(side, dim=dim) if ridge is None else ridge)
-            for side, dim in sides
-        )
-        whitened = (self.x.values * x.rsqrt())[:, None] * self.overlap * (self.y.values * y.rsqrt())
-        return x, y, *torch.linalg.svd(whitened, full_matrices=False)
+        return left[:, keep] @ right[keep]
 
     def join(self, core: Core) -> Float64[Tensor, "dx dy"]:
         """The full matrix T = V_x F V_y^T (d_x, d_y) of a core F."""
@@ -159,7 +139,7 @@ def procrustes(pair: Pair) -> Core:
     Source: Schoenemann 1966; rectangular and rank-deficient case: the canonical polar decomposition
     (Higham 2010).
     """
-    return pair.rotation[0]
+    return pair.rotation
 
 
 def regression(pair: Pair, *, ridge: float | None) -> Core:
@@ -170,71 +150,22 @@ def regression(pair: Pair, *, ridge: float | None) -> Core:
     ridge uses both spaces.
     """
     if ridge is None:
-        ridge = cross_validated_ridge(pair, pair.overlap * pair.y.values)
+        ridge = cross_validated_ridge(pair)
     return graded(pair, encode_power=1.0, decode_power=0.0, ridge=ridge)
 
 
-def toward_procrustes(pair: Pair, *, ridge: float | None) -> Core:
-    """Ridge regression that shrinks towards a rotation and not towards zero.
-
-    T = c R + (C_x + ridge I)^-1 U_x^T (U_y - c U_x R), with c = (sum of sigma) / |U_x|^2, the
-    least-squares scale of the rotation.
-    ridge  >= 0, or None: by `cross_validated_ridge` of the second part. 0 gives least squares, a
-           large one the scaled rotation
-    Raises InvalidOption. Our own method, as generalised ridge regression towards a target (van
-    Wieringen 2015, chapter 4).
-    """
-    check_ridge(ridge)
-    rotation, trace = pair.rotation
-    nearest = trace / float(pair.x.values.square().sum()) * rotation
-    rest = pair.overlap * pair.y.values - pair.x.values[:, None] * nearest
-    if ridge is None:
-        ridge = cross_validated_ridge(pair, rest)
-    return nearest + (pair.x.values / (pair.x.values.square() + ridge))[:, None] * rest
-
-
-def canonical(
-    pair: Pair, *, ridge: float | None, correlation_power: float, dewhiten: float
-) -> Core:
-    """Canonical correlations: whiten both sides, rotate one onto the other, and restore part of the
-    target's spectrum.
-
-    With C = s^2 + ridge on each side and diag(s_x C_x^-1/2) M diag(s_y C_y^-1/2) = A diag(rho) B^T:
-    F = diag(C_x^-1/2) A diag(rho^c) B^T diag(C_y^(w/2)).
-
-    correlation_power  c in [0, 1]: 0 is whitened Procrustes; 1 keeps the correlations, which makes
-                       it graded (1, (1 - w) / 2)
-    dewhiten           w in [0, 1]: 1 restores the whole spectrum
-    ridge              >= 0, or None: `usual_ridge` of each space
-    Raises InvalidOption. Sources: Hotelling 1936; whitening, rotation and de-whitening as in
-    Artetxe et al. 2018.
-    """
-    check_power(correlation_power, "options.correlation_power")
-    check_power(dewhiten, "options.dewhiten")
-    check_ridge(ridge)
-    shared = pair.usual_correlations if ridge is None else pair.correlations(ridge)
-    x, y, left, values, right = shared
-    # Leave out directions whose correlation is rounding noise; for power 0 they would count in
-    # full, because 0^0 = 1.
-    keep = values > torch.finfo(torch.float64).eps * max(len(x), len(y))
-    rotated = (left[:, keep] * values[keep].pow(correlation_power)) @ right[keep]
-    core: Core = x.rsqrt()[:, None] * rotated * y.pow(dewhiten / 2)
-    return core
-
-
-def cross_validated_ridge(pair: Pair, rest: Core) -> float:
+def cross_validated_ridge(pair: Pair) -> float:
     """The ridge in GCV_RIDGES with the least generalised cross-validation error of a regression on
     the source's anchors.
 
-    rest  (r_x, r_y): W_x^T times the values to predict, in the target's kept coordinates
     GCV = |residual|^2 / (1 - (1 + sum of f_i) / k)^2 with f_i = s_i^2 / (s_i^2 + ridge); the 1
     stands for the mean.
-    |residual|^2 = sum_i (1 - f_i)^2 |rest_i|^2 + |U_y - W_x W_x^T U_y|^2; the second term does not
-    depend on the ridge.
+    |residual|^2 = sum_i (1 - f_i)^2 |(W_x^T U_y)_i|^2 + |U_y - W_x W_x^T U_y|^2; the second term
+    does not depend on the ridge.
     Source: Golub, Heath and Wahba 1979.
     """
     size = pair.x.size
-    reached = rest.square().sum(dim=1)
+    reached = (pair.overlap * pair.y.values).square().sum(dim=1)
     beyond = max(
         0.0, float(pair.y.values.square().sum() - (pair.overlap * pair.y.values).square().sum())
     )

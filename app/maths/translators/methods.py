@@ -125,26 +125,6 @@ METHODS: dict[str, Method] = {
         {"ridge": None, **OUTPUT_OPTIONS},
         core=lambda pair, o: linear.regression(pair, ridge=o["ridge"]),
     ),
-    # Ridge regression that shrinks towards a rotation.
-    "toward-procrustes": Method(
-        {"ridge": None, **OUTPUT_OPTIONS},
-        core=lambda pair, o: linear.toward_procrustes(pair, ridge=o["ridge"]),
-    ),
-    # Whitened on both sides, rotated, and the target's spectrum put back in part.
-    "canonical": Method(
-        {
-            "ridge": None,
-            "correlation_power": 0.5,
-            "dewhiten": 0.5,
-            **OUTPUT_OPTIONS,
-        },
-        core=lambda pair, o: linear.canonical(
-            pair,
-            ridge=o["ridge"],
-            correlation_power=o["correlation_power"],
-            dewhiten=o["dewhiten"],
-        ),
-    ),
     # Kernel ridge regression on the cosines with up to LANDMARKS anchors.
     "kernel": Method(
         {"ridge": None, "decode_power": 0.25, **OUTPUT_OPTIONS},
@@ -153,8 +133,37 @@ METHODS: dict[str, Method] = {
     ),
 }
 
+#: Distinct anchors from which `auto` takes the kernel: people's judgements chose it
+#: (docs/results/relevance.md).
+KERNEL_ANCHORS = 100
+
+#: The sum of the two powers of a good graded translator: (0, 1), (1/2, 3/4) and (1, 1/4) are each
+#: near the best of their row.
+TOTAL_POWER = 1.25
+
+#: Options of a kernel that decodes relative vectors of an unknown source. It is fitted to the
+#: target's own cosines, which predict its anchors without error, so nothing chooses a ridge.
+KERNEL_DECODER_OPTIONS: Options = {"ridge": 1.0, "decode_power": 0.0}
+
 #: torch.Generator takes seeds up to this one.
 LARGEST_SEED = 2**63 - 1
+
+
+def usual_method(anchors: int) -> str:
+    """The method that `auto` takes for so many distinct anchors."""
+    return "kernel" if anchors >= KERNEL_ANCHORS else "graded"
+
+
+def decoder_options(relative_power: float) -> dict[str, float]:
+    """Options of a graded decoder for relative vectors made with a power in [0, 1].
+
+    The decoder has the part of the power that the encoding left: plain cosines (0) need the full
+    inverse, 1; vectors encoded with power 1 need .25. It regularises what the encoding has not:
+    below power 1 a ridge of 1 keeps more neighbours than the anchors' own ridge (plain cosines,
+    five kinds of embeddings: recall@10 .02 higher), and far more of the cosine.
+    """
+    own = {} if relative_power >= 1.0 else {"ridge": 1.0}
+    return {"decode_power": min(1.0, TOTAL_POWER - relative_power), **own}
 
 
 def resolve(name: str, given: Options, *, anchors: int) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from app.storage import tables
 
 #: The `method` in the provenance of such a set.
 ALIGNMENT = "alignment"
-#: What `method: auto` fits to made pairs, because it cannot be chosen by cross-validation. The
-#: decode power favours the nearest item, which the estimate is about.
+#: What `method: auto` fits to made pairs. The decode power favours the nearest item, which the
+#: estimate is about.
 MADE_METHOD = "graded"
 MADE_OPTIONS: methods.Options = {"decode_power": 0.5}
 #: The same where seeds took part: the pairs are rows of one map, which the regression restores.

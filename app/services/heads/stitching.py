@@ -10,7 +10,6 @@ from torch.nn.functional import normalize
 
 from app.errors import Conflict, InvalidHead, MissingField
 from app.heads.base import probabilities
-from app.maths.quality.candidates import Preference
 from app.maths.translators.methods import Options
 from app.services import incoming, name_lookup
 from app.services.context import Services
@@ -32,15 +31,10 @@ from app.storage import tables
 
 @dataclass(frozen=True)
 class TranslationChoice:
-    """How vectors are translated into a head's space; see `translators.FitRequest`.
-
-    prefer  None: retrieval for a classifier, where it is at least as good as classification, and
-            cosine for numbers
-    """
+    """How vectors are translated into a head's space; see `translators.FitRequest`."""
 
     method: str = "auto"
     options: Options = field(default_factory=dict)
-    prefer: Preference | None = None
     min_quality: Mapping[str, float] = field(default_factory=dict)
     index: int | None = None
 
@@ -152,16 +146,15 @@ def _reach_head(
             "translate with.",
             field="anchor_set",
         )
-    usual: Preference = "retrieval" if row.classes else "cosine"
     request = translators.FitRequest(
         source.name,
         row.encoder.name,
         anchor_set,
         choice.method,
         choice.options,
-        choice.prefer or usual,
         choice.min_quality,
         index=choice.index,
+        numbers=not row.classes,
     )
     mapped = _apply(services, context, row, Translation(request), source, vectors, inputs)
     output, served = mapped.output, mapped.served
@@ -207,7 +200,7 @@ def _refuse_translation(choice: TranslationChoice, reason: str) -> None:
         raise InvalidHead(
             f"{reason}: `method` and `options` do not apply. Remove them.", field="method"
         )
-    for name in ("prefer", "min_quality", "index"):
+    for name in ("min_quality", "index"):
         if getattr(choice, name):
             raise InvalidHead(f"{reason}: `{name}` does not apply. Remove it.", field=name)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from app.errors import InvalidOption, UnknownOption
-from app.maths.quality import candidates
 from app.maths.translators import methods
 from app.services.translators.translators import FitRequest
 
@@ -38,10 +37,10 @@ def resolve_decoding(
     if method in ("auto", "graded"):
         method, overrides = (
             "graded",
-            {**candidates.decoder_options(relative_power), **overrides},
+            {**methods.decoder_options(relative_power), **overrides},
         )
     elif method == "kernel" and request.source is None:
-        overrides = {**candidates.KERNEL_DECODER_OPTIONS, **overrides}
+        overrides = {**methods.KERNEL_DECODER_OPTIONS, **overrides}
     options = methods.resolve(method, overrides, anchors=anchors)
     decodes = methods.METHODS[method].decode is not None
     if decodes and method != "graded" and relative_power != 0:

@@ -139,7 +139,6 @@ def _request(task: MigrationTask, store: tables.StoreRow) -> FitRequest:
         task.anchor_set,
         task.method,
         dict(task.options),
-        task.prefer,
         dict(task.min_quality),
     )
 

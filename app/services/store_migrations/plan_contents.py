@@ -21,7 +21,6 @@ from app.errors import (
     NonFinite,
     StoreUnsupported,
 )
-from app.maths.quality.candidates import Preference
 from app.maths.relevance.advice import UNIT_COSTS, AdvisedOption
 from app.maths.translators.methods import Options
 from app.services.context import Services
@@ -296,7 +295,6 @@ class MigrationTask:
     anchor_set: str
     method: str = "auto"
     options: Options = field(default_factory=dict)
-    prefer: Preference = "retrieval"
     min_quality: Mapping[str, float] = field(default_factory=dict)
     force_space: bool = False
     min_recall: float = DEFAULT_MIN_RECALL

@@ -218,7 +218,6 @@ def _refuse_without_items(
         "corpus": corpus is not None,
         "method": request.method != "auto",
         "options": bool(request.options),
-        "prefer": request.prefer != "retrieval",
         "min_quality": bool(request.min_quality),
         "index": request.index is not None,
         "k": k is not None,

@@ -14,11 +14,11 @@ from safetensors.torch import save
 from sqlalchemy.orm import Session
 
 from app.errors import Conflict, UnknownOption
-from app.maths.quality import candidates, cost, selection
+from app.maths.quality import cost
 from app.maths.translators import methods
 from app.maths.translators.translator import Translator, content_hash
 from app.services.access.audit import record_audit
-from app.services.anchors import made_pairs, spaces
+from app.services.anchors import made_pairs
 from app.services.context import Services
 from app.services.jobs.progress import Progress
 from app.services.jobs.runner import JobResult
@@ -26,16 +26,15 @@ from app.services.jobs.submission import submit_job
 from app.services.request_context import RequestContext
 from app.services.translators import fit_anchors, fit_queue, minimum, translator_reports
 from app.services.translators.fit_queue import Fit
-from app.services.upkeep.cache_codecs import CHOICE, TRANSLATOR
+from app.services.upkeep.cache_codecs import TRANSLATOR
 from app.storage import tables
 from app.storage.cache import Key
 from app.storage.name_cache import NameKey
 from app.storage.queries import resources
 from app.types import JobKind
 
-#: cache sizes of an id with its key, of a choice with its candidates, of a report
+#: cache sizes of an id with its key, and of a report
 CACHED_ID_BYTES = 1024
-CACHED_CHOICE_BYTES = 64 * 1024
 CACHED_REPORT_BYTES = 32 * 1024
 
 #: the kind of name under which a pair of spaces is remembered
@@ -51,9 +50,10 @@ class FitRequest:
 
     source       None for relative vectors, whose source may be unknown
     method       may be auto
-    prefer       the use that auto optimises for
     min_quality  the least quality, by measure, of a translator
     index        number of items of the index that the quality is for; None: the service chooses
+    numbers      whether a head that answers numbers reads the vectors: auto then keeps their
+                 cosine, and not their neighbours
     """
 
     source: str | None
@@ -61,9 +61,9 @@ class FitRequest:
     anchor_set: str
     method: str
     options: methods.Options
-    prefer: candidates.Preference = "retrieval"
     min_quality: Mapping[str, float] = field(default_factory=dict)
     index: int | None = None
+    numbers: bool = False
 
     @cached_property
     def key(self) -> Key:
@@ -74,7 +74,7 @@ class FitRequest:
             self.anchor_set,
             self.method,
             canonical_json(self.options),
-            self.prefer,
+            self.numbers,
         )
         return (*fit, canonical_json(self.min_quality), self.index)
 
@@ -122,7 +122,7 @@ def fit(
     deleted meanwhile.
     """
     anchors = fit_anchors.find_anchors(services, source, target)
-    method, options, choice = _choose_method(services, context, source, target, request, anchors)
+    method, options = choose_method(source, target, request, anchors)
 
     def make() -> Translator:
         x, y = fit_anchors.fitted_spaces(services, source, target, anchors)
@@ -146,14 +146,12 @@ def fit(
             method=method,
             options=dict(options),
             weights=fit_anchors.store_anchors(services, anchors),
-            choices=None if choice is None else {choice.prefer: asdict(choice)},
         )
 
     # The key has the spaces' rows, not their content: a set that was created again needs new rows.
     # It has the day, because a write also records the translator's last use.
-    prefer = None if choice is None else choice.prefer
     content = services.cache.get_or_make(
-        ("written", source.id, target.id, *fit_key, prefer, tables.now().date()),
+        ("written", source.id, target.id, *fit_key, tables.now().date()),
         lambda: _write_row(services, context, make_row(), translator),
         lambda _: CACHED_ID_BYTES,
     )
@@ -184,11 +182,9 @@ def check_options(request: FitRequest, *, anchors: int) -> methods.Options:
 def _seconds(
     method: str, source: tables.SpaceRow, target: tables.SpaceRow, options: methods.Options
 ) -> float:
-    """The seconds of one core that a fit, or the choice of `auto`, takes."""
-    size, dims = source.anchor_set.size, (source.encoder.dim, target.encoder.dim)
-    if method == "auto":
-        return cost.choice_seconds(size, dims)
-    return cost.fit_seconds(method, size, dims, options)
+    """The seconds of one core that a fit takes."""
+    dims = source.encoder.dim, target.encoder.dim
+    return cost.fit_seconds(method, source.anchor_set.size, dims, options)
 
 
 def find_translator(
@@ -291,8 +287,8 @@ def request_translator(
     Raises the not-found errors, UnknownOption, InvalidOption, TooManyJobs, QueueFull.
     """
     source, target = find_pair(services, context.project, request)
-    options = check_options(request, anchors=source.anchor_set.size)
-    fit_queue.require_short(_seconds(request.method, source, target, options))
+    method, options = choose_method(source, target, request)
+    fit_queue.require_short(_seconds(method, source, target, options))
     return submit_job(services, context, JobKind.translator, asdict(request))
 
 
@@ -309,39 +305,29 @@ def run_translator(services: Services, job: tables.JobRow, progress: Progress) -
     return JobResult({"translator": fitted.id})
 
 
-def _choose_method(
-    services: Services,
-    context: RequestContext,
+def choose_method(
     source: tables.SpaceRow,
     target: tables.SpaceRow,
     request: FitRequest,
-    anchors: fit_anchors.FitAnchors,
-) -> tuple[str, methods.Options, selection.Choice | None]:
-    """Return the method, all its options, and the choice of auto."""
-    options = check_options(request, anchors=source.anchor_set.size)
+    anchors: fit_anchors.FitAnchors = fit_anchors.ALL_ANCHORS,
+) -> tuple[str, methods.Options]:
+    """Return the method that fits a request, and all its options.
+
+    Raises UnknownOption and InvalidOption.
+    """
+    size = source.anchor_set.size
+    options = check_options(request, anchors=size)
     if request.method != "auto":
-        return request.method, options, None
+        return request.method, options
     estimate = made_pairs.estimate_of(source.anchor_set)
     if estimate is not None:
-        size, seeds = source.anchor_set.size, estimate["seeds"]
-        return (*made_pairs.made_method(options, anchors=size, seeds=seeds), None)
-
-    def choose() -> selection.Choice:
-        x, y = spaces.raw_anchors(services, source), spaces.raw_anchors(services, target)
-        with services.fitting(source.project):
-            return selection.choose_method(
-                anchors.of(x).double(), anchors.of(y).double(), prefer=request.prefer, shape=options
-            )
-
-    choice_key: Key = (request.prefer, canonical_json(options), *anchors.key)
-    key: Key = ("choice", source.blob, target.blob, *choice_key)
-    seconds = _seconds("auto", source, target, options)
-    choice = fit_queue.make_or_queue(
-        services,
-        context,
-        Fit(request, seconds, key, choose, lambda _: CACHED_CHOICE_BYTES, CHOICE),
-    )
-    return choice.method, choice.options, choice
+        return made_pairs.made_method(options, anchors=size, seeds=estimate["seeds"])
+    distinct = size - max(int(space.health["duplicate_count"]) for space in (source, target))
+    if anchors.counted is not None:
+        distinct = min(distinct, int(anchors.counted.sum()))
+    chosen = methods.usual_method(distinct)
+    own = {"decode_power": 0.0} if request.numbers else {}
+    return chosen, methods.resolve(chosen, {**own, **options}, anchors=size)
 
 
 def _check_shape(options: methods.Options) -> methods.Options:
@@ -422,17 +408,11 @@ def _write_row(
 
 
 def _add_row(services: Services, context: RequestContext, row: tables.TranslatorRow) -> None:
-    """Add the row, or record the use and the choices in the existing one."""
-    between = (row.source_id, row.target_id)
+    """Add the row, or record the use of the existing one."""
     with services.db.transaction() as session:
         if not resources.touch_translator(session, row, now=tables.now()):
             session.add(row)
             record_audit(session, context, "create", "translator", row.content)
-        elif row.choices:  # the existing row lacks these choices
-            existing = resources.translator(
-                session, row.project, row.content, between=between, change=True
-            )
-            existing.choices = {**(existing.choices or {}), **row.choices}
 
 
 def public_id(translator: Translator, row: tables.TranslatorRow) -> str:

@@ -5,15 +5,13 @@ A number becomes a tensor without dimensions.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
-import orjson
 import torch
 from torch import Tensor
 
 from app.maths.geometry.space import Space
-from app.maths.quality.selection import Choice, ScoredCandidate
 from app.maths.translators.decoder import Decoder
 from app.maths.translators.translator import Translator
 from app.storage.cache import TensorCodec
@@ -59,21 +57,6 @@ def _dataclass_codec(kind: type[Value], **parts: type) -> TensorCodec[Value]:
     return TensorCodec(
         dump=_dump_dataclass, load=lambda tensors: _load_dataclass(kind, tensors, **parts)
     )
-
-
-def _load_choice(tensors: dict[str, Tensor]) -> Choice:
-    stored = orjson.loads(tensors["json"].numpy().tobytes())
-    return Choice(
-        **{**stored, "candidates": [ScoredCandidate(**each) for each in stored["candidates"]]}
-    )
-
-
-CHOICE: TensorCodec[Choice] = TensorCodec(
-    dump=lambda choice: {
-        "json": torch.frombuffer(bytearray(orjson.dumps(asdict(choice))), dtype=torch.uint8)
-    },
-    load=_load_choice,
-)
 
 
 MATRIX: TensorCodec[Tensor] = TensorCodec(

@@ -298,12 +298,10 @@ def translator(
     content: str,
     *,
     between: tuple[str, str] | None = None,
-    change: bool = False,
 ) -> TranslatorRow:
     """Return the translator of that id, by default the oldest.
 
     between  row ids of its two spaces: anchor sets with equal embeddings have translators of one id
-    change   lock the row until the transaction ends
     """
     ours = (
         []
@@ -314,7 +312,7 @@ def translator(
         TranslatorRow.project == project, TranslatorRow.content == content, *ours
     )
     oldest = wanted.order_by(TranslatorRow.created_at).limit(1)
-    row = session.scalar(oldest.with_for_update(of=TranslatorRow) if change else oldest)
+    row = session.scalar(oldest)
     if row is None:
         raise TranslatorNotFound(f"There is no translator {content!r}.", field="id")
     return row
@@ -325,7 +323,7 @@ def translators(
 ) -> Sequence[TranslatorRow]:
     """Translators in the order of their ids, those after the id `after`: the oldest row of each id.
 
-    Leaves out their reports and choices.
+    Leaves out their reports.
     """
     older = aliased(TranslatorRow)
     is_oldest = ~exists().where(
@@ -342,9 +340,7 @@ def translators(
         .order_by(TranslatorRow.content)
         .limit(limit)
     )
-    return session.scalars(
-        query.options(defer(TranslatorRow.report), defer(TranslatorRow.choices))
-    ).all()
+    return session.scalars(query.options(defer(TranslatorRow.report))).all()
 
 
 def touch_translator(session: Session, row: TranslatorRow, *, now: datetime) -> bool:

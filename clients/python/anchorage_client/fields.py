@@ -22,7 +22,6 @@ Role: TypeAlias = Literal["query", "document"]
 def fit_fields(
     method: str | None = None,
     options: Mapping[str, Any] | None = None,
-    prefer: str | None = None,
     min_quality: Mapping[str, float] | None = None,
     index: int | None = None,
 ) -> dict[str, Any]:
@@ -30,14 +29,12 @@ def fit_fields(
 
     method       `auto` or a method's name; None: `auto`
     options      the method's own options
-    prefer       what `auto` optimises for: `retrieval`, `cosine` or `classification`
     min_quality  the least quality, by measure; a worse translator is refused
     index        number of items of the index that the quality is for
     """
     return {
         "method": method,
         "options": None if options is None else dict(options),
-        "prefer": prefer,
         "min_quality": None if min_quality is None else dict(min_quality),
         "index": index,
     }

@@ -17,7 +17,6 @@ FORMS: list[tuple[str, dict[str, object]]] = [
     ("procrustes", {}),
     ("ridge", {"renormalise": True}),
     ("ridge", {"renormalise": False}),
-    ("canonical", {}),
     ("procrustes", {"keep_norms": True}),
     ("kernel", {}),
 ]

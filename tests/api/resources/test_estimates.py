@@ -1,4 +1,4 @@
-"""Choices of auto, estimates of translators, and requests that need more."""
+"""The rule of auto, estimates of translators, and requests that need more."""
 
 from __future__ import annotations
 
@@ -38,43 +38,10 @@ def estimated(client, **more):
     return answer.json()["report"]["estimate"]
 
 
-# --- choices --------------------------------------------------------------------------------------
-
-
-def test_a_translator_that_auto_chose_says_why_and_what_else_there_was(real):
-    made = translate(real).json()
-    told = real.get(f"/translators/{made['translator']}").json()
-    choice = told["choices"]["retrieval"]
-    assert (choice["anchors"], choice["folds"], choice["prefer"]) == (120, 5, "retrieval")
-    assert "usual" in choice["reason"]
-    assert len(choice["candidates"]) > 40
-    assert [each["score"] for each in choice["candidates"]] == sorted(
-        (c["score"] for c in choice["candidates"]), reverse=True
-    )
-    given = {
-        name: value for name, value in made["options"].items() if name in ("decode_power", "ridge")
-    }
-    assert any(
-        each["method"] == made["method"] and each["options"].items() <= given.items()
-        for each in choice["candidates"]
-    )
-    assert 0 < choice["found"]["recall"] <= 1
-
-
-def test_a_translator_that_was_named_has_no_choices_until_auto_chooses_it(real):
-    chosen = translate(real).json()
-    real.delete("/anchor-sets/shuffled")
-    named = translate(real, method="procrustes").json()
-    assert real.get(f"/translators/{named['translator']}").json()["choices"] == {}
-    assert set(real.get(f"/translators/{chosen['translator']}").json()["choices"]) == {"retrieval"}
-
-
 def test_the_shape_of_auto_is_the_clients_and_every_other_option_is_refused(real, refused):
     assert translate(real, options={"renormalise": False}).json()["options"]["renormalise"] is False
     for option in ("ridge", "delta", "decode_power"):
         refused(translate(real, options={option: 0.5}), 422, "unknown-option", f"options.{option}")
-    refused(translate(real, prefer="speed"), 422, "invalid-request", "prefer")
-    refused(translate(real, prefer="cosine", method="ridge"), 422, "invalid-request", "prefer")
 
 
 def test_a_report_of_another_version_is_measured_anew(real):

@@ -16,13 +16,6 @@ METHODS = {
     "graded": {"encode_power": 1.0, "decode_power": 0.25, "ridge": None, **SHAPE},
     "procrustes": SHAPE,
     "ridge": {"ridge": None, **SHAPE},
-    "toward-procrustes": {"ridge": None, **SHAPE},
-    "canonical": {
-        "ridge": None,
-        "correlation_power": 0.5,
-        "dewhiten": 0.5,
-        **SHAPE,
-    },
     "kernel": {"ridge": None, "decode_power": 0.25, **SHAPE},
 }
 PAIR = {"source": "first", "target": "second", "anchor_set": "items"}

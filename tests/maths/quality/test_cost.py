@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from app.maths.geometry.space import fit_space
-from app.maths.quality import cost, selection
+from app.maths.quality import cost
 from app.maths.translators import methods
 
 #: how far an estimate may be from the time that was measured; other programs share the caches
@@ -49,16 +49,8 @@ def test_a_fit_takes_about_as_long_as_its_estimate(method):
     assert measured / FACTOR < estimated < measured * FACTOR
 
 
-def test_a_choice_takes_about_as_long_as_its_estimate():
-    size, dims = 300, (256, 192)
-    x, y = (anchors(size, dim, seed) for seed, dim in enumerate(dims))
-    measured = seconds(lambda: selection.choose_method(x, y))
-    assert measured / FACTOR < cost.choice_seconds(size, dims) < measured * FACTOR
-
-
 def test_costs_grow_with_anchors_dimensions_and_subspaces():
     few = {**methods.resolve("irp", {}, anchors=100), "omega": 1}
     base = cost.fit_seconds("irp", 100, (64, 64), few)
     for anchors_of, dims, omega in ((200, (64, 64), 1), (100, (64, 128), 1), (100, (64, 64), 2)):
         assert cost.fit_seconds("irp", anchors_of, dims, {**few, "omega": omega}) > base
-    assert cost.choice_seconds(16_384, (64, 64)) > cost.choice_seconds(1_024, (64, 64))

@@ -116,10 +116,9 @@ def test_few_requests_of_a_project_wait_for_a_fit(stocked, monkeypatch):
 
 
 @pytest.mark.parametrize("make", [translators.request_translator, apply.prepare_map])
-@pytest.mark.parametrize("method", ["ridge", "auto"])
-def test_a_fit_that_takes_too_long_is_refused(short, monkeypatch, make, method):
+def test_a_fit_that_takes_too_long_is_refused(short, monkeypatch, make):
     monkeypatch.setattr(fit_queue, "MAX_FIT_S", 0.0)
-    request = plan(method)
+    request = plan()
     with pytest.raises(InvalidOption, match="fewer anchors") as caught:
         make(short, CONTEXT, request if make is apply.prepare_map else request.request)
     assert caught.value.field == "method"
@@ -139,11 +138,10 @@ def test_a_request_gets_the_error_that_ended_its_job(short, stocked):
     assert caught.value.field == "anchor_set"
 
 
-def test_the_choice_of_auto_and_a_decoding_are_left_to_jobs_too(short, stocked):
+def test_a_decoding_is_left_to_jobs_too(short, stocked):
     decoding = apply.Decoding(FitRequest(None, "b", "s", "kernel", {}), 0.0)
-    for request in (plan("auto"), decoding):
-        run(stocked, job_of(short, request))
-        assert apply.prepare_map(short, CONTEXT, request)
+    run(stocked, job_of(short, decoding))
+    assert apply.prepare_map(short, CONTEXT, decoding)
 
 
 def test_a_fit_that_the_cache_lost_after_its_job_is_made_by_the_request(short, stocked):

@@ -56,7 +56,7 @@ from app.types import InputRole
 router = APIRouter(tags=["Search an old index"])
 
 #: fields that only a translation uses
-TRANSLATION_FIELDS = {"method", "options", "prefer", "min_quality", "index", "precision"}
+TRANSLATION_FIELDS = {"method", "options", "min_quality", "index", "precision"}
 
 CANDIDATE_COUNTS = metrics.BATCH_VECTORS.labels("rescore")
 

@@ -24,9 +24,7 @@ from app.api.schemas.translation import (
     MinQuality,
     Share,
     TranslationOptions,
-    refuse_prefer,
 )
-from app.maths.quality.candidates import Preference
 from app.services.context import Services
 from app.services.request_context import RequestContext
 from app.services.store_migrations import plan, records, steps
@@ -63,9 +61,6 @@ class NewMigration(Body):
     options: TranslationOptions = Field(
         default_factory=lambda: NO_OPTIONS, description="Options of the method."
     )
-    prefer: Annotated[
-        Preference, Field(description="What `auto` optimises. Only applies to `method: auto`.")
-    ] = "retrieval"
     min_quality: MinQuality = Field(
         default_factory=lambda: NO_MINIMUM,
         description="Lowest estimate to accept, in an index of the store's size.",
@@ -108,9 +103,7 @@ class NewMigration(Body):
     )
 
     def task(self) -> MigrationTask:
-        """Raises InvalidRequest for `prefer` with a method other than `auto`."""
-        if "prefer" in self.model_fields_set:
-            refuse_prefer(self.method)
+        """The wanted migration."""
         same = {each.name for each in fields(MigrationTask)} & set(NewMigration.model_fields)
         same -= {"options", "min_quality"}
         return MigrationTask(

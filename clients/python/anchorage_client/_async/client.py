@@ -192,7 +192,6 @@ class AsyncClient(AsyncMeasures):
         relative_power: float | None = None,
         method: str | None = None,
         options: Mapping[str, Any] | None = None,
-        prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
         index: int | None = None,
         dtype: Literal["float32", "float16"] | None = None,
@@ -205,7 +204,7 @@ class AsyncClient(AsyncMeasures):
             "anchor_set": anchor_set,
             "input_type": input_type,
             "relative_power": relative_power,
-            **fit_fields(method, options, prefer, min_quality, index),
+            **fit_fields(method, options, min_quality, index),
             "dtype": dtype,
             "precision": precision,
             "encoding": "base64",
@@ -312,7 +311,6 @@ class AsyncClient(AsyncMeasures):
         input_type: Role | None = None,
         method: str | None = None,
         options: Mapping[str, Any] | None = None,
-        prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
         index: int | None = None,
         dtype: Literal["float32", "float16"] | None = None,
@@ -326,7 +324,7 @@ class AsyncClient(AsyncMeasures):
             "head": head,
             "anchor_set": anchor_set,
             "input_type": input_type,
-            **fit_fields(method, options, prefer, min_quality, index),
+            **fit_fields(method, options, min_quality, index),
             "dtype": dtype,
             "encoding": "base64",
         }
@@ -356,7 +354,6 @@ class AsyncClient(AsyncMeasures):
         anchor_set: str,
         method: str | None = None,
         options: Mapping[str, Any] | None = None,
-        prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
         index: int | None = None,
         as_job: Literal[False] = False,
@@ -371,7 +368,6 @@ class AsyncClient(AsyncMeasures):
         anchor_set: str,
         method: str | None = None,
         options: Mapping[str, Any] | None = None,
-        prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
         index: int | None = None,
         as_job: Literal[True],
@@ -385,13 +381,12 @@ class AsyncClient(AsyncMeasures):
         anchor_set: str,
         method: str | None = None,
         options: Mapping[str, Any] | None = None,
-        prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
         index: int | None = None,
         as_job: bool = False,
     ) -> AsyncTranslator | AsyncJob[AsyncTranslator]:
         """Fit a translator, or find it, and return it with its report; with `as_job`, its job."""
-        fitted = fit_fields(method, options, prefer, min_quality, index)
+        fitted = fit_fields(method, options, min_quality, index)
         made: AsyncTranslator | AsyncJob[AsyncTranslator] = await self.translators.fit(
             source=source, target=target, anchor_set=anchor_set, fields=fitted, as_job=as_job
         )

@@ -35,7 +35,6 @@ class AsyncMeasures:
         limit: int | None = None,
         method: str | None = None,
         options: Mapping[str, Any] | None = None,
-        prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
         index: int | None = None,
         precision: Literal["float32", "bfloat16"] | None = None,
@@ -72,7 +71,7 @@ class AsyncMeasures:
             "old_queries": None if old_queries is None else to_json(old_queries),
             "weight": weight,
             "limit": limit,
-            **fit_fields(method, options, prefer, min_quality, index),
+            **fit_fields(method, options, min_quality, index),
             "precision": precision,
             "native": native,
             "native_deadline_ms": native_deadline_ms,
@@ -100,7 +99,6 @@ class AsyncMeasures:
         candidates: int | None = None,
         method: str | None = None,
         options: Mapping[str, Any] | None = None,
-        prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
         index: int | None = None,
         as_job: bool = False,
@@ -113,7 +111,7 @@ class AsyncMeasures:
         """
         body = {
             **_pair(source, target, anchor_set),
-            **fit_fields(method, options, prefer, min_quality, index),
+            **fit_fields(method, options, min_quality, index),
             **_judged(
                 judgements,
                 queries,
@@ -204,7 +202,6 @@ class AsyncMeasures:
         candidates: int | None = None,
         method: str | None = None,
         options: Mapping[str, Any] | None = None,
-        prefer: str | None = None,
         min_quality: Mapping[str, float] | None = None,
         index: int | None = None,
     ) -> Json:
@@ -214,7 +211,7 @@ class AsyncMeasures:
         """
         body = {
             **_pair(source, target, anchor_set),
-            **fit_fields(method, options, prefer, min_quality, index),
+            **fit_fields(method, options, min_quality, index),
             **_judged(
                 judgements,
                 queries,

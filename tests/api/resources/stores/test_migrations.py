@@ -47,11 +47,6 @@ def test_a_wrong_field_is_named(stocked, changes: dict[str, Any]) -> None:
         assert answer.json()["field"].split(".")[0] == field
 
 
-def test_prefer_is_refused_with_a_method(stocked, refused) -> None:
-    body = {**PLAN, "method": "ridge", "prefer": "cosine"}
-    refused(stocked.post("/migrations", json=body), 422, "invalid-request", "prefer")
-
-
 @pytest.mark.parametrize("query", ["limit=0", "limit=1001", "before=yesterday", "store=a%20b"])
 def test_a_wrong_page_is_refused(client, query: str) -> None:
     assert client.get(f"/migrations?{query}").status_code == 422
