@@ -217,7 +217,6 @@ class Decoding:
                 seconds,
                 key,
                 fit,
-                lambda value: value.nbytes,
                 DECODER,
                 self.relative_power,
             ),

@@ -13,6 +13,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from app.errors import AnchorageError, Conflict, FitQueued, InvalidOption, TooManyJobs
+from app.maths.translators.decoder import Decoder
+from app.maths.translators.translator import Translator
 from app.services.context import Services
 from app.services.jobs.submission import submit_job
 from app.services.request_context import RequestContext
@@ -24,7 +26,7 @@ from app.types import JobKind, JobState
 if TYPE_CHECKING:
     from app.services.translators.translators import FitRequest
 
-Value = TypeVar("Value")
+Value = TypeVar("Value", Translator, Decoder)
 
 #: a repetition that comes so soon after the job makes the fit itself if the cache has lost it
 CACHE_LOST = timedelta(minutes=1)
@@ -45,7 +47,7 @@ class Fit(Generic[Value]):
 
     request         what the job is for
     seconds         of one core that it takes
-    key, make, size, codec  as the cache takes them; requests of equal keys share a job
+    key, make, codec  as the cache takes them; requests of equal keys share a job
     relative_power  of a decoding; None: a translation
     """
 
@@ -53,7 +55,6 @@ class Fit(Generic[Value]):
     seconds: float
     key: Key
     make: Callable[[], Value]
-    size: Callable[[Value], int]
     codec: TensorCodec[Value]
     relative_power: float | None = None
 
@@ -93,7 +94,7 @@ def _make_or_queue(services: Services, context: RequestContext, fit: Fit[Value])
         if job.state != JobState.succeeded:
             raise _queued(fit, job)
         # The cache lost what the job has made, or could not hold it.
-    return services.cache.get_or_make(fit.key, fit.make, fit.size, shared=fit.codec)
+    return services.cache.get_or_make(fit.key, fit.make, _size, shared=fit.codec)
 
 
 def _find_or_queue(
@@ -102,7 +103,7 @@ def _find_or_queue(
     """Return the cached fit, or the job that makes it or has just ended."""
     # The job first: one that ends meanwhile has filled the cache.
     job = _newest_job(services, context, fit)
-    value = services.cache.find_shared(fit.key, fit.size, fit.codec)
+    value = services.cache.find_shared(fit.key, _size, fit.codec)
     if value is not None:
         return value, None
     return None, job or _submit(services, context, fit)
@@ -114,6 +115,10 @@ def _newest_job(
     since = tables.now() - CACHE_LOST
     with services.db.transaction() as session:
         return jobs.newest_fit(session, context.project, _job_key(fit), since=since)
+
+
+def _size(value: Translator | Decoder) -> int:
+    return value.nbytes
 
 
 def _job_key(fit: Fit[Value]) -> str:

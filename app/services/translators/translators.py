@@ -135,7 +135,7 @@ def fit(
     translator = fit_queue.make_or_queue(
         services,
         context,
-        Fit(request, seconds, key, make, lambda value: value.nbytes, TRANSLATOR),
+        Fit(request, seconds, key, make, TRANSLATOR),
     )
 
     def make_row() -> tables.TranslatorRow:

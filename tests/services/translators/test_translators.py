@@ -134,6 +134,14 @@ def test_auto_never_takes_a_joint_method_for_relative_vectors(stocked):
         assert answer.served.id is None
 
 
+def test_auto_keeps_the_cosine_for_a_head_that_answers_numbers(stocked):
+    pair = translators.find_pair(stocked, PROJECT, request("auto"))
+    for numbers, power in ((False, 0.25), (True, 0.0)):
+        asked = replace(request("auto"), numbers=numbers)
+        method, options = translators.choose_method(*pair, asked)
+        assert (method, options["decode_power"]) == ("graded", power)
+
+
 def test_a_missing_space_is_named(stocked):
     create_encoder(stocked, "c", 2)
     with pytest.raises(AnchorsNotEmbedded, match="'c'"):
