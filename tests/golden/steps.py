@@ -264,7 +264,6 @@ def _heads(items: dict[str, np.ndarray], vectors: np.ndarray) -> Iterator[Step]:
         "/heads",
         {
             "name": "mlp",
-            "kind": "mlp",
             "encoder": "second",
             "classes": ["x", "y", "z"],
             "architecture": ["linear", "gelu", "linear"],

@@ -15,7 +15,7 @@ PROBES, FAR, TOLERANCE = 64, 30.0, 1e-4
 ADVICE = (
     "A head is one linear layer: pass a fitted LogisticRegression, LinearSVC, RidgeClassifier or "
     "SGDClassifier, or a pipeline that ends with one, after scalers, a PCA or one Normalizer "
-    "that comes first. Register another model with `heads.create(kind='mlp')` or `kind='onnx'`."
+    "that comes first. Register another model by `heads.create`: `architecture` or `kind='onnx'`."
 )
 
 

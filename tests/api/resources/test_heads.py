@@ -24,16 +24,15 @@ def text(data: bytes) -> str:
 def network(outputs: int = 3, dim: int = DIM) -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(
-        nn.Linear(dim, 8), nn.GELU(), nn.LayerNorm(8), nn.Dropout(0.5), nn.Linear(8, outputs)
+        nn.Linear(dim, 8), nn.GELU(), nn.Dropout(0.5), nn.Linear(8, outputs)
     ).eval()
 
 
-ARCHITECTURE = ["linear", "gelu", "layer_norm", "dropout", "linear"]
+ARCHITECTURE = ["linear", "gelu", "dropout", "linear"]
 
 
-def mlp(model: nn.Module) -> dict:
+def layers(model: nn.Module) -> dict:
     return {
-        "kind": "mlp",
         "architecture": ARCHITECTURE,
         "safetensors": text(save(dict(model.state_dict()))),
     }
@@ -85,8 +84,8 @@ def by_torch(model: nn.Module, vectors) -> np.ndarray:
 
 def test_a_classifier_answers_what_torch_does(make, ask, stocked, embeddings):
     model = network()
-    head = make(**mlp(model), **CLASSES)
-    assert (head["kind"], head["dim"], head["outputs"], head["output"]) == ("mlp", DIM, 3, None)
+    head = make(**layers(model), **CLASSES)
+    assert (head["kind"], head["dim"], head["outputs"], head["output"]) == ("linear", DIM, 3, None)
     assert head["architecture"] == ARCHITECTURE
     assert stocked.get("/heads/h").json() == head
     answer = ask()
@@ -134,7 +133,7 @@ def test_a_head_of_unit_vectors_answers_the_same_for_vectors_of_any_length(
     make, ask, stocked, embeddings
 ):
     model = network()
-    make(**mlp(model), **CLASSES, scale=1.0)
+    make(**layers(model), **CLASSES, scale=1.0)
     vectors = embeddings["second"][:10]
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     expected = torch.softmax(torch.from_numpy(by_torch(model, unit)), dim=1).numpy()
@@ -143,7 +142,7 @@ def test_a_head_of_unit_vectors_answers_the_same_for_vectors_of_any_length(
             ask(vectors=(vectors * factor).tolist())["scores"], expected, atol=1e-5
         )
     stocked.delete("/heads/h")
-    make(**mlp(model), **CLASSES)
+    make(**layers(model), **CLASSES)
     assert np.abs(np.array(ask(vectors=(vectors * 10).tolist())["scores"]) - expected).max() > 1e-3
 
 
@@ -189,15 +188,14 @@ class Trap:
 
 BAD = {
     "a pickle as safetensors": lambda where: {"safetensors": text(pickle.dumps(Trap(where)))},
-    "an mlp with a path for a module": lambda where: {
-        **mlp(network()),
+    "a path for a module": lambda where: {
+        **layers(network()),
         "architecture": ["../../etc/passwd", "linear"],
     },
-    "an mlp of other classes": lambda where: mlp(network(4)),
-    "a file of another kind": lambda where: {**mlp(network()), "kind": "onnx"},
+    "layers of other classes": lambda where: layers(network(4)),
+    "a file of another kind": lambda where: {**layers(network()), "kind": "onnx"},
     "a name for another kind": lambda where: {"kind": "linear", "file": "a.onnx"},
-    "weights for an mlp": lambda where: {
-        "kind": "mlp",
+    "weights with an architecture": lambda where: {
         "architecture": ["linear"],
         "weight": [[1.0] * DIM] * 3,
     },
@@ -219,7 +217,7 @@ def test_a_file_that_is_no_head_is_refused_and_nothing_is_written(stocked, tmp_p
     assert not (tmp_path / "sprung").exists()
     assert (
         stocked.post(
-            "/heads", json={"name": "h", "encoder": "second", **CLASSES, **mlp(network())}
+            "/heads", json={"name": "h", "encoder": "second", **CLASSES, **layers(network())}
         ).status_code
         == 201
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from app.heads.linear import make_linear_head
+from app.heads.linear import make_head
 from app.services.access import api_keys, audit
 from app.services.anchors import anchor_sets
 from app.services.context import Services
@@ -54,7 +54,7 @@ def test_every_write_is_noted_with_its_key_and_origin_and_in_order(stocked):
     anchor_sets.create_anchor_set(services, REQUEST, name="t", embeddings={"a": torch.randn(5, 3)})
     anchor_sets.delete_anchor_set(services, REQUEST, "t")
     new = heads.HeadDefinition("h", "linear", "a", None, list("xyz"))
-    heads.create_head(services, REQUEST, new, lambda dim: make_linear_head(three, None, dim=dim))
+    heads.create_head(services, REQUEST, new, lambda dim: make_head({"weight": three}, dim=dim))
     heads.delete_head(services, REQUEST, "h")
     fitted = translators.fit(
         services, REQUEST, *translators.find_pair(services, PROJECT, pair), pair

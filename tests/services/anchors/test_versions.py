@@ -12,7 +12,7 @@ import torch
 from sqlalchemy import event
 
 from app.errors import AnchorSetNotFound, Conflict, EncoderNotFound
-from app.heads.linear import make_linear_head
+from app.heads.linear import make_head
 from app.services.anchors import anchor_sets
 from app.services.context import Services
 from app.services.encoders import encoders
@@ -55,7 +55,7 @@ def make(services: Services, project: str, version: int) -> None:
         services, RequestContext(project), name="s", embeddings=embeddings
     )
     for name, encoder, anchor_set, dim in (("h", "b", None, 3), ("r", None, "s", 12)):
-        head = make_linear_head(torch.randn(2, dim, generator=draw), None, dim=dim)
+        head = make_head({"weight": torch.randn(2, dim, generator=draw)}, dim=dim)
         new = heads.HeadDefinition(name, "linear", encoder, anchor_set)
         heads.create_head(services, RequestContext(project), new, lambda _dim, head=head: head)
 

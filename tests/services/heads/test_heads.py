@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from app.heads.linear import make_linear_head
+from app.heads.linear import make_head
 from app.services.heads import heads
 from tests.services.helpers import CONTEXT, some
 
@@ -12,9 +12,10 @@ from tests.services.helpers import CONTEXT, some
 def test_a_head_is_stored_in_float32_and_loaded_once(stocked):
     new = heads.HeadDefinition("h", "linear", "b", None, ["x", "y"])
     head = heads.create_head(
-        stocked, CONTEXT, new, lambda dim: make_linear_head(some(2, 2).double(), None, dim=dim)
+        stocked, CONTEXT, new, lambda dim: make_head({"weight": some(2, 2).double()}, dim=dim)
     )
     loaded = heads.load_head(stocked, head)
-    assert loaded.weight.dtype == torch.float32
-    assert torch.equal(loaded.weight, some(2, 2))
+    weight = loaded.tensors()["weight"]
+    assert weight.dtype == torch.float32
+    assert torch.equal(weight, some(2, 2))
     assert heads.load_head(stocked, head) is loaded
