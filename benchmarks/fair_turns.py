@@ -197,7 +197,7 @@ def attacks(x: Matrix, y: Matrix) -> dict[str, Attack]:
         "/evaluate with items": post(
             "/evaluate", **fewer, **graded, vectors=packed(x[:900]), native=packed(y[:900])
         ),
-        "/advice": post("/advice", **fewer, **graded, corpus_size=10**6, documents=some),
+        "/advice": post("/advice", **fewer, **graded, corpus_size=10**6),
         "/stitch, a head of 1,000 classes": post(
             "/stitch", head="head", encoder="fewer-x", anchor_set="fewer", **graded, vectors=some
         ),

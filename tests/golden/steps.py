@@ -321,7 +321,7 @@ def _relevance(items: dict[str, np.ndarray]) -> Iterator[Step]:
     pair = {**PAIR, "method": "graded"}
     yield post("judged evaluation", "/evaluate", {**pair, **judged})
     yield post("advice without judgements", "/advice", pair)
-    yield post("advice", "/advice", {**pair, **judged, "corpus_size": 1_000, "difference": 0.2})
+    yield post("advice", "/advice", {**pair, "corpus_size": 1_000})
 
 
 def _jobs(items: dict[str, np.ndarray]) -> Iterator[Step]:

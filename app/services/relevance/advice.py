@@ -21,9 +21,7 @@ from app.maths.relevance.advice import (
 )
 from app.maths.relevance.options import NATIVE_COUNTS, SearchOption
 from app.services.context import Services
-from app.services.relevance import judged_evaluation
 from app.services.relevance.comparison import comparison_of
-from app.services.relevance.judged_evaluation import JudgedTask
 from app.services.relevance.native_order import embeds_texts
 from app.services.relevance.rescoring import default_weight_of
 from app.services.request_context import RequestContext
@@ -55,11 +53,10 @@ class Prices:
 class AdviceTask:
     """A request for advice, and what the client knows.
 
-    judgements  judged queries to measure; evaluation: a finished job that has measured some
+    evaluation  a finished job that has measured judged queries
     """
 
     request: translators.FitRequest
-    judgements: JudgedTask | None = None
     evaluation: str | None = None
     corpus_size: int | None = None
     old_encoder_runs: bool | None = None
@@ -199,18 +196,8 @@ def _measure(
     services: Services, context: RequestContext, task: AdviceTask, translator: str
 ) -> Mapping[str, Any]:
     """Return the evaluation of judged queries, without any if the task has none."""
-    if task.judgements is not None and task.evaluation is not None:
-        raise InvalidRequest("Send `judgements` or `evaluation`, not both.", field="evaluation")
     if task.evaluation is not None:
         return _find_evaluation(services, context, task, translator)
-    if task.judgements is not None:
-        if not task.judgements.is_small:
-            raise InvalidRequest(
-                "These judgements take too long to measure here. Send them to POST /evaluate with "
-                "`Prefer: respond-async`, and the id of its job as `evaluation`.",
-                field="judgements",
-            )
-        return judged_evaluation.evaluate_judged(services, context, task.judgements)
     return {"results": {}, "queries": 0, "fuse": None, "missing": {}}
 
 

@@ -12,15 +12,11 @@ from app.api.http.bodies import body_docs, json_body
 from app.api.http.deps import FIT_QUEUED, ReadContext, Svc
 from app.api.http.problems import documented
 from app.api.schemas.fields import Name
-from app.api.schemas.judgements import JudgedFields
 from app.api.schemas.quality import EstimateOut
 from app.api.schemas.translation import AnswerWarningOut, PairRequest
-from app.errors import InvalidRequest
 from app.maths.relevance.advice import FEWEST_QUERIES, AdvisedOption, Certainty
-from app.services.context import Services
 from app.services.relevance import advice
 from app.services.relevance.advice import AdviceTask, Prices
-from app.services.request_context import RequestContext
 
 router = APIRouter(tags=["Decide"])
 
@@ -28,7 +24,7 @@ Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
 
 
-class AdviceRequest(PairRequest, JudgedFields):
+class AdviceRequest(PairRequest):
     """A pair of encoders, and facts about the index. Null means unknown."""
 
     model_config = ConfigDict(
@@ -49,8 +45,8 @@ class AdviceRequest(PairRequest, JudgedFields):
     target: Name = Field(description="The new encoder.")
     evaluation: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = Field(
         None,
-        description="Id of a finished job of `POST /evaluate` with judgements, in place of them. "
-        "It must be of the same translator.",
+        description="Id of a finished job of `POST /evaluate` with judgements, of the same "
+        "translator.",
     )
     corpus_size: Annotated[int, Field(ge=1, lt=2**53)] | None = Field(
         None,
@@ -76,17 +72,10 @@ class AdviceRequest(PairRequest, JudgedFields):
         None, description="Items that the new encoder encodes in a second."
     )
 
-    def advice_task(self, services: Services, context: RequestContext) -> AdviceTask:
-        """Raises InvalidRequest, and the errors of `check_judged` and of vectors."""
-        request = self.translator_request()
-        judgements = None
-        if self.judgements is not None:
-            judgements = self.judged_task(services, context.project, request)
-        else:
-            self._refuse_judged_fields()
+    def advice_task(self) -> AdviceTask:
+        """Raises InvalidRequest."""
         return AdviceTask(
-            request,
-            judgements,
+            self.translator_request(),
             self.evaluation,
             self.corpus_size,
             self.old_encoder_runs,
@@ -98,16 +87,6 @@ class AdviceRequest(PairRequest, JudgedFields):
                 self.items_per_second,
             ),
         )
-
-    def _refuse_judged_fields(self) -> None:
-        """Raises InvalidRequest for fields that only apply with judgements."""
-        judged = set(JudgedFields.model_fields) - {"candidates"}
-        for field in judged & self.model_fields_set:
-            if getattr(self, field) is not None:
-                raise InvalidRequest(
-                    f"`{field}` only applies with `judgements`. Remove it, or add them.",
-                    field=field,
-                )
 
 
 class GainOut(BaseModel):
@@ -207,9 +186,9 @@ def give_advice(
 ) -> AdviceOut:
     """Ranks what one can do after a change of encoder, from staying to encoding everything again.
 
-    With judgements, the qualities are measured on them.
+    With an evaluation of judgements, the qualities are those that it measured.
     Without, the order follows what was measured on other collections.
     """
-    answer = advice.advise(services, context, body.advice_task(services, context))
+    answer = advice.advise(services, context, body.advice_task())
     response.headers.update(answers.describe_in_headers({"warnings": answer["warnings"]}))
     return AdviceOut.model_validate(answer)
