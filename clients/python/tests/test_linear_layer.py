@@ -78,7 +78,8 @@ def test_a_linear_layer_predicts_as_its_classifier(pack, kind: str, classes: int
 def test_another_classifier_is_refused_with_what_to_do(pack, kind: str):
     vectors, names = rows_of(pack, 3)
     classifier = OTHERS[kind] if kind == "not fitted" else OTHERS[kind].fit(vectors, names)
-    with pytest.raises(TypeError, match=r"heads\.create`: `architecture` or `kind='onnx'") as refused:
+    advice = r"heads\.create`: `architecture` or `kind='onnx'"
+    with pytest.raises(TypeError, match=advice) as refused:
         linear_layer(classifier)
     last = classifier[-1] if kind in ("neighbours", "normalised late") else classifier
     wrong = "not fitted" if kind == "not fitted" else "not linear: "

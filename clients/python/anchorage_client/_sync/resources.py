@@ -185,7 +185,7 @@ class Heads(Resource):
         The head predicts as the classifier does. Its weights are computed here, and the service
         unpickles nothing. Classes that are no texts become texts: 3 is "3" in the head's `classes`.
         Raises TypeError for a classifier whose decision is not linear, such as one of neighbours
-        or trees; `create` takes networks (kind="mlp") and ONNX files (kind="onnx").
+        or trees; `create` takes networks (`architecture`) and ONNX files (kind="onnx").
 
         encoder  the encoder whose vectors it was trained on; or an `anchor_set`, for relative ones
         scale    the norm of the training vectors, if all had one
