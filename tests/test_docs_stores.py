@@ -31,7 +31,9 @@ def test_the_recipe_lists_the_whole_port() -> None:
     assert verbs | others == PairedStore.__abstractmethods__
     assert listed == {
         "Store": set(base.Store.__abstractmethods__),
-        "Migration": set(base.Migration.__abstractmethods__),
+        "NewVectors": set(base.NewVectors.__abstractmethods__),
+        "Migration": set(base.Migration.__abstractmethods__) - base.NewVectors.__abstractmethods__
+        | {"NewVectors"},
         "Capabilities": {field.name for field in fields(base.Capabilities)},
     }
 

@@ -186,8 +186,8 @@ def rollback(service: Service, which: Which, as_json: AsJson = False) -> None:
 @cli.command("finish")
 @uses_service
 def finish(service: Service, which: Which, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Delete the old vectors. A rollback is no longer possible."""
-    question = None if yes else "This deletes the old vectors of {} for good. Finish?"
+    """Delete the old vectors, which a cutover has replaced. A rollback is no longer possible."""
+    question = None if yes else "Finish {}? After a cutover, this deletes the old vectors for good."
     _take(service, "finish", which, as_json, question)
 
 

@@ -85,7 +85,7 @@ def next_call(move: MigrationStatus) -> str | None:
     forward = {
         MigrationState.planned: ("run",),
         MigrationState.paused: ("run",),
-        MigrationState.filled: ("cutover", "verify"),
+        MigrationState.filled: ("cutover", "finish", "verify"),
         MigrationState.cut_over: ("finish",),
     }
     wanted = forward.get(move.state, ())

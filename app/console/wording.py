@@ -125,7 +125,7 @@ CALLS: dict[str, CallWords] = {
     "finish": CallWords(
         "Finish",
         "The old vectors are deleted, and the store belongs to the new encoder. Nothing can "
-        "undo it.",
+        "undo it. LanceDB, sqlite-vec and FAISS keep both vectors for the application to open.",
         True,
     ),
     "sync": CallWords(

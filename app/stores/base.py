@@ -243,7 +243,7 @@ class Store(ABC):
         """Return the checksum of all rows without their vectors, as clients see them now."""
 
     @abstractmethod
-    def migration(self, tag: str, dim: int) -> Migration:
+    def migration(self, tag: str, dim: int) -> NewVectors:
         """Return the new vectors of the migration `tag`, without connecting.
 
         tag  eight lower-case hexadecimal digits, part of every name that is created
@@ -255,8 +255,11 @@ class Store(ABC):
         """Close connections. Later calls reconnect."""
 
 
-class Migration(ABC):
-    """The new vectors of one migration, next to the old ones. Every call can be repeated."""
+class NewVectors(ABC):
+    """The new vectors of one migration, next to the old ones. Every call can be repeated.
+
+    It is all that a store has whose only application opens the new vectors itself.
+    """
 
     @abstractmethod
     def prepare(self) -> None:
@@ -269,6 +272,10 @@ class Migration(ABC):
         """Write new vectors (n, d), all or none. `replace`: also of rows that have one."""
 
     @abstractmethod
+    def read(self, ids: Sequence[StoreId]) -> Page:
+        """Return the new vectors of these ids that exist, in the order of `ids`."""
+
+    @abstractmethod
     def count(self) -> int:
         """Return the number of rows with a new vector; 0 before `prepare`."""
 
@@ -279,6 +286,21 @@ class Migration(ABC):
     @abstractmethod
     def build_index(self) -> None:
         """Build the index of the new vectors like that of the old ones, without blocking writes."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """End the migration, and delete all its traces.
+
+        After a cutover, it deletes the old vectors. Without one, it deletes nothing else.
+        """
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Delete the new vectors, before a cutover or after a rollback, and all traces."""
+
+
+class Migration(NewVectors):
+    """New vectors that clients see after a cutover, and that follow the writes of clients."""
 
     @abstractmethod
     def changes(self, limit: int) -> Changes:
@@ -294,7 +316,7 @@ class Migration(ABC):
     def requeue_different(self) -> int | None:
         """Make rows wait for `apply` that differ between both sides, though no change waits.
 
-        Returns their number; None where rows cannot be compared, or both sides share them.
+        Returns their number; None where rows cannot be compared.
         """
         return None
 
@@ -312,11 +334,3 @@ class Migration(ABC):
 
         The new vectors stay.
         """
-
-    @abstractmethod
-    def finish(self) -> None:
-        """Delete the old vectors, after a cutover, and all traces of the migration."""
-
-    @abstractmethod
-    def abandon(self) -> None:
-        """Delete the new vectors, before a cutover or after a rollback, and all traces."""

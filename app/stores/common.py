@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, TypeVar
+
+import numpy as np
 
 from app.errors import (
     AnchorageError,
@@ -17,8 +19,9 @@ from app.errors import (
     StoreFull,
     StoreRefused,
     StoreUnavailable,
+    StoreUnsupported,
 )
-from app.stores.base import HearRows, RowsChecksum
+from app.stores.base import Cursor, HearRows, Page, RowsChecksum, Side, StoreId, StoreVectors
 
 Cause = TypeVar("Cause", bound=BaseException)
 
@@ -40,6 +43,29 @@ def rows_checksum(pages: Iterable[Sequence[int]], hear: HearRows) -> RowsChecksu
         count, total = count + len(numbers), total + sum(numbers)
         hear(count)
     return RowsChecksum(count, f"{total % 2**128:032x}")
+
+
+def page_of(
+    ids: Sequence[StoreId],
+    vectors: Mapping[StoreId, StoreVectors],
+    dim: int,
+    cursor: Cursor | None = None,
+) -> Page:
+    """Return those of the ids that have a vector, in their order."""
+    kept = [id for id in ids if id in vectors]
+    found = np.zeros((len(kept), dim), np.float32)
+    for place, id in enumerate(kept):
+        found[place] = vectors[id]
+    return Page(kept, found, cursor)
+
+
+def refuse_new_side(side: Side) -> None:
+    """Raises StoreUnsupported for the new vectors of a store without a cutover."""
+    if side == "new":
+        raise StoreUnsupported(
+            "The new vectors of this kind of store are searched once the application opens them. "
+            "Register the new column, table or file as a store."
+        )
 
 
 def raised_by(error: BaseException, packages: Collection[str]) -> bool:

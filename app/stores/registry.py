@@ -20,6 +20,9 @@ CONNECTORS: dict[str, tuple[str, str, str]] = {
     "faiss": ("app.stores.faiss", "FaissStore", "faiss"),
 }
 
+#: kinds without a cutover, and where their new vectors are: their only application opens these
+EMBEDDED = {"lancedb": "column", "sqlite-vec": "table", "faiss": "file"}
+
 #: the connectors that are imported
 LOADED: dict[str, Callable[[StoreLocation], Store]] = {}
 

@@ -110,9 +110,6 @@ class PairedStore(Store):
     #: where the text of a row is, if the location does not say it
     default_text_field: str | None = None
 
-    #: both sides are columns of the same rows, which clients delete at once
-    shares_rows = False
-
     def __init__(self) -> None:
         self._served: deque[dict[StoreId, StoredRow]] = deque(maxlen=PAGES_REMEMBERED)
         self._served_lock = threading.Lock()
@@ -170,13 +167,6 @@ class PairedStore(Store):
 
     def complete(self, sides: Sides) -> None:
         """Build the index of the new vectors after the last page of a run."""
-
-    def skip_rows(self, sides: Sides, target: Side, rows: Sequence[StoredRow]) -> None:
-        """Note that changed rows cannot be translated: they have no new vector, and an old one
-        stays as it is.
-        """
-        if target == "new":
-            self.delete_rows(sides.new, [row.id for row in rows])
 
     def compare_page(
         self, sides: Sides, source: Side, cursor: Cursor | None, limit: int
@@ -252,15 +242,11 @@ class PairedStore(Store):
     def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
         return rows_checksum(self._content_numbers(self.find_sides().visible), hear)
 
-    def content_number(self, row: StoredRow) -> int:
-        """Return a number of all that is not the vector."""
-        return row.digest
-
     def _content_numbers(self, place: Any) -> Iterator[list[int]]:
         cursor: Cursor | None = None
         while True:
             rows, cursor = self.read_page(place, cursor, ROWS_A_PAGE, vectors=False, content=True)
-            yield [self.content_number(row) for row in rows]
+            yield [row.digest for row in rows]
             if cursor is None:
                 return
 
@@ -339,6 +325,9 @@ class SecondCollection(Migration):
         sides = self._store.find_sides(self._tag)
         return 0 if sides.new is None else self._store.count_rows(sides.new)
 
+    def read(self, ids: Sequence[StoreId]) -> Page:
+        return self._store.fetch(ids, "new")
+
     def count_old(self) -> int:
         return self._store.count_rows(self._store.find_sides(self._tag).place("old"))
 
@@ -384,8 +373,8 @@ class SecondCollection(Migration):
         gone = [id for id in changes.deleted if id not in known]
         if gone and source == "old":
             self._store.delete_rows(target, gone)
-        if known:
-            self._store.skip_rows(sides, opposite(source), list(known.values()))
+        if known and source == "old":  # they have no new vector; an old one stays as it is
+            self._store.delete_rows(target, list(known))
         self._rows, self._gone = [], []
 
     def _differences(self, source: Side, seen: array[int]) -> Iterator[Differences]:
@@ -407,7 +396,7 @@ class SecondCollection(Migration):
             yield sides, [row for row in found if row.vector is not None], []
             if cursor is None:
                 break
-        if source == "new" or self._store.shares_rows:
+        if source == "new":
             return  # rows of the collection that clients had are never deleted
         while True:
             sides = self._source_sides(source)
@@ -469,7 +458,6 @@ class SecondCollection(Migration):
             ids = [rows[place].id for place in lost]
             there = self._store.read_rows(sides.old, ids, vectors=False, content=False)
             lost = {place for place in lost if rows[place].id in there}
-            self._store.skip_rows(sides, target, [rows[place] for place in lost])
         kept = [place for place in range(len(rows)) if place not in lost]
         if kept:
             written = [rows[place] for place in kept]

@@ -1,15 +1,13 @@
-"""sqlite-vec as a Store: the new vectors are in a second vec0 table, and a cutover renames both.
+"""sqlite-vec as a Store: a migration fills a second vec0 table next to the first.
 
-SQLite runs no triggers for virtual tables, so writes are found by comparing both tables. A table
-of digests tells whether a client wrote a row since the other one was made of it. Each call opens
-the file anew, and each transaction is short: SQLite lets one connection write at a time.
+Each call opens the file anew, and each transaction is short: SQLite lets one connection write at a
+time.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -31,18 +29,30 @@ from app.errors import (
 from app.stores.base import (
     Capabilities,
     Cursor,
+    HearRows,
     Hits,
     Metric,
+    NewVectors,
     Page,
+    RowsChecksum,
     Side,
+    Store,
     StoreFacts,
     StoreId,
     StoreLocation,
     StoreNote,
     StoreVectors,
 )
-from app.stores.common import as_json, fault_of, row_number, store_faults
-from app.stores.second_collection import PairedStore, Sides, StoredRow, random_runs
+from app.stores.common import (
+    as_json,
+    fault_of,
+    page_of,
+    refuse_new_side,
+    row_number,
+    rows_checksum,
+    store_faults,
+)
+from app.stores.second_collection import random_runs
 
 STORE = "The sqlite-vec store"
 
@@ -61,25 +71,15 @@ DISTANCES: dict[str, Metric] = {"cosine": "cosine", "l2": "euclidean"}
 #: comparisons of vec0 that a filter may use
 COMPARISONS = ("=", "!=", "<", "<=", ">", ">=")
 
+#: a statement of the keys in a JSON array of ids
+KEYS_OF_IDS = "SELECT 0 AS place, value AS key FROM json_each(?)"
+
 #: the text of a vec0 table's definition, and one of its columns of vectors
 DEFINITION = re.compile(r"using\s+vec0\s*\((.*)\)\s*$", re.IGNORECASE | re.DOTALL)
 VECTOR = re.compile(r"(\w+)\s+(float|f32|int8|i8|bit)\s*\[\s*(\d+)\s*\](.*)", re.I | re.S)
 
-#: how a vector of each type is written
-WRITTEN = {"int8": "vec_int8(?)", "i8": "vec_int8(?)", "bit": "vec_bit(?)"}
-
-VEC_NOTES = (
-    StoreNote(
-        "changes-by-digest",
-        "SQLite runs no triggers for vec0 tables. Writes are found by digests of rows and "
-        "vectors, with `sync` and `verify` and at a cutover; a row that a client deletes after a "
-        "cutover comes back with a rollback.",
-    ),
-    StoreNote(
-        "space-after-finish",
-        "The file keeps the space of the old vectors for later rows. Run `VACUUM` to shrink it.",
-    ),
-)
+#: how a vector of each type is copied
+COPIED = {"int8": "vec_int8({})", "i8": "vec_int8({})", "bit": "vec_bit({})"}
 
 NO_WAL = StoreNote(
     "readers-wait",
@@ -114,9 +114,8 @@ class VecTable:
     arguments  columns and options as they were written; the one at `index` has the vectors
     key        the column of ids; `rowid` if none is named
     settings   what follows the type of the vectors, as `distance_metric=cosine`
-    others     all other columns, each with how it is written: `?`, or a function of it
+    others     all other columns, each with how it is copied: `{}`, or a function of it
     filtered   columns that a filter may name
-    hidden     what follows its name in the names of its hidden tables
     """
 
     name: str
@@ -129,7 +128,6 @@ class VecTable:
     settings: str
     others: Mapping[str, str]
     filtered: frozenset[str]
-    hidden: Sequence[str]
 
     @property
     def distance(self) -> str:
@@ -153,34 +151,12 @@ class VecTable:
         return f"CREATE VIRTUAL TABLE {quoted(name)} USING vec0({', '.join(arguments)})"
 
 
-@dataclass(frozen=True, eq=False)
-class VecPlace:
-    """One side. pairs: the table of digests, if there is one; half: this side's place in it."""
-
-    table: VecTable
-    pairs: str | None = None
-    half: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class VecContent:
-    """The columns of a row that are neither its id nor its vector."""
-
-    values: Mapping[str, Any]
-
-    @property
-    def payload(self) -> dict[str, Any]:
-        """The columns that JSON can hold: all but bytes."""
-        return {name: each for name, each in self.values.items() if not isinstance(each, bytes)}
-
-
-class SqliteVecStore(PairedStore):
+class SqliteVecStore(Store):
     """A vec0 table of a SQLite file."""
 
-    capabilities = Capabilities(atomic_cutover=True, filters=True)
+    capabilities = Capabilities(filters=True)
 
     def __init__(self, location: StoreLocation) -> None:
-        super().__init__()
         self.location = location
 
     def close(self) -> None:
@@ -207,133 +183,48 @@ class SqliteVecStore(PairedStore):
         """Return a session that waits for the write lock before its first read."""
         return self.session("BEGIN IMMEDIATE")
 
-    # --- verbs of the second collection -------------------------------------------------------
-
-    def find_sides(self, tag: str | None = None) -> Sides:
-        name = self.location.collection
+    def find_table(self, name: str | None = None) -> VecTable | None:
+        """Return a vec0 table, by default the store's; None if there is none of that name."""
+        name = name or self.location.collection
         with self.session() as database:
             found = database.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'")
             texts = {each: match[1] for each, sql in found if (match := DEFINITION.search(sql))}
-        if name not in texts:
-            known = ", ".join(f"`{each}`" for each in sorted(texts)) or "none"
-            raise StoreChanged(f"The file has no vec0 table `{name}`. Its vec0 tables: {known}.")
-        here = read_definition(name, texts[name], self.location)
-        pattern = re.compile(rf"{re.escape(name)}_anchorage_({tag or '[0-9a-f]{8}'})(_old)?")
-        for each in sorted(texts):
-            if match := pattern.fullmatch(each):
-                there = read_definition(each, texts[each], self.location)
-                pairs = f"{name}_anchorage_{match[1]}_digests"
-                old, new = (there, here) if match[2] else (here, there)
-                sides = VecPlace(old, pairs, 0), VecPlace(new, pairs, 1)
-                return Sides("cut" if match[2] else "open", match[1], *sides)
-        return Sides("none", None, VecPlace(here))
+        if name in texts:
+            return read_definition(name, texts[name], self.location)
+        if name != self.location.collection:
+            return None
+        known = ", ".join(f"`{each}`" for each in sorted(texts)) or "none"
+        raise StoreChanged(f"The file has no vec0 table `{name}`. Its vec0 tables: {known}.")
 
-    def create(self, sides: Sides, tag: str, dim: int) -> None:
-        table: VecTable = sides.old.table
-        copy = f"{table.name}_anchorage_{tag}"
-        with self.writing() as database:
-            database.execute(table.statement(copy, dim))
-            database.execute(
-                f"CREATE TABLE {quoted(copy + '_digests')} "
-                "(id PRIMARY KEY, old INTEGER, new INTEGER) WITHOUT ROWID"
-            )
+    @property
+    def table(self) -> VecTable:
+        found = self.find_table()
+        assert found is not None
+        return found
 
-    def read_page(
-        self, place: VecPlace, cursor: Cursor | None, limit: int, *, vectors: bool, content: bool
-    ) -> tuple[list[StoredRow], Cursor | None]:
-        after = () if cursor is None else (cursor,)
-        keys = f"{place.table.keys}{' WHERE rowid > ?' * len(after)} ORDER BY rowid LIMIT ?"
-        found = self._read(place, keys, (*after, limit), vectors=vectors, content=content)
-        places, rows = [each for each, _ in found], [row for _, row in found]
-        return rows, places[-1] if len(rows) == limit else None
-
-    def read_rows(
-        self, place: VecPlace, ids: Sequence[StoreId], *, vectors: bool, content: bool
-    ) -> dict[StoreId, StoredRow]:
-        known = json.dumps([each for each in ids if place.table.has_id(each)])
-        keys = "SELECT 0 AS place, value AS key FROM json_each(?)"
-        found = self._read(place, keys, (known,), vectors=vectors, content=content)
-        return {row.id: row for _, row in found}
-
-    def _read(
-        self, place: VecPlace, keys: str, values: Sequence[Any], *, vectors: bool, content: bool
-    ) -> list[tuple[int, StoredRow]]:
-        """Return the rows whose keys a statement finds, in the order of their places."""
-        table, pairs = place.table, place.pairs if content else None
-        names = [table.key, *[table.vector] * (vectors or content)] + list(table.others) * content
-        columns = ", ".join(f"v.{quoted(each)}" for each in names)
-        columns += ", p.old, p.new" if pairs else ""
-        join = f"CROSS JOIN {quoted(table.name)} AS v ON v.{quoted(table.key)} = r.key"
-        # without `+`, SQLite would convert each id of the digests, and use no index
-        join += f" LEFT JOIN {quoted(pairs)} AS p ON p.id = +r.key" if pairs else ""
-        statement = f"SELECT r.place, {columns} FROM ({keys}) AS r {join} ORDER BY r.place"
+    def read(
+        self, table: VecTable, keys: str, values: Sequence[Any], columns: Sequence[str]
+    ) -> list[tuple[Any, ...]]:
+        """Return place, id and `columns` of the rows of a statement of keys, in its order."""
+        names = "".join(f", v.{quoted(each)}" for each in columns)
+        statement = (
+            f"SELECT r.place, r.key{names} FROM ({keys}) AS r "
+            f"CROSS JOIN {quoted(table.name)} AS v ON v.{quoted(table.key)} = r.key "
+            "ORDER BY r.place"
+        )
         with self.session() as database:
-            found = database.execute(statement, values).fetchall()
-        if any(len(each[2]) != 4 * table.dim for each in found if vectors):
-            raise StoreChanged("The tables were switched while a page was read. Repeat the call.")
-        return [(each[0], _row(place, each[1:], vectors, content)) for each in found]
+            return list(database.execute(statement, values))
 
-    def count_rows(self, place: VecPlace) -> int:
-        with self.session() as database:
-            found = database.execute(f"SELECT count(*) FROM ({place.table.keys})").fetchone()
-        return int(found[0])
-
-    def dim_of(self, place: VecPlace) -> int:
-        return place.table.dim
-
-    def write_rows(
-        self, place: VecPlace, rows: Sequence[StoredRow], vectors: StoreVectors | None
-    ) -> None:
-        assert vectors is not None  # each row of a vec0 table has a vector
-        table = place.table
-        names = ", ".join(map(quoted, (table.key, table.vector, *table.others)))
-        values = ", ".join(("?", "?", *table.others.values()))
-        numbers = np.ascontiguousarray(vectors, "<f4")
-        for start in range(0, len(rows), ROWS_A_TRANSACTION):
-            part = range(start, min(start + ROWS_A_TRANSACTION, len(rows)))
-            written, pairs = [], []
-            for row, blob in ((rows[at], numbers[at].tobytes()) for at in part):
-                written.append((row.id, blob, *row.content.values.values()))
-                own, other = digest_of(row.id, row.content, blob), row.digest
-                pairs.append((row.id, other, own) if place.half else (row.id, own, other))
-            with self.writing() as database:
-                self._delete(database, place, [row[0] for row in written])
-                insert = f"INSERT INTO {quoted(table.name)} ({names}) VALUES ({values})"
-                database.executemany(insert, written)
-                database.executemany(f"INSERT INTO {quoted(place.pairs)} VALUES (?, ?, ?)", pairs)
-
-    def delete_rows(self, place: VecPlace, ids: Sequence[StoreId]) -> None:
-        for start in range(0, len(ids), ROWS_A_TRANSACTION):
-            with self.writing() as database:
-                self._delete(database, place, ids[start : start + ROWS_A_TRANSACTION])
-
-    def _delete(self, database: Any, place: VecPlace, ids: Sequence[StoreId]) -> None:
-        for name, key in ((place.table.name, place.table.key), (place.pairs, "id")):
-            statement = f"DELETE FROM {quoted(name)} WHERE {quoted(key)} = ?"
-            database.executemany(statement, [(id,) for id in ids])
-
-    def swap(self, sides: Sides, visible: Side) -> float:
-        """Rename both tables in one transaction; triggers and views keep the name they use."""
-        name, copy = self.location.collection, f"{self.location.collection}_anchorage_{sides.tag}"
-        hidden = f"{copy}_old" if visible == "new" else copy
-        begun = time.monotonic()
-        with self.writing() as database:
-            database.execute("PRAGMA legacy_alter_table = 1")  # does not change triggers and views
-            _rename(database, sides.visible.table, hidden)
-            _rename(database, sides.place(visible).table, name)
-        return time.monotonic() - begun
-
-    def drop(self, sides: Sides, side: Side) -> None:
-        place = sides.place(side)
-        with self.writing() as database:
-            database.execute(f"DROP TABLE {quoted(place.table.name)}")
-            database.execute(f"DROP TABLE IF EXISTS {quoted(place.pairs)}")
+    def fetch_from(self, table: VecTable, ids: Sequence[StoreId]) -> Page:
+        known = json.dumps([each for each in ids if table.has_id(each)])
+        found = self.read(table, KEYS_OF_IDS, (known,), [table.vector])
+        return page_of(ids, {id: unpack(blob, table) for _, id, blob in found}, table.dim)
 
     # --- reading ------------------------------------------------------------------------------
 
     def facts(self) -> StoreFacts:
-        place: VecPlace = self.find_sides().visible
-        rows, table = self.count_rows(place), place.table
+        table = self.table
+        rows = self.count_rows(table)
         with self.session() as database:
             is_wal = database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
         return StoreFacts(
@@ -342,27 +233,80 @@ class SqliteVecStore(PairedStore):
             metric=DISTANCES[table.distance],
             vector_bytes=4 * rows * table.dim,
             vector_field=table.vector,
-            notes=VEC_NOTES if is_wal else (*VEC_NOTES, NO_WAL),
+            notes=() if is_wal else (NO_WAL,),
         )
 
-    def sample(self, count: int, seed: int = 0) -> Page:
-        place: VecPlace = self.find_sides().old
-        keys = f"{place.table.keys} ORDER BY rowid LIMIT ? OFFSET ?"
-        rows: list[StoredRow] = []
-        for start, length in random_runs(self.count_rows(place), count, seed):
-            found = self._read(place, keys, (length, start), vectors=True, content=False)
-            rows += [row for _, row in found]
-        return self._page(place, rows, None)
+    def count_rows(self, table: VecTable) -> int:
+        with self.session() as database:
+            return int(database.execute(f"SELECT count(*) FROM ({table.keys})").fetchone()[0])
 
-    def content_number(self, row: StoredRow) -> int:
-        return row_number(as_json(row.id), as_json(row.content.values))
+    def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
+        refuse_new_side(side)
+        table = self.table
+        found = self._page(table, cursor, limit, [table.vector])
+        vectors = {id: unpack(blob, table) for _, id, blob in found}
+        after = found[-1][0] if len(found) == limit else None
+        return page_of(list(vectors), vectors, table.dim, after)
+
+    def _page(
+        self, table: VecTable, cursor: Cursor | None, limit: int, columns: Sequence[str]
+    ) -> list[tuple[Any, ...]]:
+        after = () if cursor is None else (cursor,)
+        keys = f"{table.keys}{' WHERE rowid > ?' * len(after)} ORDER BY rowid LIMIT ?"
+        return self.read(table, keys, (*after, limit), columns)
+
+    def sample(self, count: int, seed: int = 0) -> Page:
+        table = self.table
+        keys = f"{table.keys} ORDER BY rowid LIMIT ? OFFSET ?"
+        vectors: dict[StoreId, StoreVectors] = {}
+        for start, length in random_runs(self.count_rows(table), count, seed):
+            found = self.read(table, keys, (length, start), [table.vector])
+            vectors |= {id: unpack(blob, table) for _, id, blob in found}
+        return page_of(list(vectors), vectors, table.dim)
+
+    def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
+        refuse_new_side(side)
+        return self.fetch_from(self.table, ids)
+
+    def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
+        return rows_checksum(self._numbers(), hear)
+
+    def _numbers(self) -> Iterator[list[int]]:
+        """Yield numbers of all that is not the vector, page by page."""
+        table, cursor = self.table, None
+        while True:
+            found = self._page(table, cursor, ROWS_A_TRANSACTION, list(table.others))
+            yield [row_number(as_json(row[1:])) for row in found]
+            if len(found) < ROWS_A_TRANSACTION:
+                return
+            cursor = found[-1][0]
+
+    def migration(self, tag: str, dim: int) -> NewVectors:
+        return SecondTable(self, tag, dim)
 
     def read_field(self, ids: Sequence[StoreId], field: str | None) -> Sequence[str | None]:
         """Return texts of a column of the vec0 table, or, as `table.column`, of another table."""
-        if field is None or "." not in field:
-            return super().read_field(ids, field)
-        table: VecTable = self.find_sides().visible.table
+        if field is None:
+            raise StoreUnsupported(
+                "The store was registered without `text_field`, so there are no texts. Register "
+                "it again with the field that holds the text.",
+                field="text_field",
+            )
+        table = self.table
+        known = json.dumps([each for each in ids if table.has_id(each)])
         name, _, column = field.rpartition(".")
+        if not name:
+            columns = [column] if column in table.others else []
+            rows = self.read(table, KEYS_OF_IDS, (known,), columns)
+            found = {id: row[0] for _, id, *row in rows if row}
+        else:
+            found = self._read_other(name, column, table, known)
+        return [text if isinstance(text := found.get(id), str) else None for id in ids]
+
+    def _read_other(
+        self, name: str, column: str, table: VecTable, known: str
+    ) -> dict[StoreId, Any]:
+        """Return a column of another table, by the ids in the JSON array `known`."""
         with self.session() as database:
             info = database.execute("SELECT name FROM pragma_table_info(?)", (name,))
             columns = [each for (each,) in info]
@@ -373,15 +317,11 @@ class SqliteVecStore(PairedStore):
                     "`column` of the vec0 table, or as `table.column`.",
                     field="text_field",
                 )
-            known = [each for each in ids if table.has_id(each)]
-            found = dict(
-                database.execute(
-                    f"SELECT r.value, t.{quoted(column)} FROM json_each(?) AS r "
-                    f"JOIN {quoted(name)} AS t ON t.{quoted(key)} = r.value",
-                    (json.dumps(known),),
-                )
+            statement = (
+                f"SELECT r.value, t.{quoted(column)} FROM json_each(?) AS r "
+                f"JOIN {quoted(name)} AS t ON t.{quoted(key)} = r.value"
             )
-        return [text if isinstance(text := found.get(id), str) else None for id in ids]
+            return dict(database.execute(statement, (known,)))
 
     def search(
         self,
@@ -394,8 +334,8 @@ class SqliteVecStore(PairedStore):
         vectors: bool = False,
         payload: bool = False,
     ) -> Sequence[Hits]:
-        place: VecPlace = self.find_sides().place(side)
-        table = place.table
+        refuse_new_side(side)
+        table = self.table
         if k > MAX_RESULTS:
             raise StoreUnsupported(
                 f"`k` is {k}, and sqlite-vec returns at most {MAX_RESULTS} rows. Ask for fewer.",
@@ -421,10 +361,76 @@ class SqliteVecStore(PairedStore):
                         [row[0] for row in found],
                         scores.tolist(),
                         np.frombuffer(blobs, "<f4").reshape(-1, table.dim) if vectors else None,
-                        [VecContent(each).payload for each in payloads] if payload else None,
+                        [payload_of(each) for each in payloads] if payload else None,
                     )
                 )
         return hits
+
+
+class SecondTable(NewVectors):
+    """The new vectors of one migration, in a second vec0 table with all other columns."""
+
+    def __init__(self, store: SqliteVecStore, tag: str, dim: int) -> None:
+        self._store, self._dim = store, dim
+        self._name = f"{store.location.collection}_anchorage_{tag}"
+
+    @property
+    def _new(self) -> VecTable:
+        found = self._store.find_table(self._name)
+        if found is None or found.dim != self._dim:
+            raise StoreChanged(
+                f"The table `{self._name}` of new vectors is missing, or has other vectors. "
+                "Abandon the migration, and plan a new one."
+            )
+        return found
+
+    def prepare(self) -> None:
+        if self._store.find_table(self._name) is None:
+            with self._store.writing() as database:
+                database.execute(self._store.table.statement(self._name, self._dim))
+
+    def write(
+        self, ids: Sequence[StoreId], vectors: StoreVectors, *, replace: bool = False
+    ) -> None:
+        old, new = self._store.table, self._new
+        names = [old.key, *old.others]
+        copied = [quoted(old.key), *(how.format(quoted(each)) for each, how in old.others.items())]
+        insert = (
+            f"INSERT INTO {quoted(new.name)} ({', '.join(map(quoted, (*names, new.vector)))}) "
+            f"SELECT {', '.join(copied)}, ? FROM {quoted(old.name)} WHERE {quoted(old.key)} = ?"
+        )
+        numbers = np.ascontiguousarray(vectors, "<f4")
+        for start in range(0, len(ids), ROWS_A_TRANSACTION):
+            part = range(start, min(start + ROWS_A_TRANSACTION, len(ids)))
+            with self._store.writing() as database:
+                self._delete(database, [ids[at] for at in part])
+                database.executemany(insert, [(numbers[at].tobytes(), ids[at]) for at in part])
+
+    def _delete(self, database: Any, ids: Sequence[StoreId]) -> None:
+        statement = f"DELETE FROM {quoted(self._name)} WHERE {quoted(self._store.table.key)} = ?"
+        database.executemany(statement, [(id,) for id in ids])
+
+    def read(self, ids: Sequence[StoreId]) -> Page:
+        return self._store.fetch_from(self._new, ids)
+
+    def count(self) -> int:
+        found = self._store.find_table(self._name)
+        return 0 if found is None else self._store.count_rows(found)
+
+    def build_index(self) -> None:
+        """Delete rows that the application deleted meanwhile; vec0 tables have no other index."""
+        gone = (
+            f"SELECT key FROM ({self._new.keys}) EXCEPT SELECT key FROM ({self._store.table.keys})"
+        )
+        with self._store.writing() as database:
+            self._delete(database, [id for (id,) in database.execute(gone).fetchall()])
+
+    def finish(self) -> None:
+        """Do nothing: the table is the application's."""
+
+    def abandon(self) -> None:
+        with self._store.writing() as database:
+            database.execute(f"DROP TABLE IF EXISTS {quoted(self._name)}")
 
 
 def read_definition(name: str, text: str, location: StoreLocation) -> VecTable:
@@ -435,25 +441,17 @@ def read_definition(name: str, text: str, location: StoreLocation) -> VecTable:
     vectors: dict[str, tuple[int, re.Match[str]]] = {}
     others: dict[str, str] = {}
     filtered = set()
-    hidden, metadata = {"_info", "_chunks", "_rowids"}, 0
     for index, argument in enumerate(arguments):
         if found := VECTOR.fullmatch(argument):
             vectors[found[1]] = index, found
-            others[found[1]] = WRITTEN.get(found[2].lower(), "?")
-            hidden.add(f"_vector_chunks{len(vectors) - 1:02}")
+            others[found[1]] = COPIED.get(found[2].lower(), "{}")
         elif found := re.fullmatch(r"(\w+)\s+(\w+)\s+primary\s+key", argument, re.I):
             key, text_key = found[1], found[2].lower() == "text"
         elif found := re.fullmatch(r"\+\s*(\w+)\s+\w+", argument):
-            others[found[1]] = "?"
-            hidden.add("_auxiliary")
+            others[found[1]] = "{}"
         elif found := re.fullmatch(r"(\w+)\s+(\w+)(\s+partition\s+key)?", argument, re.I):
-            others[found[1]] = "?"
+            others[found[1]] = "{}"
             filtered.add(found[1])
-            if not found[3]:
-                hidden.add(f"_metadatachunks{metadata:02}")
-                if found[2].lower() == "text":
-                    hidden.add(f"_metadatatext{metadata:02}")
-                metadata += 1
     usable = [each for each in vectors if vectors[each][1][2].lower() in ("float", "f32")]
     vector = location.vector_field or (usable[0] if len(usable) == 1 else None)
     if vector is None or vector not in usable:
@@ -466,7 +464,7 @@ def read_definition(name: str, text: str, location: StoreLocation) -> VecTable:
     del others[vector]
     table = VecTable(
         *(name, arguments, index, key, text_key, vector, int(found[3]), found[4]),
-        *(others, frozenset(filtered), sorted(hidden)),
+        *(others, frozenset(filtered)),
     )
     if table.distance not in DISTANCES:
         raise StoreUnsupported(
@@ -516,31 +514,16 @@ def quoted(name: str | None) -> str:
     return '"' + str(name).replace('"', '""') + '"'
 
 
-def digest_of(id: StoreId, content: VecContent, vector: bytes) -> int:
-    """Return a number below 2^63 of a row with its vector."""
-    return row_number(as_json(id), as_json(content.values), vector) >> 65
+def unpack(blob: bytes, table: VecTable) -> StoreVectors:
+    """Return a vector. Raises StoreChanged if the table has others now."""
+    if len(blob) != 4 * table.dim:
+        raise StoreChanged("Somebody changed the table while a page was read. Repeat the call.")
+    return np.frombuffer(blob, "<f4")
 
 
-def _row(place: VecPlace, found: Sequence[Any], vectors: bool, content: bool) -> StoredRow:
-    """Return a row of an id, a vector, the other columns, and both digests."""
-    id, vector = found[0], np.frombuffer(found[1], "<f4") if vectors else None
-    if not content:
-        return StoredRow(id, vector, None, 0, 0)
-    whole = VecContent(dict(zip(place.table.others, found[2:], strict=False)))
-    digest, origin = digest_of(id, whole, found[1]), None
-    if place.pairs is not None and found[place.half - 2] == digest:
-        origin = found[-1 - place.half]
-    return StoredRow(id, vector, whole, digest, origin)
-
-
-def _rename(database: Any, table: VecTable, new: str) -> None:
-    """Rename a vec0 table and, before sqlite-vec 0.1.10, the hidden tables that belong to it."""
-    database.execute(f"ALTER TABLE {quoted(table.name)} RENAME TO {quoted(new)}")
-    found = database.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
-    for each in table.hidden:
-        if (table.name + each,) in found:
-            old, renamed = quoted(table.name + each), quoted(new + each)
-            database.execute(f"ALTER TABLE {old} RENAME TO {renamed}")
+def payload_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that JSON can hold: all but bytes."""
+    return {name: each for name, each in row.items() if not isinstance(each, bytes)}
 
 
 def _translate(error: Exception) -> AnchorageError | None:

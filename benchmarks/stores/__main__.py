@@ -1,4 +1,4 @@
-"""Do the same rows survive a migration and its rollback in every kind of store, and how fast?
+"""Do the same rows survive a migration and its end in every kind of store, and how fast?
 
     python -m benchmarks.stores                  # every connector; about 15 minutes on 2 cores
     python -m benchmarks.stores --store lancedb  # one store anew; the rows of the others stay
@@ -8,7 +8,8 @@ Writes benchmarks/results/stores.json after each store.
 20,000 sentences (13,083 of Banking77, 5,952 of TREC, 965 film reviews), by static word vectors
 (static-256) and by all-MiniLM-L6-v2 (384 dimensions); a translator `graded` from 1,000 of them.
 Each store is filled by its own client in bulk and indexed; then the connector reads all rows,
-translates them and writes the new vectors, builds the index, switches, and rolls back. Rows/s are
+translates them and writes the new vectors, builds the index, and, where the store has a cutover,
+switches and rolls back. Rows/s are
 those of 20,000 rows; the sweep is scroll, translate and write together, compared with the store's
 own bulk insert of the old vectors with their payloads in the same run. Before the migration a
 service searches the store over HTTP, 100 single queries of each kind (p50 / p99): the store's own
@@ -16,7 +17,7 @@ search by the old encoder, a cascade, and a cascade whose first 20 texts the new
 `own index` is the store's own build where it is apart from inserts. `recall@10`: of 200 native
 queries after the cutover, what the store's index finds of the exact nearest translations. `rows
 changed`: rows whose id, payload or vector differs between the first read and the one after the
-rollback, read by the store's client.
+end, read by the store's client.
 
 Data below $ANCHORAGE_DATA: banking77/*.csv (github.com/PolyAI-LDN/task-specific-datasets),
 trec/*.label (UIUC's question classification), corpora/sentence_polarity.zip (nltk_data), and

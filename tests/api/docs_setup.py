@@ -220,6 +220,11 @@ def index_file(http: httpx2.Client, folder: Path) -> None:
     (folder / "faiss/articles.jsonl").write_text("\n".join(lines))
 
 
+def embedded(http: httpx2.Client, folder: Path) -> None:
+    for make in (lance, sqlite, index_file):
+        make(http, folder)
+
+
 def articles(http: httpx2.Client, folder: Path) -> None:
     rows = moving(folder)
     with psycopg.connect(pgvector_server_of_process().url, autocommit=True) as connection:
@@ -239,10 +244,8 @@ SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "docs/how-to/pgvector.md": articles,
     "docs/how-to/qdrant.md": qdrant,
     "docs/how-to/chroma.md": chroma,
-    "docs/how-to/lancedb.md": lance,
+    "docs/how-to/embedded-stores.md": embedded,
     "docs/how-to/milvus.md": milvus,
-    "docs/how-to/sqlite-vec.md": sqlite,
-    "docs/how-to/faiss.md": index_file,
     "clients/python/README.md": client_page,
     "docs/explanation/anchors.md": six,
     "docs/how-to/anchor-sets.md": anchor_sets,

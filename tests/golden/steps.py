@@ -396,9 +396,8 @@ def _stores() -> Iterator[Step]:
     )
     plan = {"store": "docs", "target": "b", "anchor_set": "intents", "min_recall": 0}
     yield post("plan of a migration", "/migrations", plan, job=True, keep={"migration": "id"})
-    for number, step in enumerate(
-        ("run", "verify", "cutover", "sync", "rollback", "run", "abandon")
-    ):
+    # the numbers are those of the recording, which has steps between
+    for number, step in ((0, "run"), (1, "verify"), (5, "run"), (6, "abandon")):
         yield Step(
             f"{step} the migration, step {number}",
             "POST",

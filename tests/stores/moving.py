@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from app.stores.base import Store, StoreLocation
+from app.stores.base import Migration, Store, StoreLocation
 from tests.stores.cases.base import Rows, StoreCase
 
 OLD_DIM, NEW_DIM, TAG, OTHER_TAG = 6, 9, "0badcafe", "0decade5"
@@ -68,7 +68,8 @@ def fill_migration(store: Store, migration, limit: int = 20) -> None:
         cursor = page.cursor
         if cursor is None:
             break
-    drain(migration)
+    if isinstance(migration, Migration):
+        drain(migration)
     migration.build_index()
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.errors import MigrationActive, StoreRefused, WrongState
+from app.errors import MigrationActive, StoreRefused, StoreUnsupported, WrongState
 from app.stores.base import Migration, Store, StoreLocation
 from app.stores.registry import open_store
-from tests.stores.cases.all_cases import CASES
+from tests.stores.cases.all_cases import CASES, EMBEDDED, LIVE
 from tests.stores.cases.base import Rows, StoreCase
 from tests.stores.moving import (
     NEW_DIM,
@@ -25,13 +25,19 @@ from tests.stores.moving import (
     fill_migration,
     numbers_of,
     rows,
+    run_until_killed,
     same,
     translate,
     translate_back,
 )
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.kind)
+def slow_ones_long(cases: list[StoreCase]) -> list:
+    """Run the tests of a store that starts slowly only with `make test-long`."""
+    return [pytest.param(each, marks=pytest.mark.long) if each.is_slow else each for each in cases]
+
+
+@pytest.fixture(scope="module", params=slow_ones_long(CASES), ids=lambda case: case.kind)
 def case(request) -> StoreCase:
     return request.param
 
@@ -160,18 +166,8 @@ def moved(case: StoreCase, folder: Path) -> Iterator[Moving]:
     case.remove(location)
 
 
-@pytest.fixture(params=CASES, ids=lambda case: case.kind)
+@pytest.fixture(params=slow_ones_long(LIVE), ids=lambda case: case.kind)
 def moving(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Moving]:
-    with moved(request.param, tmp_path) as found:
-        yield found
-
-
-#: a slow store runs the tests of what connectors share only with `make test-long`
-SHARED = [pytest.param(each, marks=pytest.mark.long) if each.is_slow else each for each in CASES]
-
-
-@pytest.fixture(params=SHARED, ids=lambda case: case.kind)
-def moving_alike(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Moving]:
     with moved(request.param, tmp_path) as found:
         yield found
 
@@ -196,8 +192,8 @@ def test_the_new_vectors_lie_beside_the_old_ones_until_the_cutover(moving) -> No
     assert [hits.ids[0]] == case.ids(8)
 
 
-def test_writes_can_be_repeated(moving_alike) -> None:
-    _, _, store, migration = moving_alike
+def test_writes_can_be_repeated(moving) -> None:
+    _, _, store, migration = moving
     migration.prepare()
     page = store.sample(10)
     new = translate(page.ids, page.vectors)
@@ -233,8 +229,8 @@ def test_a_cutover_shows_the_new_vectors_and_a_rollback_the_old_ones(moving) -> 
     assert store.facts().dim == NEW_DIM
 
 
-def test_a_row_without_a_new_vector_stays_visible(moving_alike) -> None:
-    case, location, store, migration = moving_alike
+def test_a_row_without_a_new_vector_stays_visible(moving) -> None:
+    case, location, store, migration = moving
     migration.prepare()
     page = store.scroll(None, 50)
     migration.write(page.ids[1:], translate(page.ids[1:], page.vectors[1:]))
@@ -259,8 +255,8 @@ def test_an_abandoned_migration_leaves_the_store_as_it_was(moving) -> None:
     migration.abandon()
 
 
-def test_a_step_at_the_wrong_time_is_refused_and_deletes_nothing(moving_alike) -> None:
-    case, location, store, migration = moving_alike
+def test_a_step_at_the_wrong_time_is_refused_and_deletes_nothing(moving) -> None:
+    case, location, store, migration = moving
     before = case.read(location)
     fill_migration(store, migration)
     with pytest.raises(WrongState):
@@ -331,9 +327,9 @@ def test_a_synchronisation_finds_the_changes_of_clients(moving) -> None:
     assert len(again.changes(10)) == 0
 
 
-def test_a_row_without_a_direction_is_reported_once(moving_alike) -> None:
+def test_a_row_without_a_direction_is_reported_once(moving) -> None:
     """The caller puts a row that it cannot translate among the deleted ones."""
-    case, location, store, migration = moving_alike
+    case, location, store, migration = moving
     if not store.capabilities.captures_writes:
         return  # its changes are never reported
     fill_migration(store, migration)
@@ -356,8 +352,8 @@ def test_a_row_without_a_direction_is_reported_once(moving_alike) -> None:
     assert migration.count() == 52
 
 
-def test_a_row_that_cannot_be_translated_back_keeps_its_old_vector(moving_alike) -> None:
-    case, location, store, migration = moving_alike
+def test_a_row_that_cannot_be_translated_back_keeps_its_old_vector(moving) -> None:
+    case, location, store, migration = moving
     if location.kind == "pgvector":
         return  # the caller decides: it puts such a row among the deleted ones
     before = case.read(location)
@@ -376,8 +372,8 @@ def test_a_row_that_cannot_be_translated_back_keeps_its_old_vector(moving_alike)
     assert np.allclose(case.read(location)[lost][0], before[lost][0], atol=1e-6)
 
 
-def test_a_second_migration_of_the_collection_is_refused(moving_alike) -> None:
-    case, location, store, migration = moving_alike
+def test_a_second_migration_of_the_collection_is_refused(moving) -> None:
+    case, location, store, migration = moving
     fill_migration(store, migration)
     migration.cutover(translate)
     before = case.read(location)
@@ -394,8 +390,8 @@ def test_a_second_migration_of_the_collection_is_refused(moving_alike) -> None:
     assert store.facts().dim == NEW_DIM
 
 
-def test_a_handle_remembers_no_migration_that_another_one_ended(moving_alike) -> None:
-    case, location, store, migration = moving_alike
+def test_a_handle_remembers_no_migration_that_another_one_ended(moving) -> None:
+    case, location, store, migration = moving
     fill_migration(store, migration)
     migration.abandon()
     other = open_store(location)
@@ -431,3 +427,101 @@ def test_steps_of_a_migration_can_be_repeated(moving) -> None:
     migration.finish()
     migration.finish()
     assert store.facts().dim == NEW_DIM
+
+
+# --- a migration without a cutover ----------------------------------------------------------------
+
+
+@pytest.fixture(params=EMBEDDED, ids=lambda case: case.kind)
+def filling(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Moving]:
+    with moved(request.param, tmp_path) as found:
+        yield found
+
+
+def opened_anew(location: StoreLocation) -> StoreLocation:
+    """Where the application finds the new vectors, as the page of these stores says."""
+    if location.kind == "lancedb":
+        return replace(location, vector_field=f"vector_anchorage_{TAG}")
+    end = f"_anchorage_{TAG}" if location.kind == "sqlite-vec" else f".anchorage-{TAG}-new"
+    return replace(location, collection=location.collection + end)
+
+
+def test_the_application_opens_the_new_vectors_after_finish(filling) -> None:
+    case, location, store, migration = filling
+    before, checksum, first = case.read(location), store.checksum(), rows(case, 50)
+    assert migration.count() == 0
+    fill_migration(store, migration)
+    assert migration.count() == 50
+    assert same(case.read(location), Rows(first.ids, first.vectors, first.payloads))
+    assert store.checksum() == checksum
+    migration.finish()
+    migration.finish()
+    after = case.read(location)
+    assert all(np.array_equal(after[each][0], before[each][0]) for each in before)
+    new = open_store(opened_anew(location))
+    found = new.fetch(first.ids)
+    assert list(found.ids) == list(first.ids)
+    assert np.allclose(found.vectors, translate(None, first.vectors), atol=1e-3)
+    [hits] = new.search(translate(None, first.vectors[[8]]), 3)
+    assert hits.ids[0] == first.ids[8]
+    new.close()
+
+
+def test_a_second_run_fills_the_missing_rows(filling) -> None:
+    case, location, store, migration = filling
+    fill_migration(store, migration)
+    case.delete(location, case.ids(3, 4))
+    if case.kind != "lancedb":  # whose clients must also write the new column, or null
+        case.insert(location, rows(case, 5, 50))
+    fill_migration(store, migration)
+    kept = sorted(every(store)[0])
+    assert migration.count() == len(kept)
+    old, new = store.fetch(kept), migration.read([*kept, *case.ids(3)])
+    assert set(kept) <= set(new.ids)
+    assert np.allclose(new.vectors[: len(kept)], translate(None, old.vectors), atol=1e-3)
+
+
+def test_writes_to_a_store_without_a_cutover_can_be_repeated(filling) -> None:
+    _, _, store, migration = filling
+    migration.prepare()
+    page = store.sample(10)
+    new = translate(page.ids, page.vectors)
+    migration.write(page.ids, new)
+    migration.prepare()
+    migration.write(page.ids, -new, replace=True)
+    assert migration.count() == 10
+    assert np.allclose(migration.read(page.ids).vectors, -new, atol=1e-3)
+
+
+def test_an_abandoned_filling_leaves_the_store_as_it_was(filling) -> None:
+    case, location, store, migration = filling
+    before, facts = case.read(location), store.facts()
+    fill_migration(store, migration)
+    migration.abandon()
+    after = case.read(location)
+    assert all(np.array_equal(after[each][0], before[each][0]) for each in before)
+    assert store.facts() == facts
+    assert migration.count() == 0
+    migration.abandon()
+
+
+@pytest.mark.parametrize("pages", [1, 10])
+def test_a_run_killed_at_any_time_is_resumed_with_the_same_rows(filling, pages) -> None:
+    case, location, store, migration = filling
+    run_until_killed(location, 5, pages)
+    fill_migration(store, migration)
+    first = rows(case, 50)
+    assert migration.count() == 50
+    assert np.allclose(migration.read(first.ids).vectors, translate(None, first.vectors), atol=1e-3)
+
+
+def test_only_the_old_vectors_are_searched_without_a_cutover(filling) -> None:
+    case, _, store, migration = filling
+    fill_migration(store, migration)
+    for call in (
+        lambda: store.search(rows(case, 1).vectors, 3, side="new"),
+        lambda: store.fetch(case.ids(1), "new"),
+        lambda: store.scroll(None, 5, "new"),
+    ):
+        with pytest.raises(StoreUnsupported, match="Register the new"):
+            call()

@@ -38,6 +38,9 @@ from tests.stores.moving import (
 )
 from tests.waiting import slack
 
+#: a Milvus server takes long to start
+pytestmark = pytest.mark.long
+
 CASE = MilvusCase()
 VECTOR = {"datatype": DataType.FLOAT_VECTOR, "dim": OLD_DIM}
 INT_KEY = {"datatype": DataType.INT64, "is_primary": True}

@@ -17,7 +17,7 @@ from app.services.request_context import RequestContext
 from app.services.store_migrations.maps import MappedPage, MigrationMaps, OneWayMap, load_maps
 from app.services.store_migrations.re_embedding import choose_rows, re_embed
 from app.storage import tables
-from app.stores.base import Changes, Migration, Store, StoreId, StoreVectors
+from app.stores.base import Changes, Migration, NewVectors, Store, StoreId, StoreVectors
 from app.stores.hidden_urls import fault_without_url, hide_url
 from app.types import MigrationState
 
@@ -53,9 +53,15 @@ class MigrationContext:
     context: RequestContext
     row: tables.MigrationRow
     store: Store
-    migration: Migration
+    migration: NewVectors
     maps: MigrationMaps
     batch: int
+
+    @property
+    def live(self) -> Migration:
+        """The new vectors of a store with a cutover: calls that need one are refused elsewhere."""
+        assert isinstance(self.migration, Migration)
+        return self.migration
 
     def make_new(self, ids: Sequence[StoreId], vectors: StoreVectors) -> NewRows:
         """Return the new vectors of rows: translated, of anchors, or encoded again by the plan."""
@@ -85,6 +91,8 @@ class MigrationContext:
         followed. What the store says wins over `after_cutover`: one of them may be restored from a
         backup.
         """
+        if not isinstance(self.migration, Migration):
+            return
         ends = time.monotonic() + DRAIN_S
         while len(changes := self.migration.changes(self.batch)):
             self._apply(changes, after_cutover if changes.cut_over is None else changes.cut_over)
@@ -95,7 +103,7 @@ class MigrationContext:
     def _apply(self, changes: Changes, after_cutover: bool) -> None:
         if len(changes.ids) == 0:
             width = (self.maps.backward if after_cutover else self.maps.forward).dims[1]
-            self.migration.apply(changes, np.zeros((0, width), np.float32))
+            self.live.apply(changes, np.zeros((0, width), np.float32))
             return
         if after_cutover:
             mapped = map_rows(self.maps.backward, changes.vectors)
@@ -104,7 +112,7 @@ class MigrationContext:
             made = self.make_new(changes.ids, changes.vectors)
             vectors, missing = made.vectors, made.missing
         if len(missing) == 0:
-            self.migration.apply(changes, vectors)
+            self.live.apply(changes, vectors)
             return
         kept = np.setdiff1d(np.arange(len(changes.ids)), missing)
         # A row without a direction has no new vector. Its old vector stays, for a rollback.
@@ -115,7 +123,7 @@ class MigrationContext:
             vectors=changes.vectors[kept],
             deleted=[*changes.deleted, *gone],
         )
-        self.migration.apply(usable, vectors[kept])
+        self.live.apply(usable, vectors[kept])
 
 
 def open_migration(services: Services, row: tables.MigrationRow) -> MigrationContext:

@@ -32,6 +32,7 @@ from app.services.store_migrations.maps import BuiltMaps, MigrationMaps
 from app.services.translators.translators import FitRequest
 from app.storage import tables
 from app.stores.base import Capabilities, Store, StoreFacts, StoreId, StoreVectors
+from app.stores.registry import EMBEDDED
 from app.types import EncoderKind, InputRole
 
 #: rows of the sample, and pages that are read to measure the speed
@@ -418,7 +419,15 @@ def _notes(inputs: PlanInputs) -> list[dict[str, str]]:
                 "and counts such rows.",
             }
         )
-    if not reading.capabilities.captures_writes:
+    if inputs.store.kind in EMBEDDED:
+        notes.append(
+            {
+                "code": "stop-writes",
+                "detail": "The store does not report writes. Stop the writes of your application "
+                "from `run` until it opens the new vectors: this kind of store has no cutover.",
+            }
+        )
+    elif not reading.capabilities.captures_writes:
         notes.append(
             {
                 "code": "writes-not-captured",

@@ -17,6 +17,7 @@ from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import jobs as job_queries
 from app.storage.queries import migrations as queries
+from app.stores.registry import EMBEDDED
 from app.types import JobKind, JobState, MigrationState
 
 #: the actions of jobs, and the states from which each begins
@@ -54,6 +55,10 @@ STEP_STATES: dict[str, tuple[MigrationState, ...]] = {
 }
 
 
+#: the calls that only a store with a cutover has
+CUTOVER_CALLS = ("sync", "cutover", "rollback")
+
+
 @dataclass(frozen=True)
 class MigrationStatus:
     """A migration with its last job, if that still exists."""
@@ -75,11 +80,11 @@ class MigrationStatus:
 
     @property
     def next(self) -> list[str]:
-        """Return the calls that are possible now. A cutover also needs a `verify` that passed."""
+        """Return the calls that are possible now. `hand_over` also needs a `verify` that passed."""
         calls = possible_calls(self.row, busy=self.is_busy)
         if queries.STEP in self.row.position or self.row.found.get("verify", {}).get("passed"):
             return calls
-        return [each for each in calls if each != "cutover"]
+        return [each for each in calls if each != hand_over(self.row)]
 
     @property
     def error(self) -> dict[str, Any] | None:
@@ -177,6 +182,16 @@ def pause(services: Services, context: RequestContext, migration_id: str) -> Mig
     return find_migration(services, context.project, migration_id)
 
 
+def has_cutover(row: tables.MigrationRow) -> bool:
+    """Return whether the store can show its clients the new vectors."""
+    return row.store.kind not in EMBEDDED
+
+
+def hand_over(row: tables.MigrationRow) -> str:
+    """Return the call that gives clients the new vectors: `cutover`, else `finish`."""
+    return "cutover" if has_cutover(row) else "finish"
+
+
 def possible_calls(row: tables.MigrationRow, *, busy: bool) -> list[str]:
     """Return the calls that are possible now, the most likely first."""
     state = MigrationState(row.state)
@@ -187,6 +202,8 @@ def possible_calls(row: tables.MigrationRow, *, busy: bool) -> list[str]:
     if busy:
         return ["pause"] if state == MigrationState.running else []
     calls = {**ACTION_STATES, **STEP_STATES}
+    if not has_cutover(row):
+        calls |= {**dict.fromkeys(CUTOVER_CALLS, ()), "finish": (MigrationState.filled,)}
     order = ("run", "verify", "cutover", "finish", "rollback", "sync", "abandon")
     found = [name for name in order if state in calls[name]]
     if state == MigrationState.filled:
@@ -209,6 +226,12 @@ def refuse_unless_possible(row: tables.MigrationRow, call: str, *, busy: bool) -
 
 def wrong_state(row: tables.MigrationRow, call: str, *, busy: bool) -> WrongState:
     """Return the error that names the calls which are possible."""
+    if call in CUTOVER_CALLS and not has_cutover(row):
+        place = EMBEDDED[row.store.kind]
+        return WrongState(
+            f"A store of kind {row.store.kind!r} has no `{call}`: open the new {place} in your "
+            "application once the migration is filled and verified, then call `finish`."
+        )
     possible = possible_calls(row, busy=busy)
     others = " or ".join(f"`{each}`" for each in possible)
     advice = f" Call {others}." if possible else " It has ended: plan another."

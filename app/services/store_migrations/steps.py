@@ -23,6 +23,8 @@ from app.services.store_migrations.lease import LEASE_S, Lease, take_lease
 from app.services.store_migrations.records import (
     MigrationStatus,
     find_migration,
+    hand_over,
+    has_cutover,
     refuse_unless_possible,
 )
 from app.services.store_migrations.sync import drain_held
@@ -46,7 +48,7 @@ def cutover(services: Services, context: RequestContext, migration_id: str) -> M
     """
 
     def act(move: MigrationContext, held: Lease) -> dict[str, Any]:
-        return {"cutover": {"pause_s": move.migration.cutover(move.forward).pause_s}}
+        return {"cutover": {"pause_s": move.live.cutover(move.forward).pause_s}}
 
     return _take_step(services, context, migration_id, "cutover", MigrationState.cut_over, act)
 
@@ -55,13 +57,16 @@ def rollback(services: Services, context: RequestContext, migration_id: str) -> 
     """Make clients see the old vectors again. The new ones stay. Raises as `cutover`."""
 
     def act(move: MigrationContext, held: Lease) -> dict[str, Any]:
-        return {"rollback": {"pause_s": move.migration.rollback(move.backward).pause_s}}
+        return {"rollback": {"pause_s": move.live.rollback(move.backward).pause_s}}
 
     return _take_step(services, context, migration_id, "rollback", MigrationState.rolled_back, act)
 
 
 def finish(services: Services, context: RequestContext, migration_id: str) -> MigrationStatus:
-    """Delete the old vectors: the store now belongs to the target encoder. Raises as `cutover`."""
+    """Delete the old vectors: the store now belongs to the target encoder. Raises as `cutover`.
+
+    Where the application opens the new vectors itself, both stay, and so does the encoder.
+    """
 
     def act(move: MigrationContext, held: Lease) -> dict[str, Any]:
         move.migration.finish()
@@ -98,7 +103,7 @@ def _take_step(
     ):
         found = find_migration(services, context.project, migration_id)
         refuse_unless_possible(found.row, step, busy=found.is_busy)
-        if step == "cutover":
+        if step == hand_over(held.row):
             refuse_below_estimate(held.row)
         move = open_migration(services, held.row)
         if step in ("cutover", "rollback") and STEP not in held.position:
@@ -134,7 +139,7 @@ def _record(
     row = held.row
 
     def write(session: Session) -> None:
-        if after == MigrationState.finished:
+        if after == MigrationState.finished and has_cutover(row):
             owner = tables.StoreRow.id == row.store_id
             statement = update(tables.StoreRow).where(owner)
             changed_rows(session, statement.values(encoder_id=row.target_id))
@@ -165,8 +170,8 @@ def refuse_below_estimate(row: tables.MigrationRow) -> None:
     estimated = {"index_recall": row.plan.get("min_recall"), **(row.plan.get("estimate") or {})}
     if found is None:
         raise BelowEstimate(
-            "The migration was not verified since its last run. Call `verify`, and cut over "
-            "once it has passed.",
+            f"The migration was not verified since its last run. Call `verify`, and "
+            f"`{hand_over(row)}` once it has passed.",
             more={"found": None, "estimated": estimated},
         )
     if not found["passed"]:

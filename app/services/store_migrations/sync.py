@@ -69,7 +69,7 @@ def sync_all(
             continue
         with _logging(services, row, "synchronise migration %s"):
             move = open_migration(services, row)
-            has_changes = move.store.capabilities.captures_writes and move.migration.changes(1)
+            has_changes = move.store.capabilities.captures_writes and move.live.changes(1)
             looked = time.monotonic()
             if has_changes:
                 total += _sync_idle(services, move, stopping)

@@ -52,6 +52,7 @@ from app.storage import tables
 from app.storage.queries import stores as queries
 from app.storage.queries.migrations import STEP
 from app.stores.base import Hits, Page, Side, Store, StoreId, StoreVectors
+from app.stores.registry import EMBEDDED
 from app.types import EncoderKind, MigrationState
 
 StoreSearchMode = Literal["bridge", "cascade", "fuse", "translate"]
@@ -285,7 +286,8 @@ def _prepare(services: Services, context: RequestContext, request: StoreSearch) 
     mode = request.mode or _usual_mode(same, moving)
     if request.mode is None and mode == "cascade" and native and _runs_old(request, row):
         mode = "fuse"
-    _check_mode(request, mode, same, moving)
+    has_cutover = row.kind not in EMBEDDED  # else searches read the old vectors only
+    _check_mode(request, mode, same, moving if has_cutover else None)
     if moving is not None and mode != "translate":
         _refuse_unsettled(moving)
     vectors, truncated = _encode(services, context, target, request.queries, request.inputs)
@@ -332,7 +334,7 @@ def _prepare(services: Services, context: RequestContext, request: StoreSearch) 
         request=fit,
         old_queries=old,
         bridging=bridging,
-        has_new=moving is not None and moving.state != MigrationState.planned,
+        has_new=has_cutover and moving is not None and moving.state != MigrationState.planned,
         native=native,
     )
 

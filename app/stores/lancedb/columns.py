@@ -1,4 +1,4 @@
-"""The columns of a LanceDB table: ids, vectors, digests of vectors, and indexes."""
+"""The columns of a LanceDB table: ids, vectors, and indexes."""
 
 from __future__ import annotations
 
@@ -82,22 +82,10 @@ def to_numpy(column: pa.ChunkedArray | pa.Array) -> StoreVectors:
     return found
 
 
-def to_arrow(vectors: NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """Return vectors (n, d) as a column of this type."""
+def to_arrow(vectors: NDArray[Any], kind: pa.DataType, missing: pa.Array | None = None) -> pa.Array:
+    """Return vectors (n, d) as a column of this type, with null where one is missing."""
     numbers = np.ascontiguousarray(vectors, FLOATS[kind.value_type])
-    return pa.FixedSizeListArray.from_arrays(pa.array(numbers.reshape(-1)), type=kind)
-
-
-def digests_of(vectors: StoreVectors) -> NDArray[np.int64]:
-    """Return a digest (n,) of vectors (n, d): sums of their words with fixed odd weights."""
-    words = np.ascontiguousarray(vectors + np.float32(0), np.float32).view(np.uint32)
-    weights = np.random.default_rng(words.shape[1]).integers(
-        0, 2**63, words.shape[1], dtype=np.uint64
-    )
-    mixed = words.astype(np.uint64)
-    mixed ^= mixed >> np.uint64(15)
-    digests = (mixed * (weights * np.uint64(2) + np.uint64(1))).sum(1, dtype=np.uint64)
-    return np.asarray(digests).view(np.int64)
+    return pa.FixedSizeListArray.from_arrays(pa.array(numbers.reshape(-1)), type=kind, mask=missing)
 
 
 def id_filter(column: str, ids: Sequence[StoreId]) -> str:

@@ -30,12 +30,14 @@ from app.errors import (
 from app.stores.base import (
     Changes,
     Migration,
+    Page,
     StoreId,
     StoreLocation,
     StoreVectors,
     Switch,
     TranslateRows,
 )
+from app.stores.pgvector import reading
 from app.stores.pgvector.attachments import (
     Attachments,
     attach,
@@ -211,6 +213,11 @@ class PgMigration(Migration):
     def abandon(self) -> None:
         self._validate()
         self._with_lock("to abandon", partial(self._remove, cut_over=False))
+
+    def read(self, ids: Sequence[StoreId]) -> Page:
+        with self.connections.use("to fetch rows") as connection:
+            layout = load_layout(connection, self.location)
+            return reading.fetch(connection, layout.vectors("new"), layout.kind, ids)
 
     def requeue_different(self) -> int | None:
         return self._compare(always=True)

@@ -11,13 +11,10 @@ from tests.stores.cases.pgvector import PgvectorCase
 from tests.stores.cases.qdrant import LocalQdrantCase
 from tests.stores.cases.sqlite_vec import SqliteVecCase
 
-#: each connector adds its case here
-CASES: list[StoreCase] = [
-    PgvectorCase(),
-    LocalQdrantCase(),
-    ChromaServerCase(),
-    LancedbCase(),
-    MilvusCase(),
-    SqliteVecCase(),
-    FaissCase(),
-]
+#: stores with a cutover; each connector adds its case here
+LIVE: list[StoreCase] = [PgvectorCase(), LocalQdrantCase(), ChromaServerCase(), MilvusCase()]
+
+#: stores whose only application opens the new vectors
+EMBEDDED: list[StoreCase] = [LancedbCase(), SqliteVecCase(), FaissCase()]
+
+CASES = [*LIVE, *EMBEDDED]

@@ -208,7 +208,8 @@ def verify_migration(
     """Queues the job that checks a filled migration. `cutover` needs one that passed.
 
     It compares the numbers of rows, a checksum of everything that is not the vector, and the new
-    vectors of sampled rows. It measures the recall of the index before and after.
+    vectors of sampled rows. It measures the recall of the index before and after, where the store
+    has a cutover; elsewhere `finish` needs one that passed.
     """
     return _queue("verify", id, context, response, services)
 
@@ -245,7 +246,8 @@ def cut_over(
 ) -> MigrationAnswer:
     """Makes the store's clients see the new vectors. `rollback` undoes it until `finish`.
 
-    Refuses while `verify` has not passed since the last run.
+    Refuses while `verify` has not passed since the last run, and for stores of the kinds
+    `lancedb`, `sqlite-vec` and `faiss`, whose application opens the new vectors itself.
     If the server stops in the middle, the same call completes it.
     """
     return MigrationAnswer.of(_take(services, steps.cutover, id, context))
@@ -269,7 +271,8 @@ def finish_migration(
 ) -> MigrationAnswer:
     """Deletes the old vectors. The store then belongs to the target encoder.
 
-    A rollback is no longer possible.
+    A rollback is no longer possible. Stores of the kinds `lancedb`, `sqlite-vec` and `faiss` keep
+    both vectors and their encoder: the application opens the new ones.
     """
     return MigrationAnswer.of(_take(services, steps.finish, id, context))
 
