@@ -33,7 +33,7 @@ class HeadModel(Protocol):
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors to store. The registry's `load` builds the head from them."""
+        """Return the tensors to store, from which the head is built again."""
         ...
 
 

@@ -1,86 +1,198 @@
-"""Linear heads, with the names of torch.nn.Linear: logits = x weight^T + bias."""
+"""Heads of linear layers, with the tensors of a torch.nn.Linear or of a torch.nn.Sequential.
+
+Without an architecture a head is one layer: logits = x weight^T + bias.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float32
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
+from torch.nn import functional
 
-from app.errors import InvalidHead
-from app.heads import files
-from app.heads.base import clamp_to_float32
+from app.errors import HeadTooLarge, InvalidHead
+from app.heads.base import MAX_HEAD_BYTES, check_size, clamp_to_float32
 
-#: tensors of a linear head's safetensors file
-LINEAR_TENSORS = {"weight", "bias"}
+MAX_MODULES = 64
+MAX_LAYER_WIDTH = 16_384
+#: numbers of the widest layer that one step computes: 32 MiB in float64
+PIECE_NUMBERS = 2**22
+
+#: with PyTorch's defaults: gelu by erf, elu with alpha 1, leaky_relu with slope 0.01, softplus with
+#: beta 1
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "elu": functional.elu,
+    "leaky_relu": functional.leaky_relu,
+    "softplus": functional.softplus,
+}
+#: modules without effect in evaluation mode
+INERT_MODULES = ("dropout", "identity")
+KNOWN_MODULES = ("linear", *ACTIVATIONS, *INERT_MODULES)
 
 
 @dataclass(eq=False)
 class LinearHead:
-    """weight (c, d) and bias (c,): one row for each class or value, in the units of the head's
-    space.
+    """The modules in order, and their tensors in float32. `make_head` checks and builds it.
+
+    names  of weight and bias of each linear module, by its position
     """
 
-    weight: Float32[Tensor, "c d"]
-    bias: Float32[Tensor, " c"]
-    dim: int = field(init=False)
-    outputs: int = field(init=False)
+    modules: Sequence[str]
+    names: Mapping[int, tuple[str, str]]
+    parameters: Mapping[str, Tensor]
+    dim: int
+    outputs: int
+    widest: int
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.outputs, self.dim = self.weight.shape
-        self.nbytes = self.weight.nbytes + self.bias.nbytes
+        self.nbytes = sum(tensor.nbytes for tensor in self.parameters.values())
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"weight": self.weight, "bias": self.bias}
+        return dict(self.parameters)
 
-    def run(self, vectors: Float32[Tensor, "n d"]) -> Float32[Tensor, "n c"]:
-        """Return logits (n, c), computed in float64, so that no product of float32 overflows."""
-        return clamp_to_float32(
-            torch.nn.functional.linear(vectors.double(), self.weight.double(), self.bias.double())
-        )
+    def run(self, vectors: Float32[Tensor, "n d"]) -> Float32[Tensor, "n m"]:
+        """Return outputs (n, m), computed in float64 in pieces of rows, so that no product of
+        float32 overflows.
+        """
+        wide = {name: tensor.double() for name, tensor in self.parameters.items()}
+        answers = []
+        for piece in torch.split(vectors, max(1, PIECE_NUMBERS // self.widest)):
+            values = piece.double()
+            for i, module in enumerate(self.modules):
+                if module == "linear":
+                    weight, bias = self.names[i]
+                    values = functional.linear(values, wide[weight], wide.get(bias))
+                elif module in ACTIVATIONS:
+                    values = ACTIVATIONS[module](values)
+            answers.append(values)
+        return clamp_to_float32(torch.cat(answers))
 
 
-def make_linear_head(
-    weight: Tensor, bias: Tensor | None, *, dim: int, classes: int | None = None
+def make_head(
+    tensors: Mapping[str, Tensor], architecture: Sequence[str] | None = None, *, dim: int
 ) -> LinearHead:
-    """Check shapes and values, and return the head. Without `classes`, weight may have any number
-    of rows. Raises InvalidHead.
+    """Check names, shapes and values, and return the head. Raises InvalidHead and HeadTooLarge.
+
+    architecture  the modules, whose tensors are named after their positions; None: one linear layer
     """
-    if classes is None:
-        classes = weight.shape[0] if weight.ndim == 2 and weight.shape[0] else 1
-    if weight.ndim != 2 or list(weight.shape) != [classes, dim]:
-        raise InvalidHead(
-            f"`weight` must have shape [{classes}, {dim}], which is [classes, dimension]; "
-            f"got {list(weight.shape)}.",
-            field="weight",
+    modules = ["linear"] if architecture is None else list(architecture)
+    _check_modules(modules)
+    prefixes = {
+        i: "" if architecture is None else f"{i}."
+        for i, module in enumerate(modules)
+        if module == "linear"
+    }
+    names = {i: (f"{prefix}weight", f"{prefix}bias") for i, prefix in prefixes.items()}
+    _check_names(tensors, names)
+    size = sum(tensor.numel() for tensor in tensors.values()) * 4
+    if size > MAX_HEAD_BYTES:
+        raise HeadTooLarge(
+            f"The head takes {size} bytes in float32; the limit is {MAX_HEAD_BYTES}. "
+            "Send a smaller head.",
+            field="safetensors",
+            limit=MAX_HEAD_BYTES,
         )
-    bias = torch.zeros(classes) if bias is None else bias
-    if list(bias.shape) != [classes]:
-        raise InvalidHead(
-            f"`bias` must have shape [{classes}]; got {list(bias.shape)}.", field="bias"
-        )
-    return LinearHead(
-        files.to_float32(weight, "weight", "weight"), files.to_float32(bias, "bias", "bias")
-    )
+    width = widest = dim
+    parameters = {}
+    for weight, bias in names.values():
+        shape = list(tensors[weight].shape)
+        outputs = shape[0] if len(shape) == 2 and shape[0] else 1
+        for name, right in ((weight, [outputs, width]), (bias, [outputs])):
+            if name not in tensors:
+                continue
+            place = name if architecture is None else "safetensors"
+            if list(tensors[name].shape) != right:
+                raise InvalidHead(
+                    f"`{name}` must have shape {right}, which is [outputs, inputs] of a weight and "
+                    f"[outputs] of a bias; got {list(tensors[name].shape)}.",
+                    field=place,
+                )
+            parameters[name] = _to_float32(tensors[name], name, place)
+        if outputs > MAX_LAYER_WIDTH:
+            raise HeadTooLarge(
+                f"`{weight}` makes a layer of {outputs} numbers; the limit is {MAX_LAYER_WIDTH}. "
+                "Send a narrower head.",
+                field="safetensors",
+                limit=MAX_LAYER_WIDTH,
+            )
+        width, widest = outputs, max(widest, outputs)
+    return LinearHead(modules, names, parameters, dim, width, widest)
 
 
-def read_safetensors(data: bytes) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias of a safetensors file. Raises HeadTooLarge and InvalidHead."""
-    tensors = files.read_tensors(data)
-    if "weight" not in tensors or not set(tensors) <= LINEAR_TENSORS:
+def read_tensors(data: bytes) -> dict[str, Tensor]:
+    """Return all tensors of a safetensors file. Never unpickles.
+
+    Raises HeadTooLarge, and InvalidHead for any other file.
+    """
+    check_size(data, "safetensors")
+    try:
+        return load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        pickled = data[:2] in (b"PK", b"\x80\x02", b"\x80\x04", b"\x80\x05")
+        advice = " It is a pickle, the format of torch.save, which the service never opens. Save "
+        advice += "it with safetensors.torch.save_file(model.state_dict(), ...)."
         raise InvalidHead(
-            "The file must contain the tensor `weight`, optionally `bias`, and no other; "
-            f"it has {_list_names(tensors)}.",
+            f"The file is not a safetensors file.{advice if pickled else ''}", field="safetensors"
+        ) from error
+
+
+def _check_modules(modules: Sequence[str]) -> None:
+    if len(modules) > MAX_MODULES:
+        raise HeadTooLarge(
+            f"`architecture` has {len(modules)} modules; the limit is {MAX_MODULES}. "
+            "Send a head with fewer modules.",
+            field="architecture",
+            limit=MAX_MODULES,
+        )
+    if unknown := [i for i, module in enumerate(modules) if module not in KNOWN_MODULES]:
+        raise InvalidHead(
+            f"`architecture` has an unknown module {modules[unknown[0]][:64]!r}. "
+            f"Use {', '.join(KNOWN_MODULES)}; other models are ONNX files of the operator.",
+            field="architecture",
+            rows=unknown,
+        )
+    if "linear" not in modules:
+        raise InvalidHead(
+            "`architecture` must have at least one 'linear' module.", field="architecture"
+        )
+
+
+def _check_names(tensors: Mapping[str, Tensor], names: Mapping[int, tuple[str, str]]) -> None:
+    """Raises InvalidHead unless each tensor has a layer, and each layer its weight."""
+    known = {name for pair in names.values() for name in pair}
+    lacking = [weight for weight, _ in names.values() if weight not in tensors]
+    if lacking or not set(tensors) <= known:
+        shown = sorted(name[:64] for name in tensors)
+        more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
+        raise InvalidHead(
+            f"The head must have the tensors {', '.join(weight for weight, _ in names.values())}, "
+            f"the bias of each or none, and no other; it has {shown[:8]}{more}.",
             field="safetensors",
         )
-    return tensors["weight"], tensors.get("bias")
 
 
-def _list_names(tensors: dict[str, Tensor], most: int = 8) -> str:
-    """Return the first names, because a file may have thousands."""
-    names = sorted(tensors)
-    return str([name[:64] for name in names[:most]]) + (
-        f" and {len(names) - most} more" if len(names) > most else ""
-    )
+def _to_float32(tensor: Tensor, name: str, place: str) -> Tensor:
+    """Return the tensor as float32. Raises InvalidHead unless it holds finite floats."""
+    if not tensor.is_floating_point():
+        raise InvalidHead(
+            f"Tensor `{name}` must hold floats, not {tensor.dtype}. Convert it.", field=place
+        )
+    tensor = tensor.float()
+    if not bool(tensor.isfinite().all()):
+        raise InvalidHead(
+            f"Tensor `{name}` contains NaN, infinity or a value beyond float32. "
+            "Remove these values.",
+            field=place,
+        )
+    return tensor

@@ -229,7 +229,8 @@ class HeadRow(Owned, Base):
     classes: Mapped[list[str]] = mapped_column(JSON)
     #: how many numbers it returns
     outputs: Mapped[int]
-    #: the architecture of an MLP, the preprocessing of the vectors, and the meaning of its numbers
+    #: the architecture of hidden layers, the preprocessing of the vectors, and the meaning of its
+    #: numbers
     settings: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
     blob: Mapped[str] = mapped_column(String(64))
     encoder_id: Mapped[str | None] = mapped_column(ForeignKey("encoders.id"), index=True)

@@ -1,20 +1,75 @@
-"""Linear heads: their checks and their outputs."""
+"""Heads of linear layers: their checks, and outputs equal to torch's."""
 
 from __future__ import annotations
+
+import pickle
+from io import BytesIO
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
+from torch import nn
 
-from app.errors import InvalidHead
+from app.errors import AnchorageError, HeadTooLarge, InvalidHead
+from app.heads import linear
 from app.heads.base import probabilities
-from app.heads.linear import LinearHead, make_linear_head, read_safetensors
-from app.heads.registry import load, make
+from app.heads.linear import LinearHead, make_head, read_tensors
 
 WEIGHT = torch.tensor([[1.0, -2.0, 0.5], [0.25, 0.0, 3.0]])
 BIAS = torch.tensor([0.5, -1.0])
+
+SIMPLE = ["linear", "relu", "dropout", "linear"]
+
+MODULES = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "elu": nn.ELU,
+    "leaky_relu": nn.LeakyReLU,
+    "softplus": nn.Softplus,
+    "dropout": nn.Dropout,
+    "identity": nn.Identity,
+}
+
+
+def one_layer(weight: torch.Tensor, bias: torch.Tensor | None = BIAS) -> LinearHead:
+    tensors = {"weight": weight} | ({} if bias is None else {"bias": bias})
+    return make_head(tensors, dim=3)
+
+
+def sequential(architecture: list[str], widths: list[int], seed: int = 0) -> nn.Sequential:
+    """A network in evaluation mode."""
+    torch.manual_seed(seed)
+    modules: list[nn.Module] = []
+    width, *rest = widths
+    for name in architecture:
+        if name == "linear":
+            modules.append(nn.Linear(width, rest[0]))
+            width = rest.pop(0)
+        else:
+            modules.append(MODULES[name]())
+    return nn.Sequential(*modules).eval()
+
+
+def file(network: nn.Module, **changes: torch.Tensor | None) -> bytes:
+    """A saved state_dict, with tensors added, replaced or removed."""
+    tensors = {
+        **network.state_dict(),
+        **{name[1:].replace("_", ".", 1): tensor for name, tensor in changes.items()},
+    }
+    return save({name: tensor for name, tensor in tensors.items() if tensor is not None})
+
+
+def read(data: bytes, architecture: list[str] | None, *, dim: int) -> LinearHead:
+    return make_head(read_tensors(data), architecture, dim=dim)
+
+
+# --- one layer ------------------------------------------------------------------------------------
 
 
 @given(n=st.integers(0, 9), d=st.integers(1, 40), c=st.integers(1, 9), seed=st.integers(0, 99))
@@ -22,7 +77,7 @@ BIAS = torch.tensor([0.5, -1.0])
 def test_logits_equal_torchs_linear_layer(n, d, c, seed):
     torch.manual_seed(seed)
     layer, vectors = torch.nn.Linear(d, c), torch.randn(n, d)
-    head = make_linear_head(layer.weight.detach(), layer.bias.detach(), dim=d)
+    head = make_head({"weight": layer.weight.detach(), "bias": layer.bias.detach()}, dim=d)
     assert (head.dim, head.outputs, head.nbytes) == (d, c, 4 * (c * d + c))
     torch.testing.assert_close(head.run(vectors), layer(vectors).detach())
     torch.testing.assert_close(
@@ -31,37 +86,24 @@ def test_logits_equal_torchs_linear_layer(n, d, c, seed):
 
 
 def test_large_logits_do_not_overflow():
-    scores = probabilities(
-        LinearHead(WEIGHT * 1e4, BIAS).run(torch.tensor([[1e3, 0.0, 0.0], [-1e3, 0.0, 0.0]]))
-    )
+    head = one_layer(WEIGHT * 1e4)
+    scores = probabilities(head.run(torch.tensor([[1e3, 0.0, 0.0], [-1e3, 0.0, 0.0]])))
     torch.testing.assert_close(scores, torch.eye(2))
 
 
 @pytest.mark.parametrize("magnitude", [1e30, -1e30])
 def test_logits_beyond_float32_still_give_probabilities(magnitude):
-    scores = probabilities(LinearHead(WEIGHT * 1e20, BIAS).run(torch.full((1, 3), magnitude)))
+    scores = probabilities(one_layer(WEIGHT * 1e20).run(torch.full((1, 3), magnitude)))
     torch.testing.assert_close(scores.sum(dim=1), torch.ones(1))
-
-
-def test_a_missing_bias_means_zeros():
-    assert torch.equal(make_linear_head(WEIGHT, None, dim=3, classes=2).bias, torch.zeros(2))
-
-
-def test_stored_tensors_rebuild_the_head():
-    head = make_linear_head(WEIGHT, BIAS, dim=3, classes=2)
-    again = load("linear", head.tensors(), dim=3)
-    assert isinstance(again, LinearHead)
-    assert torch.equal(again.weight, head.weight)
-    assert torch.equal(again.bias, head.bias)
 
 
 @pytest.mark.parametrize(
     ("weight", "bias", "field", "says"),
     [
-        (WEIGHT.T, BIAS, "weight", r"\[2, 3\], which is \[classes, dimension\]; got \[3, 2\]"),
+        (WEIGHT.T, BIAS, "weight", r"\[3, 3\], which is \[outputs, inputs\].*; got \[3, 2\]"),
         (WEIGHT.flatten(), BIAS, "weight", r"got \[6\]"),
         (WEIGHT[:0], BIAS, "weight", r"got \[0, 3\]"),
-        (WEIGHT, BIAS[:1], "bias", r"\[2\]; got \[1\]"),
+        (WEIGHT, BIAS[:1], "bias", r"\[2\].*; got \[1\]"),
         (WEIGHT.long(), BIAS, "weight", "int64"),
         (WEIGHT, BIAS.long(), "bias", "int64"),
         (WEIGHT * torch.nan, BIAS, "weight", "NaN"),
@@ -71,16 +113,15 @@ def test_stored_tensors_rebuild_the_head():
 )
 def test_invalid_tensors_are_rejected(weight, bias, field, says):
     with pytest.raises(InvalidHead, match=says) as caught:
-        make_linear_head(weight, bias, dim=3, classes=2)
+        one_layer(weight, bias)
     assert caught.value.field == field
 
 
-def test_a_file_contains_weight_and_bias():
-    weight, bias = read_safetensors(save({"weight": WEIGHT, "bias": BIAS}))
-    assert torch.equal(weight, WEIGHT)
-    assert bias is not None
-    assert torch.equal(bias, BIAS)
-    assert read_safetensors(save({"weight": WEIGHT}))[1] is None
+def test_a_file_contains_weight_and_perhaps_bias():
+    head = read(save({"weight": WEIGHT, "bias": BIAS}), None, dim=3)
+    assert (head.dim, head.outputs) == (3, 2)
+    assert torch.equal(head.run(torch.eye(3)), WEIGHT.T + BIAS)
+    assert torch.equal(read(save({"weight": WEIGHT}), None, dim=3).run(torch.eye(3)), WEIGHT.T)
 
 
 @pytest.mark.parametrize(
@@ -89,19 +130,174 @@ def test_a_file_contains_weight_and_bias():
     ids=lambda t: str(list(t)),
 )
 def test_the_error_for_other_tensors_lists_them(tensors):
-    with pytest.raises(InvalidHead, match="tensor `weight`"):
-        read_safetensors(save(tensors))
+    with pytest.raises(InvalidHead, match="the tensors weight, the bias") as caught:
+        read(save(tensors), None, dim=3)
+    assert caught.value.field == "safetensors"
+    assert all(name in caught.value.detail for name in tensors)
 
 
-def test_the_rows_of_weight_are_the_outputs():
-    head = make("linear", save({"weight": WEIGHT, "bias": BIAS}), dim=3)
-    assert (head.dim, head.outputs) == (3, 2)
-    assert torch.equal(head.run(torch.eye(3)), WEIGHT.T + BIAS)
+# --- hidden layers --------------------------------------------------------------------------------
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[list[str], list[int], int]:
+    architecture = draw(st.lists(st.sampled_from(linear.KNOWN_MODULES), min_size=1, max_size=10))
+    architecture.insert(draw(st.integers(0, len(architecture))), "linear")
+    count = 1 + architecture.count("linear")
+    widths = draw(st.lists(st.integers(1, 20), min_size=count, max_size=count))
+    return architecture, widths, draw(st.integers(0, 99))
+
+
+@given(networks(), st.integers(0, 20))
+@settings(max_examples=60, deadline=None)
+def test_outputs_equal_torchs(drawn, n):
+    architecture, widths, seed = drawn
+    network = sequential(architecture, widths, seed)
+    head = read(file(network), architecture, dim=widths[0])
+    assert (head.dim, head.outputs) == (widths[0], widths[-1])
+    vectors = torch.randn(n, widths[0])
+    with torch.no_grad():
+        expected = network.double()(vectors.double()).float()
+    torch.testing.assert_close(head.run(vectors), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_every_module_exists_in_torch():
+    assert {*linear.KNOWN_MODULES} == {*MODULES, "linear"}
+
+
+def test_outputs_do_not_depend_on_the_pieces(monkeypatch):
+    head = read(file(sequential(SIMPLE, [6, 16, 3])), SIMPLE, dim=6)
+    vectors = torch.randn(100, 6)
+    once = head.run(vectors)
+    monkeypatch.setattr(linear, "PIECE_NUMBERS", 16 * 7)
+    torch.testing.assert_close(head.run(vectors), once, atol=1e-7, rtol=1e-7)
+
+
+def test_stored_tensors_rebuild_the_head():
+    for head, architecture in (
+        (one_layer(WEIGHT), None),
+        (read(file(sequential(SIMPLE, [3, 8, 2])), SIMPLE, dim=3), SIMPLE),
+    ):
+        again = make_head(head.tensors(), architecture, dim=3)
+        vectors = torch.randn(5, 3)
+        assert torch.equal(again.run(vectors), head.run(vectors))
+        assert head.nbytes == sum(tensor.nbytes for tensor in head.tensors().values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_every_float_format_is_read(dtype):
+    network = sequential(SIMPLE, [4, 8, 2]).to(dtype)
+    head = read(file(network), SIMPLE, dim=4)
+    torch.testing.assert_close(
+        head.run(torch.eye(4)), network.double()(torch.eye(4).double()).float().detach()
+    )
+
+
+def test_overflow_is_an_error_that_names_its_rows():
+    network = nn.Sequential(*[nn.Linear(1, 1, bias=False) for _ in range(9)])
+    for tensor in network.state_dict().values():
+        tensor.fill_(1e38)
+    head = read(file(network), ["linear"] * 9, dim=1)
+    with pytest.raises(InvalidHead, match="NaN or infinity") as caught:
+        head.run(torch.tensor([[0.0], [1.0], [2.0]]))
+    assert (caught.value.field, caught.value.rows) == ("head", [1, 2])
+
+
+X = torch.ones
 
 
 @pytest.mark.parametrize(
-    "tensors", [{"weight": WEIGHT.T}, {"weight": WEIGHT[:0]}, {"weight": WEIGHT, "bias": BIAS[:1]}]
+    ("architecture", "changes", "says"),
+    [
+        (SIMPLE, {"_0_weight": None}, "must have the tensors 0.weight, 3.weight"),
+        (["linear", "relu", "linear"], {}, "must have the tensors 0.weight, 2.weight"),
+        (SIMPLE, {"_1_weight": X(8)}, "and no other"),
+        (SIMPLE, {"_extra": X(1)}, "and no other; it has .*extra"),
+        (SIMPLE, {"_0_weight": X(8, 5)}, r"0.weight` must have shape \[8, 4\].*; got \[8, 5\]"),
+        (SIMPLE, {"_0_weight": X(8)}, r"0.weight` must have shape .*; got \[8\]"),
+        (SIMPLE, {"_0_weight": X(0, 4)}, r"0.weight` must have shape .*; got \[0, 4\]"),
+        (
+            SIMPLE,
+            {"_0_weight": X(9, 4), "_0_bias": X(9)},
+            r"3.weight` must have shape \[2, 9\].*; got \[2, 8\]",
+        ),
+        (SIMPLE, {"_3_bias": X(3)}, r"3.bias` must have shape \[2\].*; got \[3\]"),
+        (SIMPLE, {"_3_bias": X(2).long()}, "3.bias` must hold floats"),
+        (SIMPLE, {"_3_bias": X(2) * torch.nan}, "3.bias` contains NaN"),
+        (SIMPLE, {"_0_weight": X(8, 4).double() * 1e39}, "beyond float32"),
+    ],
 )
-def test_a_file_of_another_shape_is_rejected(tensors):
-    with pytest.raises(InvalidHead, match="must have shape"):
-        make("linear", save({name: tensor.contiguous() for name, tensor in tensors.items()}), dim=3)
+def test_tensors_must_match_the_architecture(architecture, changes, says):
+    with pytest.raises(InvalidHead, match=says) as caught:
+        read(file(sequential(SIMPLE, [4, 8, 2]), **changes), architecture, dim=4)
+    assert caught.value.field == "safetensors"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "error", "says"),
+    [
+        ([], InvalidHead, "at least one 'linear'"),
+        (["relu"], InvalidHead, "at least one 'linear'"),
+        (["linear", "layer_norm"], InvalidHead, "unknown module 'layer_norm'. Use linear, .*ONNX"),
+        (["linear", "__class__"], InvalidHead, "unknown module"),
+        (["linear"] * 65, HeadTooLarge, "65 modules; the limit is 64"),
+    ],
+)
+def test_invalid_architectures_are_rejected(architecture, error, says):
+    with pytest.raises(error, match=says) as caught:
+        read(file(sequential(SIMPLE, [4, 8, 2])), architecture, dim=4)
+    assert caught.value.field == "architecture"
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_sizes_are_bounded():
+    with pytest.raises(HeadTooLarge, match="16385 numbers; the limit is 16384"):
+        read(save({"weight": torch.zeros(16_385, 1)}), None, dim=1)
+    halves = save({"weight": torch.zeros(4200, 4096, dtype=torch.float16)})
+    with pytest.raises(HeadTooLarge, match="in float32"):
+        read(halves, None, dim=4096)
+    with pytest.raises(HeadTooLarge, match="limit is 67108864"):
+        read_tensors(bytes(2**26 + 1))
+
+
+class Trap:
+    def __init__(self, where: Path) -> None:
+        self.where = str(where)
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.where),)
+
+
+def test_a_pickle_is_never_opened(tmp_path):
+    for protocol in range(6):
+        with pytest.raises(InvalidHead, match="not a safetensors file"):
+            read_tensors(pickle.dumps(Trap(tmp_path / "sprung"), protocol))
+    for new in (True, False):
+        saved = BytesIO()
+        torch.save(
+            {"0.weight": Trap(tmp_path / "sprung")}, saved, _use_new_zipfile_serialization=new
+        )
+        with pytest.raises(InvalidHead, match=r"not a safetensors file. It is a pickle.*save_file"):
+            read_tensors(saved.getvalue())
+    assert not (tmp_path / "sprung").exists()
+
+
+FILE = file(sequential(SIMPLE, [4, 8, 2]))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, len(FILE) - 1), st.integers(0, 255)), min_size=1, max_size=8),
+    st.integers(0, len(FILE)),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_file_with_wrong_bytes_is_read_or_rejected(changes, cut):
+    data = bytearray(FILE)
+    for place, byte in changes:
+        data[place] = byte
+    for damaged in (bytes(data), FILE[:cut]):
+        try:
+            read(damaged, SIMPLE, dim=4).run(torch.ones(2, 4))
+        except AnchorageError as error:
+            assert error.field in ("safetensors", "head")  # noqa: PT017  # most files raise, some do not

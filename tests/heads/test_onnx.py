@@ -13,7 +13,6 @@ from torch import nn
 
 from app.errors import InvalidHead
 from app.heads.onnx import ONNX_ROWS, open_onnx
-from app.heads.registry import load
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -90,17 +89,15 @@ def test_outputs_are_torchs_flattened(folder, export, name, rows):
 def test_a_stored_head_is_read_from_its_file_again_unless_the_file_has_changed(folder, export):
     name = export(NETWORKS["mlp"])
     head = open_onnx(folder, name, dim=DIM)
-    again = load("onnx", head.tensors(), dim=DIM, folder=folder, file=name)
+    again = open_onnx(folder, name, dim=DIM, digest=head.digest)
     vectors = torch.randn(3, DIM)
     assert torch.equal(again.run(vectors), head.run(vectors))
     export(NETWORKS["sum"])
     with pytest.raises(InvalidHead, match="has changed since the head was registered"):
-        load("onnx", head.tensors(), dim=DIM, folder=folder, file=name)
+        open_onnx(folder, name, dim=DIM, digest=head.digest)
     (folder / name).unlink()
     with pytest.raises(InvalidHead, match="no ONNX file"):
-        load("onnx", head.tensors(), dim=DIM, folder=folder, file=name)
-    with pytest.raises(InvalidHead, match="register it again"):  # of a version that took uploads
-        load("onnx", {"onnx": torch.zeros(3, dtype=torch.uint8)}, dim=DIM, folder=folder)
+        open_onnx(folder, name, dim=DIM, digest=head.digest)
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ from app.api.http.problems import documented
 from app.api.schemas import fields
 from app.api.schemas.fields import Body, Name, Numbers, Vectors
 from app.errors import InvalidHead, NotExactlyOne
-from app.heads import onnx, registry
+from app.heads import onnx
 from app.heads.base import HeadModel
-from app.heads.linear import make_linear_head
+from app.heads.linear import make_head, read_tensors
 from app.services.heads import heads
 from app.storage import tables
 from app.storage.queries import resources
@@ -48,8 +48,8 @@ class NewHead(Body):
 
     - `linear`: logits = x weight^T + bias, as in torch.nn.Linear.
       Send `weight` (classes, dim) and `bias`, or `safetensors` with these names.
-    - `mlp`: `architecture` lists the modules of a torch.nn.Sequential in order,
-      and `safetensors` holds its state_dict.
+      With hidden layers, `architecture` lists the modules of a torch.nn.Sequential in order, and
+      `safetensors` holds its state_dict.
     - `onnx`: `file` names an ONNX file of the server, with one input (batch, dim) and one output.
 
     Safetensors files are base64.
@@ -67,7 +67,6 @@ class NewHead(Body):
                 },
                 {
                     "name": "topic",
-                    "kind": "mlp",
                     "encoder": "new",
                     "classes": ["a", "b", "c"],
                     "architecture": ["linear", "relu", "dropout", "linear"],
@@ -78,7 +77,7 @@ class NewHead(Body):
     )
 
     name: Name = Field(description="Name of the head, unique in the project.")
-    kind: Literal["linear", "mlp", "onnx"] = Field("linear", description="Format of the model.")
+    kind: Literal["linear", "onnx"] = Field("linear", description="Format of the model.")
     encoder: Name | None = Field(
         None, description="Encoder whose vectors the head reads. Send this or `anchor_set`."
     )
@@ -112,12 +111,12 @@ class NewHead(Body):
         0.0, description="The `encode_power` of the relative vectors, 0 to 1."
     )
     ridge: Positive | None = Field(None, description="The `ridge` of the relative vectors.")
-    weight: Vectors = Field(None, description="Weights (classes, dim) of a `linear` head.")
+    weight: Vectors = Field(None, description="Weights (classes, dim) of one linear layer.")
     bias: Numbers = Field(None, description="Bias of each class. Default 0.")
     architecture: (
         Annotated[list[Annotated[str, Field(max_length=50)]], Field(min_length=1, max_length=64)]
         | None
-    ) = Field(None, description="Modules of an `mlp` head in order, at most 64.")
+    ) = Field(None, description="Modules of a head with hidden layers in order, at most 64.")
     safetensors: str | None = Field(None, description="Weights as a safetensors file in base64.")
     file: Annotated[str, Field(max_length=200)] | None = Field(
         None,
@@ -158,38 +157,36 @@ class NewHead(Body):
                 "Send exactly one of `weight`, `safetensors` and `file`.", field="weight"
             )
         source = sources[0]
-        if (source == "file") != (self.kind == "onnx") or (
-            source == "weight" and self.kind != "linear"
-        ):
+        if (source == "file") != (self.kind == "onnx"):
             raise InvalidHead(
                 f"`{source}` does not apply to `kind: {self.kind}`. Change one of the two.",
                 field="kind",
             )
+        if source != "safetensors" and self.architecture is not None:
+            raise InvalidHead(
+                "`architecture` only applies with `safetensors`. Remove it.", field="architecture"
+            )
         if self.weight is not None:
-            if self.architecture is not None:
-                raise InvalidHead(
-                    "`architecture` only applies to `kind: mlp`. Remove it.", field="architecture"
-                )
-            bias = None if self.bias is None else fields.parse_vector(self.bias, "bias")
-            classes = None if self.classes is None else len(self.classes)
-            return make_linear_head(self.weight, bias, dim=dim, classes=classes)
+            tensors = {"weight": self.weight}
+            if self.bias is not None:
+                tensors["bias"] = fields.parse_vector(self.bias, "bias")
+            return make_head(tensors, dim=dim)
         if self.bias is not None:
             raise NotExactlyOne(
                 f"`bias` only applies with `weight`. Remove it: `{source}` holds the bias.",
                 field="bias",
             )
         if self.file is not None:
-            registry.check_architecture(self.kind, self.architecture)
             return onnx.open_onnx(folder, self.file, dim=dim)
         data = bytes(fields.decode_base64(self.safetensors or "", source))
-        return registry.make(self.kind, data, self.architecture, dim=dim)
+        return make_head(read_tensors(data), self.architecture, dim=dim)
 
 
 class Head(BaseModel):
     """A registered head."""
 
     name: str = Field(description="Name of the head.")
-    kind: str = Field(description="Format of the model: `linear`, `mlp` or `onnx`.")
+    kind: str = Field(description="Format of the model: `linear` or `onnx`.")
     encoder: str | None = Field(description="Encoder whose vectors it reads.")
     anchor_set: str | None = Field(description="Anchor set whose relative vectors it reads.")
     dim: int = Field(description="Dimension of the vectors that it reads.")
@@ -198,7 +195,7 @@ class Head(BaseModel):
     output: dict[str, Any] | None = Field(
         description="What the numbers are. Null for a classifier."
     )
-    architecture: list[str] | None = Field(description="Modules of an `mlp` head.")
+    architecture: list[str] | None = Field(description="Modules of a head with hidden layers.")
     probabilities: bool = Field(description="Whether the model itself answers probabilities.")
     scale: float | None = Field(
         description="Norm that its inputs are scaled to. Null: the encoder's own units."

@@ -11,7 +11,7 @@ from app.errors import (
     InvalidHead,
     NotExactlyOne,
 )
-from app.heads import registry as heads
+from app.heads import linear, onnx
 from app.heads.base import HeadModel
 from app.services import name_lookup
 from app.services.access.audit import record_audit
@@ -147,12 +147,13 @@ def load_head(services: Services, row: tables.HeadRow) -> HeadModel:
 
     def load() -> HeadModel:
         tensors = services.blobs.get(row.blob, of=f"head {row.name!r}")
-        return heads.load(
-            row.kind, tensors, architecture, dim=row.dim, folder=services.heads_dir, file=file
-        )
+        if file is None:
+            return linear.make_head(tensors, architecture, dim=row.dim)
+        digest = tensors["digest"].numpy().tobytes()
+        return onnx.open_onnx(services.heads_dir, file, dim=row.dim, digest=digest)
 
     return services.cache.get_or_make(
-        ("head", row.project, row.blob, row.kind, row.dim, tuple(architecture or ()), file),
+        ("head", row.project, row.blob, row.dim, tuple(architecture or ()), file),
         load,
         lambda head: head.nbytes,
     )
