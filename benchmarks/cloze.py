@@ -33,7 +33,7 @@ from app.maths.relevance.advice import IndexFacts, rank_options
 from app.maths.relevance.cloze import USUAL_TEXTS, cut_windows, mean_interval, reciprocal_ranks
 from app.maths.relevance.fuse_weight import default_weight, held_out_cosine, native_weight
 from app.maths.relevance.native import order_block
-from app.maths.relevance.options import NATIVE_COUNTS, SearchVectors, measure_options
+from app.maths.relevance.options import NATIVE_COUNT, SearchVectors, measure_options
 from app.maths.relevance.ranking_metrics import Judgements, measure_ranking
 from app.maths.translators import methods
 from app.maths.translators.translator import apply
@@ -145,7 +145,7 @@ def native_gain(old: Side, new: Side, judged: Judgements, weight: float) -> floa
         [
             ids[
                 order_block(
-                    known.double(), scores[ids].double(), NATIVE_COUNTS[0], known.double(), weight
+                    known.double(), scores[ids].double(), NATIVE_COUNT, known.double(), weight
                 )[0]
             ]
             for ids, known, scores in zip(top.indices, top.values, new.cosines, strict=True)

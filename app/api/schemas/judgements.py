@@ -162,18 +162,6 @@ class FuseOut(BaseModel):
     by_weight: list[WeightNdcg] = Field(description="nDCG@10 of each weight.")
 
 
-class NativeNdcg(BaseModel):
-    """nDCG@10 of an option by one number of candidates with a native vector."""
-
-    option: SearchOption = Field(description="`native-cascade` or `native-fuse`.")
-    candidates: int = Field(description="Candidates of each query with a native vector.")
-    ndcg_10: float = Field(description="Mean over the queries.")
-    texts_per_query: float = Field(
-        description="Texts that these queries embed, each text once, divided by their number. A "
-        "log with more queries embeds fewer texts a query."
-    )
-
-
 class RelevanceOut(BaseModel):
     """What people find by each option, on judged queries."""
 
@@ -199,10 +187,6 @@ class RelevanceOut(BaseModel):
         description="For each other option, the fields that it needs."
     )
     fuse: FuseOut | None = Field(description="Null without `fuse` among the results.")
-    native: list[NativeNdcg] = Field(
-        description="`native-cascade` and `native-fuse` with 20, 50 and 100 native vectors a "
-        "query. `results` has those with 20."
-    )
     best: SearchOption = Field(
         description="The option with the highest nDCG@10. `intervals` say how sure that is."
     )

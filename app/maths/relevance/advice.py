@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.maths.relevance.fuse_weight import cut_difference, scale_of
-from app.maths.relevance.options import NATIVE_COUNTS
+from app.maths.relevance.options import NATIVE_COUNT
 
 AdvisedOption = Literal["keep", "fuse", "cascade", "native", "translate", "re-embed"]
 ADVISED_OPTIONS: tuple[AdvisedOption, ...] = (
@@ -36,7 +36,7 @@ UNIT_COSTS: dict[AdvisedOption, tuple[int, int, int]] = {
     "keep": (0, 0, 1),
     "cascade": (0, 0, 1),
     "fuse": (0, 0, 2),
-    "native": (0, 0, 2 + NATIVE_COUNTS[0]),
+    "native": (0, 0, 2 + NATIVE_COUNT),
     "translate": (1, 0, 1),
     "re-embed": (1, 1, 1),
 }

@@ -55,8 +55,8 @@ SEARCH_OPTIONS: tuple[SearchOption, ...] = (
 #: Candidates of the old store that cascade and fuse score anew.
 DEFAULT_CANDIDATES = 100
 
-#: Candidates of each query that get a native vector; the first number is the default.
-NATIVE_COUNTS = (20, 50, 100)
+#: Candidates of each query that get a native vector.
+NATIVE_COUNT = 20
 
 #: The vectors of `SearchVectors` that each option reads.
 NEEDED: dict[SearchOption, tuple[str, ...]] = {
@@ -126,18 +126,11 @@ class SearchVectors:
 
 @dataclass(frozen=True, eq=False)
 class SearchMetrics:
-    """The MEASURES (n, 3) of each option, of fuse by each of `weights`, and of the native options
-    by each of NATIVE_COUNTS.
-
-    options       but fuse and the native ones
-    native_texts  for each of NATIVE_COUNTS, the different documents that all queries embed
-    """
+    """The MEASURES (n, 3) of each option but fuse, and of fuse by each of `weights`."""
 
     options: dict[SearchOption, Float64[Tensor, "n 3"]]
     fused: list[Float64[Tensor, "n 3"]]
     weights: tuple[float, ...]
-    native: dict[SearchOption, list[Float64[Tensor, "n 3"]]]
-    native_texts: dict[SearchOption, list[int]]
 
 
 def measure_options(
@@ -170,12 +163,6 @@ def measure_options(
     parts: dict[SearchOption, list[Tensor]] = {}
     fused: list[list[Tensor]] = [[] for _ in weights]
     natives = [option for option in NATIVE_OPTIONS if option in vectors.options]
-    native: dict[SearchOption, list[list[Tensor]]] = {
-        option: [[] for _ in NATIVE_COUNTS] for option in natives
-    }
-    reached = {
-        option: torch.zeros(len(NATIVE_COUNTS), judged.size, dtype=torch.bool) for option in natives
-    }
     step = max(1, min(COSINE_ROWS, MAX_COSINES // judged.size))
     for start in range(0, len(judged), step):
         on_progress(start)
@@ -202,22 +189,17 @@ def measure_options(
             if "native-fuse" in natives:
                 bases["native-fuse"] = ids, by_weight[weights.index(default_weight)]
         for option in natives:
-            for place, count in enumerate(NATIVE_COUNTS):
-                ranking = _native_ranking(
-                    cosines["re-embed"],
-                    cosines["keep"] if option == "native-fuse" else None,
-                    *bases[option],
-                    count,
-                    native_weight,
-                    reached[option][place],
-                )
-                native[option][place].append(measure_ranking(ranking, judged, start))
+            ranking = _native_ranking(
+                cosines["re-embed"],
+                cosines["keep"] if option == "native-fuse" else None,
+                *bases[option],
+                native_weight,
+            )
+            parts.setdefault(option, []).append(measure_ranking(ranking, judged, start))
     return SearchMetrics(
         {option: torch.cat(parts[option]) for option in SEARCH_OPTIONS if option in parts},
         [torch.cat(blocks) for blocks in fused if blocks],
         tuple(weights),
-        {option: [torch.cat(blocks) for blocks in native[option]] for option in natives},
-        {option: reached[option].sum(dim=1).tolist() for option in natives},
     )
 
 
@@ -244,14 +226,11 @@ def _native_ranking(
     old: Float32[Tensor, "c m"] | None,
     ids: Int64[Tensor, "c s"],
     base: Float64[Tensor, "c s"],
-    count: int,
     weight: float,
-    reached: Bool[Tensor, " m"],
 ) -> Int64[Tensor, "c s"]:
-    """The candidates of each query, the first `count` by native scores; -1 for missing ones.
+    """The candidates of each query, the first NATIVE_COUNT by native scores; -1 for missing ones.
 
     new, old  cosines of all documents by the new encoder, and by the old one where they count
-    reached   set for the documents that get a native vector
     """
     ranking = torch.full_like(ids, -1)
     for query, (documents, scores) in enumerate(zip(ids, base, strict=True)):
@@ -259,9 +238,8 @@ def _native_ranking(
         documents, scores = documents[counted], scores[counted]
         native = new[query, documents].double()
         known = None if old is None else old[query, documents].double()
-        order, _ = order_block(scores, native, count, known, weight)
+        order, _ = order_block(scores, native, NATIVE_COUNT, known, weight)
         ranking[query, : len(order)] = documents[order]
-        reached[documents[order[:count]]] = True
     return ranking
 
 

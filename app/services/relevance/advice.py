@@ -19,7 +19,7 @@ from app.maths.relevance.advice import (
     RankedOption,
     rank_options,
 )
-from app.maths.relevance.options import NATIVE_COUNTS, SearchOption
+from app.maths.relevance.options import NATIVE_COUNT, SearchOption
 from app.services.context import Services
 from app.services.relevance.comparison import comparison_of
 from app.services.relevance.native_order import embeds_texts
@@ -314,7 +314,7 @@ def _costs(name: AdvisedOption, task: AdviceTask) -> dict[str, float | None]:
         tokens = None if encodings is None or each is None else encodings * each
         encoding = _price(tokens, prices.price_per_million_tokens)
         price = None if price is None or encoding is None else price + encoding
-    texts = float(NATIVE_COUNTS[0]) if name == "native" else 0.0
+    texts = float(NATIVE_COUNT) if name == "native" else 0.0
     if name == "native":
         per_query = 1 if task.old_encoder_runs is False else 2
     return {

@@ -20,7 +20,6 @@ from app.maths.relevance.fuse_weight import (
 )
 from app.maths.relevance.options import (
     DEFAULT_CANDIDATES,
-    NATIVE_COUNTS,
     NATIVE_OPTIONS,
     NEEDED,
     SEARCH_OPTIONS,
@@ -108,7 +107,7 @@ class JudgedTask:
         cosines = (4 * len(self.judged) + self.source.anchor_set.size) * self.judged.size
         sorted_scores = len(self.judged) * 2 * self.candidates * len(WEIGHT_GRID)
         natives = set(NATIVE_OPTIONS) - _missing_fields(self.items).keys()
-        blocks = len(self.judged) * len(NATIVE_COUNTS) * len(natives)
+        blocks = len(self.judged) * len(natives)
         return (cosines + sorted_scores) * (
             dim + evaluation.MULTIPLICATIONS_PER_COSINE
         ) + 6 * self.source.anchor_set.size * dim * dim + blocks * MULTIPLICATIONS_PER_BLOCK <= (
@@ -189,13 +188,11 @@ def evaluate_judged(
             on_progress=lambda done: on_progress(done, len(task.judged)),
         )
         values, fuse = _choose_fusion(measured, weight, default)
-        native = _describe_native(measured)
         return {
             **_describe_task(task, there, back, raw),
             "results": _describe_options(values),
             "missing": _missing_fields(task.items),
             "fuse": fuse,
-            "native": native,
             "best": max(values, key=lambda option: float(values[option][:, 0].mean())),
         }
 
@@ -405,7 +402,6 @@ def _choose_fusion(
     A chosen weight is measured on queries that it was not chosen on.
     """
     values = dict(measured.options)
-    values |= {option: by_count[0] for option, by_count in measured.native.items()}
     fuse = None
     if measured.fused:
         tables_by_weight = torch.stack(measured.fused, dim=1)
@@ -431,22 +427,6 @@ def _choose_fusion(
             ],
         }
     return {option: values[option] for option in SEARCH_OPTIONS if option in values}, fuse
-
-
-def _describe_native(measured: SearchMetrics) -> list[dict[str, Any]]:
-    """What each option finds with each number of native vectors, and how many texts it embeds."""
-    return [
-        {
-            "option": option,
-            "candidates": count,
-            "ndcg_10": float(table[:, 0].mean()),
-            "texts_per_query": texts / len(table),
-        }
-        for option, by_count in measured.native.items()
-        for count, table, texts in zip(
-            NATIVE_COUNTS, by_count, measured.native_texts[option], strict=True
-        )
-    ]
 
 
 def _describe_options(values: Mapping[SearchOption, Tensor]) -> dict[str, Any]:

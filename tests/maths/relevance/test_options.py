@@ -9,7 +9,7 @@ from torch import Tensor
 from app.maths.relevance import options
 from app.maths.relevance.native import order_block
 from app.maths.relevance.options import (
-    NATIVE_COUNTS,
+    NATIVE_COUNT,
     SearchMetrics,
     SearchVectors,
     measure_options,
@@ -52,9 +52,7 @@ def cosine(queries: Tensor, documents: Tensor) -> Tensor:
 
 
 def table(measured: SearchMetrics) -> Tensor:
-    native = [each for by_count in measured.native.values() for each in by_count]
-    every = [*measured.options.values(), *measured.fused, *native]
-    return torch.stack(every)
+    return torch.stack([*measured.options.values(), *measured.fused])
 
 
 @pytest.mark.parametrize("candidates", [3, 20, 100])
@@ -83,7 +81,7 @@ def test_each_option_ranks_as_its_definition(vectors, judged, candidates):
             [scores] = fuse(translate[query, ids], keep[query, ids], owners, [weight])
             expected[f"fuse {weight}"].append([ids[place] for place in (-scores).argsort()])
     measured = measure_options(vectors, judged, weights=WEIGHTS, candidates=candidates)
-    assert set(measured.options) == {*orders, "cascade"}
+    assert set(measured.options) == {*orders, "cascade", "native-cascade", "native-fuse"}
     actual = {**measured.options}
     actual |= dict(zip((f"fuse {w}" for w in WEIGHTS), measured.fused, strict=True))
     for name, lists in expected.items():
@@ -99,8 +97,7 @@ def test_native_orders_the_first_candidates_of_the_best_order_known_before(vecto
     bridge = cosine(vectors.bridged_queries, vectors.old_documents)
     translate = cosine(vectors.new_queries, vectors.translated_documents)
     own = cosine(vectors.new_queries, vectors.new_documents)
-    rankings: list[list[list[int]]] = [[] for _ in NATIVE_COUNTS]
-    reached: list[set[int]] = [set() for _ in NATIVE_COUNTS]
+    rankings: list[list[int]] = []
     for query in judged.rows.tolist():
         ids = set(bridge[query].topk(30).indices.tolist())
         base, old = translate[query], None
@@ -111,17 +108,13 @@ def test_native_orders_the_first_candidates_of_the_best_order_known_before(vecto
         if is_fused:
             old = keep[query, places]
             [base] = fuse(base, old, torch.zeros(len(ids), dtype=torch.int64), [0.3])
-        for number, count in enumerate(NATIVE_COUNTS):
-            order, _ = order_block(base, own[query, places], count, old, 0.6)
-            rankings[number].append(places[order].tolist() + [-1] * (DOCUMENTS - len(ids)))
-            reached[number] |= set(places[base.topk(min(count, len(ids))).indices].tolist())
+        order, _ = order_block(base, own[query, places], NATIVE_COUNT, old, 0.6)
+        rankings.append(places[order].tolist() + [-1] * (DOCUMENTS - len(ids)))
     measured = measure_options(
         vectors, judged, weights=WEIGHTS, default_weight=0.3, native_weight=0.6, candidates=30
     )
-    for number, lists in enumerate(rankings):
-        expected = measure_ranking(torch.tensor(lists), judged)
-        assert torch.allclose(measured.native[option][number], expected), NATIVE_COUNTS[number]
-    assert measured.native_texts[option] == [len(each) for each in reached]
+    expected = measure_ranking(torch.tensor(rankings), judged)
+    assert torch.allclose(measured.options[option], expected)
 
 
 def test_blocks_change_nothing(vectors, judged, monkeypatch):
@@ -156,7 +149,7 @@ def test_only_options_whose_vectors_are_there_are_measured(vectors, judged, miss
     assert list(measured.options) == [each for each in measured.options if each in left]
     assert bool(measured.fused) == ("fuse" in left)
     apart = {"fuse"} if measured.fused else set()
-    assert {*measured.options, *measured.native, *apart} == {*left}
+    assert {*measured.options, *apart} == {*left}
 
 
 def test_a_vector_without_a_direction_has_no_score(judged):

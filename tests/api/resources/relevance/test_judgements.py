@@ -117,22 +117,8 @@ def test_an_option_without_its_vectors_says_what_is_missing(ask, left_out, resul
     assert len(body["results"]) == results
     assert body["missing"] == missing
     assert (body["fuse"] is None) == ("fuse" in missing)
-    natives = {"native-cascade", "native-fuse"} - missing.keys()
-    assert {each["option"] for each in body["native"]} == natives
     if "keep" in missing:
         assert all(each["over_keep"] is None for each in body["results"].values())
-
-
-def test_native_options_are_measured_with_what_they_cost(ask):
-    body = good(ask())
-    for option in ("native-cascade", "native-fuse"):
-        each = [one for one in body["native"] if one["option"] == option]
-        assert [one["candidates"] for one in each] == [20, 50, 100]
-        assert each[0]["ndcg_10"] == body["results"][option]["ndcg_10"]
-        texts = [one["texts_per_query"] for one in each]
-        assert DOCUMENTS / body["queries"] == texts[1] == texts[2] >= texts[0] >= 20 / 11
-    last = [one["ndcg_10"] for one in body["native"] if one["option"] == "native-cascade"][-1]
-    assert last == pytest.approx(body["results"]["re-embed"]["ndcg_10"])
 
 
 def test_documents_that_are_anchors_are_counted(ask, embeddings, search):
