@@ -271,10 +271,9 @@ def whole_pool(session: Session, project: str, name: str, *, field: str = "name"
     return by_name(session, PoolRow, project, name, field=field, options=[undefer(PoolRow.pieces)])
 
 
-def whole_set(session: Session, project: str, name: str, *, field: str = "name") -> AnchorSetRow:
+def whole_set(session: Session, project: str, name: str) -> AnchorSetRow:
     """Return a set with the roles of its items."""
-    roles = undefer(AnchorSetRow.roles)
-    return by_name(session, AnchorSetRow, project, name, field=field, options=[roles])
+    return by_name(session, AnchorSetRow, project, name, options=[undefer(AnchorSetRow.roles)])
 
 
 def roles_of(session: Session, set_id: str) -> list[str] | None:
