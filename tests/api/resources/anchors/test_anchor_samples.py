@@ -73,11 +73,8 @@ def test_a_sample_is_read_from_a_body_of_vectors_with_its_store_size_in_the_quer
 @pytest.mark.parametrize(
     ("body", "status", "code", "field"),
     [
-        ({}, 422, "missing-field", "vectors"),
         ({"vectors": [[1, 2]]}, 422, "dimension-mismatch", "vectors"),
         ({"vectors": [[1, 2, 3]] * 3, "store_size": 2}, 422, "invalid-request", "store_size"),
-        ({"vectors": [[1, 2, 3]], "store_size": 0}, 422, "invalid-request", "store_size"),
-        ({"vectors": [[1, 2, 3]] * 2_001}, 413, "too-many-vectors", "vectors"),
     ],
 )
 def test_a_wrong_sample_is_refused_and_changes_nothing(filled, refused, body, status, code, field):

@@ -150,7 +150,6 @@ def test_images_are_kept_as_files_and_read_again(encoding, fresh):
     ("change", "status", "code", "field"),
     [
         ({"encoders": []}, 422, "invalid-request", "encoders"),
-        ({"encoders": ["toy", "toy"]}, 422, "invalid-request", "encoders"),
         ({"encoders": ["own"]}, 422, "encoder-needs-vectors", "inputs"),
         ({"inputs": ["a"] * 3_001}, 413, "too-many-inputs", "inputs"),
         ({"name": "texts"}, 409, "name-taken", "name"),

@@ -69,8 +69,6 @@ def test_a_piece_that_begins_elsewhere_is_refused_with_where_the_pool_ends(
 
 BAD = [
     ({"vectors": []}, 422, "empty-vectors", "vectors", None),
-    ({"vectors": [[1.0] * 8], "inputs": ["a"]}, 422, "not-exactly-one", "vectors", None),
-    ({"inputs": ["a"]}, 422, "encoder-needs-vectors", "inputs", None),
     ({"vectors": [[1.0] * 8] * 201}, 413, "pool-too-large", "vectors", None),
 ]
 
@@ -88,24 +86,6 @@ def test_a_bad_piece_is_refused_and_leaves_nothing(
         stocked.post("/pools/p/vectors", json={"offset": 30, **body}), status, code, field, rows
     )
     assert stocked.get("/pools/p").json() == before
-
-
-@pytest.mark.parametrize(
-    ("query", "code", "field"),
-    [
-        ("", "missing-field", "offset"),
-        ("offset=30&column=vector", "unknown-field", "column"),
-        ("offset=30&encoder=first", "unknown-field", "encoder"),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-def test_a_wrong_query_is_refused_where_it_stands(stocked, refused, query, code, field):
-    put(stocked)
-    answer = stocked.post(
-        f"/pools/p/vectors?{query}", content=as_npy(ROWS), headers={"content-type": NPY}
-    )
-    refused(answer, 422, code, field)
-    assert stocked.get("/pools/p").json()["items"] == 30
 
 
 def test_a_pool_grows_up_to_its_limits_and_no_further(stocked, refused, monkeypatch):
@@ -160,9 +140,6 @@ def test_an_encoder_that_a_pool_uses_stays(stocked, refused):
     assert stocked.delete("/encoders/third").status_code == 204
 
 
-# --- inputs ---------------------------------------------------------------------------------------
-
-
 # --- bootstraps -----------------------------------------------------------------------------------
 
 
@@ -199,13 +176,6 @@ def ask(stocked, embeddings):
         ({"source_pool": "nothing"}, 404, "pool-not-found", "source_pool"),
         ({"source_pool": "target"}, 409, "pool-of-another-encoder", "source_pool"),
         ({"source_pool": ...}, 422, "not-exactly-one", "source_pool"),
-        ({"source_inputs": ["a", "b"]}, 422, "not-exactly-one", "source_pool"),
-        (
-            {"source_pool": ..., "source_inputs": ["a"] * 120},
-            422,
-            "encoder-needs-vectors",
-            "source_inputs",
-        ),
         ({"source_pool": "flat"}, 422, "degenerate-anchors", "source_pool"),
     ],
     ids=lambda value: str(value)[:50],
@@ -304,13 +274,6 @@ def test_pairs_that_nobody_can_be_told_are_refused(grown, refused):
         client.get("/anchor-sets/items/pairs"), 404, "pairs-not-found", "name", detail="'items'"
     )
     refused(client.get("/anchor-sets/nothing/pairs"), 404, "anchor-set-not-found", "name")
-    for query in ({"limit": 0}, {"limit": 10_001}, {"after": -2}, {"after": "x"}):
-        refused(
-            client.get("/anchor-sets/grown/pairs", params=query),
-            422,
-            "invalid-request",
-            next(iter(query)),
-        )
 
 
 # --- memory, and the document ---------------------------------------------------------------------

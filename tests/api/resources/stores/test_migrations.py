@@ -28,14 +28,8 @@ def test_an_unknown_store_is_not_found(stocked, refused) -> None:
     "changes",
     [
         {"store": None},
-        {"source": "first"},
         {"method": "magic"},
-        {"min_quality": {"recall": 2}},
         {"re_embed": 0.5},
-        {"rows_per_second": 0},
-        {"batch": 10_001},
-        {"evaluation": "../1"},
-        {"items_per_second": 1e400},
     ],
 )
 def test_a_wrong_field_is_named(stocked, changes: dict[str, Any]) -> None:
@@ -45,8 +39,3 @@ def test_a_wrong_field_is_named(stocked, changes: dict[str, Any]) -> None:
     field = next(iter(changes))
     if answer.status_code == 422:
         assert answer.json()["field"].split(".")[0] == field
-
-
-@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "before=yesterday", "store=a%20b"])
-def test_a_wrong_page_is_refused(client, query: str) -> None:
-    assert client.get(f"/migrations?{query}").status_code == 422
