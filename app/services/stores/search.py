@@ -293,8 +293,7 @@ def _prepare(services: Services, context: RequestContext, request: StoreSearch) 
     vectors, truncated = _encode(services, context, target, request.queries, request.inputs)
     if mode == "translate":
         _reserve(services, context, len(vectors) * request.k, row, "k")
-        repaired = moving is not None and cut_over  # the target may be the store's own encoder
-        side: Side = "old" if same and not repaired else "new"
+        side: Side = "old" if same else "new"
         compared = _numpy(vectors)
         ready = _Ready(row, target, mode, side, vectors, compared, request.k, truncated, cut_over)
         return replace(ready, notices=[NO_CANDIDATES] if request.native else ())
