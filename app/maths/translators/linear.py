@@ -72,7 +72,8 @@ class Pair:
         # not to its own largest singular value.
         sizes = (self.source.dim, self.target.dim, self.source.size)
         keep = values > rank_tolerance(sizes, float(self.x.values[0] * self.y.values[0]))
-        return left[:, keep] @ right[keep]
+        nearest: Core = left[:, keep] @ right[keep]
+        return nearest
 
     def join(self, core: Core) -> Float64[Tensor, "dx dy"]:
         """The full matrix T = V_x F V_y^T (d_x, d_y) of a core F."""

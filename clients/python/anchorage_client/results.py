@@ -134,16 +134,6 @@ def _flags(answers: Sequence[Json], starts: Sequence[int]) -> list[Json]:
     ]
 
 
-def _join(parts: Sequence[Json]) -> Json:
-    """Return the members of all parts; lists of rows are joined."""
-    joined = dict(parts[0])
-    for part in parts[1:]:
-        for name, value in part.items():
-            if isinstance(value, list):
-                joined[name] = joined[name] + value
-    return joined
-
-
 @reading("The answer of /relative")
 def relative_of(answers: Sequence[Json], starts: Sequence[int]) -> RelativeVectors:
     """Return the answers of /relative to consecutive parts, which begin at `starts`."""
@@ -153,9 +143,11 @@ def relative_of(answers: Sequence[Json], starts: Sequence[int]) -> RelativeVecto
 @reading("The answer of /stitch")
 def predictions_of(answers: Sequence[Json], starts: Sequence[int]) -> Predictions:
     """Return the answers of /stitch to consecutive parts, which begin at `starts`."""
-    first, joined = _same(answers, "translator"), _join(answers)
+    first = _same(answers, "translator")
     return Predictions(
-        joined.get("labels"),
+        None
+        if first.get("labels") is None
+        else [label for answer in answers for label in answer["labels"]],
         None if first.get("scores") is None else _stack(answers, "scores"),
         first.get("classes"),
         None if first.get("outputs") is None else _stack(answers, "outputs"),
