@@ -48,30 +48,26 @@ def hold_out(
     target: Float[Tensor, "k dy"],
     options: Options,
     *,
-    folds: int | None = None,
     seed: int = 0,
-    most: int | None = None,
 ) -> HeldOutTranslations | None:
     """Translate every anchor by a fit on the other folds.
 
     source  (k, d_x) and target (k, d_y): raw anchors, the encoders' own units, row i the same item
-    folds   None: HELD_OUT_FOLDS, or 2 where these would contain fewer than SMALLEST_FOLD distinct
-            anchors each
-    most    number of anchors that suffice; None: MAX_HELD_OUT
+    There are HELD_OUT_FOLDS folds, or 2 where these would contain fewer than SMALLEST_FOLD distinct
+    anchors each.
     Anchors that are equal on either side share a fold and count once: with a copy in another fold,
     a fit would have seen them. Of many anchors, only enough folds are held out to contain
-    `most` of them; the rows of the other folds do not count, and are zero.
+    MAX_HELD_OUT of them; the rows of the other folds do not count, and are zero.
     Returns None below FEWEST_DISTINCT groups, or when all anchors outside a fold are one vector.
     Raises InvalidOption.
     """
     source, target = source.double(), target.double()
-    parts = cut_into_folds(source, target, folds=folds, seed=seed)
+    parts = cut_into_folds(source, target, folds=None, seed=seed)
     if parts is None:
         return None
     first, fold_of = parts
     folds = int(fold_of.max()) + 1
-    most = MAX_HELD_OUT if most is None else most
-    enough = min(folds, math.ceil(most * folds / int(first.sum())))
+    enough = min(folds, math.ceil(MAX_HELD_OUT * folds / int(first.sum())))
     first &= fold_of < enough
     translated = torch.zeros_like(target)
     for fold in range(enough):
