@@ -77,7 +77,6 @@ bench: $(INSTALLED) ## run the benchmarks, for hours, into benchmarks/results (s
 	$(BIN)/python -m benchmarks.wire
 	$(BIN)/python -m benchmarks.fair_turns
 	$(BIN)/python -m benchmarks.native
-	$(BIN)/python -m benchmarks.client
 	$(BIN)/python -m benchmarks.stores
 	$(BIN)/python -m benchmarks.bootstrap
 	$(BIN)/python -m benchmarks.native_debian
@@ -85,7 +84,6 @@ bench: $(INSTALLED) ## run the benchmarks, for hours, into benchmarks/results (s
 papers: $(INSTALLED) ## reproduce the papers, for hours, into research/results (needs ANCHORAGE_DATA)
 	$(BIN)/python -m research.stitching
 	$(BIN)/python -m research.anchor_strategies
-	$(BIN)/python -m research.proxy
 	$(BIN)/python -m research.bootstrap
 
 faults: $(INSTALLED) ## kill, restart and attack real processes, and count losses (needs PostgreSQL and Redis binaries)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import psycopg
 from pgvector.psycopg import register_vector
 from psycopg import sql
-from qdrant_client import QdrantClient, models
 
 from benchmarks.synthetic import Matrix
 
@@ -51,18 +49,3 @@ def drop_pgvector(url: str) -> None:
         connection.execute(
             sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(SCHEMA))
         )
-
-
-def fill_local(folder: Path, collection: str, vectors: Matrix) -> dict[str, Any]:
-    """Create a collection of the Qdrant client's local mode, and return the definition."""
-    client = QdrantClient(path=str(folder))
-    params = models.VectorParams(size=vectors.shape[1], distance=models.Distance.COSINE)
-    client.create_collection(collection, {"text": params})
-    for start in range(0, len(vectors), FILL_ROWS):
-        points = [
-            models.PointStruct(id=row, vector={"text": vectors[row].tolist()}, payload={})
-            for row in range(start, min(start + FILL_ROWS, len(vectors)))
-        ]
-        client.upsert(collection, points)
-    client.close()
-    return {"kind": "qdrant", "collection": collection, "vector_field": "text"}

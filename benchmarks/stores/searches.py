@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from app.stores.base import StoreLocation
-from benchmarks.store_search.before import Service, time_searches
+from benchmarks.store_search.timing import Service, time_searches
 from benchmarks.stores.data import ANCHORS, Vectors, World
 from scripts.servers import serve
 

@@ -25,8 +25,7 @@ permuted rows, but no nearer than all but 2 of 100 of the encoder's own anchors.
 encoder at -.07 to .14. Anchors of another corpus distinguish no rows, and relatives of the expected
 encoder count as that one.
 
-Permutations as a null distribution: Hoeffding 1951; the choice of both measures rests on
-benchmarks/store_search.
+Permutations as a null distribution: Hoeffding 1951.
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""Whether the similarity of a model's space to a good model's says how good the model is."""
