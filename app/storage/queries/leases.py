@@ -37,13 +37,13 @@ def claim(
     table: Leased,
     row_id: str,
     lease: str,
-    *where: ColumnElement[bool],
+    *,
     seconds: float,
 ) -> bool:
     """Lease a row unless another lease still holds it. Returns whether it was free."""
     free = or_(table.lease.is_(None), table.lease_until < database_now(session))
     values = {"lease": lease, "lease_until": end_of_lease(session, seconds)}
-    statement = update(table).where(table.id == row_id, free, *where).values(values)
+    statement = update(table).where(table.id == row_id, free).values(values)
     return changed_rows(session, statement) == 1
 
 

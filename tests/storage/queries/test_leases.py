@@ -23,8 +23,8 @@ def row(empty: Database) -> str:
     return row.id
 
 
-def claim(db: Database, row: str, lease: str, *where, seconds: float = 60) -> bool:
-    return change(db, leases.claim, Row, row, lease, *where, seconds=seconds)
+def claim(db: Database, row: str, lease: str, *, seconds: float = 60) -> bool:
+    return change(db, leases.claim, Row, row, lease, seconds=seconds)
 
 
 def test_a_row_has_one_lease_until_it_ends_or_is_released(empty, row):
@@ -42,11 +42,6 @@ def test_a_renewed_lease_holds_on(empty, row):
     assert claim(empty, row, "first", seconds=-1)
     assert change(empty, leases.renew, Row, ["first", "other"], seconds=60) == 1
     assert not claim(empty, row, "second")
-
-
-def test_a_claim_may_have_conditions(empty, row):
-    assert not claim(empty, row, "first", Row.checkpoint.is_not(None))
-    assert claim(empty, row, "first", Row.checkpoint.is_(None))
 
 
 def test_of_many_claims_at_once_one_succeeds(empty, row):
