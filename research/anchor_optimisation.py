@@ -33,15 +33,8 @@ from app.maths.bootstrap.estimate import (
     estimate_right,
     wrong_seeds,
 )
-from app.maths.bootstrap.neighbours import Beat, no_beat, product, product_blocks
-from app.maths.bootstrap.pools import (
-    OnStep,
-    Pools,
-    State,
-    Step,
-    ignore_step,
-    seed_tensor,
-)
+from app.maths.bootstrap.neighbours import product, product_blocks
+from app.maths.bootstrap.pools import Pools, seed_tensor
 from app.maths.bootstrap.self_learning import LIKELY_RIGHT
 from research.grown_pairs import GrownPairs, check_seeds
 from research.sinkhorn import column_argmax, source_potential
@@ -88,40 +81,12 @@ class AnchorState:
     partner: Int64[Tensor, " m"] | None = None
     facts: dict[str, float] = field(default_factory=dict)
 
-    def snapshot(self) -> State:
-        """A copy on the CPU that later steps do not change."""
-        assert self.partner is not None
-        tensors = {
-            "free": self.free,
-            "first_moment": self.first_moment,
-            "second_moment": self.second_moment,
-            "step": torch.tensor(self.done),
-            "partner": self.partner,
-            "loss": torch.tensor(self.facts["loss"], dtype=torch.float64),
-            "agreement": torch.tensor(self.facts.get("agreement", torch.nan), dtype=torch.float64),
-        }
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-
-    def restore(self, state: State) -> None:
-        """Restore the state of a snapshot."""
-        device = self.free.device
-        for name in ("free", "first_moment", "second_moment"):
-            getattr(self, name).copy_(state[name])
-        self.done = int(state["step"])
-        self.partner = state["partner"].to(device)
-        self.facts = {
-            name: float(state[name]) for name in ("loss", "agreement") if not state[name].isnan()
-        }
-
 
 @torch.no_grad()
 def grow(
     pools: Pools,
     seeds: list[tuple[int, int]],
     settings: PaperSettings,
-    *,
-    state: State | None = None,
-    on_step: OnStep = ignore_step,
 ) -> GrownPairs:
     """Algorithm 1: grow seed pairs into `settings.size` parallel anchors; fewer where two of them
     are nearest to one item.
@@ -131,23 +96,14 @@ def grow(
     facts  of the last step: loss, agreement; and nearness, the mean cosine of the other anchors to
            their items
 
-    state  a checkpoint of an earlier run with equal arguments; the result has the same bits as an
-           uninterrupted run
     Deterministic for equal inputs, seed, device and number of threads. Raises InvalidSeeds.
     """
     check_seeds(seeds, source=len(pools.x), target=len(pools.y), size=settings.size)
     rows, anchors = _start(pools, seeds, settings)
-    if state is not None:
-        anchors.restore(state)
-
-    def beat() -> None:
-        on_step(Step(anchors.done, settings.steps, anchors.facts))
-
-    relative_x = product(pools.x, pools.x[rows].T, beat=beat)
+    relative_x = product(pools.x, pools.x[rows].T)
     while anchors.done < settings.steps and len(anchors.free):
-        _step(pools, relative_x, anchors, settings, beat)
-        on_step(Step(anchors.done, settings.steps, anchors.facts, anchors.snapshot()))
-    return _round_to_items(pools, rows, seeds, anchors, beat)
+        _step(pools, relative_x, anchors, settings)
+    return _round_to_items(pools, rows, seeds, anchors)
 
 
 def _start(
@@ -176,16 +132,15 @@ def _step(
     relative_x: Float32[Tensor, "n size"],
     anchors: AnchorState,
     settings: PaperSettings,
-    beat: Beat,
 ) -> None:
     """One step of Algorithm 1, lines 4 to 8: every y should get the relative vector of the x with
     the most mass in its column of the plan.
     """
-    relative_y = product(pools.y, torch.cat([anchors.frozen, anchors.free]).T, beat=beat)
+    relative_y = product(pools.y, torch.cat([anchors.frozen, anchors.free]).T)
     epsilon, steps = settings.epsilon, settings.sinkhorn_steps
-    u = source_potential(relative_x, relative_y, epsilon=epsilon, steps=steps, beat=beat)
-    partner = column_argmax(relative_x, relative_y, u, epsilon=epsilon, beat=beat)
-    loss, gradient = mean_squares(pools.y, relative_y, relative_x, partner, beat=beat)
+    u = source_potential(relative_x, relative_y, epsilon=epsilon, steps=steps)
+    partner = column_argmax(relative_x, relative_y, u, epsilon=epsilon)
+    loss, gradient = mean_squares(pools.y, relative_y, relative_x, partner)
     _descend(anchors, gradient[len(anchors.frozen) :], settings.learning_rate)
     facts = {"loss": loss}
     if anchors.partner is not None:
@@ -221,15 +176,12 @@ def mean_squares(
     relative_y: Float32[Tensor, "m size"],
     relative_x: Float32[Tensor, "n size"],
     partner: Int64[Tensor, " m"],
-    *,
-    beat: Beat = no_beat,
 ) -> tuple[float, Float32[Tensor, "size d"]]:
     """The mean of (relative_y - relative_x[partner])^2 over rows and anchors, and its gradient to
     the anchors (size, d).
     """
     total, gradient = 0.0, y.new_zeros(relative_y.shape[1], y.shape[1])
     for start in range(0, len(y), LOSS_ROWS):
-        beat()
         rows = slice(start, start + LOSS_ROWS)
         difference = relative_y[rows] - relative_x[partner[rows]]
         total += float(difference.square().sum(dtype=torch.float64))
@@ -238,7 +190,7 @@ def mean_squares(
 
 
 def _round_to_items(
-    pools: Pools, rows: list[int], seeds: list[tuple[int, int]], anchors: AnchorState, beat: Beat
+    pools: Pools, rows: list[int], seeds: list[tuple[int, int]], anchors: AnchorState
 ) -> GrownPairs:
     """The seeds, and each free anchor as its nearest item, which the nearest anchor gets."""
     frozen = len(anchors.frozen)
@@ -246,7 +198,7 @@ def _round_to_items(
         torch.empty(len(anchors.free)),
         torch.empty(len(anchors.free), dtype=torch.int64),
     )
-    for piece, block in product_blocks(anchors.free, pools.y, beat=beat):
+    for piece, block in product_blocks(anchors.free, pools.y):
         largest = block.max(dim=1)
         cosines[piece], nearest[piece] = (
             largest.values.clamp(-1.0, 1.0).cpu(),
@@ -273,27 +225,21 @@ def judge_pairs(
     grown: GrownPairs,
     *,
     seed: int,
-    on_step: OnStep = ignore_step,
-    total: int = 0,
 ) -> Outcome:
     """The verdict of held-out maps on pairs that came without an estimate.
 
     The confidence of a pair is the share of held-out maps that choose it, and the estimate is the
     mean of that: too low where the spaces are weak, and never high for unrelated pairs.
     """
-
-    def beat() -> None:
-        on_step(Step(total, total, grown.facts))
-
     x, y = (
-        annealing.principal_directions(pools.x, beat=beat),
-        annealing.principal_directions(pools.y, beat=beat),
+        annealing.principal_directions(pools.x),
+        annealing.principal_directions(pools.y),
     )
     pairs, seed_rows = (rows.to(pools.device) for rows in (grown.pairs, seed_tensor(seeds)))
     rounds = []
     for repeat in range(CONFIRMATIONS):
         half = draw_half(len(pairs), repeat, seed).to(pairs.device)
-        rounds.append(confirm_pairs(x.along, y.along, pairs, seed_rows, half, beat=beat))
+        rounds.append(confirm_pairs(x.along, y.along, pairs, seed_rows, half))
     votes = Votes.counted(pairs, *zip(*rounds, strict=True))
     estimate = estimate_right(votes, votes.confirmed, agreed=math.nan, chance=None)
     # A result that is mostly wrong cannot identify wrong seeds.

@@ -3,7 +3,7 @@
 For rows x (n, k) and y (m, k) with uniform weights and the cost M_ij = |x_i - y_j|, the plan with
 entropy epsilon is P_ij = exp((u_i + v_j - M_ij) / epsilon), with sums 1/n over rows and 1/m over
 columns. The functions compute a few rows of M at a time: TABLE_BYTES at most (but at least one
-row), and call `beat` in between, as in neighbours.py.
+row).
 
 Precision: in the log domain, because M / epsilon reaches 1e5 where epsilon is the paper's 1e-4.
 Potentials are float64; M has the precision of x and y, which are centred together first, because |x
@@ -23,7 +23,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from app.maths.bootstrap.annealing import CACHED_NUMBERS, NEGLIGIBLE_LOGIT
-from app.maths.bootstrap.neighbours import Beat, no_beat, product_blocks
+from app.maths.bootstrap.neighbours import product_blocks
 
 #: Two equal masses may differ by this many roundings of a potential over epsilon.
 EQUAL_MASS_ROUNDINGS = 16
@@ -35,16 +35,15 @@ def source_potential(
     *,
     epsilon: float,
     steps: int,
-    beat: Beat = no_beat,
 ) -> Float64[Tensor, " n"]:
     """The potential u (n,), in the cost's unit, after `steps` >= 1 iterations: u from v, which
     starts at 0, then v from u. The last v is not computed: it is constant down a column.
     """
     v = torch.zeros(len(y), dtype=torch.float64, device=y.device)
-    u = softmin(x, y, v, epsilon=epsilon, beat=beat)
+    u = softmin(x, y, v, epsilon=epsilon)
     for _ in range(steps - 1):
-        v = softmin(y, x, u, epsilon=epsilon, beat=beat)
-        u = softmin(x, y, v, epsilon=epsilon, beat=beat)
+        v = softmin(y, x, u, epsilon=epsilon)
+        u = softmin(x, y, v, epsilon=epsilon)
     return u
 
 
@@ -54,13 +53,12 @@ def softmin(
     potential: Float64[Tensor, " m"],
     *,
     epsilon: float,
-    beat: Beat = no_beat,
 ) -> Float64[Tensor, " n"]:
     """-epsilon (log n + log sum_j exp((potential_j - M_ij) / epsilon)) (n,): the potential that
     gives every row mass 1/n.
     """
     potentials = torch.empty(len(rows), dtype=torch.float64, device=rows.device)
-    for piece, block in logit_blocks(rows, others, potential, epsilon=epsilon, beat=beat):
+    for piece, block in logit_blocks(rows, others, potential, epsilon=epsilon):
         largest, sums = _exponentials(block)
         potentials[piece] = largest.double() + sums.double().log_()
     return potentials.add_(math.log(len(rows))).mul_(-epsilon)
@@ -72,7 +70,6 @@ def column_argmax(
     u: Float64[Tensor, " n"],
     *,
     epsilon: float,
-    beat: Beat = no_beat,
 ) -> Int64[Tensor, " m"]:
     """For each y the row of x with the most mass in its column (m,).
 
@@ -83,7 +80,7 @@ def column_argmax(
     rows = torch.empty(len(y), dtype=torch.int64, device=y.device)
     scaled = (u / epsilon).to(y.dtype)
     tolerance = EQUAL_MASS_ROUNDINGS * torch.finfo(y.dtype).eps * scaled.abs().max()
-    for piece, block in logit_blocks(y, x, u, epsilon=epsilon, beat=beat):
+    for piece, block in logit_blocks(y, x, u, epsilon=epsilon):
         lighter = block < (block.amax(dim=1) - tolerance)[:, None]
         rows[piece] = block.sub_(scaled).masked_fill_(lighter, -torch.inf).max(dim=1).indices
     return rows
@@ -95,7 +92,6 @@ def logit_blocks(
     potential: Float64[Tensor, " m"],
     *,
     epsilon: float,
-    beat: Beat,
 ) -> Iterator[tuple[slice, Float[Tensor, "c m"]]]:
     """(potential_j - M_ij) / epsilon in blocks, as from `product_blocks`, in the dtype of rows."""
     centre = (rows.sum(dim=0, dtype=torch.float64) + others.sum(dim=0, dtype=torch.float64)) / (
@@ -103,13 +99,12 @@ def logit_blocks(
     )
     left, left_squares = _scaled(rows, centre, epsilon)
     right, right_squares = _scaled(others, centre, epsilon)
-    beat()
     # The product includes the squares: |x|^2 + |y|^2 - 2 x.y without two more passes over the
     # table.
     left = torch.cat([left.mul_(-2), left_squares, torch.ones_like(left_squares)], dim=1)
     right = torch.cat([right, torch.ones_like(right_squares), right_squares], dim=1)
     scaled = (potential / epsilon).to(rows.dtype)
-    for piece, table in product_blocks(left, right, beat=beat):
+    for piece, table in product_blocks(left, right):
         start = piece.start
         for block in torch.split(
             table,

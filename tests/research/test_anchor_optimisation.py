@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from app.maths.bootstrap import neighbours
-from app.maths.bootstrap.pools import Pools, Step, fit_pools
+from app.maths.bootstrap.pools import Pools, fit_pools
 from research.anchor_optimisation import PaperSettings, grow, mean_squares
 from research.grown_pairs import GrownPairs
-from tests.maths.bootstrap.clouds import normal, rotated, states
+from tests.maths.bootstrap.clouds import normal, rotated
 
 
 def partners(x: Tensor, y: Tensor, settings: PaperSettings) -> Tensor:
@@ -66,10 +65,8 @@ def test_the_streamed_loop_is_the_dense_one(epsilon, sinkhorn_steps):
     rows = [4, 1, 50, 9, *order][:12]
     start = torch.nn.functional.normalize(torch.randn(8, 7, generator=generator))
     frozen = pools.y[[7, 30, 2, 9]]
-    steps: list[Step] = []
-    found = grow(pools, seeds, chosen, on_step=steps.append)
+    found = grow(pools, seeds, chosen)
     expected = as_written(pools, rows, start, frozen, chosen)
-    torch.testing.assert_close(states(steps)[-1]["free"], expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(expected.norm(dim=1), torch.ones(len(expected)))
     nearest = (expected @ pools.y.T).argmax(dim=1).tolist()
     claims = dict(zip(rows[len(frozen) :], nearest, strict=True)) | dict(seeds)
@@ -78,16 +75,7 @@ def test_the_streamed_loop_is_the_dense_one(epsilon, sinkhorn_steps):
 
 
 def run(pools: Pools, seeds: list[tuple[int, int]], **chosen) -> GrownPairs:
-    passed = {name: chosen.pop(name) for name in ("state", "on_step") if name in chosen}
-    return grow(pools, seeds, PaperSettings(**chosen), **passed)
-
-
-def same(first: GrownPairs, second: GrownPairs) -> bool:
-    return (
-        torch.equal(first.pairs, second.pairs)
-        and torch.equal(first.confidence.isnan(), second.confidence.isnan())
-        and first.facts == second.facts
-    )
+    return grow(pools, seeds, PaperSettings(**chosen))
 
 
 def test_finds_the_partners_across_a_rotation():
@@ -99,26 +87,6 @@ def test_finds_the_partners_across_a_rotation():
     assert found.facts["nearness"] > 0.9
     assert found.facts["agreement"] > 0.9
     assert bool(found.confidence.isnan().all())
-
-
-@given(stopped=st.integers(1, 11), seed=st.integers(0, 2**31))
-@settings(max_examples=4)
-def test_a_run_from_any_step_has_the_bits_of_an_uninterrupted_one(stopped, seed):
-    pools = Pools(
-        *(torch.nn.functional.normalize(normal(seed + side, 40 + side, 6)) for side in (0, 1))
-    )
-    seeds = [(0, 3), (5, 1), (9, 9)]
-    chosen = {"size": 12, "steps": 12, "seed": seed}
-    first: list[Step] = []
-    undisturbed = run(pools, seeds, **chosen, on_step=first.append)
-    before, later = states(first), []
-    resumed = run(pools, seeds, **chosen, state=before[stopped - 1], on_step=later.append)
-    after = states(later)
-    assert same(undisturbed, resumed)
-    assert len(after) == 12 - stopped
-    assert all(torch.equal(tensor, before[-1][name]) for name, tensor in after[-1].items())
-    again = run(pools, seeds, **chosen, state=before[-1])
-    assert same(undisturbed, again)
 
 
 @given(seed=st.integers(0, 2**31), count=st.integers(2, 6), size=st.integers(6, 12))
@@ -134,30 +102,6 @@ def test_no_item_is_taken_twice_on_a_side(seed, count, size):
     assert len({i for i, _ in pairs}) == len({j for _, j in pairs}) == len(pairs)
     assert all(0 <= i < 15 and 0 <= j < 12 for i, j in pairs)
     assert pairs[:count] == seeds
-
-
-def test_on_step_hears_of_every_step_and_what_it_raises_ends_the_work(monkeypatch):
-    pools = fit_pools(normal(10, 30, 4), normal(11, 30, 4))
-    seen: list[Step] = []
-    # One row of the table at a time: many signs of life in a step.
-    monkeypatch.setattr(neighbours, "TABLE_BYTES", 1)
-    small = pools
-    run(small, [(0, 0), (1, 1)], size=5, steps=4, on_step=seen.append)
-    with_state = [step for step in seen if step.state is not None]
-    assert [(step.done, step.total) for step in with_state] == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert len(seen) > 4 * 30
-    assert all("loss" in step.facts for step in with_state)
-    assert ["agreement" in step.facts for step in with_state] == [False, True, True, True]
-
-    def stop(step: Step) -> None:
-        seen.append(step)
-        if step.done == 2 and step.state is None:
-            raise InterruptedError
-
-    seen.clear()
-    with pytest.raises(InterruptedError):
-        run(small, [(0, 0), (1, 1)], size=5, steps=4, on_step=stop)
-    assert [step.done for step in seen if step.state is not None] == [1, 2]
 
 
 @given(
