@@ -62,7 +62,8 @@ class Pair:
         """diag(s_x) M diag(s_y) (r_x, r_y): the product U_x^T U_y in the coordinates of the two
         kept spans.
         """
-        return self.x.values[:, None] * self.overlap * self.y.values
+        product: Core = self.x.values[:, None] * self.overlap * self.y.values
+        return product
 
     @cached_property
     def rotation(self) -> Core:

@@ -5,6 +5,7 @@ Ray repeats the files of a lost node. A file has its name only when it is comple
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -62,7 +63,7 @@ def _start() -> Any:
             "or use `--engine local`."
         ) from None
     try:
-        ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="ERROR")
+        ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise InvalidRequest(f"The Ray cluster cannot be used: {error}") from None
     return ray

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import faiss
@@ -11,7 +11,7 @@ from faiss.contrib.factory_tools import reverse_index_factory
 from numpy.typing import NDArray
 
 from app.errors import StoreUnsupported
-from app.stores.base import Metric, StoreVectors
+from app.stores.base import Metric, StoreId, StoreVectors
 
 #: how far the length of a vector may be from 1, for inner products to count as cosines
 UNIT_TOLERANCE = 0.02
@@ -23,6 +23,7 @@ KINDS = (
     faiss.IndexScalarQuantizer,
     faiss.IndexPQ,
 )
+METRICS = (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2)
 
 
 class LoadedIndex:
@@ -34,72 +35,60 @@ class LoadedIndex:
     """
 
     def __init__(self, outer: Any) -> None:
-        self.outer, self.inner = outer, inner_of(outer)
+        self._outer, self.inner = outer, inner_of(outer)
         inner, is_ivf = self.inner, isinstance(self.inner, faiss.IndexIVF)
-        if not isinstance(inner, KINDS):
-            raise refused(f"an {type(inner).__name__}, and flat, HNSW, IVF, SQ and PQ are read")
-        if inner.metric_type not in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):
-            raise refused("of another metric than METRIC_INNER_PRODUCT and METRIC_L2")
+        if not isinstance(inner, KINDS) or inner.metric_type not in METRICS:
+            raise refused("neither a flat, HNSW, IVF, SQ nor PQ index of inner products or L2")
         self.has_ids = is_ivf or outer is not inner
         #: whether the inner index names rows by their ids, and not by positions
         self._by_id = is_ivf and outer is inner
         ids = np.arange(inner.ntotal, dtype=np.int64)
         if self.has_ids:
             ids = _listed_ids(inner) if self._by_id else faiss.vector_to_array(outer.id_map)
-        self._ids, self._order = ids, np.argsort(ids, kind="stable")
-        self.sorted = ids[self._order]
-        if len(ids) != inner.ntotal or (np.diff(self.sorted) == 0).any():
-            raise refused("one that has several rows of one id, or rows without an id")
+        self._ids, self.sorted = ids, np.sort(ids)
+        names = ids.tolist()
+        self._keys = dict(zip(names, names if self._by_id else range(len(names)), strict=True))
+        if len(self._keys) != inner.ntotal:
+            raise refused("one that has several rows of one id")
         if is_ivf:
-            if isinstance(faiss.downcast_InvertedLists(inner.invlists), faiss.OnDiskInvertedLists):
-                raise refused("one whose lists are in a separate file")
             inner.set_direct_map_type(faiss.DirectMap.Hashtable)  # for `reconstruct`
         #: what an exact search reads
         self._storage = faiss.downcast_index(getattr(inner, "storage", inner))
         self.is_lossy = not isinstance(self._storage, faiss.IndexFlat | faiss.IndexIVFFlat)
         self.metric: Metric = "euclidean"
         if inner.metric_type == faiss.METRIC_INNER_PRODUCT:
-            some = self.find(self.sorted[:: max(1, inner.ntotal // 256)])[1]
+            some = self.find(self.sorted[:: max(1, inner.ntotal // 256)].tolist())[1]
             is_unit = np.abs(np.linalg.norm(some, axis=1) - 1) < UNIT_TOLERANCE
             self.metric = "cosine" if is_unit.all() else "dot"
 
-    def find(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], StoreVectors]:
+    def find(self, ids: Sequence[StoreId]) -> tuple[list[StoreId], StoreVectors]:
         """Return those of the ids that exist, and their vectors (n, d)."""
-        places = np.searchsorted(self.sorted, ids)
-        there = np.zeros(len(ids), bool)
-        if len(self.sorted):
-            there = self.sorted[np.minimum(places, len(self.sorted) - 1)] == ids
-        if not there.any():
-            return ids[:0], np.zeros((0, self.inner.d), np.float32)
-        found = ids[there]
-        keys = found if self._by_id else self._order[places[there]]
-        return found, self.inner.reconstruct_batch(np.ascontiguousarray(keys, np.int64))
+        found = [id for id in ids if id in self._keys]
+        keys = np.asarray([self._keys[id] for id in found], np.int64)
+        return found, self.inner.reconstruct_batch(keys)
 
     def search(
         self, queries: StoreVectors, k: int, exact: bool
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    ) -> Iterator[tuple[list[StoreId], NDArray[np.float32]]]:
         """Yield ids and scores of the k nearest rows of each query, the largest score first."""
         if self.metric == "cosine":
             lengths = np.linalg.norm(queries, axis=1, keepdims=True)
             queries = queries / np.maximum(lengths, 1e-30)
-        exact = exact or k >= len(self._ids)  # a graph need not reach every row
+        exact = exact or k >= len(self.sorted)  # a graph need not reach every row
         searched, options = self._storage if exact else self.inner, {}
         if exact and isinstance(searched, faiss.IndexIVF):
             options["params"] = faiss.SearchParametersIVF(nprobe=searched.nlist)
-        numbers, most = np.ascontiguousarray(queries, np.float32), max(1, min(k, len(self._ids)))
+        numbers, most = np.ascontiguousarray(queries, np.float32), max(1, min(k, len(self.sorted)))
         for scores, keys in zip(*searched.search(numbers, most, **options), strict=True):
             scores, keys = scores[keys >= 0], keys[keys >= 0]
             if self.metric == "euclidean":
                 scores = -np.sqrt(np.maximum(scores, 0))
-            yield keys if self._by_id else self._ids[keys], scores
+            yield (keys if self._by_id else self._ids[keys]).tolist(), scores
 
     def empty_like(self, dim: int) -> Any:
         """Return an empty index of the same type. Raises StoreUnsupported."""
-        lists = getattr(self.inner, "nlist", 0)
-        if lists > len(self._ids):
-            raise refused(f"one with {lists} lists, which fewer rows cannot train again")
         try:
-            name = reverse_index_factory(self.outer)
+            name = reverse_index_factory(self._outer)
             made = faiss.index_factory(dim, name, self.inner.metric_type)
         except (RuntimeError, NotImplementedError, KeyError, AssertionError) as error:
             raise refused(
@@ -107,7 +96,7 @@ class LoadedIndex:
             ) from None
         for name in ("efConstruction", "efSearch") if hasattr(self.inner, "hnsw") else ():
             setattr(inner_of(made).hnsw, name, getattr(self.inner.hnsw, name))
-        if lists:
+        if isinstance(self.inner, faiss.IndexIVF):
             inner_of(made).nprobe = self.inner.nprobe
         return made
 
@@ -130,21 +119,3 @@ def _listed_ids(ivf: Any) -> NDArray[np.int64]:
     sizes = ((each, ivf.invlists.list_size(each)) for each in range(ivf.nlist))
     parts = [faiss.rev_swig_ptr(ivf.invlists.get_ids(each), size) for each, size in sizes if size]
     return np.concatenate([np.zeros(0, np.int64), *parts])
-
-
-def train(index: Any, vectors: StoreVectors) -> None:
-    """Train an index on vectors (n, d). Raises StoreUnsupported where they are too few."""
-    try:
-        index.train(vectors)
-    except RuntimeError as error:
-        raise refused(f"of a type that {len(vectors)} rows cannot train: {error}") from None
-
-
-def add_rows(index: Any, ids: NDArray[np.int64], vectors: StoreVectors) -> None:
-    """Add rows (n, d), whose ids ascend. Where ids are positions, rows in between are zero."""
-    if isinstance(index, faiss.IndexIDMap | faiss.IndexIVF):
-        index.add_with_ids(vectors, ids)
-        return
-    whole = np.zeros((ids[-1] + 1 - index.ntotal, vectors.shape[1]), np.float32)
-    whole[ids - index.ntotal] = vectors
-    index.add(whole)

@@ -1,8 +1,7 @@
-"""What FAISS adds to the contract: types of indexes, files that clients rewrite, and crashes."""
+"""What FAISS adds to the contract: types of indexes, the file of texts, and full disks."""
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from tests.stores.moving import (
     NEW_DIM,
     OLD_DIM,
     TAG,
+    every,
     fill_migration,
     rows,
     translate,
@@ -58,81 +58,43 @@ def names(folder: str | Path) -> set[str]:
     return {each.name for each in Path(folder).iterdir()}
 
 
-def vectors_of(path: Path) -> dict[int, np.ndarray]:
-    """Return the vectors of a file as a client reads them."""
-    index = faiss.read_index(str(path))
-    inner = faiss.downcast_index(index.index) if hasattr(index, "index") else index
-    ids = faiss.vector_to_array(index.id_map) if inner is not index else range(index.ntotal)
-    if isinstance(inner, faiss.IndexIVF):
-        inner.set_direct_map_type(faiss.DirectMap.Hashtable)
-        if inner is index:
-            ids = [
-                int(id)
-                for number in range(inner.nlist)
-                if (size := inner.invlists.list_size(number))
-                for id in faiss.rev_swig_ptr(inner.invlists.get_ids(number), size)
-            ]
-    keys = ids if inner is index else range(index.ntotal)
-    return {int(id): inner.reconstruct(int(key)) for id, key in zip(ids, keys, strict=True)}
-
-
 @pytest.mark.parametrize("kind", TYPES)
 def test_each_type_of_index_is_written_again(tmp_path, kind):
     vectors = rows(CASE, 64).vectors
     first = 0 if kind in ("Flat", "HNSW8", "SQ8") else 2**40
     path = tmp_path / "old.index"
     save(build({first + row: vector for row, vector in enumerate(vectors)}, OLD_DIM, kind), path)
-    store = FaissStore(StoreLocation("faiss", str(tmp_path), "old.index"))
-    facts, before, content = store.facts(), vectors_of(path), path.read_bytes()
-    assert (facts.rows, facts.dim, facts.can_migrate) == (64, OLD_DIM, True)
+    store, content = (
+        FaissStore(StoreLocation("faiss", str(tmp_path), "old.index")),
+        path.read_bytes(),
+    )
+    facts, ids = store.facts(), [first + 63, first + 5]
+    assert (facts.rows, facts.dim) == (64, OLD_DIM)
     assert ("lossy-vectors" in {note.code for note in facts.notes}) == (TYPES[kind] > 0)
-    ids = [first + 63, first + 5]
     page = store.fetch([*ids, first + 64, "63"])
     assert (list(page.ids), page.vectors.shape) == (ids, (2, OLD_DIM))
     migration = store.migration(TAG, NEW_DIM)
     fill_migration(store, migration)
     assert migration.count() == 64
-    new = tmp_path / f"old.index.anchorage-{TAG}-new"
-    after = vectors_of(new)
-    want = translate(None, np.stack([before[id] for id in sorted(before)]))
-    made = np.stack([after[id] for id in sorted(after)])
-    assert np.abs(made - want).max() <= TYPES[kind] + 1e-6
-    assert type(faiss.read_index(str(path))) is type(faiss.read_index(str(new)))
-    assert path.read_bytes() == content
     migration.finish()
+    new = tmp_path / f"old.index.anchorage-{TAG}-new"
     assert names(tmp_path) == {"old.index", new.name}
-
-
-def test_a_file_that_is_half_written_is_an_error_until_it_is_whole(filled):
-    location, store = filled
-    path, query = CASE.path(location), rows(CASE, 50).vectors[[7]]
-    whole = path.read_bytes()
-    for half in (b"", whole[:30], whole[: len(whole) // 2], whole[:-1], b"IxMp" + bytes(200)):
-        path.write_bytes(half)
-        with pytest.raises(StoreUnavailable, match="writing"):
-            store.search(query, 1)
-    path.write_bytes(whole)
-    assert store.search(query, 1)[0].ids == [7]
-    CASE.delete(location, [7])  # by a rename
-    assert store.search(query, 1)[0].ids != [7]
+    assert path.read_bytes() == content
+    assert type(faiss.read_index(str(path))) is type(faiss.read_index(str(new)))
+    old_ids, old = every(store)
+    new_ids, made = every(FaissStore(StoreLocation("faiss", str(tmp_path), new.name)))
+    assert new_ids == old_ids
+    assert np.abs(made - translate(None, old)).max() <= TYPES[kind] + 1e-6
 
 
 @pytest.mark.usefixtures("filled")
 def test_links_lead_to_files_of_the_address(tmp_path):
     (tmp_path / "below").mkdir()
-    for name, target in {"near": "../items.faiss", "far": "../../", "dang.faiss": "gone"}.items():
-        (tmp_path / "below" / name).symlink_to(target)
+    (tmp_path / "below" / "near").symlink_to("../items.faiss")
     (tmp_path / "near").symlink_to("items.faiss")
-
-    def facts(folder: Path, name: str):
-        return FaissStore(StoreLocation("faiss", str(folder), name)).facts()
-
-    assert facts(tmp_path, "near").can_migrate
-    for name in ("near", "far"):
-        with pytest.raises(StoreUnsupported, match="outside the address"):
-            facts(tmp_path / "below", name)
-    with pytest.raises(StoreChanged, match="a link to a file that does not exist"):
-        facts(tmp_path / "below", "dang.faiss")
+    assert FaissStore(StoreLocation("faiss", str(tmp_path), "near")).facts().rows == 50
+    with pytest.raises(StoreUnsupported, match="outside the address"):
+        FaissStore(StoreLocation("faiss", str(tmp_path / "below"), "near")).facts()
 
 
 def test_files_that_cannot_be_read_or_moved_are_refused(tmp_path):
@@ -144,56 +106,22 @@ def test_files_that_cannot_be_read_or_moved_are_refused(tmp_path):
     twice = faiss.index_factory(OLD_DIM, "IDMap2,Flat")
     twice.add_with_ids(vectors[:2], np.array([1, 1]))
     manhattan = faiss.index_factory(OLD_DIM, "Flat", faiss.METRIC_L1)
-    for name, index in {"twice": twice, "manhattan": manhattan}.items():
+    hashes = faiss.IndexLSH(OLD_DIM, 16)
+    for name, index in {"twice": twice, "manhattan": manhattan, "hashes": hashes}.items():
         save(index, tmp_path / name)
-        with pytest.raises(StoreUnsupported):
+        with pytest.raises(StoreUnsupported, match="Build the vectors into another one"):
             store(name).facts()
-    rotated = faiss.index_factory(OLD_DIM, "PCA3,Flat")
-    rotated.train(vectors)
-    save(rotated, tmp_path / "rotated")
-    with pytest.raises(StoreUnsupported, match="IndexPreTransform"):
-        store("rotated").facts()
-    save(faiss.IndexLSH(OLD_DIM, 16), tmp_path / "hashes")
-    with pytest.raises(StoreUnsupported, match="IndexLSH"):
-        store("hashes").facts()
-    binary = faiss.IndexBinaryFlat(8)
-    faiss.write_index_binary(binary, str(tmp_path / "binary"))
-    os.utime(tmp_path / "binary", (0, 0))
-    with pytest.raises(StoreUnsupported, match="no index file"):
-        store("binary").facts()
-    with pytest.raises(StoreChanged, match="twice"):
-        store("twic").facts()
-    (tmp_path / "link").symlink_to("manhattan")
-    save(build(dict(enumerate(vectors)), OLD_DIM, "Flat"), tmp_path / "manhattan")
-    few = build(dict(enumerate(vectors)), OLD_DIM, "IVF20,Flat")
-    few.remove_ids(np.arange(40))
-    save(few, tmp_path / "few")
-    assert not store("few").facts().can_migrate
-    parts = build(dict(enumerate(vectors)), OLD_DIM, "PQ3x4")
-    parts.reset()
-    parts.add(vectors[:10])
-    save(parts, tmp_path / "parts")
+    with pytest.raises(StoreChanged, match="no file `gone`"):
+        store("gone").facts()
+    (tmp_path / "text").write_text("no index " * 100)
+    with pytest.raises(StoreUnavailable, match="Index type"):
+        store("text").facts()
+    save(build(dict(enumerate(vectors)), OLD_DIM, "PQ3x4"), tmp_path / "parts")
     with pytest.raises(StoreUnsupported, match="10 dimensions"):
         store("parts").migration(TAG, 10).prepare()
-    migration = store("parts").migration(TAG, NEW_DIM)
-    with pytest.raises(StoreUnsupported, match="10 rows"):
-        fill_migration(store("parts"), migration)
-    migration.abandon()
     with pytest.raises(InvalidFilter):
-        store("link").search(vectors[:1], 3, filter={"a": 1})
+        store("parts").search(vectors[:1], 3, filter={"a": 1})
     assert not any("anchorage" in name for name in names(tmp_path))
-
-
-def test_lists_in_another_file_are_refused(tmp_path):
-    index = build(dict(enumerate(rows(CASE, 50).vectors)), OLD_DIM, "IVF4,Flat")
-    lists = faiss.OnDiskInvertedLists(4, index.code_size, str(tmp_path / "lists"))
-    lists.merge_from(index.invlists, 0)
-    index.replace_invlists(lists)
-    save(index, tmp_path / "disk")
-    before = (tmp_path / "lists").read_bytes()
-    with pytest.raises(StoreUnsupported, match="separate file"):
-        FaissStore(StoreLocation("faiss", str(tmp_path), "disk")).facts()
-    assert (tmp_path / "lists").read_bytes() == before
 
 
 def test_texts_are_read_by_the_last_line_of_an_id(filled):
@@ -204,15 +132,10 @@ def test_texts_are_read_by_the_last_line_of_an_id(filled):
     assert list(store.texts([3, 4, 99])) == ["again", "item 4 é", None]
     [hits] = store.search(rows(CASE, 50).vectors[[3]], 1, payload=True)
     assert hits.payloads == [{"text": "again", "n": None}]
-    for wrong in (b'{"id": "3"}', b"[" * 100_000, b'{"id": 4', b"\xff", b'{"id": true}', b"7"):
+    for wrong in (b'{"id": "3"}', b'{"id": 4', b"7"):
         lines.write_bytes(b'{"id": 3, "text": "a"}\n' + wrong + b"\n")
-        with pytest.raises(StoreUnavailable, match=r"Line 2 of `items\.jsonl`"):
+        with pytest.raises(StoreUnsupported, match=r"Line 2 of `items\.jsonl`"):
             store.texts([3])
-    os.utime(lines, (0, 0))
-    with pytest.raises(StoreUnsupported, match="Correct it"):
-        store.facts()
-    lines.write_text('{"id": 1000, "text": "a"}\n')
-    assert "no-texts" in {note.code for note in store.facts().notes}
     lines.unlink()
     assert store.search(rows(CASE, 50).vectors[[3]], 1, payload=True)[0].payloads == [{}]
     with pytest.raises(StoreUnsupported, match=r"items\.jsonl"):
