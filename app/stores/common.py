@@ -19,9 +19,8 @@ from app.errors import (
     StoreFull,
     StoreRefused,
     StoreUnavailable,
-    StoreUnsupported,
 )
-from app.stores.base import Cursor, HearRows, Page, RowsChecksum, Side, StoreId, StoreVectors
+from app.stores.base import Cursor, HearRows, Page, RowsChecksum, StoreId, StoreVectors
 
 Cause = TypeVar("Cause", bound=BaseException)
 
@@ -57,15 +56,6 @@ def page_of(
     for place, id in enumerate(kept):
         found[place] = vectors[id]
     return Page(kept, found, cursor)
-
-
-def refuse_new_side(side: Side) -> None:
-    """Raises StoreUnsupported for the new vectors of a store without a cutover."""
-    if side == "new":
-        raise StoreUnsupported(
-            "The new vectors of this kind of store are searched once the application opens them. "
-            "Register the new column, table or file as a store."
-        )
 
 
 def raised_by(error: BaseException, packages: Collection[str]) -> bool:

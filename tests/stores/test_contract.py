@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.errors import MigrationActive, StoreRefused, StoreUnsupported, WrongState
+from app.errors import MigrationActive, StoreRefused, WrongState
 from app.stores.base import Migration, Store, StoreLocation
 from app.stores.registry import open_store
 from tests.stores.cases.all_cases import CASES, EMBEDDED, LIVE
@@ -513,15 +513,3 @@ def test_a_run_killed_at_any_time_is_resumed_with_the_same_rows(filling, pages) 
     first = rows(case, 50)
     assert migration.count() == 50
     assert np.allclose(migration.read(first.ids).vectors, translate(None, first.vectors), atol=1e-3)
-
-
-def test_only_the_old_vectors_are_searched_without_a_cutover(filling) -> None:
-    case, _, store, migration = filling
-    fill_migration(store, migration)
-    for call in (
-        lambda: store.search(rows(case, 1).vectors, 3, side="new"),
-        lambda: store.fetch(case.ids(1), "new"),
-        lambda: store.scroll(None, 5, "new"),
-    ):
-        with pytest.raises(StoreUnsupported, match="Register the new"):
-            call()

@@ -38,7 +38,6 @@ from app.stores.base import (
 from app.stores.common import (
     as_json,
     page_of,
-    refuse_new_side,
     row_number,
     rows_checksum,
     store_faults,
@@ -132,7 +131,6 @@ class FaissStore(Store):
         )
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
-        refuse_new_side(side)
         index = self.load()
         start = 0 if cursor is None else int(np.searchsorted(index.sorted, cursor, "right"))
         ids, vectors = index.find(index.sorted[start : start + limit].tolist())
@@ -145,7 +143,6 @@ class FaissStore(Store):
         return Page(*index.find(np.concatenate(chosen).tolist()))
 
     def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
-        refuse_new_side(side)
         return Page(*self.load().find(ids))
 
     def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
@@ -183,7 +180,6 @@ class FaissStore(Store):
     ) -> Sequence[Hits]:
         if filter is not None:
             raise InvalidFilter("FAISS has no filters. Remove `filter`.", field="filter")
-        refuse_new_side(side)
         index, lines = self.load(), (self._texts() if payload else None) or {}
         hits = []
         for ids, scores in index.search(queries, k, exact):

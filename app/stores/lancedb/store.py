@@ -33,7 +33,7 @@ from app.stores.base import (
     StoreNote,
     StoreVectors,
 )
-from app.stores.common import as_json, page_of, refuse_new_side, row_number, rows_checksum
+from app.stores.common import as_json, page_of, row_number, rows_checksum
 from app.stores.lancedb.columns import (
     DISTANCES,
     FLOATS,
@@ -129,7 +129,6 @@ class LancedbStore(Store):
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
         """Read by position in one version, which a cursor pins."""
-        refuse_new_side(side)
         dataset, id, vector = self.open()
         dim = dataset.schema.field(vector).type.list_size
         with self.connection.faults():
@@ -155,7 +154,6 @@ class LancedbStore(Store):
         return page_of(list(vectors), vectors, dataset.schema.field(vector).type.list_size)
 
     def fetch(self, ids: Sequence[StoreId], side: Side = "old") -> Page:
-        refuse_new_side(side)
         dataset, id, vector = self.open()
         found = self.read(dataset, id, vector, list(dict.fromkeys(ids)))
         return page_of(ids, found, dataset.schema.field(vector).type.list_size)
@@ -188,7 +186,6 @@ class LancedbStore(Store):
                 'A filter of LanceDB is a condition in SQL, as text: "price < 10".',
                 field="filter",
             )
-        refuse_new_side(side)
         dataset, id, vector = self.open()
         metric = self._metric(vector)
         others = others_of(dataset, vector) if payload else []
