@@ -33,7 +33,7 @@ from app.maths.bootstrap.estimate import (
     estimate_right,
     wrong_seeds,
 )
-from app.maths.bootstrap.neighbours import product, product_blocks
+from app.maths.bootstrap.neighbours import no_beat, product, product_blocks
 from app.maths.bootstrap.pools import Pools, seed_tensor
 from app.maths.bootstrap.self_learning import LIKELY_RIGHT
 from research.grown_pairs import GrownPairs, check_seeds
@@ -100,7 +100,7 @@ def grow(
     """
     check_seeds(seeds, source=len(pools.x), target=len(pools.y), size=settings.size)
     rows, anchors = _start(pools, seeds, settings)
-    relative_x = product(pools.x, pools.x[rows].T)
+    relative_x = product(pools.x, pools.x[rows].T, beat=no_beat)
     while anchors.done < settings.steps and len(anchors.free):
         _step(pools, relative_x, anchors, settings)
     return _round_to_items(pools, rows, seeds, anchors)
@@ -136,7 +136,7 @@ def _step(
     """One step of Algorithm 1, lines 4 to 8: every y should get the relative vector of the x with
     the most mass in its column of the plan.
     """
-    relative_y = product(pools.y, torch.cat([anchors.frozen, anchors.free]).T)
+    relative_y = product(pools.y, torch.cat([anchors.frozen, anchors.free]).T, beat=no_beat)
     epsilon, steps = settings.epsilon, settings.sinkhorn_steps
     u = source_potential(relative_x, relative_y, epsilon=epsilon, steps=steps)
     partner = column_argmax(relative_x, relative_y, u, epsilon=epsilon)
@@ -198,7 +198,7 @@ def _round_to_items(
         torch.empty(len(anchors.free)),
         torch.empty(len(anchors.free), dtype=torch.int64),
     )
-    for piece, block in product_blocks(anchors.free, pools.y):
+    for piece, block in product_blocks(anchors.free, pools.y, beat=no_beat):
         largest = block.max(dim=1)
         cosines[piece], nearest[piece] = (
             largest.values.clamp(-1.0, 1.0).cpu(),
@@ -239,7 +239,7 @@ def judge_pairs(
     rounds = []
     for repeat in range(CONFIRMATIONS):
         half = draw_half(len(pairs), repeat, seed).to(pairs.device)
-        rounds.append(confirm_pairs(x.along, y.along, pairs, seed_rows, half))
+        rounds.append(confirm_pairs(x.along, y.along, pairs, seed_rows, half, beat=no_beat))
     votes = Votes.counted(pairs, *zip(*rounds, strict=True))
     estimate = estimate_right(votes, votes.confirmed, agreed=math.nan, chance=None)
     # A result that is mostly wrong cannot identify wrong seeds.

@@ -23,7 +23,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from app.maths.bootstrap.annealing import CACHED_NUMBERS, NEGLIGIBLE_LOGIT
-from app.maths.bootstrap.neighbours import product_blocks
+from app.maths.bootstrap.neighbours import no_beat, product_blocks
 
 #: Two equal masses may differ by this many roundings of a potential over epsilon.
 EQUAL_MASS_ROUNDINGS = 16
@@ -104,7 +104,7 @@ def logit_blocks(
     left = torch.cat([left.mul_(-2), left_squares, torch.ones_like(left_squares)], dim=1)
     right = torch.cat([right, torch.ones_like(right_squares), right_squares], dim=1)
     scaled = (potential / epsilon).to(rows.dtype)
-    for piece, table in product_blocks(left, right):
+    for piece, table in product_blocks(left, right, beat=no_beat):
         start = piece.start
         for block in torch.split(
             table,

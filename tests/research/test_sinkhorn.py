@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths.bootstrap import neighbours
-from app.maths.bootstrap.neighbours import Beat, no_beat
 from research.sinkhorn import column_argmax, softmin, source_potential
 from tests.maths.bootstrap.clouds import normal
 
@@ -21,12 +20,10 @@ seeds = st.integers(0, 2**31)
 epsilons = st.sampled_from([1e-4, 1e-3, 1e-2, 0.1, 1.0])
 
 
-def sinkhorn(
-    x: Tensor, y: Tensor, *, epsilon: float, steps: int, beat: Beat = no_beat
-) -> tuple[Tensor, Tensor]:
+def sinkhorn(x: Tensor, y: Tensor, *, epsilon: float, steps: int) -> tuple[Tensor, Tensor]:
     """Both potentials."""
-    u = source_potential(x, y, epsilon=epsilon, steps=steps, beat=beat)
-    return u, softmin(y, x, u, epsilon=epsilon, beat=beat)
+    u = source_potential(x, y, epsilon=epsilon, steps=steps)
+    return u, softmin(y, x, u, epsilon=epsilon)
 
 
 @pytest.fixture(autouse=True, scope="module")
