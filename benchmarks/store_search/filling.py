@@ -13,9 +13,6 @@ from benchmarks.synthetic import Matrix
 #: the schema that the benchmark deletes and creates in the PostgreSQL that it is given
 SCHEMA = "anchorage_store_search"
 
-#: rows of one call
-FILL_ROWS = 200
-
 
 def fill_pgvector(url: str, collection: str, vectors: Matrix) -> dict[str, Any]:
     """Create a table with an HNSW index of cosines, and return the store's definition."""

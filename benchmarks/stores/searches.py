@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import orjson
+
 from app.stores.base import StoreLocation
-from benchmarks.store_search.timing import Service, time_searches
+from benchmarks.service import JSON, Connection, make_set, register
 from benchmarks.stores.data import ANCHORS, Vectors, World
 from scripts.servers import serve
 
 #: how long a search waits for native vectors: none is left out
 DEADLINE_MS = 30_000
+
+#: single queries that are timed, after a few that are not
+TIMED, WARM_UP = 100, 5
 
 
 def measure_searches(location: StoreLocation, world: World) -> dict[str, Any]:
@@ -32,16 +40,33 @@ def measure_searches(location: StoreLocation, world: World) -> dict[str, Any]:
         "native": ({**cascade, "native": 20, "native_deadline_ms": DEADLINE_MS}, new),
     }
     with serve(stores=json.dumps({"bench": location.url})) as server:
-        service = Service(server)
-        service.post("/encoders", {"name": "old", "dim": old.shape[1]})
+        service = Connection(server.port)
+        register(service, {"old": old.shape[1]})
         model = {"kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
-        service.post("/encoders", {"name": "new", **model})
-        anchors = {"old": old[:ANCHORS], "new": new[:ANCHORS]}
-        service.post("/anchor-sets", {"name": "bridge", "embeddings": anchors})
+        service.ask("/encoders", orjson.dumps({"name": "new", **model}), JSON)
+        make_set(service, "bridge", {"old": old[:ANCHORS], "new": new[:ANCHORS]})
         fields = ("kind", "collection", "vector_field", "id_field", "text_field", "options")
         about = {name: getattr(location, name) for name in fields if getattr(location, name)}
-        service.post("/stores", {"name": "bench", "address": "bench", "encoder": "old", **about})
+        store = {"name": "bench", "address": "bench", "encoder": "old", **about}
+        service.ask("/stores", orjson.dumps(store), JSON)
         return {
-            what: time_searches(service, "/stores/bench/search", body, queries[::-1][:200])
+            what: time_searches(service, body, queries[::-1][:200])
             for what, (body, queries) in kinds.items()
         }
+
+
+def time_searches(
+    service: Connection, body: Mapping[str, Any], queries: Vectors
+) -> dict[str, float]:
+    """Percentiles of TIMED searches for 10 results of single queries, after WARM_UP others."""
+    times = []
+    for turn in range(WARM_UP + TIMED):
+        content = orjson.dumps(
+            {**body, "queries": queries[turn % len(queries)][None], "k": 10},
+            option=orjson.OPT_SERIALIZE_NUMPY,
+        )
+        began = time.perf_counter()
+        service.ask("/stores/bench/search", content, JSON)
+        if turn >= WARM_UP:
+            times.append((time.perf_counter() - began) * 1e3)
+    return {f"p{part}_ms": float(np.percentile(times, part)) for part in (50, 99)}

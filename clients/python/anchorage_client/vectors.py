@@ -93,17 +93,3 @@ def from_npy(data: bytes) -> Float32s:
     """Return the float32 array of a npy file."""
     array: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
     return array.astype(np.float32, copy=False)
-
-
-def npy_header(count: int, dim: int, dtype: np.dtype[Any]) -> bytes:
-    """Return the head of a npy file of this shape, in C order."""
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        file,
-        {
-            "descr": np.lib.format.dtype_to_descr(dtype),
-            "fortran_order": False,
-            "shape": (count, dim),
-        },
-    )
-    return file.getvalue()
