@@ -1,6 +1,6 @@
 """What does it bring that the new encoder reads the candidates of a query?
 
-    python -m benchmarks.native [--pgvector postgresql://postgres@localhost/postgres] [--draws 5]
+    python -m benchmarks.native [--draws 5]
 
 Writes benchmarks/results/native.json.
 
@@ -30,7 +30,6 @@ import httpx2
 import lancedb
 import numpy as np
 import orjson
-import psycopg
 import pyarrow as pa
 from rich.console import Console
 from rich.progress import track
@@ -39,7 +38,6 @@ from benchmarks.common import RESULTS, Missing, Table, parser, show, write
 from benchmarks.relevance.cells import anchor_rows
 from benchmarks.relevance.client import mean_ndcg, packed
 from benchmarks.relevance.collection import CRANFIELD, JudgedCollection, cranfield
-from benchmarks.store_search.filling import SCHEMA, drop_pgvector, fill_pgvector
 from benchmarks.synthetic import Matrix
 from scripts.servers import serve
 
@@ -137,18 +135,6 @@ def fill_lance(
     return {"kind": "lancedb", "collection": name, "vector_field": "vector", "text_field": "text"}
 
 
-def fill_table(url: str, name: str, vectors: Matrix, texts: Sequence[str]) -> dict[str, Any]:
-    definition = fill_pgvector(url, name, vectors)
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f'ALTER TABLE {SCHEMA}."{name}" ADD body text')
-        with connection.cursor() as cursor:
-            cursor.executemany(
-                f'UPDATE {SCHEMA}."{name}" SET body = %s WHERE id = %s',  # noqa: S608
-                [(text, row) for row, text in enumerate(texts)],
-            )
-    return {**definition, "text_field": "body"}
-
-
 def search(service: Service, data: JudgedCollection, store: str, **body: Any) -> dict[str, Any]:
     """nDCG@10 of all queries, and the texts that they had embedded."""
     rows: list[list[int]] = []
@@ -179,9 +165,7 @@ def exact(data: JudgedCollection, encoder: str) -> float:
     return mean_ndcg(data, np.argsort(-(unit[0] @ unit[1].T), axis=1)[:, :10].tolist())
 
 
-def measure(
-    service: Service, data: JudgedCollection, stores: Sequence[str], draws: int
-) -> list[dict[str, Any]]:
+def measure(service: Service, data: JudgedCollection, draws: int) -> list[dict[str, Any]]:
     """Each pair, old encoder alive or gone, number of anchors, draw and number of texts."""
     cells: list[dict[str, Any]] = []
     baselines = {encoder: exact(data, encoder) for encoder in data.documents}
@@ -194,28 +178,21 @@ def measure(
         }
         queries = {"target": target, "queries": data.queries[target]}
         alive = {**queries, "old_queries": data.queries[source], "mode": "fuse"}
-        for store in stores:
-            for count in COUNTS[1:]:
-                found = search(service, data, f"{store}-{source}", native=count, **alive)
-                cell = {"store": store, "old": "runs", "anchors": 0, "draw": 0, "native": count}
-                cells.append({**known, **cell, **found})
+        for count in COUNTS[1:]:
+            found = search(service, data, source, native=count, **alive)
+            cell = {"old": "runs", "anchors": 0, "draw": 0, "native": count}
+            cells.append({**known, **cell, **found})
         for size, draw in track(
             list(itertools.product(ANCHORS, range(draws))), f"{source} -> {target}"
         ):
             more = {"anchor_set": f"set-{size}-{draw}", "method": "graded"}
-            for store in stores if (size, draw) == (300, 0) else stores[:1]:
-                for count in COUNTS:
-                    for old, body in (
-                        ("is gone", {**queries, "mode": "cascade"}),
-                        ("runs", alive),
-                    ):
-                        if old == "runs" and size not in (30, 300):
-                            continue
-                        found = search(
-                            service, data, f"{store}-{source}", native=count, **body, **more
-                        )
-                        cell = {"store": store, "old": old, "anchors": size, "draw": draw}
-                        cells.append({**known, **cell, "native": count, **found})
+            for count in COUNTS:
+                for old, body in (("is gone", {**queries, "mode": "cascade"}), ("runs", alive)):
+                    if old == "runs" and size not in (30, 300):
+                        continue
+                    found = search(service, data, source, native=count, **body, **more)
+                    cell = {"old": old, "anchors": size, "draw": draw, "native": count}
+                    cells.append({**known, **cell, **found})
     return cells
 
 
@@ -224,19 +201,17 @@ def mean_of(cells: Sequence[Mapping[str, Any]], what: str = "ndcg") -> float:
 
 
 def tables_of(cells: Sequence[Mapping[str, Any]]) -> dict[str, Table]:
-    """Means over the draws of the first store, by pair; and the share of the gap."""
-    store = cells[0]["store"]
-    mine = [each for each in cells if each["store"] == store]
-    pairs = list(dict.fromkeys((each["source"], each["target"]) for each in mine))
+    """Means over the draws, by pair; and the share of the gap."""
+    pairs = list(dict.fromkeys((each["source"], each["target"]) for each in cells))
     found: dict[str, Table] = {}
     for name, old in (("gone", "is gone"), ("runs", "runs")):
-        sizes = sorted({each["anchors"] for each in mine if each["old"] == old})
+        sizes = sorted({each["anchors"] for each in cells if each["old"] == old})
         columns = ["old -> new", "keep", "re-embed", "anchors", *(f"n {each}" for each in COUNTS)]
         rows = []
         for (source, target), size in itertools.product(pairs, sizes):
             same = [
                 each
-                for each in mine
+                for each in cells
                 if (each["source"], each["target"], each["old"], each["anchors"])
                 == (source, target, old, size)
             ]
@@ -251,7 +226,7 @@ def tables_of(cells: Sequence[Mapping[str, Any]]) -> dict[str, Table]:
                 ]
             )
         found[name] = [columns, *rows]
-    found["gap"] = gap_table(mine, pairs)
+    found["gap"] = gap_table(cells, pairs)
     return found
 
 
@@ -286,7 +261,6 @@ def gap_table(mine: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, str]
 def main() -> None:
     """Measure, print and write."""
     command = parser(__doc__, RESULTS / "native.json")
-    command.add_argument("--pgvector", help="URL of a PostgreSQL with the extension vector")
     command.add_argument("--draws", type=int, default=5, help="draws of anchors")
     options = command.parse_args()
     try:
@@ -298,32 +272,15 @@ def main() -> None:
     by_text = {
         name: dict(zip(texts, vectors, strict=True)) for name, vectors in data.documents.items()
     }
-    with tempfile.TemporaryDirectory() as name:
-        addresses = {"lancedb": name}
-        if options.pgvector is not None:
-            addresses["pgvector"] = options.pgvector
-        with served(addresses, by_text) as service:
-            for size, draw in itertools.product(ANCHORS, range(options.draws)):
-                rows = anchor_rows(data, size, draw)
-                sets = {each: packed(vectors[rows]) for each, vectors in data.documents.items()}
-                service.post("/anchor-sets", name=f"set-{size}-{draw}", embeddings=sets)
-            for address in addresses:
-                for encoder, vectors in data.documents.items():
-                    filled = (
-                        fill_lance(Path(name), encoder, vectors, texts)
-                        if address == "lancedb"
-                        else fill_table(options.pgvector, encoder, vectors, texts)
-                    )
-                    service.post(
-                        "/stores",
-                        name=f"{address}-{encoder}",
-                        address=address,
-                        encoder=encoder,
-                        **filled,
-                    )
-            cells = measure(service, data, list(addresses), options.draws)
-    if options.pgvector is not None:
-        drop_pgvector(options.pgvector)
+    with tempfile.TemporaryDirectory() as name, served({"lancedb": name}, by_text) as service:
+        for size, draw in itertools.product(ANCHORS, range(options.draws)):
+            rows = anchor_rows(data, size, draw)
+            sets = {each: packed(vectors[rows]) for each, vectors in data.documents.items()}
+            service.post("/anchor-sets", name=f"set-{size}-{draw}", embeddings=sets)
+        for encoder, vectors in data.documents.items():
+            filled = fill_lance(Path(name), encoder, vectors, texts)
+            service.post("/stores", name=encoder, address="lancedb", encoder=encoder, **filled)
+        cells = measure(service, data, options.draws)
     tables = tables_of(cells)
     show(Console(width=max(140, Console().width)), tables)
     write(options.json, tables, {"cells": cells})
