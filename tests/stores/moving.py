@@ -59,15 +59,19 @@ def every(store: Store, side="old", limit: int = 7):
         cursor = json.loads(json.dumps(page.cursor))
 
 
-def fill_migration(store: Store, migration, limit: int = 20) -> None:
+def write_all(store: Store, migration, limit: int = 20, by=translate) -> None:
     migration.prepare()
     cursor = None
     while True:
         page = store.scroll(cursor, limit)
-        migration.write(page.ids, translate(page.ids, page.vectors))
+        migration.write(page.ids, by(page.ids, page.vectors))
         cursor = page.cursor
         if cursor is None:
             break
+
+
+def fill_migration(store: Store, migration, limit: int = 20) -> None:
+    write_all(store, migration, limit)
     if isinstance(migration, Migration):
         drain(migration)
     migration.build_index()

@@ -1,4 +1,4 @@
-"""Servers of strangers that answer without end: an error of ours, and little memory."""
+"""Strangers' servers that answer nonsense, or without end: our error, and little memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import StoreUnavailable, StoreUnsupported
+from app.errors import AnchorageError, StoreUnavailable, StoreUnsupported
 from app.stores import answers, http_answers
 from app.stores.base import StoreLocation
+from app.stores.handles import StoreHandles
 from app.stores.registry import open_store
 from tests.stores.cases.base import Rows
 from tests.stores.cases.chroma import ChromaServerCase
 from tests.stores.moving import rows
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+#: answers that no store of these kinds gives
+NONSENSE = [b"", b"null", b'{"result": 7}', b"<html>", b"\xff\xfe"]
 
 #: most that one answer may take of memory
 MAX_GROWTH_MIB = 200
@@ -28,6 +32,12 @@ MAX_GROWTH_MIB = 200
 def resident_mib() -> float:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096 / 2**20
+
+
+def whole(body: bytes) -> Callable[[socket.socket], None]:
+    """Return a server's answer with this body."""
+    head = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    return lambda client: client.sendall(head + body)
 
 
 def endless(unit: bytes) -> Callable[[socket.socket], None]:
@@ -79,10 +89,22 @@ def server(answer: Callable[[socket.socket], None]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", ["qdrant", "chroma"])
+def test_a_server_that_answers_nonsense_is_no_fault_of_the_service(kind) -> None:
+    handles, wrong = StoreHandles(), []
+    for each in NONSENSE:
+        with server(whole(each)) as url:
+            location = StoreLocation(kind=kind, url=url, collection="items")
+            for call in (lambda store: store.facts(), lambda store: store.scroll(None, 10)):
+                error = handles.submit(location, call).exception(60)
+                if not isinstance(error, AnchorageError) or url in error.detail:
+                    wrong.append((each, str(error)[-600:]))
+    handles.close()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("kind", ["qdrant", "chroma"])
 @pytest.mark.parametrize(
-    "answer",
-    [endless(b"{},"), endless(b"0.5,"), endless(b'"text of a row", '), endless(b"  "), compressed],
-    ids=["objects", "numbers", "texts", "spaces", "gzip"],
+    "answer", [endless(b"{},"), endless(b"  "), compressed], ids=["objects", "spaces", "gzip"]
 )
 def test_an_answer_without_end_is_refused_before_it_fills_the_memory(kind, answer) -> None:
     with server(answer) as url:
@@ -107,7 +129,8 @@ def test_an_answer_that_arrives_byte_by_byte_ends(kind, monkeypatch) -> None:
 def test_large_rows_of_a_server_are_read_in_parts_and_one_above_the_limit_is_named(
     tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 64 << 10)
+    for each in (answers, http_answers):
+        monkeypatch.setattr(each, "MAX_ANSWER_BYTES", 64 << 10)
     case = ChromaServerCase()
     items = rows(case, 40)
     large = [each | {"text": "x" * (8 << 10)} for each in items.payloads]

@@ -248,13 +248,6 @@ def test_json_that_is_null_moves_along(client) -> None:
     store.close()
 
 
-def test_a_copy_whose_fields_got_other_numbers_is_the_same(filled) -> None:
-    place = filled.find_sides().old
-    fields = [{**each, "field_id": 7} for each in place.form["fields"]]
-    other = replace(place, form={**place.form, "fields": fields})
-    assert other.copied(1)["fields"] == place.copied(1)["fields"]
-
-
 def test_an_answer_that_is_too_large_is_read_in_parts(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(milvus, "MAX_ANSWER_BYTES", 4096)
     many = rows(CASE, 50)

@@ -151,12 +151,3 @@ def test_a_read_only_folder_refuses_writes(tmp_path):
             with pytest.raises(StoreRefused):
                 store.migration(TAG, NEW_DIM).prepare()
             store.close()
-
-
-def test_mistakes_of_ours_are_not_called_faults_of_the_store(folder):
-    _, _, store = folder
-    for mistake, kind in ((lambda: int("x"), ValueError), (lambda: {}["x"], KeyError)):
-        with pytest.raises(kind), store.connection.faults():
-            mistake()
-    with pytest.raises(ValueError, match="shape"), store.connection.faults():
-        np.stack([np.zeros(2), np.zeros(3)])

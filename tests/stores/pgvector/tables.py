@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -12,6 +12,7 @@ import psycopg
 
 from app.stores.base import Migration, Store, StoreLocation
 from app.stores.pgvector import PgvectorStore
+from tests.stores.moving import write_all
 
 if TYPE_CHECKING:  # it imports torch, and processes that a test kills shall start quickly
     from tests.pgvector_server import PgvectorServer
@@ -72,13 +73,15 @@ class Table:
 
     def fill(self, count: int = 30, columns: str = "id bigint PRIMARY KEY, body text") -> Table:
         self.execute(f"CREATE TABLE {{t}} ({columns}, embedding vector({OLD_DIM}) NOT NULL)")
-        for each, vector in enumerate(vectors_of(count)):
-            self.execute(
-                "INSERT INTO {t} (id, body, embedding) VALUES (%s, %s, %s)",
-                [each, f"body {each}", text(vector)],
-            )
+        self.insert((each, f"body {each}", text(v)) for each, v in enumerate(vectors_of(count)))
         self.execute("CREATE INDEX ON {t} USING hnsw (embedding vector_cosine_ops)")
         return self
+
+    def insert(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Insert an id, a body and a vector each."""
+        statement = f"INSERT INTO {self.full} (id, body, embedding) VALUES (%s, %s, %s)"  # noqa: S608
+        with self.connect() as connection, connection.cursor() as cursor:
+            cursor.executemany(statement, rows)
 
     def location(self, **members: Any) -> StoreLocation:
         url = members.pop("url", self.url)
@@ -111,12 +114,5 @@ class Table:
 
 
 def sweep(store: Store, migration: Migration, limit: int = 10) -> None:
-    migration.prepare()
-    cursor = None
-    while True:
-        page = store.scroll(cursor, limit)
-        migration.write(page.ids, translate(page.ids, page.vectors))
-        cursor = page.cursor
-        if cursor is None:
-            break
+    write_all(store, migration, limit, translate)
     migration.build_index()

@@ -36,7 +36,7 @@ IS_HELD = (
 )
 
 #: how long a server waits for a lock before it looks for a deadlock; and the switches beside a dump
-DEADLOCK_S, SWITCHES = 0.2, 20
+DEADLOCK_S, SWITCHES = 0.5, 8
 
 
 @pytest.fixture

@@ -28,7 +28,6 @@ from tests.stores.pgvector.tables import (
     TAG,
     Table,
     sweep,
-    text,
     translate,
     translate_back,
     vectors_of,
@@ -74,38 +73,38 @@ def test_a_connection_dropped_within_a_write_leaves_nothing_half_written(table: 
     assert migration.count() == 10
 
 
-@pytest.mark.parametrize(
-    ("condition", "error"),
-    [
-        ("disk_full", StoreFull),
-        ("too_many_connections", StoreUnavailable),
-        ("insufficient_privilege", StoreRefused),
-        ("read_only_sql_transaction", StoreRefused),
-        ("admin_shutdown", StoreUnavailable),
-    ],
-)
-def test_conditions_of_the_server(
-    table: Table, condition: str, error: type[AnchorageError]
-) -> None:
+CONDITIONS = {
+    "disk_full": StoreFull,
+    "too_many_connections": StoreUnavailable,
+    "insufficient_privilege": StoreRefused,
+    "read_only_sql_transaction": StoreRefused,
+    "admin_shutdown": StoreUnavailable,
+}
+
+
+def test_conditions_of_the_server(table: Table) -> None:
     store = table.store()
     migration = store.migration(TAG, NEW_DIM)
     sweep(store, migration)
-    table.execute(
-        "CREATE FUNCTION {s}.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        f"RAISE EXCEPTION USING ERRCODE = '{condition}', MESSAGE = 'no'; END $$"
+    fail = (
+        "CREATE OR REPLACE FUNCTION {s}.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "RAISE EXCEPTION USING ERRCODE = 'CONDITION', MESSAGE = 'no'; END $$"
     )
+    table.execute(fail)
     table.execute(
         f"CREATE TRIGGER fail BEFORE UPDATE ON {{s}}.anchorage_{TAG}_new "
         "FOR EACH ROW EXECUTE FUNCTION {s}.fail()"
     )
     page = store.scroll(None, 5)
-    with pytest.raises(error):
-        migration.write(page.ids, translate(page.ids, page.vectors), replace=True)
     table.execute("UPDATE {t} SET embedding = '[1,2,3,4]' WHERE id = 3")
-    with pytest.raises(error):
-        migration.cutover(translate)
-    assert store.facts().dim == 4
-    assert len(migration.changes(10)) == 1
+    for condition, error in CONDITIONS.items():
+        table.execute(fail.replace("CONDITION", condition))
+        with pytest.raises(error):
+            migration.write(page.ids, translate(page.ids, page.vectors), replace=True)
+        with pytest.raises(error):
+            migration.cutover(translate)
+        assert store.facts().dim == 4
+        assert len(migration.changes(10)) == 1
     table.execute(f"DROP TRIGGER fail ON {{s}}.anchorage_{TAG}_new")
     migration.cutover(translate)
     assert store.facts().dim == NEW_DIM
@@ -386,4 +385,3 @@ def test_no_extension(own_pgvector: PgvectorServer) -> None:
     url = own_pgvector.url.replace("/postgres?", "/bare?")
     with pytest.raises(StoreUnsupported, match="CREATE EXTENSION"):
         PgvectorStore(StoreLocation("pgvector", url, "docs")).facts()
-    assert text([1]) == "[1.0]"

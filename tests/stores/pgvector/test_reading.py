@@ -16,10 +16,8 @@ from app.stores.pgvector import PgvectorStore
 from tests.stores.pgvector.tables import NEW_DIM, TAG, Table, sweep, text, translate, vectors_of
 
 
-@pytest.mark.parametrize("name", ["My Docs", 'with "quotes"', "Uni-cöde"])
-def test_quoted_names(new_table: Callable[..., Table], name: str) -> None:
-    table = new_table()
-    table.name = name.replace('"', '""')
+def test_quoted_names(new_table: Callable[..., Table]) -> None:
+    table = new_table('Uni-cöde with ""quotes""')
     table.execute(
         'CREATE TABLE {t} ("Key Of" int PRIMARY KEY, "Some Text" text, "The Vector" vector(4))'
     )
@@ -45,9 +43,7 @@ def test_large_rows_are_read_in_parts_and_a_row_above_the_limit_is_named(
 ) -> None:
     table = new_table()
     table.execute("CREATE TABLE {t} (id int PRIMARY KEY, body text, embedding vector(4))")
-    for each, vector in enumerate(vectors_of(20)):
-        values = [each, "x" * 1100000, text(vector)]
-        table.execute("INSERT INTO {t} VALUES (%s, %s, %s)", values)
+    table.insert((each, "x" * 1100000, text(v)) for each, v in enumerate(vectors_of(20)))
     store = table.store(text_field="body")
     assert [len(each or "") for each in store.texts(range(20))] == [MAX_TEXT] * 20
     [hits] = store.search(vectors_of(20)[:1], 20, payload=True)
@@ -76,14 +72,13 @@ def test_halfvec(new_table: Callable[..., Table]) -> None:
     migration.abandon()
 
 
-@pytest.mark.parametrize("kind", ["uuid", "text", "varchar(40)"])
+@pytest.mark.parametrize("kind", ["uuid", "text"])
 def test_keys_that_are_not_numbers(new_table: Callable[..., Table], kind: str) -> None:
     table = new_table()
     table.execute(f"CREATE TABLE {{t}} (id {kind} PRIMARY KEY, body text, embedding vector(4))")
     keys = [str(uuid4()) if kind == "uuid" else f"schlüssel {each}" for each in range(25)]
     vectors = dict(zip(keys, vectors_of(25), strict=True))
-    for key, vector in vectors.items():
-        table.execute("INSERT INTO {t} VALUES (%s, %s, %s)", [key, f"b {key}", text(vector)])
+    table.insert((key, f"b {key}", text(vector)) for key, vector in vectors.items())
     store = table.store()
     found, cursor = [], None
     while True:
@@ -192,8 +187,7 @@ def test_filters(new_table: Callable[..., Table]) -> None:
 
 
 def test_searches_use_the_index_and_find_more_rows_than_its_default(table: Table) -> None:
-    for each, vector in enumerate(vectors_of(200, 9)):
-        table.execute("INSERT INTO {t} VALUES (%s, 'x', %s)", [1000 + each, text(vector)])
+    table.insert((1000 + each, "x", text(vector)) for each, vector in enumerate(vectors_of(200, 9)))
     store = table.store(options={"ef_search": 60})
     [hits] = store.search(vectors_of(1), 120)
     assert len(hits.ids) == len(set(hits.ids)) == 120

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -19,18 +17,17 @@ from qdrant_client import QdrantClient, models
 from app.errors import (
     InvalidFilter,
     InvalidRequest,
-    MigrationActive,
     StoreChanged,
     StoreFull,
     StoreRefused,
     StoreUnavailable,
     StoreUnsupported,
-    WrongState,
 )
 from app.stores.base import StoreLocation
-from app.stores.qdrant.client import CollectionForm, QdrantEngine, lend_folder, qdrant_faults
+from app.stores.qdrant.client import CollectionForm, lend_folder, qdrant_faults
 from app.stores.qdrant.store import QdrantPlace, copied_config
 from app.stores.registry import open_store
+from tests.stores.moving import write_all
 
 DIM, NEW_DIM, TAG = 4, 5, "0badcafe"
 COSINE, DOT = models.Distance.COSINE, models.Distance.DOT
@@ -89,14 +86,7 @@ def several(folder: Path) -> StoreLocation:
 
 
 def move(store, migration, map_rows=translate) -> None:
-    migration.prepare()
-    cursor = None
-    while True:
-        page = store.scroll(cursor, 5)
-        migration.write(page.ids, map_rows(page.ids, page.vectors))
-        cursor = page.cursor
-        if cursor is None:
-            break
+    write_all(store, migration, 5, map_rows)
     migration.build_index()
 
 
@@ -280,23 +270,6 @@ def test_the_copied_configuration_is_that_of_the_server() -> None:
 # --- order of the steps ---------------------------------------------------------------------------
 
 
-def test_steps_in_the_wrong_order_are_refused(tmp_path: Path) -> None:
-    params = models.VectorParams(size=DIM, distance=DOT)
-    store = open_store(local(tmp_path, params, plain_points()))
-    migration = store.migration(TAG, NEW_DIM)
-    with pytest.raises(StoreChanged):
-        migration.cutover(translate)
-    move(store, migration)
-    with pytest.raises(WrongState):
-        migration.finish()
-    with pytest.raises(MigrationActive, match=TAG):
-        store.migration("deadbeef", NEW_DIM).prepare()
-    migration.cutover(translate)
-    with pytest.raises(WrongState):
-        migration.abandon()
-    store.close()
-
-
 def test_a_collection_that_changed_stops_the_cutover(tmp_path: Path) -> None:
     location = several(tmp_path)
     store = open_store(location)
@@ -399,63 +372,3 @@ def test_faults_of_the_engine_have_names(raised: Exception, expected: type[Excep
     )
     with pytest.raises(expected), qdrant_faults("'items'"):
         call()
-
-
-def test_mistakes_of_ours_are_not_called_faults_of_the_store() -> None:
-    for mistake, kind in ((lambda: int("x"), ValueError), (lambda: {}["x"], KeyError)):
-        with pytest.raises(kind), qdrant_faults("'items'"):
-            mistake()
-
-
-WRITER = """
-    import sys
-    import numpy as np
-    from app.stores.base import StoreLocation
-    from app.stores.registry import open_store
-    url, collection = sys.argv[1:]
-    store = open_store(StoreLocation("qdrant", url, collection))
-    migration = store.migration("0badcafe", 5)
-    migration.prepare()
-    cursor = None
-    while True:
-        page = store.scroll(cursor, 1)
-        migration.write(page.ids, np.tile(page.vectors[:, :1], 5))
-        print("written", flush=True)
-        cursor = page.cursor
-        if cursor is None:
-            break
-    print("done", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_a_killed_run_continues_with_the_same_rows(tmp_path: Path) -> None:
-    params = models.VectorParams(size=DIM, distance=DOT)
-    location = local(tmp_path, params, plain_points())
-    arguments = [location.url, location.collection]
-    command = [sys.executable, "-c", textwrap.dedent(WRITER), *arguments]
-    for pages in (1, 4, 7):
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
-            assert run.stdout is not None
-            for _ in range(pages):
-                assert run.stdout.readline() == b"written\n"
-            os.kill(run.pid, signal.SIGKILL)
-
-    def first(ids, vectors):
-        return np.tile(vectors[:, :1], NEW_DIM)
-
-    store = open_store(location)
-    assert store.find_sides().tag == TAG
-    migration = store.migration(TAG, NEW_DIM)
-    assert 7 <= migration.count() <= 12
-    move(store, migration, first)
-    migration.cutover(first)
-    page = store.scroll(None, 50, "new")
-    assert list(page.ids) == list(range(12))
-    assert np.array_equal(page.vectors, np.tile(VECTORS[:, :1], NEW_DIM))
-    store.close()
-
-
-def test_local_mode_is_recognised_by_the_address() -> None:
-    assert QdrantEngine("https://example.org:6333", "x").remote
-    assert not QdrantEngine("file:///tmp/x", "x").remote
