@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.migrate import latencies, recall, truth
+from benchmarks.migrate import recall, truth
 from benchmarks.migrate.corpus import Sentence
 from benchmarks.migrate.rows import QUERIES, collect
 
@@ -35,14 +35,6 @@ def test_rows_are_different_and_have_no_query(rows):
     assert not np.isin(rows.members, rows.queries).any()
     assert {1, 2, 3} == set((rows.members >= 0).sum(1).tolist())
     assert (rows.members[rows.anchors(5_000), 1] < 0).all()
-
-
-def test_a_document_is_the_mean_of_its_sentences(rows):
-    [row] = np.flatnonzero((rows.members >= 0).sum(1) == 3)[:1]
-    mean = rows.vectors["first"][rows.members[row]].mean(0)
-    found = rows.embed("first", np.array([row]))[0]
-    assert found == pytest.approx(mean / np.linalg.norm(mean), abs=1e-6)
-    assert rows.text(row).count("sentence") == 3
 
 
 def log(path: Path, *entries: dict[str, object]) -> Path:
@@ -104,16 +96,3 @@ def test_neighbours_are_those_of_one_large_product(rows, monkeypatch):
     found = recall.nearest(queries, np.arange(5_000) + 3, lambda some: vectors[some])
     expected = np.argsort(-(queries @ vectors.T), axis=1)[:, :10] + 3
     assert recall.overlap(found, expected) == 1.0
-
-
-def test_latencies_belong_to_the_phase_in_which_they_were_due(tmp_path):
-    file = log(
-        tmp_path / "log",
-        {"kind": "search", "s": 0.004},
-        {"kind": "search", "s": 0.006, "error": "Timeout: x"},
-        {"kind": "payload", "row": 1, "s": 2.0},
-        {"kind": "search", "due": 9.0},
-    )
-    found = latencies.by_phase(file, {"one": (5.0, 6.0)})["one"]
-    assert (found["searches"]["count"], found["searches"]["errors"]) == (2, 1)
-    assert found["writes"]["longest_ms"] == pytest.approx(2000)
