@@ -8,14 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.maths import thresholds
 from app.maths.quality.crossfit import FEWEST_DISTINCT
 from app.maths.thresholds import (
     HeldOutItems,
     ScorePairs,
     find_threshold,
     sample_pairs,
-    stratum_of,
     translate_held_out,
 )
 from app.maths.translators.methods import resolve
@@ -88,21 +86,6 @@ def test_too_few_distinct_anchors_have_no_pairs_and_ten_have_some():
         is None
     )
     assert find_threshold(sample_pairs(items_of(source, target), TRANSLATED), 0.0).share > 0
-
-
-def test_pairs_lie_within_folds_and_near_ones_are_oversampled():
-    items = items_of(*noisy_pair(0, 300))
-    rows = sample_pairs(items, TRANSLATED)
-    old, _, first, second = thresholds._all_pairs(items, TRANSLATED)
-    together = (items.fold_of[:, first] == items.fold_of[:, second]).any(dim=0)
-    assert bool((together & (first != second)).all())
-    assert float(rows.weight.sum()) == pytest.approx(len(old))
-    counts = torch.bincount(stratum_of(old), minlength=thresholds.STRATA)
-    assert int(counts.max()) > thresholds.ROWS_PER_STRATUM
-    kept = torch.bincount(stratum_of(rows.old), minlength=thresholds.STRATA)
-    assert torch.equal(kept, counts.clamp(max=thresholds.ROWS_PER_STRATUM))
-    top = float(old.quantile(0.999))
-    assert int((old > top).sum()) == int((rows.old > top).sum())
 
 
 def test_copies_of_anchors_make_no_pairs():

@@ -25,7 +25,7 @@ from app.maths.bootstrap.annealing import (
 )
 from app.maths.bootstrap.neighbours import no_beat
 from app.maths.bootstrap.pools import fit_pools
-from tests.maths.bootstrap.clouds import interrupt, normal, rotation, unit
+from tests.maths.bootstrap.clouds import normal, rotation, unit
 
 seeds = st.integers(0, 2**31)
 
@@ -67,20 +67,6 @@ def test_a_round_equals_that_of_the_whole_plan_for_any_memory(seed, n, m, done):
     schedule = Schedule(breadth=0.5, sharpness=1.5, rounds=10, flattening=0.5)
     stands = AnnealingState(normal(seed + 3, 6, 5), 0.2 * normal(seed + 4, m), done=done)
     found = anneal_round(x, y, known, stands, schedule, beat=no_beat)
-
-    is_that_of_the_whole_plan(found, x, y, known, stands, schedule)
-
-
-def is_that_of_the_whole_plan(
-    found: AnnealingState,
-    x: Tensor,
-    y: Tensor,
-    known: Tensor,
-    stands: AnnealingState,
-    schedule: Schedule,
-) -> None:
-    """`found` comes after `stands`, by the table of all cosines in float64."""
-    n, m = len(x), len(y)
     u, s, v = torch.linalg.svd(stands.overlap.double(), full_matrices=False)
     q = normalize(x.double() @ (u * s.sqrt()) @ v)
     q32, wanted = map_rows(x, stands.overlap, 0.5), target_perplexity(schedule, stands.done, m)
@@ -107,14 +93,6 @@ def is_that_of_the_whole_plan(
     assert found.done == stands.done + 1
 
 
-@pytest.mark.parametrize(("n", "m"), [(300, 250), (3, 5_000)])
-def test_a_round_of_larger_pools_is_that_of_the_whole_plan(n, m):
-    x, y, known = unit(1, n, 6), unit(2, m, 5), normal(3, 6, 5)
-    stands = AnnealingState(normal(4, 6, 5), 0.2 * normal(5, m))
-    found = anneal_round(x, y, known, stands, Schedule(), beat=no_beat)
-    is_that_of_the_whole_plan(found, x, y, known, stands, Schedule())
-
-
 @settings(max_examples=8)
 @given(seed=seeds, n=st.integers(3, 60), m=st.integers(3, 60))
 def test_a_round_is_independent_of_the_axes_of_the_target(seed, n, m):
@@ -133,46 +111,6 @@ def test_a_round_is_independent_of_the_axes_of_the_target(seed, n, m):
     )
     torch.testing.assert_close(turned.overlap, as_it_is.overlap @ turn, rtol=0, atol=1e-3)
     torch.testing.assert_close(turned.potential, as_it_is.potential, rtol=0, atol=1e-3)
-
-
-def test_the_potentials_converge_to_equal_masses_of_the_targets():
-    x, y = pool(1, 80, 6), pool(2, 60, 6)
-    # So much is known that the overlap stays; so narrow a start that the temperature does.
-    schedule, known = Schedule(breadth=0.0, sharpness=8.0, flattening=1.0), 1e8 * torch.eye(6)
-    stands = start_annealing(known, target=60)
-    for _ in range(80):
-        stands = anneal_round(x, y, known, stands, schedule, beat=no_beat)
-    q = map_rows(x, known, 1.0)
-    plan = entropic(
-        q, y, stands.potential, find_temperature(q, y, stands.potential, 8.0, beat=no_beat)
-    )
-    torch.testing.assert_close(plan.sum(dim=1), torch.ones(80).double())
-    torch.testing.assert_close(
-        plan.sum(dim=0), torch.full((60,), 80 / 60).double(), rtol=0.01, atol=0
-    )
-
-
-def test_the_beat_is_called_before_every_piece_and_its_exception_ends_a_round():
-    x, y = unit(1, 30, 4), unit(2, 20, 4)
-    beats: list[None] = []
-    anneal_round(
-        x,
-        y,
-        torch.zeros(4, 4),
-        start_annealing(torch.eye(4), target=20),
-        Schedule(),
-        beat=lambda: beats.append(None),
-    )
-    assert len(beats) == 3 + 1 + annealing.BISECTIONS
-    with pytest.raises(KeyboardInterrupt):
-        anneal_round(
-            x,
-            y,
-            torch.zeros(4, 4),
-            start_annealing(torch.eye(4), target=20),
-            Schedule(),
-            beat=interrupt,
-        )
 
 
 # the temperature and its schedule
@@ -301,14 +239,6 @@ def test_coordinates_are_unit_rows_of_the_leading_directions(seed, power, dimens
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(50))
     scaled = found.along[:, :dimensions].double() * found.variance[:dimensions].pow((power - 1) / 2)
     torch.testing.assert_close(rows.double(), normalize(scaled), rtol=0, atol=1e-5)
-
-
-def test_a_power_of_1_leaves_coordinates_as_they_are_and_one_of_0_whitens_them():
-    found = principal_directions(pool(1, 400, 8))
-    torch.testing.assert_close(found.coordinates(power=1.0, dimensions=8), normalize(found.along))
-    white = found.along.double() * found.variance.pow(-0.5)
-    torch.testing.assert_close(covariance(white), torch.eye(8).double(), rtol=0, atol=1e-4)
-    torch.testing.assert_close(found.coordinates(power=0.0, dimensions=8), normalize(white).float())
 
 
 # scrambled pools

@@ -23,7 +23,7 @@ from app.maths.bootstrap.estimate import (
     pair_confidence,
     wrong_seeds,
 )
-from app.maths.bootstrap.neighbours import graded_map, learn_and_match, mutual_partners, no_beat
+from app.maths.bootstrap.neighbours import graded_map, mutual_partners, no_beat
 from tests.maths.bootstrap.clouds import every, normal, views
 
 seeds = st.integers(0, 2**31)
@@ -110,18 +110,6 @@ def test_each_pair_is_judged_by_the_map_of_the_other_half(seed, pairs):
             )
 
 
-def test_pairs_that_hold_only_in_the_map_that_learnt_them_are_not_confirmed():
-    # With as many directions as pairs, a map fits any pairs that it learnt from.
-    x, y = normal(1, 80, 80), normal(2, 80, 80)
-    seen = learn_and_match(x, y, every(80), beat=no_beat)
-    assert attempt_agreement(seen, torch.arange(80)) > 0.9
-    chosen, ranks = said(x, y, every(80), every(80), first_half(80))
-    assert float(chosen.double().mean()) < 0.1
-    # Ranks are uniform if nothing is known; the smaller of two such shares is below a quarter about
-    # as often as above it.
-    assert 0.1 < float(ranks.median()) < 0.5
-
-
 def test_a_seed_is_ranked_by_a_map_without_it_whether_it_is_a_pair_or_not():
     x, y = normal(1, 60, 60), normal(2, 60, 60)
     _, inside = said(x, y, every(60), every(60), first_half(60))
@@ -206,15 +194,6 @@ def test_nothing_accepted_is_nothing_right():
     empty = votes_of([], [])
     told = estimate_right(empty, pair_confidence(empty, 1.0), agreed=1.0, chance=None)
     assert (told.right, told.confirmed) == (0.0, 0.0)
-
-
-@given(share=st.sampled_from([1 / 3, 2 / 3, 1.0]), agreed=st.floats(0, 1), more=st.floats(0, 1))
-def test_more_votes_and_more_worth_are_never_less_confidence(share, agreed, more):
-    low, high = sorted([agreed, more])
-    sure = pair_confidence(votes_of([0.0, 1 / 3, 2 / 3, 1.0], []), agreed)
-    assert bool((sure.diff() >= 0).all())
-    votes = votes_of([share] * 4, [])
-    assert bool((pair_confidence(votes, low) <= pair_confidence(votes, high)).all())
 
 
 shares = st.floats(0, 1)

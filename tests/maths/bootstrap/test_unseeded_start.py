@@ -29,10 +29,9 @@ def first(
     return centroid_overlap(x, y, settings or CentroidSettings(), seed=seed, beat=no_beat)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_groups_of_a_turned_pool_are_matched_to_their_own(seed):
-    x, turn = groups(seed, 12, 20), rotation(seed + 5, 8)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+def test_groups_of_a_turned_pool_are_matched_to_their_own():
+    x, turn = groups(1, 12, 20), rotation(6, 8)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
     found = first(x, x[order] @ turn, CentroidSettings(count=12))
     # The orthogonal map nearest to the overlap is nearly the rotation, except for a group that
     # k-means may have split.

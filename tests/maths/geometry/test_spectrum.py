@@ -13,8 +13,8 @@ from app.maths.geometry.spectrum import kept_svd, rank_and_condition, whitened
 from tests.maths.clouds import normal
 
 
-@pytest.mark.parametrize(("k", "d"), [(5, 12), (12, 12), (13, 12), (30, 12), (200, 64)])
-@pytest.mark.parametrize("offset", [0.0, 1.0, 1e2, 1e4])
+@pytest.mark.parametrize(("k", "d"), [(5, 12), (12, 12), (13, 12), (30, 12)])
+@pytest.mark.parametrize("offset", [0.0, 1e4])
 def test_centring_makes_the_rank_at_most_k_minus_one_exactly(k, d, offset):
     unit = fit_space(normal(k + d, k, d) + offset).unit
     rank, condition = rank_and_condition(unit, noise=0.0)

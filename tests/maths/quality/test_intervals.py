@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import OutOfRange
-from app.maths.quality import metrics
 from app.maths.quality.metrics import bootstrap_interval
 from tests.maths.clouds import normal
 
@@ -23,7 +21,7 @@ WORLDS = {
 }
 
 
-@pytest.mark.parametrize("n", [12, 30, 100])
+@pytest.mark.parametrize("n", [12, 100])
 @pytest.mark.parametrize("world", WORLDS)
 def test_ninety_five_of_a_hundred_intervals_hold_the_true_mean(world, n):
     """1,500 draws: the standard error of the coverage is .006, and hits come in steps."""
@@ -46,45 +44,8 @@ def test_an_interval_holds_the_mean_lies_in_the_range_and_is_the_same_each_time(
         assert low <= values.mean() <= high
 
 
-def test_the_resampled_means_are_those_of_rows_drawn_one_by_one():
-    table = normal(3, 7, 2)
-    drawn = torch.randint(7, (50, 7), generator=torch.Generator().manual_seed(5))
-    expected = np.array(
-        [
-            [np.mean([float(table[i, column]) for i in rows]) for column in (0, 1)]
-            for rows in drawn.tolist()
-        ]
-    )
-    np.testing.assert_allclose(metrics._resampled_means(table, 50, 5), expected, atol=1e-12)
-
-
-def test_columns_share_their_resamples_so_each_has_the_interval_that_it_has_alone():
-    values = normal(4, 25, 3)
-    low, high = bootstrap_interval(values)
-    assert (low.shape, high.shape) == ((3,), (3,))
-    for column in range(3):
-        alone = bootstrap_interval(values[:, column])
-        torch.testing.assert_close(
-            torch.stack(alone), torch.stack([low[column], high[column]]), rtol=0, atol=1e-12
-        )
-        assert alone[0].shape == ()
-
-
-@pytest.mark.parametrize("counts", [1, 40, 1_000])
-def test_the_interval_does_not_depend_on_how_many_counts_are_held_at_once(monkeypatch, counts):
-    values = normal(5, 20)
-    whole = bootstrap_interval(values, resamples=100)
-    monkeypatch.setattr(metrics, "MAX_COUNTS", counts)
-    torch.testing.assert_close(
-        torch.stack(bootstrap_interval(values, resamples=100)),
-        torch.stack(whole),
-        rtol=0,
-        atol=1e-12,
-    )
-
-
-@pytest.mark.parametrize("n", [1, 2, 9])
-@pytest.mark.parametrize("value", [0.1, 1.0, 1 / 3, -7e20])
+@pytest.mark.parametrize("n", [1, 9])
+@pytest.mark.parametrize("value", [1 / 3, -7e20])
 def test_equal_values_have_an_interval_of_no_width_to_the_bit(n, value):
     low, high = bootstrap_interval(torch.full((n,), value, dtype=torch.float64))
     assert float(low) == float(high) == value

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import numpy as np
 import pytest
 import torch
@@ -19,7 +17,6 @@ from app.maths.quality.learning_curve import (
     EXPONENTS,
     FIT_SHARES,
     LearningCurve,
-    Measure,
     learning_curve,
     measure_curve,
 )
@@ -27,8 +24,6 @@ from app.maths.translators.methods import METHODS, fit, resolve
 from app.maths.translators.translator import apply
 from research.definitions import measure
 from tests.maths.clouds import normal
-
-MEASURES = get_args(Measure)
 
 
 def noisy(seed: int, k: int, dim: int = 12) -> tuple[Tensor, Tensor]:
@@ -40,21 +35,6 @@ def curve(name: str, source: Tensor, target: Tensor, **more: int) -> LearningCur
     found = learning_curve(name, source, target, resolve(name, {}, anchors=len(source)), **more)
     assert found is not None
     return found
-
-
-@given(
-    seed=st.integers(0, 2**31),
-    a=st.floats(0.1, 1),
-    b=st.floats(0, 2),
-    name=st.sampled_from(MEASURES),
-)
-def test_a_curve_through_points_of_a_curve_is_that_curve(seed, a, b, name):
-    sizes = torch.tensor([20.0, 41.0, 60.0, 80.0], dtype=torch.float64)
-    values = a - b * sizes ** -EXPONENTS[name]
-    spread = normal(seed, 30, 1)
-    found = measure_curve(name, values + spread - spread.mean(), sizes)
-    assert found.slope == pytest.approx(b, abs=1e-8)
-    assert found.last == pytest.approx(float(values[-1]), abs=1e-9)
 
 
 @given(seed=st.integers(0, 2**31))

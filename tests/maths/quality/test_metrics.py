@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.maths.quality import metrics
 from app.maths.quality.metrics import (
     cka,
     cosine,
@@ -26,28 +25,6 @@ def nearest(query: np.ndarray, index: np.ndarray, k: int, leave_out: int | None)
     """The k items most similar to the query, one cosine at a time."""
     items = [j for j in range(len(index)) if j != leave_out]
     return set(sorted(items, key=lambda j: -cos(query, index[j]))[:k])
-
-
-@given(seed=seeds, n=st.integers(2, 30), d=st.integers(2, 8))
-def test_a_perfect_translation_scores_one_everywhere(seed, n, d):
-    native = normal(seed, n, d)
-    found = measure(3.0 * native, native)
-    assert (found.n, found.k) == (n, min(10, n - 1))
-    for number in (
-        found.cosine,
-        found.mrr,
-        found.recall,
-        found.recall_1,
-        found.jaccard_target,
-        found.jaccard_own,
-    ):
-        assert number == pytest.approx(1.0, abs=1e-12)
-
-
-def test_exchanging_two_opposite_items_has_cosine_minus_one_and_ranks_both_last():
-    native = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
-    assert cosine(-native, native) == pytest.approx(-1.0)
-    assert mrr(-native, native) == 0.5
 
 
 @given(seed=seeds, noise=st.floats(0.1, 3))
@@ -102,12 +79,6 @@ def test_a_tie_counts_against_the_translation():
     assert mrr(native, native) == pytest.approx((0.5 + 0.5 + 1) / 3)
 
 
-def test_shared_counts_common_members_whatever_their_order():
-    assert metrics.shared_count(
-        torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[3, 1, 9], [7, 8, 9]])
-    ).tolist() == [2, 0]
-
-
 def test_unit_leaves_a_zero_row_zero():
     torch.testing.assert_close(
         unit(torch.tensor([[0.0, 0.0], [3.0, 4.0]])),
@@ -140,14 +111,3 @@ def test_cka_equals_the_formula_with_whole_gram_matrices(seed, n, dx, dy):
     gram_x, gram_y = (x @ x.T).numpy(), (y @ y.T).numpy()
     own = naive_hsic(gram_x, gram_x) * naive_hsic(gram_y, gram_y)
     assert cka(x, y) == pytest.approx(naive_hsic(gram_x, gram_y) / np.sqrt(own), abs=1e-6)
-
-
-@given(seed=seeds, log_scale=st.floats(-5, 5))
-def test_cka_is_invariant_to_rotation_scaling_and_translation_and_one_for_equal_spaces(
-    seed, log_scale
-):
-    x = normal(seed, 30, 5)
-    y = x[:, :4] + 0.5 * normal(seed + 1, 30, 4)
-    rotation, _ = torch.linalg.qr(normal(seed + 2, 5, 5))
-    assert cka(10.0**log_scale * (x @ rotation + 3), y) == pytest.approx(cka(x, y), abs=1e-6)
-    assert cka(x, 10.0**log_scale * x @ rotation) == pytest.approx(1.0, abs=1e-6)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from app.maths.geometry.space import fit_space
 from app.maths.quality.evaluation import FEWEST_FOR_CKA, relative_similarity
@@ -56,25 +54,6 @@ def test_of_anchors_each_ones_similarity_to_itself_is_left_out_of_its_cosine(see
     cosines, jaccards = naive(relative(a, source).numpy(), relative(b, target).numpy(), 3, True)
     np.testing.assert_allclose(found.cosine.numpy(), cosines, atol=1e-9)
     np.testing.assert_allclose(found.jaccard.numpy(), jaccards, atol=1e-10)
-
-
-@given(seed=seeds, log_scale=st.floats(-3, 3), of_anchors=st.booleans())
-def test_spaces_that_differ_by_rotation_scale_and_shift_have_similarity_1(
-    seed, log_scale, of_anchors
-):
-    a, x = normal(seed, 25, 5), normal(seed + 1, 12, 5)
-    rotation, _ = torch.linalg.qr(normal(seed + 2, 5, 5))
-    x = a if of_anchors else x
-
-    def moved(rows: Tensor) -> Tensor:
-        return 10.0**log_scale * rows @ rotation + 3
-
-    found = relative_similarity(
-        fit_space(a), fit_space(moved(a)), x, moved(x), of_anchors=of_anchors
-    )
-    assert float(found.cosine.min()) == pytest.approx(1.0, abs=1e-6)
-    assert float(found.jaccard.min()) == pytest.approx(1.0)
-    assert found.cka == pytest.approx(1.0, abs=1e-6)
 
 
 def test_a_vector_at_its_anchors_mean_has_similarity_0():

@@ -55,7 +55,7 @@ def table(measured: SearchMetrics) -> Tensor:
     return torch.stack([*measured.options.values(), *measured.fused])
 
 
-@pytest.mark.parametrize("candidates", [3, 20, 100])
+@pytest.mark.parametrize("candidates", [3, 100])
 def test_each_option_ranks_as_its_definition(vectors, judged, candidates):
     keep = cosine(vectors.old_queries, vectors.old_documents)
     bridge = cosine(vectors.bridged_queries, vectors.old_documents)

@@ -39,9 +39,8 @@ def measured(ranking: Tensor, judged: Judgements) -> Tensor:
     return measure_ranking(ranking[judged.rows], judged)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_measures_are_those_of_their_definitions(seed):
-    rows, ranking = judged_rows(seed), rankings(seed)
+def test_the_measures_are_those_of_their_definitions():
+    rows, ranking = judged_rows(0), rankings(0)
     judged = judgements(rows)
     found = measured(ranking, judged)
     grades = {(q, d): g for q, d, g in rows.tolist()}

@@ -20,7 +20,6 @@ from app.maths.translators.translator import (
     Translator,
     apply,
     apply_into,
-    no_flags,
     relate_into,
 )
 from research.definitions import relative
@@ -187,7 +186,7 @@ def test_rows_of_every_kind_are_each_translated_and_flagged_as_if_they_were_alon
     assert furthest(found.vectors[clear], expected.vectors[clear], served) < 3 * CLOSE
 
 
-@pytest.mark.parametrize("shrink", [1e-10, 1e-20, 1e-22, 1e-30])
+@pytest.mark.parametrize("shrink", [1e-10, 1e-30])
 @pytest.mark.parametrize("count", [1, 3])
 def test_matrices_of_any_scale_keep_directions(shrink, count):
     """As of a large ridge over tiny vectors: squares of such lengths are no float32 numbers."""
@@ -243,17 +242,6 @@ def test_it_reads_strided_rows_and_writes_into_a_part_of_a_larger_matrix(count):
     whole[1:-1, 1:5] = 7.0
     assert bool((whole == 7.0).all())
     assert torch.equal(wide, before)
-
-
-def test_flags_are_shared_only_where_no_row_is_flagged():
-    served, source = made(1, (6, 4))
-    plain = apply(served, normal(2, 5, 6) + 1)
-    assert plain.at_mean is no_flags(5)[0]
-    flagged = apply(served, torch.cat([source.mean[None], normal(2, 4, 6)]))
-    assert flagged.at_mean.tolist() == [True] + [False] * 4
-    assert no_flags(5)[0].tolist() == no_flags(5)[1].tolist() == [False] * 5
-    late = apply(served, torch.cat([normal(2, ROWS_PER_STEP + 3, 6), source.mean[None]]))
-    assert late.at_mean.nonzero().flatten().tolist() == [ROWS_PER_STEP + 3]
 
 
 # --- bfloat16 -------------------------------------------------------------------------------------

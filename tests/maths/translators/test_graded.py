@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from app.maths.geometry.space import fit_space
@@ -49,13 +47,4 @@ def test_powers_one_and_zero_are_ridge_regression(k, dx, dy):
     normal_equations = x.T @ x + 0.3 * torch.eye(dx, dtype=torch.float64)
     torch.testing.assert_close(
         found, torch.linalg.solve(normal_equations, x.T @ y), rtol=0, atol=1e-8
-    )
-
-
-@given(seed=st.integers(0, 2**31), power=st.floats(0, 1), ridge=st.floats(0, 10))
-def test_the_projector_is_the_transpose_of_the_decoder_of_the_same_anchors(seed, power, ridge):
-    x = unit(seed, 8, 5)
-    assert torch.equal(
-        linear.projector(x, power=power, ridge=ridge),
-        linear.graded_decoder(x, power=power, ridge=ridge).T,
     )

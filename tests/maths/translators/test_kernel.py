@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -148,13 +147,3 @@ def test_an_option_out_of_range_is_refused(option, value):
     with pytest.raises(InvalidOption) as caught:
         fitted(space, space, **{option: value})
     assert caught.value.field == f"options.{option}"
-
-
-def test_a_translation_needs_all_of_its_parts():
-    """The landmarks, and not only the weights, make a translation."""
-    source, target = (fit_space(each) for each in curved(24, 30, 6, 6))
-    served = fitted(source, target)
-    assert served.landmarks is not None
-    vectors = normal(25, 3, 6)
-    other = replace(served, landmarks=served.landmarks.flip(1))
-    assert not torch.allclose(apply(other, vectors).vectors, apply(served, vectors).vectors)

@@ -11,7 +11,6 @@ from app.errors import InvalidOption, MethodNotIndependent, UnknownOption
 from app.maths.geometry.space import fit_space
 from app.maths.translators import linear
 from app.maths.translators.inverse import irp
-from app.maths.translators.linear import Pair
 from app.maths.translators.methods import (
     LARGEST_SEED,
     METHODS,
@@ -36,19 +35,6 @@ def test_auto_is_the_kernel_from_100_anchors_on_and_below_that_graded():
         *("graded", "graded"),
         *("kernel", "kernel"),
     ]
-
-
-@pytest.mark.parametrize(("name", "power"), [("irp", 0.0), ("irp-ridge", 0.0), ("graded", 1.0)])
-def test_a_projector_and_a_decoder_together_are_the_core_of_an_independent_method(name, power):
-    method, options = METHODS[name], resolve(name, {}, anchors=20)
-    x, y = fit_space(normal(20, 20, 9)), fit_space(normal(21, 20, 30))
-    pair = Pair(x, y)
-    assert method.core is not None
-    assert method.decode is not None
-    torch.testing.assert_close(
-        pair.join(method.core(pair, options)),
-        linear.projector(x.unit, power=power, ridge=None) @ method.decode(y, options),
-    )
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -95,24 +81,15 @@ def test_a_seed_out_of_range_is_refused_and_the_first_and_the_last_both_fit():
 @pytest.mark.parametrize(
     ("name", "options", "field"),
     [
-        *(
-            ("irp", {"delta": delta}, "options.delta")
-            for delta in (math.nan, math.inf, -math.inf, -0.1, 1.0001)
-        ),
-        *(("irp", {"omega": omega}, "options.omega") for omega in (-1, 0, 11)),
+        *(("irp", {"delta": delta}, "options.delta") for delta in (math.nan, -0.1, 1.0001)),
+        *(("irp", {"omega": omega}, "options.omega") for omega in (0, 11)),
         ("irp-ridge", {"ridge": -1.0}, "options.ridge"),
         ("ridge", {"ridge": -1.0}, "options.ridge"),
         ("graded", {"ridge": -1.0}, "options.ridge"),
         ("ridge", {"ridge": math.inf}, "options.ridge"),
         ("graded", {"ridge": math.nan}, "options.ridge"),
-        *(
-            ("graded", {"encode_power": power}, "options.encode_power")
-            for power in (-0.01, 1.01, math.nan)
-        ),
-        *(
-            ("graded", {"decode_power": power}, "options.decode_power")
-            for power in (-0.01, 1.01, math.nan)
-        ),
+        ("graded", {"encode_power": -0.01}, "options.encode_power"),
+        ("graded", {"decode_power": 1.01}, "options.decode_power"),
     ],
 )
 def test_a_value_out_of_its_range_is_refused_naming_its_option(name, options, field):
