@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import pytest
@@ -20,7 +18,6 @@ from tests.encoders.squares import (
     hold_lanes,
     item,
     lanes,
-    metric,
     order,
     result,
     run_together,
@@ -41,15 +38,6 @@ def test_short_inputs_are_not_padded_to_the_length_of_long_ones():
     assert [batch[0].length for batch in model.batches] == sorted(
         (batch[0].length for batch in model.batches), reverse=True
     )
-
-
-def test_many_small_inputs_are_one_batch_and_few_are_spread_over_lanes():
-    model = Squares()
-    for work in run_together(*((model, [item(n)], "a") for n in range(64)), count=4, budget=64):
-        result(work)
-    assert sum(map(len, model.batches)) == 64
-    # The first lanes leave a share for each idle lane, but at least half a budget is a batch.
-    assert max(map(len, model.batches)) in (32, 64)
 
 
 @pytest.mark.parametrize(
@@ -240,19 +228,6 @@ def test_a_bad_input_fails_only_its_own_request():
         result(bad)
 
 
-def test_inputs_of_a_cancelled_task_are_dropped_and_counted():
-    model = Squares()
-    dropped = metric("encode_dropped_total")
-    with lanes() as batcher:
-        with hold_lanes(batcher):
-            gone = batcher.submit(model, [item(n) for n in range(5)], "a")
-            kept = batcher.submit(model, [item(100)], "a")
-            assert gone.future.cancel()
-        torch.testing.assert_close(result(kept), squares([100]))
-        assert sorted(order(model)) == [100]
-        assert metric("encode_dropped_total") == dropped + 5
-
-
 def test_a_task_fails_as_a_whole_and_its_rest_is_dropped():
     model = Failing()
     with lanes(budget=2) as batcher:
@@ -264,16 +239,6 @@ def test_a_task_fails_as_a_whole_and_its_rest_is_dropped():
             result(work)
         result(batcher.submit(model, [item(1)], "a"))
     assert len(order(model)) <= 1 + 2 + 1
-
-
-def test_an_idle_lane_holds_no_reference_to_its_last_batch():
-    model = Squares()
-    gone = weakref.ref(model)
-    with lanes() as batcher:
-        work = batcher.submit(model, [item(1)], "a")
-        result(work)
-        del work, model
-        until(lambda: gc.collect() is not None and gone() is None)
 
 
 @pytest.mark.parametrize(
@@ -369,24 +334,6 @@ def test_closing_waits_for_lanes_that_compute():
         closing.result(LONG_S)
     assert not any(lane.is_alive() for lane in batcher._lanes)
     torch.testing.assert_close(work.future.result(0), squares([1]))
-
-
-def test_lanes_change_only_their_own_number_of_threads():
-    seen = []
-    model = Squares()
-    model.vectors = lambda items: (
-        seen.append(torch.get_num_threads()) or squares([each.features for each in items])
-    )
-    before = torch.get_num_threads()
-    batcher = Batcher(lanes=2, threads=before + 2, budget=8, most=100)
-    try:
-        result(batcher.submit(model, [item(1)], "a"))
-        with ThreadPoolExecutor(1) as pool:  # a thread that starts later
-            assert pool.submit(torch.get_num_threads).result() == before
-    finally:
-        batcher.close()
-    assert seen == [before + 2]
-    assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize(

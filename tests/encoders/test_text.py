@@ -73,9 +73,8 @@ def test_tokens_are_counted_and_truncated_texts_are_named(minilm, library):
     ]
 
 
-@pytest.mark.parametrize("name", ["minilm", "static"])
-def test_threads_may_share_a_model(name, minilm, tmp_path):
-    model = minilm if name == "minilm" else load("static", static(tmp_path))
+def test_threads_may_share_a_model(tmp_path):
+    model = load("tiny", tiny(tmp_path))
     texts = [f"hello number {n} of the world" for n in range(6)]
     expected = encode(model, texts)
     with ThreadPoolExecutor(8) as pool:
@@ -96,11 +95,8 @@ HELLOS = ["hello", "hello world of the number", "a b c", "the world hold . " * 3
 @pytest.mark.parametrize(
     ("kind", "side", "pooling"),
     [
-        ("bert", "right", "mean"),
         ("bert", "right", "cls"),
-        ("bert", "left", "lasttoken"),
         ("qwen", "left", "lasttoken"),
-        ("qwen", "right", "mean"),
         ("gpt2", "left", "mean"),
     ],
 )
@@ -175,7 +171,6 @@ def test_prompts_stand_before_the_inputs_of_their_role(minilm):
 @pytest.mark.parametrize(
     ("prompts", "default", "expected"),
     [
-        ({"query": "q : ", "document": "d : "}, None, {"query": "q : ", "document": "d : "}),
         ({"query": "q : ", "passage": "p : "}, None, {"query": "q : ", "document": "p : "}),
         ({"task": "t : ", "query": "q : "}, "task", {"query": "q : ", "document": "t : "}),
         ({"other": "o : "}, None, {}),
@@ -216,10 +211,9 @@ def test_normalise_scales_vectors_to_unit_length(tmp_path):
     torch.testing.assert_close(encode(short, HELLOS), raw[:, :5])
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_is_close_and_part_of_the_identity(minilm, dtype):
-    model = load(dtype=dtype)
-    assert model.identity.dtype == dtype
+def test_half_precision_is_close_and_part_of_the_identity(minilm):
+    model = load(dtype="float16")
+    assert model.identity.dtype == "float16"
     assert model.nbytes / minilm.nbytes == pytest.approx(0.5, abs=0.01)
     vectors = encode(model, SENTENCES)
     assert vectors.dtype == torch.float32

@@ -81,10 +81,8 @@ def test_changed_files_change_the_revision(tmp_path):
     "content",
     [
         {},
-        {"config.json": "{}"},
         {"config.json": "garbage"},
         {"modules.json": "[]"},
-        {"modules.json": "garbage"},
     ],
 )
 def test_a_folder_without_a_valid_model_is_rejected(tmp_path, content):

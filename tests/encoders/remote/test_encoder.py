@@ -89,7 +89,7 @@ def test_unit_vectors_of_an_endpoint_are_detected(endpoint):
 
 @pytest.mark.parametrize(
     ("model", "revision"),
-    [("truth-2026-01", "truth-2026-01"), (None, "r1"), ("\x1b[31m", "r1"), ("x" * 201, "r1")],
+    [("truth-2026-01", "truth-2026-01"), (None, "r1"), ("\x1b[31m", "r1")],
 )
 def test_the_revision_comes_from_the_endpoint(endpoint, model, revision):
     endpoint.model = model

@@ -31,7 +31,7 @@ from tests.encoders.remote.endpoints import (
 from tests.waiting import slack
 
 
-@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503])
+@pytest.mark.parametrize("status", [408, 429, 502])
 def test_temporary_faults_are_retried_without_cookies(endpoint, status):
     model = load(endpoint.url)
     endpoint.refusals = [(status, {"Set-Cookie": "a=b; Path=/"}, {})] * 2
@@ -49,8 +49,7 @@ def test_a_retry_waits_as_long_as_the_endpoint_asks(endpoint):
     assert len(endpoint.seen) == 3
 
 
-WAITS = [("40", 1, 40), ("999999", 1, 3600), ("Fri, 31 Dec 9999 23:59:59 GMT", 1, 3600)]
-WAITS += [(other, 3, 5) for other in ("Thu, 01 Jan 1970 00:00:00 GMT", "-1", "31 Foo 99999 99:99")]
+WAITS = [("40", 1, 40), ("Fri, 31 Dec 9999 23:59:59 GMT", 1, 3600), ("31 Foo 99999 99:99", 3, 5)]
 
 
 @pytest.mark.parametrize(("header", "requests", "wait_s"), WAITS)
@@ -65,9 +64,10 @@ def test_a_wait_beyond_the_deadline_goes_to_the_client(endpoint, header, request
 
 FAULTS = [
     (503, 4, EncoderFailed, None, 5),
-    *((status, 2, EncoderFailed, None, 5) for status in (204, 206, 404, 424)),
+    (204, 2, EncoderFailed, None, 5),
+    (404, 2, EncoderFailed, None, 5),
+    (422, 2, InvalidInput, "inputs", None),
 ]
-FAULTS += [(status, 2, InvalidInput, "inputs", None) for status in (400, 413, 422)]
 
 
 @pytest.mark.parametrize(("status", "requests", "error", "field", "wait_s"), FAULTS)
@@ -124,7 +124,6 @@ def test_a_missing_endpoint_is_unavailable_on_load_and_failed_on_run():
     ("status", "answer", "says"),
     [
         (404, {}, "status 404"),
-        (400, {}, "status 400"),
         (302, {}, "redirects"),
         (200, None, "no list of embeddings"),
         (200, {"data": [{"index": 0, "embedding": [1.0] * 8193}]}, "one length from 1 to 8192"),
@@ -172,7 +171,7 @@ def test_an_invalid_key_is_never_sent(endpoint, monkeypatch, caplog, value):
     assert KEY not in caught.value.detail + caplog.text
 
 
-@pytest.mark.parametrize("status", [200, 400, 401, 403, 500])
+@pytest.mark.parametrize("status", [200, 401, 500])
 def test_errors_and_logs_never_contain_the_key(endpoint, monkeypatch, caplog, status):
     caplog.set_level("DEBUG")
     monkeypatch.setenv(KEY_ENV, KEY)
@@ -183,7 +182,7 @@ def test_errors_and_logs_never_contain_the_key(endpoint, monkeypatch, caplog, st
     assert endpoint.seen[-1][1]["Authorization"] == f"Bearer {KEY}"
     assert KEY not in f"{caught.value!r} {caught.value.detail} {caplog.text}"
     assert caught.value.__cause__ is None
-    if status in (401, 403):
+    if status == 401:
         assert isinstance(caught.value, EncoderUnavailable)
         assert "You sent" not in caplog.text
         assert len(endpoint.seen) == 2
