@@ -69,19 +69,6 @@ def test_the_prose_of_each_how_to_page_has_at_most_700_words() -> None:
     assert {name: count for name, count in words.items() if count > 700} == {}
 
 
-#: what a reader types into the search of the site
-SEARCHED = ("migrate", "rerank", "retired", "upgrade", "cost", "roll back", "rollback", "re-embed")
-
-
-@pytest.mark.parametrize("word", SEARCHED)
-def test_a_heading_has_what_a_reader_searches_for(word: str) -> None:
-    pages = [*ROOT.glob("docs/how-to/*.md"), ROOT / "docs" / "index.md"]
-    headings = [
-        line for page in pages for line in page.read_text().splitlines() if line.startswith("#")
-    ]
-    assert [line for line in headings if word in line.lower()] != []
-
-
 def test_every_error_is_in_the_tree_and_has_a_code_of_its_own() -> None:
     found = subclasses(errors.AnchorageError)
     assert all(cls.__name__ in (errors.__doc__ or "") for cls in found)

@@ -8,7 +8,7 @@ import time
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import select
 
 from app.services.jobs import submission
 from app.services.jobs.runner import JobResult
@@ -79,21 +79,6 @@ def test_a_job_of_the_same_process_wakes_an_idle_thread(deployment, monkeypatch)
     for _ in range(2):
         job = submission.submit_job(worker.services, CONTEXT, "quick", {})
         assert ended(deployment, job.id).attempts == 1
-
-
-def test_an_idle_thread_looks_for_a_job_four_times_a_second(deployment):
-    worker = deployment.worker(threads=2)
-    looks: list[float] = []
-
-    def note(connection, cursor, statement, *_) -> None:
-        if "FROM jobs" in statement and "lease_until <" in statement:
-            looks.append(time.monotonic())
-
-    event.listen(worker.services.db.engine, "before_cursor_execute", note)
-    worker.start()
-    time.sleep(3)
-    worker.stop()
-    assert 4 <= len(looks) <= 32  # about 24 of two threads
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
