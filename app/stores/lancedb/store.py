@@ -6,16 +6,19 @@ page by page would rewrite the column of a table a thousand times.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import lance
+import lancedb
 import numpy as np
 import pyarrow as pa
 from lancedb.index import BTree
 
-from app.errors import InvalidFilter, StoreChanged, StoreUnsupported
+from app.errors import InvalidFilter, StoreChanged, StoreUnavailable, StoreUnsupported
 from app.stores.base import (
     Capabilities,
     Cursor,
@@ -30,10 +33,9 @@ from app.stores.base import (
     StoreFacts,
     StoreId,
     StoreLocation,
-    StoreNote,
     StoreVectors,
 )
-from app.stores.common import as_json, page_of, row_number, rows_checksum
+from app.stores.common import as_json, page_of, row_number, rows_checksum, store_faults
 from app.stores.lancedb.columns import (
     DISTANCES,
     FLOATS,
@@ -48,8 +50,6 @@ from app.stores.lancedb.columns import (
     to_arrow,
     to_numpy,
 )
-from app.stores.lancedb.connection import LanceConnection
-from app.stores.second_collection import fingerprint
 
 #: ids in one condition
 IDS_A_FILTER = 1000
@@ -60,10 +60,9 @@ ROWS_A_BATCH = 10_000
 #: columns of the table of new vectors
 STAGED_ID, STAGED_VECTOR = "id", "vector"
 
-COLUMNS_VISIBLE = StoreNote(
-    "columns-are-visible",
-    "Clients that read all columns also see the new column, whose name contains `anchorage_`.",
-)
+#: packages whose errors are faults of the store, and its name in errors
+LANCE_PACKAGES = ("lance", "lancedb")
+STORE = "The LanceDB store"
 
 
 class LancedbStore(Store):
@@ -72,16 +71,42 @@ class LancedbStore(Store):
     capabilities = Capabilities(filters=True)
 
     def __init__(self, location: StoreLocation) -> None:
+        if location.url.startswith("db://"):
+            raise StoreUnsupported(
+                "LanceDB Cloud is not supported, because it does not offer commits of columns. "
+                "Use the address of a folder or of an object store.",
+                field="address",
+            )
         self.location = location
-        self.connection = LanceConnection(location)
         self._name = location.collection
+        self._database: Any = None
 
     def close(self) -> None:
-        self.connection.close()
+        self._database = None
+
+    @property
+    def database(self) -> Any:
+        """The database, opened when it is first used."""
+        with faults():
+            if self._database is None:
+                url = self.location.url
+                if "://" not in url and not Path(url).is_dir():
+                    raise StoreUnavailable("The folder of the address does not exist.")
+                # Every read sees the latest version, as another process may have written it.
+                self._database = lancedb.connect(url, read_consistency_interval=timedelta(0))
+            return self._database
+
+    def table(self, name: str) -> Any:
+        """Return a table. Raises StoreChanged if it does not exist."""
+        with faults():
+            try:
+                return self.database.open_table(name)
+            except ValueError as error:
+                raise StoreChanged(f"The address has no such table: {error}.") from None
 
     def open(self) -> tuple[Any, str, str]:
         """Return the latest version of the table, and its columns of ids and of vectors."""
-        dataset = self.connection.dataset(self._name)
+        dataset = self.table(self._name).to_lance()
         schema = dataset.schema
         return dataset, find_id(self.location, schema), find_vector(self.location, schema)
 
@@ -99,15 +124,15 @@ class LancedbStore(Store):
     ) -> Iterator[pa.Table]:
         for start in range(0, len(ids), IDS_A_FILTER):
             part = id_filter(id, ids[start : start + IDS_A_FILTER])
-            with self.connection.faults():
+            with faults():
                 yield dataset.to_table(columns=list(names), filter=part)
 
     # --- reading ------------------------------------------------------------------------------
 
     def facts(self) -> StoreFacts:
         dataset, _, vector = self.open()
-        kind, table = dataset.schema.field(vector).type, self.connection.table(self._name)
-        with self.connection.faults():
+        kind, table = dataset.schema.field(vector).type, self.table(self._name)
+        with faults():
             rows = dataset.count_rows()  # with a filter, it would read all vectors
             indexed = find_index(table, vector) is not None
         return StoreFacts(
@@ -118,35 +143,31 @@ class LancedbStore(Store):
             indexed=indexed,
             vector_field=vector,
             vector_bytes=rows * kind.list_size * kind.value_type.bit_width // 8,
-            notes=(COLUMNS_VISIBLE,),
         )
 
     def _metric(self, column: str) -> Metric:
-        table = self.connection.table(self._name)
-        with self.connection.faults():
+        table = self.table(self._name)
+        with faults():
             option = self.location.options.get("distance")
             return DISTANCES[distance_of(table, column, option)]
 
     def scroll(self, cursor: Cursor | None, limit: int, side: Side = "old") -> Page:
-        """Read by position in one version, which a cursor pins."""
         dataset, id, vector = self.open()
         dim = dataset.schema.field(vector).type.list_size
-        with self.connection.faults():
-            if cursor is not None:
-                dataset = dataset.checkout_version(cursor["version"])
-            start, total = 0 if cursor is None else int(cursor["at"]), dataset.count_rows()
+        with faults():
+            start, total = int(cursor or 0), dataset.count_rows()
             while True:
                 stop = min(start + limit, total)
                 found = dataset.take(list(range(start, stop)), columns=[id, vector])
                 vectors = vectors_of(found, id, vector)
-                after = {"version": dataset.version, "at": stop} if stop < total else None
-                if vectors or after is None:
+                if vectors or stop == total:
+                    after = stop if stop < total else None
                     return page_of(list(vectors), vectors, dim, after)
                 start = stop
 
     def sample(self, count: int, seed: int = 0) -> Page:
         dataset, id, vector = self.open()
-        with self.connection.faults():
+        with faults():
             total = dataset.count_rows()
             draw = np.random.default_rng(seed).choice(total, min(count, total), replace=False)
             found = dataset.take(sorted(draw.tolist()), columns=[id, vector])
@@ -194,7 +215,7 @@ class LancedbStore(Store):
         hits = []
         for query in np.asarray(queries, np.float32):
             nearest = {"column": vector, "q": query, "k": k, "use_index": not exact}
-            with self.connection.faults():
+            with faults(filtered=filter is not None):
                 found = dataset.to_table(
                     columns=[*columns, "_distance"],
                     filter=filter,
@@ -216,7 +237,7 @@ class LancedbStore(Store):
 
     def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
         dataset, _, vector = self.open()
-        with self.connection.faults():
+        with faults():
             batches = dataset.to_batches(columns=others_of(dataset, vector))
             pages = ([row_number(as_json(row)) for row in each.to_pylist()] for each in batches)
             return rows_checksum(pages, hear)
@@ -230,30 +251,30 @@ class SecondColumn(NewVectors):
 
     def __init__(self, store: LancedbStore, tag: str, dim: int) -> None:
         self._store, self._tag, self._dim = store, tag, dim
-        self._connection, self._name = store.connection, store.location.collection
+        self._name = store.location.collection
         self._staged_name = f"{self._name}_anchorage_{tag}"
 
     @property
     def _staged(self) -> Any:
         """The table of new vectors. Raises StoreChanged if it does not exist."""
-        return self._connection.table(self._staged_name)
+        return self._store.table(self._staged_name)
 
     def prepare(self) -> None:
-        if self._connection.find_table(self._staged_name) is not None:
-            return
         dataset, id, vector = self._store.open()
-        with self._connection.faults():
-            if not has_unique_ids(dataset, id):
+        with faults():
+            ids = dataset.to_table(columns=[id])[id]
+            if ids.null_count or len(ids.unique()) < len(ids):
                 raise StoreChanged(
                     f"The column `{id}` holds an id more than once, or rows without one. "
                     "A migration needs one id for each row. Name another column in `id_field`."
                 )
             kind = dataset.schema.field(vector).type.value_type
             fields = [
-                pa.field(STAGED_ID, dataset.schema.field(id).type),
+                pa.field(STAGED_ID, ids.type),
                 pa.field(STAGED_VECTOR, pa.list_(kind, self._dim)),
             ]
-            self._connection.database.create_table(self._staged_name, schema=pa.schema(fields))
+            schema = pa.schema(fields)
+            self._store.database.create_table(self._staged_name, schema=schema, exist_ok=True)
 
     def write(
         self, ids: Sequence[StoreId], vectors: StoreVectors, *, replace: bool = False
@@ -264,7 +285,7 @@ class SecondColumn(NewVectors):
             pa.array(ids, schema.field(STAGED_ID).type),
             to_arrow(vectors, schema.field(STAGED_VECTOR).type),
         ]
-        with self._connection.faults():
+        with faults():
             for start in range(0, len(ids), IDS_A_FILTER):
                 there = id_filter(STAGED_ID, ids[start : start + IDS_A_FILTER])
                 if staged.count_rows(there):
@@ -279,15 +300,17 @@ class SecondColumn(NewVectors):
     def count(self) -> int:
         dataset, _, vector = self._store.open()
         column = self._column(vector)
-        with self._connection.faults():
+        with faults():
             if column in dataset.schema.names:
                 return int(dataset.count_rows(filter=f"{quoted(column)} IS NOT NULL"))
-            staged = self._connection.find_table(self._staged_name)
-            return 0 if staged is None else int(staged.count_rows())
+        try:
+            return int(self._staged.count_rows())
+        except StoreChanged:  # before `prepare`
+            return 0
 
     def count_old(self) -> int:
         dataset, _, vector = self._store.open()
-        with self._connection.faults():
+        with faults():
             return int(dataset.count_rows(filter=f"{quoted(vector)} IS NOT NULL"))
 
     def _column(self, vector: str) -> str:
@@ -295,10 +318,10 @@ class SecondColumn(NewVectors):
 
     def build_index(self) -> None:
         """Add the column of new vectors to the table, and build an index like the old one."""
+        self._drop_column()  # of an earlier run
         dataset, id, vector = self._store.open()
         column, staged = self._column(vector), self._staged
-        self._drop_column(column)
-        with self._connection.faults():
+        with faults():
             staged.create_index(STAGED_ID, config=BTree(), replace=True)
         kind = staged.schema.field(STAGED_VECTOR).type
 
@@ -316,35 +339,31 @@ class SecondColumn(NewVectors):
             lost = pa.array([each not in found for each in ids], pa.bool_())
             return pa.record_batch([to_arrow(values, kind, lost)], [column])
 
-        def add() -> None:
-            latest = self._connection.dataset(self._name)
-            latest.add_columns(new_vectors, read_columns=[id], batch_size=ROWS_A_BATCH)
-
-        self._connection.committing(add)
-        table = self._connection.table(self._name)
-        dims = dataset.schema.field(vector).type.list_size, self._dim
-        self._connection.committing(lambda: build_like(table, vector, column, *dims))
+        with faults():
+            dataset.add_columns(new_vectors, read_columns=[id], batch_size=ROWS_A_BATCH)
+            build_like(self._store.table(self._name), vector, column)
 
     def finish(self) -> None:
         """Drop the table of new vectors. The new column is the application's."""
-        if self._connection.find_table(self._staged_name) is not None:
-            with self._connection.faults():
-                self._connection.database.drop_table(self._staged_name)
+        with faults():
+            self._store.database.drop_table(self._staged_name, ignore_missing=True)
 
     def abandon(self) -> None:
-        self._drop_column(self._column(self._store.open()[2]))
+        self._drop_column()
         self.finish()
 
-    def _drop_column(self, column: str) -> None:
-        """Drop a column with its index, if there is one."""
-        table = self._connection.table(self._name)
-        if column not in table.schema.names:
-            return
-        with self._connection.faults():
-            index = find_index(table, column)
-            if index is not None:
-                self._connection.committing(lambda: table.drop_index(index.name))
-            self._connection.committing(lambda: table.drop_columns([column]))
+    def _drop_column(self) -> None:
+        """Drop the column of new vectors with its index, if there is one."""
+        dataset, _, vector = self._store.open()
+        column = self._column(vector)
+        if column in dataset.schema.names:
+            with faults():
+                self._store.table(self._name).drop_columns([column])
+
+
+def faults(*, filtered: bool = False) -> AbstractContextManager[None]:
+    """Return a block that raises faults of LanceDB as errors of this project."""
+    return store_faults(STORE, LANCE_PACKAGES, filtered=filtered)
 
 
 def others_of(dataset: Any, vector: str) -> list[str]:
@@ -361,14 +380,3 @@ def vectors_of(found: pa.Table, id: str, vector: str) -> dict[StoreId, StoreVect
         strict=True,
     )
     return {id: each for id, each, ok in rows if ok}
-
-
-def has_unique_ids(dataset: Any, column: str) -> bool:
-    """Return whether each row has an id, and no two the same. Holds eight bytes of each row."""
-    seen = array("Q")
-    for batch in dataset.to_batches(columns=[column]):
-        seen.extend(fingerprint(id, None) for id in batch[column].to_pylist())
-        if batch[column].null_count:
-            return False
-    numbers = np.sort(np.asarray(seen, np.uint64))
-    return not bool((numbers[1:] == numbers[:-1]).any())

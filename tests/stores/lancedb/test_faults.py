@@ -12,7 +12,6 @@ import pytest
 from app.errors import (
     InvalidFilter,
     InvalidOption,
-    InvalidRequest,
     StoreChanged,
     StoreFull,
     StoreRefused,
@@ -36,12 +35,6 @@ def filled(tmp_path: Path):
     store.close()
 
 
-@pytest.mark.parametrize("name", ["../other", "/etc/x", "a/b", "", ".hidden", "s3://x"])
-def test_a_collection_cannot_leave_the_folder(tmp_path, name):
-    with pytest.raises(InvalidRequest, match="collection"):
-        LancedbStore(StoreLocation("lancedb", str(tmp_path), name))
-
-
 def test_the_cloud_is_refused(tmp_path):
     with pytest.raises(StoreUnsupported, match="Cloud"):
         LancedbStore(StoreLocation("lancedb", "db://mine", "items"))
@@ -50,13 +43,10 @@ def test_the_cloud_is_refused(tmp_path):
 def test_a_missing_folder_and_a_missing_table(filled, tmp_path):
     with pytest.raises(StoreUnavailable, match="folder"):
         LancedbStore(StoreLocation("lancedb", str(tmp_path / "none"), "items")).facts()
-    location, store = filled
-    with pytest.raises(StoreChanged, match="not found"):
-        LancedbStore(StoreLocation("lancedb", location.url, "other")).facts()
-    assert store.facts().rows == 50
-    lancedb.connect(location.url).drop_table("items")
-    with pytest.raises(StoreChanged):
-        store.scroll(None, 5)
+    location, _ = filled
+    for name in ("other", "../other"):
+        with pytest.raises(StoreChanged, match=name):
+            LancedbStore(StoreLocation("lancedb", location.url, name)).facts()
 
 
 def table_with(folder: Path, **columns: pa.Array) -> LancedbStore:
@@ -75,10 +65,6 @@ def test_vectors_that_cannot_be_translated_are_refused(tmp_path):
         LancedbStore(named).facts()
     with pytest.raises(StoreUnsupported, match="2 columns of vectors"):
         table_with(tmp_path / "b", id=ids, one=floats, two=floats).facts()
-    many = pa.array([[[0.5] * 8], [[0.5] * 8]], pa.list_(pa.list_(pa.float32(), 8)))
-    store = table_with(tmp_path / "c", id=ids, many=many)
-    with pytest.raises(StoreUnsupported, match="0 columns"):
-        store.facts()
     with pytest.raises(StoreUnsupported, match="no column `id`"):
         table_with(tmp_path / "d", key=ids, one=floats).facts()
     with pytest.raises(StoreUnsupported, match="type double"):
@@ -112,44 +98,16 @@ def test_filters_and_options(filled):
     )
 
 
-def test_a_column_that_somebody_renamed_is_noticed(filled):
-    location, _ = filled
-    table = open_table(location)
-    table.alter_columns({"path": "vector", "rename": "renamed"})
-    named = StoreLocation("lancedb", location.url, "items", vector_field="vector")
-    with pytest.raises(StoreChanged, match="no column `vector`"):
-        LancedbStore(named).facts()
-
-
-def test_a_full_disk_stops_a_write_and_keeps_the_table(tmp_path):
+def test_a_full_disk_and_a_read_only_one_keep_the_table(tmp_path):
     with small_disk(tmp_path / "disk", 2 * 1024) as disk:
         location = CASE.fill(disk, rows(CASE, 50))
         store = LancedbStore(location)
+        with read_only(disk), pytest.raises(StoreRefused):
+            store.migration(TAG, NEW_DIM).prepare()
         migration = store.migration(TAG, 16384)
         migration.prepare()
         wide = np.random.default_rng(0).normal(size=(50, 16384)).astype(np.float32)
         with pytest.raises(StoreFull):
             migration.write(list(range(50)), wide)
-        assert store.facts().rows == 50
         assert len(CASE.read(location)) == 50
         store.close()
-
-
-def test_a_read_only_folder_refuses_writes_and_serves_reads(tmp_path):
-    with small_disk(tmp_path / "disk", 8 * 1024) as disk:
-        location = CASE.fill(disk, rows(CASE, 50))
-        store = LancedbStore(location)
-        with read_only(disk):
-            assert store.facts().rows == 50
-            with pytest.raises(StoreRefused):
-                store.migration(TAG, NEW_DIM).prepare()
-        store.close()
-
-
-def test_mistakes_of_ours_are_not_called_faults_of_the_store(filled):
-    _, store = filled
-    for mistake, kind in ((lambda: int("x"), ValueError), (lambda: {}["x"], KeyError)):
-        with pytest.raises(kind), store.connection.faults():
-            mistake()
-    with pytest.raises(ValueError, match="shape"), store.connection.faults():
-        np.stack([np.zeros(2), np.zeros(3)])
