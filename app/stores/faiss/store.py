@@ -181,6 +181,8 @@ class FaissStore(Store):
         if filter is not None:
             raise InvalidFilter("FAISS has no filters. Remove `filter`.", field="filter")
         index, lines = self.load(), (self._texts() if payload else None) or {}
+        if queries.shape[1] != index.inner.d:
+            raise StoreChanged(f"The index has vectors of {index.inner.d} dimensions now. Repeat.")
         hits = []
         for ids, scores in index.search(queries, k, exact):
             rows = [lines.get(id, {}) for id in ids] if payload else None

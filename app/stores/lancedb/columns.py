@@ -68,18 +68,11 @@ def find_vector(location: StoreLocation, schema: pa.Schema) -> str:
     return name
 
 
-def to_numpy(column: pa.ChunkedArray | pa.Array) -> StoreVectors:
-    """Return vectors (n, d) as float32; rows without a vector are zeros."""
-    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    dim = column.type.list_size
-    found = np.zeros((len(column), dim), np.float32)
-    flat = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks]
-    if flat:
-        valid = (
-            column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else slice(None)
-        )
-        found[valid] = np.concatenate(flat).reshape(-1, dim)
-    return found
+def to_numpy(column: pa.ChunkedArray) -> StoreVectors:
+    """Return the vectors (n, d) of rows that have one, as float32."""
+    flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    vectors: StoreVectors = flat.astype(np.float32, copy=False)
+    return vectors.reshape(-1, column.type.list_size)
 
 
 def to_arrow(vectors: NDArray[Any], kind: pa.DataType, missing: pa.Array | None = None) -> pa.Array:

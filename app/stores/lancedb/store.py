@@ -373,10 +373,5 @@ def others_of(dataset: Any, vector: str) -> list[str]:
 
 def vectors_of(found: pa.Table, id: str, vector: str) -> dict[StoreId, StoreVectors]:
     """Return the vectors of rows that have one, by their ids."""
-    rows = zip(
-        found[id].to_pylist(),
-        to_numpy(found[vector]),
-        found[vector].is_valid().to_pylist(),
-        strict=True,
-    )
-    return {id: each for id, each, ok in rows if ok}
+    found = found.filter(found[vector].is_valid())
+    return dict(zip(found[id].to_pylist(), to_numpy(found[vector]), strict=True))
