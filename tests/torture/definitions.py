@@ -6,47 +6,12 @@ import random
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import psycopg
 
+from tests.stores.pgvector.catalogue import catalogue
 from tests.torture.pgvector import World
 from tests.torture.tally import Tally
-
-#: without the vectors' type, which a migration changes, the numbers of sequences, and the names of
-#: NOT NULL, which a restore makes up again
-CATALOGUE = """
-SELECT 'relation', c.relname || ' ' || c.relkind::text || coalesce(c.relacl::text, '') ||
-  c.relrowsecurity || c.relpersistence::text || coalesce(c.reloptions::text, '') ||
-  c.relreplident::text || coalesce(obj_description(c.oid, 'pg_class'), '')
-  FROM pg_class c WHERE c.relnamespace = %(s)s::text::regnamespace
-  AND c.relkind IN ('r', 'v', 'S', 'i')
-UNION ALL SELECT 'constraint', conrelid::regclass || ' ' || convalidated ||
-  CASE contype WHEN 'n' THEN '' ELSE conname END || pg_get_constraintdef(oid)
-  FROM pg_constraint WHERE connamespace = %(s)s::text::regnamespace
-  AND conname <> 'vectors_id_fkey'
-UNION ALL SELECT 'index', pg_get_indexdef(i.indexrelid) || i.indisvalid FROM pg_index i
-  JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relnamespace = %(s)s::text::regnamespace
-UNION ALL SELECT 'trigger', pg_get_triggerdef(t.oid) || t.tgenabled::text FROM pg_trigger t
-  JOIN pg_class c ON c.oid = t.tgrelid
-  WHERE c.relnamespace = %(s)s::text::regnamespace AND NOT t.tgisinternal
-UNION ALL SELECT 'policy', (to_jsonb(p) - 'schemaname')::text FROM pg_policies p
-  WHERE schemaname = %(s)s
-UNION ALL SELECT 'view', viewname || definition FROM pg_views WHERE schemaname = %(s)s
-UNION ALL SELECT 'publication', pubname || tablename FROM pg_publication_tables
-  WHERE schemaname = %(s)s
-UNION ALL SELECT 'function', proname || prosrc FROM pg_proc
-  WHERE pronamespace = %(s)s::text::regnamespace
-UNION ALL SELECT 'sequence', sequencename || ' ' || start_value || ' ' || increment_by || cycle
-  FROM pg_sequences WHERE schemaname = %(s)s
-UNION ALL SELECT 'column', a.attname || ' ' || rank() OVER (ORDER BY a.attnum) ||
-  CASE a.attname WHEN 'embedding' THEN '' ELSE format_type(a.atttypid, a.atttypmod) END ||
-  a.attnotnull || a.attstorage::text || a.attidentity::text || a.attgenerated::text ||
-  coalesce(a.attstattarget, -1) || coalesce(col_description(a.attrelid, a.attnum), '') ||
-  coalesce(pg_get_expr(d.adbin, d.adrelid), '') || coalesce(a.attacl::text, '')
-  FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-  WHERE a.attrelid = (%(s)s || '.docs')::regclass AND a.attnum > 0 AND NOT a.attisdropped
-"""
 
 #: a statement for both tables, and the one that undoes it
 KEPT = (
@@ -166,14 +131,6 @@ class Alterations(threading.Thread):
             return False
         self._world.tally.count("alterations", " ".join(statement.format(s="").split()[:2]))
         return True
-
-
-def catalogue(connection: Any, schema: str) -> set[tuple[str, str]]:
-    rows = connection.execute(CATALOGUE, {"s": schema}).fetchall()
-    renamed = (
-        (kind, each.replace(f"{schema}.", "").replace(f"{schema}_", "")) for kind, each in rows
-    )
-    return {each for each in renamed if "anchorage_" not in each[1]}
 
 
 def compare_definitions(url: str, tally: Tally, where: str, *, unvalidated: bool = False) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from app.errors import StoreChanged, StoreUnsupported
 from app.stores.pgvector.attachments import exchange
+from tests.stores.pgvector.catalogue import catalogue
 from tests.stores.pgvector.tables import (
     NEW_DIM,
     TAG,
@@ -27,36 +28,10 @@ NEW = text(np.arange(NEW_DIM))
 
 VIEW = "CREATE VIEW {s}.v AS SELECT * FROM {t}; "
 
-#: what the catalogue says of a schema, without what the vectors change
-SHAPE = """
-SELECT 'relation', c.relname || c.relkind::text || coalesce(c.relacl::text, '') ||
-  c.relrowsecurity || c.relforcerowsecurity || pg_get_userbyid(c.relowner) ||
-  coalesce(c.reloptions::text, '') || coalesce(obj_description(c.oid, 'pg_class'), '')
-FROM pg_class c WHERE c.relnamespace = '{s}'::regnamespace AND c.relkind IN ('r', 'v', 'S', 'i')
-UNION ALL SELECT 'constraint', conrelid::regclass || conname || contype::text || convalidated ||
-  pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = '{s}'::regnamespace
-UNION ALL SELECT 'index', pg_get_indexdef(i.indexrelid) || coalesce(obj_description(c.oid), '')
-  FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
-  WHERE c.relnamespace = '{s}'::regnamespace
-UNION ALL SELECT 'trigger', pg_get_triggerdef(t.oid) || t.tgenabled::text ||
-  coalesce(obj_description(t.oid), '') FROM pg_trigger t
-  JOIN pg_class c ON c.oid = t.tgrelid
-  WHERE c.relnamespace = '{s}'::regnamespace AND NOT t.tgisinternal AND tgname !~ '^anchorage_'
-UNION ALL SELECT 'policy', policyname || tablename || roles::text || cmd || qual ||
-  coalesce(with_check, '') FROM pg_policies WHERE schemaname = '{s}'
-UNION ALL SELECT 'view', viewname || definition FROM pg_views WHERE schemaname = '{s}'
-UNION ALL SELECT 'policy', polname || coalesce(obj_description(oid), '') FROM pg_policy
-  WHERE polrelid = '{t}'::regclass
-UNION ALL SELECT 'column', a.attname || coalesce(a.attstattarget, -1) || a.attstorage::text ||
-  coalesce(col_description(a.attrelid, a.attnum), '') || a.attidentity::text ||
-  a.attgenerated::text ||
-  coalesce(pg_get_expr(d.adbin, d.adrelid), '') || coalesce(pg_get_serial_sequence('{t}',
-  a.attname), '') FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid
-  AND d.adnum = a.attnum WHERE a.attrelid = '{t}'::regclass AND a.attnum > 0 AND NOT attisdropped"""
 
-
-def shape(table: Table) -> list[tuple[str, str]]:
-    return sorted(row for row in table.execute(SHAPE) if "anchorage_" not in row[1])
+def shape(table: Table) -> set[tuple[str, str]]:
+    with table.connect() as connection:
+        return catalogue(connection, table.schema, names=True)
 
 
 def furnish(table: Table, role: str) -> None:
