@@ -26,11 +26,9 @@ QUEUE = f"{{s}}.anchorage_{TAG}_queue"
     "damage",
     [
         f"DROP TABLE {QUEUE}",
-        f"COMMENT ON TABLE {QUEUE} IS NULL",
         f"COMMENT ON TABLE {QUEUE} IS '{{\"anchorage\": oops'",
         f"DROP TABLE {{s}}.anchorage_{TAG}_HIDDEN",
         "ALTER TABLE {t} DISABLE TRIGGER ALL",
-        "DROP TRIGGER anchorage_capture_rows ON {t}",
         f"DROP FUNCTION {{s}}.anchorage_{TAG}_capture() CASCADE",
     ],
 )
