@@ -100,7 +100,6 @@ def as_base64(rows: torch.Tensor) -> dict[str, Any]:
     return {"dtype": "float32", "shape": list(rows.shape), "base64": data}
 
 
-#: by page; pages that are not here assume nothing but a service
 def table(name: str, vectors: torch.Tensor) -> None:
     """A table of the reader's database: the pack's first 60 sentences with their vectors."""
     rows = zip(load_pack().sentences[:60], vectors[:60].numpy(), strict=True)
@@ -238,6 +237,7 @@ def articles(http: httpx2.Client, folder: Path) -> None:
         connection.execute("CREATE INDEX ON articles USING hnsw (embedding vector_cosine_ops)")
 
 
+#: by page; pages that are not here assume nothing but a service
 SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "README.md": questions,
     "docs/how-to/retired-model.md": questions,
@@ -247,7 +247,6 @@ SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "docs/how-to/embedded-stores.md": embedded,
     "docs/how-to/milvus.md": milvus,
     "clients/python/README.md": client_page,
-    "docs/explanation/anchors.md": six,
     "docs/how-to/anchor-sets.md": anchor_sets,
     "docs/how-to/bootstrap.md": bootstrap,
     "docs/how-to/bulk.md": bulk,

@@ -1,8 +1,6 @@
 """Every block of code in the pages runs, in order, against a service of the page's own.
 
 - sh blocks run in bash, python blocks share one namespace, and localhost:8080 is that service.
-- A json block after an sh block shows the last answer, or a part of it. "..." stands for any text;
-  ids and times may differ, numbers in the third digit. Other json blocks are only parsed.
 - text blocks are output or illustrations.
 - `<!--- skip: next "reason" -->` above a block keeps it from running.
 """
@@ -16,7 +14,6 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 from unittest import SkipTest
 
 import httpx2
@@ -35,9 +32,7 @@ ROOT = Path(__file__).parents[2]
 FENCED = re.compile(r"^ *```(\S*)", re.MULTILINE)
 RUN = re.compile(r"^ *```(?:sh|python)$", re.MULTILINE)
 SKIPPED = re.compile(r"skip: next[^\n]*\n+ *```(?:sh|python)$", re.MULTILINE)
-LANGUAGES = {"sh", "python", "json", "yaml", "text"}
-#: what follows such a line runs apart, with a service of its own
-PART = re.compile(r"^<!-- part: ([a-z-]+) -->$", re.MULTILINE)
+LANGUAGES = {"sh", "python", "yaml", "text"}
 PAGES = [
     str(page.relative_to(ROOT))
     for page in (
@@ -54,16 +49,6 @@ FIRST = {
     "docs/tutorial.md",
     *(f"docs/how-to/{name}.md" for name in ("classifier", "migrate", "pgvector", "search-a-store")),
 }
-#: members whose values differ from run to run
-VARYING = {
-    "id",
-    "request_id",
-    "translator",
-    "created_at",
-    "started_at",
-    "finished_at",
-    "expires_at",
-}
 #: the databases of a page's reader
 DATABASE = "postgresql://app:secret@localhost:5432/shop"
 MILVUS = "http://localhost:19530"
@@ -78,10 +63,9 @@ class Page:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.answer = ""
 
     def shell(self, example: Example) -> None:
-        """Run a block. It fails on an error answer that the json block below does not show."""
+        """Run a block. It fails on an error answer."""
         text = str(example.parsed)
         (self.folder / "state").touch()
         done = subprocess.run(
@@ -94,90 +78,19 @@ class Page:
             check=False,
         )
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
-        self.answer = done.stdout
-        shown = re.match(
-            r"\s*```json\n(.*?)```", example.document.text[example.region.end :], re.DOTALL
-        )
-        if shown is None or '"status"' not in shown[1]:
-            assert not re.search(r'"status": ?[45]\d\d', done.stdout), done.stdout
-
-    def shown(self, example: Example) -> None:
-        """Compare a json block with the answer above it, or parse it."""
-        shown = json.loads(example.parsed)
-        before = example.document.text[: example.region.start].rstrip()
-        languages = FENCED.findall(before)
-        if before.endswith("```") and languages[-2] == "sh":
-            found = last(self.answer)
-            differences = list(different(shown, found))
-            assert not differences, f"{differences}\n{json.dumps(found)}"
-
-
-def last(output: str) -> Any:
-    """The last of the answers that curl wrote one after another, without line ends."""
-    decoder, value, place = json.JSONDecoder(), None, 0
-    while place < len(output):
-        value, place = decoder.raw_decode(output, place)
-        while output[place : place + 1].isspace():
-            place += 1
-    return value
+        assert not re.search(r'"status": ?[45]\d\d', done.stdout), done.stdout
 
 
 def parse_yaml(example: Example) -> None:
     yaml.safe_load(example.parsed)
 
 
-def different(shown: Any, found: Any, where: str = "") -> list[str]:
-    """Where an answer is not what a page shows of it."""
-    if shown == "..." or where.rpartition(".")[2] in VARYING:
-        return []
-    if isinstance(shown, dict) and isinstance(found, dict):
-        return [
-            each
-            for name, value in shown.items()
-            for each in (
-                different(value, found[name], f"{where}.{name}")
-                if name in found
-                else [f"{where}.{name} is missing"]
-            )
-        ]
-    if isinstance(shown, list) and isinstance(found, list) and len(shown) == len(found):
-        return [
-            each
-            for place, (value, other) in enumerate(zip(shown, found, strict=True))
-            for each in different(value, other, f"{where}[{place}]")
-        ]
-    if isinstance(shown, float) and isinstance(found, float | int):
-        near = shown == pytest.approx(found, rel=2e-3, abs=2e-3)
-        return [] if near else [f"{where}: {shown}, not {found}"]
-    if isinstance(shown, str) and isinstance(found, str) and shown.endswith("..."):
-        return [] if found.startswith(shown[:-3]) else [f"{where}: {shown}, not {found}"]
-    return [] if shown == found else [f"{where}: {shown}, not {found}"]
-
-
-def parts() -> dict[str, str]:
-    """The text of each page, and of each part of a page, by "page" or "page#part"."""
-    found = {}
-    for name in PAGES:
-        first, *others = PART.split((ROOT / name).read_text(encoding="utf-8"))
-        found |= {name: first}
-        found |= {
-            f"{name}#{part}": text for part, text in zip(others[::2], others[1::2], strict=True)
-        }
-    return {name: text for name, text in found.items() if "```" in text}
-
-
-PARTS = parts()
-
-
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[] if name.partition("#")[0] in FIRST else pytest.mark.long)
-        for name in PARTS
-    ],
+    [pytest.param(name, marks=[] if name in FIRST else pytest.mark.long) for name in PAGES],
 )
 def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
-    text = PARTS[name]
+    text = (ROOT / name).read_text(encoding="utf-8")
     address = "localhost:8080"
     folder = tmp_path / "page"
     folder.mkdir()
@@ -203,7 +116,6 @@ def test_the_blocks_of_a_page_run(name, listen, tmp_path, monkeypatch):
         str(copy),
         SkipParser(),
         CodeBlockParser("sh", page.shell),
-        CodeBlockParser("json", page.shown),
         CodeBlockParser("yaml", parse_yaml),
         PythonCodeBlockParser(),
     )
