@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-import time
-from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.api.http.admission import KEY_LOOK_UP_S
 from app.services.access import api_keys
 from app.storage.tables import ApiKeyRow
-from tests.waiting import slack
 
 PUBLIC = {
     ("GET", "/livez"),
@@ -211,11 +207,8 @@ def test_a_key_is_shown_once_and_never_again(locked, new_key, bearing, caplog):
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"name": "a\nb"}, "name"),
-        ({"scopes": ["root"]}, "scopes.0"),
         ({"rate_limit": "0/minute"}, "rate_limit"),
         ({"expires_at": "2001-01-01T00:00:00Z"}, "expires_at"),
-        ({"expires_at": "2100-01-01T00:00:00"}, "expires_at"),
     ],
 )
 def test_a_key_that_cannot_be_made_is_refused_by_field(client, refused, change, field):
@@ -229,14 +222,6 @@ def test_a_moment_at_the_end_of_the_calendar_is_no_fault_of_the_service(client, 
     assert client.post("/api-keys", json={"name": "x", "expires_at": moment}).status_code in (
         201,
         422,
-    )
-
-
-@pytest.mark.parametrize(("field", "value"), [("grace_s", -1), ("grace_s", 604_801)])
-def test_a_grace_out_of_range_is_refused(client, refused, new_key, field, value):
-    id_ = new_key(client).split("_")[1]
-    refused(
-        client.post(f"/api-keys/{id_}/rotate", json={field: value}), 422, "invalid-request", field
     )
 
 
@@ -263,24 +248,6 @@ def test_every_write_is_in_the_audit_log_with_its_key_and_its_request(locked, ne
         "/audit", params={"before": writes[0]["at"], "limit": 1}, headers=bearing(admin)
     ).json()["writes"]
     assert older == writes[1:2]
-
-
-def test_a_key_that_worked_lately_does_not_wait_long_for_a_busy_database(
-    locked, new_key, bearing, monkeypatch
-):
-    good = new_key(locked)
-    monkeypatch.setattr(api_keys, "KEY_TRUST_S", 0.0)
-    assert locked.get("/encoders", headers=bearing(good)).status_code == 200
-    engine = locked.app.state.services.db.engine
-    with ExitStack() as holding:
-        for _ in range(engine.pool.size() + engine.pool._max_overflow):
-            holding.enter_context(engine.connect())
-        begun = time.monotonic()
-        answer = locked.post(
-            "/relative", content=b"x", headers={**bearing(good), "content-type": "text/plain"}
-        )
-        assert answer.status_code == 415  # authenticated, but refused for another reason
-        assert KEY_LOOK_UP_S <= time.monotonic() - begun < slack() * (KEY_LOOK_UP_S + 5)
 
 
 # --- wrong keys -----------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def test_one_vector_for_every_text_is_not_another_order(check, encoding, own):
 
 @pytest.mark.parametrize(
     "vectors",
-    [[[0.0] * 384], [[1e30] * 384], [[1.0] * 8192]],
+    [[[0.0] * 384], [[1e30] * 384]],
     ids=lambda v: f"{v[0][0]}x{len(v[0])}",
 )
 def test_vectors_at_the_ends_of_the_range_are_a_difference_and_no_fault(check, vectors):
@@ -132,19 +132,13 @@ def test_vectors_at_the_ends_of_the_range_are_a_difference_and_no_fault(check, v
             "too-many-inputs",
             "inputs",
         ),
-        ("minilm", {"inputs": [1]}, 422, "invalid-request", "inputs.0"),
-        ("minilm", {"vectors": []}, 422, "empty-vectors", "vectors"),
-        ("minilm", {"vectors": ...}, 422, "missing-field", "vectors"),
         ("eye", {"inputs": ["text"]}, 422, "invalid-image", "inputs"),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_a_wrong_request_is_refused(encoding, encoder, change, status, code, field):
     body = {"inputs": ["a"], "vectors": [[0.5] * 384], **change}
-    answer = encoding.http.post(
-        f"/encoders/{encoder}/check",
-        json={key: value for key, value in body.items() if value is not ...},
-    )
+    answer = encoding.http.post(f"/encoders/{encoder}/check", json=body)
     assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (
         status,
         code,

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 from starlette.testclient import TestClient
 
@@ -132,7 +131,7 @@ def watched(tmp_path: Path, migrated_sqlite: Path, endpoint: FakeEndpoint) -> It
         yield made
 
 
-@pytest.mark.parametrize("moved", [0.0, 0.01, 1.0])
+@pytest.mark.parametrize("moved", [0.0, 0.01])
 def test_an_endpoint_that_moves_by_one_percent_is_found_and_an_equal_one_is_silent(
     watched: Watched, moved: float
 ) -> None:
@@ -226,36 +225,6 @@ def test_a_changed_encoder_warns_searches_and_stores_nothing(watched: Watched) -
     assert watched.post("/anchor-sets", 409, **body)["code"] == "encoder-changed"
     put = watched.client.put("/pools/x", json={"encoder": "ada", "inputs": ["a", "b"]})
     assert put.json()["code"] == "encoder-changed"
-
-
-def test_the_console_and_the_metrics_show_a_change(watched: Watched) -> None:
-    assert "moved" not in watched.client.get("/console").text
-    watched.endpoint.moved = 0.01
-    watched.check()
-    page = watched.client.get("/console").text
-    assert "<strong>ada: moved.</strong>" in page
-    assert "register the model as it is now by another name" in page
-    assert 'anchorage_encoders_checked{result="moved"} 1.0' in watched.client.get("/metrics").text
-
-
-def test_another_name_has_the_new_vectors_and_translates_from_the_old_ones(
-    watched: Watched,
-) -> None:
-    watched.endpoint.moved = 1.0
-    watched.check()
-    made = {"kind": "openai", "model": "truth", "options": {"url": watched.url}}
-    watched.post("/encoders", 201, name="ada-2", **made)
-    put = watched.client.put("/anchor-sets/faq/embeddings/ada-2", json={})
-    assert put.status_code == 201, put.text
-    assert watched.post("/encoders/ada-2/check")["result"] == "unchanged"
-    made = watched.post(
-        "/translate",
-        source="ada",
-        target="ada-2",
-        anchor_set="faq",
-        vectors=rows_of(watched.texts[:3]).tolist(),
-    )
-    assert np.shape(made["vectors"]) == (3, 24)
 
 
 # --- anchors of a store ---------------------------------------------------------------------------
@@ -369,17 +338,3 @@ def test_a_file_that_is_overwritten_in_place_changes_no_loaded_weights(
         opened.write(bytes(weights))
     assert embed() == before
     assert client.post("/encoders/toy/check").json()["result"] == "replaced"
-
-
-def test_an_equal_model_is_silent_in_other_batches_and_threads(
-    local: tuple[TestClient, Path],
-) -> None:
-    client, _ = local
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            found = client.post("/encoders/toy/check").json()
-            assert found["result"] == "unchanged", found
-            assert found["max_deviation"] < 1e-4
-    finally:
-        torch.set_num_threads(1)

@@ -23,33 +23,20 @@ def test_every_kind_has_a_loader_options_and_a_place_in_the_api() -> None:
     assert set(LOADERS) == {kind.value for kind in OPTIONS_BY_KIND} == kinds - {"external"}
 
 
-def test_a_deleted_name_may_be_taken_again(client):
-    for dim in (3, 4):
-        assert client.post("/encoders", json={"name": "x", "dim": dim}).json()["dim"] == dim
-        assert client.delete("/encoders/x").status_code == 204
-
-
 TEXT = {"kind": "sentence-transformers", "model": "all-MiniLM-L6-v2"}
-REMOTE = {"kind": "openai", "model": "m"}
 PATHS = ["../x", "/etc", "a/b/c", "a/..", "a\\b", "~/a", "http://x", "a\n", ""]
 
 
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        *(
-            ({"name": name, "dim": 3}, "name")
-            for name in ("", "a b", ".a", "a/b", "a\n", "a" * 101)
-        ),
+        *(({"name": name, "dim": 3}, "name") for name in ("", "a/b", "a" * 101)),
         *(({"dim": dim}, "dim") for dim in (0, 65_537, 1.5)),
         *(({**TEXT, "model": model}, "model") for model in PATHS),
         *(({**TEXT, "revision": revision}, "revision") for revision in ("", "a/b")),
-        ({"kind": "word2vec", "dim": 3}, "kind"),
         ({**TEXT, "options": {"surprise": 1}}, "options.surprise"),
-        ({**TEXT, "options": {"url": "http://x"}}, "options.url"),
         ({**TEXT, "options": {"dim": "64"}}, "options.dim"),
         ({**TEXT, "options": {f"o{place}": 1 for place in range(1_000)}}, "options"),
-        ({**REMOTE, "options": {"batch": 8}}, "options.url"),
         ({"dim": 3, "options": {"dim": 3}}, "options"),
     ],
     ids=lambda value: str(value)[:80],
@@ -66,11 +53,7 @@ def test_a_wrong_field_is_named(fields, field):
     [
         ({}, "invalid-request", "dim"),
         ({"kind": "external", "dim": 3, "model": "m"}, "invalid-request", "model"),
-        ({"kind": "external", "dim": 3, "revision": "main"}, "invalid-request", "revision"),
-        ({"kind": "sentence-transformers"}, "invalid-request", "model"),
-        ({**TEXT, "dim": 3}, "invalid-request", "dim"),
         ({**TEXT, "options": {"surprise": 1}}, "unknown-field", "options.surprise"),
-        ({**REMOTE, "options": {"url": "ftp://x"}}, "invalid-option", "options.url"),
     ],
 )
 def test_what_a_kind_needs_and_what_it_does_not_take(client, refused, body, code, field):

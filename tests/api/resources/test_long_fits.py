@@ -36,21 +36,19 @@ def finished(client, path: str) -> dict:
     return job
 
 
-@pytest.mark.parametrize("path", ["/translate", "/translators"])
 def test_a_long_fit_is_answered_with_its_job_and_the_repetition_with_the_result(
-    ask, stocked, short, path
+    ask, stocked, short
 ):
-    more = {"method": "ridge", "options": {"ridge": 0.1 + len(path)}}
-    vectors = {} if path == "/translate" else {"vectors": ...}
-    queued = ask(path, **more, **vectors)
+    more = {"method": "ridge", "options": {"ridge": 0.1}}
+    queued = ask(**more)
     assert (queued.status_code, queued.json()["kind"]) == (202, "fit")
     assert queued.headers["location"] == f"/jobs/{queued.json()['id']}"
     assert int(queued.headers["retry-after"]) >= 0
     job = finished(stocked, queued.headers["location"])
     assert job["state"] == "succeeded", job
-    answer = ask(path, **more, **vectors)
+    answer = ask(**more)
     assert answer.is_success, answer.text
-    assert job["result"]["translator"] == answer.json()["translator" if not vectors else "id"]
+    assert job["result"]["translator"] == answer.json()["translator"]
 
 
 def test_clients_of_openai_are_told_to_come_again(stocked):

@@ -67,28 +67,16 @@ def ask(stocked, make, embeddings):
 @pytest.mark.parametrize(
     ("change", "status", "code", "field"),
     [
-        ({"name": "a b"}, 422, "invalid-request", "name"),
         ({"encoder": "unknown"}, 404, "encoder-not-found", "encoder"),
-        ({"encoder": ..., "anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
-        ({"encoder": ...}, 422, "not-exactly-one", "encoder"),
-        ({"anchor_set": "items"}, 422, "not-exactly-one", "encoder"),
-        ({"weight": ...}, 422, "not-exactly-one", "weight"),
         (
             {"weight": ..., "safetensors": file_of(weight=torch.ones(3, 6))},
             422,
             "not-exactly-one",
             "bias",
         ),
-        ({"weight": [[1.0] * 6] * 2}, 422, "invalid-head", "bias"),
         ({"bias": [1.0, 2.0]}, 422, "invalid-head", "bias"),
         ({"classes": ["cat", "dog", "cat"]}, 422, "invalid-head", "classes"),
-        ({"classes": ["cat"]}, 422, "invalid-request", "classes"),
         ({"kind": "onnx"}, 422, "invalid-head", "kind"),
-        ({"kind": "forest"}, 422, "invalid-request", "kind"),
-        ({"architecture": ["linear"]}, 422, "invalid-head", "architecture"),
-        ({"output": {"kind": "numbers"}}, 422, "not-exactly-one", "classes"),
-        ({"classes": ...}, 422, "not-exactly-one", "classes"),
-        ({"scale": 0.0}, 422, "invalid-request", "scale"),
         ({"encode_power": 0.5}, 422, "invalid-head", "encode_power"),
     ],
     ids=lambda value: str(value)[:40],
@@ -102,15 +90,8 @@ def test_a_wrong_head_is_refused_and_leaves_nothing(
     assert stocked.delete("/anchor-sets/items").status_code == 204
 
 
-@pytest.mark.parametrize("wrong", ["1", None])
-def test_a_bias_of_anything_but_numbers_is_refused_by_place(make, stocked, refused, wrong):
-    refused(make(bias=[0.5, wrong, 0.5]), 422, "bad-dtype", "bias", [1])
-    refused(stocked.get("/heads/h"), 404, "head-not-found", "name")
-
-
-@pytest.mark.parametrize("text", ["not base64!"])
-def test_a_file_that_is_not_base64_is_refused(make, stocked, refused, text):
-    refused(make(weight=..., bias=..., safetensors=text), 422, "bad-base64", "safetensors")
+def test_a_file_that_is_not_base64_is_refused(make, stocked, refused):
+    refused(make(weight=..., bias=..., safetensors="not base64!"), 422, "bad-base64", "safetensors")
     assert stocked.get("/heads").json() == {"heads": []}
 
 
@@ -123,12 +104,8 @@ def test_a_file_that_is_not_base64_is_refused(make, stocked, refused, text):
         ({"head": "nothing"}, 404, "head-not-found", "head"),
         ({"encoder": "unknown"}, 404, "encoder-not-found", "encoder"),
         ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
-        ({"anchor_set": ...}, 422, "missing-field", "anchor_set"),
-        ({"vectors": ...}, 422, "not-exactly-one", "vectors"),
-        ({"inputs": ["x"]}, 422, "not-exactly-one", "vectors"),
         ({"vectors": ..., "inputs": ["x"]}, 422, "encoder-needs-vectors", "inputs"),
         ({"method": "irp", "options": {"omega": 41}}, 422, "invalid-option", "options.omega"),
-        ({"options": {"surplus": 1}}, 422, "unknown-field", "options.surplus"),
         (
             {"encoder": "second", "vectors": [[1.0] * 6], "method": "irp"},
             422,
@@ -151,12 +128,3 @@ def test_a_relative_head_takes_no_method_and_no_other_set(make, ask, stocked, em
         json={"name": "other", "embeddings": {"first": embeddings["first"].tolist()}},
     )
     refused(ask(head="r", anchor_set="other"), 422, "invalid-head", "anchor_set", detail="'items'")
-
-
-def test_spaces_that_are_missing_are_a_conflict(make, ask, stocked, refused):
-    stocked.post("/encoders", json={"name": "third", "dim": 8})
-    refused(ask(encoder="third"), 409, "anchors-not-embedded", "anchor_set")
-    make(name="r", encoder=..., anchor_set="items", weight=RNG.normal(size=(3, 40)).tolist())
-    refused(
-        ask(encoder="third", head="r", anchor_set=...), 409, "anchors-not-embedded", "anchor_set"
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
@@ -68,19 +67,10 @@ def test_relative_vectors_need_no_source_and_everything_else_does(
     ("change", "code", "field"),
     [
         ({"relative": [[0.5] * 39]}, "dimension-mismatch", "relative"),
-        ({"relative": []}, "empty-vectors", "relative"),
         ({"relative": [0.5] * 2}, "bad-shape", "relative"),
         ({"method": "procrustes"}, "method-not-independent", "method"),
         ({"method": "irp", "relative_power": 1}, "invalid-option", "relative_power"),
-        ({"method": "irp-ridge", "relative_power": 0.5}, "invalid-option", "relative_power"),
-        ({"relative_power": 1.5}, "invalid-request", "relative_power"),
-        (
-            {"method": "graded", "options": {"encode_power": 1}},
-            "unknown-option",
-            "options.encode_power",
-        ),
         ({"vectors": [[0.5] * 8]}, "not-exactly-one", "relative"),
-        ({"inputs": ["x"]}, "not-exactly-one", "relative"),
     ],
     ids=str,
 )
@@ -90,12 +80,6 @@ def test_relative_vectors_that_cannot_be_decoded_are_refused(ask, refused, chang
     refused(answer, 422, code, field, rows)
 
 
-def test_relative_vectors_that_are_not_finite_are_refused_by_row(ask, refused, packed):
-    array = np.full((3, 40), 0.5)
-    array[1, 3] = np.nan
-    refused(ask(vectors=..., relative=packed(array)), 422, "non-finite", "relative", [1])
-
-
 # --- bad requests ---------------------------------------------------------------------------------
 
 
@@ -103,9 +87,7 @@ def test_relative_vectors_that_are_not_finite_are_refused_by_row(ask, refused, p
     ("change", "status", "code", "field"),
     [
         ({"source": "unknown"}, 404, "encoder-not-found", "source"),
-        ({"target": "unknown"}, 404, "encoder-not-found", "target"),
         ({"anchor_set": "nothing"}, 404, "anchor-set-not-found", "anchor_set"),
-        ({"target": ...}, 422, "missing-field", "target"),
         ({"method": "magic"}, 422, "invalid-request", "method"),
         ({"options": {"surplus": 1}}, 422, "unknown-field", "options.surplus"),
     ],
@@ -121,7 +103,6 @@ def test_wrong_requests(ask, refused, path, change, status, code, field):
     ("change", "code", "field"),
     [
         ({"vectors": ...}, "not-exactly-one", "vectors"),
-        ({"inputs": ["x"]}, "not-exactly-one", "inputs"),
         ({"vectors": [[1.0] * 6]}, "dimension-mismatch", "vectors"),
     ],
     ids=str,
@@ -146,10 +127,6 @@ def test_an_encoder_that_did_not_embed_the_set_is_a_conflict(ask, stocked, refus
     ("method", "options", "field"),
     [
         ("irp", {"delta": -0.1}, "options.delta"),
-        ("irp", {"delta": "0.5"}, "options.delta"),
-        ("irp", {"omega": 65_537}, "options.omega"),
-        ("irp", {"seed": 2**63}, "options.seed"),
-        ("graded", {"encode_power": 1.01}, "options.encode_power"),
         ("graded", {"renormalise": 1}, "options.renormalise"),
     ],
     ids=str,

@@ -116,20 +116,6 @@ def test_rows_that_add_nothing_are_named(make):
     }
 
 
-def test_few_anchors_are_too_few_and_nine_are_not_judged(make):
-    found = report(make({"a": noise(3, 9, 5), "b": noise(4, 9, 3)}, name="nine"), "nine")
-    assert found["pairs"][0]["verdict"] == "unclear"
-    found = report(
-        make({"minilm6-384": VECTORS["minilm6-384"][:40], "static-256": VECTORS["static-256"][:40]})
-    )
-    few = [each for each in found["findings"] if each["code"] == "too-few-anchors"]
-    assert [(each["severity"], each["encoders"]) for each in few] == [
-        ("warning", ["minilm6-384"]),
-        ("warning", ["static-256"]),
-    ]
-    assert found["pairs"][0]["verdict"] == "related"
-
-
 def test_many_encoders_are_looked_at_up_to_a_bound_that_is_told(make):
     found = report(make({f"e{place}": noise(place, 12, 3) for place in range(18)}))
     assert (len(found["spaces"]), found["spaces_left_out"]) == (16, 2)

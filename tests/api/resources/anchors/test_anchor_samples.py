@@ -86,35 +86,3 @@ def test_samples_need_a_space(filled, refused):
     body = {"vectors": [[1, 2, 3]]}
     refused(filled.put("/anchor-sets/t/samples/a", json=body), 404, "anchor-set-not-found", "name")
     refused(filled.put("/anchor-sets/s/samples/z", json=body), 404, "encoder-not-found", "encoder")
-
-
-def test_foreign_anchors_are_named_at_once_in_the_report_and_in_every_answer(client):
-    draw = np.random.default_rng(1)
-    for name, dim in (("a", 6), ("b", 5)):
-        client.post("/encoders", json={"name": name, "dim": dim})
-
-    def corpus(rows, shift):
-        inner = draw.normal(size=(rows, 3))
-        return {
-            name: (inner @ np.eye(3, dim, k=shift) + 5 * shift).tolist()
-            for name, dim in (("a", 6), ("b", 5))
-        }
-
-    own, other, sample = corpus(40, 0), corpus(40, 2), corpus(100, 0)["a"]
-    embeddings = {name: own[name] + other[name] for name in ("a", "b")}
-    client.post("/anchor-sets", json={"name": "s", "embeddings": embeddings})
-    pair = {"source": "a", "target": "b", "anchor_set": "s"}
-    body = {**pair, "vectors": sample[:2]}
-    assert "foreign-anchors" not in str(client.post("/translate", json=body).json()["warnings"])
-    found = client.put("/anchor-sets/s/samples/a", json={"vectors": sample}).json()["coverage"]
-    assert found["verdict"] == "foreign-anchors"
-    assert found["foreign"] == pytest.approx(40, abs=4)
-    assert 0.4 < found["share"] < 0.6
-    answer = client.post("/translate", json=body)
-    assert "foreign-anchors" in [each["code"] for each in answer.json()["warnings"]]
-    report = client.get("/anchor-sets/s/report").json()
-    assert "foreign-anchors" in [each["code"] for each in report["findings"]]
-    assert [space["store"] for space in report["spaces"]] == [found, None]
-    fitted = client.post("/translators", json=pair).json()
-    assert fitted["report"]["weights"]["store"] == found
-    assert fitted["report"]["weights"]["total"] < 80

@@ -39,22 +39,6 @@ def test_another_encoder_is_added_later_and_serves(pair):
     assert pair.post("/translate", json=body).json()["dim"] == 2
 
 
-# --- delicate anchors -----------------------------------------------------------------------------
-
-
-def health_of(client, vectors):
-    answer = client.post("/anchor-sets", json={"name": "s", "embeddings": {"a": vectors}})
-    assert answer.status_code == 201, answer.text
-    return answer.json()["spaces"][0]["health"]
-
-
-def test_duplicate_anchors_are_accepted_and_reported_and_their_list_is_cut(pair):
-    vectors = some(6, 3)
-    health = health_of(pair, [*vectors, *[vectors[2]] * 30])
-    assert (health["duplicates"], health["duplicate_count"]) == ([*range(6, 26)], 30)
-    assert (health["collinear"], health["rank"]) == ([], 3)
-
-
 # --- bad ------------------------------------------------------------------------------------------
 
 
@@ -92,7 +76,6 @@ def test_bad_embeddings_are_refused_and_leave_nothing(
 @pytest.mark.parametrize(
     ("body", "code", "field"),
     [
-        ({}, "missing-field", "embeddings"),
         (
             {"embeddings": {"a": [[1, 2, 3], [4, 5, 6]]}, "inputs": ["x", "y", "z"]},
             "unequal-anchors",

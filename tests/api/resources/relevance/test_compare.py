@@ -98,17 +98,13 @@ def test_a_deleted_encoder_takes_its_comparisons_along(shop: Shop) -> None:
     ("body", "code", "field"),
     [
         ({"encoders": ["old", "new"]}, "not-exactly-one", "store"),
-        ({"encoders": ["old", "new"], "store": "docs", "inputs": []}, "not-exactly-one", "store"),
         ({"encoders": ["new", "new"], "store": "docs"}, "invalid-request", "encoders"),
-        ({"encoders": ["new"], "store": "docs"}, "invalid-request", "encoders"),
-        ({"encoders": ["new", "none"], "store": "docs"}, "encoder-not-found", "encoders"),
         ({"encoders": ["new", "old"], "store": "none"}, "store-not-found", "store"),
         (
             {"encoders": ["new", "old"], "inputs": [f"{SENTENCE}{' ' * n}" for n in range(60)]},
             "invalid-request",
             "inputs",
         ),
-        ({"encoders": ["new", "old"], "store": "docs", "texts": 49}, "invalid-request", "texts"),
         ({"encoders": ["new", "away"], "store": "docs"}, "invalid-request", "encoders"),
         ({"encoders": ["new", "old"], "store": "vectors"}, "store-unsupported", "store"),
     ],
