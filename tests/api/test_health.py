@@ -36,24 +36,6 @@ def degraded(serve):
     return serve(redis_url=f"redis://127.0.0.1:{free_port()}/0")
 
 
-def test_without_its_redis_a_service_is_degraded_and_still_answers(degraded):
-    answer = degraded.get("/readyz")
-    assert (answer.status_code, answer.json()["status"], answer.json()["redis"]) == (
-        200,
-        "degraded",
-        False,
-    )
-    for name, dim in (("first", 3), ("second", 2)):
-        assert degraded.post("/encoders", json={"name": name, "dim": dim}).status_code == 201
-    embeddings = {"first": [[1, 0, 0], [0, 1, 0], [0, 0, 1]], "second": [[1, 0], [0, 1], [1, 1]]}
-    assert (
-        degraded.post("/anchor-sets", json={"name": "s", "embeddings": embeddings}).status_code
-        == 201
-    )
-    body = {"source": "first", "target": "second", "anchor_set": "s", "vectors": [[1, 2, 3]]}
-    assert degraded.post("/translate", json=body).status_code == 200
-
-
 def test_a_job_is_written_down_while_redis_is_away(degraded):
     for name in ("first", "second"):
         degraded.post("/encoders", json={"name": name, "dim": 2})

@@ -47,8 +47,6 @@ def end(answer: bytes) -> Callable[[socket.socket], None]:
 
 NONSENSE = {
     "an integer that is none": say(b":abc\r\n"),
-    "a value": say(b"$5\r\nhello\r\n"),
-    "a list of wrong types": say(b"*2\r\n:1\r\n+x\r\n"),
     "an answer that breaks off": end(b"$100\r\nabc"),
     "HTML": say(b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\n\r\n<html>no</html>\r\n"),
     "OOM": say(b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"),
@@ -198,16 +196,3 @@ def test_whatever_redis_answers_the_service_answers_right_and_says_degraded_unti
     finally:
         gateway.nonsense = None
     until_ready(service)
-
-
-def test_once_redis_is_back_it_holds_what_is_made(service, gateway):
-    gateway.nonsense = NONSENSE["an integer that is none"]
-    cold_translation(service)
-    gateway.nonsense = None
-    until_ready(service)
-    store = service.app.state.services.cache.store
-    deadline = time.monotonic() + 30 * slack()
-    with redis.Redis(*gateway.real) as real:
-        while not list(real.scan_iter(f"{store._prefix}:cache:*")):
-            assert time.monotonic() < deadline, "Redis is never used again"
-            cold_translation(service)
