@@ -16,11 +16,9 @@ pytest.importorskip("sklearn")
 from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import RandomForestClassifier
-from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassifier
+from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from sklearn.model_selection import GridSearchCV
 from sklearn.multiclass import OneVsRestClassifier
-from sklearn.neighbors import KNeighborsClassifier
-from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, StandardScaler
 from sklearn.svm import SVC, LinearSVC
@@ -28,19 +26,13 @@ from sklearn.svm import SVC, LinearSVC
 LINEAR: dict[str, Any] = {
     "logistic": LogisticRegression(C=10),
     "svc": LinearSVC(),
-    "ridge": RidgeClassifier(),
-    "sgd": SGDClassifier(loss="log_loss", random_state=0),
     "scaled": make_pipeline(StandardScaler(), LogisticRegression(C=0.1)),
-    "scaled without mean": make_pipeline(StandardScaler(with_mean=False), RidgeClassifier()),
     "normalised": make_pipeline(Normalizer(), StandardScaler(), LinearSVC(C=0.1)),
     "projected": make_pipeline(PCA(16), LinearDiscriminantAnalysis()),
     "searched": GridSearchCV(RidgeClassifier(), {"alpha": [1.0, 3.0]}, cv=2),
 }
 OTHERS: dict[str, Any] = {
     "forest": RandomForestClassifier(3),
-    "network": MLPClassifier((8,), max_iter=2),
-    "kernel": SVC(),
-    "neighbours": make_pipeline(StandardScaler(), KNeighborsClassifier()),
     "one against one": SVC(kernel="linear"),
     "normalised late": make_pipeline(StandardScaler(), Normalizer(), RidgeClassifier()),
     "not fitted": LogisticRegression(),
@@ -73,7 +65,6 @@ def test_a_linear_layer_predicts_as_its_classifier(pack, kind: str, classes: int
     )
 
 
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("kind", OTHERS)
 def test_another_classifier_is_refused_with_what_to_do(pack, kind: str):
     vectors, names = rows_of(pack, 3)
@@ -81,7 +72,7 @@ def test_another_classifier_is_refused_with_what_to_do(pack, kind: str):
     advice = r"heads\.create`: `architecture` or `kind='onnx'"
     with pytest.raises(TypeError, match=advice) as refused:
         linear_layer(classifier)
-    last = classifier[-1] if kind in ("neighbours", "normalised late") else classifier
+    last = classifier[-1] if kind == "normalised late" else classifier
     wrong = "not fitted" if kind == "not fitted" else "not linear: "
     assert str(refused.value).startswith(f"{type(last).__name__} is {wrong}")
 

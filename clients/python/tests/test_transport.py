@@ -156,15 +156,6 @@ def test_retries_wait_as_long_as_the_service_says():
             assert time.monotonic() - start > 1
 
 
-def test_a_service_that_is_away_is_an_error_after_the_retries(monkeypatch):
-    monkeypatch.setattr("anchorage_client._sync.transport.FIRST_PAUSE_S", 0.01)
-    with (
-        Client(f"http://127.0.0.1:{free_port()}", retries=2) as client,
-        pytest.raises(UnavailableError, match=r"The service at http://.* did not answer"),
-    ):
-        client.ready()
-
-
 def test_a_restart_does_not_end_the_wait_for_a_job(tmp_path):
     generator = np.random.default_rng(0)
     pool = generator.normal(size=(500, 16)).astype(np.float32)

@@ -62,28 +62,6 @@ def test_code_for_sentence_transformers_runs_with_it(texts):
     assert pairs[0][1:] == [0, 5]
 
 
-def test_evaluators_of_sentence_transformers_take_it(texts):
-    make_importable()
-    pytest.importorskip("sentence_transformers")
-    from sentence_transformers.sentence_transformer import evaluation
-
-    encoder = Encoder("new", url=texts.url)
-    some = texts.sentences[:12]
-    half = [" ".join(text.split()[: len(text.split()) // 2]) for text in some]
-    pairs = evaluation.EmbeddingSimilarityEvaluator(
-        [*some, *some, *some], [*some, *half, *some[1:], some[0]], [1] * 12 + [0.5] * 12 + [0] * 12
-    )
-    assert pairs(encoder)["spearman_cosine"] > 0.5
-    names = [str(row) for row in range(12)]
-    search = evaluation.InformationRetrievalEvaluator(
-        dict(zip(names, half, strict=True)),
-        dict(zip(names, some, strict=True)),
-        {name: {name} for name in names},
-        query_prompt_name="query",
-    )
-    assert search(encoder)["cosine_mrr@10"] > 0.5
-
-
 def test_options_of_sentence_transformers_are_kept_or_refused(texts):
     encoder = Encoder("new", url=texts.url, batch_size=3)
     few = texts.sentences[:4]

@@ -73,27 +73,6 @@ def test_a_dictionary_names_the_variable_of_the_key(kind, monkeypatch):
         kind("old", api_key=Secret.from_token("anc_secret")).to_dict()
 
 
-def test_an_attribute_that_changes_changes_the_vectors(texts):
-    few = texts.sentences[:2]
-    asking = AnchorageTextEmbedder("old", url=texts.url)
-    embedder = AnchorageDocumentEmbedder("old", url="http://127.0.0.1:9", api_key=None)
-    for each in (asking, embedder):
-        each.model = "new"
-        assert each.to_dict()["init_parameters"]["model"] == "new"
-    embedder.url, embedder.meta_fields_to_embed = texts.url, ["title"]
-    documents = [Document(content=text, meta={"title": "Card"}) for text in few]
-    expected = texts.client.embed([f"Card\n{text}" for text in few], model="new")
-    found = [each.embedding for each in embedder.run(documents)["documents"]]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-    assert len(asking.run(few[0])["embedding"]) == 384
-    assert (asking.batch_size, asking.timeout, embedder.api_key) == (256, 60.0, None)
-
-
-def test_an_empty_variable_is_no_key(texts, monkeypatch):
-    monkeypatch.setenv("ANCHORAGE_API_KEY", "")
-    assert len(AnchorageTextEmbedder("old", url=texts.url).run("text")["embedding"]) == 256
-
-
 def test_other_types_are_refused(texts):
     with pytest.raises(TypeError, match=r"Secret\.from_env_var"):
         AnchorageTextEmbedder("old", api_key="anc_x")

@@ -73,14 +73,6 @@ def test_a_copy_and_a_pickle_open_their_own_connections(texts):
         assert other.embed_query("I lost my card.") == pytest.approx(expected, abs=1e-6)
 
 
-def test_another_model_makes_other_vectors(texts):
-    embeddings = AnchorageEmbeddings("old", url=texts.url)
-    assert len(embeddings.embed_query("text")) == 256
-    embeddings.model = "new"
-    assert len(embeddings.embed_query("text")) == 384
-    assert len(embeddings.embed_documents(["text"])[0]) == 384
-
-
 def test_mistakes_are_errors(texts):
     with pytest.raises(NotFoundError):
         AnchorageEmbeddings("missing", url=texts.url).embed_query("text")

@@ -63,21 +63,6 @@ def test_an_index_of_llamaindex_is_searched_by_another_model(texts):
     assert np.mean(hits) > 0.9
 
 
-def test_a_field_that_changes_changes_the_vectors(texts):
-    model = AnchorageEmbedding("old", url=texts.url)
-    assert len(model.get_query_embedding("text")) == 256
-    copy = model.model_copy(update={"model_name": "new"})
-    assert len(copy.get_query_embedding("text")) == 384
-    assert len(model.get_query_embedding("text")) == 256
-    model.model_name = "new"
-    assert len(model.get_text_embedding("text")) == 384
-
-
-def test_unknown_parameters_are_refused():
-    with pytest.raises(TypeError, match="no parameter bogus"):
-        AnchorageEmbedding("old", bogus=1)
-
-
 def test_a_dictionary_has_no_key_and_makes_the_same_model(texts):
     model = AnchorageEmbedding("old", url=texts.url, api_key="anc_secret", timeout=9)
     assert "anc_secret" not in model.to_json() + repr(model) + str(model.to_payload())

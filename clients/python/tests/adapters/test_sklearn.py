@@ -98,20 +98,6 @@ def test_one_column_of_a_frame_or_an_array_is_texts(texts):
     assert list(columns.get_feature_names_out())[-1] == "n__size"
 
 
-def test_columns_of_vectors_have_names(texts):
-    few = texts.sentences[:3]
-    pipeline = make_pipeline(AnchorageVectorizer("old", url=texts.url))
-    found = pipeline.set_output(transform="pandas").fit_transform(pd.Series(few, index=[4, 5, 6]))
-    assert found.shape == (3, 256)
-    assert list(found.index) == [4, 5, 6]
-    assert found.columns[0] == "anchoragevectorizer0"
-    vectorizer = AnchorageVectorizer("old", url=texts.url)
-    assert vectorizer.transform([]).shape == (0, 256)
-    vectorizer.set_params(model="new")
-    assert len(vectorizer.get_feature_names_out()) == 384
-    assert vectorizer.transform([]).shape == (0, 384)
-
-
 def test_items_that_are_no_texts_are_refused():
     for wrong, kind in (
         ("text", "one string"),

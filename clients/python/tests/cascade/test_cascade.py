@@ -90,15 +90,11 @@ def connection(pgvector_url, texts, old_vectors):
         connection.execute("DROP SCHEMA cascade_client CASCADE")
 
 
-@pytest.fixture(params=["qdrant", "qdrant-named", "pgvector", "pgvector-half"])
+@pytest.fixture(params=["qdrant", "pgvector"])
 def index(request, qdrant, connection):
     return {
-        "qdrant": QdrantIndex(qdrant, "plain"),
-        "qdrant-named": QdrantIndex(
-            qdrant, "named", using="text", text_key="text", metadata_key=None
-        ),
-        "pgvector": PgvectorIndex(connection, "cascade_client.documents", metadata="cmetadata"),
-        "pgvector-half": PgvectorIndex(connection, "cascade_client.halves", metadata="cmetadata"),
+        "qdrant": QdrantIndex(qdrant, "named", using="text", text_key="text", metadata_key=None),
+        "pgvector": PgvectorIndex(connection, "cascade_client.halves", metadata="cmetadata"),
     }[request.param]
 
 
@@ -217,24 +213,6 @@ def test_an_old_encoder_outside_the_service_embeds_its_queries_itself(texts, qdr
     found = Cascade(texts.client, index, **names, embed_old=embed_old).search(QUESTION, 20)
     rows = [hit.candidate.metadata["row"] for hit in found]
     assert rows == fused_rows(texts, old_vectors)
-
-
-def test_a_cascade_puts_native_scores_first(texts, index):
-    cascade = Cascade(texts.client, index, **texts.pair, **NATIVE)
-    native = native_cosines(texts)
-    for hit in cascade.search(QUESTION, 20):
-        assert abs(hit.score - native[hit.candidate.metadata["row"]]) < 1e-4
-
-
-def test_warnings_of_the_service_are_logged(texts, qdrant, caplog):
-    texts.client.anchor_sets.create(
-        "few",
-        embeddings={
-            name: texts.client.embed(texts.sentences[:8], model=name) for name in ("old", "new")
-        },
-    )
-    Cascade(texts.client, QdrantIndex(qdrant, "plain"), "old", "new", "few").search(QUESTION)
-    assert "few-anchors" in caplog.text
 
 
 def test_nodes_that_llamaindex_stored_come_back(texts, qdrant, old_vectors):
