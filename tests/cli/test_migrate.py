@@ -28,8 +28,6 @@ from app.settings import Settings
 from app.wiring import make_services
 from tests.cli.conftest import running
 from tests.cli.test_commands import said
-from tests.maths.anchors.test_space_match import ANCHORS as TOPICS
-from tests.maths.anchors.test_space_match import DIM, encode, items
 from tests.pgvector_server import PgvectorServer, pgvector_server_of_process
 from tests.services.store_migrations.moving import (
     LINEAR,
@@ -110,53 +108,6 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
         )
         assert "pairs: 60 anchors by " in made
         yield terminal
-
-
-def test_rows_of_another_model_are_told_when_a_store_is_connected_and_by_doctor(
-    terminal: Terminal,
-) -> None:
-    """Every tenth row is by an encoder that has no anchors."""
-    np.save(terminal.folder / "topics.npy", TOPICS["e0"][0].float().numpy())
-    terminal.ok("encoders", "add", "topics", "--dim", str(DIM))
-    vectors = f"topics={terminal.folder / 'topics.npy'}"
-    terminal.ok("anchors", "add", "topics", "--embeddings", vectors)
-    vectors = encode(items(ROWS, 8), 0).float().numpy()
-    vectors[::10] = encode(items(ROWS, 8), 7).float().numpy()[::10]
-    table = make_table(terminal.server, vectors)
-    arguments = ("--kind", "pgvector", "--address", "main", "--collection", table)
-    connected = terminal.run("stores", "connect", "docs", *arguments, "--encoder", "topics")
-    warning = "look like no encoder with anchors, and not like 'topics': the rows"
-    assert warning in said(connected.stderr)
-    checked = CliRunner().invoke(cli, ["doctor"], env=terminal.environment)
-    assert warning in said(checked.output)
-    assert "Embed such rows again with topics." in said(checked.output)
-
-    arguments = (
-        *arguments[:5],
-        make_table(terminal.server, np.asarray(some(ROWS, DIM))),
-        "--encoder",
-    )
-    unlike = terminal.run("stores", "connect", "noise", *arguments, "topics")
-    assert "WARNING: it is not known which encoder made its vectors: " in said(unlike.stderr)
-    terminal.ok("encoders", "add", "bare", "--dim", str(DIM))
-    connected = terminal.ok("stores", "connect", "bare", *arguments, "bare")
-    assert "vectors: no anchors of bare can be compared with them." in connected
-
-
-def test_a_store_is_connected_listed_and_disconnected(terminal: Terminal) -> None:
-    printed = terminal.connect()
-    assert f"{ROWS} rows of 12 numbers" in printed
-    assert terminal.table in terminal.ok("stores", "list")
-    options = ("--address", "main", "--collection", "x", "--encoder", "old")
-    assert "kind" in terminal.refusal("stores", "connect", "other", "--kind", "excel", *options)
-    assert "JSON" in terminal.refusal(
-        "stores", "connect", "other", "--kind", "pgvector", *options, "--options", "[]"
-    )
-    near = ("--kind", "pgvector", *options[:3], f"{terminal.table}x", *options[4:])
-    missing = terminal.refusal("stores", "connect", "other", *near)
-    assert f"Did you mean '{terminal.table}'?" in missing
-    assert "docs is disconnected" in terminal.ok("stores", "disconnect", "docs")
-    assert terminal.table not in terminal.ok("stores", "list")
 
 
 def test_a_store_is_searched_with_the_new_encoder_before_anything_is_written(
@@ -255,17 +206,6 @@ def test_a_plan_is_obeyed(terminal: Terminal) -> None:
     assert again.startswith("Error: Migration ")
     assert "Usage: " in terminal.refusal("migrate", "plan", "docs")
     assert "is abandoned" in terminal.ok("migrate", "abandon", str(document["migration"]), "--yes")
-
-
-def test_a_migration_the_wrong_way_is_refused_before_the_first_write(terminal: Terminal) -> None:
-    terminal.connect()
-    refused = terminal.refusal(
-        "migrate", "plan", "docs", "--target", "old", "--anchor-set", "pairs"
-    )
-    assert "already has vectors of 'old'" in refused
-    assert "no `--text-field`" in terminal.refusal(
-        "migrate", "plan", "docs", "--target", "new", "--anchor-set", "pairs", "--re-embed"
-    )
 
 
 @pytest.mark.long

@@ -101,11 +101,8 @@ def test_a_fresh_machine_is_told_what_to_start(tmp_path: Path):
     assert "anchorage serve" in found["service"][0][1]
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_it_creates_nothing(tmp_path: Path, there: bool):
+def test_it_creates_nothing(tmp_path: Path):
     data = tmp_path / "data"
-    if there:
-        data.mkdir()
     before = list(tmp_path.rglob("*"))
     assert examine(tmp_path, data_dir=str(data))[0] == 0
     examine(tmp_path, data_dir=str(data), database_url=f"sqlite:///{data}.db")
