@@ -6,8 +6,6 @@ import re
 
 from starlette.testclient import TestClient
 
-from app.console.assets import FOLDER, find_assets
-
 
 def test_a_url_with_the_hash_is_kept_and_another_is_not(client: TestClient) -> None:
     page = client.get("/console").text
@@ -26,8 +24,3 @@ def test_files_need_no_key(locked: TestClient) -> None:
 def test_only_files_of_the_folder_are_found(client: TestClient) -> None:
     for name in ("none.css", "..%2Fassets.py", "%2e%2e/assets.py"):
         assert client.get(f"/console/static/{name}").status_code == 404
-
-
-def test_a_vendored_script_has_its_licence_next_to_it() -> None:
-    assert "Zero-Clause BSD" in (FOLDER / "htmx.LICENSE.txt").read_text()
-    assert {"htmx.min.js", "console.css", "theme.js", "mark.svg"} <= set(find_assets())

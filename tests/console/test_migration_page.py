@@ -86,14 +86,6 @@ def test_a_step_that_is_not_possible_has_no_page_and_changes_nothing(planned: Sh
     assert "below-estimate" in planned.client.get(f"{PAGE}/steps/cutover").text
 
 
-def test_wrong_plans_are_explained(planned: Shop) -> None:
-    post = planned.client.post
-    assert "at a time: abandon it first" in post(f"{PAGE}/plan", data=PLAN).text
-    press(planned, "abandon")
-    assert post(f"{PAGE}/plan", data={**PLAN, "pair": "none@items"}).status_code == 404
-    assert planned.client.get(f"{PAGE}/steps/run").status_code == 404
-
-
 def test_a_form_of_another_site_is_refused(planned: Shop) -> None:
     [migration] = planned.client.get("/migrations").json()["migrations"]
     answer = planned.client.post(

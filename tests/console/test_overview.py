@@ -28,10 +28,6 @@ def stock(client: TestClient, rows: int = 60) -> dict[str, np.ndarray]:
     return {"first": first, "second": second}
 
 
-def test_an_empty_project_shows_the_command_to_begin_with(client: TestClient) -> None:
-    assert "anchorage quickstart postgresql://" in client.get("/console").text
-
-
 def connect(client: TestClient, lake: Path, vectors: np.ndarray) -> None:
     """A store `docs` of the items by `first`."""
     vectors = vectors.astype("float32")
@@ -89,18 +85,6 @@ def test_a_recorded_evaluation_decides(
     assert "30 judged queries" in page
 
 
-def test_the_pages_answer_alike_on_postgres(
-    serve: Callable[..., TestClient],
-    postgres_url: str,
-    finished: Callable[..., dict[str, Any]],
-    tmp_path: Path,
-) -> None:
-    client = serve(database_url=postgres_url, stores={"main": str(tmp_path)})
-    job = judge(client, finished, tmp_path)
-    assert f"/console/jobs/{job}" in client.get(VERDICT, params=ASKED).text
-    assert 'href="/console/stores/docs"' in client.get("/console").text
-
-
 def test_an_unknown_encoder_is_a_problem_in_its_card(
     serve: Callable[..., TestClient], tmp_path: Path
 ) -> None:
@@ -110,12 +94,3 @@ def test_an_unknown_encoder_is_a_problem_in_its_card(
     assert answer.status_code == 404
     assert "There is no encoder named" in answer.text
     assert "<html" not in answer.text
-
-
-def test_a_card_that_must_wait_offers_to_try_again(serve: Callable[..., TestClient]) -> None:
-    client = serve(rate_limit="1/hour")
-    part = {"HX-Request": "true"}
-    client.get(VERDICT, params=ASKED, headers=part)
-    answer = client.get(VERDICT, params=ASKED, headers=part)
-    assert answer.status_code == 429
-    assert f'hx-get="{VERDICT}?target=second&amp;anchor_set=items"' in answer.text
