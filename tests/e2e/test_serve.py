@@ -16,23 +16,6 @@ from app.demo.client import Client
 from tests.waiting import until
 
 
-def test_a_body_declared_too_large_is_refused_before_it_is_sent(live: Client) -> None:
-    """The client sends headers only, so only a server that does not wait for the body answers."""
-    host, port = live.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
-        head = (
-            f"POST /translate HTTP/1.1\r\nHost: {host}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {10**12}\r\n\r\n"
-        )
-        connection.sendall(head.encode())
-        answer = ""
-        while "}" not in answer:
-            answer += connection.recv(65536).decode()
-    assert answer.startswith("HTTP/1.1 413")
-    assert "body-too-large" in answer
-    assert "8388608" in answer
-
-
 def test_a_client_that_goes_away_is_no_fault_of_the_service(
     live: Client, live_folder: Path
 ) -> None:
