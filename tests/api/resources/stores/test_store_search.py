@@ -34,7 +34,6 @@ def rescored(shop, k: int, **more) -> list[dict]:
     return answer.json()["results"]
 
 
-@EVERY_CASE
 def test_a_cascade_over_all_rows_equals_rescore(connected) -> None:
     found = connected.search(k=20, candidates=200, exact=True)
     assert (found["mode"], found["side"], found["candidates"]) == ("cascade", "old", 200)

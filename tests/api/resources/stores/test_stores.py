@@ -32,7 +32,6 @@ def test_an_address_that_no_operator_lists_is_refused(stocked) -> None:
         assert "correct-horse" not in answer.text
 
 
-@EVERY_CASE
 def test_a_store_is_described(shop) -> None:
     answer = shop.client.post("/stores", json=shop.definition())
     assert answer.status_code == 201, answer.text
