@@ -103,8 +103,6 @@ def test_a_model_of_the_same_family_is_another_revision(check, encoding, own):
     assert found["likely_cause"] == "revision"
 
 
-
-
 @pytest.mark.parametrize(
     "vectors",
     [[[0.0] * 384], [[1e30] * 384]],

@@ -150,18 +150,8 @@ def test_the_address_of_a_store_leaves_a_search_that_works(tmp_path: Path):
     assert json.loads(found.stdout)["results"][0]["ids"] == [3]
     assert lancedb.connect(lake).open_table(COLLECTION).version == before
     write_store(tmp_path / "other", PACK, rows=60)
-    for changed in (
-        [str(tmp_path / "other"), *place[1:]],
-        [*place, "--source", "ada-002"],
-        [*place[:-1], "{text}"],
-    ):
-        other = start(tmp_path, *changed, *facts)
-        assert (other.exit_code, "There is another store questions" in said(other.stderr)) == (
-            2,
-            True,
-        )
-    named = start(tmp_path, *place, *facts, stores=json.dumps({"lake": str(lake)}))
-    assert "There is another store questions" in said(named.stderr)
+    other = start(tmp_path, str(tmp_path / "other"), *place[1:], *facts)
+    assert (other.exit_code, "There is another store questions" in said(other.stderr)) == (2, True)
     elsewhere = start(tmp_path, *place, "--target", "other/all-MiniLM-L6-v2", *facts[2:])
     assert "There is another encoder all-MiniLM-L6-v2" in said(elsewhere.stderr)
 
