@@ -61,7 +61,14 @@ def closure(extra: str) -> set[str]:
     return {name for name, _ in found}
 
 
-@pytest.mark.parametrize("extra", MODULES)
+#: the server alone and the first connector are tried each time
+QUICK = ("", "pgvector")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in MODULES],
+)
 def test_an_extra_brings_all_that_its_modules_import(extra: str) -> None:
     installed = closure(extra)
     hidden = [

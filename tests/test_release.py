@@ -150,6 +150,7 @@ def serve(command: str, home: Path) -> str:
     return str(ready["status"])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_commands_of_the_page_install_the_wheels_and_start_the_service(tmp_path):
     """With the packages of this environment, so that nothing is downloaded."""
