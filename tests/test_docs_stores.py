@@ -7,11 +7,9 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from app import errors
 from app.stores import base, registry
 from app.stores.second_collection import PairedStore
 from tests.stores.cases.all_cases import CASES
-from tests.stores.cases.base import StoreCase
 
 ROOT = Path(__file__).parent.parent
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -36,15 +34,6 @@ def test_the_recipe_lists_the_whole_port() -> None:
         | {"NewVectors"},
         "Capabilities": {field.name for field in fields(base.Capabilities)},
     }
-
-
-def test_the_recipe_names_files_and_errors_that_exist() -> None:
-    paths = [name for name in names(RECIPE) if "/" in name and "KIND" not in name]
-    assert len(paths) >= 7
-    assert [path for path in paths if not (ROOT / path).exists()] == []
-    raised = re.findall(r"`((?:Store[A-Z]|Invalid)[a-z]+[A-Za-z]*)`", RECIPE)
-    known = {"StoreCase": StoreCase, "StoreFacts": base.StoreFacts}
-    assert [name for name in raised if not hasattr(errors, name) and name not in known] == []
 
 
 def test_every_connector_has_a_class_an_extra_and_a_case() -> None:

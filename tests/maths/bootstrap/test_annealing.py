@@ -93,26 +93,6 @@ def test_a_round_equals_that_of_the_whole_plan_for_any_memory(seed, n, m, done):
     assert found.done == stands.done + 1
 
 
-@settings(max_examples=8)
-@given(seed=seeds, n=st.integers(3, 60), m=st.integers(3, 60))
-def test_a_round_is_independent_of_the_axes_of_the_target(seed, n, m):
-    x, y, turn = unit(seed, n, 6), unit(seed + 1, m, 5), rotation(seed + 2, 5)
-    overlap, known = normal(seed + 3, 6, 5), normal(seed + 4, 6, 5)
-    as_it_is = anneal_round(
-        x, y, known, start_annealing(overlap, target=m), Schedule(), beat=no_beat
-    )
-    turned = anneal_round(
-        x,
-        y @ turn,
-        known @ turn,
-        start_annealing(overlap @ turn, target=m),
-        Schedule(),
-        beat=no_beat,
-    )
-    torch.testing.assert_close(turned.overlap, as_it_is.overlap @ turn, rtol=0, atol=1e-3)
-    torch.testing.assert_close(turned.potential, as_it_is.potential, rtol=0, atol=1e-3)
-
-
 # the temperature and its schedule
 
 
