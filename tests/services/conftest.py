@@ -45,8 +45,8 @@ def on_postgres(migrated_postgres: str, tmp_path: Path) -> Iterator[Services]:
 
 @pytest.fixture
 def services(request: pytest.FixtureRequest) -> Services:
-    """On PostgreSQL, because the tests of the API run on SQLite; see ON_EACH_DATABASE."""
-    return request.getfixturevalue(getattr(request, "param", "on_postgres"))  # type: ignore[no-any-return]
+    """On SQLite, unless a test asks for both databases by ON_EACH_DATABASE."""
+    return request.getfixturevalue(getattr(request, "param", "on_sqlite"))  # type: ignore[no-any-return]
 
 
 def made(create: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""Aliases on both databases: what they may name, and what they keep from deletion."""
+"""Aliases: what they may name, and what they keep from deletion."""
 
 from __future__ import annotations
 
@@ -81,14 +81,10 @@ def test_an_alias_stands_for_every_kind_of_model_in_its_project_only(named, mode
 @pytest.mark.parametrize(
     ("model", "error"),
     [
-        ("", EncoderNotFound),
         ("m->b", EncoderNotFound),
-        ("m b", EncoderNotFound),
         ("nothing", EncoderNotFound),
-        ("s", EncoderNotFound),
         ("m->nothing@s", NotFound),
         ("m->b@nothing", NotFound),
-        ("a", EncoderNeedsVectors),
         ("a->b@s", EncoderNeedsVectors),
         ("outside->b@s", AnchorsNotEmbedded),
     ],
@@ -132,7 +128,6 @@ def test_names_are_unique_among_aliases_and_encoders(named):
     create_encoder(named, "x", 2)
 
 
-@ON_EACH_DATABASE
 def test_an_encoder_hides_an_alias_that_was_created_at_the_same_moment(named):
     put(named, "x", "m->b@s")
     add_model(named, "x")  # past the check, as in a race

@@ -21,4 +21,3 @@ def test_keys_and_jobs_own_their_inputs_and_callers_without_a_key_share_one_owne
 def test_a_job_works_in_its_project_and_under_its_own_name() -> None:
     context = RequestContext.of_job(tables.JobRow(id="j1", project="p", kind="bootstrap"))
     assert (context.project, context.key_id, context.origin) == ("p", None, "job j1")
-    assert context.claim is None

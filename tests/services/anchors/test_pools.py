@@ -1,4 +1,4 @@
-"""Pools on both databases: what happens between a request's first look at a pool and its last."""
+"""Pools: what happens between a request's first look at a pool and its last."""
 
 from __future__ import annotations
 
@@ -63,7 +63,6 @@ def meanwhile(monkeypatch):
     return arrange
 
 
-@ON_EACH_DATABASE
 def test_a_piece_that_another_was_faster_than_is_refused_and_not_half_written(stocked, meanwhile):
     make(stocked)
     meanwhile(lambda: add(stocked, 10, some(4, 3, seed=1)))
@@ -96,7 +95,6 @@ def test_of_pieces_of_one_moment_one_is_added(stocked):
     assert torch.equal(stored(stocked), torch.cat([some(10, 3), some(4, 3, seed=won.index(True))]))
 
 
-@ON_EACH_DATABASE
 def test_a_piece_for_a_pool_deleted_meanwhile_finds_none(stocked, meanwhile):
     make(stocked)
     meanwhile(lambda: pools.delete_pool(stocked, CONTEXT, "pool"))
@@ -104,7 +102,6 @@ def test_a_piece_for_a_pool_deleted_meanwhile_finds_none(stocked, meanwhile):
         add(stocked, 10, some(5, 3))
 
 
-@ON_EACH_DATABASE
 def test_a_piece_never_reaches_another_pool_of_the_name(stocked, meanwhile):
     def anew():
         pools.delete_pool(stocked, CONTEXT, "pool")
@@ -232,7 +229,6 @@ def test_files_swept_before_they_were_kept_are_noticed(pooled):
         pools.store_side(pooled, CONTEXT, found)
 
 
-@ON_EACH_DATABASE
 def test_vectors_of_an_encoder_made_anew_meanwhile_make_no_set(pooled):
     """The job names the encoder; another one of its name did not make the pool."""
     anchor_sets.delete_anchor_set(pooled, CONTEXT, "s")

@@ -44,8 +44,8 @@ def reader(other, services) -> Iterator[Services]:
 
 
 def make(services: Services, project: str, version: int) -> None:
-    """Encoders a (4) and b (3), the set s, and the heads h of b and r of s: all names are the
-    same in each version.
+    """Encoders a (4) and b (3), the set s, and the head h of b: all names are the same in each
+    version.
     """
     draw = torch.Generator().manual_seed(version)
     for name, dim in (("a", 4), ("b", 3)):
@@ -54,15 +54,13 @@ def make(services: Services, project: str, version: int) -> None:
     anchor_sets.create_anchor_set(
         services, RequestContext(project), name="s", embeddings=embeddings
     )
-    for name, encoder, anchor_set, dim in (("h", "b", None, 3), ("r", None, "s", 12)):
-        head = make_head({"weight": torch.randn(2, dim, generator=draw)}, dim=dim)
-        new = heads.HeadDefinition(name, "linear", encoder, anchor_set)
-        heads.create_head(services, RequestContext(project), new, lambda _dim, head=head: head)
+    head = make_head({"weight": torch.randn(2, 3, generator=draw)}, dim=3)
+    new = heads.HeadDefinition("h", "linear", "b", None)
+    heads.create_head(services, RequestContext(project), new, lambda _dim: head)
 
 
 def delete(services: Services, project: str) -> None:
-    for name in ("h", "r"):
-        heads.delete_head(services, RequestContext(project), name)
+    heads.delete_head(services, RequestContext(project), "h")
     anchor_sets.delete_anchor_set(services, RequestContext(project), "s")
     for name in ("a", "b"):
         encoders.delete_encoder(services, RequestContext(project), name)
@@ -71,19 +69,6 @@ def delete(services: Services, project: str) -> None:
 def translated(services: Services, project: str) -> torch.Tensor:
     return apply.apply_map(
         services, RequestContext(project), apply.Translation(TRANSLATION), vectors=VECTORS
-    ).output.vectors
-
-
-def related(services: Services, project: str) -> torch.Tensor:
-    return apply.apply_map(
-        services, RequestContext(project), apply.Relation("a", "s"), vectors=VECTORS
-    ).output.vectors
-
-
-def decoded(services: Services, project: str) -> torch.Tensor:
-    vectors = torch.randn(3, 12, generator=torch.Generator().manual_seed(9))
-    return apply.apply_map(
-        services, RequestContext(project), apply.Decoding(TRANSLATION, 1.0), vectors=vectors
     ).output.vectors
 
 
@@ -97,18 +82,6 @@ def stitched(services: Services, project: str) -> torch.Tensor:
         vectors=VECTORS,
         inputs=None,
         choice=stitching.TranslationChoice("graded"),
-    ).values
-
-
-def stitched_relative(services: Services, project: str) -> torch.Tensor:
-    return stitching.stitch(
-        services,
-        RequestContext(project),
-        encoder="a",
-        head="r",
-        anchor_set=None,
-        vectors=VECTORS,
-        inputs=None,
     ).values
 
 
@@ -144,7 +117,7 @@ def before_statement(
         event.remove(services.db.engine, "begin", begin)
 
 
-@pytest.mark.parametrize("ask", [translated, related, decoded, stitched, stitched_relative])
+@pytest.mark.parametrize("ask", [translated, stitched])
 def test_whenever_all_is_made_anew_during_a_request_its_answer_is_by_one_version(
     reader, other, monkeypatch, ask
 ):
@@ -177,7 +150,7 @@ def test_whenever_all_is_made_anew_during_a_request_its_answer_is_by_one_version
     assert all(any(each) for each in answered), answered
 
 
-@pytest.mark.parametrize("ask", [translated, stitched, stitched_relative])
+@pytest.mark.parametrize("ask", [translated, stitched])
 def test_while_names_are_remembered_an_answer_is_by_one_version(reader, other, monkeypatch, ask):
     """Whichever of the names the other process remembers from before."""
     monkeypatch.setattr(name_cache, "MEMORY_S", 3600.0)

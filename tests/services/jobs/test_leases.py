@@ -1,4 +1,4 @@
-"""Leases of jobs, on both databases: an effect happens once, whoever runs the job."""
+"""Leases of jobs: an effect happens once, whoever runs the job."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from app.errors import (
-    NameTaken,
-    StorageUnavailable,
-)
 from app.services.context import Services
 from app.services.jobs import progress, runner, submission
 from app.services.jobs.leases import Leases, hand_back
@@ -39,14 +35,11 @@ from tests.services.jobs.helpers import (
         lambda services, row, progress: JobResult(
             {"by": "first"}, write=lambda session: session.add(encoder("first"))
         ),
-        failing(NameTaken("late")),
         failing(ZeroDivisionError()),
-        failing(StorageUnavailable("late")),
-        failing(progress.Cancelled()),
         failing(progress.Requeued()),
         lambda services, row, progress: progress(10, 10, {}),
     ],
-    ids=["success", "error", "fault", "unavailable", "cancelled", "handed back", "progress"],
+    ids=["success", "fault", "handed back", "progress"],
 )
 def test_a_worker_whose_job_was_taken_over_changes_nothing(services, job, late):
     row = taken_over(

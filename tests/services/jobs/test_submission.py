@@ -1,4 +1,4 @@
-"""Submitting jobs, on both databases."""
+"""Submitting jobs."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from contextlib import suppress
 
@@ -13,13 +12,11 @@ import torch
 from app.errors import AnchorageError, NonFinite, OutOfRange
 from app.maths.geometry.space import fit_space
 from app.maths.translators import translator as maths
-from app.maths.translators.decoder import decode as decode_plainly
-from app.maths.translators.methods import fit, fit_decoder, resolve
+from app.maths.translators.methods import fit, resolve
 from app.maths.translators.translator import ROWS_PER_STEP
 from app.services.serving import apply
 from app.services.serving.apply import ServedMap, serve_translator
 from app.services.translators.translators import FittedTranslator
-from research.definitions import relative
 
 # --- products -------------------------------------------------------------------------------------
 
@@ -46,7 +43,7 @@ def lanes(request, on_sqlite, monkeypatch):
     on_sqlite.lanes.close()
 
 
-@pytest.mark.parametrize("count", [1, ROWS_PER_STEP, 5 * ROWS_PER_STEP + 3])
+@pytest.mark.parametrize("count", [1, 5 * ROWS_PER_STEP + 3])
 @pytest.mark.parametrize("method", ["graded", "kernel"])
 def test_wherever_it_is_computed_a_product_is_the_plain_one_with_its_flags(lanes, count, method):
     served = translator(name=method)
@@ -60,44 +57,6 @@ def test_wherever_it_is_computed_a_product_is_the_plain_one_with_its_flags(lanes
     assert made.at_mean.nonzero().flatten().tolist() == [count // 2]
 
 
-@pytest.mark.parametrize("count", [1, ROWS_PER_STEP + 1])
-def test_wherever_they_are_computed_relative_and_decoded_vectors_are_the_plain_ones(lanes, count):
-    space = fit_space(normal(3, 20, 8) + 1)
-    vectors = normal(4, count, 8).float()
-    vectors[0] = space.mean
-    relation = ServedMap(
-        apply._relate_rows, (8, 20), parts=(space.unit.T.float().contiguous(), space)
-    )
-    made = relation.start(lanes, vectors).result()
-    expected = relative(vectors, space)
-    expected[0] = 0
-    torch.testing.assert_close(made.vectors.double(), expected, rtol=0, atol=1e-5)
-    assert (made.at_mean.nonzero().flatten().tolist(), made.outside.tolist()) == (
-        [0],
-        [False] * count,
-    )
-    decoder = fit_decoder("irp-ridge", space, resolve("irp-ridge", {}, anchors=20))
-    back, plain = (
-        ServedMap(apply._decode_rows, (20, 8), parts=(decoder,))
-        .start(lanes, made.vectors)
-        .result(),
-        decode_plainly(decoder, made.vectors),
-    )
-    torch.testing.assert_close(back.vectors, plain.vectors, rtol=0, atol=1e-5)
-    assert back.at_mean.tolist() == plain.at_mean.tolist()
-
-
-def test_a_kernel_counts_both_of_its_products(on_sqlite, monkeypatch):
-    """Ten rows of a 16 x 16 map are a small product; of a kernel with 40 landmarks they are not."""
-    monkeypatch.setattr(apply, "INLINE_MULTIPLICATIONS", 10 * 16 * 16)
-    for method, small in (("graded", True), ("kernel", False)):
-        served = translator(16, 16, method)
-        running = serve(served).start(on_sqlite, normal(7, 10, 16).float())
-        assert (running.future is None) == small
-        running.result()
-    on_sqlite.lanes.close()
-
-
 @pytest.mark.parametrize("bad", [float("nan"), 1e31])
 def test_wherever_it_is_computed_all_wrong_rows_are_named(lanes, bad):
     vectors = normal(2, 4 * ROWS_PER_STEP, 8).float()
@@ -108,24 +67,6 @@ def test_wherever_it_is_computed_all_wrong_rows_are_named(lanes, bad):
     assert isinstance(caught.value, OutOfRange if bad == 1e31 else NonFinite)
     assert (caught.value.rows, caught.value.row_count) == (wrong, 4)
     assert f"4 of {4 * ROWS_PER_STEP}" in caught.value.detail
-
-
-@pytest.mark.filterwarnings("error")
-def test_what_a_product_raised_is_raised_once_and_not_logged_as_if_nobody_had_looked(
-    on_sqlite, monkeypatch, caplog
-):
-    monkeypatch.setattr(apply, "INLINE_MULTIPLICATIONS", 0)
-
-    async def ask():
-        running = serve(translator()).start(on_sqlite, torch.full((2, 8), float("nan")))
-        await running.wait()
-        with pytest.raises(NonFinite):
-            running.result()
-
-    asyncio.run(ask())
-    gc.collect()
-    assert caplog.records == []
-    on_sqlite.lanes.close()
 
 
 def test_a_product_that_nobody_waits_for_any_more_is_not_computed_to_its_end(

@@ -16,7 +16,7 @@ from app.services.serving import placed_translator
 from app.services.store_migrations.maps import MAPPED_ROWS, build_maps, load_maps
 from app.services.translators.translators import FitRequest
 from app.storage import tables
-from tests.services.helpers import CONTEXT, another_process, create_encoder, files, some
+from tests.services.helpers import CONTEXT, another_process, create_encoder, some
 
 REQUEST = FitRequest("old", "new", "pairs", "auto", {})
 
@@ -51,12 +51,6 @@ def test_another_process_translates_alike(paired: Services) -> None:
         (back * vectors).sum(1) / np.linalg.norm(back, axis=1) / np.linalg.norm(vectors, axis=1)
     )
     assert cosines.mean() > 0.8
-
-
-def test_equal_maps_are_one_blob(paired: Services) -> None:
-    first = build_maps(paired, CONTEXT, REQUEST).digest
-    assert first in files(paired)
-    assert build_maps(another_process(paired), CONTEXT, REQUEST).digest == first
 
 
 def test_rows_that_are_anchors_get_their_native_vectors_in_both_directions(
@@ -115,14 +109,6 @@ def test_a_worker_with_a_device_translates_large_pieces_there_as_on_the_cpu(
     assert np.allclose(here.vectors, there.vectors, atol=1e-5)
 
 
-def test_a_page_of_nothing_but_wrong_vectors_becomes_zero(paired: Services) -> None:
-    maps = build_maps(paired, CONTEXT, REQUEST).maps
-    page = maps.forward.map_rows(np.full((4, 6), np.nan, dtype=np.float32))
-    assert page.undirected.all()
-    assert not page.vectors.any()
-    assert maps.translate(np.empty((0, 6), dtype=np.float32)).shape == (0, 5)
-
-
 def test_rows_too_far_to_keep_their_norm_become_zero(paired: Services) -> None:
     request = replace(REQUEST, method="ridge", options={"keep_norms": True})
     maps = build_maps(paired, CONTEXT, request).maps
@@ -132,20 +118,6 @@ def test_rows_too_far_to_keep_their_norm_become_zero(paired: Services) -> None:
     assert np.isfinite(page.vectors).all()
     assert not page.undirected[:10].any()
     assert np.linalg.norm(page.vectors[:10], axis=1).min() > 0
-
-
-def test_a_read_only_array_is_translated(paired: Services) -> None:
-    maps = build_maps(paired, CONTEXT, REQUEST).maps
-    vectors = some(4, 6, 60).numpy()
-    frozen = vectors.copy()
-    frozen.flags.writeable = False
-    assert np.array_equal(maps.translate(frozen), maps.translate(vectors))
-
-
-def test_a_vector_of_another_dimension_is_an_error_of_the_caller(paired: Services) -> None:
-    maps = build_maps(paired, CONTEXT, REQUEST).maps
-    with pytest.raises(ValueError, match="6 dimensions"):
-        maps.translate(np.zeros((2, 5), dtype=np.float32))
 
 
 def test_a_lost_blob_says_whose_it_is(paired: Services) -> None:

@@ -90,14 +90,6 @@ def test_rows_with_a_text_get_the_targets_own_vectors(
     assert np.allclose(made.vectors, native, atol=1e-6)
 
 
-def test_rows_without_any_text_stay_translated(
-    on_sqlite: Services, minilm: tables.MigrationRow, store: Store
-) -> None:
-    made = re_embed(on_sqlite, CONTEXT, minilm, store, [1, 3, 5])
-    assert made.places == []
-    assert made.vectors.shape == (0, 384)
-
-
 def test_a_longer_text_than_the_server_reads_is_cut(
     on_sqlite: Services, minilm: tables.MigrationRow, store: Store
 ) -> None:

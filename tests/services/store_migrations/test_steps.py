@@ -159,13 +159,6 @@ def test_a_step_is_refused_while_a_job_is_unfinished(verified: Moving) -> None:
             take(verified, step)
 
 
-def test_only_a_run_is_said_to_be_pausable(verified: Moving) -> None:
-    verified.queue("verify")
-    with pytest.raises(MigrationActive, match=r"or cancel the job\.") as refused:
-        verified.queue("verify")
-    assert "pause" not in refused.value.detail
-
-
 def test_a_cutover_is_a_next_call_once_verify_has_passed(filled: Moving) -> None:
     assert "cutover" not in filled.now.next
     filled.do("verify")

@@ -18,7 +18,6 @@ from app.stores.base import StoreLocation
 from app.stores.handles import StoreAddress
 from tests.services.helpers import CONTEXT, PROJECT, create_encoder
 from tests.stores.cases.base import StoreCase
-from tests.stores.cases.chroma import ChromaFolderCase
 from tests.stores.cases.lancedb import LancedbCase, open_table
 from tests.stores.cases.pgvector import PgvectorCase
 from tests.stores.cases.qdrant import LocalQdrantCase
@@ -50,7 +49,7 @@ def connect(services: Services) -> Connect:
 
 @pytest.mark.parametrize(
     "case",
-    [ChromaFolderCase(), LancedbCase(), LocalQdrantCase()],
+    [LancedbCase(), LocalQdrantCase()],
     ids=lambda case: case.kind,
 )
 def test_a_collection_that_is_missing(connect: Connect, tmp_path: Path, case: StoreCase) -> None:

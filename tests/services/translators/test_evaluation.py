@@ -10,7 +10,6 @@ from app.services.translators import evaluation, translators
 from app.services.upkeep import retention
 from tests.services.helpers import (
     CONTEXT,
-    ON_EACH_DATABASE,
     PROJECT,
     age,
     create_encoder,
@@ -40,7 +39,6 @@ def test_a_job_answers_what_a_request_does_and_keeps_its_items_until_then(stocke
     assert not (stocked.blobs.root / blob[:2] / blob).exists()
 
 
-@ON_EACH_DATABASE
 def test_a_set_that_was_deleted_meanwhile_fails_the_job_with_a_reason(stocked, queued):
     job, _ = queued
     anchor_sets.delete_anchor_set(stocked, CONTEXT, "s")

@@ -1,4 +1,4 @@
-"""Which old rows and blobs are deleted, and which never are, on both databases."""
+"""Which old rows and blobs are deleted, and which never are."""
 
 from __future__ import annotations
 
@@ -147,7 +147,6 @@ def rows(services: Services) -> int:
         return session.scalar(select(func.count()).select_from(tables.TranslatorRow)) or 0
 
 
-@ON_EACH_DATABASE
 def test_a_translator_that_nobody_uses_is_deleted_and_fitted_again_under_the_same_id(stocked):
     content = fitted(stocked)
     services = unused_for(keeping(stocked, translators_days=7), 9)

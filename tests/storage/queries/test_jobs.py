@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text
 
 from app.storage import tables
 from app.storage.db import Database
@@ -125,51 +124,6 @@ def test_on_postgresql_a_row_that_another_worker_is_taking_is_skipped_without_wa
         assert row.id == first
         assert claim(postgres, "b", at=5) == second
         assert claim(postgres, "c", at=5) is None
-
-
-def plan(db: Database, statement: str, parameters: Any) -> str:
-    verb = "EXPLAIN QUERY PLAN " if db.url.get_backend_name() == "sqlite" else "EXPLAIN "
-    with db.engine.connect() as connection:
-        rows = connection.exec_driver_sql(verb + statement, parameters).all()
-    return " ".join(str(row) for row in rows)
-
-
-def test_what_workers_ask_for_all_the_time_is_answered_by_an_index(db):
-    """Of 3,000 jobs that have ended and 3 that have not."""
-    with db.transaction() as session:
-        for _ in range(3000):
-            session.add(
-                tables.JobRow(
-                    kind="k", state="succeeded", arguments={}, lease="a" * 32, finished_at=DAY
-                )
-            )
-    for _ in range(3):
-        put(db, "queued")
-    if db.url.get_backend_name() == "postgresql":
-        with db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.execute(text("ANALYZE jobs"))
-    sent: list[tuple[str, Any]] = []
-    event.listen(
-        db.engine,
-        "before_cursor_execute",
-        lambda c, cursor, sql, values, *_: sent.append((sql, values)),
-    )
-    claim(db, "b", at=1)
-    change(db, jobs.leased_job, "b")
-    change(db, jobs.count_by_state)
-    change(db, jobs.count_unfinished, "p")
-    change(db, jobs.oldest_queued)
-    asked = [each for each in sent if "FROM jobs" in each[0] or each[0].startswith("UPDATE jobs")]
-    assert len(asked) >= 6
-    for statement, values in asked:
-        found = plan(db, statement, values)
-        assert (
-            "ix_jobs_due_at" in found
-            or "ix_jobs_lease" in found
-            or "ix_jobs_project_started_at" in found
-            or "pk_jobs" in found
-            or "autoindex" in found
-        ), found
 
 
 def test_a_renewed_lease_holds_longer_and_clients_see_no_event(db):
