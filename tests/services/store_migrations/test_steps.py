@@ -159,12 +159,6 @@ def test_a_step_is_refused_while_a_job_is_unfinished(verified: Moving) -> None:
             take(verified, step)
 
 
-def test_a_cutover_is_a_next_call_once_verify_has_passed(filled: Moving) -> None:
-    assert "cutover" not in filled.now.next
-    filled.do("verify")
-    assert "cutover" in filled.now.next
-
-
 def test_another_project_finds_no_migration(verified: Moving) -> None:
     with pytest.raises(MigrationNotFound):
         steps.cutover(verified.services, RequestContext("other"), verified.id)

@@ -183,7 +183,7 @@ def test_an_estimate_below_the_minimum_is_refused_with_both_numbers(quick, cloud
 @pytest.fixture(scope="module")
 def paired() -> tuple[Tensor, Tensor, Tensor]:
     """Pools whose first thirty rows are the same items, and the map between their spaces."""
-    x, y, exact = two_pools(ROWS, noise=0.05)
+    x, y, exact = two_pools(1_000, noise=0.05)
     shared = x[:30] @ exact
     known = shared / shared.norm(dim=1, keepdim=True)
     return x, torch.cat([known, y[30:]]), exact
@@ -192,10 +192,10 @@ def paired() -> tuple[Tensor, Tensor, Tensor]:
 def test_seeds_and_unpaired_rows_become_a_set_that_keeps_the_map(quick, paired):
     x, y, exact = paired
     seeds = [(row, row) for row in range(30)]
-    row = run(quick, ask(quick, (x, y), seeds=seeds, size=1_200, min_precision=0.0))
+    row = run(quick, ask(quick, (x, y), seeds=seeds, size=1_000, min_precision=0.0))
     assert (row.state, row.error) == (JobState.succeeded, None)
     estimate = row.result["estimate"]
-    assert (estimate["seeds"], row.result["size"]) == (30, 1_200)
+    assert (estimate["seeds"], row.result["size"]) == (30, 1_000)
     assert estimate["recall"] > estimate["recall_alone"]
     request = translators.FitRequest("old", "new", "made", "auto", {})
     source, target = translators.find_pair(quick, PROJECT, request)
