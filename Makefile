@@ -29,7 +29,7 @@ demo: $(INSTALLED) ## search an index of a retired model with a new one, and jud
 # forbade compiled modules, and threads of OpenMP would wait for one another in busy loops.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
 # beartype checks every annotated shape of the maths, whose tests then take half as long again.
-SHAPES := --jaxtyping-packages=app.maths,app.heads,research,beartype.beartype
+SHAPES := --jaxtyping-packages=app.maths,app.heads,beartype.beartype
 
 # Four processes for two cores: tests of the maths compute while others wait for their servers. More
 # would cost more: each imports all tests for fifteen seconds.
@@ -41,7 +41,7 @@ test-fast: $(INSTALLED) ## run the tests of the maths and of the services, witho
 
 test-long: $(INSTALLED) ## run sweeps, many seeds, all shapes of the maths, ten minutes of soak, the demo in a fresh clone
 	$(PYTEST) -n 2 -m long
-	$(PYTEST) -n 2 -m "not long" $(SHAPES) tests/maths tests/heads tests/research
+	$(PYTEST) -n 2 -m "not long" $(SHAPES) tests/maths tests/heads
 	$(MAKE) soak
 	scripts/demo_in_fresh_clone.sh
 
