@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from itertools import pairwise
 
 import pytest
@@ -163,25 +162,3 @@ def test_closing_finishes_what_waits_and_ends_the_threads_and_what_comes_after_s
     lanes.close()
     lanes.close()
     assert set(threading.enumerate()) == before
-
-
-def test_a_lane_has_one_of_torchs_threads_and_all_others_keep_theirs():
-    own = torch.get_num_threads()
-    lanes, found = Lanes(2), []
-    try:
-        torch.set_num_threads(2)
-        assert Lanes().count == 2
-        lanes.submit(lambda start, stop: found.append(torch.get_num_threads()), 20, 1).result(
-            SOON_S
-        )
-        assert set(found) == {1}
-        later, deadline = 0, time.monotonic() + SOON_S
-        # The other lane may not have restored the number yet.
-        while later != 2 and time.monotonic() < deadline:
-            thread = ThreadPoolExecutor(1)
-            later = thread.submit(torch.get_num_threads).result()
-            thread.shutdown()
-        assert (torch.get_num_threads(), later) == (2, 2)
-    finally:
-        lanes.close()
-        torch.set_num_threads(own)

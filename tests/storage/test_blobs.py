@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from app.errors import BlobMissing, StorageUnavailable
-from app.observability.metrics import DATA_BYTES
 from app.storage.blobs import ORPHAN_AGE_S, BlobStore
 
 
@@ -163,12 +162,3 @@ def test_a_sweep_takes_what_a_crash_left_half_written(blobs):
     aged(left, 2 * ORPHAN_AGE_S)
     assert blobs.sweep({digest}) == 1
     assert not left.exists()
-
-
-def test_the_size_of_the_file_system_is_measured_and_a_folder_that_is_away_raises_nothing(blobs):
-    blobs.update_metrics()
-    total, free = (DATA_BYTES.labels(state)._value.get() for state in ("total", "free"))
-    assert total == os.statvfs(blobs.root).f_blocks * os.statvfs(blobs.root).f_frsize
-    assert 0 < free < total
-    blobs.root.rename(blobs.root.with_name("away"))
-    blobs.update_metrics()

@@ -11,8 +11,6 @@ import torch
 from app.errors import (
     StorageUnavailable,
 )
-from app.maths.bootstrap.pools import Step
-from app.services.anchors import bootstrap
 from app.services.context import Services
 from app.services.jobs import progress, runner
 from app.services.jobs.runner import JobResult
@@ -210,21 +208,6 @@ def test_a_state_that_a_job_cannot_go_on_from_is_not_tried_twice(services, job):
 
     assert run(services, job, work).state == JobState.queued
     assert run(services, job, work).state == JobState.succeeded
-
-
-def test_a_methods_steps_are_its_jobs_progress_and_where_it_may_be_interrupted_its_checkpoints(
-    services, job
-):
-    def work(services, row, progress):
-        on_step = bootstrap.MethodListener(progress)
-        on_step(Step(0, 3, {"loss": 1.0}))
-        assert again(services, row).checkpoint is None
-        on_step(Step(1, 3, {"loss": 0.5}, at(1)))
-        on_step(Step(3, 3, {"loss": 0.25}))
-        raise StorageUnavailable("later")
-
-    assert run(services, job, work).progress == {"done": 3, "total": 3, "loss": 0.25}
-    assert resumed(services, job) == 1
 
 
 def test_a_full_disk_costs_checkpoints_and_not_the_job(services, job):

@@ -77,14 +77,3 @@ def test_every_tensor_of_a_translator_moves(translator: Translator) -> None:
         tensors.append(moved.landmarks)
     assert {each.device.type for each in tensors} == {"meta"}
     assert move_translator(moved, "meta").dims == translator.dims
-
-
-def test_few_rows_stay_on_the_cpu_and_a_large_product_pays(
-    translator: Translator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        placed_translator, "FEWEST_MULTIPLICATIONS", 100 * translator.multiplications
-    )
-    assert not PlacedTranslator(translator, ELSEWHERE).pays(99)
-    assert PlacedTranslator(translator, ELSEWHERE).pays(100)
-    assert not PlacedTranslator(translator, "cpu").pays(10**9)

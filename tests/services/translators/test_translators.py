@@ -11,7 +11,6 @@ import torch
 from sqlalchemy import text
 
 from app.errors import (
-    AnchorsNotEmbedded,
     BlobMissing,
 )
 from app.services.anchors import anchor_sets
@@ -22,7 +21,7 @@ from app.services.translators import translators
 from app.storage import tables
 from app.storage.cache import Cache
 from app.storage.queries import resources
-from tests.services.helpers import CONTEXT, PROJECT, another_process, create_encoder, some
+from tests.services.helpers import CONTEXT, PROJECT, another_process, some
 
 
 def request(method="irp", **options):
@@ -67,15 +66,6 @@ def test_projects_do_not_see_each_other(stocked):
     ):
         with pytest.raises(Exception, match=r"(?i)there is no"):
             call()
-
-
-def test_a_warm_translation_fits_nothing_again(stocked):
-    first = translators.fit(stocked, CONTEXT, *_pair(stocked), request())
-    misses = stocked.cache.memory.misses
-    again = translators.fit(stocked, CONTEXT, *_pair(stocked), request())
-    assert again.translator is first.translator
-    assert again.id == first.id
-    assert stocked.cache.memory.misses == misses
 
 
 def test_two_processes_that_first_fit_one_translator_at_once_both_answer(on_postgres, stock):
@@ -140,12 +130,6 @@ def test_auto_keeps_the_cosine_for_a_head_that_answers_numbers(stocked):
         asked = replace(request("auto"), numbers=numbers)
         method, options = translators.choose_method(*pair, asked)
         assert (method, options["decode_power"]) == ("graded", power)
-
-
-def test_a_missing_space_is_named(stocked):
-    create_encoder(stocked, "c", 2)
-    with pytest.raises(AnchorsNotEmbedded, match="'c'"):
-        translators.find_pair(stocked, PROJECT, translators.FitRequest("a", "c", "s", "irp", {}))
 
 
 def test_a_damaged_blob_is_noticed_and_nothing_wrong_is_served(stocked):
