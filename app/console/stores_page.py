@@ -16,7 +16,7 @@ from app.console.migration_page import migration_values
 from app.console.overview import find_pairs
 from app.console.pages import redirect, render
 from app.errors import AnchorageError
-from app.services.relevance.advice import AdviceTask, advise_by_records
+from app.services.relevance.advice import AdviceFacts, advise
 from app.services.stores import stores
 from app.services.translators.translators import FitRequest
 
@@ -69,18 +69,16 @@ def show_store_verdict(
     row, size = stores.find_store(services, context.project, name), None
     with suppress(AnchorageError):  # what the store holds shows its error
         size = stores.call_row(services, row, lambda opened: opened.facts()).rows or None
-    task = AdviceTask(
-        FitRequest(row.encoder.name, target, anchor_set, "auto", {}),
-        corpus_size=size,
-        text_exists=True if row.options.get("text_field") else None,
+    pair = FitRequest(row.encoder.name, target, anchor_set, "auto", {})
+    known = AdviceFacts(
+        corpus_size=size, text_exists=True if row.options.get("text_field") else None
     )
-    advice, evaluation = advise_by_records(services, context, task)
+    advice = advise(services, context, pair, known, newest=True)
     template = "verdict_line.html" if brief else "verdict.html"
     return render(
         request,
         template,
         advice=advice,
-        evaluation=evaluation,
         target=target,
         chart=verdict_chart(f"{target}-{advice['translator']}", advice),
         meanings=wording.OPTIONS,

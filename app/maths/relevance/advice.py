@@ -10,20 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, get_args
 
 from app.maths.relevance.fuse_weight import cut_difference, scale_of
 from app.maths.relevance.options import NATIVE_COUNT
 
 AdvisedOption = Literal["keep", "fuse", "cascade", "native", "translate", "re-embed"]
-ADVISED_OPTIONS: tuple[AdvisedOption, ...] = (
-    "keep",
-    "fuse",
-    "cascade",
-    "native",
-    "translate",
-    "re-embed",
-)
+ADVISED_OPTIONS: tuple[AdvisedOption, ...] = get_args(AdvisedOption)
 
 #: `measured`: its interval excludes 0. `undecided`: measured, but the interval includes 0, is not
 #: known, or is of too few queries. `expected`: measured on other collections. `unknown`: not
@@ -53,15 +47,14 @@ FEWEST_FOR_FUSE = 100
 #: and those of 20 in 92 to 94 %.
 FEWEST_QUERIES = 20
 
-#: What fuse by its default weight without a comparison cost at most and gained at most over keep in
-#: nDCG@10, with anchors of the corpus: -.007 to +.062 in 54 cells of three collections, and down to
-#: -.017 on two others, where the new encoder is much worse.
-FUSE_RANGE = (-0.017, 0.062)
-
-#: What native and old scores of 20 candidates cost at most and gained at most over keep in nDCG@10:
-#: +.004 to +.074 in 30 cells of two collections, and down to -.04 on two others, where the new
-#: encoder is much worse.
-NATIVE_RANGE = (-0.04, 0.074)
+#: What fuse by its default weight, and native and old scores of 20 candidates, cost at most and
+#: gained at most over keep in nDCG@10 without a comparison. Fuse, with anchors of the corpus: -.007
+#: to +.062 in 54 cells of three collections; native: +.004 to +.074 in 30 cells of two. Down to
+#: -.017 and -.04 on two others, where the new encoder is much worse.
+RANGES: dict[AdvisedOption, tuple[float, float]] = {
+    "fuse": (-0.017, 0.062),
+    "native": (-0.04, 0.074),
+}
 
 #: What an option gains over keep in nDCG@10 if the MRR of the new encoder is d higher by `cloze`:
 #: (a, b, half), a + b d +- half, on Cranfield, MED and TIME; benchmarks/cloze has others. d counts
@@ -106,179 +99,151 @@ class IndexFacts:
     difference: float | None = None
     half_width: float = 0.0
 
-
-@dataclass(frozen=True)
-class RankedOption:
-    """One option in its place.
-
-    obstacle  why it is impossible; None: it is possible
-    quality   its measured nDCG@10; None: not measured
-    gain      over keep; None: not known
-    """
-
-    name: AdvisedOption
-    obstacle: str | None
-    quality: float | None
-    gain: GainOverKeep | None
-    certainty: Certainty
+    @property
+    def suits_fuse(self) -> bool:
+        """Whether fuse was measured with as many good anchors."""
+        return self.reliable and self.anchors >= FEWEST_FOR_FUSE
 
 
 @dataclass(frozen=True)
 class MeasuredOption:
     """nDCG@10 of an option on judged queries, and its gain over keep, where keep was measured."""
 
-    quality: float
-    gain: GainOverKeep | None = None
+    ndcg_10: float
+    over_keep: GainOverKeep | None = None
+
+
+@dataclass(frozen=True)
+class RankedOption:
+    """One option in its place, why it is impossible or stands there, and what it gains over keep.
+
+    ndcg_10, over_keep  None: not measured, not known
+    """
+
+    name: AdvisedOption
+    possible: bool
+    reason: str
+    ndcg_10: float | None
+    over_keep: GainOverKeep | None
+    certainty: Certainty
 
 
 def rank_options(
     facts: IndexFacts,
-    measurements: Mapping[AdvisedOption, MeasuredOption],
+    measured: Mapping[AdvisedOption, MeasuredOption],
     queries: int,
+    missing: Mapping[AdvisedOption, Sequence[str]] = MappingProxyType({}),
 ) -> list[RankedOption]:
     """All options, best first; impossible ones last.
 
-    measurements  by judgements; empty without any
-    queries       number of judged queries; with less than FEWEST_QUERIES, the order is that without
-                  judgements, by a comparison of the encoders if there is one, and no option counts
-                  as better or worse than keep
+    measured  by judgements; empty without any
+    queries   number of judged queries; with less than FEWEST_QUERIES, the order is that without
+              judgements, by a comparison of the encoders if there is one, and no option counts
+              as better or worse than keep
+    missing   the fields of a request that a measurement of an option lacks
     """
-    reasons = {name: _why_impossible(name, facts) for name in ADVISED_OPTIONS}
-    possible = [name for name in ADVISED_OPTIONS if reasons[name] is None]
-    enough = queries >= FEWEST_QUERIES
-    order = (
-        _rank_measured(possible, measurements)
-        if enough and any(name in measurements for name in possible)
-        else _rank_unmeasured(possible, facts)
-    )
-    order += [name for name in ADVISED_OPTIONS if name not in possible]
-    return [_describe(name, reasons[name], measurements, facts, enough) for name in order]
+    options = {
+        name: _describe(name, facts, measured.get(name), queries, missing.get(name, ()))
+        for name in ADVISED_OPTIONS
+    }
+    possible = [name for name in ADVISED_OPTIONS if options[name].possible]
+    if facts.suits_fuse:
+        usual: list[AdvisedOption] = ["fuse", "keep", "cascade", "re-embed", "translate"]
+    elif facts.reliable:  # a cascade ranks like a translated corpus
+        usual = ["keep", "fuse", "cascade", "re-embed", "translate"]
+    else:  # useless anchors leave only the text
+        usual = ["keep", "re-embed", "fuse", "cascade", "translate"]
+    usual = [name for name in usual if name in possible]
+    if "native" in possible:  # it needs texts, and anchors where the old encoder is gone
+        leads = facts.text_exists and (facts.old_encoder_runs or facts.reliable)
+        usual.insert(0 if leads else 1, "native")
 
-
-def _why_impossible(name: AdvisedOption, facts: IndexFacts) -> str | None:
-    if facts.old_encoder_runs is False and name == "keep":
-        return (
-            "The old encoder no longer encodes queries. A cascade searches the same index with "
-            "queries of the new one."
-        )
-    if facts.old_encoder_runs is False and name == "fuse":
-        return "The old encoder no longer encodes queries, and fuse needs its scores."
-    if facts.text_exists is False and name == "re-embed":
-        return "Without texts, the items cannot be encoded again."
-    if facts.text_exists is False and name == "native":
-        return "Without texts, the items that a query reaches cannot be encoded."
-    if not facts.new_encoder_runs and name == "native":
-        return (
-            "The service cannot encode texts with the new encoder. Register it with its model or "
-            "its URL."
-        )
-    return None
-
-
-def _rank_measured(
-    possible: Sequence[AdvisedOption],
-    measurements: Mapping[AdvisedOption, MeasuredOption],
-) -> list[AdvisedOption]:
-    """Takes the best of the remaining options, one after the other; unmeasured options last.
-
-    Keep comes first where it is not measured: then no option is known to be better.
-    """
-    left = [name for name in possible if name in measurements]
-    order: list[AdvisedOption] = ["keep"] if "keep" in possible and "keep" not in left else []
-    while left:
-        eligible = left
-        if "keep" in left:
-            eligible = [name for name in left if name == "keep" or _is_better(measurements[name])]
-        qualities = {name: measurements[name].quality for name in eligible}
-        order.append(_cheapest_of_the_best(qualities))
-        left = [name for name in left if name != order[-1]]
-    rest = sorted((name for name in possible if name not in order), key=UNIT_COSTS.__getitem__)
-    return order + rest
-
-
-def _cheapest_of_the_best(qualities: Mapping[AdvisedOption, float]) -> AdvisedOption:
-    most = max(qualities.values())
-    near = [name for name, quality in qualities.items() if quality >= most - LEAST_DIFFERENCE]
-    return min(near, key=lambda name: (UNIT_COSTS[name], -qualities[name]))
-
-
-def _is_better(option: MeasuredOption) -> bool:
-    return option.gain is not None and option.gain.low > 0
-
-
-def _rank_unmeasured(possible: Sequence[AdvisedOption], facts: IndexFacts) -> list[AdvisedOption]:
-    order: list[AdvisedOption]
-    if "keep" in possible and facts.difference is not None:
+    order: list[AdvisedOption] = []
+    worth: dict[AdvisedOption, float] = {}
+    behind: dict[AdvisedOption, AdvisedOption] = {}
+    if queries >= FEWEST_QUERIES and any(name in measured for name in possible):
+        worth = {name: measured[name].ndcg_10 for name in possible if name in measured}
+        if "keep" in possible and "keep" not in worth:
+            order = ["keep"]  # no option is known to be better
+        for name in worth:
+            gain = measured[name].over_keep
+            if name != "keep" and (gain is None or gain.low <= 0):
+                behind[name] = "keep"
+    elif facts.difference is not None and "keep" in possible:
         gains = {name: expected_gain(name, facts) for name in possible}
-        left = {name: gain.value for name, gain in gains.items() if gain and gain.value is not None}
-        # Native scores gain more than translated ones and need no anchors: fuse stands behind them.
-        order = []
-        if is_behind := {"fuse", "native"} <= left.keys():
-            del left["fuse"]
-        while left:
-            order.append(_cheapest_of_the_best(left))
-            del left[order[-1]]
-        if is_behind:
-            order.insert(order.index("native") + 1, "fuse")
-        return order + [name for name in possible if name not in order]
-    if "keep" not in possible:
-        # A cascade ranks like a translated corpus. Useless anchors leave only the text.
-        order = (
-            ["cascade", "re-embed", "translate"]
-            if facts.reliable
-            else ["re-embed", "cascade", "translate"]
-        )
-    elif _is_fuse_safe(facts):
-        order = ["fuse", "keep", "cascade", "re-embed", "translate"]
-    elif facts.reliable:
-        order = ["keep", "fuse", "cascade", "re-embed", "translate"]
-    else:
-        order = ["keep", "re-embed", "fuse", "cascade", "translate"]
-    # Native scores need texts, and anchors where the old encoder is gone.
-    leads = facts.text_exists is True and (facts.old_encoder_runs is True or facts.reliable)
-    order.insert(0 if leads else 1, "native")
-    return [name for name in order if name in possible]
-
-
-def _is_fuse_safe(facts: IndexFacts) -> bool:
-    return facts.reliable and facts.anchors >= FEWEST_FOR_FUSE
+        worth = {
+            name: gain.value for name, gain in gains.items() if gain and gain.value is not None
+        }
+        behind["fuse"] = "native"  # which gains more than translated scores and needs no anchors
+    while worth:
+        free = {name: value for name, value in worth.items() if behind.get(name) not in worth}
+        near = [name for name in free if free[name] >= max(free.values()) - LEAST_DIFFERENCE]
+        order.append(min(near, key=lambda name: (UNIT_COSTS[name], -worth[name])))
+        del worth[order[-1]]
+    return [options[name] for name in dict.fromkeys([*order, *usual, *ADVISED_OPTIONS])]
 
 
 def _describe(
     name: AdvisedOption,
-    obstacle: str | None,
-    measurements: Mapping[AdvisedOption, MeasuredOption],
     facts: IndexFacts,
-    enough: bool,
+    found: MeasuredOption | None,
+    queries: int,
+    missing: Sequence[str],
 ) -> RankedOption:
-    if name in measurements:
-        option = measurements[name]
-        decided = enough and (
-            name == "keep"
-            or (option.gain is not None and (option.gain.low > 0 or option.gain.high < 0))
-        )
-        certainty: Certainty = "measured" if decided else "undecided"
-        return RankedOption(name, obstacle, option.quality, option.gain, certainty)
-    gain = None if obstacle else expected_gain(name, facts)
-    if name != "keep" and (enough or gain is None):
-        return RankedOption(name, obstacle, None, None, "unknown")
-    return RankedOption(name, obstacle, None, gain or GainOverKeep(0.0, 0.0, 0.0), "expected")
+    """An option, what it gains over keep, how certain that is, and why it stands where it does."""
+    obstacle = None
+    if facts.old_encoder_runs is False and name in ("keep", "fuse"):
+        obstacle = "The old encoder no longer encodes queries."
+    elif facts.text_exists is False and name in ("native", "re-embed"):
+        obstacle = "Without texts, no item can be encoded again."
+    elif not facts.new_encoder_runs and name == "native":
+        obstacle = "Register the new encoder with its model or its URL: the service has to run it."
+    enough = queries >= FEWEST_QUERIES
+    gain = expected_gain(name, facts) if found is None else found.over_keep
+    certainty: Certainty = "expected" if found is None else "undecided"
+    if name == "keep":
+        certainty = "measured" if found is not None and enough else certainty
+        reason = "It needs no work, so another option has to be measurably better."
+    elif found is None and (enough or obstacle or gain is None):
+        gain, certainty = None, "unknown"
+        reason = "What it gains here is not known: POST /evaluate measures it on judged queries."
+        if missing:
+            fields = " and ".join(f"`{field}`" for field in missing)
+            reason = f"To measure it, send {fields} with the judgements."
+        elif name == "fuse":
+            reason = f"It was measured with at least {FEWEST_FOR_FUSE} anchors without a warning."
+        elif name == "native":
+            reason = "It was measured only where the old encoder runs."
+    elif not enough and found is not None:
+        reason = f"It takes {FEWEST_QUERIES} judged queries to tell what it gains, not {queries}."
+    elif gain is None:
+        reason = "To compare it with keep, send `old_queries` with the judgements."
+    elif found is None:
+        alike = "" if facts.difference is None else " with encoders that differ as much"
+        reason = f"Elsewhere{alike}, it gained {gain.low:+.3f} to {gain.high:+.3f} nDCG@10."
+    elif gain.low <= 0 <= gain.high:
+        reason = f"{queries} judged queries do not decide whether it is better than keep."
+    else:
+        certainty = "measured"
+        word = "better" if gain.low > 0 else "worse"
+        reason = f"It is {word} than keep on {queries} judged queries."
+    quality = None if found is None else found.ndcg_10
+    return RankedOption(name, obstacle is None, obstacle or reason, quality, gain, certainty)
 
 
 def expected_gain(name: AdvisedOption, facts: IndexFacts) -> GainOverKeep | None:
     """What a possible option gains over keep by what was measured elsewhere; None: not known.
 
-    With a comparison of the encoders, EXPECTED_GAINS; without, the ranges of fuse and native.
+    With a comparison of the encoders, EXPECTED_GAINS; without, RANGES.
     """
     if name == "keep":
         return GainOverKeep(0.0, 0.0, 0.0)
-    if name == "fuse" and not _is_fuse_safe(facts):
-        return None
-    if name == "native" and not facts.old_encoder_runs:
+    if (name == "fuse" and not facts.suits_fuse) or (
+        name == "native" and not facts.old_encoder_runs
+    ):
         return None
     if facts.difference is None:
-        ranges = {"fuse": FUSE_RANGE, "native": NATIVE_RANGE}
-        return GainOverKeep(None, *ranges[name]) if name in ranges else None
+        return GainOverKeep(None, *RANGES[name]) if name in RANGES else None
     if name not in EXPECTED_GAINS:
         return None
     if name == "fuse" and not scale_of(facts.difference):

@@ -26,7 +26,7 @@ from app.maths.translators.methods import Options
 from app.services.context import Services
 from app.services.encoders import encoding
 from app.services.relevance import advice
-from app.services.relevance.advice import AdviceTask
+from app.services.relevance.advice import AdviceFacts
 from app.services.request_context import RequestContext
 from app.services.store_migrations.maps import BuiltMaps, MigrationMaps
 from app.services.translators.translators import FitRequest
@@ -371,8 +371,8 @@ def _advise(services: Services, context: RequestContext, inputs: PlanInputs) -> 
     return advice.advise(
         services,
         context,
-        AdviceTask(
-            inputs.request,
+        inputs.request,
+        AdviceFacts(
             evaluation=task.evaluation,
             corpus_size=rows,
             old_encoder_runs=task.old_encoder_runs,

@@ -16,15 +16,12 @@ from app.api.schemas.quality import EstimateOut
 from app.api.schemas.translation import AnswerWarningOut, PairRequest
 from app.maths.relevance.advice import FEWEST_QUERIES, AdvisedOption, Certainty
 from app.services.relevance import advice
-from app.services.relevance.advice import AdviceTask, Prices
+from app.services.relevance.advice import AdviceFacts
 
 router = APIRouter(tags=["Decide"])
 
-Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
-Rate = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
 
-
-class AdviceRequest(PairRequest):
+class AdviceRequest(PairRequest, AdviceFacts):
     """A pair of encoders, and facts about the index. Null means unknown."""
 
     model_config = ConfigDict(
@@ -43,50 +40,6 @@ class AdviceRequest(PairRequest):
 
     source: Name = Field(description="The old encoder, whose vectors the store holds.")
     target: Name = Field(description="The new encoder.")
-    evaluation: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = Field(
-        None,
-        description="Id of a finished job of `POST /evaluate` with judgements, of the same "
-        "translator.",
-    )
-    corpus_size: Annotated[int, Field(ge=1, lt=2**53)] | None = Field(
-        None,
-        description="Number of items in the store. Default: the `store_size` of the source's "
-        "sample, if it has one.",
-    )
-    old_encoder_runs: bool | None = Field(
-        None,
-        description="Whether the old encoder still encodes queries. "
-        "Null: yes if the service runs it, otherwise unknown.",
-    )
-    text_exists: bool | None = Field(
-        None, description="Whether the items can be encoded again. Null: unknown."
-    )
-    tokens_per_item: Rate | None = Field(None, description="Mean number of tokens of an item.")
-    price_per_million_tokens: Amount | None = Field(
-        None, description="Price of encoding a million tokens with the new encoder."
-    )
-    price_per_million_writes: Amount = Field(
-        0, description="Price of a million writes to the store. Default: they are free."
-    )
-    items_per_second: Rate | None = Field(
-        None, description="Items that the new encoder encodes in a second."
-    )
-
-    def advice_task(self) -> AdviceTask:
-        """Raises InvalidRequest."""
-        return AdviceTask(
-            self.translator_request(),
-            self.evaluation,
-            self.corpus_size,
-            self.old_encoder_runs,
-            self.text_exists,
-            Prices(
-                self.tokens_per_item,
-                self.price_per_million_tokens,
-                self.price_per_million_writes,
-                self.items_per_second,
-            ),
-        )
 
 
 class GainOut(BaseModel):
@@ -189,6 +142,6 @@ def give_advice(
     With an evaluation of judgements, the qualities are those that it measured.
     Without, the order follows what was measured on other collections.
     """
-    answer = advice.advise(services, context, body.advice_task())
+    answer = advice.advise(services, context, body.translator_request(), body)
     response.headers.update(answers.describe_in_headers({"warnings": answer["warnings"]}))
     return AdviceOut.model_validate(answer)

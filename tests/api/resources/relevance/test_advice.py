@@ -76,7 +76,7 @@ def test_without_judgements_it_says_that_only_fidelity_is_known(ask):
     assert "its items cannot be encoded again" in gone["summary"]
     assert answer["comparison"] is None
     assert not options["native"]["possible"]
-    assert "Register it with its model" in options["native"]["reason"]
+    assert "Register the new encoder" in options["native"]["reason"]
 
 
 def test_judgements_decide_and_the_cheapest_of_the_best_comes_first(ask, judged, monkeypatch):
