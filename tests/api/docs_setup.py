@@ -131,21 +131,39 @@ def client_page(http: httpx2.Client, folder: Path) -> None:
     table("items", old)
 
 
-def shop(http: httpx2.Client, folder: Path) -> None:
-    """The store `docs` in the folder `shop`, with both encoders and the anchors `bridge`."""
+def bridge(http: httpx2.Client) -> None:
+    """The encoders `old` and `new`, and the anchors `bridge` of both."""
     pack = load_pack()
-    write_store(folder / "shop", pack, rows=200)
     encoders(http, old=512)
     text_encoders(http, "new")
     anchors = {"old": as_base64(pack.old[:200]), "new": as_base64(pack.new[:200])}
     make(http, "/anchor-sets", name="bridge", embeddings=anchors)
+
+
+def shop(http: httpx2.Client, folder: Path) -> None:
+    """The store `docs` in the folder `shop`, with both encoders and the anchors `bridge`."""
+    bridge(http)
+    write_store(folder / "shop", load_pack(), rows=200)
     about = {"kind": "lancedb", "collection": "questions", "id_field": "id", "text_field": "text"}
+    make(http, "/stores", name="docs", address="shop", encoder="old", **about)
+
+
+def movable(http: httpx2.Client, folder: Path) -> None:
+    """The same in a store that has a cutover."""
+    bridge(http)
+    pack = load_pack()
+    settings = chromadb.Settings(anonymized_telemetry=False)
+    with closing(chromadb.PersistentClient(str(folder / "shop"), settings)) as client:
+        rows = pack.old[pack.index][:200].numpy()
+        collection = client.create_collection("questions", embedding_function=None)
+        collection.add(ids=[str(id_) for id_ in range(len(rows))], embeddings=rows)
+    about = {"kind": "chroma", "collection": "questions"}
     make(http, "/stores", name="docs", address="shop", encoder="old", **about)
 
 
 def moved(http: httpx2.Client, folder: Path) -> None:
     """The store `docs`, migrated and cut over."""
-    shop(http, folder)
+    movable(http, folder)
     with Client(str(http.base_url)) as client:
         plan = {"store": "docs", "target": "new", "anchor_set": "bridge", "method": "graded"}
         migration = client.migrations.create(**plan)
@@ -253,7 +271,7 @@ SETUP: dict[str, Callable[[httpx2.Client, Path], None]] = {
     "docs/how-to/encoders.md": lambda http, folder: texts(http, folder, running=("mine",)),
     "docs/how-to/clients.md": lambda http, folder: texts(http, folder, running=("old", "new")),
     "docs/how-to/cost.md": shop,
-    "docs/how-to/migrate.md": shop,
+    "docs/how-to/migrate.md": movable,
     "docs/how-to/roll-back.md": moved,
     "docs/how-to/search-a-store.md": shop,
 }
