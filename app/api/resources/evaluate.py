@@ -30,17 +30,12 @@ from app.types import Scope
 router = APIRouter(tags=["Decide"])
 
 Neighbours = Annotated[int, Field(ge=1, le=100)]
-Intervals = Annotated[
-    dict[str, tuple[float, float]],
-    Field(description="95 % bootstrap interval of each mean over the items, [low, high]."),
-]
 
 
 class EvaluateRequest(PairRequest, JudgedFields):
     """`vectors` of the source and `native` vectors of the target for the same items, row by row.
 
     With `judgements`, queries and documents instead: what each option would do to a search.
-    Without either, only the similarity of the two encoders is measured, on the anchors.
     """
 
     model_config = ConfigDict(
@@ -92,49 +87,33 @@ class EvaluateRequest(PairRequest, JudgedFields):
                 )
 
 
-class SimilarityOut(BaseModel):
-    """How similar the two spaces are, over the request's items or the anchors."""
-
-    n: int = Field(description="Number of items.")
-    k: int = Field(description="Number of neighbours for `jaccard`.")
-    cosine: float = Field(description="Mean cosine of the items' relative vectors.")
-    jaccard: float = Field(
-        description="Mean Jaccard index of the `k` nearest items by relative vectors, 0 to 1."
-    )
-    cka: float | None = Field(description="Debiased linear CKA of the vectors. Null below 4 items.")
-    intervals: Intervals
-
-
 class EvaluationOut(BaseModel):
-    """The evaluation. Without vectors, all members about the translation are null."""
+    """The evaluation."""
 
     source: str = Field(description="Name of the source encoder.")
     target: str = Field(description="Name of the target encoder.")
     anchor_set: str = Field(description="Name of the anchor set.")
-    translator: str | None = Field(description="Id of the translator.")
-    method: str | None = Field(description="Method that fitted the translator; never `auto`.")
-    options: dict[str, Any] | None = Field(description="All options of the method.")
-    n: int | None = Field(description="Number of items.")
-    index: int | None = Field(description="Number of rows searched.")
-    k: int | None = Field(description="Number of neighbours.")
-    at_mean: int | None = Field(
+    translator: str = Field(description="Id of the translator.")
+    method: str = Field(description="Method that fitted the translator; never `auto`.")
+    options: dict[str, Any] = Field(description="All options of the method.")
+    n: int = Field(description="Number of items.")
+    index: int = Field(description="Number of rows searched.")
+    k: int = Field(description="Number of neighbours.")
+    at_mean: int = Field(
         description="Number of items whose vector equals the anchors' mean. "
         "They become the target's mean."
     )
-    outside: int | None = Field(
+    outside: int = Field(
         description="Number of items whose direction the anchors do not span. "
         "They become the target's mean."
     )
-    translated: QualityWithIntervalsOut | None = Field(
-        description="Quality of the translated vectors."
-    )
-    do_nothing: QualityWithIntervalsOut | None = Field(
+    translated: QualityWithIntervalsOut = Field(description="Quality of the translated vectors.")
+    do_nothing: QualityWithIntervalsOut = Field(
         description="Quality of the source vectors without translation, cut or padded with zeros."
     )
-    native: QualityWithIntervalsOut | None = Field(
+    native: QualityWithIntervalsOut = Field(
         description="Quality of the target's own vectors: the upper bound."
     )
-    similarity: SimilarityOut = Field(description="Similarity of the two spaces.")
 
 
 @router.post(

@@ -238,35 +238,6 @@ def do_nothing(source: Float[Tensor, "n dx"], dim: int) -> Float[Tensor, "n dy"]
     return torch.nn.functional.pad(source, (0, dim - source.shape[1]))
 
 
-def cka(x: Float[Tensor, "n dx"], y: Float[Tensor, "n dy"]) -> float:
-    """Debiased linear CKA of two embeddings of the same n >= 4 items; near 0 for unrelated ones,
-    whatever their dimensions.
-
-    CKA = H(K, L) / sqrt(H(K, K) H(L, L)) with K = X X^T, L = Y Y^T, their diagonals set to zero,
-    and H(K, L) = [ tr(K L) + 1'K1 1'L1 / ((n-1)(n-2)) - 2/(n-2) 1'K L 1 ] / (n (n-3)).
-    x (n, d_x), y (n, d_y), any units. Returns at most 1; slightly below 0 is possible; 0 where a
-    space has no variation.
-    Sources: Kornblith et al. 2019; the estimator of Song et al. 2012, equation 5. Computed without
-    the n x n matrices.
-    """
-    x, y = x.double() - x.double().mean(dim=0), y.double() - y.double().mean(dim=0)
-    cross = _hsic(x, y)
-    own = _hsic(x, x) * _hsic(y, y)
-    return cross / own**0.5 if own > 0 else 0.0
-
-
-def _hsic(x: Float64[Tensor, "n dx"], y: Float64[Tensor, "n dy"]) -> float:
-    """N (n-3) H(K, L): for zero-diagonal K, tr(K L) = |X^T Y|_F^2 - sum of |x_i|^2 |y_i|^2, and K 1
-    = X (X^T 1) - |x_i|^2.
-    """
-    n = x.shape[0]
-    own_x, own_y = x.square().sum(dim=1), y.square().sum(dim=1)
-    trace = (x.T @ y).square().sum() - (own_x * own_y).sum()
-    rows_x, rows_y = x @ x.sum(dim=0) - own_x, y @ y.sum(dim=0) - own_y
-    total = rows_x.sum() * rows_y.sum() / ((n - 1) * (n - 2))
-    return float(trace + total - 2 / (n - 2) * (rows_x * rows_y).sum())
-
-
 #: Counts (resamples x items) that are stored at a time, 8 bytes each.
 MAX_COUNTS = 1 << 21
 

@@ -1,4 +1,4 @@
-"""Evaluates a translation on a client's vectors, and the similarity of two encoders."""
+"""Evaluates a translation on a client's vectors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from app.errors import InvalidRequest, MissingField, blaming
 from app.maths.quality import evaluation as maths
 from app.maths.quality import metrics
-from app.maths.quality.evaluation import CosineBlockFunction, Similarity, relative_similarity
+from app.maths.quality.evaluation import CosineBlockFunction
 from app.maths.quality.metrics import bootstrap_interval
 from app.maths.translators.decoder import TranslatedRows
 from app.maths.translators.translator import Translator, apply
@@ -40,45 +40,28 @@ FEWEST_EVALUATED = 2
 #: the vectors that are measured as queries
 QUERY_KINDS = ("translated", "do_nothing", "native")
 
-#: the answer's fields about a translation, for an evaluation of the anchors alone
-NOTHING_TRANSLATED: Mapping[str, None] = dict.fromkeys(
-    (
-        "translator",
-        "method",
-        "options",
-        "n",
-        "index",
-        "k",
-        "at_mean",
-        "outside",
-        *QUERY_KINDS,
-    )
-)
-
 
 @dataclass(frozen=True, eq=False)
 class EvaluationTask:
-    """A checked evaluation; without items, of the anchors alone.
+    """A checked evaluation.
 
     items  vectors (n, d_x) by the source, native (n, d_y) by the target of the same items, and,
            unless `native` is the index to search, corpus (m, d_y) by the target
-    k      neighbours to compare; None without items
+    k      neighbours to compare
     """
 
     request: translators.FitRequest
     items: Mapping[str, Tensor]
-    k: int | None
+    k: int
     source: tables.SpaceRow
     target: tables.SpaceRow
 
     @property
     def cosines(self) -> int:
         """The number of cosines to compute."""
-        if not self.items:
-            return 2 * self.source.anchor_set.size**2
         n, corpus = len(self.items["vectors"]), self.items.get("corpus")
         rows = None if corpus is None else len(corpus)
-        return 2 * n * n + maths.cosine_count(len(QUERY_KINDS), n, rows)
+        return maths.cosine_count(len(QUERY_KINDS), n, rows)
 
     @property
     def is_small(self) -> bool:
@@ -109,13 +92,11 @@ def check_evaluation(
     InvalidRequest.
     """
     source, target = translators.find_pair(services, project, request)
-    if vectors is None and native is None:
-        _refuse_without_items(request, corpus, k)
-        return EvaluationTask(request, {}, None, source, target)
     if vectors is None or native is None:
         field = "vectors" if vectors is None else "native"
         raise MissingField(
-            "`vectors` and `native` belong together: row i of both is the same item. Send both.",
+            "`vectors` and `native` belong together: row i of both is the same item. Send both, or "
+            "send `judgements`.",
             field=field,
         )
     for name in ("min_quality", "index"):
@@ -146,39 +127,25 @@ def evaluate(
     Runs on the CPU, so that requests and jobs return equal numbers. Raises the errors of
     `translators.fit`, OutOfRange for vectors that cannot be translated, and Overloaded.
     """
-    x, y = spaces.fitted_space(services, task.source), spaces.fitted_space(services, task.target)
+    y = spaces.fitted_space(services, task.target)
     request, items = task.request, task.items
     about = {"source": request.source, "target": request.target, "anchor_set": request.anchor_set}
     cosines = _report_cosines(on_progress, task.cosines)
-    if not items:
-        first, second = (
-            spaces.raw_anchors(services, task.source),
-            spaces.raw_anchors(services, task.target),
-        )
-        with services.evaluating(context.project):
-            similarity = relative_similarity(x, y, first, second, of_anchors=True, cosines=cosines)
-        return {**about, **NOTHING_TRANSLATED, "similarity": _describe_similarity(similarity)}
     fitted = translators.fit(services, context, task.source, task.target, request)
     with services.evaluating(context.project):
         translation = _translate(fitted.translator, items["vectors"])
-        k, n = task.k, len(items["vectors"])
-        assert k is not None
-        similarity = relative_similarity(
-            x, y, items["vectors"], items["native"], min(k, n - 1), cosines=cosines
-        )
-        measures = _measure(items, k, translation, y.mean, cosines)
+        measures = _measure(items, task.k, translation, y.mean, cosines)
         return {
             **about,
             "translator": fitted.id,
             "method": fitted.method,
             "options": dict(fitted.options),
-            "n": n,
+            "n": len(items["vectors"]),
             "index": len(items.get("corpus", items["vectors"])),
-            "k": k,
+            "k": task.k,
             "at_mean": int(translation.at_mean.sum()),
             "outside": int(translation.outside.sum()),
             **measures,
-            "similarity": _describe_similarity(similarity),
         }
 
 
@@ -186,16 +153,18 @@ def request_evaluation(
     services: Services, context: RequestContext, task: EvaluationTask
 ) -> tables.JobRow:
     """Store the items, and queue a job. Raises StorageUnavailable, TooManyJobs, QueueFull."""
-    arguments = {"request": asdict(task.request), "k": task.k}
-    if task.items:
-        arguments["blobs"] = {"items": services.blobs.put(dict(task.items))}
+    arguments = {
+        "request": asdict(task.request),
+        "k": task.k,
+        "blobs": {"items": services.blobs.put(dict(task.items))},
+    }
     return submit_job(services, context, JobKind.evaluate, arguments)
 
 
 def run_evaluation(services: Services, job: tables.JobRow, progress: Progress) -> JobResult:
     """Run the job. Its result is the answer of a request."""
     arguments, context = job.arguments, RequestContext.of_job(job)
-    items = services.blobs.get(arguments["blobs"]["items"]) if "blobs" in arguments else {}
+    items = services.blobs.get(arguments["blobs"]["items"])
     task = check_evaluation(
         services,
         job.project,
@@ -208,26 +177,6 @@ def run_evaluation(services: Services, job: tables.JobRow, progress: Progress) -
     result = evaluate(services, context, task, progress)
     progress(task.cosines, task.cosines)
     return JobResult(result)
-
-
-def _refuse_without_items(
-    request: translators.FitRequest, corpus: Tensor | None, k: int | None
-) -> None:
-    """Raises InvalidRequest for settings that only apply to a translation."""
-    unused = {
-        "corpus": corpus is not None,
-        "method": request.method != "auto",
-        "options": bool(request.options),
-        "min_quality": bool(request.min_quality),
-        "index": request.index is not None,
-        "k": k is not None,
-    }
-    for field, is_set in unused.items():
-        if is_set:
-            raise InvalidRequest(
-                f"`{field}` only applies with `vectors` and `native`. Send both, or remove it.",
-                field=field,
-            )
 
 
 def _neighbours(items: Mapping[str, Tensor], k: int | None) -> int:
@@ -290,18 +239,6 @@ def _describe_measures(items: metrics.ItemMetrics) -> dict[str, Any]:
     names = ("cosine", "plain_cosine", "jaccard_own", "recall", "recall_1", "jaccard_target")
     values = {**{name: getattr(items, name) for name in names}, "mrr": items.reciprocal_rank}
     return {**asdict(metrics.mean_quality(items)), "intervals": _measure_intervals(values)}
-
-
-def _describe_similarity(measures: Similarity) -> dict[str, Any]:
-    values = {"cosine": measures.cosine, "jaccard": measures.jaccard}
-    means = {name: float(each.mean()) for name, each in values.items()}
-    return {
-        "n": len(measures.cosine),
-        "k": measures.k,
-        **means,
-        "cka": measures.cka,
-        "intervals": _measure_intervals(values),
-    }
 
 
 def _measure_intervals(values: Mapping[str, Tensor]) -> dict[str, list[float]]:

@@ -30,9 +30,7 @@ ENCODER = json.dumps({"name": "x", "dim": 2}).encode()
 # --- ids ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "path", ["/encoders", "/encoders/none", "/nothing", "/livez", "/openapi.json"]
-)
+@pytest.mark.parametrize("path", ["/encoders", "/nothing", "/livez"])
 def test_a_clients_own_request_id_is_used(client, path):
     answer = client.get(path, headers={"X-Request-ID": "Job-7.step_3"})
     assert answer.headers["x-request-id"] == "Job-7.step_3"
@@ -40,7 +38,7 @@ def test_a_clients_own_request_id_is_used(client, path):
         assert answer.json()["request_id"] == "Job-7.step_3"
 
 
-@pytest.mark.parametrize("given", [None, "", "a b", "a" * 65, "\u00e9", "a\tb", "a/b", "{}"])
+@pytest.mark.parametrize("given", [None, "", "a b", "a" * 65, "\u00e9"])
 def test_any_other_request_id_is_replaced(client, given):
     headers = {} if given is None else {"X-Request-ID": given.encode()}
     ids = [client.get("/encoders", headers=headers).headers["x-request-id"] for _ in range(2)]
@@ -77,36 +75,16 @@ def test_also_a_fault_of_the_service_has_its_request_id_and_is_counted_as_what_i
 # --- Host -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "localhost",
-        "LOCALHOST:80",
-        "127.0.0.1",
-        "127.0.0.1:8080",
-        "[::1]",
-        "[::1]:8080",
-        "localhost:",
-    ],
-)
+@pytest.mark.parametrize("host", ["LOCALHOST:80", "127.0.0.1", "[::1]:8080", "localhost:"])
 def test_a_service_on_loopback_answers_to_its_own_names(client, host):
     assert client.get("/encoders", headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize(
     "host",
-    [
-        "evil.example",
-        "evil.example:80",
-        "127.0.0.1.evil.example",
-        "localhost.evil.example",
-        "10.0.0.1",
-        "[::2]:80",
-        "[",
-        "",
-    ],
+    ["evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:80", "[", ""],
 )
-@pytest.mark.parametrize("path", ["/encoders", "/metrics", "/docs", "/nothing"])
+@pytest.mark.parametrize("path", ["/encoders", "/metrics"])
 def test_a_service_on_loopback_answers_to_no_other_host(client, refused, host, path):
     """A page of the web can make a browser call loopback under its own name."""
     refused(client.get(path, headers={"Host": host}), 403, "host-not-allowed", "Host")
