@@ -111,9 +111,7 @@ def test_any_host_is_answered_to_where_keys_protect_or_the_operator_says_so(serv
     assert serve(**settings).get("/docs", headers={"Host": "evil.example"}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "host", [BEYOND, "::", "api.example", "10.0.0.1", "localhost", "127.0.0.1", "127.9.9.9", "::1"]
-)
+@pytest.mark.parametrize("host", [BEYOND, "::", "api.example", "localhost", "127.9.9.9", "::1"])
 def test_keys_are_asked_for_beyond_loopback_only_unless_the_operator_says_otherwise(host):
     assert requires_keys(Settings(host=host)) == (
         host not in ("localhost", "127.0.0.1", "127.9.9.9", "::1")
@@ -132,17 +130,13 @@ OWN = "http://127.0.0.1"
 @pytest.mark.parametrize(
     "headers",
     [
-        {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"},
-        {"Sec-Fetch-Site": "same-site", "Origin": "http://127.0.0.1:3000"},
         {"Sec-Fetch-Site": "cross-site", "Origin": OWN},
         {"Sec-Fetch-Site": ""},
-        {"Origin": "https://evil.example"},
         {"Origin": "http://127.0.0.1.evil.example"},
         {"Origin": "http://127.0.0.1:3000"},
         {"Origin": "null"},
         {"Origin": ""},
         {"Origin": "http://["},
-        {"Origin": "127.0.0.1"},
     ],
 )
 def test_a_page_of_another_site_makes_nobodys_browser_change_anything(client, refused, headers):

