@@ -19,6 +19,7 @@ from app.services.store_migrations import plan, records, steps
 from app.services.store_migrations.plan_contents import MigrationTask
 from app.services.stores import stores
 from app.storage.tables import StoreRow
+from app.stores.registry import EMBEDDED
 from app.types import Scope
 
 router = APIRouter()
@@ -76,9 +77,8 @@ def confirm_step(
     if call not in move.next:
         records.refuse_unless_possible(move.row, call, busy=move.is_busy)
         steps.refuse_below_estimate(move.row)
-    return render(
-        request, "store_step.html", move=move, call=call, words=wording.CALLS[call], store=name
-    )
+    words = _calls(move.row.store)[call]
+    return render(request, "store_step.html", move=move, call=call, words=words, store=name)
 
 
 @router.post(f"{STORE_PAGE}/steps/{{call}}")
@@ -108,10 +108,20 @@ def migration_values(request: Request, services: Services, row: StoreRow) -> dic
     return {
         "move": move,
         "next_call": None if move is None else next_call(move),
-        "calls": wording.CALLS,
+        "calls": _calls(row),
         "states": wording.MIGRATION_STATES,
         "may_write": request.state.caller.may(Scope.write),
     }
+
+
+def _calls(store: StoreRow) -> dict[str, wording.CallWords]:
+    """Returns the calls that a migration of this store has, with their words."""
+    if store.kind not in EMBEDDED:
+        return wording.CALLS
+    calls = {
+        call: words for call, words in wording.CALLS.items() if call not in records.CUTOVER_CALLS
+    }
+    return {**calls, "finish": wording.FINISH_EMBEDDED}
 
 
 def _active(services: Services, project: str, name: str) -> records.MigrationStatus:

@@ -85,7 +85,7 @@ MIGRATION_STATES: dict[MigrationState, tuple[str, str]] = {
     MigrationState.filled: ("Every row has a new vector. Clients see the old ones.", "good"),
     MigrationState.cut_over: ("Clients see the new vectors. The old ones are kept.", "good"),
     MigrationState.rolled_back: ("Clients see the old vectors again.", ""),
-    MigrationState.finished: ("The store belongs to the new encoder.", "good"),
+    MigrationState.finished: ("The migration has ended.", "good"),
     MigrationState.abandoned: ("The new vectors are deleted.", ""),
 }
 
@@ -110,7 +110,8 @@ CALLS: dict[str, CallWords] = {
     ),
     "verify": CallWords(
         "Verify",
-        "Rows, checksums, sampled vectors and the recall of the index are checked. No row changes.",
+        "Rows, checksums and sampled vectors are checked, and the recall of the index where the "
+        "store has a cutover. No row changes.",
     ),
     "cutover": CallWords(
         "Cut over",
@@ -125,7 +126,7 @@ CALLS: dict[str, CallWords] = {
     "finish": CallWords(
         "Finish",
         "The old vectors are deleted, and the store belongs to the new encoder. Nothing can "
-        "undo it. LanceDB, sqlite-vec and FAISS keep both vectors for the application to open.",
+        "undo it.",
         True,
     ),
     "sync": CallWords(
@@ -138,6 +139,13 @@ CALLS: dict[str, CallWords] = {
         True,
     ),
 }
+
+#: `finish` of a store without a cutover
+FINISH_EMBEDDED = CallWords(
+    "Finish",
+    "The migration is forgotten here. The store keeps both vectors and its encoder; the "
+    "application opens the new vectors.",
+)
 
 #: the colour of each result of a check of an encoder
 CHECK_TONES: dict[str, str] = {
