@@ -62,7 +62,6 @@ class JobKind(StrEnum):
     evaluate = "evaluate"
     #: a step of a migration: run, synchronise, or verify
     migrate = "migrate"
-    #: add what searches of a store read to an anchor set
     #: measure which of several encoders ranks texts better
     compare = "compare"
 

@@ -111,10 +111,6 @@ def _outcome(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
         return f"{whole(result['rows'])} rows have a new vector."
     if "applied" in result:
         return f"{whole(result['applied'])} writes of clients were applied."
-    if "reason" in result:
-        return str(result["reason"])
-    if "skipped" in result:
-        return f"{result['encoder']} has embedded {len(result['anchor_sets'])} anchor sets."
     if "size" in result:
         return f"The set {result['anchor_set']} has {whole(result['size'])} anchors."
     if "translator" in result:

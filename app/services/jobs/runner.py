@@ -82,9 +82,8 @@ def run_next(
     leases: Leases,
     *,
     stopping: Callable[[], bool] = lambda: False,
-    only: str | None = None,
 ) -> bool:
-    """Claim the next job that is due, run it, and record how it ended. `only`: this job or none.
+    """Claim the next job that is due, run it, and record how it ended.
 
     Returns whether there was a job. When `stopping()` turns true, the job returns to the queue at
     its next step, and the attempt does not count. Raises DatabaseUnavailable, and DeviceBroken
@@ -93,7 +92,7 @@ def run_next(
     lease = tables.new_id()
     with leases.hold(lease):
         with services.db.transaction() as session:
-            row = _claim(session, lease, services.lease_s, only)
+            row = _claim(session, lease, services.lease_s)
         if row is None:
             return False
         if row.state == JobState.running:
@@ -102,9 +101,9 @@ def run_next(
         return True
 
 
-def _claim(session: Session, lease: str, seconds: float, only: str | None) -> tables.JobRow | None:
+def _claim(session: Session, lease: str, seconds: float) -> tables.JobRow | None:
     """Claim the next job. The job ends at once if it was cancelled or has had too many attempts."""
-    claimed = jobs.claim_next(session, lease=lease, seconds=seconds, only=only)
+    claimed = jobs.claim_next(session, lease=lease, seconds=seconds)
     if claimed is None:
         return None
     row, was_lost = claimed

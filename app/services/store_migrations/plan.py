@@ -34,7 +34,7 @@ from app.services.store_migrations.plan_contents import (
     refuse_lengths,
     require_migratable,
 )
-from app.services.store_migrations.records import STEP_STATES
+from app.services.store_migrations.records import possible_calls
 from app.services.stores import stores
 from app.services.translators import minimum, translator_reports, translators
 from app.services.translators.translators import FitRequest
@@ -72,7 +72,7 @@ def plan_migration(
     require_migratable(reading.facts)
     found_space = _check_space(services, task, store, target.encoder.name, reading)
     built = build_maps(services, context, request, sample=torch.from_numpy(reading.sample))
-    refuse_lengths(reading, str(built.served.method), _keeps_norms(built))
+    refuse_lengths(reading, _keeps_norms(built))
     _refuse_useless(request, task, built)
     estimate = _estimate(services, context, built, request, reading.facts.rows)
     inputs = PlanInputs(task, store, request, reading, found_space, built, estimate)
@@ -280,7 +280,7 @@ def _add_row(
 
 def _active_error(store: tables.StoreRow, active: tables.MigrationRow) -> MigrationActive:
     state = MigrationState(active.state)
-    steps = [name for name in ("finish", "abandon") if state in STEP_STATES[name]]
+    steps = [name for name in possible_calls(active, busy=False) if name in ("finish", "abandon")]
     first = f"{' or '.join(steps)} it first" if steps else "wait until it ends"
     return MigrationActive(
         f"Migration {active.id} of the store {store.name!r} is {state}. A store has one at a time: "

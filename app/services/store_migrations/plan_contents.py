@@ -134,7 +134,7 @@ def require_migratable(facts: StoreFacts) -> None:
         )
 
 
-def refuse_lengths(reading: StoreReading, method: str, keep_norms: bool) -> None:
+def refuse_lengths(reading: StoreReading, keep_norms: bool) -> None:
     """Raises InvalidOption for maps that need lengths, where the store keeps none."""
     if reading.capabilities.keeps_lengths:
         return

@@ -117,7 +117,7 @@ def _take_step(
             if not isinstance(error, Unavailable) or is_unchanged(error):
                 held.save(position=_without_step(held))
             raise
-        _record(move, context, held, step, after, news)
+        _record(context, held, step, after, news)
     services.names.forget()
     if after == MigrationState.finished:  # the store may remember what it was
         services.stores.forget(services.stores.location(found.row.store))
@@ -125,7 +125,6 @@ def _take_step(
 
 
 def _record(
-    move: MigrationContext,
     context: RequestContext,
     held: Lease,
     step: str,

@@ -279,7 +279,7 @@ def _prepare(services: Services, context: RequestContext, request: StoreSearch) 
         )
     cut_over = moving is not None and moving.state == MigrationState.cut_over
     if moving is not None and moving.target.id != target.id:
-        _refuse_unsettled(moving)
+        _refuse_unsettled(row, moving)
         moving = None
     same = row.encoder.id == target.id
     native = native_count(services, row, target, request.native, request.mode)
@@ -289,7 +289,7 @@ def _prepare(services: Services, context: RequestContext, request: StoreSearch) 
     has_cutover = row.kind not in EMBEDDED  # else searches read the old vectors only
     _check_mode(request, mode, same, moving if has_cutover else None)
     if moving is not None and mode != "translate":
-        _refuse_unsettled(moving)
+        _refuse_unsettled(row, moving)
     vectors, truncated = _encode(services, context, target, request.queries, request.inputs)
     if mode == "translate":
         _reserve(services, context, len(vectors) * request.k, row, "k")
@@ -352,7 +352,7 @@ def _refuse_if_finished(
     with services.db.transaction() as session:
         row, moving = queries.moving_store(session, context.project, request.store)
     if moving is not None:
-        _refuse_unsettled(moving)
+        _refuse_unsettled(row, moving)
     if row.encoder.id != ready.row.encoder.id:
         raise WrongState(
             f"The store now belongs to the encoder {row.encoder.name!r}: its migration ended "
@@ -360,12 +360,12 @@ def _refuse_if_finished(
         )
 
 
-def _refuse_unsettled(moving: tables.MigrationRow) -> None:
+def _refuse_unsettled(row: tables.StoreRow, moving: tables.MigrationRow) -> None:
     """Raises WrongState while `finish` deletes the old vectors, or was interrupted there.
 
     The store may then hold vectors of the target where the old ones were.
     """
-    if moving.position.get(STEP) == "finish":
+    if row.kind not in EMBEDDED and moving.position.get(STEP) == "finish":
         raise WrongState(
             f"`finish` of the store's migration {moving.id} deletes the old vectors, or was "
             f"interrupted. Call `finish` of it again, or search with `target: {moving.target.name}`"

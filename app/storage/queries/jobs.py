@@ -24,15 +24,12 @@ UNFINISHED = JobRow.finished_at.is_(None)
 MAX_EVALUATIONS = 20
 
 
-def claim_next(
-    session: Session, *, lease: str, seconds: float, only: str | None = None
-) -> tuple[JobRow, bool] | None:
+def claim_next(session: Session, *, lease: str, seconds: float) -> tuple[JobRow, bool] | None:
     """Claim the next job, under `lease`. None if no job is due.
 
     The projects take turns: the one with the fewest running jobs, and of those the one whose last
     job started longest ago. Of its jobs, the one that has been due longest.
 
-    only  claim this job or none
     Returns the job and whether its last worker was lost. A job is due when it waits and its pause
     is over, or when it runs and its lease has expired. PostgreSQL skips rows that another worker
     is claiming. SQLite has no row locks: the update repeats the conditions, and the slower of two
@@ -42,8 +39,6 @@ def claim_next(
     queued = JobRow.state == JobState.queued
     lost = (JobRow.state == JobState.running) & (JobRow.lease_until < now)
     due = [UNFINISHED, JobRow.due_at <= now, or_(queued, lost)]
-    if only is not None:
-        due.append(JobRow.id == only)
     for project in session.scalars(_projects_in_turn(*due)).all():
         of_project = (*due, JobRow.project == project)
         oldest = select(JobRow).where(*of_project).order_by(JobRow.due_at).limit(1)

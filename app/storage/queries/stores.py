@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import and_, select, true
+from sqlalchemy import and_, select
 from sqlalchemy.orm import Session, aliased
 
 from app.storage.queries.resources import by_name
@@ -61,23 +61,15 @@ def same_collection(session: Session, store_row: StoreRow) -> list[tuple[StoreRo
     return [(store_found, migration) for store_found, migration in found]
 
 
-def stores_of_encoder(
-    session: Session, encoder: EncoderRow, *, with_ended: bool = True
-) -> list[str]:
-    """Return what uses an encoder: 'store a', 'a migration of store b'.
-
-    with_ended  count ended migrations too, whose rows refer to it
-    """
+def stores_of_encoder(session: Session, encoder: EncoderRow) -> list[str]:
+    """Return what uses an encoder: 'store a', 'a migration of store b', an ended one too."""
     names = session.scalars(
         select(StoreRow.name).where(StoreRow.encoder_id == encoder.id).order_by(StoreRow.name)
     ).all()
     moved = session.scalars(
         select(StoreRow.name)
         .join(MigrationRow, MigrationRow.store_id == StoreRow.id)
-        .where(
-            MigrationRow.target_id == encoder.id,
-            true() if with_ended else MigrationRow.ended_at.is_(None),
-        )
+        .where(MigrationRow.target_id == encoder.id)
         .distinct()
         .order_by(StoreRow.name)
     ).all()
