@@ -93,9 +93,15 @@ FAULT_SIGNS: tuple[tuple[type[AnchorageError], tuple[str, ...], str], ...] = (
     ),
     (
         StoreUnavailable,
-        ("already accessed by another instance", "wouldblock", "database is locked"),
+        ("already accessed by another instance", "wouldblock"),
         "Another process has the folder open, and the store lets one process in. Close it there, "
         "or use a server.",
+    ),
+    (
+        StoreUnavailable,
+        ("database is locked",),
+        "Another connection holds the write lock of the file for more than 5 s. Close its "
+        "transaction, then try again.",
     ),
     (
         StoreRefused,

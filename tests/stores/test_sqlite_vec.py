@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +18,11 @@ from app.errors import (
     StoreUnsupported,
 )
 from app.stores.base import StoreLocation
+from app.stores.common import fault_of
 from app.stores.sqlite_vec import SqliteVecStore
 from tests.disks import read_only, small_disk
 from tests.stores.cases.sqlite_vec import SqliteVecCase, connect
-from tests.stores.moving import (
-    NEW_DIM,
-    OLD_DIM,
-    TAG,
-    fill_migration,
-    rows,
-    translate,
-)
+from tests.stores.moving import NEW_DIM, OLD_DIM, TAG, fill_migration, rows, translate
 
 CASE = SqliteVecCase()
 
@@ -68,13 +63,9 @@ def test_text_ids_keep_their_rows(tmp_path):
         database.execute(
             f'CREATE VIRTUAL TABLE "my ""docs""" USING vec0(doc TEXT PRIMARY KEY, v f32[{OLD_DIM}])'
         )
-        database.executemany(
-            'INSERT INTO "my ""docs""" VALUES (?, ?)',
-            [
-                (f"it's {id}", each.tobytes())
-                for id, each in zip(first.ids, first.vectors, strict=True)
-            ],
-        )
+        pairs = zip(first.ids, first.vectors, strict=True)
+        values = [(f"it's {id}", each.tobytes()) for id, each in pairs]
+        database.executemany('INSERT INTO "my ""docs""" VALUES (?, ?)', values)
         store = SqliteVecStore(location)
         migration = store.migration(TAG, NEW_DIM)
         fill_migration(store, migration, 3)
@@ -123,9 +114,8 @@ def test_missing_files_and_tables_are_named(filled, tmp_path):
     with pytest.raises(StoreUnavailable, match="not a database"):
         SqliteVecStore(StoreLocation("sqlite-vec", str(tmp_path / "text.db"), "items")).facts()
     with pytest.raises(StoreUnsupported, match=r"table\.column"):
-        SqliteVecStore(
-            StoreLocation("sqlite-vec", location.url, "items", text_field="notes.text")
-        ).texts([1])
+        SqliteVecStore(replace(location, text_field="notes.text")).texts([1])
+    assert "write lock of the file" in fault_of("SQLite", "database is locked").detail
 
 
 def test_a_full_disk_and_a_read_only_one_keep_the_table(tmp_path):

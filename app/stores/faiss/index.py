@@ -106,6 +106,15 @@ def inner_of(index: Any) -> Any:
     return faiss.downcast_index(index.index) if isinstance(index, faiss.IndexIDMap) else index
 
 
+def least_rows(index: Any) -> int:
+    """Return how few rows can train an index; 0 if it needs no training."""
+    if index.is_trained:
+        return 0
+    inner = inner_of(index)
+    coded = faiss.downcast_index(getattr(inner, "storage", inner))
+    return max(1, getattr(inner, "nlist", 1), coded.pq.ksub if hasattr(coded, "pq") else 1)
+
+
 def refused(what: str) -> StoreUnsupported:
     return StoreUnsupported(
         f"The index is {what}. Build the vectors into another one, such as `IDMap2,HNSW32`, with "

@@ -42,7 +42,7 @@ from app.stores.common import (
     rows_checksum,
     store_faults,
 )
-from app.stores.faiss.index import LoadedIndex, inner_of
+from app.stores.faiss.index import LoadedIndex, least_rows
 from app.stores.second_collection import find_text, random_runs
 
 STORE = "The FAISS store"
@@ -202,7 +202,15 @@ class SecondFile(NewVectors):
         )
 
     def prepare(self) -> None:
-        self._store.load().empty_like(self._dim)
+        old = self._store.load()
+        least = least_rows(old.empty_like(self._dim))
+        if len(old.sorted) < least:
+            raise StoreUnsupported(
+                f"The index has {len(old.sorted)} rows, and FAISS needs {least} rows to train a "
+                "new index of its type. Build the vectors into another one, such as "
+                "`IDMap2,HNSW32`, or add rows.",
+                field="collection",
+            )
         with store_faults(STORE, ()):
             self._state_path.touch()
 
@@ -238,8 +246,8 @@ class SecondFile(NewVectors):
         old = self._store.load()
         index, (rows, places) = old.empty_like(self._dim), self._read()
         with store_faults(STORE, ("faiss",)):
-            if not index.is_trained:
-                most = 256 * max(256, getattr(inner_of(index), "nlist", 0))
+            if least := least_rows(index):
+                most = 256 * max(256, least)
                 index.train(np.array(rows["vector"][:: len(rows) // most + 1]))
             for start in range(0, len(old.sorted), ROWS_AT_ONCE):
                 ids = old.sorted[start : start + ROWS_AT_ONCE]

@@ -39,13 +39,13 @@ from app.stores.common import as_json, page_of, row_number, rows_checksum, store
 from app.stores.lancedb.columns import (
     DISTANCES,
     FLOATS,
-    OWN_NAME,
     build_like,
     distance_of,
     find_id,
     find_index,
     find_vector,
     id_filter,
+    is_vector,
     quoted,
     to_arrow,
     to_numpy,
@@ -209,7 +209,7 @@ class LancedbStore(Store):
             )
         dataset, id, vector = self.open()
         metric = self._metric(vector)
-        others = others_of(dataset, vector) if payload else []
+        others = others_of(dataset) if payload else []
         columns = list(dict.fromkeys([id, *([vector] if vectors else []), *others]))
         distance = {value: key for key, value in DISTANCES.items()}[metric]
         hits = []
@@ -236,9 +236,9 @@ class LancedbStore(Store):
         return hits
 
     def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:
-        dataset, _, vector = self.open()
+        dataset, _, _ = self.open()
         with faults():
-            batches = dataset.to_batches(columns=others_of(dataset, vector))
+            batches = dataset.to_batches(columns=others_of(dataset))
             pages = ([row_number(as_json(row)) for row in each.to_pylist()] for each in batches)
             return rows_checksum(pages, hear)
 
@@ -349,16 +349,19 @@ class SecondColumn(NewVectors):
             self._store.database.drop_table(self._staged_name, ignore_missing=True)
 
     def abandon(self) -> None:
-        self._drop_column()
         self.finish()
+        self._drop_column()
 
     def _drop_column(self) -> None:
         """Drop the column of new vectors with its index, if there is one."""
-        dataset, _, vector = self._store.open()
-        column = self._column(vector)
-        if column in dataset.schema.names:
-            with faults():
-                self._store.table(self._name).drop_columns([column])
+        try:
+            table = self._store.table(self._name)
+        except StoreChanged:  # the column went with its table
+            return
+        with faults():  # by the end of its name, as the old column may be gone
+            names = [each for each in table.schema.names if each.endswith(self._column(""))]
+            if names:
+                table.drop_columns(names)
 
 
 def faults(*, filtered: bool = False) -> AbstractContextManager[None]:
@@ -366,9 +369,9 @@ def faults(*, filtered: bool = False) -> AbstractContextManager[None]:
     return store_faults(STORE, LANCE_PACKAGES, filtered=filtered)
 
 
-def others_of(dataset: Any, vector: str) -> list[str]:
-    """Return the columns that are neither the store's vectors nor new ones of a migration."""
-    return [name for name in dataset.schema.names if name != vector and not OWN_NAME.search(name)]
+def others_of(dataset: Any) -> list[str]:
+    """Return the columns that hold no vectors."""
+    return [field.name for field in dataset.schema if not is_vector(field.type)]
 
 
 def vectors_of(found: pa.Table, id: str, vector: str) -> dict[StoreId, StoreVectors]:

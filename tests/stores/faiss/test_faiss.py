@@ -22,15 +22,7 @@ from app.stores.base import StoreLocation
 from app.stores.faiss import FaissStore
 from tests.disks import read_only, small_disk
 from tests.stores.cases.faiss import FaissCase, build, save
-from tests.stores.moving import (
-    NEW_DIM,
-    OLD_DIM,
-    TAG,
-    every,
-    fill_migration,
-    rows,
-    translate,
-)
+from tests.stores.moving import NEW_DIM, OLD_DIM, TAG, every, fill_migration, rows, translate
 
 CASE = FaissCase()
 
@@ -64,10 +56,8 @@ def test_each_type_of_index_is_written_again(tmp_path, kind):
     first = 0 if kind in ("Flat", "HNSW8", "SQ8") else 2**40
     path = tmp_path / "old.index"
     save(build({first + row: vector for row, vector in enumerate(vectors)}, OLD_DIM, kind), path)
-    store, content = (
-        FaissStore(StoreLocation("faiss", str(tmp_path), "old.index")),
-        path.read_bytes(),
-    )
+    store = FaissStore(StoreLocation("faiss", str(tmp_path), "old.index"))
+    content = path.read_bytes()
     facts, ids = store.facts(), [first + 63, first + 5]
     assert (facts.rows, facts.dim) == (64, OLD_DIM)
     assert ("lossy-vectors" in {note.code for note in facts.notes}) == (TYPES[kind] > 0)
@@ -119,6 +109,11 @@ def test_files_that_cannot_be_read_or_moved_are_refused(tmp_path):
     save(build(dict(enumerate(vectors)), OLD_DIM, "PQ3x4"), tmp_path / "parts")
     with pytest.raises(StoreUnsupported, match="10 dimensions"):
         store("parts").migration(TAG, 10).prepare()
+    small = build(dict(enumerate(vectors)), OLD_DIM, "PQ3x4")
+    small.remove_ids(np.arange(15, 50))
+    save(small, tmp_path / "small")
+    with pytest.raises(StoreUnsupported, match="15 rows, and FAISS needs 16"):
+        store("small").migration(TAG, NEW_DIM).prepare()
     with pytest.raises(InvalidFilter):
         store("parts").search(vectors[:1], 3, filter={"a": 1})
     assert not any("anchorage" in name for name in names(tmp_path))

@@ -93,9 +93,8 @@ def test_filters_and_options(filled):
         LancedbStore(odd).facts()
     near = StoreLocation("lancedb", location.url, "plain", options={"distance": "cosine"})
     assert LancedbStore(near).facts().metric == "cosine"
-    assert LancedbStore(StoreLocation("lancedb", location.url, "plain")).facts().metric == (
-        "euclidean"
-    )
+    plain = StoreLocation("lancedb", location.url, "plain")
+    assert LancedbStore(plain).facts().metric == "euclidean"
 
 
 def test_a_full_disk_and_a_read_only_one_keep_the_table(tmp_path):

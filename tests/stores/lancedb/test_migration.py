@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import lancedb
 import pyarrow as pa
 import pytest
@@ -10,12 +12,7 @@ from lancedb.index import BTree, HnswSq, IvfPq
 from app.stores.base import StoreLocation
 from app.stores.lancedb import LancedbStore
 from tests.stores.cases.lancedb import LancedbCase, as_table, open_table
-from tests.stores.moving import (
-    NEW_DIM,
-    TAG,
-    fill_migration,
-    rows,
-)
+from tests.stores.moving import NEW_DIM, TAG, fill_migration, rows, translate
 
 CASE = LancedbCase()
 
@@ -75,3 +72,20 @@ def test_rows_without_a_vector_are_counted_by_a_migration_and_not_by_the_facts(t
     fill_migration(store, migration)
     assert store.facts().rows == 3
     assert migration.count_old() == migration.count() == 2
+
+
+def test_payloads_hold_no_vectors_and_abandon_needs_neither_the_old_column_nor_the_table(tmp_path):
+    some, others = rows(CASE, 30), ["id", "text", "number", "json"]
+    location = CASE.fill(tmp_path, some)
+    database, migration = lancedb.connect(location.url), LancedbStore(location).migration(TAG, 9)
+    fill_migration(LancedbStore(location), migration)
+    new = LancedbStore(replace(location, vector_field=f"vector_anchorage_{TAG}"))
+    [hits] = new.search(translate(None, some.vectors[:1]), 1, payload=True)
+    assert list(hits.payloads[0]) == others
+    open_table(location).drop_columns(["vector"])
+    migration.abandon()
+    assert open_table(location).schema.names == others
+    database.create_table(f"items_anchorage_{TAG}", as_table(some))
+    database.drop_table("items")
+    migration.abandon()
+    assert database.list_tables().tables == []
