@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -203,11 +203,43 @@ WHERE tgrelid = %s AND NOT tgisinternal ORDER BY oid"""
 
 _MODES = {"R": "ENABLE REPLICA", "A": "ENABLE ALWAYS", "D": "DISABLE"}
 
-_FOREIGN_KEYS = """
-SELECT n.nspname, c.relname, k.conname, pg_get_constraintdef(k.oid), k.convalidated
+#: whether the role may lock a table; else only the drop of a foreign key locks it
+_MAY_LOCK: LiteralString = (
+    "(pg_has_role(r.relowner, 'USAGE') OR has_table_privilege(r.oid, 'UPDATE, DELETE, TRUNCATE'))"
+)
+
+_FOREIGN_KEYS = f"""
+SELECT n.nspname, c.relname, k.conname, pg_get_constraintdef(k.oid), k.convalidated, {_MAY_LOCK}
 FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid
-JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE k.contype = 'f' AND %s IN (k.conrelid, k.confrelid) AND k.conparentid = 0 ORDER BY k.oid"""
+JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_class r ON r.oid = k.confrelid
+WHERE k.contype = 'f' AND %s IN (k.conrelid, k.confrelid) AND k.conparentid = 0 ORDER BY k.oid"""  # noqa: S608 (constants)
+
+#: statements that lock all that a switch changes. `LOCK TABLE` would lock all tables of a view
+_LOCKS = f"""
+WITH RECURSIVE readers(oid) AS (SELECT %(front)s::oid UNION SELECT w.ev_class FROM readers
+  JOIN pg_depend d ON d.refobjid = readers.oid AND d.refclassid = 'pg_class'::regclass
+    AND d.classid = 'pg_rewrite'::regclass JOIN pg_rewrite w ON w.oid = d.objid),
+keys AS (SELECT unnest(ARRAY[conrelid, confrelid]) AS oid FROM pg_constraint
+  WHERE contype = 'f' AND %(front)s IN (conrelid, confrelid) AND conparentid = 0)
+SELECT format(CASE WHEN r.relkind = 'v' THEN 'ALTER VIEW %%1$I.%%2$I SET SCHEMA %%1$I'
+  WHEN r.relkind = 'p' THEN 'LOCK TABLE %%I.%%I IN ACCESS EXCLUSIVE MODE'
+  ELSE 'LOCK TABLE ONLY %%I.%%I IN ACCESS EXCLUSIVE MODE' END, n.nspname, r.relname)
+FROM pg_class r JOIN pg_namespace n ON n.oid = r.relnamespace
+WHERE r.oid IN (%(front)s, %(other)s) OR r.oid IN (SELECT oid FROM keys) AND {_MAY_LOCK}
+  OR r.oid IN (SELECT oid FROM readers) AND r.relkind = 'v' AND r.relpersistence <> 't'
+  AND pg_has_role(r.relowner, 'USAGE')
+ORDER BY r.oid <> %(front)s, r.oid <> %(other)s, r.relkind = 'v', r.oid"""  # noqa: S608 (constants)
+
+#: within one statement, so that no round trip counts; each lock waits for at most lock_timeout
+_LOCK_BODY = """
+DECLARE began timestamptz := clock_timestamp(); statement text; BEGIN
+  FOREACH statement IN ARRAY {}::text[] LOOP
+    IF extract(epoch FROM clock_timestamp() - began) > {} THEN
+      RAISE EXCEPTION USING ERRCODE = 'lock_not_available';
+    END IF;
+    EXECUTE statement;
+  END LOOP;
+END"""
 
 _SEQUENCES = """
 SELECT a.attname, n.nspname, s.relname, d.deptype = 'i', s.oid::bigint
@@ -250,6 +282,18 @@ UNION ALL SELECT format('COMMENT ON POLICY %%I ON %%s IS %%L', p.polname, name,
   obj_description(p.oid, 'pg_policy')) FROM t JOIN pg_policy p ON p.polrelid = t.oid"""
 
 
+def locks_of(connection: StoreConnection, layout: PgLayout) -> list[str]:
+    """Return statements that lock both tables, those of foreign keys, and the views."""
+    oids = {"front": layout.table.oid, "other": layout.other.relation.oid}
+    return [text for [text] in connection.execute(_LOCKS, oids).fetchall()]
+
+
+def lock_all(connection: StoreConnection, locks: Sequence[str], within_s: float) -> None:
+    """Lock what `locks_of` found, the last one at latest after `within_s`, or raise."""
+    body = sql.SQL(_LOCK_BODY).format(sql.Literal(list(locks)), sql.Literal(within_s))
+    connection.run("DO {}", sql.Literal(body.as_string(connection)))
+
+
 @dataclass(frozen=True)
 class Attachments:
     """Statements that create again what was taken from a table, for a table of its name.
@@ -266,7 +310,7 @@ def detach(
 ) -> Attachments:
     """Drop the table's foreign keys in both directions, policies and triggers.
 
-    before_lock  is called before each foreign key, because it locks another table
+    before_lock  is called before each foreign key to a table that the role may not lock itself
     Returns them, and all comments.
     """
     statements: list[sql.SQL | sql.Composed] = []
@@ -286,7 +330,7 @@ def detach(
             )
         connection.run("DROP TRIGGER {trigger} ON {table}", **names)
     keys = connection.execute(_FOREIGN_KEYS, [table.oid]).fetchall()
-    for schema, name, key, text, validated in keys:
+    for schema, name, key, text, validated, is_locked in keys:
         names = {"table": sql.Identifier(schema, name), "key": sql.Identifier(key)}
         wait = "" if text.endswith(("NOT VALID", "NOT ENFORCED")) else " NOT VALID"
         statements.append(
@@ -296,7 +340,8 @@ def detach(
         )
         if validated:
             valid.append((schema, name, key))
-        before_lock()
+        if not is_locked:
+            before_lock()
         connection.run("ALTER TABLE {table} DROP CONSTRAINT {key}", **names)
     return Attachments([*statements, *remarks], valid)
 

@@ -47,6 +47,8 @@ from app.stores.pgvector.attachments import (
     detach,
     exchange_names,
     has_same_indexes,
+    lock_all,
+    locks_of,
     move_sequences,
     name_not_null,
     require_same_definitions,
@@ -114,7 +116,29 @@ Result = TypeVar("Result")
 
 
 class TryAgain(Exception):
-    """Raised in a step that must give its locks up, and begin anew."""
+    """Raised in a step that must give its locks up, and begin anew.
+
+    after_s  how long it has had locks, if that is why
+    """
+
+    def __init__(self, after_s: float | None = None) -> None:
+        super().__init__()
+        self.after_s = after_s
+
+
+class Locking:
+    """The time from the first lock of a step on, within which its last wait for one begins."""
+
+    def __init__(self, within_s: float) -> None:
+        self.within_s = within_s
+        self._began: float | None = None
+
+    def require_time(self) -> None:
+        """Call it before each lock. Raises TryAgain if it would be too late."""
+        if self._began is None:
+            self._began = time.monotonic()
+        elif (after_s := time.monotonic() - self._began) > self.within_s:
+            raise TryAgain(after_s)
 
 
 class PgMigration(Migration):
@@ -136,7 +160,7 @@ class PgMigration(Migration):
                 self._load(connection)  # no lock, because the index may be under construction
                 return
 
-        def step(connection: StoreConnection, _: float) -> None:
+        def step(connection: StoreConnection, _: Locking) -> None:
             table = load_layout(connection, self.location).table
             connection.execute(
                 "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))",
@@ -224,7 +248,7 @@ class PgMigration(Migration):
 
     # --- parts ------------------------------------------------------------------------------------
 
-    def _remove(self, connection: StoreConnection, until: float, *, cut_over: bool) -> None:
+    def _remove(self, connection: StoreConnection, locking: Locking, *, cut_over: bool) -> None:
         """Drop the table that clients do not see, and all traces, by their names."""
         found = traces_of(connection, self.location, self.tag)
         if not found:
@@ -241,7 +265,7 @@ class PgMigration(Migration):
             )
         capture = name_of(self.tag, "capture")
         for schema, name in sorted(found, key=lambda each: each[1] != capture):
-            require_time(until)
+            locking.require_time()
             if name == capture:  # and with it the triggers
                 connection.run("DROP FUNCTION {}() CASCADE", sql.Identifier(schema, name))
             else:
@@ -260,7 +284,7 @@ class PgMigration(Migration):
                 state = state_of_tag(connection, schema, self.tag)
         for each in () if state is None else state.unvalidated:
 
-            def step(connection: StoreConnection, _: float, key: Sequence[str] = each) -> None:
+            def step(connection: StoreConnection, _: Locking, key: Sequence[str] = each) -> None:
                 validate(connection, key)
 
             self._with_lock("to validate a foreign key", step, long=True)
@@ -302,25 +326,27 @@ class PgMigration(Migration):
     def _flip(self, action: str, translate: TranslateRows, *, to_new: bool) -> Switch:
         most = REMAINDER_ROWS[0]
 
-        def step(connection: StoreConnection, until: float) -> bool:
+        def step(connection: StoreConnection, locking: Locking) -> bool:
             layout, state = self._load(connection)
             if state.is_cut_over == to_new:
                 return True
-            for table in (layout.table, layout.other.relation):
-                require_time(until)
-                connection.run("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE", table.identifier)
+            locks = locks_of(connection, layout)
+            locking.require_time()
+            lock_all(connection, locks, locking.within_s)
             layout, state = self._load(connection)  # nothing can change it from here on
+            if locks_of(connection, layout) != locks:  # a view or a foreign key came meanwhile
+                raise TryAgain
             is_same = has_same_indexes(connection, layout, self.tag)
             if not is_same or table_files(connection, layout) != state.files:
                 return False
             changes = read_changes(connection, state, layout.seen, layout.kind, most + 1)
             if len(changes.token) > most:
                 return False
-            parts = self._take_apart(connection, layout, until)
+            parts = self._take_apart(connection, layout, locking)
             if len(changes):  # it may take long: no other table must be locked after it
                 vectors = translate(changes.ids, changes.vectors)
                 if not apply_changes(connection, layout, changes, vectors):
-                    raise TryAgain
+                    return False
             self._exchange(connection, layout, state, *parts)
             return True
 
@@ -356,19 +382,15 @@ class PgMigration(Migration):
         return remainder
 
     def _take_apart(
-        self, connection: StoreConnection, layout: PgLayout, until: float
+        self, connection: StoreConnection, layout: PgLayout, locking: Locking
     ) -> tuple[Sequence[DependentView], Attachments]:
-        """Take the triggers, views and foreign keys from the table that clients see.
-
-        That locks the other tables of the foreign keys.
-        """
+        """Take the triggers, views and foreign keys from the table that clients see."""
         self._require_same_tables(connection, layout)
         stop_capture(connection, layout.seen)
         views = dependent_views(connection, layout.table.oid)
         for each in reversed(views):
-            require_time(until)
             connection.run("DROP VIEW {}", each.identifier)
-        return views, detach(connection, layout.table, lambda: require_time(until))
+        return views, detach(connection, layout.table, locking.require_time)
 
     def _exchange(
         self,
@@ -399,12 +421,12 @@ class PgMigration(Migration):
         self._save(connection, layout, replace(after, unvalidated=keys))
 
     def _with_lock(
-        self, action: str, step: Callable[[StoreConnection, float], Result], *, long: bool = False
+        self, action: str, step: Callable[[StoreConnection, Locking], Result], *, long: bool = False
     ) -> tuple[Result, float]:
         """Run a step in a transaction that waits briefly for locks, and again if it must.
 
-        The step gets the time by which it must have all locks. Returns its result, and the longest
-        time that one attempt kept others waiting.
+        What a step that returns False has done is undone. Returns the result of the step, and the
+        longest time that one attempt kept others waiting.
         """
         until, longest = time.monotonic() + LOCK_PATIENCE_S, 0.0
         with self.connections.use(action, long=long) as connection:
@@ -415,22 +437,32 @@ class PgMigration(Migration):
                 try:
                     self._stop_autovacuum(connection, deadlock_s + GRACE_S)
                     began = time.monotonic()  # no client has waited until here
-                    with connection.transaction():
+                    with connection.transaction() as whole:
                         connection.execute(f"SET LOCAL lock_timeout = {lock_ms}")
-                        result = step(connection, began + LOCKING_SHARE * deadlock_s)
+                        result = step(connection, Locking(LOCKING_SHARE * deadlock_s))
+                        if result is False:
+                            raise psycopg.Rollback(whole)
                     return result, max(longest, time.monotonic() - began)
                 except (
                     TryAgain,
                     psycopg.errors.LockNotAvailable,
                     psycopg.errors.DeadlockDetected,
-                ):
+                ) as found:
                     if began is not None:
                         longest = max(longest, time.monotonic() - began)
                     if time.monotonic() > until:
-                        error = StoreUnavailable(
+                        reason = (
                             f"Other transactions hold the table for more than "
                             f"{LOCK_PATIENCE_S:.0f} s. End them, and try again."
                         )
+                        if isinstance(found, TryAgain) and found.after_s is not None:
+                            reason = (
+                                f"The server answers too slowly: {found.after_s:.2f} s after its "
+                                "first lock, the step still lacked another, and it must have all "
+                                f"within {LOCKING_SHARE * deadlock_s:g} s. Run the service nearer "
+                                "to the server, or raise deadlock_timeout of the server."
+                            )
+                        error = StoreUnavailable(reason)
                         error.is_unchanged = action in WHOLE_STEPS
                         raise error from None
                 time.sleep(random.uniform(0.05, 0.3))  # noqa: S311 (no secret)
@@ -480,12 +512,6 @@ class PgMigration(Migration):
     def _save(self, connection: StoreConnection, layout: PgLayout, state: PgState) -> None:
         queue = sql.Identifier(layout.table.schema, state.queue)
         connection.run("COMMENT ON TABLE {} IS {}", queue, sql.Literal(state.text()))
-
-
-def require_time(until: float) -> None:
-    """Raises TryAgain after this time: no further table may be locked."""
-    if time.monotonic() > until:
-        raise TryAgain
 
 
 def _deadlock_timeout(connection: StoreConnection) -> float:
