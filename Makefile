@@ -32,8 +32,8 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --d
 SHAPES := --jaxtyping-packages=app.maths,app.heads,beartype.beartype
 
 # Four processes for two cores: tests of the maths compute while others wait for their servers. More
-# would cost more: each imports all tests for fifteen seconds.
-test: $(INSTALLED) ## run all tests that CI runs (about fifteen minutes on two slow cores)
+# would cost more: each imports all tests first.
+test: $(INSTALLED) ## run all tests that CI runs (about eleven minutes on two cores)
 	$(PYTEST) -n 4 -m "not long"
 
 test-fast: $(INSTALLED) ## run the tests of the maths and of the services, without bootstraps (a minute)
