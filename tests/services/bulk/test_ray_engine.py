@@ -19,8 +19,9 @@ from app.services.bulk.parquet_file import BulkFile, BulkWork, plan_files
 from app.services.bulk.ray_engine import translate_on_ray
 from tests.services.bulk.conftest import WriteParquet, vectors_of
 
-# Ray leaves sockets and files to the garbage collector.
+# Ray takes half a minute of CPU to start, and leaves sockets and files to the garbage collector.
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -87,7 +88,6 @@ def plan(work: BulkWork, folder: Path) -> list[BulkFile]:
     return plan_files(work, str(folder / "in"), str(folder / "out"))[0]
 
 
-@pytest.mark.long  # Ray takes a minute to give a node up
 def test_a_node_that_dies_halfway_costs_no_row(
     cluster: Any, work: BulkWork, sources: list[Path], tmp_path: Path
 ) -> None:
