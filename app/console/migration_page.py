@@ -19,7 +19,7 @@ from app.services.store_migrations import plan, records, steps
 from app.services.store_migrations.plan_contents import MigrationTask
 from app.services.stores import stores
 from app.storage.tables import StoreRow
-from app.stores.registry import EMBEDDED
+from app.stores.registry import has_cutover
 from app.types import Scope
 
 router = APIRouter()
@@ -116,7 +116,7 @@ def migration_values(request: Request, services: Services, row: StoreRow) -> dic
 
 def _calls(store: StoreRow) -> dict[str, wording.CallWords]:
     """Returns the calls that a migration of this store has, with their words."""
-    if store.kind not in EMBEDDED:
+    if has_cutover(store.kind):
         return wording.CALLS
     calls = {
         call: words for call, words in wording.CALLS.items() if call not in records.CUTOVER_CALLS

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from app.errors import InvalidFilter, StoreUnsupported
 from app.stores.text_templates import parse_template
 
 #: the id of a row, in the store's own type; UUIDs are text
@@ -121,6 +122,24 @@ class Page:
 
 
 @dataclass(frozen=True, eq=False)
+class Search:
+    """What a search asks for: the k nearest rows of each query (q, d).
+
+    filter   in the store's own language, as JSON
+    exact    without an approximate index
+    vectors  return the stored vectors too; payload: all else that the store holds of each row
+    """
+
+    queries: StoreVectors
+    k: int
+    filter: Any = None
+    side: Side = "old"
+    exact: bool = False
+    vectors: bool = False
+    payload: bool = False
+
+
+@dataclass(frozen=True, eq=False)
 class Hits:
     """The results of one query, best first.
 
@@ -220,23 +239,23 @@ class Store(ABC):
         Raises StoreUnsupported.
         """
 
-    @abstractmethod
-    def search(
-        self,
-        queries: StoreVectors,
-        k: int,
-        *,
-        filter: Any = None,
-        side: Side = "old",
-        exact: bool = False,
-        vectors: bool = False,
-        payload: bool = False,
-    ) -> Sequence[Hits]:
-        """Return the k nearest rows of each query (q, d). Raises StoreUnsupported.
+    def search(self, wanted: Search) -> Sequence[Hits]:
+        """Return the rows of each query. Raises StoreUnsupported, InvalidFilter."""
+        if wanted.exact and not self.capabilities.exact_search:
+            raise StoreUnsupported(
+                f"Stores of kind {self.location.kind!r} have no exact searches. Remove `exact`.",
+                field="exact",
+            )
+        if wanted.filter is not None and not self.capabilities.filters:
+            raise InvalidFilter(
+                f"Stores of kind {self.location.kind!r} have no filters. Remove `filter`.",
+                field="filter",
+            )
+        return self.find_nearest(wanted)
 
-        filter  in the store's own language, as JSON
-        exact   without an approximate index
-        """
+    @abstractmethod
+    def find_nearest(self, wanted: Search) -> Sequence[Hits]:
+        """Do a search that the capabilities allow."""
 
     @abstractmethod
     def checksum(self, hear: HearRows = lambda rows: None) -> RowsChecksum:

@@ -29,8 +29,18 @@ from app.errors import (
     StoreUnsupported,
 )
 from app.stores import base
-from app.stores.answers import MAX_ANSWER_BYTES, answer_too_large, plan_search, read_parts
-from app.stores.base import Cursor, Hits, Page, Side, StoreFacts, StoreId, StoreNote, StoreVectors
+from app.stores.answers import MAX_ANSWER_BYTES, answer_too_large, read_parts
+from app.stores.base import (
+    Cursor,
+    Hits,
+    Page,
+    Search,
+    Side,
+    StoreFacts,
+    StoreId,
+    StoreNote,
+    StoreVectors,
+)
 from app.stores.common import (
     FAULT_SHOWN,
     as_json,
@@ -388,57 +398,39 @@ class MilvusStore(PairedStore):
                 offset, after = 0, place.filter(">", found[-1].id)
         return self._page(place, list(rows.values()), None)
 
-    def search(
-        self,
-        queries: StoreVectors,
-        k: int,
-        *,
-        filter: Any = None,
-        side: Side = "old",
-        exact: bool = False,
-        vectors: bool = False,
-        payload: bool = False,
-    ) -> Sequence[Hits]:
-        if exact:
-            raise StoreUnsupported("Milvus has no exact searches. Remove `exact`.", field="exact")
-        if not isinstance(filter, str | None):
+    def search_place(self, place: Any, wanted: Search) -> list[Hits]:
+        if not isinstance(wanted.filter, str | None):
             raise InvalidFilter(
                 "`filter` is an expression of Milvus, such as \"year > 2020 and topic == 'art'\". "
                 "Send a text.",
                 field="filter",
             )
-        place: MilvusPlace = self.find_sides().place(side)
-        answers_vectors, step = plan_search(k, place.dim, vectors)
         sign = -1.0 if METRICS[self._index(place)["metric_type"]] == "euclidean" else 1.0
-        fields = [place.key] + [place.vector] * answers_vectors + place.content * payload
-        hits: list[Hits] = []
-        for first in range(0, len(queries), step):
-            answer = self._call(
-                "search",
-                place.name,
-                list(queries[first : first + step]),
-                filter or "",
-                k,
-                fields,
-                filtered=bool(filter),
-                anns_field=place.vector,
-                consistency_level="Strong",
-            )
-            for found in answer:
-                rows = [
-                    stored_row(place, {**each["entity"], place.key: each.id}, False)
-                    for each in found
-                ]
-                hits.append(
-                    Hits(
-                        [row.id for row in rows],
-                        [sign * float(each.distance) for each in found],
-                        stack_rows(rows, place.dim) if answers_vectors else None,
-                        [row.content.payload for row in rows] if payload else None,
-                    )
+        fields = [place.key] + [place.vector] * wanted.vectors + place.content * wanted.payload
+        answer = self._call(
+            "search",
+            place.name,
+            list(wanted.queries),
+            wanted.filter or "",
+            wanted.k,
+            fields,
+            filtered=bool(wanted.filter),
+            anns_field=place.vector,
+            consistency_level="Strong",
+        )
+        hits = []
+        for found in answer:
+            rows = [
+                stored_row(place, {**each["entity"], place.key: each.id}, False) for each in found
+            ]
+            hits.append(
+                Hits(
+                    [row.id for row in rows],
+                    [sign * float(each.distance) for each in found],
+                    stack_rows(rows, place.dim) if wanted.vectors else None,
+                    [row.content.payload for row in rows] if wanted.payload else None,
                 )
-        if vectors and not answers_vectors:
-            return [self.add_vectors(place, each) for each in hits]
+            )
         return hits
 
 

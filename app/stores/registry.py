@@ -23,6 +23,12 @@ CONNECTORS: dict[str, tuple[str, str, str]] = {
 #: kinds without a cutover, and where their new vectors are: their only application opens these
 EMBEDDED = {"lancedb": "column", "sqlite-vec": "table", "faiss": "file"}
 
+
+def has_cutover(kind: str) -> bool:
+    """Return whether a store of this kind can show its clients the new vectors."""
+    return kind not in EMBEDDED
+
+
 #: the connectors that are imported
 LOADED: dict[str, Callable[[StoreLocation], Store]] = {}
 

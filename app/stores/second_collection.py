@@ -14,13 +14,14 @@ from abc import abstractmethod
 from array import array
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import MigrationActive, StoreChanged, StoreUnsupported, WrongState
+from app.stores.answers import plan_search
 from app.stores.base import (
     Changes,
     Cursor,
@@ -29,6 +30,7 @@ from app.stores.base import (
     Migration,
     Page,
     RowsChecksum,
+    Search,
     Side,
     Store,
     StoreId,
@@ -165,6 +167,10 @@ class PairedStore(Store):
     def drop(self, sides: Sides, side: Side) -> None:
         """Delete one side, which clients do not see, and all traces of the migration."""
 
+    @abstractmethod
+    def search_place(self, place: Any, wanted: Search) -> list[Hits]:
+        """Return the results of a search in one place, with the vectors if they are wanted."""
+
     def complete(self, sides: Sides) -> None:
         """Build the index of the new vectors after the last page of a run."""
 
@@ -202,7 +208,20 @@ class PairedStore(Store):
         page = self._page(place, [row for _, row in kept], None)
         return Page([each for each, _ in kept], page.vectors)
 
-    def add_vectors(self, place: Any, hits: Hits) -> Hits:
+    def find_nearest(self, wanted: Search) -> Sequence[Hits]:
+        place = self.find_sides().place(wanted.side)
+        answers_vectors, step = plan_search(wanted.k, self.dim_of(place), wanted.vectors)
+        hits: list[Hits] = []
+        for first in range(0, len(wanted.queries), step):
+            queries = wanted.queries[first : first + step]
+            hits += self.search_place(
+                place, replace(wanted, queries=queries, vectors=answers_vectors)
+            )
+        if wanted.vectors and not answers_vectors:
+            return [self._add_vectors(place, each) for each in hits]
+        return hits
+
+    def _add_vectors(self, place: Any, hits: Hits) -> Hits:
         """Return results with vectors, which are read page by page, without rows that are gone."""
         rows = self.read_rows(place, hits.ids, vectors=True, content=False)
         found = [rows.get(id) for id in hits.ids]

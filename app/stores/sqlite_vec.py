@@ -34,6 +34,7 @@ from app.stores.base import (
     NewVectors,
     Page,
     RowsChecksum,
+    Search,
     Side,
     Store,
     StoreFacts,
@@ -295,44 +296,39 @@ class SqliteVecStore(Store):
             )
             return dict(database.execute(statement, (known,)))
 
-    def search(
-        self,
-        queries: StoreVectors,
-        k: int,
-        *,
-        filter: Any = None,
-        side: Side = "old",
-        exact: bool = False,
-        vectors: bool = False,
-        payload: bool = False,
-    ) -> Sequence[Hits]:
+    def find_nearest(self, wanted: Search) -> Sequence[Hits]:
         table = self.table
-        if k > MAX_RESULTS:
+        if wanted.k > MAX_RESULTS:
             raise StoreUnsupported(
-                f"`k` is {k}, and sqlite-vec returns at most {MAX_RESULTS} rows. Ask for fewer.",
+                f"`k` is {wanted.k}, and sqlite-vec returns at most {MAX_RESULTS} rows. Ask for "
+                "fewer.",
                 field="k",
             )
-        others = list(table.others) if payload else []
-        names = [table.key, "distance", *[table.vector] * vectors, *others]
-        condition, values = read_filter(filter, table.others)
+        others = list(table.others) if wanted.payload else []
+        names = [table.key, "distance", *[table.vector] * wanted.vectors, *others]
+        condition, values = read_filter(wanted.filter, table.others)
         statement = (
             f"SELECT {', '.join(map(quoted, names))} FROM {quoted(table.name)} "
             f"WHERE {quoted(table.vector)} MATCH ? AND k = ?{condition} ORDER BY distance"
         )
         hits = []
-        with self.session(filtered=filter is not None) as database:
-            for query in np.ascontiguousarray(queries, "<f4"):
-                found = database.execute(statement, (query.tobytes(), k, *values)).fetchall()
+        with self.session(filtered=wanted.filter is not None) as database:
+            for query in np.ascontiguousarray(wanted.queries, "<f4"):
+                found = database.execute(statement, (query.tobytes(), wanted.k, *values)).fetchall()
                 distances = np.asarray([row[1] for row in found], np.float64)
                 scores = -distances if table.distance == "l2" else 1 - distances
-                blobs = b"".join(row[2] for row in found) if vectors else b""
-                payloads = [dict(zip(others, row[2 + vectors :], strict=True)) for row in found]
+                blobs = b"".join(row[2] for row in found) if wanted.vectors else b""
+                payloads = [
+                    dict(zip(others, row[2 + wanted.vectors :], strict=True)) for row in found
+                ]
                 hits.append(
                     Hits(
                         [row[0] for row in found],
                         scores.tolist(),
-                        np.frombuffer(blobs, "<f4").reshape(-1, table.dim) if vectors else None,
-                        [payload_of(each) for each in payloads] if payload else None,
+                        np.frombuffer(blobs, "<f4").reshape(-1, table.dim)
+                        if wanted.vectors
+                        else None,
+                        [payload_of(each) for each in payloads] if wanted.payload else None,
                     )
                 )
         return hits

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from app.stores.base import Migration, NewVectors, Store
+from app.stores.base import Migration, NewVectors, Search, Store
 from app.stores.registry import CONNECTORS, open_store
 from benchmarks.stores.clients import Read, StoreClient
 from benchmarks.stores.data import World
@@ -126,7 +126,7 @@ def measure_recall(store: Store, world: World) -> float:
     translated = world.translate(world.rows.ids, world.rows.vectors)
     queries = world.native[-QUERIES:]
     exact = np.argsort(-(queries @ translated.T), axis=1)[:, :NEAREST]
-    hits = store.search(queries, NEAREST, side="new")
+    hits = store.search(Search(queries, NEAREST, side="new"))
     shared = [
         len({int(id) for id in hit.ids} & set(row.tolist()))
         for hit, row in zip(hits, exact, strict=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from app.errors import MigrationActive, StoreRefused, WrongState
-from app.stores.base import Migration, Store, StoreLocation
+from app.stores.base import Migration, Search, Store, StoreLocation
 from app.stores.registry import open_store
 from tests.stores.cases.all_cases import CASES, EMBEDDED, LIVE
 from tests.stores.cases.base import Rows, StoreCase
@@ -104,7 +104,7 @@ def test_a_template_joins_fields(
 def test_searches_find_the_nearest_rows(case: StoreCase, store: Store) -> None:
     queries = rows(case, 50).vectors[[8, 21]]
     [first, second] = store.search(
-        queries, 5, exact=store.capabilities.exact_search, vectors=True, payload=True
+        Search(queries, 5, exact=store.capabilities.exact_search, vectors=True, payload=True)
     )
     assert [first.ids[0], second.ids[0]] == case.ids(8, 21)
     assert list(first.scores) == sorted(first.scores, reverse=True)
@@ -114,7 +114,7 @@ def test_searches_find_the_nearest_rows(case: StoreCase, store: Store) -> None:
     assert first.payloads[0]["text"] == "item 8 é"
     cosines = rows(case, 50).vectors @ queries[0]
     assert numbers_of(first.ids) == np.argsort(-cosines, kind="stable")[:5].tolist()
-    [few] = store.search(queries[:1], 1000)
+    [few] = store.search(Search(queries[:1], 1000))
     assert len(few.ids) == 50
 
 
@@ -188,7 +188,7 @@ def test_the_new_vectors_lie_beside_the_old_ones_until_the_cutover(moving) -> No
     assert np.allclose(
         new[np.argsort(numbers_of(ids))], translate(None, rows(case, 50).vectors), atol=1e-3
     )
-    [hits] = store.search(translate(None, rows(case, 50).vectors[[8]]), 3, side="new")
+    [hits] = store.search(Search(translate(None, rows(case, 50).vectors[[8]]), 3, side="new"))
     assert [hits.ids[0]] == case.ids(8)
 
 
@@ -476,7 +476,7 @@ def test_the_application_opens_the_new_vectors_after_finish(filling) -> None:
     found = new.fetch(first.ids)
     assert list(found.ids) == list(first.ids)
     assert np.allclose(found.vectors, translate(None, first.vectors), atol=1e-3)
-    [hits] = new.search(translate(None, first.vectors[[8]]), 3)
+    [hits] = new.search(Search(translate(None, first.vectors[[8]]), 3))
     assert hits.ids[0] == first.ids[8]
     new.close()
 

@@ -21,7 +21,7 @@ from app.errors import (
     StoreUnsupported,
 )
 from app.stores import milvus
-from app.stores.base import StoreLocation
+from app.stores.base import Search, StoreLocation
 from app.stores.milvus import MilvusStore
 from tests.stores.cases.milvus import MilvusCase, client_of, make_collections
 from tests.stores.cases.milvus_server import server_folder, shared_server
@@ -161,7 +161,7 @@ def test_a_collection_with_ids_of_the_server_is_searched(client) -> None:
     store = MilvusStore(StoreLocation("milvus", shared_server(), name))
     facts = store.facts()
     assert (facts.rows, facts.can_migrate) == (10, False)
-    [hits] = store.search(vectors[3:4], 2, payload=True)
+    [hits] = store.search(Search(vectors[3:4], 2, payload=True))
     assert (hits.ids[0], hits.payloads[0]) == (done["ids"][3], {"text": "t"})
     with pytest.raises(StoreUnsupported, match=r"create_alias"):
         store.migration(TAG, NEW_DIM).prepare()
@@ -174,11 +174,11 @@ def test_a_collection_with_ids_of_the_server_is_searched(client) -> None:
 
 def test_filters(filled) -> None:
     query = rows(CASE, 50).vectors[:1]
-    [hits] = filled.search(query, 50, filter="number < 5 and text like 'item%'")
+    [hits] = filled.search(Search(query, 50, filter="number < 5 and text like 'item%'"))
     assert sorted(hits.ids) == [0, 1, 2, 3, 4]
     for wrong in ("number <", "text > 3", "1", "x" * 5000, {"number": 3}, 7):
         with pytest.raises(InvalidFilter) as caught:
-            filled.search(query, 3, filter=wrong)
+            filled.search(Search(query, 3, filter=wrong))
         assert len(str(caught.value)) < 500
     name = filled.location.collection
     with pytest.raises(InvalidFilter):  # a fault whose message says nothing about the filter
@@ -186,7 +186,7 @@ def test_filters(filled) -> None:
     with pytest.raises(StoreUnavailable):
         filled._call("query", name, "number < 5", limit=-1)
     with pytest.raises(StoreUnsupported, match="exact"):
-        filled.search(query, 3, exact=True)
+        filled.search(Search(query, 3, exact=True))
 
 
 def test_a_sample_beyond_what_a_read_may_skip(filled, monkeypatch) -> None:

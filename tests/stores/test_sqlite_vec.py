@@ -17,7 +17,7 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.base import StoreLocation
+from app.stores.base import Search, StoreLocation
 from app.stores.common import fault_of
 from app.stores.sqlite_vec import SqliteVecStore
 from tests.disks import read_only, small_disk
@@ -78,13 +78,13 @@ def test_text_ids_keep_their_rows(tmp_path):
 def test_filters_compare_partition_keys_and_metadata(filled):
     _, store = filled
     query = rows(CASE, 50).vectors[:1]
-    [hits] = store.search(query, 50, filter={"number": {">=": 3, "<": 9}, "part": "part 0"})
+    [hits] = store.search(Search(query, 50, filter={"number": {">=": 3, "<": 9}, "part": "part 0"}))
     assert sorted(hits.ids) == [3, 6]
     for wrong in ("number < 5", {"json": "x"}, {"number": {"or 1": 1}}, {"number": 2**64 - 1}):
         with pytest.raises(InvalidFilter):
-            store.search(query, 3, filter=wrong)
+            store.search(Search(query, 3, filter=wrong))
     with pytest.raises(StoreUnsupported, match="4096"):
-        store.search(query, 4097)
+        store.search(Search(query, 4097))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from app.services.store_migrations.maps import BuiltMaps, MigrationMaps
 from app.services.translators.translators import FitRequest
 from app.storage import tables
 from app.stores.base import Capabilities, Store, StoreFacts, StoreId, StoreVectors
-from app.stores.registry import EMBEDDED
+from app.stores.registry import has_cutover
 from app.types import EncoderKind, InputRole
 
 #: rows of the sample, and pages that are read to measure the speed
@@ -419,7 +419,7 @@ def _notes(inputs: PlanInputs) -> list[dict[str, str]]:
                 "and counts such rows.",
             }
         )
-    if inputs.store.kind in EMBEDDED:
+    if not has_cutover(inputs.store.kind):
         notes.append(
             {
                 "code": "stop-writes",

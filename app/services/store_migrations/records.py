@@ -17,7 +17,7 @@ from app.services.request_context import RequestContext
 from app.storage import tables
 from app.storage.queries import jobs as job_queries
 from app.storage.queries import migrations as queries
-from app.stores.registry import EMBEDDED
+from app.stores.registry import EMBEDDED, has_cutover
 from app.types import JobKind, JobState, MigrationState
 
 #: the actions of jobs, and the states from which each begins
@@ -182,14 +182,9 @@ def pause(services: Services, context: RequestContext, migration_id: str) -> Mig
     return find_migration(services, context.project, migration_id)
 
 
-def has_cutover(row: tables.MigrationRow) -> bool:
-    """Return whether the store can show its clients the new vectors."""
-    return row.store.kind not in EMBEDDED
-
-
 def hand_over(row: tables.MigrationRow) -> str:
     """Return the call that gives clients the new vectors: `cutover`, else `finish`."""
-    return "cutover" if has_cutover(row) else "finish"
+    return "cutover" if has_cutover(row.store.kind) else "finish"
 
 
 def possible_calls(row: tables.MigrationRow, *, busy: bool) -> list[str]:
@@ -202,7 +197,7 @@ def possible_calls(row: tables.MigrationRow, *, busy: bool) -> list[str]:
     if busy:
         return ["pause"] if state == MigrationState.running else []
     calls = {**ACTION_STATES, **STEP_STATES}
-    if not has_cutover(row):
+    if not has_cutover(row.store.kind):
         calls |= {**dict.fromkeys(CUTOVER_CALLS, ()), "finish": (MigrationState.filled,)}
     order = ("run", "verify", "cutover", "finish", "rollback", "sync", "abandon")
     found = [name for name in order if state in calls[name]]
@@ -226,7 +221,7 @@ def refuse_unless_possible(row: tables.MigrationRow, call: str, *, busy: bool) -
 
 def wrong_state(row: tables.MigrationRow, call: str, *, busy: bool) -> WrongState:
     """Return the error that names the calls which are possible."""
-    if call in CUTOVER_CALLS and not has_cutover(row):
+    if call in CUTOVER_CALLS and not has_cutover(row.store.kind):
         place = EMBEDDED[row.store.kind]
         return WrongState(
             f"A store of kind {row.store.kind!r} has no `{call}`: open the new {place} in your "

@@ -24,13 +24,13 @@ from app.services.store_migrations.records import (
     MigrationStatus,
     find_migration,
     hand_over,
-    has_cutover,
     refuse_unless_possible,
 )
 from app.services.store_migrations.sync import drain_held
 from app.storage import tables
 from app.storage.queries.migrations import STEP
 from app.storage.queries.statements import changed_rows
+from app.stores.registry import has_cutover
 from app.types import MigrationState
 
 #: what a step does to the store; it returns what it found
@@ -138,7 +138,7 @@ def _record(
     row = held.row
 
     def write(session: Session) -> None:
-        if after == MigrationState.finished and has_cutover(row):
+        if after == MigrationState.finished and has_cutover(row.store.kind):
             owner = tables.StoreRow.id == row.store_id
             statement = update(tables.StoreRow).where(owner)
             changed_rows(session, statement.values(encoder_id=row.target_id))

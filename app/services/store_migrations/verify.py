@@ -18,7 +18,7 @@ from app.services.store_migrations.lease import Lease
 from app.services.store_migrations.re_embedding import choose_rows
 from app.services.store_migrations.sync import drain_held
 from app.storage import tables
-from app.stores.base import HearRows, Hits, Metric, Migration, Side, StoreId, StoreVectors
+from app.stores.base import HearRows, Hits, Metric, Migration, Search, Side, StoreId, StoreVectors
 from app.types import MigrationState
 
 #: rows whose new vectors are compared, and least cosine of two vectors that count as equal:
@@ -238,8 +238,8 @@ def measure_recall(
             break
         report(f"index of the {side} vectors")
         part = queries[start : start + QUERIES_AT_ONCE]
-        exact = move.store.search(part, VERIFY_K + 1, side=side, exact=True, vectors=True)
-        approximate = move.store.search(part, VERIFY_K + 1, side=side, vectors=True)
+        exact = move.store.search(Search(part, VERIFY_K + 1, side=side, exact=True, vectors=True))
+        approximate = move.store.search(Search(part, VERIFY_K + 1, side=side, vectors=True))
         for own, query, right, result in zip(
             ids[start : start + QUERIES_AT_ONCE], part, exact, approximate, strict=True
         ):

@@ -51,8 +51,8 @@ from app.services.translators.warnings import AnswerWarning, warnings_about_chan
 from app.storage import tables
 from app.storage.queries import stores as queries
 from app.storage.queries.migrations import STEP
-from app.stores.base import Hits, Page, Side, Store, StoreId, StoreVectors
-from app.stores.registry import EMBEDDED
+from app.stores.base import Hits, Page, Search, Side, Store, StoreId, StoreVectors
+from app.stores.registry import has_cutover
 from app.types import EncoderKind, MigrationState
 
 StoreSearchMode = Literal["bridge", "cascade", "fuse", "translate"]
@@ -250,13 +250,15 @@ def _ask(store: Store, request: StoreSearch, ready: _Ready) -> tuple[Sequence[Hi
     """Search the store, and fetch the new vectors that its candidates have already."""
     scores = ready.mode in ("cascade", "fuse")
     hits = store.search(
-        ready.compared,
-        ready.candidates,
-        filter=request.filter,
-        side=ready.side,
-        exact=request.exact,
-        vectors=scores,
-        payload=request.payload,
+        Search(
+            ready.compared,
+            ready.candidates,
+            filter=request.filter,
+            side=ready.side,
+            exact=request.exact,
+            vectors=scores,
+            payload=request.payload,
+        )
     )
     if ready.mode == "fuse" and ready.bridging is not None:
         half = len(ready.queries)
@@ -286,8 +288,7 @@ def _prepare(services: Services, context: RequestContext, request: StoreSearch) 
     mode = request.mode or _usual_mode(same, moving)
     if request.mode is None and mode == "cascade" and native and _runs_old(request, row):
         mode = "fuse"
-    has_cutover = row.kind not in EMBEDDED  # else searches read the old vectors only
-    _check_mode(request, mode, same, moving if has_cutover else None)
+    _check_mode(request, mode, same, moving if has_cutover(row.kind) else None)
     if moving is not None and mode != "translate":
         _refuse_unsettled(row, moving)
     vectors, truncated = _encode(services, context, target, request.queries, request.inputs)
@@ -333,7 +334,9 @@ def _prepare(services: Services, context: RequestContext, request: StoreSearch) 
         request=fit,
         old_queries=old,
         bridging=bridging,
-        has_new=has_cutover and moving is not None and moving.state != MigrationState.planned,
+        has_new=has_cutover(row.kind)
+        and moving is not None
+        and moving.state != MigrationState.planned,
         native=native,
     )
 
@@ -365,7 +368,7 @@ def _refuse_unsettled(row: tables.StoreRow, moving: tables.MigrationRow) -> None
 
     The store may then hold vectors of the target where the old ones were.
     """
-    if row.kind not in EMBEDDED and moving.position.get(STEP) == "finish":
+    if has_cutover(row.kind) and moving.position.get(STEP) == "finish":
         raise WrongState(
             f"`finish` of the store's migration {moving.id} deletes the old vectors, or was "
             f"interrupted. Call `finish` of it again, or search with `target: {moving.target.name}`"

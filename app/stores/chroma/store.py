@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from app.errors import StoreChanged, StoreUnsupported
-from app.stores.answers import plan_search, read_parts, rows_a_read
+from app.stores.answers import read_parts, rows_a_read
 from app.stores.base import (
     Capabilities,
     Cursor,
     Hits,
     Metric,
     Page,
+    Search,
     Side,
     StoreFacts,
     StoreId,
@@ -244,50 +245,29 @@ class ChromaStore(PairedStore):
                     rows += found
         return self._page(place, list({row.id: row for row in rows}.values()), None)
 
-    def search(
-        self,
-        queries: StoreVectors,
-        k: int,
-        *,
-        filter: Any = None,
-        side: Side = "old",
-        exact: bool = False,
-        vectors: bool = False,
-        payload: bool = False,
-    ) -> Sequence[Hits]:
-        if exact:
-            raise StoreUnsupported("Chroma has no exact searches. Remove `exact`.", field="exact")
-        if not len(queries):
-            return []
-        place = self.find_sides().place(side)
-        answers_vectors, step = plan_search(k, self.dim_of(place), vectors)
-        include = ["distances"] + ["embeddings"] * answers_vectors
-        include += ["documents", "metadatas", "uris"] * payload
-        hits: list[Hits] = []
-        for first in range(0, len(queries), step):
-            with self.connection.faults():
-                answer = place.query(
-                    query_embeddings=np.asarray(queries[first : first + step], np.float32),
-                    n_results=k,
-                    include=include,
-                    **_read_filter(filter),
-                )
-            hits += _hits(place, answer, answers_vectors, payload)
-        if vectors and not answers_vectors:
-            return [self.add_vectors(place, each) for each in hits]
-        return hits
+    def search_place(self, place: Any, wanted: Search) -> list[Hits]:
+        include = ["distances"] + ["embeddings"] * wanted.vectors
+        include += ["documents", "metadatas", "uris"] * wanted.payload
+        with self.connection.faults():
+            answer = place.query(
+                query_embeddings=np.asarray(wanted.queries, np.float32),
+                n_results=wanted.k,
+                include=include,
+                **_read_filter(wanted.filter),
+            )
+        return _hits(place, answer, wanted)
 
 
-def _hits(place: Any, answer: Any, vectors: bool, payload: bool) -> list[Hits]:
+def _hits(place: Any, answer: Any, wanted: Search) -> list[Hits]:
     hits = []
     for query, ids in enumerate(answer["ids"]):
         distances = np.asarray(answer["distances"][query], np.float64)
         scores = -distances if _space(place) == "euclidean" else 1 - distances
         payloads = None
-        if payload:
+        if wanted.payload:
             columns = (answer[each][query] for each in ("documents", "metadatas", "uris"))
             payloads = [ChromaContent(*each).payload for each in zip(*columns, strict=True)]
-        found = np.asarray(answer["embeddings"][query], np.float32) if vectors else None
+        found = np.asarray(answer["embeddings"][query], np.float32) if wanted.vectors else None
         hits.append(Hits(ids, scores.tolist(), found, payloads))
     return hits
 

@@ -18,7 +18,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import InvalidFilter, StoreChanged, StoreUnsupported
+from app.errors import StoreChanged, StoreUnsupported
 from app.stores.base import (
     Capabilities,
     Cursor,
@@ -27,6 +27,7 @@ from app.stores.base import (
     NewVectors,
     Page,
     RowsChecksum,
+    Search,
     Side,
     Store,
     StoreFacts,
@@ -167,26 +168,16 @@ class FaissStore(Store):
             )
         return [find_text(lines.get(id, {}), field) for id in ids]
 
-    def search(
-        self,
-        queries: StoreVectors,
-        k: int,
-        *,
-        filter: Any = None,
-        side: Side = "old",
-        exact: bool = False,
-        vectors: bool = False,
-        payload: bool = False,
-    ) -> Sequence[Hits]:
-        if filter is not None:
-            raise InvalidFilter("FAISS has no filters. Remove `filter`.", field="filter")
-        index, lines = self.load(), (self._texts() if payload else None) or {}
-        if queries.shape[1] != index.inner.d:
+    def find_nearest(self, wanted: Search) -> Sequence[Hits]:
+        index, lines = self.load(), (self._texts() if wanted.payload else None) or {}
+        if wanted.queries.shape[1] != index.inner.d:
             raise StoreChanged(f"The index has vectors of {index.inner.d} dimensions now. Repeat.")
         hits = []
-        for ids, scores in index.search(queries, k, exact):
-            rows = [lines.get(id, {}) for id in ids] if payload else None
-            hits.append(Hits(ids, scores.tolist(), index.find(ids)[1] if vectors else None, rows))
+        for ids, scores in index.search(wanted.queries, wanted.k, wanted.exact):
+            rows = [lines.get(id, {}) for id in ids] if wanted.payload else None
+            hits.append(
+                Hits(ids, scores.tolist(), index.find(ids)[1] if wanted.vectors else None, rows)
+            )
         return hits
 
 

@@ -28,6 +28,7 @@ from app.stores.base import (
     NewVectors,
     Page,
     RowsChecksum,
+    Search,
     Side,
     Store,
     StoreFacts,
@@ -191,34 +192,24 @@ class LancedbStore(Store):
             found |= dict(zip(part[id].to_pylist(), part[field].to_pylist(), strict=True))
         return [found.get(each) for each in ids]
 
-    def search(
-        self,
-        queries: StoreVectors,
-        k: int,
-        *,
-        filter: Any = None,
-        side: Side = "old",
-        exact: bool = False,
-        vectors: bool = False,
-        payload: bool = False,
-    ) -> Sequence[Hits]:
-        if filter is not None and not isinstance(filter, str):
+    def find_nearest(self, wanted: Search) -> Sequence[Hits]:
+        if wanted.filter is not None and not isinstance(wanted.filter, str):
             raise InvalidFilter(
                 'A filter of LanceDB is a condition in SQL, as text: "price < 10".',
                 field="filter",
             )
         dataset, id, vector = self.open()
         metric = self._metric(vector)
-        others = others_of(dataset) if payload else []
-        columns = list(dict.fromkeys([id, *([vector] if vectors else []), *others]))
+        others = others_of(dataset) if wanted.payload else []
+        columns = list(dict.fromkeys([id, *([vector] if wanted.vectors else []), *others]))
         distance = {value: key for key, value in DISTANCES.items()}[metric]
         hits = []
-        for query in np.asarray(queries, np.float32):
-            nearest = {"column": vector, "q": query, "k": k, "use_index": not exact}
-            with faults(filtered=filter is not None):
+        for query in np.asarray(wanted.queries, np.float32):
+            nearest = {"column": vector, "q": query, "k": wanted.k, "use_index": not wanted.exact}
+            with faults(filtered=wanted.filter is not None):
                 found = dataset.to_table(
                     columns=[*columns, "_distance"],
-                    filter=filter,
+                    filter=wanted.filter,
                     nearest={**nearest, "metric": distance},
                     prefilter=True,
                 )
@@ -229,8 +220,8 @@ class LancedbStore(Store):
                 Hits(
                     found[id].to_pylist(),
                     scores.tolist(),
-                    to_numpy(found[vector]) if vectors else None,
-                    found.select(others).to_pylist() if payload else None,
+                    to_numpy(found[vector]) if wanted.vectors else None,
+                    found.select(others).to_pylist() if wanted.payload else None,
                 )
             )
         return hits

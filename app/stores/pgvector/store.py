@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import psycopg
@@ -17,12 +16,12 @@ from app.stores.base import (
     Migration,
     Page,
     RowsChecksum,
+    Search,
     Side,
     Store,
     StoreFacts,
     StoreId,
     StoreLocation,
-    StoreVectors,
 )
 from app.stores.pgvector import reading
 from app.stores.pgvector.connections import DESCRIBE, SHORT_STATEMENT_S, PgConnections
@@ -75,28 +74,20 @@ class PgvectorStore(Store):
             found: Sequence[str | None] = reading.texts(connection, layout, field, ids)
             return found
 
-    def search(
-        self,
-        queries: StoreVectors,
-        k: int,
-        *,
-        filter: Any = None,
-        side: Side = "old",
-        exact: bool = False,
-        vectors: bool = False,
-        payload: bool = False,
-    ) -> Sequence[Hits]:
+    def find_nearest(self, wanted: Search) -> Sequence[Hits]:
         results = []
         options = self.location.options
         # Without an index PostgreSQL may be silent for longer than it is in other searches.
-        with self.connections.transaction("to search", long=exact) as connection:
+        with self.connections.transaction("to search", long=wanted.exact) as connection:
             layout = load_layout(connection, self.location)
-            place = layout.vectors(side)
-            reading.check_queries(queries, reading.dim_of(connection, place))
+            place = layout.vectors(wanted.side)
+            reading.check_queries(wanted.queries, reading.dim_of(connection, place))
             metric = index_metric(connection, layout.seen) or "cosine"
-            reading.set_search_options(connection, k, options, exact=exact, filtered=bool(filter))
+            reading.set_search_options(
+                connection, wanted.k, options, exact=wanted.exact, filtered=bool(wanted.filter)
+            )
             try:
-                for query in np.asarray(queries, dtype=np.float32):
+                for query in np.asarray(wanted.queries, dtype=np.float32):
                     results.append(
                         reading.search(
                             connection,
@@ -104,13 +95,13 @@ class PgvectorStore(Store):
                             layout.kind,
                             metric,
                             query,
-                            k,
-                            filter,
-                            with_vectors=vectors,
+                            wanted.k,
+                            wanted.filter,
+                            with_vectors=wanted.vectors,
                         )
                     )
             except psycopg.errors.QueryCanceled:
-                if not exact:
+                if not wanted.exact:
                     raise
                 raise StoreUnsupported(
                     f"An exact search of this table takes more than {SHORT_STATEMENT_S} s.",
@@ -119,7 +110,8 @@ class PgvectorStore(Store):
             connection.execute("SELECT set_config('enable_indexscan', 'on', true)")
             return [
                 reading.hits(
-                    found, reading.payloads(connection, layout, found[0]) if payload else None
+                    found,
+                    reading.payloads(connection, layout, found[0]) if wanted.payload else None,
                 )
                 for found in results
             ]

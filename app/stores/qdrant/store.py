@@ -16,13 +16,14 @@ from pydantic import BaseModel, ValidationError
 from qdrant_client import models
 
 from app.errors import InvalidFilter, InvalidRequest, StoreChanged, StoreUnsupported
-from app.stores.answers import plan_search, read_parts, rows_a_read
+from app.stores.answers import read_parts, rows_a_read
 from app.stores.base import (
     Capabilities,
     Cursor,
     Hits,
     Metric,
     Page,
+    Search,
     Side,
     StoreFacts,
     StoreId,
@@ -32,7 +33,7 @@ from app.stores.base import (
 )
 from app.stores.common import as_json, row_number
 from app.stores.qdrant.client import CollectionForm, QdrantEngine
-from app.stores.second_collection import PairedStore, Sides, StoredRow
+from app.stores.second_collection import PairedStore, Sides, StoredRow, stack_rows
 
 #: name of the metric of each distance that the connector reads
 METRICS: dict[str, Metric] = {"Cosine": "cosine", "Dot": "dot", "Euclid": "euclidean"}
@@ -301,48 +302,34 @@ class QdrantStore(PairedStore):
             )
         return self.fetch([each.id for each in answer.points])
 
-    def search(
-        self,
-        queries: StoreVectors,
-        k: int,
-        *,
-        filter: Any = None,
-        side: Side = "old",
-        exact: bool = False,
-        vectors: bool = False,
-        payload: bool = False,
-    ) -> Sequence[Hits]:
-        place: QdrantPlace = self.find_sides().place(side)
-        metric = metric_of(place.form.dense[place.vector], place.vector)
-        answers_vectors, step = plan_search(k, place.dim, vectors)
+    def search_place(self, place: Any, wanted: Search) -> list[Hits]:
         request: dict[str, Any] = {
             "using": place.vector,
-            "filter": read_filter(filter),
-            "limit": k,
-            "with_payload": payload,
-            "with_vector": _selector(place, answers_vectors, False),
+            "filter": read_filter(wanted.filter),
+            "limit": wanted.k,
+            "with_payload": wanted.payload,
+            "with_vector": _selector(place, wanted.vectors, False),
         }
-        if self.engine.remote and exact:  # local mode is always exact
+        if self.engine.remote and wanted.exact:  # local mode is always exact
             request["params"] = models.SearchParams(exact=True)
-        requests = [models.QueryRequest(query=each.tolist(), **request) for each in queries]
-        answers = []
-        for first in range(0, len(requests), step):
-            with self.engine.session(filtered=filter is not None) as client:
-                answers += client.query_batch_points(place.name, requests[first : first + step])
+        requests = [models.QueryRequest(query=each.tolist(), **request) for each in wanted.queries]
+        with self.engine.session(filtered=wanted.filter is not None) as client:
+            answers = client.query_batch_points(place.name, requests)
+        metric = metric_of(place.form.dense[place.vector], place.vector)
         sign = -1.0 if metric == "euclidean" else 1.0  # Qdrant answers distances
         hits = []
         for answer in answers:
-            page = self._page(place, [_row(each, place, False) for each in answer.points], None)
+            rows = [_row(each, place, False) for each in answer.points]
             hits.append(
                 Hits(
-                    [point_id(each.id) for each in answer.points],  # type: ignore[misc]
+                    [row.id for row in rows],
                     [sign * float(each.score) for each in answer.points],
-                    page.vectors if answers_vectors else None,
-                    [dict(each.payload or {}) for each in answer.points] if payload else None,
+                    stack_rows(rows, place.dim) if wanted.vectors else None,
+                    [dict(each.payload or {}) for each in answer.points]
+                    if wanted.payload
+                    else None,
                 )
             )
-        if vectors and not answers_vectors:
-            return [self.add_vectors(place, each) for each in hits]
         return hits
 
 

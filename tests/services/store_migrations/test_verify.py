@@ -14,6 +14,7 @@ from lancedb.index import IvfPq
 from app.services.store_migrations import steps
 from app.services.store_migrations.context import open_migration
 from app.services.store_migrations.verify import check_rows, measure_recall
+from app.stores.base import Search
 from app.stores.registry import open_store
 from tests.services.helpers import CONTEXT
 from tests.services.store_migrations.moving import ROWS, Moving, old_vectors
@@ -139,7 +140,11 @@ def test_rough_scores_of_a_quantised_index_are_not_compared(tmp_path: Path) -> N
     recalls = measure_recall(SimpleNamespace(store=store), page.ids, page.vectors, "old", print)
     for own, query, recall in zip(page.ids, page.vectors, recalls, strict=True):
         right, rough = (
-            [each for each in store.search(query[None], 11, exact=exact)[0].ids if each != own]
+            [
+                each
+                for each in store.search(Search(query[None], 11, exact=exact))[0].ids
+                if each != own
+            ]
             for exact in (True, False)
         )
         assert recall == pytest.approx(len({*right[:10]} & {*rough[:10]}) / 10)

@@ -19,7 +19,7 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.base import StoreLocation
+from app.stores.base import Search, StoreLocation
 from app.stores.chroma import ChromaStore, connection
 from tests.disks import read_only, small_disk
 from tests.stores.cases.chroma import ChromaFolderCase, ChromaServerCase, open_client
@@ -119,13 +119,13 @@ def test_a_folder_that_another_process_changed_asks_for_a_restart(folder):
 def test_filters(folder):
     case, _, store = folder
     query = rows(case, 30).vectors[:1]
-    [hits] = store.search(query, 30, filter={"number": {"$lt": 5}})
+    [hits] = store.search(Search(query, 30, filter={"number": {"$lt": 5}}))
     assert sorted(hits.ids) == ["0", "1", "2", "3", "4"]
-    [hits] = store.search(query, 3, filter={"where_document": {"$contains": "item 7"}})
+    [hits] = store.search(Search(query, 3, filter={"where_document": {"$contains": "item 7"}}))
     assert list(hits.ids) == ["7"]
     for wrong in ({"$bad": 1}, {"number": {"$between": 3}}, "text"):
         with pytest.raises(InvalidFilter):
-            store.search(query, 3, filter=wrong)
+            store.search(Search(query, 3, filter=wrong))
 
 
 def test_a_full_disk_stops_a_write_and_keeps_the_collection(tmp_path):

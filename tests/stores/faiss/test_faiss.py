@@ -18,7 +18,7 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.base import StoreLocation
+from app.stores.base import Search, StoreLocation
 from app.stores.faiss import FaissStore
 from tests.disks import read_only, small_disk
 from tests.stores.cases.faiss import FaissCase, build, save
@@ -115,7 +115,7 @@ def test_files_that_cannot_be_read_or_moved_are_refused(tmp_path):
     with pytest.raises(StoreUnsupported, match="15 rows, and FAISS needs 16"):
         store("small").migration(TAG, NEW_DIM).prepare()
     with pytest.raises(InvalidFilter):
-        store("parts").search(vectors[:1], 3, filter={"a": 1})
+        store("parts").search(Search(vectors[:1], 3, filter={"a": 1}))
     assert not any("anchorage" in name for name in names(tmp_path))
 
 
@@ -125,14 +125,14 @@ def test_texts_are_read_by_the_last_line_of_an_id(filled):
     with lines.open("a") as file:
         file.write('\n{"id": 3, "text": "again", "n": NaN}\n')
     assert list(store.texts([3, 4, 99])) == ["again", "item 4 é", None]
-    [hits] = store.search(rows(CASE, 50).vectors[[3]], 1, payload=True)
+    [hits] = store.search(Search(rows(CASE, 50).vectors[[3]], 1, payload=True))
     assert hits.payloads == [{"text": "again", "n": None}]
     for wrong in (b'{"id": "3"}', b'{"id": 4', b"7"):
         lines.write_bytes(b'{"id": 3, "text": "a"}\n' + wrong + b"\n")
         with pytest.raises(StoreUnsupported, match=r"Line 2 of `items\.jsonl`"):
             store.texts([3])
     lines.unlink()
-    assert store.search(rows(CASE, 50).vectors[[3]], 1, payload=True)[0].payloads == [{}]
+    assert store.search(Search(rows(CASE, 50).vectors[[3]], 1, payload=True))[0].payloads == [{}]
     with pytest.raises(StoreUnsupported, match=r"items\.jsonl"):
         store.texts([3])
 
@@ -144,7 +144,7 @@ def test_searches_and_torch_run_in_threads_at_once(filled):
 
     def search(number: int) -> bool:
         torch.linalg.svd(torch.from_numpy(first.vectors))
-        hits = store.search(first.vectors, 3, exact=True)
+        hits = store.search(Search(first.vectors, 3, exact=True))
         return [each.ids[0] for each in hits] == list(first.ids)
 
     with ThreadPoolExecutor(8) as pool:

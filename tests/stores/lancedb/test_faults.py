@@ -18,7 +18,7 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.base import StoreLocation
+from app.stores.base import Search, StoreLocation
 from app.stores.lancedb import LancedbStore
 from tests.disks import read_only, small_disk
 from tests.stores.cases.lancedb import LancedbCase, open_table
@@ -82,11 +82,11 @@ def test_ids_that_are_not_unique_are_found_before_anything_is_written(tmp_path):
 def test_filters_and_options(filled):
     location, store = filled
     query = rows(CASE, 50).vectors[:1]
-    [hits] = store.search(query, 50, filter="number < 5")
+    [hits] = store.search(Search(query, 50, filter="number < 5"))
     assert sorted(hits.ids) == [0, 1, 2, 3, 4]
     for wrong in ("no_such_column < 5", "number <", {"number": 5}):
         with pytest.raises(InvalidFilter):
-            store.search(query, 3, filter=wrong)
+            store.search(Search(query, 3, filter=wrong))
     odd = StoreLocation("lancedb", location.url, "plain", options={"distance": "manhattan"})
     lancedb.connect(location.url).create_table("plain", open_table(location).to_arrow())
     with pytest.raises(InvalidOption, match="manhattan"):

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from lancedb.index import BTree, HnswSq, IvfPq
 
-from app.stores.base import StoreLocation
+from app.stores.base import Search, StoreLocation
 from app.stores.lancedb import LancedbStore
 from tests.stores.cases.lancedb import LancedbCase, as_table, open_table
 from tests.stores.moving import NEW_DIM, TAG, fill_migration, rows, translate
@@ -80,7 +80,7 @@ def test_payloads_hold_no_vectors_and_abandon_needs_neither_the_old_column_nor_t
     database, migration = lancedb.connect(location.url), LancedbStore(location).migration(TAG, 9)
     fill_migration(LancedbStore(location), migration)
     new = LancedbStore(replace(location, vector_field=f"vector_anchorage_{TAG}"))
-    [hits] = new.search(translate(None, some.vectors[:1]), 1, payload=True)
+    [hits] = new.search(Search(translate(None, some.vectors[:1]), 1, payload=True))
     assert list(hits.payloads[0]) == others
     open_table(location).drop_columns(["vector"])
     migration.abandon()

@@ -20,7 +20,7 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.base import StoreLocation
+from app.stores.base import Search, StoreLocation
 from app.stores.pgvector import PgvectorStore
 from tests.pgvector_server import PgvectorServer
 from tests.stores.pgvector.tables import (
@@ -254,7 +254,7 @@ def test_row_level_security_that_hides_rows_is_refused(table: Table) -> None:
         store = table.store(url=table.server.url_of(role))
         with pytest.raises(StoreRefused, match="row-level security"):
             store.scroll(None, 100)
-        [hits] = store.search(vectors_of(1), 100)
+        [hits] = store.search(Search(vectors_of(1), 100))
         assert sorted(hits.ids) == list(range(10))
     finally:
         table.execute(f"DROP OWNED BY {role}")

@@ -11,7 +11,7 @@ import pytest
 
 from app.errors import DimensionMismatch, InvalidFilter, StoreChanged, StoreUnsupported
 from app.stores.answers import MAX_TEXT
-from app.stores.base import StoreLocation
+from app.stores.base import Search, StoreLocation
 from app.stores.pgvector import PgvectorStore
 from tests.stores.pgvector.tables import NEW_DIM, TAG, Table, sweep, text, translate, vectors_of
 
@@ -27,7 +27,9 @@ def test_quoted_names(new_table: Callable[..., Table]) -> None:
     before, checksum = store.facts(), store.checksum()
     assert (before.rows, before.dim, before.indexed) == (5, 4, False)
     assert store.texts([1, 7]) == ["1 % é", None]
-    [hits] = store.search(vectors_of(5)[[2]], 2, filter={"Some Text": "2 % é"}, payload=True)
+    [hits] = store.search(
+        Search(vectors_of(5)[[2]], 2, filter={"Some Text": "2 % é"}, payload=True)
+    )
     assert (hits.ids, hits.payloads) == ([2], [{"Some Text": "2 % é"}])
     migration = store.migration(TAG, NEW_DIM)
     sweep(store, migration)
@@ -46,13 +48,13 @@ def test_large_rows_are_read_in_parts_and_a_row_above_the_limit_is_named(
     table.insert((each, "x" * 1100000, text(v)) for each, v in enumerate(vectors_of(20)))
     store = table.store(text_field="body")
     assert [len(each or "") for each in store.texts(range(20))] == [MAX_TEXT] * 20
-    [hits] = store.search(vectors_of(20)[:1], 20, payload=True)
+    [hits] = store.search(Search(vectors_of(20)[:1], 20, payload=True))
     assert [len(each["body"]) for each in hits.payloads or ()] == [1100000] * 20
     table.execute("UPDATE {t} SET body = repeat('x', 17000000) WHERE id = 7")
     assert len(store.texts(range(20))) == 20
     with pytest.raises(StoreUnsupported, match="row with the id 7 is too large"):
-        store.search(vectors_of(20)[:1], 20, payload=True)
-    assert len(store.search(vectors_of(20)[:1], 20)[0].ids) == 20
+        store.search(Search(vectors_of(20)[:1], 20, payload=True))
+    assert len(store.search(Search(vectors_of(20)[:1], 20))[0].ids) == 20
 
 
 def test_halfvec(new_table: Callable[..., Table]) -> None:
@@ -167,7 +169,7 @@ def test_filters(new_table: Callable[..., Table]) -> None:
     store = table.store()
 
     def ids(filter: object) -> list[int]:
-        [hits] = store.search(vectors_of(1), 100, filter=filter, exact=True)
+        [hits] = store.search(Search(vectors_of(1), 100, filter=filter, exact=True))
         return sorted(hits.ids)
 
     assert ids({"year": 2003}) == [3]
@@ -189,16 +191,16 @@ def test_filters(new_table: Callable[..., Table]) -> None:
 def test_searches_use_the_index_and_find_more_rows_than_its_default(table: Table) -> None:
     table.insert((1000 + each, "x", text(vector)) for each, vector in enumerate(vectors_of(200, 9)))
     store = table.store(options={"ef_search": 60})
-    [hits] = store.search(vectors_of(1), 120)
+    [hits] = store.search(Search(vectors_of(1), 120))
     assert len(hits.ids) == len(set(hits.ids)) == 120
-    [exact] = store.search(vectors_of(1), 120, exact=True, vectors=True)
+    [exact] = store.search(Search(vectors_of(1), 120, exact=True, vectors=True))
     assert exact.vectors is not None
     query = vectors_of(1)[0]
     cosines = exact.vectors @ query / np.linalg.norm(exact.vectors, axis=1) / np.linalg.norm(query)
     assert np.allclose(cosines, exact.scores, atol=1e-5)
     assert len(set(hits.ids) & set(exact.ids)) > 100
     with pytest.raises(DimensionMismatch):
-        store.search(np.zeros((1, 5), np.float32), 3)
+        store.search(Search(np.zeros((1, 5), np.float32), 3))
 
 
 def test_a_sample_of_a_large_table_comes_from_random_pages(new_table: Callable[..., Table]) -> None:

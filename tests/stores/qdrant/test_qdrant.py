@@ -23,7 +23,7 @@ from app.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from app.stores.base import StoreLocation
+from app.stores.base import Search, StoreLocation
 from app.stores.qdrant.client import CollectionForm, lend_folder, qdrant_faults
 from app.stores.qdrant.store import QdrantPlace, copied_config
 from app.stores.registry import open_store
@@ -148,18 +148,18 @@ def test_filters_are_checked(tmp_path: Path) -> None:
     location = local(tmp_path, models.VectorParams(size=DIM, distance=DOT), plain_points())
     store = open_store(location)
     wanted = {"must": [{"key": "n", "range": {"gte": 9}}]}
-    [hits] = store.search(VECTORS[:1], 10, filter=wanted)
+    [hits] = store.search(Search(VECTORS[:1], 10, filter=wanted))
     assert sorted(hits.ids) == [9, 10, 11]
     for wrong in ({"must": [{"key": 3}]}, {"nonsense": 1}, "text", [1], 7):
         with pytest.raises(InvalidFilter):
-            store.search(VECTORS[:1], 10, filter=wrong)
+            store.search(Search(VECTORS[:1], 10, filter=wrong))
     store.close()
 
 
 def test_euclidean_scores_are_larger_for_nearer_rows(tmp_path: Path) -> None:
     params = models.VectorParams(size=DIM, distance=models.Distance.EUCLID)
     store = open_store(local(tmp_path, params, plain_points()))
-    [hits] = store.search(VECTORS[:1], 12)
+    [hits] = store.search(Search(VECTORS[:1], 12))
     distances = np.linalg.norm(VECTORS - VECTORS[0], axis=1)
     assert list(hits.ids) == np.argsort(distances).tolist()
     assert not store.capabilities.keeps_lengths
@@ -182,7 +182,7 @@ def test_without_an_alias_a_collection_can_only_be_searched(tmp_path: Path) -> N
     facts = store.facts()
     assert not facts.can_migrate
     assert [note.code for note in facts.notes] == ["no-alias"]
-    assert list(store.search(VECTORS[:1], 1)[0].ids) == [0]
+    assert list(store.search(Search(VECTORS[:1], 1))[0].ids) == [0]
     with pytest.raises(StoreUnsupported, match="create an alias"):
         store.migration(TAG, NEW_DIM).prepare()
     store.close()
